@@ -1,0 +1,44 @@
+# Every target sets itself up: a virtual environment in .venv, made again only when the lock changes.
+PYTHON ?= python3
+BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+hash = $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('$(1)','rb').read()).hexdigest()[:12])")
+PACKAGES := .venv/packages-$(call hash,requirements.lock)
+READY := .venv/ready-$(call hash,pyproject.toml)
+
+.PHONY: help demo test check bench lock clean
+
+help:            ## what can be made
+	@$(PYTHON) -c "import re; [print(f'make {t:<8}{d}') for t, d in re.findall(r'(?m)^([a-z]+):.*?## (.*)', open('Makefile').read())]"
+
+$(PACKAGES):
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Vitascope needs Python 3.11 or newer, this is ' + sys.version.split()[0] + '. Try: make PYTHON=python3.12')"
+	@echo "Setting up .venv (once; a few minutes, about 6 GB on Linux)"
+	@rm -rf .venv
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(PYTHON) -c "open('$(PACKAGES)', 'w').close()"
+
+$(READY): $(PACKAGES)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(PYTHON) -c "open('$(READY)', 'w').close()"
+
+demo: $(READY)   ## the anatomy of a small ViT, and its agreement with timm
+	@$(BIN)/python -m vitascope demo
+
+test: $(READY)   ## all tests
+	@$(BIN)/python -m pytest
+
+check: $(READY)  ## formatting, lint, types, and the direction of imports
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports --no-cache
+
+bench: $(READY)  ## ours beside timm on this CPU, in one run
+	@$(BIN)/python -m benchmarks
+
+lock:            ## pin every package again (needs uv)
+	uv pip compile --universal --python-version 3.11 --all-extras --no-header --no-annotate --no-emit-index-url --upgrade --quiet pyproject.toml --output-file requirements.lock
+
+clean:           ## remove the environment and what tests leave behind
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Vitascope beside its peers, in one run on one machine."""

@@ -1,0 +1,62 @@
+"""Vitascope: build, train, study and look inside vision transformers on small image data.
+
+The few names users type live here and are loaded when first used, so `import vitascope` is instant and free of torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitascope.errors import UserError
+    from vitascope.model.attention import SelfAttention
+    from vitascope.model.attention2d import SelfAttention2d
+    from vitascope.model.config import ModelConfig
+    from vitascope.model.masks import causal_mask
+    from vitascope.model.patches import patchify, unpatchify
+    from vitascope.model.scaled_dot_product import attend
+    from vitascope.model.single_head import SingleHeadAttention
+    from vitascope.model.vit import VisionTransformer
+    from vitascope.weights.native import from_torch, to_torch
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ModelConfig": "model.config",
+    "SelfAttention": "model.attention",
+    "SelfAttention2d": "model.attention2d",
+    "SingleHeadAttention": "model.single_head",
+    "UserError": "errors",
+    "VisionTransformer": "model.vit",
+    "attend": "model.scaled_dot_product",
+    "causal_mask": "model.masks",
+    "from_torch": "weights.native",
+    "patchify": "model.patches",
+    "to_torch": "weights.native",
+    "unpatchify": "model.patches",
+}
+
+__all__ = [
+    "ModelConfig",
+    "SelfAttention",
+    "SelfAttention2d",
+    "SingleHeadAttention",
+    "UserError",
+    "VisionTransformer",
+    "__version__",
+    "attend",
+    "causal_mask",
+    "from_torch",
+    "patchify",
+    "to_torch",
+    "unpatchify",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitascope' has no attribute {name!r}")
+    return getattr(import_module(f"vitascope.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,95 @@
+"""`vitascope anatomy`: every stage from image to logits, with shapes and costs."""
+
+import json
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitascope.cli import numbers
+from vitascope.cli.tables import console, table
+from vitascope.model.anatomy import Stage
+from vitascope.model.anatomy import anatomy as stages_of
+from vitascope.model.config import ModelConfig
+from vitascope.recipe.reading import read_model
+
+NOTES = (
+    "FLOPs count matrix products, two per multiply-add. Activations are float32; attn.maps reach memory only when\n"
+    "attention is written out: the fused kernel keeps them on chip."
+)
+
+
+def anatomy(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="A recipe, and model settings.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Images at a time.")] = 1,
+    tokens: Annotated[int | None, typer.Option(help="Follow this many tokens, leaving the image out.")] = None,
+    all_blocks: Annotated[bool, typer.Option("--all", help="Show every block, not only the first.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure attention for growing token counts.")] = False,
+    out: Annotated[Path, typer.Option(help="Where --measure puts its picture.")] = Path("attention-cost.png"),
+) -> None:
+    """Every stage from image to logits: shape, parameters, FLOPs, bytes.
+
+    Example: vitascope anatomy cifar10 depth=4
+    """
+    recipe, settings = split_words(words or [])
+    config = read_model(recipe, settings)
+    stages = stages_of(config, batch=batch, tokens=tokens)
+    answer: dict[str, object] = {"stages": [asdict(stage) | {"bytes": stage.bytes} for stage in stages]}
+    if not as_json:
+        print_stages(stages, config, all_blocks=all_blocks)
+    if measure:
+        from vitascope.cli.attention_cost import measure_and_draw
+
+        answer["measured"] = measure_and_draw(config, out, quiet=as_json)
+    if as_json:
+        print(json.dumps(answer, indent=1))
+
+
+def split_words(words: list[str]) -> tuple[str | None, list[str]]:
+    """A first word without '=' is a recipe; the rest are settings."""
+    if words and "=" not in words[0]:
+        return words[0], words[1:]
+    return None, words
+
+
+def print_stages(stages: list[Stage], config: ModelConfig, *, all_blocks: bool) -> None:
+    rows = []
+    for block, group in groupby(stages, key=_block_of):
+        group = list(group)
+        if block is None or block == 0 or all_blocks:
+            rows += [_row(stage) for stage in group]
+        elif block == config.depth - 1:
+            rows.append(_folded_row(stages, config.depth))
+    columns = ["stage", "axes", "shape", "parameters", "FLOPs", "activations"]
+    rows.append(["in all", "", "", *_sums(stages)])
+    screen = console()
+    if screen.width < 112:  # leave the words out rather than break the numbers
+        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
+    screen.print(table("From image to logits", columns, rows, right=set(columns[-4:])))
+    screen.print(NOTES, style="dim", highlight=False)
+
+
+def _block_of(stage: Stage) -> int | None:
+    return int(stage.name.split(".")[1]) if stage.name.startswith("blocks.") else None
+
+
+def _row(stage: Stage) -> list[str]:
+    shape = "×".join(map(str, stage.shape))
+    costs = [f"{stage.parameters:,}" if stage.parameters else "", numbers.count(stage.flops) if stage.flops else ""]
+    return [stage.name, " × ".join(stage.axes), shape, *costs, numbers.size(stage.bytes)]
+
+
+def _folded_row(stages: list[Stage], depth: int) -> list[str]:
+    rest = [stage for stage in stages if _block_of(stage)]
+    name = "blocks.1" if depth == 2 else f"blocks.1 … blocks.{depth - 1}"
+    return [name, "the same again", f"{depth - 1} times" if depth > 2 else "once", *_sums(rest)]
+
+
+def _sums(stages: list[Stage]) -> list[str]:
+    parameters, flops = sum(stage.parameters for stage in stages), sum(stage.flops for stage in stages)
+    return [f"{parameters:,}", numbers.count(flops), numbers.size(sum(stage.bytes for stage in stages))]

@@ -1,0 +1,35 @@
+"""All verbs in one place."""
+
+from typing import Annotated
+
+import typer
+
+import vitascope
+from vitascope.cli import anatomy, demo, doctor, draw
+
+app = typer.Typer(
+    help="Vision transformers on small image data: build, train, study, look inside.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("anatomy")(anatomy.anatomy)
+app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+app.add_typer(draw.app, name="draw")
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        print(f"vitascope {vitascope.__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Vision transformers on small image data: build, train, study, look inside."""

@@ -1,0 +1,50 @@
+"""`vitascope draw`: pictures of the parts that can be seen before anything is trained."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitascope.errors import UserError, did_you_mean
+
+app = typer.Typer(help="Pictures of position embeddings and masks.", no_args_is_help=True)
+
+
+@app.command()
+def positions(
+    kind: Annotated[str, typer.Option(help="sinusoidal (1-d), sincos2d or rotary.")] = "sinusoidal",
+    length: Annotated[int | None, typer.Option(help="Positions to draw (sinusoidal).")] = None,
+    width: Annotated[int | None, typer.Option(help="Features to draw.")] = None,
+    grid: Annotated[str, typer.Option(help="Rows×columns of patches (sincos2d, rotary).")] = "8x8",
+    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path(
+        "positions.png"
+    ),
+) -> None:
+    """Heat maps of a position embedding: position across, feature down (sheet D)."""
+    from vitascope.cli.pictures import draw_grid_positions, draw_sinusoidal
+
+    if kind == "sinusoidal":
+        print(f"Picture: {draw_sinusoidal(length, width, out)}")
+    elif kind in ("sincos2d", "rotary"):
+        print(f"Picture: {draw_grid_positions(kind, _grid(grid), width or 64, out)}")
+    else:
+        raise UserError(f"--kind {kind} cannot be drawn. {did_you_mean(kind, ('sinusoidal', 'sincos2d', 'rotary'))}")
+
+
+@app.command()
+def mask(
+    tokens: Annotated[int, typer.Option(help="How many tokens.", min=1, max=1000)] = 5,
+    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("mask.png"),
+) -> None:
+    """The causal mask, as numbers and as a picture: 0 on and below the diagonal, −10,000 above (sheet C)."""
+    from vitascope.cli.pictures import draw_causal_mask, mask_as_text
+
+    print(mask_as_text(tokens) if tokens <= 12 else f"{tokens}×{tokens}: too large to print")
+    print(f"Picture: {draw_causal_mask(tokens, out)}")
+
+
+def _grid(text: str) -> tuple[int, int]:
+    sides = text.lower().replace("×", "x").split("x")
+    if len(sides) != 2 or not all(side.isdigit() and int(side) > 0 for side in sides):
+        raise UserError(f"--grid {text} is not a grid. Write rows×columns, such as 8x8.")
+    return int(sides[0]), int(sides[1])

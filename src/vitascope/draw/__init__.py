@@ -1,0 +1,1 @@
+"""Numbers -> pictures: one look, one palette, captions; nothing here knows what a model is."""

@@ -1,0 +1,23 @@
+"""Curves over a growing number -> log-log panels side by side, in which a power law is a straight line."""
+
+from matplotlib.figure import Figure
+
+from vitascope.draw.look import COLOURS, caption, label, new_figure
+
+Curves = dict[str, list[tuple[float, float]]]
+
+
+def draw_growth(panels: dict[str, Curves], *, x: str, title: str, caption_text: str) -> Figure:
+    """One panel per measured thing, one line per way of doing it."""
+    figure, axes = new_figure(len(panels), width=9.5, height=4.6)
+    for panel, (y, curves) in zip(axes, panels.items(), strict=True):
+        for colour, (name, points) in zip(COLOURS, curves.items(), strict=False):
+            panel.loglog(*zip(*points, strict=True), marker="o", markersize=4, color=colour, label=name)
+        counts = [count for count, _ in next(iter(curves.values()))]
+        panel.set_xticks(counts, [f"{count:g}" for count in counts])
+        panel.minorticks_off()
+        panel.grid(alpha=0.25)
+        panel.legend(frameon=False)
+        label(panel, f"{title}: {y.split(' in ')[0]}", x, y)
+    caption(figure, caption_text)
+    return figure

@@ -1,0 +1,57 @@
+"""The one look of all figures: palette, sizes, captions, and how a figure becomes a file."""
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vitascope.errors import UserError
+
+# Okabe & Ito's palette, told apart by colour-blind readers too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+
+
+def new_figure(columns: int, width: float = 9.0, height: float = 4.0) -> tuple[Figure, list[Axes]]:
+    """An empty figure with panels side by side; no pyplot, so it works without a screen and in threads."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+        panels = figure.subplots(1, columns, squeeze=False)[0]
+    return figure, list(panels)
+
+
+def label(panel: Axes, title: str, x: str, y: str) -> None:
+    """Every panel says what it shows and what its axes are."""
+    panel.set_title(title, fontsize=11, fontweight="bold")
+    panel.set_xlabel(x)
+    panel.set_ylabel(y)
+
+
+def caption(figure: Figure, text: str) -> None:
+    """One sentence under the figure: what to see in it."""
+    width = int(figure.get_figwidth() * 14)
+    figure.supxlabel("\n".join(textwrap.wrap(text, width)), fontsize=9, color="#444444")
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the figure; its format is the file's ending."""
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in formats:
+        raise UserError(f"A picture cannot be written as '{path.name}'. Choose an ending such as .png, .svg or .pdf.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    except OSError as error:
+        raise UserError(f"The picture could not be written to {path}: {error.strerror}.") from error
+    return path

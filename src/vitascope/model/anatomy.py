@@ -1,0 +1,148 @@
+"""ModelConfig -> every stage from image to logits: its shape, parameters, FLOPs and bytes, without running anything.
+
+FLOPs count matrix products, two per multiply-add, as PyTorch's FlopCounterMode does; bytes are the stage's activations
+in float32. The tests hold these numbers against a real model.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig
+
+BYTES_PER_NUMBER = 4  # float32
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One tensor on the way, and what making it costs."""
+
+    name: str
+    axes: list[str]
+    shape: list[int]
+    parameters: int = 0
+    flops: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * BYTES_PER_NUMBER
+
+
+def anatomy(config: ModelConfig, *, batch: int = 1, tokens: int | None = None) -> list[Stage]:
+    """All stages in order. `tokens` follows that many tokens from the first block on, leaving the image out."""
+    if batch < 1 or (tokens is not None and tokens < 1):
+        raise UserError(f"batch={batch} and tokens={tokens} must be at least 1.")
+    start = _embedding(config, batch) if tokens is None else [_tokens(config, batch, tokens, parameters=0)]
+    count = config.num_tokens if tokens is None else tokens
+    blocks = [stage for index in range(config.depth) for stage in _block(config, batch, count, f"blocks.{index}.")]
+    return start + blocks + _head(config, batch, count)
+
+
+def _embedding(config: ModelConfig, batch: int) -> list[Stage]:
+    pixels = config.in_chans * prod(config.patch_shape)
+    rows = 0 if config.no_embed_class else config.num_prefix_tokens
+    table = rows + config.num_patches if config.absolute_positions == "learned" else 0
+    return [
+        Stage("image", ["batch", "channel", "height", "width"], [batch, config.in_chans, *config.image_shape]),
+        Stage("patches", ["batch", "patch", "pixel"], [batch, config.num_patches, pixels]),
+        Stage(
+            "patch_embed",
+            ["batch", "patch", "feature"],
+            [batch, config.num_patches, config.embed_dim],
+            parameters=(pixels + 1) * config.embed_dim,
+            flops=2 * batch * config.num_patches * pixels * config.embed_dim,
+        ),
+        _tokens(config, batch, config.num_tokens, parameters=(config.num_prefix_tokens + table) * config.embed_dim),
+    ]
+
+
+def _tokens(config: ModelConfig, batch: int, count: int, *, parameters: int) -> Stage:
+    return Stage("tokens", ["batch", "token", "feature"], [batch, count, config.embed_dim], parameters=parameters)
+
+
+def _block(config: ModelConfig, batch: int, tokens: int, prefix: str) -> list[Stage]:
+    return [
+        *_norm(config, prefix + "norm1", batch, tokens),
+        *_attention(config, batch, tokens, prefix + "attn."),
+        *_layer_scale(config, prefix + "ls1", batch, tokens),
+        *_norm(config, prefix + "norm2", batch, tokens),
+        *_mlp(config, batch, tokens, prefix + "mlp."),
+        *_layer_scale(config, prefix + "ls2", batch, tokens),
+    ]
+
+
+def _attention(config: ModelConfig, batch: int, tokens: int, prefix: str) -> list[Stage]:
+    width, heads, head_width = config.embed_dim, config.num_heads, config.head_width
+    per_head = (["batch", "head", "token", "width"], [batch, heads, tokens, head_width])
+    weights = width * width + width * config.qkv_bias
+    qk_norm = _norm_parameters(config, head_width) if config.qk_norm else 0
+    projecting = 2 * batch * tokens * width * width
+    meeting = 2 * batch * tokens * tokens * width
+    stages = [
+        Stage(prefix + "query", *per_head, parameters=weights + qk_norm, flops=projecting),
+        Stage(prefix + "key", *per_head, parameters=weights + qk_norm, flops=projecting),
+        Stage(prefix + "value", *per_head, parameters=weights, flops=projecting),
+        Stage(prefix + "maps", ["batch", "head", "query", "key"], [batch, heads, tokens, tokens], flops=meeting),
+        Stage(prefix + "heads", *per_head, flops=meeting),
+        Stage(prefix + "joined", ["batch", "token", "feature"], [batch, tokens, width]),
+    ]
+    if config.output_projection:
+        stages.append(_linear(prefix + "proj", "feature", batch, tokens, width, width, config.proj_bias))
+    return stages
+
+
+def _mlp(config: ModelConfig, batch: int, tokens: int, prefix: str) -> list[Stage]:
+    width, wide = config.embed_dim, config.hidden_width
+    hidden = wide // 2 if config.mlp == "swiglu" else wide
+    return [
+        _linear(prefix + "fc1", "hidden", batch, tokens, width, wide, config.proj_bias),
+        _linear(prefix + "fc2", "feature", batch, tokens, hidden, width, config.proj_bias),
+    ]
+
+
+def _head(config: ModelConfig, batch: int, tokens: int) -> list[Stage]:
+    width, pooled = config.embed_dim, ["batch", "feature"]
+    pools_first = config.global_pool == "avg"
+    patches = max(0, tokens - config.num_prefix_tokens)
+    scores = config.global_pool == "seq"
+    stages = [] if pools_first else _norm(config, "norm", batch, tokens)
+    stages.append(
+        Stage(
+            "pool", pooled, [batch, width], parameters=scores * (width + 1), flops=scores * 2 * batch * patches * width
+        )
+    )
+    norm = _norm_parameters(config, width)
+    if pools_first and norm:
+        stages.append(Stage("fc_norm", pooled, [batch, width], parameters=norm))
+    if config.num_classes:
+        classes = config.num_classes
+        weights, flops = (width + 1) * classes, 2 * batch * width * classes
+        stages.append(Stage("head", ["batch", "class"], [batch, classes], parameters=weights, flops=flops))
+    return stages
+
+
+def _linear(name: str, axis: str, batch: int, tokens: int, inputs: int, outputs: int, bias: bool) -> Stage:
+    return Stage(
+        name,
+        ["batch", "token", axis],
+        [batch, tokens, outputs],
+        parameters=inputs * outputs + outputs * bias,
+        flops=2 * batch * tokens * inputs * outputs,
+    )
+
+
+def _norm(config: ModelConfig, name: str, batch: int, tokens: int) -> list[Stage]:
+    parameters = _norm_parameters(config, config.embed_dim)
+    return [_vector_stage(config, name, batch, tokens, parameters)] if parameters else []
+
+
+def _layer_scale(config: ModelConfig, name: str, batch: int, tokens: int) -> list[Stage]:
+    return [] if config.init_values is None else [_vector_stage(config, name, batch, tokens, config.embed_dim)]
+
+
+def _vector_stage(config: ModelConfig, name: str, batch: int, tokens: int, parameters: int) -> Stage:
+    return Stage(name, ["batch", "token", "feature"], [batch, tokens, config.embed_dim], parameters=parameters)
+
+
+def _norm_parameters(config: ModelConfig, width: int) -> int:
+    return {"layernorm": 2, "rmsnorm": 1, "none": 0}[config.norm] * width

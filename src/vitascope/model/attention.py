@@ -1,0 +1,109 @@
+"""Tokens -> Tokens: multi-head self-attention, by the fused kernel and written out in two halves."""
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from vitascope.errors import UserError
+from vitascope.model.inputs import check_tokens
+from vitascope.model.masks import additive, causal_mask
+from vitascope.model.norm import make_norm
+from vitascope.model.rotary import rotate
+from vitascope.model.scaled_dot_product import attend_fused, attention_maps
+from vitascope.shapes import Heads, Maps, Rotation, Tokens
+
+
+class SelfAttention(nn.Module):
+    """Each token gathers from all tokens; every head decides for itself where to look.
+
+    The law: `mix(maps(tokens), tokens) == forward(tokens)` in eval mode. `forward` is the fast path; the two halves are
+    the same thing written out, for looking inside. Masks: True means *may look*; shapes query × key,
+    batch × query × key, or batch × head × query × key.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int = 1,
+        *,
+        qkv_bias: bool = True,
+        qk_norm: bool = False,
+        proj_bias: bool = True,
+        output_projection: bool = True,
+        causal: bool = False,
+        norm: str = "layernorm",
+        norm_eps: float = 1e-6,
+        attn_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if embed_dim % num_heads:
+            raise UserError(f"num_heads={num_heads} does not divide embed_dim={embed_dim}.")
+        self.embed_dim, self.num_heads, self.causal = embed_dim, num_heads, causal
+        head_width = embed_dim // num_heads
+        self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
+        self.q_norm = make_norm(norm, head_width, norm_eps) if qk_norm else nn.Identity()
+        self.k_norm = make_norm(norm, head_width, norm_eps) if qk_norm else nn.Identity()
+        self.attn_drop = nn.Dropout(attn_drop_rate)
+        self.proj = nn.Linear(embed_dim, embed_dim, bias=proj_bias) if output_projection else nn.Identity()
+        self.proj_drop = nn.Dropout(proj_drop_rate)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tokens:
+        check_tokens(tokens, self.embed_dim)
+        query, key, value = self.queries_keys_values(tokens, rotation)
+        mask = self.whole_mask(mask, tokens.shape[1])
+        dropout = self.attn_drop.p if self.training else 0.0
+        return self.join(attend_fused(query, key, value, mask, causal=self.causal, dropout=dropout))
+
+    def maps(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> Maps:
+        """First half: who looks at whom. (batch, head, query, key), rows sum to 1."""
+        check_tokens(tokens, self.embed_dim)
+        query, key, _ = self.queries_keys_values(tokens, rotation)
+        mask = self.whole_mask(mask, tokens.shape[1])
+        if mask is None and self.causal:
+            mask = causal_mask(tokens.shape[1], tokens.device)
+        return attention_maps(query, key, mask)
+
+    def mix(self, maps: Maps, tokens: Tokens) -> Tokens:
+        """Second half: gather the values along the maps, join the heads, project."""
+        _, _, value = self.queries_keys_values(tokens)
+        return self.join(self.attn_drop(maps) @ value)
+
+    def queries_keys_values(self, tokens: Tokens, rotation: Rotation | None = None) -> tuple[Heads, Heads, Heads]:
+        """What each token asks for, what it offers, and what it hands over, per head."""
+        parts = "batch token (part head width) -> part batch head token width"
+        query, key, value = rearrange(self.qkv(tokens), parts, part=3, head=self.num_heads)
+        query, key = self.q_norm(query), self.k_norm(key)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        return query, key, value
+
+    def join(self, heads: Heads) -> Tokens:
+        """Put the heads' outputs side by side and let the projection mix them."""
+        joined = rearrange(heads, "batch head token width -> batch token (head width)")
+        return self.proj_drop(self.proj(joined))
+
+    def whole_mask(self, mask: Tensor | None, tokens: int) -> Tensor | None:
+        """The caller's mask with a head axis, and the causal mask folded in; None leaves the fast path free."""
+        if mask is None:
+            return None
+        mask = mask[:, None] if mask.ndim == 3 else mask
+        if not self.causal:
+            return mask
+        past = causal_mask(tokens, mask.device)
+        return mask & past if mask.dtype == torch.bool else mask + additive(past)
+
+    @property
+    def W_Q(self) -> Tensor:
+        """The query projection, output × input as in nn.Linear: query = tokens @ W_Q.T (+ bias). A view, not a copy."""
+        return self.qkv.weight[: self.embed_dim]
+
+    @property
+    def W_K(self) -> Tensor:
+        """The key projection, output × input."""
+        return self.qkv.weight[self.embed_dim : 2 * self.embed_dim]
+
+    @property
+    def W_V(self) -> Tensor:
+        """The value projection, output × input."""
+        return self.qkv.weight[2 * self.embed_dim :]

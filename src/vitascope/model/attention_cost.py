@@ -1,0 +1,103 @@
+"""Token counts -> seconds and peak bytes of attention, written out and fused, measured on this machine.
+
+Sheet D, question 8: written out, time and memory grow with the square of the tokens; the fused kernel still needs the
+time, but not the memory.
+"""
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from vitascope.model.scaled_dot_product import attend, attend_fused
+
+WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"written out": attend, "fused": attend_fused}
+TOKEN_COUNTS = (64, 128, 256, 512, 1024, 2048, 4096)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One measurement: the fastest of several calls, and the most memory held beside the inputs."""
+
+    way: str
+    tokens: int
+    seconds: float
+    peak_bytes: int
+
+
+def measure_attention(heads: int, width: int, counts: tuple[int, ...], device: str = "cpu") -> list[Cost]:
+    """Forward pass, batch 1, float32, for each way and token count."""
+    costs = []
+    for tokens in counts:
+        query, key, value = torch.randn(3, 1, heads, tokens, width, device=device)
+        for way, function in WAYS.items():
+            call = _closed(function, query, key, value)
+            costs.append(Cost(way, tokens, _seconds(call, device), _peak_bytes(call, device)))
+    return costs
+
+
+def exponent(counts: list[int], values: list[float]) -> float:
+    """The slope of log(value) over log(count) through the larger half of the counts, by least squares."""
+    points = [(math.log(count), math.log(value)) for count, value in zip(counts, values, strict=True)][
+        len(counts) // 2 :
+    ]
+    centre = sum(x for x, _ in points) / len(points)
+    return sum((x - centre) * y for x, y in points) / sum((x - centre) ** 2 for x, _ in points)
+
+
+def _closed(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Tensor]:
+    return lambda: function(*inputs)
+
+
+@torch.inference_mode()
+def _seconds(call: Callable[[], Tensor], device: str, calls: int = 7) -> float:
+    """The fastest of a few calls: on a shared machine the least disturbed one is the truest."""
+    call()
+    times = []
+    for _ in range(calls):
+        _wait(device)
+        start = time.perf_counter()
+        call()
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@torch.inference_mode()
+def _peak_bytes(call: Callable[[], Tensor], device: str) -> int:
+    if device.startswith("cuda"):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter on stderr
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    return _peak_of_trace(profiler)
+
+
+def _peak_of_trace(profiler: profile) -> int:
+    """The highest sum of allocations so far, from the allocator's own events."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    memory = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
+    held = peak = 0
+    for event in memory:
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()

@@ -1,0 +1,56 @@
+"""Tokens -> Tokens: one transformer block, attention and then the MLP, each added to what came in."""
+
+from torch import Tensor, nn
+
+from vitascope.model.attention import SelfAttention
+from vitascope.model.config import ModelConfig
+from vitascope.model.drop_path import DropPath
+from vitascope.model.layer_scale import LayerScale
+from vitascope.model.mlp import Mlp
+from vitascope.model.norm import make_norm
+from vitascope.shapes import Rotation, Tokens
+
+
+class Block(nn.Module):
+    """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)) (Dosovitskiy et al. 2021, equations 2 and 3)."""
+
+    def __init__(self, config: ModelConfig, drop_path_rate: float = 0.0) -> None:
+        super().__init__()
+        self.norm1 = make_norm(config.norm, config.embed_dim, config.norm_eps)
+        self.attn = make_attention(config)
+        self.ls1 = make_layer_scale(config)
+        self.drop_path1 = DropPath(drop_path_rate)
+        self.norm2 = make_norm(config.norm, config.embed_dim, config.norm_eps)
+        self.mlp = Mlp(
+            embed_dim=config.embed_dim,
+            hidden_width=config.hidden_width,
+            kind=config.mlp,
+            bias=config.proj_bias,
+            drop_rate=config.proj_drop_rate,
+        )
+        self.ls2 = make_layer_scale(config)
+        self.drop_path2 = DropPath(drop_path_rate)
+
+    def forward(self, tokens: Tokens, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tokens:
+        tokens = tokens + self.drop_path1(self.ls1(self.attn(self.norm1(tokens), mask, rotation)))
+        return tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
+
+
+def make_attention(config: ModelConfig) -> SelfAttention:
+    return SelfAttention(
+        config.embed_dim,
+        config.num_heads,
+        qkv_bias=config.qkv_bias,
+        qk_norm=config.qk_norm,
+        proj_bias=config.proj_bias,
+        output_projection=config.output_projection,
+        causal=config.causal,
+        norm=config.norm,
+        norm_eps=config.norm_eps,
+        attn_drop_rate=config.attn_drop_rate,
+        proj_drop_rate=config.proj_drop_rate,
+    )
+
+
+def make_layer_scale(config: ModelConfig) -> nn.Module:
+    return nn.Identity() if config.init_values is None else LayerScale(config.embed_dim, config.init_values)

@@ -1,0 +1,47 @@
+"""Tokens -> Features: what the classifier gets to see."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from vitascope.model.config import ModelConfig
+from vitascope.shapes import Features, Tokens
+
+
+class ClassTokenPool(nn.Module):
+    """The first token, which gathered from all others."""
+
+    def forward(self, tokens: Tokens) -> Features:
+        return tokens[:, 0]
+
+
+class MeanPool(nn.Module):
+    """The mean over patches; class and register tokens stay out."""
+
+    def __init__(self, prefix: int) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def forward(self, tokens: Tokens) -> Features:
+        return tokens[:, self.prefix :].mean(dim=1)
+
+
+class SequencePool(nn.Module):
+    """A weighted mean over patches with learned weights (Hassani et al. 2021, CCT, section 3.2)."""
+
+    def __init__(self, prefix: int, embed_dim: int) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.score = nn.Linear(embed_dim, 1)
+
+    def forward(self, tokens: Tokens) -> Features:
+        patches = tokens[:, self.prefix :]
+        weights = self.score(patches).softmax(dim=1)
+        return (weights * patches).sum(dim=1)
+
+
+POOLS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "token": lambda config: ClassTokenPool(),
+    "avg": lambda config: MeanPool(config.num_prefix_tokens),
+    "seq": lambda config: SequencePool(config.num_prefix_tokens, config.embed_dim),
+}

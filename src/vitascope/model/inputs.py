@@ -1,0 +1,39 @@
+"""What a caller hands in -> nothing if it fits, one clear sentence if it does not."""
+
+from torch import Tensor
+
+from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig
+
+
+def check_images(images: Tensor, config: ModelConfig) -> None:
+    """Images must be float, batch × channel × height × width, of the size and channels the model was built for."""
+    if images.ndim != 4:
+        hint = " Add a batch axis: images[None]." if images.ndim == 3 else ""
+        raise UserError(
+            f"Images must be batch × channel × height × width; these have shape {list(images.shape)}.{hint}"
+        )
+    if images.shape[1] != config.in_chans:
+        raise UserError(
+            f"The images have {images.shape[1]} channels, the model was built for in_chans={config.in_chans}. "
+            f"Convert the images, or build the model with in_chans={images.shape[1]}."
+        )
+    height, width = config.image_shape
+    if tuple(images.shape[2:]) != (height, width):
+        raise UserError(
+            f"The images are {images.shape[2]}×{images.shape[3]} pixels, the model was built for {height}×{width}. "
+            f"Resize the images, or build the model with img_size=({images.shape[2]}, {images.shape[3]})."
+        )
+    if not images.is_floating_point():
+        raise UserError(f"The images are {images.dtype}; the model needs floats. Convert them: images.float() / 255.")
+
+
+def check_tokens(tokens: Tensor, embed_dim: int) -> None:
+    """Tokens must be batch × token × feature, with the features the layer was built for."""
+    if tokens.ndim != 3:
+        raise UserError(f"Tokens must be batch × token × feature; these have shape {list(tokens.shape)}.")
+    if tokens.shape[2] != embed_dim:
+        raise UserError(
+            f"The tokens have {tokens.shape[2]} features, the layer was built for embed_dim={embed_dim}. "
+            f"Project them to {embed_dim} features, or build it with embed_dim={tokens.shape[2]}."
+        )

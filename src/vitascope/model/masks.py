@@ -1,0 +1,45 @@
+"""Who may look at whom. One polarity everywhere: True means *may look* (as in F.scaled_dot_product_attention).
+
+`nn.MultiheadAttention` means the opposite by True: hand its masks over as `~mask`. A float mask is added to the
+scores: 0 changes nothing, -inf forbids.
+"""
+
+import torch
+from torch import Tensor
+
+from vitascope.errors import UserError
+from vitascope.shapes import Mask
+
+
+def causal_mask(tokens: int, device: torch.device | None = None) -> Mask:
+    """(query, key): True on and below the diagonal, so that a token sees itself and what came before."""
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
+
+
+def additive(mask: Mask, blocked: float = float("-inf")) -> Tensor:
+    """The same mask as numbers to add to the scores: 0 where looking is allowed, `blocked` elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, blocked)
+
+
+def check_mask(mask: Tensor, scores_shape: torch.Size) -> None:
+    """A mask must be boolean or float, and broadcast to the scores it masks."""
+    if not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise UserError(f"A mask is boolean (True: may look) or float (added to the scores); this one is {mask.dtype}.")
+    sides = zip(reversed(mask.shape), reversed(scores_shape), strict=False)
+    if mask.ndim > len(scores_shape) or any(side not in (1, full) for side, full in sides):
+        raise UserError(
+            f"A mask of shape {list(mask.shape)} does not fit scores of shape {list(scores_shape)}: its last axes are "
+            "query × key. To hide keys per image, give it as mask[:, None, None, :]."
+        )
+
+
+def fill_empty_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """A mask in which every query has a key, and the queries that had none: their output must be set to zero.
+
+    Softmax over nothing is NaN, forwards and backwards; so such a query looks everywhere and is then silenced.
+    """
+    if mask.dtype == torch.bool:
+        empty = ~mask.any(dim=-1, keepdim=True)
+        return mask | empty, empty
+    empty = ~(mask > torch.finfo(mask.dtype).min).any(dim=-1, keepdim=True)
+    return mask.masked_fill(empty, 0.0), empty

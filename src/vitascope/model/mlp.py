@@ -1,0 +1,37 @@
+"""Tokens -> Tokens: the feed-forward half of a block, the same for every token."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.shapes import Tokens
+
+
+def relu_squared(hidden: Tensor) -> Tensor:
+    """So et al. 2021 (Primer)."""
+    return F.relu(hidden).square()
+
+
+def swiglu(hidden: Tensor) -> Tensor:
+    """The first half gates the second (Shazeer 2020); packed in one layer as in timm's SwiGLUPacked."""
+    gate, value = hidden.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": relu_squared, "swiglu": swiglu}
+
+
+class Mlp(nn.Module):
+    """Widen, bend, narrow."""
+
+    def __init__(self, *, embed_dim: int, hidden_width: int, kind: str, bias: bool, drop_rate: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(embed_dim, hidden_width, bias=bias)
+        self.activation = ACTIVATIONS[kind]
+        self.drop = nn.Dropout(drop_rate)
+        self.fc2 = nn.Linear(hidden_width // 2 if kind == "swiglu" else hidden_width, embed_dim, bias=bias)
+
+    def forward(self, tokens: Tokens) -> Tokens:
+        hidden = self.drop(self.activation(self.fc1(tokens)))
+        return self.drop(self.fc2(hidden))

@@ -1,0 +1,55 @@
+"""Queries, keys, values -> what each query gathered: scaled dot-product attention, written out and fused.
+
+    maps = softmax(query · keyᵀ / √width)        one row per query, summing to 1 over the keys
+    output = maps · value
+
+(Vaswani et al. 2017, equation 1.) All three are tensors of any leading axes; the value width may differ from the
+key width, and there may be more keys than queries.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitascope.errors import UserError
+from vitascope.model.masks import check_mask, fill_empty_rows
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(…, query, width), (…, key, width), (…, key, value width) -> (…, query, value width), written out."""
+    _check(query, key, value)
+    return attention_maps(query, key, mask) @ value
+
+
+def attention_maps(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(…, query, width), (…, key, width) -> (…, query, key): rows sum to 1, or to 0 where everything is masked."""
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    if mask is None:
+        return scores.softmax(dim=-1)
+    check_mask(mask, scores.shape)
+    mask, empty = fill_empty_rows(mask)
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(dim=-1).masked_fill(empty, 0.0).to(query.dtype)
+
+
+def attend_fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False, dropout: float = 0.0
+) -> Tensor:
+    """The same as `attend`, by PyTorch's fused kernels: the maps never reach memory."""
+    if mask is None:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=causal)
+    check_mask(mask, torch.Size([*query.shape[:-1], key.shape[-2]]))
+    mask, empty = fill_empty_rows(mask)
+    mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
+    return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout).masked_fill(empty, 0.0)
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if min(query.ndim, key.ndim, value.ndim) < 2:
+        raise UserError("Queries, keys and values need at least two axes: token × feature.")
+    if query.shape[-1] != key.shape[-1]:
+        raise UserError(
+            f"Queries have {query.shape[-1]} features and keys {key.shape[-1]}; they are compared: make them equal."
+        )
+    if key.shape[-2] != value.shape[-2]:
+        raise UserError(f"There are {key.shape[-2]} keys but {value.shape[-2]} values; each key needs its value.")

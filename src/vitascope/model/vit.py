@@ -1,0 +1,94 @@
+"""Images -> Logits: the vision transformer (Dosovitskiy et al. 2021)."""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitascope.errors import UserError
+from vitascope.model.block import Block
+from vitascope.model.config import ModelConfig
+from vitascope.model.head import POOLS
+from vitascope.model.initialize import INITIALIZERS
+from vitascope.model.inputs import check_images, check_tokens
+from vitascope.model.norm import make_norm
+from vitascope.model.patches import PatchEmbed
+from vitascope.model.positions import position_table
+from vitascope.model.rotary import rotation
+from vitascope.model.tokens import assemble, join_prefix
+from vitascope.shapes import Features, Images, Logits, Tokens
+
+
+class VisionTransformer(nn.Module):
+    """Cut into patches, project, add positions, let tokens talk in `depth` blocks, pool, classify.
+
+    Parameter names and shapes are timm's, so a state dict goes both ways.
+    """
+
+    pos_embed: Tensor | None
+    rotation: Tensor | None
+
+    def __init__(self, config: ModelConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or ModelConfig()
+        width = config.embed_dim
+        self.patch_embed = PatchEmbed(patch_size=config.patch_size, in_chans=config.in_chans, embed_dim=width)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
+        self.reg_token = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
+        self._hold("pos_embed", position_table(config))
+        self._hold("rotation", self._rotation() if config.rotary else None)
+        self.pos_drop = nn.Dropout(config.pos_drop_rate)
+        self.blocks = nn.ModuleList([Block(config, rate) for rate in config.drop_path_rates])
+        # Mean pooling normalises after pooling, the others before, as in timm.
+        pools_first = config.global_pool == "avg"
+        self.norm = nn.Identity() if pools_first else make_norm(config.norm, width, config.norm_eps)
+        self.pool = POOLS[config.global_pool](config)
+        self.fc_norm = make_norm(config.norm, width, config.norm_eps) if pools_first else nn.Identity()
+        self.head_drop = nn.Dropout(config.drop_rate)
+        self.head = nn.Linear(width, config.num_classes) if config.num_classes else nn.Identity()
+        INITIALIZERS[config.initialize](self)
+
+    def forward(self, images: Tensor) -> Logits:
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, images: Tensor) -> Tokens:
+        """(batch, channel, height, width) -> the last block's tokens, normalised as the head expects them."""
+        check_images(images, self.config)
+        return self.encode(self.embed(images))
+
+    def embed(self, images: Images) -> Tokens:
+        """Images -> the first block's tokens: patches projected, prefix in front, positions added."""
+        prefix = join_prefix(self.cls_token, self.reg_token)
+        return self.pos_drop(assemble(self.patch_embed(images), prefix, self.pos_embed))
+
+    def encode(self, tokens: Tensor, mask: Tensor | None = None) -> Tokens:
+        """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C)."""
+        check_tokens(tokens, self.config.embed_dim)
+        if self.rotation is not None and tokens.shape[1] != self.rotation.shape[1]:
+            raise UserError(
+                f"{tokens.shape[1]} tokens were given, but positions={self.config.positions} turns the "
+                f"{self.rotation.shape[1]} tokens of a {self.config.grid[0]}×{self.config.grid[1]} grid."
+            )
+        for block in self.blocks:
+            tokens = self._run(block, tokens, mask)
+        return self.norm(tokens)
+
+    def forward_head(self, tokens: Tokens, pre_logits: bool = False) -> Features | Logits:
+        """Tokens -> Logits, or the pooled features with `pre_logits`."""
+        features = self.head_drop(self.fc_norm(self.pool(tokens)))
+        return features if pre_logits else self.head(features)
+
+    def _run(self, block: nn.Module, tokens: Tokens, mask: Tensor | None) -> Tokens:
+        if self.config.grad_checkpointing and self.training:
+            return checkpoint(block, tokens, mask, self.rotation, use_reentrant=False)
+        return block(tokens, mask, self.rotation)
+
+    def _rotation(self) -> Tensor:
+        config = self.config
+        return rotation(config.grid, config.head_width, config.rotary_base, config.num_prefix_tokens)
+
+    def _hold(self, name: str, table: Tensor | None) -> None:
+        """Learned tables are parameters; fixed ones follow the model from device to device but are not saved."""
+        if isinstance(table, nn.Parameter):
+            self.register_parameter(name, table)
+        else:
+            self.register_buffer(name, table, persistent=False)

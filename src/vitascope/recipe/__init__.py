@@ -1,0 +1,1 @@
+"""What to build and train, as words: the schema, and YAML in and out."""

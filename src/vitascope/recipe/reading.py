@@ -1,0 +1,75 @@
+"""A recipe's name or path, and key=value words -> a checked Recipe."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitascope.errors import UserError, did_you_mean
+from vitascope.model.config import ModelConfig
+from vitascope.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with the package."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def find_recipe(name: str) -> Path:
+    """By name from any folder, or by path."""
+    if name in recipe_names():
+        return RECIPES / f"{name}.yaml"
+    if Path(name).is_file():
+        return Path(name)
+    if Path(name).suffix in (".yaml", ".yml"):
+        raise UserError(f"There is no recipe file '{name}'.")
+    raise UserError(
+        f"There is no recipe '{name}'. {did_you_mean(name, recipe_names())} A path to a .yaml file works too."
+    )
+
+
+def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe (or the defaults, without a name) with key=value overrides, every key and value checked."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    for word in overrides:
+        if "=" not in word or word.startswith("="):
+            raise UserError(f"'{word}' is not a setting. Write key=value, such as model.depth=8.")
+    schema = OmegaConf.structured(Recipe)
+    try:
+        layers = [OmegaConf.load(find_recipe(name))] if name else []
+        merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
+        return OmegaConf.to_object(merged)  # pyright: ignore[reportReturnType]
+    except OmegaConfBaseException as error:
+        raise UserError(_sentence(error, schema)) from error
+    except YAMLError as error:
+        raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
+
+
+def read_model(name: str | None, overrides: Sequence[str] = ()) -> ModelConfig:
+    """The model of a recipe; its settings may be given as bare keys (depth=8)."""
+    known = {field.name for field in fields(Recipe)}
+    words = [word if word.split("=")[0].split(".")[0] in known else f"model.{word}" for word in overrides]
+    return read_recipe(name, words).model
+
+
+def _sentence(error: Exception, schema: "DictConfig") -> str:
+    """OmegaConf's several lines -> one: the setting, what is wrong, the nearest key."""
+    from omegaconf.errors import ConfigKeyError
+
+    first = str(error).splitlines()[0]
+    key = getattr(error, "full_key", None) or ""
+    if isinstance(error, ConfigKeyError):
+        *parents, last = key.split(".")
+        level = schema
+        for parent in parents:
+            level = level[parent]
+        return f"There is no setting '{key}'. {did_you_mean(last, map(str, level))}"
+    return f"{key}: {first}." if key else f"{first}."

@@ -1,0 +1,1 @@
+"""A run is a directory; here is what it knows of the machine it ran on."""

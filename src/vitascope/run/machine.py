@@ -1,0 +1,93 @@
+"""This machine in words and numbers: versions, devices, precision, what is missing."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import vitascope
+
+NEEDED = (
+    *("torch", "torchvision", "timm", "einops", "jaxtyping", "omegaconf", "typer", "rich", "safetensors"),
+    *("huggingface_hub", "matplotlib", "scikit-learn", "tensorboard"),
+)
+
+
+def versions() -> dict[str, str | None]:
+    """Every package Vitascope needs, and its version; None where it is missing."""
+    return {"vitascope": vitascope.__version__, "python": platform.python_version()} | {
+        name: _version(name) for name in NEEDED
+    }
+
+
+def missing() -> list[str]:
+    return [name for name, version in versions().items() if version is None]
+
+
+def device_names() -> dict[str, str]:
+    """The devices torch can use, best first: cuda, mps, cpu."""
+    import torch
+
+    found = {}
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_device_name()
+    if torch.backends.mps.is_available():
+        found["mps"] = "Apple GPU"
+    return found | {"cpu": f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"}
+
+
+def processor() -> str:
+    """The CPU's name, as far as the system tells."""
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def precisions() -> dict[str, str]:
+    """What each number format means on the best device here."""
+    import torch
+
+    if torch.cuda.is_available():
+        fast = torch.cuda.get_device_capability() >= (8, 0)
+        return {"bfloat16": "fast (tensor cores)" if fast else "slow: use float16", "float16": "fast with loss scaling"}
+    capable = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return {"bfloat16": "in hardware (avx512_bf16)" if capable else "emulated: float32 is faster"}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def record_of_machine(commit: str | None = None) -> dict[str, Any]:
+    """What a record must say of where it came from: machine, versions, commit (given, or asked of git), date."""
+    return {
+        "machine": device_names() | {"system": f"{platform.system()} {platform.machine()}"},
+        "versions": versions(),
+        "commit": commit or current_commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def current_commit() -> str | None:
+    """The source tree's commit, '+changes' where files differ from it; None where there is no git."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        changes = _git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+changes" if changes else "")
+
+
+def _git(*words: str) -> str:
+    folder = Path(__file__).parent
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,0 +1,22 @@
+"""The glossary: every tensor that crosses a function has a name here.
+
+Tests check these shapes at every call (jaxtyping and beartype); at run time they are only words.
+"""
+
+from typing import TypeAlias
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Images: TypeAlias = Float[Tensor, "batch channel height width"]
+Patches: TypeAlias = Float[Tensor, "batch patch pixel"]  # pixel = channel · patch rows · patch columns
+PatchTokens: TypeAlias = Float[Tensor, "batch patch feature"]
+Tokens: TypeAlias = Float[Tensor, "batch token feature"]  # class token, then registers, then patches
+Prefix: TypeAlias = Float[Tensor, "one prefix feature"]  # class token and registers, before they meet a batch
+Heads: TypeAlias = Float[Tensor, "batch head token width"]  # queries, keys or values, one head beside the other
+Maps: TypeAlias = Float[Tensor, "batch head query key"]  # who looks at whom; each row sums to 1
+Mask: TypeAlias = Bool[Tensor, "query key"]  # True: this query may look at this key
+Features: TypeAlias = Float[Tensor, "batch feature"]
+Logits: TypeAlias = Float[Tensor, "batch class"]
+PositionTable: TypeAlias = Float[Tensor, "position feature"]
+Rotation: TypeAlias = Float[Tensor, "cosine_sine token width"]  # cosines and sines that turn queries and keys

@@ -1,0 +1,1 @@
+"""Weights from and to the outside: PyTorch's native layers, timm."""

@@ -1,0 +1,82 @@
+"""ModelConfig -> how far our model and timm's are apart, with the same weights and images, forwards and backwards."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+from timm.layers.mlp import SwiGLUPacked
+from timm.layers.norm import RmsNorm
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig
+from vitascope.model.vit import VisionTransformer
+
+SAME_WORDS = (
+    *(
+        "img_size",
+        "patch_size",
+        "in_chans",
+        "num_classes",
+        "global_pool",
+        "embed_dim",
+        "depth",
+        "num_heads",
+        "mlp_ratio",
+    ),
+    *("qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token", "reg_tokens", "no_embed_class"),
+)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The largest difference over all logits, and over the gradients of all parameters."""
+
+    logits: float
+    gradients: float
+
+
+def timm_twin(config: ModelConfig) -> nn.Module:
+    """timm's VisionTransformer with the same settings, where timm has them."""
+    ours_alone = {"seq pooling": config.global_pool == "seq", "causal": config.causal, "relu2": config.mlp == "relu2"}
+    ours_alone |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
+    ours_alone |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
+    missing = [name for name, used in ours_alone.items() if used]
+    if missing:
+        raise UserError(
+            f"timm's VisionTransformer has no {' and no '.join(missing)}: there is nothing to compare with."
+        )
+    settings: dict[str, Any] = {name: getattr(config, name) for name in SAME_WORDS}
+    norm = nn.LayerNorm if config.norm == "layernorm" else RmsNorm
+    settings["norm_layer"] = lambda width, **where: norm(width, eps=config.norm_eps, **where)
+    settings["pos_embed"] = "learn" if config.positions == "learned" else "none"
+    if config.mlp == "swiglu":
+        settings |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
+    return timm.models.VisionTransformer(**settings)
+
+
+def agreement_with_timm(config: ModelConfig, dtype: torch.dtype, *, batch: int = 2, seed: int = 0) -> Agreement:
+    """Give timm's weights to ours by a strict load, run both, compare."""
+    generator = torch.Generator().manual_seed(seed)
+    theirs = timm_twin(config).to(dtype)
+    for parameter in theirs.parameters():  # away from the start values: zeros and ones would hide mistakes
+        parameter.data.add_(torch.randn(parameter.shape, generator=generator, dtype=dtype), alpha=0.05)
+    ours = VisionTransformer(config).to(dtype)
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(batch, config.in_chans, *config.image_shape, generator=generator, dtype=dtype)
+    our_logits, our_gradients = _logits_and_gradients(ours.eval(), images)
+    their_logits, their_gradients = _logits_and_gradients(theirs.eval(), images)
+    gradients = [_apart(our_gradients[name], their_gradients[name]) for name in their_gradients]
+    return Agreement(logits=_apart(our_logits, their_logits), gradients=max(gradients))
+
+
+def _logits_and_gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(images)
+    F.cross_entropy(logits, torch.arange(len(images)) % logits.shape[1]).backward()
+    return logits.detach(), {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    return (ours - theirs).abs().max().item()

@@ -1,0 +1,116 @@
+"""PyTorch's layers <-> ours: `nn.MultiheadAttention` and SelfAttention, `nn.TransformerEncoderLayer` and Block."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.errors import UserError
+from vitascope.model.attention import SelfAttention
+from vitascope.model.block import Block
+from vitascope.model.config import ModelConfig
+from vitascope.model.layer_scale import LayerScale
+from vitascope.model.mlp import ACTIVATIONS
+
+ATTENTION_NAMES = {"in_proj_": "qkv.", "out_proj.": "proj."}  # both pack queries, keys and values in this order
+BLOCK_NAMES = {f"self_attn.{theirs}": f"attn.{ours}" for theirs, ours in ATTENTION_NAMES.items()}
+BLOCK_NAMES |= {"linear1.": "mlp.fc1.", "linear2.": "mlp.fc2.", "norm1.": "norm1.", "norm2.": "norm2."}
+
+
+def from_torch(layer: nn.Module) -> SelfAttention | Block:
+    """A layer of ours that computes the same as PyTorch's, with a copy of its weights."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return _attention_from_torch(layer)
+    if isinstance(layer, nn.TransformerEncoderLayer):
+        return _block_from_torch(layer)
+    raise UserError(
+        f"{type(layer).__name__} has no counterpart. Give an nn.MultiheadAttention or an nn.TransformerEncoderLayer."
+    )
+
+
+def to_torch(layer: nn.Module) -> nn.MultiheadAttention | nn.TransformerEncoderLayer:
+    """PyTorch's layer (batch first) that computes the same as ours, with a copy of its weights."""
+    if isinstance(layer, SelfAttention):
+        return _attention_to_torch(layer)
+    if isinstance(layer, Block):
+        return _block_to_torch(layer)
+    raise UserError(f"{type(layer).__name__} has no counterpart in PyTorch. Give a SelfAttention or a Block.")
+
+
+def _attention_from_torch(layer: nn.MultiheadAttention) -> SelfAttention:
+    if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
+        raise UserError("Only self-attention has a counterpart: no kdim, vdim, add_bias_kv or add_zero_attn.")
+    bias = layer.in_proj_bias is not None
+    ours = SelfAttention(
+        layer.embed_dim, layer.num_heads, qkv_bias=bias, proj_bias=bias, attn_drop_rate=layer.dropout
+    ).to(layer.in_proj_weight)
+    ours.load_state_dict(_renamed(layer.state_dict(), ATTENTION_NAMES))
+    return ours.train(layer.training)
+
+
+def _attention_to_torch(layer: SelfAttention) -> nn.MultiheadAttention:
+    plain = isinstance(layer.proj, nn.Linear) and isinstance(layer.q_norm, nn.Identity) and not layer.causal
+    if not plain:
+        raise UserError("nn.MultiheadAttention has an output projection, no QK-norm and no causal setting of its own.")
+    bias = layer.qkv.bias is not None
+    if bias != (layer.proj.bias is not None):
+        raise UserError("nn.MultiheadAttention has a bias on both projections or on none; here qkv_bias != proj_bias.")
+    theirs = nn.MultiheadAttention(
+        layer.embed_dim, layer.num_heads, dropout=layer.attn_drop.p, bias=bias, batch_first=True
+    ).to(layer.qkv.weight)
+    theirs.load_state_dict(_renamed(layer.state_dict(), _turned(ATTENTION_NAMES)))
+    return theirs.train(layer.training)
+
+
+def _block_from_torch(layer: nn.TransformerEncoderLayer) -> Block:
+    if not layer.norm_first:
+        raise UserError("Our block normalises first. Make the layer with norm_first=True.")
+    if layer.activation not in (F.gelu, "gelu"):
+        raise UserError("Our block's MLP uses GELU. Make the layer with activation='gelu'.")
+    if layer.linear1.bias is None:
+        raise UserError(
+            "Without bias, PyTorch's layer leaves it out of the norms too; ours keeps it. Make it with bias=True."
+        )
+    width = layer.linear1.in_features
+    config = ModelConfig(
+        embed_dim=width,
+        num_heads=layer.self_attn.num_heads,
+        mlp_ratio=layer.linear1.out_features / width,
+        norm_eps=layer.norm1.eps,
+        attn_drop_rate=layer.self_attn.dropout,
+        proj_drop_rate=layer.dropout.p,
+    )
+    ours = Block(config).to(layer.linear1.weight)
+    ours.load_state_dict(_renamed(layer.state_dict(), BLOCK_NAMES))
+    return ours.train(layer.training)
+
+
+def _block_to_torch(layer: Block) -> nn.TransformerEncoderLayer:
+    plain = layer.mlp.activation is ACTIVATIONS["gelu"] and not isinstance(layer.ls1, LayerScale)
+    if not isinstance(layer.norm1, nn.LayerNorm) or not plain:
+        raise UserError("nn.TransformerEncoderLayer has LayerNorm, a GELU MLP and no LayerScale.")
+    if layer.drop_path1.rate or layer.attn.attn_drop.p != layer.mlp.drop.p:
+        raise UserError("nn.TransformerEncoderLayer has one dropout rate for everything and no stochastic depth.")
+    attention = _attention_to_torch(layer.attn)  # refuses what has no counterpart
+    if attention.in_proj_bias is None:
+        raise UserError("nn.TransformerEncoderLayer without bias has none in its norms either; ours has.")
+    theirs = nn.TransformerEncoderLayer(
+        attention.embed_dim,
+        attention.num_heads,
+        layer.mlp.fc1.out_features,
+        dropout=layer.mlp.drop.p,
+        activation="gelu",
+        layer_norm_eps=layer.norm1.eps,
+        batch_first=True,
+        norm_first=True,
+    ).to(layer.mlp.fc1.weight)
+    theirs.load_state_dict(_renamed(layer.state_dict(), _turned(BLOCK_NAMES)))
+    return theirs.train(layer.training)
+
+
+def _renamed(state: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tensor]:
+    """The same tensors under the other library's names."""
+    prefix = {name: next(start for start in names if name.startswith(start)) for name in state}
+    return {names[prefix[name]] + name.removeprefix(prefix[name]): tensor for name, tensor in state.items()}
+
+
+def _turned(names: dict[str, str]) -> dict[str, str]:
+    return {ours: theirs for theirs, ours in names.items()}

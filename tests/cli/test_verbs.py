@@ -1,0 +1,86 @@
+"""`vitascope anatomy`, `draw`, `doctor` and `--version`, as a user types them."""
+
+import json
+
+import pytest
+from PIL import Image
+
+import vitascope as package
+
+
+def test_json_is_only_json_with_the_promised_keys(vitascope) -> None:
+    answer = vitascope("anatomy", "embed_dim=768", "num_heads=12", "--tokens", "5", "--json")
+    stages = json.loads(answer.out)["stages"]
+    assert all(set(stage) == {"name", "axes", "shape", "parameters", "flops", "bytes"} for stage in stages)
+    shapes = [stage["shape"] for stage in stages]
+    assert [1, 5, 768] in shapes and [1, 12, 5, 64] in shapes and [1, 12, 5, 5] in shapes
+    assert (answer.code, answer.err) == (0, "")
+
+
+def test_the_table_shows_one_block_and_folds_the_rest(vitascope) -> None:
+    text = vitascope("anatomy", "cifar10").out
+    assert "blocks.0.attn.maps" in text and "blocks.1 … blocks.7" in text and "6,350,602" in text
+    assert "blocks.7.attn.maps" in vitascope("anatomy", "cifar10", "--all").out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("anatomy", "cifar10", "patch_size=5"), "patch_size=5 does not divide img_size=32"),
+        (("anatomy", "cifar10", "num_heads=7"), "num_heads=7 does not divide embed_dim=256"),
+        (("anatomy", "cifer10"), "Did you mean cifar10?"),
+        (("anatomy", "cifar10", "dept=3"), "Did you mean depth?"),
+        (("anatomy", "cifar10", "--tokens", "0"), "must be at least 1"),
+        (("draw", "positions", "--kind", "sinus"), "Did you mean sinusoidal?"),
+        (("draw", "positions", "--grid", "8", "--kind", "rotary"), "is not a grid"),
+        (("draw", "positions", "--width", "7"), "must be even"),
+        (("draw", "mask", "--out", "mask.txt2"), "Choose an ending"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(vitascope, words, sentence) -> None:
+    answer = vitascope(*words)
+    assert answer.code == 2
+    assert sentence in answer.err and answer.err.count("\n") == 1 and "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("positions",),
+        ("positions", "--kind", "sincos2d"),
+        ("positions", "--kind", "rotary", "--grid", "4x6"),
+        ("mask",),
+    ],
+    ids=" ".join,
+)
+def test_pictures_are_drawn(vitascope, words, tmp_path) -> None:
+    path = tmp_path / "deep" / "picture.png"
+    answer = vitascope("draw", *words, "--out", str(path))
+    assert answer.code == 0 and str(path) in answer.out
+    with Image.open(path) as picture:
+        assert min(picture.size) > 400
+
+
+def test_the_mask_is_printed_as_numbers(vitascope, tmp_path) -> None:
+    lines = vitascope("draw", "mask", "--tokens", "3", "--out", str(tmp_path / "mask.png")).out.splitlines()
+    assert [line.split() for line in lines[:3]] == [["0", "-10,000", "-10,000"], ["0", "0", "-10,000"], ["0", "0", "0"]]
+
+
+@pytest.mark.filterwarnings("ignore:.*profiler.*:UserWarning")
+def test_measuring_fits_exponents_and_draws(vitascope, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("vitascope.cli.attention_cost.TOKEN_COUNTS", (32, 64, 128))
+    answer = vitascope("anatomy", "digits", "--measure", "--json", "--out", str(tmp_path / "cost.png"))
+    measured = json.loads(answer.out)["measured"]
+    assert set(measured["exponents"]) == {"written out", "fused"}
+    assert (tmp_path / "cost.png").stat().st_size > 10_000
+
+
+def test_version_and_doctor(vitascope) -> None:
+    assert vitascope("--version").out == f"vitascope {package.__version__}\n"
+    answer = vitascope("doctor")
+    assert answer.code == 0 and "torch" in answer.out and "cpu" in answer.out
+
+
+def test_the_demo_shows_agreement(vitascope) -> None:
+    answer = vitascope("demo")
+    assert answer.code == 0 and "Ours beside timm's" in answer.out

@@ -1,0 +1,58 @@
+"""What all tests share: quiet threads, repeatable draws, the command line as a function."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("vitascope", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=25)
+settings.load_profile("vitascope")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers share the cores
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """For tests that compile or export: the compiler cannot trace the shape checks."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def vitascope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """`vitascope("anatomy", "depth=2")` runs the command line in this process."""
+
+    def call(*words: str) -> Answer:
+        from vitascope.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["vitascope", *words])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        captured = capsys.readouterr()
+        return Answer(code, captured.out, captured.err)
+
+    return call

@@ -1,0 +1,73 @@
+"""ModelConfig: timm's defaults, derived numbers, refusals."""
+
+import dataclasses
+import inspect
+
+import pytest
+import timm
+
+from vitascope import ModelConfig, UserError
+
+
+def test_the_defaults_are_timms() -> None:
+    theirs = inspect.signature(timm.models.VisionTransformer).parameters
+    shared = [field for field in dataclasses.fields(ModelConfig) if field.name in theirs]
+    assert len(shared) >= 20
+    assert {field.name: field.default for field in shared} == {
+        field.name: theirs[field.name].default for field in shared
+    }
+
+
+def test_derived_numbers_by_hand() -> None:
+    config = ModelConfig(img_size=(32, 64), patch_size=(4, 8), reg_tokens=3, embed_dim=192, num_heads=3, mlp_ratio=2.5)
+    assert (config.grid, config.num_patches, config.num_tokens) == ((8, 8), 64, 68)
+    assert (config.head_width, config.hidden_width) == (64, 480)
+
+
+def test_stochastic_depth_grows_linearly_from_nothing() -> None:
+    assert ModelConfig(depth=5, drop_path_rate=0.4).drop_path_rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert ModelConfig(depth=1, drop_path_rate=0.4).drop_path_rates == [0]
+
+
+def test_a_config_is_frozen_and_hashable_and_takes_lists() -> None:
+    config = ModelConfig(img_size=[32, 16], patch_size=8)
+    assert config.img_size == (32, 16) and hash(config) == hash(ModelConfig(img_size=(32, 16), patch_size=8))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.depth = 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"img_size": 28, "patch_size": 16},
+            "patch_size=16 does not divide img_size=28. Choose one of 1, 2, 4, 7, 14, 28.",
+        ),
+        ({"img_size": (32, 20), "patch_size": 8}, "patch_size=8 does not divide 20 of img_size=(32, 20)"),
+        ({"embed_dim": 100, "num_heads": 3}, "num_heads=3 does not divide embed_dim=100. Choose one of 1, 2, 4, 5"),
+        ({"depth": 0}, "depth=0 is too small"),
+        ({"depth": 2.5}, "depth=2.5 is not a whole number"),
+        ({"depth": True}, "depth=True is a yes or no"),
+        ({"class_token": 1}, "class_token=1 is not a yes or no"),
+        ({"num_classes": -1}, "num_classes=-1 is negative"),
+        ({"img_size": "big"}, "img_size='big' is not a size"),
+        ({"img_size": (1, 2, 3)}, "is not a size"),
+        ({"img_size": 0}, "img_size=0 is too small"),
+        ({"mlp_ratio": 0}, "mlp_ratio=0 must be greater than 0"),
+        ({"mlp_ratio": float("nan")}, "mlp_ratio=nan must be greater"),
+        ({"drop_path_rate": 1.0}, "drop_path_rate=1.0 is not a rate"),
+        ({"attn_drop_rate": -0.1}, "attn_drop_rate=-0.1 is not a rate"),
+        ({"positions": "learnt"}, "positions='learnt' is unknown. Did you mean learned?"),
+        ({"global_pool": "max"}, "Choose one of avg, seq, token"),
+        ({"class_token": False}, "global_pool=token reads the class token"),
+        ({"causal": True}, "hides the patches from the class token"),
+        ({"positions": "rotary", "embed_dim": 60, "num_heads": 10}, "must be a multiple of 4; it is 60 / 10 = 6"),
+        ({"positions": "sincos2d", "embed_dim": 6, "num_heads": 1}, "needs embed_dim to be a multiple of 4"),
+        ({"mlp": "swiglu", "embed_dim": 5, "num_heads": 1, "mlp_ratio": 1}, "= 5 is odd"),
+        ({"mlp_ratio": 0.0001}, "leaves no hidden feature"),
+    ],
+)
+def test_wrong_combinations_are_refused_with_what_would_work(settings, sentence) -> None:
+    with pytest.raises(UserError) as caught:
+        ModelConfig(**settings)
+    assert sentence in str(caught.value)

@@ -1,0 +1,85 @@
+"""Positions: gold values by hand and from timm, relative rotations, resampling."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.layers.pos_embed_sincos import RotaryEmbedding, apply_rot_embed
+
+from vitascope import UserError
+from vitascope.model.positions import resample, sincos2d, sinusoidal
+from vitascope.model.rotary import rotate, rotation
+
+
+def test_sinusoidal_positions_follow_the_formula() -> None:
+    table = sinusoidal(100, 16)
+    for position, pair in ((0, 0), (1, 0), (7, 3), (99, 7)):
+        angle = position / 10000 ** (2 * pair / 16)
+        assert table[position, 2 * pair].item() == pytest.approx(math.sin(angle), abs=1e-12)
+        assert table[position, 2 * pair + 1].item() == pytest.approx(math.cos(angle), abs=1e-12)
+
+
+@given(length=st.integers(1, 50), more=st.integers(0, 50))
+def test_sinusoidal_positions_extend_to_longer_sequences(length, more) -> None:
+    assert torch.equal(sinusoidal(length + more, 8)[:length], sinusoidal(length, 8))
+
+
+def test_2d_sincos_positions_by_hand() -> None:
+    table = sincos2d((2, 2), 8)
+    sine, cosine = math.sin(1), math.cos(1)
+    across = torch.tensor([sine, math.sin(0.01), cosine, math.cos(0.01), 0, 0, 1, 1], dtype=torch.float64)
+    torch.testing.assert_close(table[1], across)
+    torch.testing.assert_close(table[2], across.roll(4))
+
+
+@given(rows=st.integers(1, 6), columns=st.integers(1, 6), quarter=st.integers(1, 8))
+def test_2d_sincos_rows_are_distinct_and_of_one_length(rows, columns, quarter) -> None:
+    table = sincos2d((rows, columns), 4 * quarter)
+    torch.testing.assert_close(table.square().sum(1), torch.full((rows * columns,), 2.0 * quarter).double())
+    assert len(table.unique(dim=0)) == rows * columns
+
+
+def test_a_rotation_keeps_dot_products_by_relative_position() -> None:
+    table = rotation((5, 5), 4, base=100.0).double()
+    one = torch.tensor([1.0, 0, 1, 0]).double().expand(1, 1, 25, 4)
+    turned = rotate(one, table)[0, 0].view(5, 5, 4)
+    for (row, column), (other_row, other_column) in (((0, 0), (1, 2)), ((3, 1), (4, 3))):
+        product = (turned[row, column] * turned[other_row, other_column]).sum().item()
+        assert product == pytest.approx(math.cos(1) + math.cos(2), abs=1e-6)  # 0.124155
+    torch.testing.assert_close(turned.norm(dim=-1), one[0, 0].norm(dim=-1).view(5, 5))
+
+
+@pytest.mark.parametrize("grid", [(8, 8), (2, 5)])
+def test_rotary_positions_are_timms(grid) -> None:
+    theirs = RotaryEmbedding(16, in_pixels=False, feat_shape=grid, temperature=100.0)
+    heads = torch.randn(2, 3, grid[0] * grid[1], 16)
+    sine, cosine = theirs.get_embed()
+    expected = apply_rot_embed(heads, sine, cosine)
+    torch.testing.assert_close(rotate(heads, rotation(grid, 16, 100.0)), expected, atol=1e-5, rtol=0)
+
+
+def test_prefix_tokens_are_not_rotated() -> None:
+    heads = torch.randn(1, 2, 6, 8)
+    turned = rotate(heads, rotation((2, 2), 8, 100.0, prefix_tokens=2))
+    torch.testing.assert_close(turned[:, :, :2], heads[:, :, :2])
+    assert not torch.allclose(turned[:, :, 4:], heads[:, :, 4:])
+
+
+@pytest.mark.parametrize(("old", "new", "prefix"), [((4, 4), (7, 5), 1), ((3, 6), (6, 3), 0), ((8, 8), (4, 4), 5)])
+def test_resampling_a_table_is_timms(old, new, prefix) -> None:
+    table = torch.randn(1, prefix + old[0] * old[1], 12)
+    theirs = resample_abs_pos_embed(table, list(new), list(old), num_prefix_tokens=prefix)
+    torch.testing.assert_close(resample(table, old, new, prefix), theirs)
+    assert torch.equal(resample(table, old, old, prefix), table)
+
+
+def test_a_table_that_does_not_fit_its_grid_is_refused() -> None:
+    with pytest.raises(UserError, match="has shape"):
+        resample(torch.randn(1, 17, 8), (4, 4), (2, 2))
+    with pytest.raises(UserError, match="must be even"):
+        sinusoidal(4, 3)
+    with pytest.raises(UserError, match="divide by 4"):
+        sincos2d((2, 2), 6)

@@ -1,0 +1,181 @@
+"""The whole model: laws of order, shapes, settings, compilers, refusals."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+
+from tests.model.combinations import TINY, settings
+from vitascope import ModelConfig, UserError, VisionTransformer, patchify, unpatchify
+from vitascope.model.config import GLOBAL_POOLS, POSITIONS
+from vitascope.recipe.reading import read_model
+
+
+def model(**changes) -> VisionTransformer:
+    made = VisionTransformer(replace(TINY, **changes)).double().eval()
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+def images(config: ModelConfig, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, config.in_chans, *config.image_shape, dtype=torch.float64)
+
+
+@given(settings=settings)
+def test_every_combination_the_config_accepts_runs_forwards_and_backwards(settings) -> None:
+    try:
+        config = replace(TINY, **settings)
+    except UserError:
+        return
+    whole = VisionTransformer(config).double()
+    pictures = images(config)
+    tokens = whole.forward_features(pictures)
+    assert tokens.shape == (2, config.num_tokens, 16)
+    logits = whole(pictures)
+    assert logits.shape == (2, config.num_classes or 16)
+    logits.square().sum().backward()
+    silent = [name for name, weight in whole.named_parameters() if weight.grad is None]
+    assert silent == []
+
+
+@given(settings=settings)
+def test_a_state_dict_holds_parameters_and_nothing_else(settings) -> None:
+    try:
+        whole = VisionTransformer(replace(TINY, **settings))
+    except UserError:
+        return
+    assert set(whole.state_dict()) == {name for name, _ in whole.named_parameters()}
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("pool", GLOBAL_POOLS)
+def test_without_positions_the_order_of_patches_does_not_matter_with_them_it_does(positions, pool) -> None:
+    whole = model(positions=positions, global_pool=pool)
+    pictures = images(TINY)
+    shuffled = unpatchify(patchify(pictures, 4)[:, [2, 0, 3, 1]], 4)
+    difference = (whole(pictures) - whole(shuffled)).abs().max()
+    assert difference < 1e-8 if positions == "none" else difference > 1e-5
+
+
+def test_sheet_a_has_no_norm_no_positions_one_head_and_the_published_block() -> None:
+    whole = VisionTransformer(read_model("sheet-a")).double()
+    names = {name.split(".", 2)[-1] for name in whole.state_dict() if name.startswith("blocks")}
+    assert names == {f"{part}.{kind}" for part in ("attn.qkv", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")}
+    assert whole.blocks[0].mlp.fc1.weight.shape == (64, 64)
+    assert 0.5 < whole.cls_token.std() < 1.5
+    x = torch.randn(1, 17, 64, dtype=torch.float64)
+    block = whole.blocks[0]
+    query, key, value = (
+        x @ weight.T + bias
+        for weight, bias in zip(block.attn.qkv.weight.chunk(3), block.attn.qkv.bias.chunk(3), strict=True)
+    )
+    after = x + (query @ key.mT / 8).softmax(-1) @ value
+    torch.testing.assert_close(block(x), after + block.mlp(after))
+    shuffled = x[:, torch.cat([torch.tensor([0]), 1 + torch.randperm(16)])]
+    torch.testing.assert_close(whole.encode(x)[:, 0], whole.encode(shuffled)[:, 0])
+
+
+def test_sheet_c_encodes_embeddings_directly() -> None:
+    whole = VisionTransformer(ModelConfig(img_size=32, patch_size=4, embed_dim=256, depth=2, num_heads=4))
+    assert whole.encode(torch.randn(2, 65, 256)).shape == (2, 65, 256)
+    assert whole.encode(torch.randn(2, 9, 256)).shape == (2, 9, 256)
+    pictures = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(whole.encode(whole.embed(pictures)), whole.forward_features(pictures))
+
+
+def test_a_causal_models_token_ignores_later_patches() -> None:
+    whole = model(causal=True, global_pool="avg")
+    pictures = images(TINY)
+    changed = pictures.clone()
+    changed[:, :, 4:, 4:] += 1  # the last patch
+    before, after = whole.forward_features(pictures), whole.forward_features(changed)
+    torch.testing.assert_close(before[:, :-1], after[:, :-1], atol=1e-12, rtol=0)
+    assert (before[:, -1] - after[:, -1]).abs().max() > 1e-6
+
+
+def test_sequence_pooling_without_a_preference_is_mean_pooling() -> None:
+    whole = model(global_pool="seq")
+    torch.nn.init.zeros_(whole.pool.score.weight)
+    tokens = torch.randn(2, 5, 16, dtype=torch.float64)
+    torch.testing.assert_close(whole.pool(tokens), tokens[:, 1:].mean(1))
+
+
+def test_checkpointing_changes_memory_not_gradients() -> None:
+    plain, recomputed = model(), model(grad_checkpointing=True)
+    recomputed.load_state_dict(plain.state_dict())
+    pictures = images(TINY)
+    for whole in (plain, recomputed):
+        whole.train()(pictures).square().sum().backward()
+    for ours, theirs in zip(plain.parameters(), recomputed.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_stochastic_depth_drops_whole_branches_per_image_and_keeps_the_mean() -> None:
+    from vitascope.model.drop_path import DropPath
+
+    drop, ones = DropPath(0.25), torch.ones(4000, 3, 2)
+    out = drop(ones)
+    per_image = out[:, 0, 0]
+    assert torch.equal(out, per_image[:, None, None].expand_as(out))
+    assert sorted(per_image.unique().tolist()) == pytest.approx([0, 4 / 3])
+    assert per_image.mean() == pytest.approx(1, abs=0.05)
+    assert drop.eval()(ones) is ones
+
+
+@pytest.mark.parametrize("rate", ["drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"])
+def test_every_dropout_acts_in_training_and_only_there(rate) -> None:
+    whole, pictures = model(**{rate: 0.5}), images(TINY, batch=8)
+    assert torch.equal(whole(pictures), whole(pictures))
+    whole.train()
+    assert not torch.equal(whole(pictures), whole(pictures))
+
+
+def test_the_start_weights_are_timms() -> None:
+    import timm
+
+    ours = VisionTransformer(ModelConfig(depth=2, reg_tokens=8))
+    theirs = timm.models.VisionTransformer(depth=2, reg_tokens=8).state_dict()
+    for name, tensor in ours.state_dict().items():
+        assert tensor.std().item() == pytest.approx(theirs[name].std().item(), rel=0.1, abs=1e-9), name
+        assert tensor.mean().item() == pytest.approx(theirs[name].mean().item(), abs=2e-3), name
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*online softmax:UserWarning"
+)
+@pytest.mark.parametrize("changes", [{}, {"positions": "learned+rotary", "qk_norm": True, "global_pool": "avg"}])
+def test_compiling_exporting_and_copying_agree_with_eager(changes) -> None:
+    whole, pictures = model(**changes).float(), images(TINY).float()
+    expected = whole(pictures)
+    copied = copy.deepcopy(whole)
+    exported = torch.export.export(whole, (pictures,)).module()
+    compiled = torch.compile(whole, fullgraph=True)
+    for other in (copied, exported, compiled):
+        torch.testing.assert_close(other(pictures), expected, atol=1e-5, rtol=0)
+    compiled(pictures).sum().backward()
+    assert all(weight.grad is not None for weight in whole.parameters())
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda whole: whole(torch.randn(3, 8, 8)), "batch × channel × height × width.*images\\[None\\]"),
+        (lambda whole: whole(torch.randn(2, 1, 8, 8)), "1 channels, the model was built for in_chans=3"),
+        (lambda whole: whole(torch.randn(2, 3, 8, 12)), "8×12 pixels, the model was built for 8×8"),
+        (lambda whole: whole(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)), "uint8; the model needs floats"),
+        (lambda whole: whole.encode(torch.randn(2, 5, 8)), "8 features"),
+        (lambda whole: whole.encode(torch.randn(5, 16)), "batch × token × feature"),
+    ],
+)
+def test_wrong_images_are_refused_in_a_sentence(call, sentence) -> None:
+    with pytest.raises(UserError, match=sentence):
+        call(VisionTransformer(TINY))
+
+
+def test_a_rotary_model_refuses_tokens_it_has_no_place_for() -> None:
+    with pytest.raises(UserError, match="turns the 5 tokens of a 2×2 grid"):
+        VisionTransformer(replace(TINY, positions="rotary")).encode(torch.randn(1, 4, 16))

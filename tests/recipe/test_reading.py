@@ -1,0 +1,52 @@
+"""Recipes: found by name or path, overridden strictly."""
+
+import pytest
+
+from vitascope import UserError
+from vitascope.recipe.reading import read_model, read_recipe, recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_that_ships_can_be_read(name) -> None:
+    assert read_recipe(name).model.num_classes == 10
+
+
+def test_words_override_the_recipe_and_bare_keys_mean_the_model() -> None:
+    assert read_recipe("cifar10", ["model.depth=3"]).model.depth == 3
+    model = read_model("cifar10", ["depth=3", "model.img_size=[32,16]", "init_values=1e-4"])
+    assert (model.depth, model.img_size, model.init_values, model.embed_dim) == (3, (32, 16), 1e-4, 256)
+
+
+def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
+    (tmp_path / "mine.yaml").write_text("model: {depth: 5, positions: none}")
+    monkeypatch.chdir(tmp_path)
+    assert read_model("mine.yaml").depth == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "sentence"),
+    [
+        ("cifar11", [], "There is no recipe 'cifar11'. Did you mean cifar10?"),
+        ("none.yaml", [], "There is no recipe file 'none.yaml'"),
+        ("cifar10", ["model.depht=3"], "There is no setting 'model.depht'. Did you mean depth?"),
+        ("cifar10", ["modle.depth=3"], "There is no setting 'modle'. Did you mean model?"),
+        ("cifar10", ["model.depth=many"], "model.depth: Value 'many'"),
+        ("cifar10", ["model.depth=[1"], "cannot be read as YAML"),
+        ("cifar10", ["depth"], "'depth' is not a setting"),
+        (
+            "cifar10",
+            ["model.patch_size=5"],
+            "patch_size=5 does not divide img_size=32. Choose one of 1, 2, 4, 8, 16, 32.",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(name, words, sentence) -> None:
+    with pytest.raises(UserError) as caught:
+        read_recipe(name, words)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_broken_file_is_refused(tmp_path) -> None:
+    (tmp_path / "broken.yaml").write_text("model: [")
+    with pytest.raises(UserError, match="YAML"):
+        read_recipe(str(tmp_path / "broken.yaml"))

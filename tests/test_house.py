@@ -1,0 +1,60 @@
+"""The house keeps its own rules."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
+def test_a_file_is_one_idea_told_in_its_first_line_and_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 300
+    first = text.splitlines()[0]
+    assert first.startswith('"""') and first.rstrip('"').endswith(".")
+    assert ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
+def test_functions_are_short_and_users_never_meet_an_assert(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        assert not isinstance(node, ast.Assert), f"line {node.lineno}"
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 45, f"{node.name} is too long"
+
+
+HELP = "import sys; sys.argv = ['vitascope', {}]\nfrom vitascope.cli import main\ntry: main()\nexcept SystemExit: pass"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import vitascope",
+        "from vitascope import ModelConfig; ModelConfig()",
+        HELP.format("'--help'"),
+        HELP.format("'anatomy', 'cifar10'"),
+    ],
+    ids=["import", "config", "help", "anatomy"],
+)
+def test_what_needs_no_torch_does_not_import_it(code: str) -> None:
+    check = f"{code}\nimport sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+
+
+def test_the_tracked_tree_is_light() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    assert sum(path.stat().st_size for path in paths if path.is_file()) < 10 * 2**20
+
+
+def test_the_lock_holds_names_and_versions_only() -> None:
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        assert "://" not in line and not line.startswith("-")
+        assert "==" in line.split(";")[0]

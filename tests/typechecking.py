@@ -1,0 +1,5 @@
+"""The checker behind --jaxtyping-packages: beartype, with an int where a float is wanted (PEP 484's numeric tower)."""
+
+from beartype import BeartypeConf, beartype
+
+checked = beartype(conf=BeartypeConf(is_pep484_tower=True))

@@ -1,0 +1,174 @@
+"""Ours and PyTorch's native layers are one, in both directions; transformers' and torchvision's ViT are ours too."""
+
+import itertools
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from vitascope import ModelConfig, SelfAttention, UserError, VisionTransformer, from_torch, to_torch
+from vitascope.model.block import Block
+
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+def shake(module: nn.Module) -> nn.Module:
+    """Weights away from zeros and ones, where mistakes could hide."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module.eval()
+
+
+def gradients(module: nn.Module, tokens: torch.Tensor, call) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = tokens.clone().requires_grad_()
+    output = call(module, tokens)
+    output.square().sum().backward()
+    return output.detach(), tokens.grad
+
+
+@dtypes
+@pytest.mark.parametrize(("width", "heads", "tokens", "bias"), [(16, 1, 5, True), (24, 3, 7, False), (64, 8, 1, True)])
+def test_attention_is_multihead_attention_both_ways(width, heads, tokens, bias, dtype) -> None:
+    theirs = shake(nn.MultiheadAttention(width, heads, bias=bias, batch_first=True)).to(dtype)
+    x = torch.randn(2, tokens, width, dtype=dtype)
+    ours = from_torch(theirs)
+    back = to_torch(ours)
+    expected, expected_grad = gradients(theirs, x, lambda module, t: module(t, t, t, need_weights=False)[0])
+    for module, call in ((ours, lambda m, t: m(t)), (back, lambda m, t: m(t, t, t, need_weights=False)[0])):
+        output, grad = gradients(module, x, call)
+        assert (output - expected).abs().max() < TOLERANCE[dtype]
+        assert (grad - expected_grad).abs().max() < TOLERANCE[dtype] * 10
+    _, maps = theirs(x, x, x, average_attn_weights=False)
+    assert (ours.maps(x) - maps).abs().max() < TOLERANCE[dtype]
+
+
+def test_their_boolean_mask_is_ours_turned_round() -> None:
+    theirs = shake(nn.MultiheadAttention(16, 2, batch_first=True))
+    x, allowed = torch.randn(1, 4, 16), torch.ones(4, 4).tril().bool()
+    expected = theirs(x, x, x, attn_mask=~allowed, need_weights=False)[0]
+    torch.testing.assert_close(from_torch(theirs)(x, allowed), expected, atol=1e-5, rtol=0)
+
+
+@dtypes
+def test_a_block_is_a_transformer_encoder_layer_both_ways(dtype) -> None:
+    theirs = nn.TransformerEncoderLayer(48, 3, 100, 0.1, "gelu", batch_first=True, norm_first=True)
+    theirs = shake(theirs).to(dtype)
+    x = torch.randn(2, 7, 48, dtype=dtype)
+    ours = from_torch(theirs)
+    assert ours.norm1.eps == 1e-5
+    expected, expected_grad = gradients(theirs, x, lambda module, t: module(t))
+    for module in (ours, to_torch(ours)):
+        output, grad = gradients(module, x, lambda m, t: m(t))
+        assert (output - expected).abs().max() < TOLERANCE[dtype]
+        assert (grad - expected_grad).abs().max() / expected_grad.abs().max() < TOLERANCE[dtype]
+
+
+@dtypes
+def test_the_model_is_transformers_vit(dtype) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, image_size=16, patch_size=4
+    )
+    theirs = shake(transformers.ViTModel(config, add_pooling_layer=False)).to(dtype)
+    ours = VisionTransformer(
+        ModelConfig(
+            img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=3, mlp_ratio=2, norm_eps=1e-12, num_classes=0
+        )
+    ).to(dtype)
+    ours.load_state_dict(_from_transformers(theirs.state_dict(), depth=2))
+    images = torch.randn(2, 3, 16, 16, dtype=dtype)
+    difference = ours.eval().forward_features(images) - theirs(images).last_hidden_state
+    assert difference.abs().max() < TOLERANCE[dtype]
+
+
+TRANSFORMERS_NAMES = {
+    "embeddings.cls_token": "cls_token",
+    "embeddings.position_embeddings": "pos_embed",
+    "embeddings.patch_embeddings.projection.": "patch_embed.proj.",
+    "encoder.layer.": "blocks.",  # transformers 4
+    "layers.": "blocks.",  # transformers 5
+    "attention.attention.": "attention.",
+    "attention.output.dense.": "attn.proj.",
+    "attention.o_proj.": "attn.proj.",
+    "layernorm_before.": "norm1.",
+    "layernorm_after.": "norm2.",
+    "intermediate.dense.": "mlp.fc1.",
+    "output.dense.": "mlp.fc2.",
+    "layernorm.": "norm.",
+}
+
+
+def _from_transformers(state: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
+    found = {_renamed(name, TRANSFORMERS_NAMES): tensor for name, tensor in state.items()}
+    for block, kind in itertools.product(range(depth), ("weight", "bias")):
+        parts = [
+            [name for name in found if name.startswith(f"blocks.{block}.attention.{part}") and name.endswith(kind)]
+            for part in "qkv"
+        ]
+        found[f"blocks.{block}.attn.qkv.{kind}"] = torch.cat([found.pop(name) for [name] in parts])
+    return found
+
+
+def _renamed(name: str, names: dict[str, str]) -> str:
+    for old, new in names.items():
+        name = name.replace(old, new)
+    return name
+
+
+TORCHVISION_NAMES = {
+    "class_token": "cls_token",
+    "encoder.pos_embedding": "pos_embed",
+    "conv_proj": "patch_embed.proj",
+    "encoder.layers.encoder_layer_": "blocks.",
+    "self_attention.in_proj_": "attn.qkv.",
+    "self_attention.out_proj": "attn.proj",
+    "ln_1": "norm1",
+    "ln_2": "norm2",
+    "mlp.0": "mlp.fc1",
+    "mlp.3": "mlp.fc2",
+    "encoder.ln": "norm",
+    "heads.head": "head",
+}
+
+
+@dtypes
+def test_the_model_is_torchvisions_vit(dtype) -> None:
+    theirs = torchvision.models.VisionTransformer(
+        image_size=16, patch_size=4, num_layers=2, num_heads=3, hidden_dim=48, mlp_dim=96, num_classes=5
+    )
+    theirs = shake(theirs).to(dtype)
+    config = ModelConfig(img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=3, mlp_ratio=2, num_classes=5)
+    ours = VisionTransformer(config).to(dtype).eval()
+    state = theirs.state_dict()
+    ours.load_state_dict({_renamed(name, TORCHVISION_NAMES): tensor for name, tensor in state.items()})
+    images = torch.randn(2, 3, 16, 16, dtype=dtype)
+    assert (ours(images) - theirs(images)).abs().max() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: from_torch(nn.Linear(2, 2)), "Linear has no counterpart"),
+        (lambda: from_torch(nn.MultiheadAttention(8, 2, kdim=4)), "Only self-attention"),
+        (lambda: from_torch(nn.TransformerEncoderLayer(8, 2, 16)), "norm_first=True"),
+        (lambda: from_torch(nn.TransformerEncoderLayer(8, 2, 16, norm_first=True)), "activation='gelu'"),
+        (
+            lambda: from_torch(nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, activation="gelu", bias=False)),
+            "bias=True",
+        ),
+        (
+            lambda: to_torch(Block(ModelConfig(embed_dim=8, num_heads=2, qkv_bias=False, proj_bias=False))),
+            "without bias",
+        ),
+        (lambda: to_torch(SelfAttention(8, 2, qk_norm=True)), "no QK-norm"),
+        (lambda: to_torch(SelfAttention(8, 2, qkv_bias=False)), "bias on both"),
+        (lambda: to_torch(Block(ModelConfig(embed_dim=8, num_heads=2, mlp="relu2"))), "a GELU MLP"),
+        (lambda: to_torch(Block(ModelConfig(embed_dim=8, num_heads=2), drop_path_rate=0.1)), "no stochastic depth"),
+        (lambda: to_torch(nn.Linear(2, 2)), "Linear has no counterpart"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(call, sentence) -> None:
+    with pytest.raises(UserError, match=sentence):
+        call()

@@ -1,0 +1,62 @@
+"""Ours and timm's are one model: strict state dicts both ways, logits and gradients."""
+
+import pytest
+import timm
+import torch
+
+from vitascope import ModelConfig, UserError, VisionTransformer
+from vitascope.weights.agreement import agreement_with_timm, timm_twin
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 10}
+SETTINGS = [
+    {},
+    {"reg_tokens": 4},
+    {"reg_tokens": 2, "no_embed_class": True},
+    {"qkv_bias": False},
+    {"proj_bias": False},
+    {"qk_norm": True},
+    {"init_values": 0.1},
+    {"global_pool": "avg"},
+    {"global_pool": "avg", "class_token": False, "no_embed_class": True},
+    {"img_size": (32, 64), "patch_size": (8, 16)},
+    {"in_chans": 1},
+    {"positions": "none"},
+    {"norm": "rmsnorm"},
+    {"mlp": "swiglu", "mlp_ratio": 16 / 3},
+    {"mlp_ratio": 1.3},
+]
+SHAPES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
+
+
+@pytest.mark.parametrize("changes", SETTINGS, ids=str)
+def test_logits_and_gradients_are_timms(changes) -> None:
+    config = ModelConfig(**(SMALL | changes))
+    double, single = (agreement_with_timm(config, dtype) for dtype in (torch.float64, torch.float32))
+    assert max(double.logits, double.gradients) < 1e-8
+    assert max(single.logits, single.gradients) < 1e-4
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_standard_shapes_at_224_pixels_are_timms(name) -> None:
+    width, heads = SHAPES[name]
+    theirs = timm.create_model(f"vit_{name}_patch16_224").eval()
+    ours = VisionTransformer(ModelConfig(embed_dim=width, num_heads=heads)).eval()
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(1, 3, 224, 224)
+    with torch.inference_mode():
+        assert (ours(images) - theirs(images)).abs().max() < 1e-4
+        assert (ours.forward_features(images) - theirs.forward_features(images)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("changes", SETTINGS, ids=str)
+def test_a_state_dict_goes_back_to_timm_strictly(changes) -> None:
+    config = ModelConfig(**(SMALL | changes))
+    ours, theirs = VisionTransformer(config).eval(), timm_twin(config).eval()
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(2, config.in_chans, *config.image_shape)
+    torch.testing.assert_close(ours(images), theirs(images), atol=1e-4, rtol=0)
+
+
+def test_what_timm_does_not_have_is_said() -> None:
+    with pytest.raises(UserError, match="no relu2"):
+        timm_twin(ModelConfig(**(SMALL | {"mlp": "relu2"})))

@@ -84,3 +84,10 @@ def test_version_and_doctor(vitascope) -> None:
 def test_the_demo_shows_agreement(vitascope) -> None:
     answer = vitascope("demo")
     assert answer.code == 0 and "Ours beside timm's" in answer.out
+
+
+def test_the_story_of_an_image_is_drawn(vitascope, tmp_path) -> None:
+    answer = vitascope("draw", "story", "digits", "depth=1", "--out", str(tmp_path / "story.png"))
+    assert answer.code == 0
+    with Image.open(tmp_path / "story.png") as picture:
+        assert picture.width > 1500

@@ -13,7 +13,7 @@ from vitascope.cli.tables import console, table
 from vitascope.model.anatomy import Stage
 from vitascope.model.anatomy import anatomy as stages_of
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.reading import read_model
+from vitascope.recipe.reading import read_model, split_words
 
 NOTES = (
     "FLOPs count matrix products, two per multiply-add. Activations are float32; attn.maps reach memory only when\n"
@@ -48,13 +48,6 @@ def anatomy(
         answer["measured"] = measure_and_draw(config, out, quiet=as_json)
     if as_json:
         print(json.dumps(answer, indent=1))
-
-
-def split_words(words: list[str]) -> tuple[str | None, list[str]]:
-    """A first word without '=' is a recipe; the rest are settings."""
-    if words and "=" not in words[0]:
-        return words[0], words[1:]
-    return None, words
 
 
 def print_stages(stages: list[Stage], config: ModelConfig, *, all_blocks: bool) -> None:

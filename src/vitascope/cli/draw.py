@@ -7,7 +7,7 @@ import typer
 
 from vitascope.errors import UserError, did_you_mean
 
-app = typer.Typer(help="Pictures of position embeddings and masks.", no_args_is_help=True)
+app = typer.Typer(help="Pictures of positions, masks, and one image's way through a model.", no_args_is_help=True)
 
 
 @app.command()
@@ -41,6 +41,22 @@ def mask(
 
     print(mask_as_text(tokens) if tokens <= 12 else f"{tokens}×{tokens}: too large to print")
     print(f"Picture: {draw_causal_mask(tokens, out)}")
+
+
+@app.command()
+def story(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="digits by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="For the start weights.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("story.png"),
+) -> None:
+    """One image's way through a fresh model: image, patches, tokens, attention, answer."""
+    from vitascope.cli.pictures import draw_model_story
+    from vitascope.recipe.reading import read_model, split_words
+
+    recipe, settings = split_words(words or [])
+    print(f"Picture: {draw_model_story(read_model(recipe or 'digits', settings), seed, out)}")
 
 
 def _grid(text: str) -> tuple[int, int]:

@@ -1,13 +1,22 @@
 """The pictures behind `vitascope draw`: tables from the model, drawn as heat maps."""
 
 from pathlib import Path
+from typing import cast
+
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional as F
 
 from vitascope.draw.heatmap import heatmap
 from vitascope.draw.look import DIVERGING, SEQUENTIAL, caption, new_figure, save
+from vitascope.draw.story import draw_story
 from vitascope.errors import UserError
+from vitascope.model.block import Block
+from vitascope.model.config import ModelConfig
 from vitascope.model.masks import additive, causal_mask
 from vitascope.model.positions import sincos2d, sinusoidal
 from vitascope.model.rotary import rotation
+from vitascope.model.vit import VisionTransformer
 
 BLOCKED = -10_000.0  # sheet C's number for "not allowed"; in the model it is -inf
 
@@ -78,4 +87,26 @@ def draw_causal_mask(tokens: int, out: Path) -> Path:
         figure,
         "0 leaves a score as it is; −10,000 makes its softmax weight 0. Token 0 sees only itself, the last sees all.",
     )
+    return save(figure, out)
+
+
+def draw_model_story(config: ModelConfig, seed: int, out: Path) -> Path:
+    """A handwritten digit on its way through a model with fresh weights."""
+    torch.manual_seed(seed)
+    model = VisionTransformer(config).eval()
+    pixels, _ = load_digits(return_X_y=True)
+    digit = torch.as_tensor(pixels[0]).float().view(1, 1, 8, 8) / 16
+    image = F.interpolate(digit, size=config.image_shape).expand(1, config.in_chans, -1, -1)
+    with torch.inference_mode():
+        tokens = model.embed(image)
+        block = cast(Block, model.blocks[0])
+        maps = block.attn.maps(block.norm1(tokens), rotation=model.rotation)
+        answer = model(image).softmax(-1)
+    text = (
+        "A digit is cut into patches; each becomes a token (row 0 is the class token, where there is one); every token "
+        "decides how much to look at every other (first head of the first block); the last state gives the answer. "
+        "The weights are fresh: nothing has been learnt yet, so all answers are about equally likely."
+    )
+    picture = image[0].permute(1, 2, 0).squeeze(-1).numpy()
+    figure = draw_story(picture, config.grid, tokens[0].numpy(), maps[0, 0].numpy(), answer[0].numpy(), text)
     return save(figure, out)

@@ -33,6 +33,13 @@ def find_recipe(name: str) -> Path:
     )
 
 
+def split_words(words: list[str]) -> tuple[str | None, list[str]]:
+    """A first word without '=' is a recipe; the rest are settings."""
+    if words and "=" not in words[0]:
+        return words[0], words[1:]
+    return None, words
+
+
 def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe (or the defaults, without a name) with key=value overrides, every key and value checked."""
     from omegaconf import OmegaConf

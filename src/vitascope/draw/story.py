@@ -1,0 +1,37 @@
+"""One image's way through a model -> five panels: image, patches, tokens, attention, answer."""
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from vitascope.draw.look import COLOURS, DIVERGING, SEQUENTIAL, caption, label, new_figure
+
+
+def draw_story(
+    image: NDArray, grid: tuple[int, int], tokens: NDArray, attention: NDArray, answer: NDArray, text: str
+) -> Figure:
+    """`image`: height × width (× 3); `tokens`: token × feature; `attention`: query × key; `answer`: share per class."""
+    figure, panels = new_figure(5, width=15.0, height=3.7)
+    height, width = image.shape[:2]
+    for panel in panels[:2]:
+        panel.imshow(image, cmap="gray", interpolation="nearest")
+    label(panels[0], "1  image", f"{width} pixels", f"{height} pixels")
+    label(panels[1], "2  patches", f"{grid[0]}×{grid[1]} = {grid[0] * grid[1]} patches", "")
+    for row in range(1, grid[0]):
+        panels[1].axhline(row * height / grid[0] - 0.5, color=COLOURS[4], linewidth=1.5)
+    for column in range(1, grid[1]):
+        panels[1].axvline(column * width / grid[1] - 0.5, color=COLOURS[4], linewidth=1.5)
+    limit = float(np.abs(tokens).max())
+    panels[2].imshow(tokens, cmap=DIVERGING, aspect="auto", vmin=-limit, vmax=limit, interpolation="nearest")
+    label(panels[2], "3  tokens", f"{tokens.shape[1]} features", f"{tokens.shape[0]} tokens")
+    panels[3].imshow(attention, cmap=SEQUENTIAL, interpolation="nearest")
+    label(panels[3], "4  attention", "looked at", "looking")
+    panels[4].barh(range(len(answer)), answer * 100, color=COLOURS[0])
+    panels[4].invert_yaxis()
+    panels[4].set_yticks(range(len(answer)))
+    label(panels[4], "5  answer", "probability in %", "class")
+    for panel in panels[:4]:
+        panel.set_xticks([])
+        panel.set_yticks([])
+    caption(figure, text)
+    return figure

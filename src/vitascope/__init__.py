@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vitascope.model.scaled_dot_product import attend
     from vitascope.model.single_head import SingleHeadAttention
     from vitascope.model.vit import VisionTransformer
+    from vitascope.run.weights import load
+    from vitascope.training.train import resume, train
     from vitascope.weights.native import from_torch, to_torch
 
 __version__ = "0.1.0"
@@ -30,8 +32,11 @@ _HOMES = {
     "attend": "model.scaled_dot_product",
     "causal_mask": "model.masks",
     "from_torch": "weights.native",
+    "load": "run.weights",
     "patchify": "model.patches",
+    "resume": "training.train",
     "to_torch": "weights.native",
+    "train": "training.train",
     "unpatchify": "model.patches",
 }
 
@@ -46,8 +51,11 @@ __all__ = [
     "attend",
     "causal_mask",
     "from_torch",
+    "load",
     "patchify",
+    "resume",
     "to_torch",
+    "train",
     "unpatchify",
 ]
 

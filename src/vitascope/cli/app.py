@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import vitascope
-from vitascope.cli import anatomy, demo, doctor, draw
+from vitascope.cli import anatomy, data, demo, doctor, draw, evaluate, train
 
 app = typer.Typer(
     help="Vision transformers on small image data: build, train, study, look inside.",
@@ -14,8 +14,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("anatomy")(anatomy.anatomy)
+app.command("train")(train.train)
+app.command("resume")(train.resume)
+app.command("evaluate")(evaluate.evaluate)
+app.command("lr-find")(train.lr_find)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.add_typer(data.app, name="data")
 app.add_typer(draw.app, name="draw")
 
 

@@ -51,7 +51,8 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
             raise UserError(f"'{word}' is not a setting. Write key=value, such as model.depth=8.")
     schema = OmegaConf.structured(Recipe)
     try:
-        layers = [OmegaConf.load(find_recipe(name))] if name else []
+        path = find_recipe(name) if name else None
+        layers = [OmegaConf.create({"name": path.stem}), OmegaConf.load(path)] if path else []
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
         return OmegaConf.to_object(merged)  # pyright: ignore[reportReturnType]
     except OmegaConfBaseException as error:

@@ -2,11 +2,22 @@
 
 from dataclasses import dataclass, field
 
+from vitascope.data.config import DataConfig
+from vitascope.errors import UserError, speaks_for_itself
 from vitascope.model.config import ModelConfig
+from vitascope.recipe.train import TrainConfig
 
 
+@speaks_for_itself
 @dataclass(frozen=True)
 class Recipe:
     """Everything a run is made of."""
 
+    name: str = "run"  # a recipe's file name; runs are kept under it
+    data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        if self.train.patience and self.data.validation == 0:
+            raise UserError("train.patience watches validation images, but data.validation=0 holds none back.")

@@ -1,1 +1,1 @@
-"""A run is a directory; here is what it knows of the machine it ran on."""
+"""A run is a directory that can be run again from itself: names, metrics, weights, checkpoints, machine."""

@@ -1,0 +1,69 @@
+"""`vitascope train`, `resume`, `lr-find`: learning, as a user starts it."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitascope.cli.tables import console
+from vitascope.errors import UserError
+from vitascope.recipe.reading import read_recipe, recipe_names
+
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="RECIPE [KEY=VALUE]…", help="A recipe's name or path, and settings.")
+]
+
+
+def train(
+    words: Words = None,
+    runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+) -> None:
+    """Train a recipe; everything it leaves is in runs/<recipe>/<when>-seed<n>/.
+
+    Example: vitascope train digits train.epochs=20 model.depth=4
+    """
+    recipe, settings = _recipe_and_settings(words)
+    checked = read_recipe(recipe, settings)
+    from vitascope.training.train import train_recipe
+
+    _stoppable(lambda: train_recipe(checked, runs, console()))
+
+
+def resume(run: Annotated[Path, typer.Argument(help="A run's directory, or a recipe's: its newest run.")]) -> None:
+    """Go on with a run that was stopped, exactly as if it had not been."""
+    from vitascope.run.directory import open_run
+    from vitascope.training.train import resume_run
+
+    found = open_run(run)
+    _stoppable(lambda: resume_run(found, console()))
+
+
+def lr_find(
+    words: Words = None,
+    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("lr-find.png"),
+) -> None:
+    """Raise the learning rate step by step and see where the loss falls fastest, and where it breaks."""
+    recipe, settings = _recipe_and_settings(words)
+    checked = read_recipe(recipe, settings)
+    from vitascope.training.rate_finder import find_rate
+
+    found = find_rate(checked, console())
+    found.draw(out)
+    print(f"Suggested: train.lr={found.suggested:.1e}   (loss breaks above {found.broken:.1e})\nPicture: {out}")
+
+
+def _recipe_and_settings(words: list[str] | None) -> tuple[str, list[str]]:
+    if not words or "=" in words[0]:
+        raise UserError(f"Name a recipe first: {', '.join(recipe_names())}, or a path to a .yaml file.")
+    return words[0], words[1:]
+
+
+def _stoppable(work: object) -> None:
+    """Ctrl-C and a polite kill end the loop, which saves; the exit code says so."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        work()  # pyright: ignore[reportCallIssue]
+    except KeyboardInterrupt:
+        sys.exit(130)

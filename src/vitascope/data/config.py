@@ -1,0 +1,75 @@
+"""What to train on and how to vary it: every setting of the data, checked when it is made, without torch."""
+
+from dataclasses import dataclass, field, fields
+
+from vitascope.errors import UserError, did_you_mean, speaks_for_itself
+
+BALANCES = ("none", "loss", "sampling")
+FILLS = ("zero", "reflect")
+
+
+@speaks_for_itself
+@dataclass(frozen=True)
+class AugmentConfig:
+    """How images are varied while training, each image by its own draw; null: as the data set's policy says."""
+
+    flip: float | None = None  # share of images mirrored left to right (never for digits)
+    shift: int | None = None  # up to this many pixels in each direction
+    shift_fill: str | None = None  # what comes in at the edge: zero, reflect
+    brightness: float | None = None  # factor drawn from 1 ± this; the same for contrast and saturation
+    contrast: float | None = None
+    saturation: float | None = None
+    hue: float | None = None  # turned by up to this share of the colour circle
+    randaugment: int | None = None  # operations per image (Cubuk et al. 2020), 0: none
+    magnitude: float | None = None  # RandAugment's strength in torchvision's dialect, of 30
+    erase: float | None = None  # share of images with a rectangle wiped out (Zhong et al. 2020)
+    erase_area: float | None = None  # largest wiped share of an image
+    mixup: float | None = None  # Beta parameter of MixUp (Zhang et al. 2018), 0: none
+    cutmix: float | None = None  # Beta parameter of CutMix (Yun et al. 2019), 0: none
+    mix_share: float | None = None  # share of batches that are mixed; with both kinds, half each
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "erase", "erase_area", "mix_share"):
+            _check_between(name, getattr(self, name), 0, 1)
+        for name in ("brightness", "contrast", "saturation"):
+            _check_between(name, getattr(self, name), 0, 1)
+        _check_between("hue", self.hue, 0, 0.5)
+        _check_between("magnitude", self.magnitude, 0, 30)
+        for name in ("shift", "randaugment", "mixup", "cutmix"):
+            _check_between(name, getattr(self, name), 0, float("inf"))
+        if self.shift_fill is not None and self.shift_fill not in FILLS:
+            raise UserError(f"shift_fill={self.shift_fill!r} is unknown. {did_you_mean(self.shift_fill, FILLS)}")
+
+    def filled_from(self, policy: "AugmentConfig") -> "AugmentConfig":
+        """What is set here, and the policy for the rest."""
+        own = {item.name: getattr(self, item.name) for item in fields(self)}
+        return AugmentConfig(**{k: getattr(policy, k) if v is None else v for k, v in own.items()})
+
+
+@speaks_for_itself
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, and which part of them."""
+
+    name: str = "digits"  # digits, mnist, fashion-mnist, cifar10, cifar100, a folder of class folders, or a .npz file
+    root: str | None = None  # where named data lies; null: $VITASCOPE_DATA, else the user's cache folder
+    download: bool = True  # fetch named data that is missing
+    validation: float = 0.1  # share of the training images held back to watch the training, stratified, by seed
+    fraction: float = 1.0  # share of the remaining training images used, stratified, by seed
+    balance: str = "none"  # for unequal classes: none, loss (weighted), sampling (each class equally often)
+    strict: bool = False  # true: a broken image is an error; false: it is named and skipped
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise UserError(f"data.validation={self.validation} must be at least 0 and below 1.")
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"data.fraction={self.fraction} must be greater than 0 and at most 1.")
+        if self.balance not in BALANCES:
+            raise UserError(f"data.balance={self.balance!r} is unknown. {did_you_mean(self.balance, BALANCES)}")
+
+
+def _check_between(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        top = "" if high == float("inf") else f" and at most {high:g}"
+        raise UserError(f"data.augment.{name}={value} must be at least {low:g}{top}.")

@@ -1,0 +1,85 @@
+"""A data set -> what is in it: counts, sizes, balance, statistics, exact copies within and across splits."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from vitascope.data.config import DataConfig
+from vitascope.data.opening import open_source
+from vitascope.data.source import Split
+from vitascope.data.statistics import fingerprints, mean_and_std, repeated, shared
+
+PREVIEW_SIZE = ((64, 64), 3)  # what a folder's images of any size are brought to for looking at them
+
+
+@dataclass(frozen=True)
+class SplitFacts:
+    images: int
+    channels: int
+    height: int
+    width: int
+    per_class: dict[str, int]
+    mean: list[float]
+    std: list[float]
+    copies: int  # images equal to an earlier one of the same split
+    also_in_train: int
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    name: str
+    classes: list[str]
+    splits: dict[str, SplitFacts]
+    skipped: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def as_text(self) -> str:
+        shown = ", ".join(self.classes[:12]) + (", …" if len(self.classes) > 12 else "")
+        lines = [f"{self.name}: {len(self.classes)} classes ({shown})"]
+        for split, facts in self.splits.items():
+            counts = list(facts.per_class.values())
+            unequal = "" if max(counts) < 1.5 * min(counts) else " (unequal: see data.balance)"
+            lines += [
+                f"{split}: {facts.images:,} images, {facts.height}×{facts.width}, {facts.channels} channel(s)",
+                f"  per class: {min(counts):,} to {max(counts):,}{unequal}",
+                f"  pixels (0…1): mean {_numbers(facts.mean)}, std {_numbers(facts.std)}",
+                f"  exact copies within: {facts.copies:,}; also in train: {facts.also_in_train:,}",
+            ]
+        if self.skipped:
+            lines.append(f"{len(self.skipped)} image(s) could not be read: {', '.join(self.skipped[:3])}")
+        return "\n".join(lines)
+
+
+def describe_data(name: str, root: str | None) -> DataFacts:
+    """Looks at every split, the test images included: for knowing the data, never for choosing a model."""
+    source = open_source(DataConfig(name=name, root=root), *PREVIEW_SIZE)
+    splits = {split: source.load(split) for split in source.splits}
+    prints = {split: fingerprints(part.images) for split, part in splits.items()}
+    facts = {split: _facts(part, source.classes, prints[split], prints["train"]) for split, part in splits.items()}
+    facts["train"] = SplitFacts(**(asdict(facts["train"]) | {"also_in_train": 0}))
+    return DataFacts(source.name, source.classes, facts, source.skipped)
+
+
+def _facts(split: Split, classes: list[str], prints: list[bytes], train: list[bytes]) -> SplitFacts:
+    mean, std = mean_and_std(split.images)
+    counts = torch.bincount(split.labels, minlength=len(classes)).tolist()
+    _, channels, height, width = split.images.shape
+    per_class = dict(zip(classes, counts, strict=True))
+    return SplitFacts(
+        len(split),
+        channels,
+        height,
+        width,
+        per_class,
+        mean.tolist(),
+        std.tolist(),
+        repeated(prints),
+        shared(train, prints),
+    )
+
+
+def _numbers(values: list[float]) -> str:
+    return " ".join(f"{value:.4f}" for value in values)

@@ -1,0 +1,66 @@
+"""Seed and epoch -> every random number of that epoch, drawn ahead of the steps that use them.
+
+Each epoch has a generator of its own, made from (seed, epoch): a resumed run draws what an uninterrupted one would.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitascope.data.config import AugmentConfig
+
+Draws = dict[str, Tensor]  # name -> one draw per image of a batch
+
+
+def epoch_order(
+    images: int, steps: int, batch: int, seed: int, epoch: int, weights: NDArray[Any] | None = None
+) -> Tensor:
+    """step × image: which images each step sees. Without weights every image at most once, with them by chance."""
+    rng = np.random.default_rng([seed, epoch, 0])
+    if weights is None:
+        chosen = rng.permutation(images)[: steps * batch]
+    else:
+        chosen = rng.choice(images, size=steps * batch, p=weights)
+    return torch.from_numpy(chosen).view(steps, batch)
+
+
+def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch: int) -> Draws:
+    """name -> step × image (…): only what the policy uses."""
+    rng = np.random.default_rng([seed, epoch, 1])
+    shape = (steps, batch)
+    shift, rounds, flip, hue = policy.shift or 0, policy.randaugment or 0, policy.flip or 0.0, policy.hue or 0.0
+    parts = {
+        "flip": (flip, lambda: rng.random(shape) < flip),
+        "shift": (shift, lambda: rng.integers(-shift, shift + 1, (*shape, 2))),
+        "brightness": (policy.brightness, lambda: _factors(rng, policy.brightness, shape)),
+        "contrast": (policy.contrast, lambda: _factors(rng, policy.contrast, shape)),
+        "saturation": (policy.saturation, lambda: _factors(rng, policy.saturation, shape)),
+        "hue": (hue, lambda: rng.uniform(-hue, hue, shape)),
+        "operation": (rounds, lambda: rng.integers(0, 14, (*shape, rounds))),
+        "sign": (rounds, lambda: rng.integers(0, 2, (*shape, rounds)) * 2.0 - 1),
+        "erase": (policy.erase, lambda: rng.random((*shape, 5))),
+        "mix": ((policy.mixup or policy.cutmix) and policy.mix_share, lambda: _mixing(rng, policy, shape)),
+    }
+    made = {name: torch.from_numpy(np.asarray(make())) for name, (used, make) in parts.items() if used}
+    return {name: draw.float() if draw.is_floating_point() else draw for name, draw in made.items()}
+
+
+def one_step(draws: Draws, step: int) -> Draws:
+    return {name: draw[step] for name, draw in draws.items()}
+
+
+def _factors(rng: np.random.Generator, spread: float | None, shape: tuple[int, int]) -> NDArray[Any]:
+    """Around 1, by up to `spread`."""
+    return rng.uniform(1 - (spread or 0.0), 1 + (spread or 0.0), shape)
+
+
+def _mixing(rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int]) -> NDArray[Any]:
+    """(kind, own share, row, column) per image; kind 0: not mixed, 1: MixUp, 2: CutMix."""
+    mixup, cutmix = policy.mixup or 0.0, policy.cutmix or 0.0
+    cuts = rng.random(shape) < (0.5 if mixup and cutmix else float(cutmix > 0))
+    share = np.where(cuts, rng.beta(cutmix or 1, cutmix or 1, shape), rng.beta(mixup or 1, mixup or 1, shape))
+    kind = np.where(rng.random(shape) < (policy.mix_share or 0.0), 1 + cuts, 0)
+    return np.stack([kind, share, rng.random(shape), rng.random(shape)], axis=-1)

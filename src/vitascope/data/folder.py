@@ -1,0 +1,115 @@
+"""A folder of class folders -> splits: any image Pillow reads, turned upright, cropped square, resized."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from vitascope.data.source import Source, Split
+from vitascope.errors import UserError
+
+SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+NOT_IMAGES = (".csv", ".db", ".ini", ".json", ".md", ".txt", ".xml", ".yaml", ".yml")
+
+
+def folder(path: Path, size: tuple[int, int], channels: int, *, strict: bool) -> Source:
+    """PATH/class/image, or PATH/train/class/image beside val/ and test/. Sizes are (rows, columns)."""
+    parts = {split: _first_folder(path, names) for split, names in SPLITS.items()}
+    parts = {split: found for split, found in parts.items() if found} if parts["train"] else {"train": path}
+    classes = sorted(entry.name for entry in _class_folders(parts["train"]))
+    if len(classes) < 2:
+        raise UserError(
+            f"{parts['train']} needs a folder per class, at least two; it has {', '.join(classes) or 'none'}."
+        )
+    for split, place in parts.items():
+        _check_classes(place, split, classes)
+    skipped: list[str] = []
+    load = partial(_load, parts, classes, size, channels, skipped, strict)
+    return Source(path.resolve().name, classes, load, tuple(parts), skipped)
+
+
+def _load(
+    parts: dict[str, Path],
+    classes: list[str],
+    size: tuple[int, int],
+    channels: int,
+    skipped: list[str],
+    strict: bool,
+    split: str,
+) -> Split:
+    files = [(file, label) for label, name in enumerate(classes) for file in _files(parts[split] / name)]
+    with ThreadPoolExecutor() as pool:
+        read = list(pool.map(lambda item: _try_image(item[0], size, channels), files))
+    broken = [(file, reason) for (file, _), reason in zip(files, read, strict=True) if isinstance(reason, str)]
+    if broken and strict:
+        raise UserError(
+            f"{broken[0][0]} cannot be read ({broken[0][1]}); {len(broken)} such in all. data.strict=false skips."
+        )
+    skipped.extend(str(file) for file, _ in broken if str(file) not in skipped)
+    kept = [(image, label) for image, (_, label) in zip(read, files, strict=True) if isinstance(image, Tensor)]
+    _check_full(parts[split], classes, [label for _, label in kept])
+    return Split(torch.stack([image for image, _ in kept]), torch.tensor([label for _, label in kept]))
+
+
+def _try_image(path: Path, size: tuple[int, int], channels: int) -> Tensor | str:
+    try:
+        return read_image(path, size, channels)
+    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        return type(error).__name__
+
+
+def read_image(path: Path, size: tuple[int, int], channels: int) -> Tensor:
+    """One file -> uint8, channel × rows × columns: EXIF turned upright, centre-cropped to shape, resized (bicubic)."""
+    with Image.open(path) as file:
+        image = ImageOps.exif_transpose(file)
+        image = _eight_bit(image)
+        image = image.convert("L" if channels == 1 else "RGB")
+        image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BICUBIC)
+        pixels = np.asarray(image, dtype=np.uint8).reshape(*size, channels)
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """16-bit and float images keep their range; transparent ones stand on white."""
+    if image.mode.startswith(("I", "F")):
+        values = np.asarray(image, dtype=np.float64)
+        top = 65535.0 if values.max() > 255 else 255.0
+        return Image.fromarray((values.clip(0, top) * (255.0 / top)).round().astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image
+
+
+def _first_folder(path: Path, names: tuple[str, ...]) -> Path | None:
+    return next((path / name for name in names if (path / name).is_dir()), None)
+
+
+def _class_folders(path: Path) -> Iterator[Path]:
+    return (entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__")))
+
+
+def _files(path: Path) -> list[Path]:
+    """Every file below that is not plainly something else; what cannot be read is named later, not hidden."""
+    found = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+    return sorted(file for file in found if file.suffix.lower() not in NOT_IMAGES)
+
+
+def _check_classes(place: Path, split: str, classes: list[str]) -> None:
+    found = sorted(entry.name for entry in _class_folders(place))
+    if found != classes:
+        other = sorted(set(found) ^ set(classes))
+        raise UserError(
+            f"The {split} part {place} has other classes than train: {', '.join(other[:5])} is not in both."
+        )
+
+
+def _check_full(place: Path, classes: list[str], labels: list[int]) -> None:
+    empty = [name for number, name in enumerate(classes) if number not in set(labels)]
+    if empty:
+        raise UserError(f"{place} has no readable image for {', '.join(empty[:5])}. Add some or remove the folder.")

@@ -1,0 +1,29 @@
+"""DataConfig -> Source: by name, by folder, or by .npz file."""
+
+from pathlib import Path
+
+from vitascope.data.config import DataConfig
+from vitascope.data.digits import digits
+from vitascope.data.folder import folder
+from vitascope.data.named import NAMED, named
+from vitascope.data.npz import npz
+from vitascope.data.places import data_root
+from vitascope.data.source import Source
+from vitascope.errors import UserError, did_you_mean
+
+
+def open_source(config: DataConfig, size: tuple[int, int], channels: int) -> Source:
+    """`size` and `channels` are the model's: a folder's images are brought to them when they are read."""
+    if config.name == "digits":
+        return digits()
+    if config.name in NAMED:
+        return named(config.name, data_root(config.root), download=config.download)
+    path = Path(config.name).expanduser()
+    if path.is_dir():
+        return folder(path, size, channels, strict=config.strict)
+    if path.is_file() and path.suffix == ".npz":
+        return npz(path)
+    if path.exists():
+        raise UserError(f"data.name={config.name} is neither a folder of class folders nor an .npz file.")
+    known = ["digits", *NAMED]
+    raise UserError(f"There is no data set '{config.name}'. {did_you_mean(config.name, known)} A path works too.")

@@ -1,0 +1,42 @@
+"""One augmentation policy per data set: what may vary without changing the answer."""
+
+from dataclasses import replace
+
+from vitascope.data.config import AugmentConfig
+from vitascope.errors import UserError
+
+NOTHING = AugmentConfig(
+    flip=0.0,
+    shift=0,
+    shift_fill="zero",
+    brightness=0.0,
+    contrast=0.0,
+    saturation=0.0,
+    hue=0.0,
+    randaugment=0,
+    magnitude=9.0,
+    erase=0.0,
+    erase_area=0.33,
+    mixup=0.0,
+    cutmix=0.0,
+    mix_share=1.0,
+)
+PHOTOS = replace(NOTHING, flip=0.5, shift=4, brightness=0.2, contrast=0.2, saturation=0.2, cutmix=1.0, mix_share=0.5)
+POLICIES = {
+    "digits": replace(NOTHING, shift=1),
+    "mnist": replace(NOTHING, shift=2),
+    "fashion-mnist": replace(NOTHING, flip=0.5, shift=2, erase=0.25),
+    "cifar10": PHOTOS,
+    "cifar100": PHOTOS,
+}
+NEVER_FLIPPED = ("digits", "mnist")
+
+
+def resolve(asked: AugmentConfig, name: str) -> AugmentConfig:
+    """The settings in full: what was asked, and the data set's policy for the rest (photos' for one's own)."""
+    whole = asked.filled_from(POLICIES.get(name, PHOTOS))
+    if name in NEVER_FLIPPED and whole.flip:
+        raise UserError(
+            f"data.augment.flip={whole.flip}: a mirrored digit is another sign. {name} is never flipped; set 0."
+        )
+    return whole

@@ -1,0 +1,35 @@
+"""A data set's name or path -> its classes, and its images split by split, opened only when asked for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+UInt8Images = UInt8[Tensor, "image channel height width"]
+Labels = Int[Tensor, "image"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images as they are stored, 0 to 255, and their class numbers."""
+
+    images: UInt8Images
+    labels: Labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, index: Tensor | slice) -> "Split":
+        return Split(self.images[index], self.labels[index])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set comes from. `load("test")` is the only way to the test images."""
+
+    name: str
+    classes: list[str]
+    load: Callable[[str], Split]  # "train", "test", and "val" where the data set brings one
+    splits: tuple[str, ...] = ("train", "test")
+    skipped: list[str] = field(default_factory=list)  # images that could not be read

@@ -1,0 +1,32 @@
+"""Loss and accuracy over epochs -> two panels, training and validation in each."""
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from vitascope.draw.look import COLOURS, caption, label, new_figure
+
+Points = list[tuple[float, float]]
+UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %"}
+
+
+def draw_curves(curves: dict[str, dict[str, Points]], title: str) -> Figure:
+    """`curves[loss or accuracy][train or validation]` are (epoch, value); accuracies are fractions."""
+    figure, panels = new_figure(2, width=10.0, height=4.4)
+    for panel, (kind, lines) in zip(panels, curves.items(), strict=True):
+        factor = 100 if kind == "accuracy" else 1
+        for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
+            if points:
+                epochs, values = zip(*points, strict=True)
+                marker = "o" if len(points) <= 20 else None
+                panel.plot(epochs, [v * factor for v in values], color=colour, label=name, marker=marker, markersize=4)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.grid(alpha=0.25)
+        if any(lines.values()):
+            panel.legend(frameon=False)
+        label(panel, kind, "epoch", UNITS[kind])
+    caption(
+        figure,
+        f"{title}. Training is measured on varied (augmented, mixed, smoothed) images while weights still change, so "
+        "it may lie below validation.",
+    )
+    return figure

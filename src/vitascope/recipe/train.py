@@ -1,0 +1,73 @@
+"""How to train: every setting of the optimisation, checked when it is made, without torch."""
+
+from dataclasses import dataclass, field
+
+from vitascope.errors import UserError, did_you_mean, speaks_for_itself
+
+CHOICES = {
+    "optimizer": ("adamw", "muon"),
+    "schedule": ("cosine", "linear", "constant"),
+    "precision": ("auto", "float32", "bfloat16", "float16"),
+    "compile": ("auto", "yes", "no"),
+    "device": ("auto", "cpu", "cuda", "mps"),
+}
+TRACKERS = ("wandb", "mlflow")
+
+
+@speaks_for_itself
+@dataclass(frozen=True)
+class TrainConfig:
+    """The defaults train a small ViT from scratch on a small data set."""
+
+    epochs: int = 100  # passes over the training images
+    batch_size: int = 128  # images per step of the optimizer; the last, smaller batch of an epoch is left out
+    accumulate: int = 1  # parts in which a batch is worked off: less memory, same result
+    optimizer: str = "adamw"  # adamw, muon (block matrices by Muon, the rest by AdamW)
+    lr: float = 1e-3  # AdamW's peak rate
+    muon_lr: float = 0.02  # Muon's peak rate
+    momentum: float = 0.95  # Muon's
+    betas: tuple[float, float] = (0.9, 0.999)  # AdamW's
+    weight_decay: float = 0.05  # on matrices only: not on biases, norms, tokens, positions
+    schedule: str = "cosine"  # after the warm-up: cosine, linear, constant
+    warmup: float = 0.1  # share of all steps in which the rate rises linearly from 0
+    final_lr: float = 0.0  # the rate at the end, as a share of the peak
+    clip_grad: float = 1.0  # largest norm of all gradients together, 0: no limit
+    label_smoothing: float = 0.1
+    ema: float = 0.0  # decay per step of the averaged weights, 0: no averaging; such as 0.999
+    layer_decay: float = 1.0  # rate factor per layer counted from the head (BEiT); 1: all equal
+    patience: int = 0  # stop after so many epochs without a better validation accuracy, 0: never
+    seed: int = 0  # for the split, the start weights, the order and every draw
+    device: str = "auto"  # auto, cpu, cuda, mps
+    precision: str = "auto"  # auto, float32, bfloat16, float16
+    compile: str = "auto"  # auto (only where it pays back), yes, no
+    save_seconds: float = 30.0  # how often resume.pt is written, at the end of an epoch
+    track: list[str] = field(default_factory=list)  # besides TensorBoard: wandb, mlflow (extras)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        object.__setattr__(self, "track", list(self.track))
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                said = str(getattr(self, name))
+                raise UserError(f"train.{name}={said!r} is unknown. {did_you_mean(said, choices)}")
+        for name in ("epochs", "batch_size", "accumulate"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name}={getattr(self, name)} must be at least 1.")
+        for name in ("lr", "muon_lr", "layer_decay"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"train.{name}={getattr(self, name)} must be greater than 0.")
+        for name in ("weight_decay", "clip_grad", "patience", "save_seconds", "seed"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"train.{name}={getattr(self, name)} must be 0 or more.")
+        for name in ("warmup", "final_lr"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"train.{name}={getattr(self, name)} is a share: at least 0 and at most 1.")
+        for name in ("ema", "momentum", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"train.{name}={getattr(self, name)} must be at least 0 and below 1.")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"train.betas={list(self.betas)} must be at least 0 and below 1.")
+        if self.batch_size % self.accumulate:
+            raise UserError(f"train.accumulate={self.accumulate} does not divide train.batch_size={self.batch_size}.")
+        if unknown := [name for name in self.track if name not in TRACKERS]:
+            raise UserError(f"train.track: there is no {unknown[0]!r}. {did_you_mean(unknown[0], TRACKERS)}")

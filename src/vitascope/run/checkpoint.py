@@ -1,0 +1,37 @@
+"""Everything a run needs to go on exactly -> resume.pt, and back; plain containers and tensors only."""
+
+import io
+import pickle
+from typing import Any
+
+import torch
+
+from vitascope.errors import UserError
+from vitascope.run.directory import Run
+from vitascope.run.files import write_whole
+
+MARK = "vitascope-resume-1"
+
+
+def save_checkpoint(run: Run, state: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    torch.save({"mark": MARK} | state, buffer)
+    write_whole(run.file("resume.pt"), buffer.getvalue())
+
+
+def load_checkpoint(run: Run) -> dict[str, Any] | None:
+    """None where the run was stopped before its first save: it starts anew, from the same seed."""
+    path = run.file("resume.pt")
+    if not path.is_file():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, OSError, ValueError) as error:
+        raise UserError(f"{path} is not whole, or not one of ours; nothing was changed. {_way_out(run)}") from error
+    if not isinstance(state, dict) or state.get("mark") != MARK:
+        raise UserError(f"{path} was not written by this version of Vitascope; nothing was changed. {_way_out(run)}")
+    return state
+
+
+def _way_out(run: Run) -> str:
+    return f"Move it away and run `vitascope resume {run.path}` to start the run anew."

@@ -1,0 +1,78 @@
+"""A run's directory: `runs/<recipe>/<when>-seed<n>/`, made once and never overwritten."""
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from vitascope.errors import UserError
+from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.schema import Recipe
+from vitascope.recipe.writing import recipe_yaml
+from vitascope.run.files import make_folder, write_whole
+from vitascope.run.metrics import read_metrics
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left on disk."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Recipe:
+        return read_recipe(str(self.file("recipe.yaml")))
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row per finished epoch."""
+        return read_metrics(self.file("metrics.jsonl"))
+
+    @property
+    def finished(self) -> bool:
+        return self.file("model.safetensors").is_file()
+
+    def file(self, name: str) -> Path:
+        return self.path / name
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def new_run(recipe: Recipe, runs: Path) -> Run:
+    """An empty directory of its own, with the complete recipe in it."""
+    stem = f"{datetime.now():%Y-%m-%d_%H-%M-%S}-seed{recipe.train.seed}"
+    folder = runs / recipe.name
+    make_folder(folder)
+    for extra in ("", *(f"-{number}" for number in range(2, 1000))):
+        try:
+            (folder / (stem + extra)).mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"No run can be made in {folder}: {error.strerror}. Choose another place with --runs."
+            ) from error
+        run = Run(folder / (stem + extra))
+        write_whole(run.file("recipe.yaml"), recipe_yaml(recipe))
+        return run
+    raise UserError(f"{folder} already has a thousand runs of this second.")
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """An existing run; a recipe's folder means its newest run."""
+    place = Path(path)
+    if (place / "recipe.yaml").is_file():
+        return Run(place)
+    inside = sorted(file.parent for file in place.glob("*/recipe.yaml")) if place.is_dir() else []
+    if inside:
+        return Run(inside[-1])
+    raise UserError(f"{place} is not a run: it has no recipe.yaml. Runs lie in runs/<recipe>/<when>-seed<n>/.")
+
+
+def append_line(run: Run, name: str, value: dict[str, Any]) -> None:
+    """One JSON line more in one of the run's files."""
+    with open(run.file(name), "a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")

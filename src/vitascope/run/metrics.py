@@ -1,0 +1,86 @@
+"""Epochs -> lines in metrics.jsonl, TensorBoard events and curves.png."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from vitascope.draw.curves import draw_curves
+from vitascope.draw.look import save
+from vitascope.errors import UserError
+from vitascope.run.files import write_whole
+
+Row = dict[str, Any]
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """All whole lines; a last line torn by a kill is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line:
+                rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise UserError(f"{path}, line {number} is not JSON. Mend or delete the line.") from error
+    return rows
+
+
+def append_metrics(path: Path, row: Row) -> None:
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written: {error.strerror}. What was written before is still whole."
+        ) from error
+
+
+def forget_after(path: Path, epoch: int) -> list[Row]:
+    """Keep the lines up to an epoch: a resumed run writes the later ones again."""
+    rows = [row for row in read_metrics(path) if row["epoch"] <= epoch]
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+class Events:
+    """TensorBoard's event file, written anew from the metrics when a run is resumed, so that no step is doubled."""
+
+    def __init__(self, folder: Path, rows: list[Row]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self.writer = SummaryWriter(str(folder))
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        for name, value in row.items():
+            if name not in ("epoch", "step") and isinstance(value, int | float) and math.isfinite(value):
+                self.writer.add_scalar(
+                    name.replace("train_", "train/").replace("val_", "validation/"), value, row["step"]
+                )
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def draw_run_curves(path: Path, rows: list[Row], title: str) -> None:
+    """Loss and accuracy, train and validation, over epochs."""
+    epochs = [row["epoch"] for row in rows]
+    curves = {
+        kind: {
+            split: [
+                (epoch, row[f"{prefix}_{kind}"])
+                for epoch, row in zip(epochs, rows, strict=True)
+                if f"{prefix}_{kind}" in row
+            ]
+            for split, prefix in (("train", "train"), ("validation", "val"))
+        }
+        for kind in ("loss", "accuracy")
+    }
+    save(draw_curves(curves, title), path)

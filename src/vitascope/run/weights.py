@@ -1,0 +1,65 @@
+"""A model <-> safetensors and config.json in a run's directory: enough to use it without the data."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from vitascope.data.preparation import Preparation
+from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig
+from vitascope.model.vit import VisionTransformer
+from vitascope.run.directory import Run, open_run
+from vitascope.run.files import write_json, write_whole
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the weights alone do not say: sizes, class names, how images are prepared."""
+
+    model: ModelConfig
+    classes: list[str]
+    preparation: Preparation
+
+
+def save_facts(run: Run, facts: ModelFacts) -> None:
+    write_json(run.file("config.json"), asdict(facts))
+
+
+def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    write_whole(path, save({name: tensor.contiguous().cpu() for name, tensor in weights.items()}))
+
+
+def read_facts(run: Run) -> ModelFacts:
+    path = run.file("config.json")
+    if not path.is_file():
+        raise UserError(f"{run.path} has no config.json: the run never started. Start it: vitascope resume {run.path}")
+    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    known = {item.name for item in fields(ModelConfig)}
+    model = ModelConfig(**{name: value for name, value in said["model"].items() if name in known})
+    how = said["preparation"]
+    return ModelFacts(model, said["classes"], Preparation(tuple(how["size"]), tuple(how["mean"]), tuple(how["std"])))
+
+
+def load(run: str | os.PathLike[str], *, best: bool = False) -> VisionTransformer:
+    """A run's trained model, ready to answer (eval mode, on the CPU): the last epoch's, or the best on validation."""
+    place = open_run(run)
+    path = place.file("best.safetensors" if best else "model.safetensors")
+    if not path.is_file():
+        way = (
+            "It kept no best weights: data.validation was 0." if best else f"Go on with: vitascope resume {place.path}"
+        )
+        raise UserError(f"{place.path} has no {path.name}. {way}")
+    model = VisionTransformer(read_facts(place).model)
+    try:
+        model.load_state_dict(load_file(path))
+    except (SafetensorError, RuntimeError) as error:
+        raise UserError(
+            f"{path} does not fit its config.json, or is not whole: {str(error).splitlines()[0]}"
+        ) from error
+    return model.eval()

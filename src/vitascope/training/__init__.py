@@ -1,0 +1,1 @@
+"""Learning: objective, optimizers, schedule, averaging, evaluation, and the loop that yields small records."""

@@ -1,0 +1,78 @@
+"""TrainConfig -> device, number format and whether to compile, each 'auto' decided once and written into the run."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from vitascope.errors import UserError
+from vitascope.model.anatomy import anatomy
+from vitascope.recipe.schema import Recipe
+
+EAGER_RATE = 1.0e14  # FLOP/s an eager step reaches on a data-centre GPU; only to guess whether compiling pays
+COMPILE_PAYS_AFTER = 120.0  # seconds of eager training: compiling takes 20 to 50 of them and then saves a third
+CLEARLY_FASTER = 1.3
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a run is computed on and in."""
+
+    device: str
+    precision: str  # float32, bfloat16, float16
+    compiled: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.precision)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device, dtype=self.dtype, enabled=self.precision != "float32")
+
+
+def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
+    """`images` are all images the run will see, for the guess whether compiling pays."""
+    device = choose_device(recipe.train.device)
+    precision = recipe.train.precision
+    if precision == "auto":
+        precision = choose_precision(device, recipe, model)
+    compiled = recipe.train.compile == "yes"
+    if recipe.train.compile == "auto" and device == "cuda":
+        flops = 3 * images * sum(stage.flops for stage in anatomy(recipe.model))
+        compiled = flops / EAGER_RATE > COMPILE_PAYS_AFTER
+    return Hardware(device, precision, compiled)
+
+
+def choose_device(asked: str) -> str:
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if asked == "auto":
+        return next(name for name, here in present.items() if here)
+    if not present[asked]:
+        here = ", ".join(name for name, there in present.items() if there)
+        raise UserError(f"train.device={asked} is not on this machine. Choose one of auto, {here}.")
+    return asked
+
+
+def choose_precision(device: str, recipe: Recipe, model: nn.Module) -> str:
+    """bf16 on CUDA 8.0 and newer, fp16 on older; on a CPU float32 unless a short measurement clearly favours bf16."""
+    if device == "cuda":
+        return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
+    if device != "cpu" or sum(weight.numel() for weight in model.parameters()) < 1_000_000:
+        return "float32"  # small models spend their time elsewhere
+    faster = _step_seconds(recipe, model, "float32") / _step_seconds(recipe, model, "bfloat16")
+    return "bfloat16" if faster > CLEARLY_FASTER else "float32"
+
+
+def _step_seconds(recipe: Recipe, model: nn.Module, precision: str) -> float:
+    """The fastest of three forward and backward passes on a few random images."""
+    images = torch.zeros(min(16, recipe.train.batch_size), recipe.model.in_chans, *recipe.model.image_shape)
+    state, times = torch.get_rng_state(), []
+    for _ in range(3):
+        start = time.perf_counter()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+            model(images).float().sum().backward()
+        times.append(time.perf_counter() - start)
+    model.zero_grad()
+    torch.set_rng_state(state)
+    return min(times)

@@ -1,0 +1,172 @@
+"""A session and its run -> small records, one per epoch and one now and then between; whoever reads them draws them."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitascope.data.draws import Draws, epoch_draws, epoch_order, one_step
+from vitascope.data.training_data import class_weights
+from vitascope.errors import UserError
+from vitascope.run.checkpoint import save_checkpoint
+from vitascope.run.directory import Run
+from vitascope.run.metrics import append_metrics
+from vitascope.run.weights import save_weights
+from vitascope.training.evaluation import score
+from vitascope.training.optimizers import set_rates
+from vitascope.training.schedule import rate_factor
+from vitascope.training.session import Session
+from vitascope.training.step import Tally, train_step
+
+PROGRESS_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the loop is, between two epochs' records."""
+
+    epoch: int
+    step: int
+    steps: int
+    images_per_second: float
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """What an epoch came to; the same numbers as its line in metrics.jsonl."""
+
+    row: dict[str, Any]
+    is_best: bool
+
+
+def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
+    """Train to the end. However the loop is left, the last whole epoch's state is in resume.pt."""
+    kept, saved_at, dirty = session.snapshot(), time.monotonic(), False
+    loader = EpochLoader(session)
+    try:
+        while session.epoch < session.recipe.train.epochs and not out_of_patience(session):
+            tally, start = Tally.empty(session.hardware.device), time.monotonic()
+            yield from run_epoch(session, loader, tally)
+            row = epoch_row(session, tally, start)  # waits for the device; raises where the loss was not a number
+            session.epoch += 1
+            record = finish_epoch(session, run, row, start)
+            kept, dirty = session.snapshot(), True
+            if time.monotonic() - saved_at >= session.recipe.train.save_seconds:
+                save_state(run, kept)
+                saved_at, dirty = time.monotonic(), False
+            yield record
+    finally:
+        loader.close()
+        if dirty or not run.file("resume.pt").is_file():
+            save_state(run, kept)
+    save_weights(run.file("model.safetensors"), session.answering.state_dict())
+
+
+def save_state(run: Run, state: dict[str, Any]) -> None:
+    """What going on needs, and the best weights so far for whoever looks meanwhile."""
+    save_checkpoint(run, state)
+    if state["best"] is not None:
+        save_weights(run.file("best.safetensors"), state["best"])
+
+
+def run_epoch(session: Session, loader: "EpochLoader", tally: Tally) -> Iterator[Progress]:
+    session.model.train()
+    order, draws = loader.next(session.epoch)
+    shown, start = time.monotonic(), time.monotonic()
+    for step in range(session.steps_per_epoch):
+        images, labels = loader.batch(order[step])
+        set_rates(session.optimizers, rate_factor(session.step, session.steps, session.recipe.train))
+        train_step(session, images, labels, one_step(draws, step), tally, loader.weights)
+        now = time.monotonic()
+        if now - shown > PROGRESS_SECONDS:
+            shown = now
+            speed = (step + 1) * session.batch / (now - start)
+            yield Progress(session.epoch, step + 1, session.steps_per_epoch, speed)
+
+
+def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
+    """The epoch's training numbers; the one place where the host waits for the device."""
+    loss, right, bad = torch.stack([tally.loss, tally.right, tally.bad_step.float()]).tolist()
+    seconds = time.monotonic() - start
+    if bad >= 0:
+        raise UserError(
+            f"The loss was not a number at step {int(bad) + 1} (epoch {session.epoch + 1}). The state before that epoch "
+            f"is kept. Try a smaller train.lr, train.clip_grad=1, or train.precision=float32."
+        )
+    steps = session.steps_per_epoch
+    return {
+        "epoch": session.epoch + 1,
+        "step": session.step,
+        "images_seen": session.step * session.batch,
+        "lr": session.recipe.train.lr * rate_factor(session.step - 1, session.steps, session.recipe.train),
+        "train_loss": loss / steps,
+        "train_accuracy": right / steps,
+        "train_seconds": round(seconds, 4),
+        "images_per_second": round(steps * session.batch / seconds, 1),
+    }
+
+
+def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float) -> EpochRecord:
+    """Look at the validation images, keep the best weights, write the line."""
+    is_best = False
+    if session.data.validation is not None:
+        found = score(session.answering, session.data.validation, session.data.preparation, session.hardware)
+        row |= {"val_loss": found.loss, "val_accuracy": found.accuracy}
+        is_best = found.accuracy > session.best_accuracy
+        if is_best:
+            session.keep_best(found.accuracy)
+    row["seconds"] = round(time.monotonic() - start, 4)
+    append_metrics(run.file("metrics.jsonl"), row)
+    return EpochRecord(row, is_best)
+
+
+def out_of_patience(session: Session) -> bool:
+    patience = session.recipe.train.patience
+    return bool(patience) and session.epoch - session.best_epoch >= patience
+
+
+class EpochLoader:
+    """The training images, on the device where they fit, and each epoch's draws, made while the one before runs."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.device = session, session.hardware.device
+        train, config = session.data.train, session.recipe.data
+        self.home = self.device if self._fits(train.images) else "cpu"
+        self.images, self.labels = train.images.to(self.home), train.labels.to(self.home)
+        weights = class_weights(train.labels, len(session.data.classes)) if config.balance != "none" else None
+        self.weights = weights.to(self.device) if weights is not None and config.balance == "loss" else None
+        self.chances = None
+        if weights is not None and config.balance == "sampling":
+            self.chances = (weights[train.labels].double() / weights[train.labels].double().sum()).numpy()
+        self.pool = ThreadPoolExecutor(1)
+        self.ahead: dict[int, Future[tuple[Tensor, Draws]]] = {}
+
+    def next(self, epoch: int) -> tuple[Tensor, Draws]:
+        order, draws = (self.ahead.pop(epoch, None) or self.pool.submit(self._draw, epoch)).result()
+        if epoch + 1 < self.session.recipe.train.epochs:
+            self.ahead[epoch + 1] = self.pool.submit(self._draw, epoch + 1)
+        draws = {name: draw.to(self.device, non_blocking=True) for name, draw in draws.items()}
+        return order.to(self.home, non_blocking=True), draws
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = self.images[index], self.labels[index]
+        return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def _draw(self, epoch: int) -> tuple[Tensor, Draws]:
+        session, seed = self.session, self.session.recipe.train.seed
+        steps, batch = session.steps_per_epoch, session.batch
+        order = epoch_order(len(session.data.train), steps, batch, seed, epoch, self.chances)
+        return order, epoch_draws(session.recipe.data.augment, steps, batch, seed, epoch)
+
+    def _fits(self, images: Tensor) -> bool:
+        if self.device != "cuda":
+            return True
+        free, _ = torch.cuda.mem_get_info()
+        return images.numel() < free // 2

@@ -1,0 +1,62 @@
+"""A model and TrainConfig -> its optimizers: which parameter is decayed, by which method, at which rate."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitascope.recipe.train import TrainConfig
+from vitascope.training.muon import Muon
+
+UNDECAYED = ("cls_token", "reg_token", "pos_embed")
+
+
+def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """AdamW for all, or Muon for the blocks' matrices and AdamW for the rest. `scale` is each group's rate factor."""
+    named = list(model.named_parameters())
+    depth = 1 + max((int(name.split(".")[1]) for name, _ in named if name.startswith("blocks.")), default=0)
+    scales = {name: config.layer_decay ** (depth + 1 - layer_of(name, depth)) for name, _ in named}
+    muon = [item for item in named if config.optimizer == "muon" and is_block_matrix(*item)]
+    taken = {name for name, _ in muon}
+    rest = [item for item in named if item[0] not in taken]
+    fused = any(weight.is_cuda for _, weight in rest)
+    groups = _groups(rest, scales, lambda name, w: {"weight_decay": config.weight_decay * is_decayed(name, w)})
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused)]
+    if muon:
+        groups = _groups(muon, scales, lambda name, _: {"parts": 3 if name.endswith("qkv.weight") else 1})
+        optimizers.append(Muon(groups, config.muon_lr, config.momentum, config.weight_decay))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"] * group["scale"]
+    return optimizers
+
+
+def layer_of(name: str, depth: int) -> int:
+    """0 for the embedding, 1 … depth for the blocks, depth + 1 for what follows (BEiT's counting)."""
+    if name.startswith("blocks."):
+        return int(name.split(".")[1]) + 1
+    return 0 if name.split(".")[0] in (*UNDECAYED, "patch_embed") else depth + 1
+
+
+def is_decayed(name: str, weight: nn.Parameter) -> bool:
+    return weight.ndim >= 2 and name not in UNDECAYED
+
+
+def is_block_matrix(name: str, weight: nn.Parameter) -> bool:
+    return name.startswith("blocks.") and weight.ndim == 2
+
+
+def set_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    """Every group's rate: its peak times the schedule's factor."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+
+
+def _groups(named: list[tuple[str, nn.Parameter]], scales: dict[str, float], settings: Any) -> list[dict[str, Any]]:
+    """Parameters with the same settings and rate factor together."""
+    groups: dict[tuple[object, ...], dict[str, Any]] = {}
+    for name, weight in named:
+        own = settings(name, weight) | {"scale": scales[name]}
+        groups.setdefault(tuple(own.items()), {"params": [], **own})["params"].append(weight)
+    return list(groups.values())

@@ -1,0 +1,52 @@
+"""Records -> a live bar on a terminal or in a notebook, a line per epoch elsewhere."""
+
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from vitascope.training.loop import EpochRecord
+from vitascope.training.loop import Progress as Between
+
+
+def shown(records: Iterator[Between | EpochRecord], epochs: int, done: int, console: Console) -> Iterator[EpochRecord]:
+    """Pass the epochs' records on, and show all of them."""
+    if not (console.is_terminal or console.is_jupyter):
+        yield from _as_lines(records, epochs, console)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("starting", total=epochs, completed=done)
+        for record in records:
+            if isinstance(record, EpochRecord):
+                bar.update(task, completed=record.row["epoch"], description=describe(record.row, epochs))
+                yield record
+            else:
+                bar.update(task, completed=record.epoch + record.step / record.steps)
+
+
+def _as_lines(records: Iterator[Between | EpochRecord], epochs: int, console: Console) -> Iterator[EpochRecord]:
+    """A line for each epoch, but not more than two a second."""
+    last = 0.0
+    for record in records:
+        if isinstance(record, EpochRecord):
+            if record.row["epoch"] == epochs or time.monotonic() - last > 0.5:
+                console.print(describe(record.row, epochs), highlight=False, soft_wrap=True)
+                last = time.monotonic()
+            yield record
+
+
+def describe(row: dict[str, float], epochs: int) -> str:
+    """epoch 3/20  loss 1.234  accuracy 56.7 %  validation 55.1 %  12,345 images/s."""
+    width = len(str(epochs))
+    text = f"epoch {row['epoch']:>{width}}/{epochs}  loss {row['train_loss']:.3f}  accuracy {row['train_accuracy']:.1%}"
+    if "val_accuracy" in row:
+        text += f"  validation {row['val_accuracy']:.1%}"
+    return f"{text}  {row['images_per_second']:,.0f} images/s"

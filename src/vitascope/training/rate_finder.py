@@ -1,0 +1,92 @@
+"""A recipe -> the loss over a rate that grows at every step, and the rate it suggests (Smith 2017)."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from rich.console import Console
+
+from vitascope.data.draws import one_step
+from vitascope.draw.look import COLOURS, caption, label, new_figure, save
+from vitascope.recipe.schema import Recipe
+from vitascope.training.loop import EpochLoader
+from vitascope.training.optimizers import set_rates
+from vitascope.training.session import Session, start_session
+from vitascope.training.step import Tally, train_step
+from vitascope.training.train import complete, open_data
+
+LOWEST, HIGHEST, STEPS, SMOOTHING = 1e-6, 1.0, 120, 0.9
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """Smoothed losses over rates of AdamW; other groups' rates grow in proportion."""
+
+    rates: list[float]
+    losses: list[float]
+
+    @property
+    def lowest(self) -> int:
+        return min(range(len(self.losses)), key=self.losses.__getitem__)
+
+    @property
+    def suggested(self) -> float:
+        """A third of the rate at which the loss was lowest: close to the fastest, with room to the edge."""
+        return self.rates[self.lowest] / 3
+
+    @property
+    def broken(self) -> float:
+        return self.rates[-1]
+
+    def draw(self, path: Path) -> Path:
+        figure, [panel] = new_figure(1, width=7.0, height=4.4)
+        panel.semilogx(self.rates, self.losses, color=COLOURS[0])
+        panel.axvline(self.suggested, color=COLOURS[1], linestyle="--", label=f"suggested {self.suggested:.1e}")
+        panel.legend(frameon=False)
+        panel.grid(alpha=0.25)
+        label(panel, "Loss over a growing learning rate", "learning rate (train.lr)", "training loss, smoothed")
+        caption(
+            figure,
+            "One step per rate. Left: too small to learn. Right of the lowest point: too large, the loss breaks.",
+        )
+        return save(figure, path)
+
+
+def find_rate(recipe: Recipe, console: Console) -> RateCurve:
+    """Stops early where the loss is far above its best, or not a number."""
+    data = open_data(recipe, console)
+    session = start_session(complete(recipe, data, console), data)
+    rates, losses, average, best = [], [], 0.0, math.inf
+    for number, loss in enumerate(_losses(session)):
+        average = SMOOTHING * average + (1 - SMOOTHING) * loss
+        smooth = average / (1 - SMOOTHING ** (number + 1))
+        if not math.isfinite(loss) or smooth > 4 * best:
+            break
+        best = min(best, smooth)
+        rates.append(_rate(number))
+        losses.append(smooth)
+    return RateCurve(rates, losses)
+
+
+def _rate(number: int) -> float:
+    return LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
+
+
+def _losses(session: Session) -> Iterator[float]:
+    """The loss at each step, epoch after epoch, under the growing rate."""
+    loader, number = EpochLoader(session), 0
+    try:
+        for epoch in count():
+            order, draws = loader.next(epoch)
+            for step in range(session.steps_per_epoch):
+                if number == STEPS:
+                    return
+                set_rates(session.optimizers, _rate(number) / session.recipe.train.lr)
+                tally = Tally.empty(session.hardware.device)
+                train_step(session, *loader.batch(order[step]), one_step(draws, step), tally, loader.weights)
+                yield tally.loss.item()
+                number += 1
+    finally:
+        loader.close()

@@ -1,0 +1,113 @@
+"""Recipe and data -> everything that changes while learning, as one thing that can be copied, saved and restored."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitascope.data.training_data import TrainingData
+from vitascope.errors import UserError
+from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.schema import Recipe
+from vitascope.training.averaging import Average
+from vitascope.training.hardware import Hardware, choose_hardware
+from vitascope.training.optimizers import make_optimizers
+
+
+@dataclass
+class Session:
+    """A training under way. `epoch` and `step` count what is done."""
+
+    recipe: Recipe
+    data: TrainingData
+    hardware: Hardware
+    model: VisionTransformer
+    forward: nn.Module  # the model, compiled or not
+    optimizers: list[torch.optim.Optimizer]
+    average: Average | None
+    scaler: torch.amp.GradScaler
+    epoch: int = 0
+    step: int = 0
+    best_accuracy: float = -1.0
+    best_epoch: int = 0
+    best: dict[str, torch.Tensor] | None = None  # the weights of the best epoch on validation
+
+    @property
+    def batch(self) -> int:
+        return min(self.recipe.train.batch_size, len(self.data.train))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.data.train) // self.batch
+
+    @property
+    def steps(self) -> int:
+        return self.steps_per_epoch * self.recipe.train.epochs
+
+    @property
+    def answering(self) -> nn.Module:
+        """The model that is evaluated and saved: averaged if averaging is on."""
+        return self.average.model if self.average else self.model
+
+    def keep_best(self, accuracy: float) -> None:
+        self.best_accuracy, self.best_epoch = accuracy, self.epoch
+        self.best = {name: tensor.clone() for name, tensor in self.answering.state_dict().items()}
+
+    def snapshot(self) -> dict[str, Any]:
+        """A copy of everything that changes, on the device it is on."""
+        state: dict[str, Any] = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "best_accuracy": self.best_accuracy,
+            "best_epoch": self.best_epoch,
+            "best": self.best,
+            "hardware": [self.hardware.device, self.hardware.precision, self.hardware.compiled],
+            "model": self.model.state_dict(),
+            "average": self.average.model.state_dict() if self.average else None,
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "scaler": self.scaler.state_dict(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state() if self.hardware.device == "cuda" else None,
+        }
+        return copy.deepcopy(state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if state["hardware"][0] != self.hardware.device:
+            raise UserError(
+                f"The run was made on {state['hardware'][0]}, this is {self.hardware.device}: going on would "
+                "not be exact. Resume it there, or start a new run from its recipe.yaml."
+            )
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.best_accuracy, self.best_epoch, self.best = state["best_accuracy"], state["best_epoch"], state["best"]
+        self.model.load_state_dict(state["model"])
+        if self.average:
+            self.average.model.load_state_dict(state["average"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.scaler.load_state_dict(state["scaler"])
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"])
+
+
+def start_session(recipe: Recipe, data: TrainingData, decided: Hardware | None = None) -> Session:
+    """Fresh weights from the seed; `decided` repeats an earlier choice of device, precision and compilation."""
+    torch.manual_seed(recipe.train.seed)
+    model = VisionTransformer(recipe.model)
+    hardware = decided or choose_hardware(recipe, model, recipe.train.epochs * len(data.train))
+    model = model.to(hardware.device).train()
+    if hardware.device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+    forward = torch.compile(model) if hardware.compiled else model
+    return Session(
+        recipe,
+        data,
+        hardware,
+        model,
+        forward,  # pyright: ignore[reportArgumentType]
+        make_optimizers(model, recipe.train),
+        Average(model, recipe.train.ema) if recipe.train.ema else None,
+        torch.amp.GradScaler(hardware.device, enabled=hardware.precision == "float16"),
+    )

@@ -1,0 +1,73 @@
+"""A batch -> one step of learning: vary, forward, loss, backward, clip, update, average. No waiting for the device."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.data.draws import Draws
+from vitascope.data.mixing import Target
+from vitascope.data.source import Labels, UInt8Images
+from vitascope.training.session import Session
+
+
+@dataclass
+class Tally:
+    """Sums kept on the device over an epoch: loss, right answers, and the first step whose loss was not a number."""
+
+    loss: Tensor
+    right: Tensor
+    bad_step: Tensor
+
+    @classmethod
+    def empty(cls, device: str) -> "Tally":
+        return cls(torch.zeros((), device=device), torch.zeros((), device=device), torch.full((), -1, device=device))
+
+    def add(self, loss: Tensor, right: Tensor, step: int) -> None:
+        self.loss += loss
+        self.right += right
+        self.bad_step = torch.where((self.bad_step < 0) & ~loss.isfinite(), step, self.bad_step)
+
+
+def train_step(
+    session: Session, images: UInt8Images, labels: Labels, draws: Draws, tally: Tally, weights: Tensor | None
+) -> None:
+    """At the rates the optimizers have; `weights` per class for data.balance=loss."""
+    config = session.recipe.train
+    inputs, target = session.data.preparation.varied(images, labels, draws, session.recipe.data.augment)
+    parts = zip(inputs.chunk(config.accumulate), _chunks(target, config.accumulate), strict=True)
+    for part, answer in parts:
+        with session.hardware.autocast():
+            logits = session.forward(part)
+        loss = classify(logits, answer, config.label_smoothing, weights) * (len(part) / len(inputs))
+        session.scaler.scale(loss).backward()
+        tally.add(loss.detach(), (logits.detach().argmax(1) == answer.dominant()).sum() / len(inputs), session.step)
+    update(session)
+
+
+def classify(logits: Tensor, target: Target, smoothing: float, weights: Tensor | None) -> Tensor:
+    """Cross-entropy against mixed and smoothed labels, in float32."""
+    answers = target.probabilities(logits.shape[1])
+    return F.cross_entropy(logits.float(), answers, weight=weights, label_smoothing=smoothing)
+
+
+def update(session: Session) -> None:
+    """Gradients -> new weights, and the average follows."""
+    if session.recipe.train.clip_grad:
+        for optimizer in session.optimizers:
+            session.scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(session.model.parameters(), session.recipe.train.clip_grad)
+    for optimizer in session.optimizers:
+        session.scaler.step(optimizer)
+    session.scaler.update()
+    for optimizer in session.optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    if session.average:
+        session.average.follow(session.model, session.step)
+    session.step += 1
+
+
+def _chunks(target: Target, count: int) -> list[Target]:
+    columns = zip(target.own.chunk(count), target.partner.chunk(count), target.share.chunk(count), strict=True)
+    return [Target(own, partner, share) for own, partner, share in columns]

@@ -1,0 +1,140 @@
+"""A recipe -> a finished run: open the data, make the run, learn, leave everything in its directory."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from vitascope.data.policy import resolve
+from vitascope.data.statistics import data_hash
+from vitascope.data.training_data import TrainingData, open_training_data
+from vitascope.errors import UserError
+from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.schema import Recipe
+from vitascope.run.checkpoint import load_checkpoint
+from vitascope.run.directory import Run, new_run, open_run
+from vitascope.run.files import write_json
+from vitascope.run.machine import record_of_machine
+from vitascope.run.metrics import Events, draw_run_curves, forget_after, read_metrics
+from vitascope.run.trackers import Tracker, open_trackers
+from vitascope.run.weights import ModelFacts, save_facts
+from vitascope.training.hardware import Hardware
+from vitascope.training.loop import EpochRecord, learn
+from vitascope.training.progress import shown
+from vitascope.training.session import Session, start_session
+
+
+def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any) -> Run:
+    """Train a recipe (a name or a path) with settings such as **{"train.epochs": 5}; the finished run comes back."""
+    words = [f"{key}={_word(value)}" for key, value in settings.items()]
+    return train_recipe(read_recipe(recipe, words), Path(runs), _console(quiet))
+
+
+def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
+    """Go on with a run that was stopped, exactly as if it had not been."""
+    return resume_run(open_run(run), _console(quiet))
+
+
+def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
+    data = open_data(recipe, console)
+    recipe = complete(recipe, data, console)
+    run = new_run(recipe, runs)
+    console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
+    _learn(run, start_session(recipe, data), console)
+    return run
+
+
+def resume_run(run: Run, console: Console) -> Run:
+    if run.finished:
+        console.print(f"{run.path} is finished already.", highlight=False, soft_wrap=True)
+        return run
+    recipe, state = run.recipe, load_checkpoint(run)
+    decided = Hardware(*state["hardware"]) if state else None
+    session = start_session(recipe, open_data(recipe, console), decided)
+    if state:
+        session.restore(state)
+    forget_after(run.file("metrics.jsonl"), session.epoch)
+    console.print(f"Run: {run.path}, going on after epoch {session.epoch}", highlight=False, soft_wrap=True)
+    _learn(run, session, console)
+    return run
+
+
+def open_data(recipe: Recipe, console: Console) -> TrainingData:
+    model = recipe.model
+    data = open_training_data(recipe.data, model.image_shape, model.in_chans, recipe.train.seed)
+    if skipped := data.source.skipped:
+        names = ", ".join(skipped[:3]) + (", …" if len(skipped) > 3 else "")
+        console.print(
+            f"{len(skipped)} image(s) could not be read and are left out: {names}", highlight=False, soft_wrap=True
+        )
+    return data
+
+
+def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
+    """The recipe with everything decided: the data set's policy filled in, the classifier as wide as the classes."""
+    recipe = replace(recipe, data=replace(recipe.data, augment=resolve(recipe.data.augment, recipe.data.name)))
+    if recipe.model.num_classes != len(data.classes):
+        console.print(f"model.num_classes: {recipe.model.num_classes} → {len(data.classes)}, the data's classes")
+        recipe = replace(recipe, model=replace(recipe.model, num_classes=len(data.classes)))
+    stored, wanted = tuple(data.train.images.shape[1:]), (recipe.model.in_chans, *recipe.model.image_shape)
+    if stored != wanted:
+        console.print(f"Images are stored as {_shape(stored)} and will be fitted to the model's {_shape(wanted)}.")
+    return recipe
+
+
+def _learn(run: Run, session: Session, console: Console) -> None:
+    """Write what is known before the first step, learn, and draw the curves however it ends."""
+    recipe, data = session.recipe, session.data
+    save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation))
+    hashed = data_hash(data.train.images, data.train.labels)
+    hardware = {"device": session.hardware.device, "precision": session.hardware.precision}
+    facts = {"hardware": hardware | {"compiled": session.hardware.compiled}, "data_hash": hashed}
+    write_json(run.file("machine.json"), record_of_machine() | facts)
+    events = Events(run.path, read_metrics(run.file("metrics.jsonl")))
+    trackers = open_trackers(recipe, run)
+    try:
+        _follow(shown(learn(session, run), recipe.train.epochs, session.epoch, console), events, trackers)
+    except KeyboardInterrupt:
+        console.print(f"Stopped. Go on with: vitascope resume {run.path}", highlight=False, soft_wrap=True)
+        raise
+    finally:
+        events.close()
+        for tracker in trackers:
+            tracker.close()
+        draw_run_curves(run.file("curves.png"), run.metrics, f"{recipe.name}, seed {recipe.train.seed}")
+    console.print(summary(run), highlight=False, soft_wrap=True)
+
+
+def _follow(records: Iterator[EpochRecord], events: Events, trackers: list[Tracker]) -> None:
+    for record in records:
+        events.add(record.row)
+        for tracker in trackers:
+            tracker.add(record.row)
+
+
+def summary(run: Run) -> str:
+    rows = run.metrics
+    seconds = sum(row["seconds"] for row in rows)
+    text = f"{rows[-1]['epoch']} epochs in {seconds:.1f} s, training loss {rows[-1]['train_loss']:.3f}"
+    if "val_accuracy" in rows[-1]:
+        text += f", validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch)"
+    return f"{text}\nCurves: {run.file('curves.png')}\nTest it once: vitascope evaluate {run.path}"
+
+
+def _console(quiet: bool) -> Console:
+    return Console(quiet=quiet)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(list(value) if isinstance(value, tuple) else value)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    if len(shape) != 3:
+        raise UserError(f"Images have the unexpected shape {shape}.")
+    return f"{shape[1]}×{shape[2]} with {shape[0]} channel{'s' if shape[0] > 1 else ''}"

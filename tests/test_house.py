@@ -25,7 +25,7 @@ def test_functions_are_short_and_users_never_meet_an_assert(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         assert not isinstance(node, ast.Assert), f"line {node.lineno}"
         if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < 45, f"{node.name} is too long"
+            assert node.end_lineno - node.lineno <= 40, f"{node.name} is too long"
 
 
 HELP = "import sys; sys.argv = ['vitascope', {}]\nfrom vitascope.cli import main\ntry: main()\nexcept SystemExit: pass"

@@ -18,9 +18,10 @@ def test_json_is_only_json_with_the_promised_keys(vitascope) -> None:
 
 
 def test_the_table_shows_one_block_and_folds_the_rest(vitascope) -> None:
-    text = vitascope("anatomy", "cifar10").out
+    sizes = ("img_size=32", "patch_size=4", "embed_dim=256", "depth=8", "num_heads=4", "num_classes=10")
+    text = vitascope("anatomy", *sizes).out
     assert "blocks.0.attn.maps" in text and "blocks.1 … blocks.7" in text and "6,350,602" in text
-    assert "blocks.7.attn.maps" in vitascope("anatomy", "cifar10", "--all").out
+    assert "blocks.7.attn.maps" in vitascope("anatomy", *sizes, "--all").out
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,9 @@ def test_the_table_shows_one_block_and_folds_the_rest(vitascope) -> None:
         (("anatomy", "cifar10", "--tokens", "0"), "must be at least 1"),
         (("draw", "positions", "--kind", "sinus"), "Did you mean sinusoidal?"),
         (("draw", "positions", "--grid", "8", "--kind", "rotary"), "is not a grid"),
+        (("draw", "positions", "--grid", "²x2", "--kind", "rotary"), "is not a grid"),
+        (("draw", "story", "digits", "in_chans=2"), "A story needs a picture"),
+        (("anatomy", "depth=4", "cifar10"), "A recipe comes first"),
         (("draw", "positions", "--width", "7"), "must be even"),
         (("draw", "mask", "--out", "mask.txt2"), "Choose an ending"),
     ],
@@ -79,6 +83,18 @@ def test_version_and_doctor(vitascope) -> None:
     assert vitascope("--version").out == f"vitascope {package.__version__}\n"
     answer = vitascope("doctor")
     assert answer.code == 0 and "torch" in answer.out and "cpu" in answer.out
+
+
+def test_doctor_says_what_is_missing(vitascope, monkeypatch) -> None:
+    monkeypatch.setattr("vitascope.run.machine.NEEDED", ("torch", "no-such-package"))
+    answer = vitascope("doctor")
+    assert answer.code == 1 and "pip install no-such-package" in answer.out
+
+
+def test_a_missing_package_is_one_line(vitascope, monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "omegaconf", None)
+    answer = vitascope("anatomy", "cifar10")
+    assert answer.code == 2 and "omegaconf is not installed" in answer.err
 
 
 def test_the_demo_shows_agreement(vitascope) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from vitascope import ModelConfig
-from vitascope.model.config import GLOBAL_POOLS, MLPS, NORMS, POSITIONS
+from vitascope.model.config import GLOBAL_POOLS, INITIALIZERS, MLPS, NORMS, POSITIONS
 
 TINY = ModelConfig(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3, init_values=0.5)
 
@@ -24,5 +24,6 @@ settings = st.fixed_dictionaries(
         "output_projection": st.booleans(),
         "init_values": st.sampled_from([None, 0.1]),
         "grad_checkpointing": st.booleans(),
+        "initialize": st.sampled_from(INITIALIZERS),
     }
 )

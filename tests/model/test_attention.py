@@ -8,6 +8,7 @@ from torch import nn
 
 from vitascope import SelfAttention, SelfAttention2d, SingleHeadAttention, UserError, causal_mask
 from vitascope.model.rotary import rotation
+from vitascope.model.scaled_dot_product import attention_maps
 
 settings = st.fixed_dictionaries(
     {
@@ -32,10 +33,24 @@ def test_the_two_halves_equal_the_fused_whole(settings, heads, tokens, masked) -
     module = attention(16, heads, **settings)
     x = torch.randn(2, tokens, 16, dtype=torch.float64)
     mask = torch.rand(2, tokens, tokens) > 0.4 if masked else None
-    turn = rotation((1, tokens), 16 // heads, 100.0).double() if heads <= 4 else None
-    for table in (None, turn):
+    for table in (None, rotation((1, tokens), 16 // heads, 100.0).double()):
         maps = module.maps(x, mask, table)
         torch.testing.assert_close(module.mix(maps, x), module(x, mask, table), atol=1e-8, rtol=0)
+
+
+def test_rotary_positions_turn_queries_and_keys_alike_and_leave_values() -> None:
+    """So that only relative positions count: moving the whole grid changes nothing."""
+    module, x = attention(), torch.randn(1, 4, 16, dtype=torch.float64)
+    whole = rotation((3, 3), 8, 100.0).double()
+    here, moved = whole[:, [0, 1, 3, 4]], whole[:, [4, 5, 7, 8]]
+    torch.testing.assert_close(module(x, rotation=here), module(x, rotation=moved), atol=1e-6, rtol=0)
+    assert (module(x, rotation=here) - module(x)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("rate", ["attn_drop_rate", "proj_drop_rate"])
+def test_each_dropout_of_attention_acts_by_itself(rate) -> None:
+    module, x = attention(**{rate: 0.5}).train(), torch.randn(1, 6, 16, dtype=torch.float64)
+    assert not torch.equal(module(x), module(x))
 
 
 @given(settings=settings, tokens=st.integers(1, 9))
@@ -78,6 +93,27 @@ def test_a_mask_per_image_and_one_per_head_are_both_understood() -> None:
     module, x = attention(), torch.randn(2, 3, 16, dtype=torch.float64)
     per_image = torch.rand(2, 3, 3) > 0.5
     torch.testing.assert_close(module(x, per_image), module(x, per_image[:, None].expand(-1, 2, -1, -1)))
+
+
+@pytest.mark.parametrize(
+    ("mask_dtype", "dtype", "blocked"),
+    [
+        (torch.float32, torch.float16, -1e9),
+        (torch.float64, torch.float32, -1e300),
+        (torch.float32, torch.float16, -1e5),
+    ],
+)
+def test_both_paths_agree_on_what_a_number_format_blocks(mask_dtype, dtype, blocked) -> None:
+    module = SelfAttention(16, 2).to(dtype).eval()
+    mask = torch.zeros(3, 3, dtype=mask_dtype)
+    mask[1] = blocked
+    x = torch.randn(1, 3, 16, dtype=dtype)
+    torch.testing.assert_close(module.mix(module.maps(x, mask), x), module(x, mask), atol=2e-3, rtol=0)
+
+
+def test_large_scores_do_not_overflow_in_float16() -> None:
+    query = torch.full((1, 2, 64), 40.0, dtype=torch.float16)  # the unscaled product is 102,400
+    assert attention_maps(query, query).isfinite().all()
 
 
 def test_attention_dropout_acts_in_training_only() -> None:
@@ -126,6 +162,7 @@ def test_attention_over_a_grid_is_attention_over_its_cells(heads, height, width)
     expected, maps = theirs(cells, cells, cells, average_attn_weights=False)
     torch.testing.assert_close(module(grid), expected.transpose(1, 2).reshape(grid.shape), atol=1e-5, rtol=0)
     torch.testing.assert_close(module.maps(grid), maps, atol=1e-5, rtol=0)
+    torch.testing.assert_close(module.mix(module.maps(grid), grid), module(grid), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +173,13 @@ def test_attention_over_a_grid_is_attention_over_its_cells(heads, height, width)
         (lambda: SelfAttention(8, 2)(torch.randn(2, 3, 9)), "9 features, the layer was built for embed_dim=8"),
         (lambda: SelfAttention(8, 2).maps(torch.randn(2, 3, 9)), "9 features, the layer was built for embed_dim=8"),
         (lambda: SelfAttention(8, 2)(torch.randn(2, 3, 8), torch.ones(2, 3) > 0), "does not fit"),
+        (lambda: SelfAttention(8, 2)(torch.randn(2, 3, 8), torch.ones(3) > 0), "does not fit"),
+        (lambda: SelfAttention(8, 2, causal=True)(torch.randn(2, 3, 8), torch.ones(3, 3).long()), "A mask is boolean"),
+        (lambda: SelfAttention(8, 0), "num_heads=0 must be at least 1"),
+        (lambda: SelfAttention(8, 2, qk_norm=True, norm="layer"), "norm='layer' is unknown. Did you mean layernorm"),
+        (lambda: SelfAttention(8, 2)(torch.zeros(2, 3, 8).long()), "the layer needs floats"),
+        (lambda: SingleHeadAttention(8, key_width=0), "Widths must be at least 1"),
+        (lambda: SingleHeadAttention(8)(torch.randn(2, 3, 9)), "9 features"),
         (lambda: SelfAttention2d(8, 2)(torch.randn(2, 4, 3, 3)), "batch × 8 channels"),
     ],
 )

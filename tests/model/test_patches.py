@@ -38,6 +38,8 @@ def test_embedding_patches_is_the_convolution_it_replaces() -> None:
         (lambda: patchify(torch.randn(3, 28, 28), 7), "batch × channel × height × width"),
         (lambda: unpatchify(torch.randn(1, 6, 4), 2), "6 patches do not fill 2×2"),
         (lambda: unpatchify(torch.randn(1, 4, 5), 2), "multiple of 2×2 pixels"),
+        (lambda: unpatchify(torch.randn(1, 0, 4), 2), "multiple of 2×2 pixels"),
+        (lambda: patchify(torch.randn(1, 3, 28, 28), 0), "patch_size=0 is too small"),
     ],
 )
 def test_sizes_that_do_not_divide_are_refused_never_floored(call, sentence) -> None:

@@ -82,6 +82,7 @@ def test_the_own_position_does_not_always_get_the_highest_weight() -> None:
         (((3, 4), (3, 5), (3, 4)), None, "Queries have 4 features and keys 5"),
         (((3, 4), (3, 4), (2, 4)), None, "There are 3 keys but 2 values"),
         (((4,), (3, 4), (3, 4)), None, "at least two axes"),
+        (((2, 3, 4), (5, 3, 4), (5, 3, 4)), None, "leading axes"),
         (((3, 4), (3, 4), (3, 4)), torch.ones(2, 2, dtype=torch.bool), "does not fit scores of shape"),
         (((3, 4), (3, 4), (3, 4)), torch.ones(3, 3, dtype=torch.long), "A mask is boolean"),
     ],

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.model.combinations import TINY, settings
 from vitascope import ModelConfig, UserError, VisionTransformer, patchify, unpatchify
-from vitascope.model.config import GLOBAL_POOLS, POSITIONS
+from vitascope.model.config import GLOBAL_POOLS, MLPS, POSITIONS
 from vitascope.recipe.reading import read_model
 
 
@@ -50,12 +51,18 @@ def test_a_state_dict_holds_parameters_and_nothing_else(settings) -> None:
     assert set(whole.state_dict()) == {name for name, _ in whole.named_parameters()}
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("pool", GLOBAL_POOLS)
-def test_without_positions_the_order_of_patches_does_not_matter_with_them_it_does(positions, pool) -> None:
-    whole = model(positions=positions, global_pool=pool)
-    pictures = images(TINY)
-    shuffled = unpatchify(patchify(pictures, 4)[:, [2, 0, 3, 1]], 4)
+@given(
+    positions=st.sampled_from(POSITIONS),
+    pool=st.sampled_from(GLOBAL_POOLS),
+    grid=st.tuples(st.integers(2, 4), st.integers(1, 4)),
+    registers=st.integers(0, 2),
+)
+def test_the_order_of_patches_matters_only_with_positions(positions, pool, grid, registers) -> None:
+    size = (grid[0] * 4, grid[1] * 4)
+    whole = model(positions=positions, global_pool=pool, img_size=size, reg_tokens=registers)
+    pictures = images(whole.config)
+    order = torch.arange(grid[0] * grid[1]).roll(1)
+    shuffled = unpatchify(patchify(pictures, 4)[:, order], 4, grid)
     difference = (whole(pictures) - whole(shuffled)).abs().max()
     assert difference < 1e-8 if positions == "none" else difference > 1e-5
 
@@ -86,8 +93,9 @@ def test_sheet_c_encodes_embeddings_directly() -> None:
     torch.testing.assert_close(whole.encode(whole.embed(pictures)), whole.forward_features(pictures))
 
 
-def test_a_causal_models_token_ignores_later_patches() -> None:
-    whole = model(causal=True, global_pool="avg")
+@given(registers=st.integers(0, 2), class_token=st.booleans(), positions=st.sampled_from(POSITIONS))
+def test_a_causal_models_token_ignores_later_patches(registers, class_token, positions) -> None:
+    whole = model(causal=True, global_pool="avg", reg_tokens=registers, class_token=class_token, positions=positions)
     pictures = images(TINY)
     changed = pictures.clone()
     changed[:, :, 4:, 4:] += 1  # the last patch
@@ -106,9 +114,11 @@ def test_sequence_pooling_without_a_preference_is_mean_pooling() -> None:
 def test_checkpointing_changes_memory_not_gradients() -> None:
     plain, recomputed = model(), model(grad_checkpointing=True)
     recomputed.load_state_dict(plain.state_dict())
-    pictures = images(TINY)
+    pictures, calls = images(TINY), {id(plain): 0, id(recomputed): 0}
     for whole in (plain, recomputed):
+        whole.blocks[0].mlp.register_forward_hook(lambda *_, key=id(whole): calls.update({key: calls[key] + 1}))
         whole.train()(pictures).square().sum().backward()
+    assert calls == {id(plain): 1, id(recomputed): 2}
     for ours, theirs in zip(plain.parameters(), recomputed.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
 
@@ -131,6 +141,46 @@ def test_every_dropout_acts_in_training_and_only_there(rate) -> None:
     assert torch.equal(whole(pictures), whole(pictures))
     whole.train()
     assert not torch.equal(whole(pictures), whole(pictures))
+
+
+def test_every_branch_of_every_block_has_its_own_place_on_the_linear_rule() -> None:
+    blocks = model(depth=5, drop_path_rate=0.4).blocks
+    rates = [(block.drop_path1.rate, block.drop_path2.rate) for block in blocks]
+    assert rates == [(pytest.approx(rate), pytest.approx(rate)) for rate in (0, 0.1, 0.2, 0.3, 0.4)]
+
+
+@pytest.mark.parametrize("mlp", MLPS)
+def test_the_mlp_is_its_formula_and_drops_twice(mlp) -> None:
+    part = model(mlp=mlp, proj_drop_rate=0.5).blocks[0].mlp
+    x = torch.randn(2, 3, 16, dtype=torch.float64)
+    wide = x @ part.fc1.weight.T + part.fc1.bias
+    gate, value = wide.chunk(2, dim=-1)
+    hidden = {
+        "gelu": wide * (1 + torch.erf(wide / 2**0.5)) / 2,
+        "relu2": wide.clamp(min=0) ** 2,
+        "swiglu": gate * torch.sigmoid(gate) * value,
+    }[mlp]
+    torch.testing.assert_close(part(x), hidden @ part.fc2.weight.T + part.fc2.bias)
+    dropped = part.train()(x)
+    assert 0.2 < (dropped == 0).double().mean() < 0.8  # the second dropout's zeros are in the output itself
+
+
+def test_fixed_positions_leave_class_and_register_tokens_at_the_start() -> None:
+    table = model(positions="sincos2d", reg_tokens=1).pos_embed
+    assert (table[0, :2] == 0).all() and (table[0, 2:].square().sum(-1) - 8).abs().max() < 1e-5
+
+
+def test_rotary_base_is_heard() -> None:
+    pictures = images(TINY)
+    near, far = model(positions="rotary", rotary_base=2.0), model(positions="rotary", rotary_base=1000.0)
+    far.load_state_dict(near.state_dict())
+    assert (near(pictures) - far(pictures)).abs().max() > 1e-4
+
+
+def test_the_torch_start_draws_tokens_and_positions_from_a_unit_normal() -> None:
+    whole = VisionTransformer(ModelConfig(embed_dim=192, num_heads=3, depth=1, reg_tokens=4, initialize="torch"))
+    for parameter in (whole.cls_token, whole.reg_token, whole.pos_embed):
+        assert parameter.std().item() == pytest.approx(1, abs=0.15)
 
 
 def test_the_start_weights_are_timms() -> None:
@@ -158,6 +208,8 @@ def test_compiling_exporting_and_copying_agree_with_eager(changes) -> None:
         torch.testing.assert_close(other(pictures), expected, atol=1e-5, rtol=0)
     compiled(pictures).sum().backward()
     assert all(weight.grad is not None for weight in whole.parameters())
+    any_batch = torch.export.export(whole, (pictures,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    torch.testing.assert_close(any_batch(pictures[:1]), expected[:1], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +219,7 @@ def test_compiling_exporting_and_copying_agree_with_eager(changes) -> None:
         (lambda whole: whole(torch.randn(2, 1, 8, 8)), "1 channels, the model was built for in_chans=3"),
         (lambda whole: whole(torch.randn(2, 3, 8, 12)), "8×12 pixels, the model was built for 8×8"),
         (lambda whole: whole(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)), "uint8; the model needs floats"),
+        (lambda whole: whole(torch.zeros(2, 3, 8, 8).double()), "float64, the weights torch.float32"),
         (lambda whole: whole.encode(torch.randn(2, 5, 8)), "8 features"),
         (lambda whole: whole.encode(torch.randn(5, 16)), "batch × token × feature"),
     ],

@@ -33,6 +33,8 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
         ("cifar10", ["model.depth=many"], "model.depth: Value 'many'"),
         ("cifar10", ["model.depth=[1"], "cannot be read as YAML"),
         ("cifar10", ["depth"], "'depth' is not a setting"),
+        ("cifar10", ["model.depth=???"], "model.depth=??? is not a value"),
+        ("cifar10", ["model.img_size=big"], "A pair is written [32,64]"),
         (
             "cifar10",
             ["model.patch_size=5"],
@@ -47,6 +49,12 @@ def test_what_cannot_be_read_is_refused_in_one_line(name, words, sentence) -> No
 
 
 def test_a_broken_file_is_refused(tmp_path) -> None:
-    (tmp_path / "broken.yaml").write_text("model: [")
-    with pytest.raises(UserError, match="YAML"):
-        read_recipe(str(tmp_path / "broken.yaml"))
+    path = tmp_path / "broken.yaml"
+    for content, sentence in (
+        (b"model: [", "YAML"),
+        (b"- 1\n- 2", "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=sentence):
+            read_recipe(str(path))

@@ -56,8 +56,11 @@ def test_a_block_is_a_transformer_encoder_layer_both_ways(dtype) -> None:
     theirs = nn.TransformerEncoderLayer(48, 3, 100, 0.1, "gelu", batch_first=True, norm_first=True)
     theirs = shake(theirs).to(dtype)
     x = torch.randn(2, 7, 48, dtype=dtype)
-    ours = from_torch(theirs)
-    assert ours.norm1.eps == 1e-5
+    ours = from_torch(theirs.train())
+    assert ours.training and ours.norm1.eps == 1e-5
+    back = to_torch(ours)
+    assert (ours.attn.attn_drop.p, ours.mlp.drop.p) == (back.self_attn.dropout, back.dropout.p) == (0.1, 0.1)
+    ours, theirs = ours.eval(), theirs.eval()
     expected, expected_grad = gradients(theirs, x, lambda module, t: module(t))
     for module in (ours, to_torch(ours)):
         output, grad = gradients(module, x, lambda m, t: m(t))

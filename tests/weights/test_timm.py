@@ -37,6 +37,28 @@ def test_logits_and_gradients_are_timms(changes) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
+def test_the_standard_shapes_are_timms_forwards_and_backwards(name) -> None:
+    width, heads = SHAPES[name]
+    config = ModelConfig(img_size=32, patch_size=16, embed_dim=width, num_heads=heads, num_classes=10)
+    for dtype, tolerance in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
+        found = agreement_with_timm(config, dtype)
+        assert 0 <= max(found.logits, found.gradients) < tolerance
+
+
+def test_a_disagreement_is_seen(monkeypatch) -> None:
+    """The agreement is only worth something if it can fail: one wrong weight in one block must show."""
+    config = ModelConfig(**SMALL)
+    load = VisionTransformer.load_state_dict
+
+    def load_wrongly(self, state):
+        return load(self, state | {"blocks.2.mlp.fc2.bias": state["blocks.2.mlp.fc2.bias"] * 1.1})
+
+    monkeypatch.setattr(VisionTransformer, "load_state_dict", load_wrongly)
+    found = agreement_with_timm(config, torch.float64)
+    assert found.logits > 1e-4 and found.gradients > 1e-4
+
+
+@pytest.mark.parametrize("name", SHAPES)
 def test_the_standard_shapes_at_224_pixels_are_timms(name) -> None:
     width, heads = SHAPES[name]
     theirs = timm.create_model(f"vit_{name}_patch16_224").eval()

@@ -14,6 +14,11 @@ def main() -> None:
     except UserError as error:
         print(f"vitascope: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of our output has gone: not our mistake
-        sys.stderr.close()
-        sys.exit(0)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "vitascope":
+            raise
+        print(
+            f"vitascope: {error.name} is not installed. Try: pip install {error.name}",
+            file=sys.stderr,
+        )
+        sys.exit(2)

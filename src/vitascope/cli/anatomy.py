@@ -61,8 +61,9 @@ def print_stages(stages: list[Stage], config: ModelConfig, *, all_blocks: bool) 
     columns = ["stage", "axes", "shape", "parameters", "FLOPs", "activations"]
     rows.append(["in all", "", "", *_sums(stages)])
     screen = console()
-    if screen.width < 112:  # leave the words out rather than break the numbers
-        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
+    if screen.width < 112:  # the words go under the names rather than break the numbers
+        columns = ["stage", *columns[2:]]
+        rows = [[f"{name}\n  [dim]{axes}[/dim]" if axes else name, *rest] for name, axes, *rest in rows]
     screen.print(table("From image to logits", columns, rows, right=set(columns[-4:])))
     screen.print(NOTES, style="dim", highlight=False)
 

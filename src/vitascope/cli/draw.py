@@ -13,8 +13,8 @@ app = typer.Typer(help="Pictures of positions, masks, and one image's way throug
 @app.command()
 def positions(
     kind: Annotated[str, typer.Option(help="sinusoidal (1-d), sincos2d or rotary.")] = "sinusoidal",
-    length: Annotated[int | None, typer.Option(help="Positions to draw (sinusoidal).")] = None,
-    width: Annotated[int | None, typer.Option(help="Features to draw.")] = None,
+    length: Annotated[int | None, typer.Option(help="Positions to draw (sinusoidal).", min=1)] = None,
+    width: Annotated[int | None, typer.Option(help="Features to draw.", min=1)] = None,
     grid: Annotated[str, typer.Option(help="Rows×columns of patches (sincos2d, rotary).")] = "8x8",
     out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path(
         "positions.png"
@@ -61,6 +61,6 @@ def story(
 
 def _grid(text: str) -> tuple[int, int]:
     sides = text.lower().replace("×", "x").split("x")
-    if len(sides) != 2 or not all(side.isdigit() and int(side) > 0 for side in sides):
+    if len(sides) != 2 or not all(side.isascii() and side.isdigit() and int(side) > 0 for side in sides):
         raise UserError(f"--grid {text} is not a grid. Write rows×columns, such as 8x8.")
     return int(sides[0]), int(sides[1])

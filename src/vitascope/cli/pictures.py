@@ -25,8 +25,6 @@ def draw_sinusoidal(length: int | None, width: int | None, out: Path) -> Path:
     """Sheet D's two tables, 100 × 16 and 1000 × 160, or one of the asked size."""
     asked = length is not None or width is not None
     sizes = [(length or 100, width or 16)] if asked else [(100, 16), (1000, 160)]
-    if min(min(size) for size in sizes) < 1:
-        raise UserError(f"length={length} and width={width} must be at least 1.")
     figure, panels = new_figure(len(sizes), width=5.2 * len(sizes), height=4.4)
     for panel, (positions, features) in zip(panels, sizes, strict=True):
         values = sinusoidal(positions, features).T.numpy()
@@ -92,6 +90,8 @@ def draw_causal_mask(tokens: int, out: Path) -> Path:
 
 def draw_model_story(config: ModelConfig, seed: int, out: Path) -> Path:
     """A handwritten digit on its way through a model with fresh weights."""
+    if config.in_chans not in (1, 3) or not config.num_classes:
+        raise UserError("A story needs a picture and an answer: in_chans=1 or 3, and num_classes of at least 1.")
     torch.manual_seed(seed)
     model = VisionTransformer(config).eval()
     pixels, _ = load_digits(return_X_y=True)

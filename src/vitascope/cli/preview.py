@@ -35,7 +35,5 @@ def draw_preview(name: str, settings: list[str], root: str | None, seed: int, ou
     used = ", ".join(
         f"{key} {value:g}" for key, value in vars(policy).items() if isinstance(value, int | float) and value
     )
-    text = (
-        f"{data.source.name}: the stored image, then {VARIANTS} versions as training sees them ({used or 'as it is'})."
-    )
+    text = f"{data.source.name}: the stored image, then {VARIANTS} versions as training sees it ({used or 'as it is'})."
     return save(draw_gallery(rows, names, ["stored", *[f"draw {n + 1}" for n in range(VARIANTS)]], text), out)

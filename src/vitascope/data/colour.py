@@ -3,6 +3,7 @@
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from vitascope.data.draws import Draws
@@ -11,7 +12,7 @@ from vitascope.shapes import Images
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's convert("L")
 
 
-def grey(images: Images) -> Images:
+def grey(images: Images) -> Float[Tensor, "batch one height width"]:
     """One channel, or the images themselves where they have one."""
     if images.shape[1] == 1:
         return images

@@ -1,6 +1,6 @@
 """A data set -> what is in it: counts, sizes, balance, statistics, exact copies within and across splits."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ def describe_data(name: str, root: str | None) -> DataFacts:
     splits = {split: source.load(split) for split in source.splits}
     prints = {split: fingerprints(part.images) for split, part in splits.items()}
     facts = {split: _facts(part, source.classes, prints[split], prints["train"]) for split, part in splits.items()}
-    facts["train"] = SplitFacts(**(asdict(facts["train"]) | {"also_in_train": 0}))
+    facts["train"] = replace(facts["train"], also_in_train=0)
     return DataFacts(source.name, source.classes, facts, source.skipped)
 
 

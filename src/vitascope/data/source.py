@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-UInt8Images = UInt8[Tensor, "image channel height width"]
+UInt8Images = UInt8[Tensor, "image stored_channel stored_height stored_width"]
 Labels = Int[Tensor, "image"]
 
 

@@ -24,7 +24,9 @@ def draw_story(
     limit = float(np.abs(tokens).max())
     panels[2].imshow(tokens, cmap=DIVERGING, aspect="auto", vmin=-limit, vmax=limit, interpolation="nearest")
     label(panels[2], "3  tokens", f"{tokens.shape[1]} features", f"{tokens.shape[0]} tokens")
-    panels[3].imshow(attention, cmap=SEQUENTIAL, interpolation="nearest")
+    top = max(float(attention.max()), 2 / len(attention))  # twice uniform at least: noise must not look like structure
+    shown = panels[3].imshow(attention, cmap=SEQUENTIAL, vmin=0, vmax=top, interpolation="nearest")
+    figure.colorbar(shown, ax=panels[3], shrink=0.8)
     label(panels[3], "4  attention", "looked at", "looking")
     panels[4].barh(range(len(answer)), answer * 100, color=COLOURS[0])
     panels[4].invert_yaxis()

@@ -65,9 +65,11 @@ def _block(config: ModelConfig, batch: int, tokens: int, prefix: str) -> list[St
         *_norm(config, prefix + "norm1", batch, tokens),
         *_attention(config, batch, tokens, prefix + "attn."),
         *_layer_scale(config, prefix + "ls1", batch, tokens),
+        _vector_stage(config, prefix + "residual1", batch, tokens),
         *_norm(config, prefix + "norm2", batch, tokens),
         *_mlp(config, batch, tokens, prefix + "mlp."),
         *_layer_scale(config, prefix + "ls2", batch, tokens),
+        _vector_stage(config, prefix + "residual2", batch, tokens),
     ]
 
 
@@ -96,6 +98,7 @@ def _mlp(config: ModelConfig, batch: int, tokens: int, prefix: str) -> list[Stag
     hidden = wide // 2 if config.mlp == "swiglu" else wide
     return [
         _linear(prefix + "fc1", "hidden", batch, tokens, width, wide, config.proj_bias),
+        Stage(prefix + "activation", ["batch", "token", "hidden"], [batch, tokens, hidden]),
         _linear(prefix + "fc2", "feature", batch, tokens, hidden, width, config.proj_bias),
     ]
 
@@ -140,7 +143,7 @@ def _layer_scale(config: ModelConfig, name: str, batch: int, tokens: int) -> lis
     return [] if config.init_values is None else [_vector_stage(config, name, batch, tokens, config.embed_dim)]
 
 
-def _vector_stage(config: ModelConfig, name: str, batch: int, tokens: int, parameters: int) -> Stage:
+def _vector_stage(config: ModelConfig, name: str, batch: int, tokens: int, parameters: int = 0) -> Stage:
     return Stage(name, ["batch", "token", "feature"], [batch, tokens, config.embed_dim], parameters=parameters)
 
 

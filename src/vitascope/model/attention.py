@@ -4,9 +4,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vitascope.errors import UserError
+from vitascope.model.config import check_heads
 from vitascope.model.inputs import check_tokens
-from vitascope.model.masks import additive, causal_mask
+from vitascope.model.masks import additive, causal_mask, check_mask
 from vitascope.model.norm import make_norm
 from vitascope.model.rotary import rotate
 from vitascope.model.scaled_dot_product import attend_fused, attention_maps
@@ -37,8 +37,7 @@ class SelfAttention(nn.Module):
         proj_drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        if embed_dim % num_heads:
-            raise UserError(f"num_heads={num_heads} does not divide embed_dim={embed_dim}.")
+        check_heads(embed_dim, num_heads)
         self.embed_dim, self.num_heads, self.causal = embed_dim, num_heads, causal
         head_width = embed_dim // num_heads
         self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
@@ -51,7 +50,7 @@ class SelfAttention(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tokens:
         check_tokens(tokens, self.embed_dim)
         query, key, value = self.queries_keys_values(tokens, rotation)
-        mask = self.whole_mask(mask, tokens.shape[1])
+        mask = self.whole_mask(mask, query)
         dropout = self.attn_drop.p if self.training else 0.0
         return self.join(attend_fused(query, key, value, mask, causal=self.causal, dropout=dropout))
 
@@ -59,13 +58,14 @@ class SelfAttention(nn.Module):
         """First half: who looks at whom. (batch, head, query, key), rows sum to 1."""
         check_tokens(tokens, self.embed_dim)
         query, key, _ = self.queries_keys_values(tokens, rotation)
-        mask = self.whole_mask(mask, tokens.shape[1])
+        mask = self.whole_mask(mask, query)
         if mask is None and self.causal:
             mask = causal_mask(tokens.shape[1], tokens.device)
         return attention_maps(query, key, mask)
 
     def mix(self, maps: Maps, tokens: Tokens) -> Tokens:
         """Second half: gather the values along the maps, join the heads, project."""
+        check_tokens(tokens, self.embed_dim)
         _, _, value = self.queries_keys_values(tokens)
         return self.join(self.attn_drop(maps) @ value)
 
@@ -83,11 +83,14 @@ class SelfAttention(nn.Module):
         joined = rearrange(heads, "batch head token width -> batch token (head width)")
         return self.proj_drop(self.proj(joined))
 
-    def whole_mask(self, mask: Tensor | None, tokens: int) -> Tensor | None:
+    def whole_mask(self, mask: Tensor | None, query: Heads) -> Tensor | None:
         """The caller's mask with a head axis, and the causal mask folded in; None leaves the fast path free."""
         if mask is None:
             return None
+        tokens = query.shape[2]
+        scores = torch.Size([*query.shape[:3], tokens])
         mask = mask[:, None] if mask.ndim == 3 else mask
+        check_mask(mask, scores)
         if not self.causal:
             return mask
         past = causal_mask(tokens, mask.device)

@@ -23,6 +23,11 @@ class SelfAttention2d(nn.Module):
         """Who looks at whom: batch × head × cell × cell, cells in reading order."""
         return self.attn.maps(self.tokens(grid), mask)
 
+    def mix(self, maps: Maps, grid: Tensor) -> Images:
+        """The second half, written out: `mix(maps(grid), grid) == forward(grid)`."""
+        tokens = self.attn.mix(maps, self.tokens(grid))
+        return rearrange(tokens, "batch (height width) channel -> batch channel height width", height=grid.shape[2])
+
     def tokens(self, grid: Tensor) -> Tokens:
         if grid.ndim != 4 or grid.shape[1] != self.attn.embed_dim:
             raise UserError(

@@ -62,7 +62,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("img_size", "patch_size"):
-            object.__setattr__(self, name, _size(name, getattr(self, name)))
+            object.__setattr__(self, name, check_size(name, getattr(self, name)))
         self._check_types()
         self._check_ranges()
         self._check_sizes()
@@ -139,8 +139,10 @@ class ModelConfig:
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} is negative. It must be 0 or more.")
         for name in ("mlp_ratio", "norm_eps", "rotary_base"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name}={getattr(self, name)} must be greater than 0.")
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"{name}={getattr(self, name)} must be greater than 0 and finite.")
+        if self.init_values is not None and not abs(self.init_values) < float("inf"):
+            raise UserError(f"init_values={self.init_values} must be a finite number.")
         for name in [field.name for field in fields(self) if field.name.endswith(("drop_rate", "drop_path_rate"))]:
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is not a rate. It must be at least 0 and below 1.")
@@ -156,13 +158,7 @@ class ModelConfig:
                 divisors = ", ".join(str(number) for number in range(1, image + 1) if image % number == 0)
                 size = f"img_size={self.img_size}" if image == self.img_size else f"{image} of img_size={self.img_size}"
                 raise UserError(f"patch_size={patch} does not divide {size}. Choose one of {divisors}.")
-        if self.embed_dim % self.num_heads:
-            divisors = [number for number in range(1, self.embed_dim + 1) if self.embed_dim % number == 0]
-            near = sorted(sorted(divisors, key=lambda number: abs(number - self.num_heads))[:6])
-            raise UserError(
-                f"num_heads={self.num_heads} does not divide embed_dim={self.embed_dim}. "
-                f"Choose one of {', '.join(map(str, near))}."
-            )
+        check_heads(self.embed_dim, self.num_heads)
         if self.hidden_width < 1:
             raise UserError(f"mlp_ratio={self.mlp_ratio} of embed_dim={self.embed_dim} leaves no hidden feature.")
         if self.mlp == "swiglu" and self.hidden_width % 2:
@@ -182,6 +178,8 @@ class ModelConfig:
             )
 
     def _check_tokens(self) -> None:
+        if self.qk_norm and self.norm == "none":
+            raise UserError("qk_norm=true normalises by `norm`, but norm=none. Choose layernorm or rmsnorm.")
         if self.global_pool == "token" and not self.class_token:
             raise UserError(
                 "global_pool=token reads the class token, but class_token=false. Choose global_pool=avg or seq."
@@ -193,12 +191,23 @@ class ModelConfig:
             )
 
 
+def check_heads(embed_dim: int, num_heads: int) -> None:
+    """Heads share the features equally."""
+    if embed_dim < 1 or num_heads < 1:
+        raise UserError(f"embed_dim={embed_dim} and num_heads={num_heads} must be at least 1.")
+    if embed_dim % num_heads:
+        divisors = [number for number in range(1, embed_dim + 1) if embed_dim % number == 0]
+        near = sorted(sorted(divisors, key=lambda number: abs(number - num_heads))[:6])
+        choices = ", ".join(map(str, near))
+        raise UserError(f"num_heads={num_heads} does not divide embed_dim={embed_dim}. Choose one of {choices}.")
+
+
 def as_pair(size: Size) -> tuple[int, int]:
     """8 -> (8, 8); (8, 4) stays."""
     return size if isinstance(size, tuple) else (size, size)
 
 
-def _size(name: str, value: Any) -> Size:
+def check_size(name: str, value: Any) -> Size:
     """A size as an int or a pair of ints, at least 1 each; lists (from YAML) become tuples."""
     pair = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
     if len(pair) != 2 or any(isinstance(side, bool) or not isinstance(side, int) for side in pair):

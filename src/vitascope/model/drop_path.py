@@ -17,7 +17,7 @@ class DropPath(nn.Module):
         if self.rate == 0.0 or not self.training:
             return tokens
         keep = 1.0 - self.rate
-        kept = tokens.new_empty(len(tokens), 1, 1).bernoulli_(keep)
+        kept = tokens.new_empty(tokens.shape[0], 1, 1).bernoulli_(keep)
         return tokens * (kept / keep)
 
     def extra_repr(self) -> str:

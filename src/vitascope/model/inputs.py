@@ -1,12 +1,13 @@
 """What a caller hands in -> nothing if it fits, one clear sentence if it does not."""
 
+import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 
 
-def check_images(images: Tensor, config: ModelConfig) -> None:
+def check_images(images: Tensor, config: ModelConfig, weight: Tensor) -> None:
     """Images must be float, batch × channel × height × width, of the size and channels the model was built for."""
     if images.ndim != 4:
         hint = " Add a batch axis: images[None]." if images.ndim == 3 else ""
@@ -26,12 +27,16 @@ def check_images(images: Tensor, config: ModelConfig) -> None:
         )
     if not images.is_floating_point():
         raise UserError(f"The images are {images.dtype}; the model needs floats. Convert them: images.float() / 255.")
+    if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
+        raise UserError(f"The images are {images.dtype}, the weights {weight.dtype}. Make them equal: images.to(…).")
 
 
 def check_tokens(tokens: Tensor, embed_dim: int) -> None:
     """Tokens must be batch × token × feature, with the features the layer was built for."""
     if tokens.ndim != 3:
         raise UserError(f"Tokens must be batch × token × feature; these have shape {list(tokens.shape)}.")
+    if not tokens.is_floating_point():
+        raise UserError(f"The tokens are {tokens.dtype}; the layer needs floats.")
     if tokens.shape[2] != embed_dim:
         raise UserError(
             f"The tokens have {tokens.shape[2]} features, the layer was built for embed_dim={embed_dim}. "

@@ -26,14 +26,14 @@ def check_mask(mask: Tensor, scores_shape: torch.Size) -> None:
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise UserError(f"A mask is boolean (True: may look) or float (added to the scores); this one is {mask.dtype}.")
     sides = zip(reversed(mask.shape), reversed(scores_shape), strict=False)
-    if mask.ndim > len(scores_shape) or any(side not in (1, full) for side, full in sides):
+    if not 2 <= mask.ndim <= len(scores_shape) or any(side not in (1, full) for side, full in sides):
         raise UserError(
             f"A mask of shape {list(mask.shape)} does not fit scores of shape {list(scores_shape)}: its last axes are "
             "query × key. To hide keys per image, give it as mask[:, None, None, :]."
         )
 
 
-def fill_empty_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
+def fill_empty_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A mask in which every query has a key, and the queries that had none: their output must be set to zero.
 
     Softmax over nothing is NaN, forwards and backwards; so such a query looks everywhere and is then silenced.
@@ -41,5 +41,6 @@ def fill_empty_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
     if mask.dtype == torch.bool:
         empty = ~mask.any(dim=-1, keepdim=True)
         return mask | empty, empty
-    empty = ~(mask > torch.finfo(mask.dtype).min).any(dim=-1, keepdim=True)
+    mask = mask.to(dtype)  # first: what is finite in float32 may be -inf in float16
+    empty = ~(mask > torch.finfo(dtype).min).any(dim=-1, keepdim=True)
     return mask.masked_fill(empty, 0.0), empty

@@ -5,13 +5,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.errors import UserError
-from vitascope.model.config import Size, as_pair
+from vitascope.model.config import Size, as_pair, check_size
 from vitascope.shapes import Images, Patches, PatchTokens
 
 
 def patchify(images: Tensor, patch_size: Size) -> Patches:
     """(batch, channel, height, width) -> (batch, patch, channel · rows · columns), patches in reading order."""
-    rows, columns = as_pair(patch_size)
+    rows, columns = as_pair(check_size("patch_size", patch_size))
     if images.ndim != 4:
         raise UserError(f"Images must be batch × channel × height × width; these have shape {list(images.shape)}.")
     if images.shape[2] % rows or images.shape[3] % columns:
@@ -29,8 +29,8 @@ def patchify(images: Tensor, patch_size: Size) -> Patches:
 
 def unpatchify(patches: Tensor, patch_size: Size, grid: tuple[int, int] | None = None) -> Images:
     """The exact inverse of patchify; `grid` is (rows, columns) in patches, needed only where it is not square."""
-    rows, columns = as_pair(patch_size)
-    if patches.ndim != 3 or patches.shape[2] % (rows * columns):
+    rows, columns = as_pair(check_size("patch_size", patch_size))
+    if patches.ndim != 3 or not patches.shape[1] or patches.shape[2] % (rows * columns):
         raise UserError(
             f"Patches must be batch × patch × pixel, with a multiple of {rows}×{columns} pixels; "
             f"these have shape {list(patches.shape)}."

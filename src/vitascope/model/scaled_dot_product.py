@@ -23,13 +23,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 
 def attention_maps(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
     """(…, query, width), (…, key, width) -> (…, query, key): rows sum to 1, or to 0 where everything is masked."""
-    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)  # scaled first: float16 would overflow
     if mask is None:
         return scores.softmax(dim=-1)
     check_mask(mask, scores.shape)
-    mask, empty = fill_empty_rows(mask)
+    mask, empty = fill_empty_rows(mask, query.dtype)
     scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(dim=-1).masked_fill(empty, 0.0).to(query.dtype)
+    return scores.softmax(dim=-1).masked_fill(empty, 0.0)
 
 
 def attend_fused(
@@ -39,12 +39,12 @@ def attend_fused(
     if mask is None:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=causal)
     check_mask(mask, torch.Size([*query.shape[:-1], key.shape[-2]]))
-    mask, empty = fill_empty_rows(mask)
-    mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
+    mask, empty = fill_empty_rows(mask, query.dtype)
     return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout).masked_fill(empty, 0.0)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
+    shapes = [list(tensor.shape) for tensor in (query, key, value)]
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise UserError("Queries, keys and values need at least two axes: token × feature.")
     if query.shape[-1] != key.shape[-1]:
@@ -53,3 +53,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
     if key.shape[-2] != value.shape[-2]:
         raise UserError(f"There are {key.shape[-2]} keys but {value.shape[-2]} values; each key needs its value.")
+    try:
+        torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    except RuntimeError as error:
+        raise UserError(f"The leading axes of queries, keys and values do not fit together: {shapes}.") from error

@@ -16,5 +16,5 @@ def assemble(patches: PatchTokens, prefix: Prefix | None, positions: Tensor | No
     """Prefix and patches in one sequence. A table as long as the patches alone leaves the prefix without positions."""
     if positions is not None and positions.shape[1] == patches.shape[1]:
         patches, positions = patches + positions, None
-    tokens = patches if prefix is None else torch.cat([prefix.expand(len(patches), -1, -1), patches], dim=1)
+    tokens = patches if prefix is None else torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], dim=1)
     return tokens if positions is None else tokens + positions

@@ -52,7 +52,7 @@ class VisionTransformer(nn.Module):
 
     def forward_features(self, images: Tensor) -> Tokens:
         """(batch, channel, height, width) -> the last block's tokens, normalised as the head expects them."""
-        check_images(images, self.config)
+        check_images(images, self.config, self.patch_embed.proj.weight)
         return self.encode(self.embed(images))
 
     def embed(self, images: Images) -> Tokens:

@@ -12,6 +12,7 @@ from vitascope.recipe.schema import Recipe
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+_HOMES = {"model": "ModelConfig", "data": "DataConfig", "train": "TrainConfig"}
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
@@ -48,7 +49,10 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
 
     for word in overrides:
         if "=" not in word or word.startswith("="):
-            raise UserError(f"'{word}' is not a setting. Write key=value, such as model.depth=8.")
+            hint = " A recipe comes first." if word in recipe_names() else ""
+            raise UserError(f"'{word}' is not a setting. Write key=value, such as model.depth=8.{hint}")
+        if word.endswith("=???"):  # OmegaConf's sign for "missing", which it would ignore
+            raise UserError(f"{word} is not a value. Leave the setting out for its default.")
     schema = OmegaConf.structured(Recipe)
     try:
         path = find_recipe(name) if name else None
@@ -57,6 +61,8 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
         return OmegaConf.to_object(merged)  # pyright: ignore[reportReturnType]
     except OmegaConfBaseException as error:
         raise UserError(_sentence(error, schema)) from error
+    except (OSError, UnicodeDecodeError, TypeError) as error:
+        raise UserError(f"The recipe {name} cannot be read: it must be a text file of settings ({error}).") from error
     except YAMLError as error:
         raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
 
@@ -64,7 +70,10 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
 def read_model(name: str | None, overrides: Sequence[str] = ()) -> ModelConfig:
     """The model of a recipe; its settings may be given as bare keys (depth=8)."""
     known = {field.name for field in fields(Recipe)}
-    words = [word if word.split("=")[0].split(".")[0] in known else f"model.{word}" for word in overrides]
+    words = [
+        word if "=" not in word.lstrip("=") or word.split("=")[0].split(".")[0] in known else f"model.{word}"
+        for word in overrides
+    ]
     return read_recipe(name, words).model
 
 
@@ -80,4 +89,8 @@ def _sentence(error: Exception, schema: "DictConfig") -> str:
         for parent in parents:
             level = level[parent]
         return f"There is no setting '{key}'. {did_you_mean(last, map(str, level))}"
+    if "type hint" in first:  # Python's words for a type say little to a user
+        value = first.split("'")[1] if "'" in first else "that"
+        first = f"{value} does not fit; {_HOMES.get(key.split('.')[0], 'the schema')} says what does"
+        first += ". A pair is written [32,64]" if "size" in key else ""
     return f"{key}: {first}." if key else f"{first}."

@@ -40,6 +40,7 @@ class TrainConfig:
     device: str = "auto"  # auto, cpu, cuda, mps
     precision: str = "auto"  # auto, float32, bfloat16, float16
     compile: str = "auto"  # auto (only where it pays back), yes, no
+    threads: int = 0  # of the CPU, 0: all, or one for small models, which would only wait for each other
     save_seconds: float = 30.0  # how often resume.pt is written, at the end of an epoch
     track: list[str] = field(default_factory=list)  # besides TensorBoard: wandb, mlflow (extras)
 
@@ -56,7 +57,7 @@ class TrainConfig:
         for name in ("lr", "muon_lr", "layer_decay"):
             if not getattr(self, name) > 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be greater than 0.")
-        for name in ("weight_decay", "clip_grad", "patience", "save_seconds", "seed"):
+        for name in ("weight_decay", "clip_grad", "patience", "save_seconds", "seed", "threads"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be 0 or more.")
         for name in ("warmup", "final_lr"):

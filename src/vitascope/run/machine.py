@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import vitascope
+from vitascope.run.bf16_probe import bf16_speedup
 
 NEEDED = (
     *("torch", "torchvision", "timm", "einops", "jaxtyping", "omegaconf", "typer", "rich", "safetensors"),
@@ -57,8 +58,8 @@ def precisions() -> dict[str, str]:
     if torch.cuda.is_available():
         fast = torch.cuda.get_device_capability() >= (8, 0)
         return {"bfloat16": "fast (tensor cores)" if fast else "slow: use float16", "float16": "fast with loss scaling"}
-    capable = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    return {"bfloat16": "in hardware (avx512_bf16)" if capable else "emulated: float32 is faster"}
+    faster = bf16_speedup()
+    return {"bfloat16": f"{faster:.1f} times float32's speed" if faster else "does not work on this CPU"}
 
 
 def _version(name: str) -> str | None:
@@ -81,6 +82,7 @@ def record_of_machine(commit: str | None = None) -> dict[str, Any]:
 def current_commit() -> str | None:
     """The source tree's commit, '+changes' where files differ from it; None where there is no git."""
     try:
+        _git("ls-files", "--error-unmatch", Path(__file__).name)  # installed inside somebody else's checkout: not ours
         commit = _git("rev-parse", "HEAD")
         changes = _git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):

@@ -1,6 +1,5 @@
 """TrainConfig -> device, number format and whether to compile, each 'auto' decided once and written into the run."""
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -9,10 +8,12 @@ from torch import nn
 from vitascope.errors import UserError
 from vitascope.model.anatomy import anatomy
 from vitascope.recipe.schema import Recipe
+from vitascope.run.bf16_probe import bf16_speedup
 
 EAGER_RATE = 1.0e14  # FLOP/s an eager step reaches on a data-centre GPU; only to guess whether compiling pays
 COMPILE_PAYS_AFTER = 120.0  # seconds of eager training: compiling takes 20 to 50 of them and then saves a third
 CLEARLY_FASTER = 1.3
+ONE_THREAD_BELOW = 1.0e10  # FLOPs of a step: below, threads wait for each other longer than they work
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Hardware:
     device: str
     precision: str  # float32, bfloat16, float16
     compiled: bool
+    threads: int  # of the CPU
 
     @property
     def dtype(self) -> torch.dtype:
@@ -34,14 +36,23 @@ class Hardware:
 def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
     """`images` are all images the run will see, for the guess whether compiling pays."""
     device = choose_device(recipe.train.device)
+    flops = 3 * sum(stage.flops for stage in anatomy(recipe.model))  # forward, and twice that backward, per image
+    threads = recipe.train.threads or torch.get_num_threads()
+    if device == "cpu" and not recipe.train.threads and flops * recipe.train.batch_size < ONE_THREAD_BELOW:
+        threads = 1
+    torch.set_num_threads(threads)
     precision = recipe.train.precision
     if precision == "auto":
-        precision = choose_precision(device, recipe, model)
+        precision = choose_precision(device, model)
     compiled = recipe.train.compile == "yes"
     if recipe.train.compile == "auto" and device == "cuda":
-        flops = 3 * images * sum(stage.flops for stage in anatomy(recipe.model))
-        compiled = flops / EAGER_RATE > COMPILE_PAYS_AFTER
-    return Hardware(device, precision, compiled)
+        compiled = flops * images / EAGER_RATE > COMPILE_PAYS_AFTER
+    return Hardware(device, precision, compiled, threads)
+
+
+def plain_hardware() -> Hardware:
+    """The best device, float32, as it is: for evaluation."""
+    return Hardware(choose_device("auto"), "float32", compiled=False, threads=torch.get_num_threads())
 
 
 def choose_device(asked: str) -> str:
@@ -54,25 +65,10 @@ def choose_device(asked: str) -> str:
     return asked
 
 
-def choose_precision(device: str, recipe: Recipe, model: nn.Module) -> str:
+def choose_precision(device: str, model: nn.Module) -> str:
     """bf16 on CUDA 8.0 and newer, fp16 on older; on a CPU float32 unless a short measurement clearly favours bf16."""
     if device == "cuda":
         return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
     if device != "cpu" or sum(weight.numel() for weight in model.parameters()) < 1_000_000:
         return "float32"  # small models spend their time elsewhere
-    faster = _step_seconds(recipe, model, "float32") / _step_seconds(recipe, model, "bfloat16")
-    return "bfloat16" if faster > CLEARLY_FASTER else "float32"
-
-
-def _step_seconds(recipe: Recipe, model: nn.Module, precision: str) -> float:
-    """The fastest of three forward and backward passes on a few random images."""
-    images = torch.zeros(min(16, recipe.train.batch_size), recipe.model.in_chans, *recipe.model.image_shape)
-    state, times = torch.get_rng_state(), []
-    for _ in range(3):
-        start = time.perf_counter()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-            model(images).float().sum().backward()
-        times.append(time.perf_counter() - start)
-    model.zero_grad()
-    torch.set_rng_state(state)
-    return min(times)
+    return "bfloat16" if bf16_speedup() > CLEARLY_FASTER else "float32"

@@ -94,8 +94,8 @@ def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
     seconds = time.monotonic() - start
     if bad >= 0:
         raise UserError(
-            f"The loss was not a number at step {int(bad) + 1} (epoch {session.epoch + 1}). The state before that epoch "
-            f"is kept. Try a smaller train.lr, train.clip_grad=1, or train.precision=float32."
+            f"The loss was not a number at step {int(bad) + 1} (epoch {session.epoch + 1}). The state before that "
+            f"epoch is kept. Try a smaller train.lr, train.clip_grad=1, or train.precision=float32."
         )
     steps = session.steps_per_epoch
     return {

@@ -9,7 +9,7 @@ from vitascope.errors import UserError
 from vitascope.run.directory import Run, append_line
 from vitascope.run.weights import load, read_facts
 from vitascope.training.evaluation import Score, score
-from vitascope.training.hardware import Hardware, choose_device
+from vitascope.training.hardware import plain_hardware
 
 SPLITS = ("test", "val", "train")
 
@@ -26,7 +26,7 @@ class Evaluation:
 def evaluate(run: Run, split: str = "test") -> Evaluation:
     """Last epoch's weights, float32."""
     facts, recipe, model = read_facts(run), run.recipe, load(run)
-    hardware = Hardware(choose_device("auto"), "float32", compiled=False)
+    hardware = plain_hardware()
     size, channels = facts.model.image_shape, facts.model.in_chans
     if split == "test":
         source = open_source(recipe.data, size, channels)

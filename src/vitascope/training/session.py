@@ -1,7 +1,7 @@
 """Recipe and data -> everything that changes while learning, as one thing that can be copied, saved and restored."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class Session:
             "best_accuracy": self.best_accuracy,
             "best_epoch": self.best_epoch,
             "best": self.best,
-            "hardware": [self.hardware.device, self.hardware.precision, self.hardware.compiled],
+            "hardware": asdict(self.hardware),
             "model": self.model.state_dict(),
             "average": self.average.model.state_dict() if self.average else None,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -74,9 +74,9 @@ class Session:
         return copy.deepcopy(state)
 
     def restore(self, state: dict[str, Any]) -> None:
-        if state["hardware"][0] != self.hardware.device:
+        if state["hardware"]["device"] != self.hardware.device:
             raise UserError(
-                f"The run was made on {state['hardware'][0]}, this is {self.hardware.device}: going on would "
+                f"The run was made on {state['hardware']['device']}, this is {self.hardware.device}: going on would "
                 "not be exact. Resume it there, or start a new run from its recipe.yaml."
             )
         self.epoch, self.step = state["epoch"], state["step"]
@@ -97,6 +97,7 @@ def start_session(recipe: Recipe, data: TrainingData, decided: Hardware | None =
     torch.manual_seed(recipe.train.seed)
     model = VisionTransformer(recipe.model)
     hardware = decided or choose_hardware(recipe, model, recipe.train.epochs * len(data.train))
+    torch.set_num_threads(hardware.threads)
     model = model.to(hardware.device).train()
     if hardware.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True

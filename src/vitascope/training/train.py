@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def resume_run(run: Run, console: Console) -> Run:
         console.print(f"{run.path} is finished already.", highlight=False, soft_wrap=True)
         return run
     recipe, state = run.recipe, load_checkpoint(run)
-    decided = Hardware(*state["hardware"]) if state else None
+    decided = Hardware(**state["hardware"]) if state else None
     session = start_session(recipe, open_data(recipe, console), decided)
     if state:
         session.restore(state)
@@ -90,8 +90,7 @@ def _learn(run: Run, session: Session, console: Console) -> None:
     recipe, data = session.recipe, session.data
     save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation))
     hashed = data_hash(data.train.images, data.train.labels)
-    hardware = {"device": session.hardware.device, "precision": session.hardware.precision}
-    facts = {"hardware": hardware | {"compiled": session.hardware.compiled}, "data_hash": hashed}
+    facts = {"hardware": asdict(session.hardware), "data_hash": hashed}
     write_json(run.file("machine.json"), record_of_machine() | facts)
     events = Events(run.path, read_metrics(run.file("metrics.jsonl")))
     trackers = open_trackers(recipe, run)

@@ -68,8 +68,8 @@ def agreement_with_timm(config: ModelConfig, dtype: torch.dtype, *, batch: int =
     images = torch.randn(batch, config.in_chans, *config.image_shape, generator=generator, dtype=dtype)
     our_logits, our_gradients = _logits_and_gradients(ours.eval(), images)
     their_logits, their_gradients = _logits_and_gradients(theirs.eval(), images)
-    gradients = [_apart(our_gradients[name], their_gradients[name]) for name in their_gradients]
-    return Agreement(logits=_apart(our_logits, their_logits), gradients=max(gradients))
+    gradients = torch.stack([_apart(our_gradients[name], their_gradients[name]) for name in their_gradients])
+    return Agreement(logits=_apart(our_logits, their_logits).item(), gradients=gradients.max().item())
 
 
 def _logits_and_gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -78,5 +78,5 @@ def _logits_and_gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, dic
     return logits.detach(), {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
-def _apart(ours: Tensor, theirs: Tensor) -> float:
-    return (ours - theirs).abs().max().item()
+def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
+    return (ours - theirs).abs().max()  # a tensor: its max keeps NaN, Python's does not

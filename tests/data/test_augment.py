@@ -1,0 +1,222 @@
+"""Augmentation: gold values from Pillow and torchvision, laws of batches and of mixing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+from torchvision.transforms.v2 import functional as tv
+
+from vitascope import UserError
+from vitascope.data import randaugment as ra
+from vitascope.data.augment import erase, flip, shift
+from vitascope.data.colour import brighten, change_contrast, grey, saturate, turn_hue
+from vitascope.data.config import AugmentConfig
+from vitascope.data.draws import epoch_draws, epoch_order, one_step
+from vitascope.data.mixing import mix, unmixed
+from vitascope.data.policy import NOTHING, resolve
+from vitascope.data.preparation import Preparation
+
+EVERYTHING = replace(
+    NOTHING, flip=0.5, shift=2, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.2, randaugment=2, erase=0.5
+)  # fmt: skip
+PREPARE = Preparation((8, 10), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+
+
+def stored(batch: int = 6, channels: int = 3) -> torch.Tensor:
+    return torch.randint(0, 256, (batch, channels, 8, 10), dtype=torch.uint8)
+
+
+def test_flipping_and_shifting_by_hand() -> None:
+    image = torch.arange(9, dtype=torch.uint8).view(1, 1, 3, 3)
+    assert flip(image, torch.tensor([True]))[0, 0].tolist() == [[2, 1, 0], [5, 4, 3], [8, 7, 6]]
+    assert torch.equal(flip(image, torch.tensor([False])), image)
+    assert shift(image, torch.tensor([[1, 0]]), "zero")[0, 0].tolist() == [[3, 4, 5], [6, 7, 8], [0, 0, 0]]
+    assert shift(image, torch.tensor([[0, -1]]), "zero")[0, 0].tolist() == [[0, 0, 1], [0, 3, 4], [0, 6, 7]]
+    assert shift(image, torch.tensor([[0, -1]]), "reflect")[0, 0].tolist() == [[1, 0, 1], [4, 3, 4], [7, 6, 7]]
+
+
+@pytest.mark.parametrize("fill", ["zero", "reflect"])
+def test_shifting_is_padding_and_cropping(fill) -> None:
+    images = stored(4)
+    offsets = torch.tensor([[0, 0], [2, -1], [-2, 2], [1, 1]])
+    mode = {"zero": "constant", "reflect": "reflect"}[fill]
+    padded = torch.nn.functional.pad(images.float(), (2, 2, 2, 2), mode=mode).byte()
+    for image, wide, (down, right) in zip(shift(images, offsets, fill), padded, offsets.tolist(), strict=True):
+        assert torch.equal(image, wide[:, 2 + down : 10 + down, 2 + right : 12 + right])
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(brighten, tv.adjust_brightness), (change_contrast, tv.adjust_contrast), (saturate, tv.adjust_saturation)],
+)
+def test_colour_changes_are_torchvisions(ours, theirs) -> None:
+    images, factors = torch.rand(3, 3, 8, 10), [0.3, 1.0, 1.7]
+    changed = ours(images, torch.tensor(factors))
+    for image, expected, factor in zip(changed, images, factors, strict=True):
+        torch.testing.assert_close(image, theirs(expected, factor), atol=1e-3, rtol=0)
+
+
+def test_turning_the_hue_keeps_grey_and_a_third_turn_moves_red_to_green() -> None:
+    red = torch.tensor([1.0, 0, 0]).view(1, 3, 1, 1)
+    turned = turn_hue(red, torch.tensor([1 / 3]))
+    torch.testing.assert_close(turned, torch.tensor([0.0, 1, 0]).view(1, 3, 1, 1), atol=1e-6, rtol=0)
+    plain = torch.full((1, 3, 2, 2), 0.4)
+    torch.testing.assert_close(turn_hue(plain, torch.tensor([0.21])), plain)
+
+
+def pillow(image: torch.Tensor) -> Image.Image:
+    return Image.fromarray(image.permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "levels"),
+    [
+        (ra.equalize, ImageOps.equalize, 0),
+        (ra.autocontrast, ImageOps.autocontrast, 1),
+        (lambda x: ra.posterize(x, 3), lambda image: ImageOps.posterize(image, 3), 0),
+        (
+            lambda x: ra.sharpen(x, torch.full((len(x),), 1.6)),
+            lambda image: ImageEnhance.Sharpness(image).enhance(1.6),
+            2,
+        ),
+    ],
+    ids=["equalize", "autocontrast", "posterize", "sharpness"],
+)
+def test_randaugments_operations_are_pillows(ours, theirs, levels) -> None:
+    images = (stored(4).float() * 0.6 + 30).byte()
+    changed = (ours(images.float() / 255) * 255).round()
+    for image, expected in zip(changed, images, strict=True):
+        difference = image - torch.from_numpy(np.array(theirs(pillow(expected)))).permute(2, 0, 1)
+        assert difference.abs().max() <= levels
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("rotate", {"angle": 15.0, "translate": [0, 0], "shear": [0.0, 0.0]}),
+        ("translate_x", {"angle": 0.0, "translate": [10 * 0.5 * 150 / 331, 0], "shear": [0.0, 0.0]}),
+        ("translate_y", {"angle": 0.0, "translate": [0, 8 * 0.5 * 150 / 331], "shear": [0.0, 0.0]}),
+    ],
+)
+def test_moving_is_torchvisions_affine(name, settings) -> None:
+    images = torch.rand(2, 3, 8, 10)
+    chosen = {known: torch.full((2,), known == name) for known in ra.OPERATIONS}
+    moved = ra.move(images, chosen, torch.full((2,), 0.5))
+    theirs = tv.affine(images, scale=1.0, interpolation=tv.InterpolationMode.BILINEAR, **settings)
+    inner = (slice(None), slice(None), slice(2, -2), slice(3, -3))
+    torch.testing.assert_close(moved[inner], theirs[inner], atol=1e-4, rtol=0)
+
+
+def test_randaugment_without_strength_changes_only_what_has_no_strength() -> None:
+    images = torch.rand(12, 3, 8, 10)
+    operation = torch.arange(12)[:, None]  # all but autocontrast and equalize
+    out = ra.randaugment((images * 255).round() / 255, operation, torch.ones(12, 1), magnitude=0.0)
+    torch.testing.assert_close(out, (images * 255).round() / 255, atol=1e-5, rtol=0)
+
+
+@given(seed=st.integers(0, 50), channels=st.sampled_from([1, 3]))
+def test_augmenting_a_batch_is_augmenting_each_image_alone(seed, channels) -> None:
+    images, labels = stored(5, channels), torch.arange(5)
+    prepare = Preparation((8, 10), PREPARE.mean[:channels], PREPARE.std[:channels])
+    draws = one_step(epoch_draws(EVERYTHING, 1, 5, seed, 0), 0)
+    together, _ = prepare.varied(images, labels, draws, EVERYTHING)
+    for number in range(5):
+        alone = {name: draw[number : number + 1] for name, draw in draws.items()}
+        one, _ = prepare.varied(images[number : number + 1], labels[number : number + 1], alone, EVERYTHING)
+        torch.testing.assert_close(one[0], together[number], atol=1e-5, rtol=0)
+
+
+def test_every_image_has_its_own_draw_and_every_epoch_other_ones() -> None:
+    image = stored(1).expand(32, -1, -1, -1)
+    first = epoch_draws(EVERYTHING, 1, 32, seed=3, epoch=0)
+    again, later, other = (epoch_draws(EVERYTHING, 1, 32, seed, epoch) for seed, epoch in ((3, 0), (3, 1), (4, 0)))
+    varied, _ = PREPARE.varied(image, torch.zeros(32).long(), one_step(first, 0), EVERYTHING)
+    assert len(varied.flatten(1).unique(dim=0)) > 24
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["erase"], later["erase"]) and not torch.equal(first["erase"], other["erase"])
+
+
+def test_an_epoch_sees_every_image_at_most_once_and_weights_change_that() -> None:
+    order = epoch_order(10, 3, 3, seed=0, epoch=0)
+    assert order.shape == (3, 3) and len(order.unique()) == 9
+    weights = np.array([0.5, 0.5, *[0.0] * 8])
+    assert set(epoch_order(10, 3, 3, 0, 0, weights).flatten().tolist()) <= {0, 1}
+
+
+@given(seed=st.integers(0, 99))
+def test_the_mixed_label_is_the_mixed_area(seed) -> None:
+    policy = replace(NOTHING, cutmix=1.0, mix_share=0.7)
+    draw = one_step(epoch_draws(policy, 1, 8, seed, 0), 0)["mix"]
+    colours = torch.arange(8.0)[:, None, None, None].expand(8, 1, 8, 10)
+    mixed, target = mix(colours.contiguous(), torch.arange(8), draw)
+    own = (mixed == colours).float().mean(dim=(1, 2, 3))
+    torch.testing.assert_close(target.share, own, atol=1e-6, rtol=0)
+    answers = target.probabilities(8)
+    torch.testing.assert_close(answers.sum(1), torch.ones(8))
+    torch.testing.assert_close(answers.diagonal(), own, atol=1e-6, rtol=0)
+
+
+@given(seed=st.integers(0, 99))
+def test_mixup_of_constants_is_their_weighted_mean(seed) -> None:
+    draw = one_step(epoch_draws(replace(NOTHING, mixup=0.4), 1, 6, seed, 0), 0)["mix"]
+    colours = torch.arange(6.0)[:, None, None, None].expand(6, 3, 4, 4)
+    mixed, target = mix(colours.contiguous(), torch.arange(6), draw)
+    torch.testing.assert_close(mixed[:, 0, 0, 0], target.probabilities(6) @ torch.arange(6.0), atol=1e-5, rtol=0)
+    assert (target.share < 1).any()
+
+
+def test_mixing_kinds_are_shared_out_as_asked() -> None:
+    kinds = epoch_draws(replace(NOTHING, mixup=1.0, cutmix=1.0, mix_share=0.5), 1, 4000, 0, 0)["mix"][0, :, 0]
+    shares = [(kinds == kind).float().mean().item() for kind in (0, 1, 2)]
+    assert shares == pytest.approx([0.5, 0.25, 0.25], abs=0.04)
+
+
+def test_labels_stay_whole_without_mixing() -> None:
+    assert torch.equal(unmixed(torch.tensor([2, 0])).probabilities(3), torch.tensor([[0.0, 0, 1], [1, 0, 0]]))
+
+
+@given(seed=st.integers(0, 99))
+def test_erasing_wipes_a_rectangle_of_the_asked_area_from_chosen_images_only(seed) -> None:
+    draw = torch.rand(16, 5, generator=torch.Generator().manual_seed(seed))
+    wiped = erase(torch.ones(16, 1, 16, 16), draw, chance=0.5, largest=0.33)
+    share = 1 - wiped.mean(dim=(1, 2, 3))
+    chosen = draw[:, 0] < 0.5
+    assert (share[~chosen] == 0).all()
+    assert (share[chosen] > 0).all() and (share[chosen] < 0.42).all()
+    rows, columns = (wiped == 0).any(3).sum((1, 2)), (wiped == 0).any(2).sum((1, 2))
+    assert torch.equal((rows * columns).float() / 256, share)
+
+
+def test_preparation_normalises_resizes_and_changes_channels() -> None:
+    images = stored()
+    plain = PREPARE(images)
+    torch.testing.assert_close(plain[:, 1], (images[:, 1].float() / 255 - 0.4) / 0.3)
+    torch.testing.assert_close(PREPARE.undone(plain), images.float() / 255, atol=1e-6, rtol=0)
+    assert Preparation((4, 4), (0.5,), (0.5,))(images).shape == (6, 1, 4, 4)
+    assert Preparation((16, 16), PREPARE.mean, PREPARE.std)(images[:, :1]).shape == (6, 3, 16, 16)
+    torch.testing.assert_close(grey(images.float()), tv.rgb_to_grayscale(images.float()), atol=0.2, rtol=0)
+
+
+def test_a_policy_fills_in_what_was_not_asked_and_digits_are_never_flipped() -> None:
+    whole = resolve(AugmentConfig(shift=1), "cifar10")
+    assert (whole.shift, whole.flip) == (1, 0.5)
+    assert resolve(AugmentConfig(), "mnist").flip == 0
+    with pytest.raises(UserError, match="a mirrored digit is another sign"):
+        resolve(AugmentConfig(flip=0.5), "mnist")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"flip": 1.5}, "data.augment.flip=1.5 must be at least 0 and at most 1"),
+        ({"shift": -1}, "data.augment.shift=-1 must be at least 0"),
+        ({"shift_fill": "mirror"}, "shift_fill='mirror' is unknown"),
+    ],
+)
+def test_impossible_variations_are_refused(settings, sentence) -> None:
+    with pytest.raises(UserError, match=sentence):
+        AugmentConfig(**settings)

@@ -1,0 +1,252 @@
+"""Where images come from: every layout, every odd image, every missing file."""
+
+import gzip
+import pickle
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitascope import UserError
+from vitascope.data.config import DataConfig
+from vitascope.data.folder import read_image
+from vitascope.data.named import NAMED, named
+from vitascope.data.opening import open_source
+from vitascope.data.statistics import fingerprints, mean_and_std, repeated, shared
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not on this machine")
+
+
+def source(name: str, root: Path | None = None, size=(8, 8), channels: int = 3, **settings):
+    return open_source(DataConfig(name=str(name), root=root and str(root), download=False, **settings), size, channels)
+
+
+def test_digits_are_embedded_in_two_fixed_stratified_halves() -> None:
+    digits = source("digits")
+    train, test = digits.load("train"), digits.load("test")
+    assert (len(train), len(test)) == (898, 899)
+    assert train.images.shape[1:] == (1, 8, 8) and train.images.max() == 255
+    assert (torch.bincount(train.labels) - torch.bincount(test.labels)).abs().max() <= 1
+    assert torch.equal(train.images, source("digits").load("train").images)
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    raw = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}i", *values.shape) + values.tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+
+
+@pytest.mark.parametrize("folder", ["mnist", "MNIST/raw"])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_idx_files_are_read_in_both_layouts_zipped_or_not(tmp_path, folder, ending) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5, 4, 6), dtype=np.uint8)
+    for part in ("train", "t10k"):
+        write_idx(tmp_path / folder / f"{part}-images-idx3-ubyte{ending}", images)
+        write_idx(tmp_path / folder / f"{part}-labels-idx1-ubyte{ending}", np.arange(5, dtype=np.uint8))
+    split = source("mnist", tmp_path).load("test")
+    assert torch.equal(split.images[:, 0], torch.from_numpy(images))
+    assert split.labels.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_torn_idx_file_is_refused(tmp_path) -> None:
+    for part in ("train", "t10k"):
+        for kind in ("images-idx3", "labels-idx1"):
+            write_idx(tmp_path / "mnist" / f"{part}-{kind}-ubyte.gz", np.zeros((3, 2, 2), np.uint8))
+    torn = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
+    torn.write_bytes(torn.read_bytes()[:-9])
+    with pytest.raises(UserError, match="is not a whole idx file"):
+        source("mnist", tmp_path).load("train")
+
+
+def test_cifar_is_read_in_torchvisions_layout(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3072), dtype=np.uint8)
+    for name in (*[f"data_batch_{number}" for number in range(1, 6)], "test_batch"):
+        (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": [3, 7]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": NAMED["cifar10"].classes}))
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    split = source("cifar10", tmp_path).load("train")
+    assert split.images.shape == (10, 3, 32, 32) and split.labels.tolist() == [3, 7] * 5
+    assert torch.equal(split.images[0].flatten(), torch.from_numpy(pixels[0]))
+
+
+def test_an_npz_file_is_read_by_path_and_by_name(tmp_path) -> None:
+    x, y = np.zeros((4, 5, 6, 3), np.uint8), np.array([[0], [1], [2], [1]], np.uint8)
+    np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
+    by_path, by_name = source(tmp_path / "cifar10.npz"), source("cifar10", tmp_path)
+    assert (by_path.classes, by_name.classes) == (["0", "1", "2"], NAMED["cifar10"].classes)
+    assert by_path.load("test").images.shape == by_name.load("test").images.shape == (2, 3, 5, 6)
+    np.savez(tmp_path / "grey.npz", x_train=x[..., 0], y_train=y)
+    grey = source(tmp_path / "grey.npz")
+    assert grey.load("train").images.shape == (4, 1, 5, 6) and grey.splits == ("train",)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"x": np.zeros(3)}, "has no x_train and no y_train; it holds x"),
+        ({"x_train": np.zeros((2, 4, 4)), "y_train": np.zeros(2, int)}, "images must be uint8"),
+        ({"x_train": np.zeros((2, 4), np.uint8), "y_train": np.zeros(2, int)}, "it must be image × height × width"),
+        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.zeros(3, int)}, "2 images and 3 labels"),
+        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.array([0, -1])}, "whole numbers from 0 to 0"),
+    ],
+)
+def test_an_npz_file_that_does_not_fit_is_refused(tmp_path, arrays, sentence) -> None:
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(UserError, match=sentence):
+        source(tmp_path / "data.npz").load("train")
+
+
+def test_a_file_that_is_no_npz_is_refused(tmp_path) -> None:
+    (tmp_path / "data.npz").write_text("hello")
+    with pytest.raises(UserError, match="cannot be read as an"):
+        source(tmp_path / "data.npz")
+
+
+def picture(path: Path, mode: str = "RGB", size=(12, 8), **settings) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size).save(path, **settings)
+
+
+def test_a_folder_of_class_folders_with_odd_images(tmp_path) -> None:
+    for name, mode in (
+        ("a.png", "RGB"),
+        ("b.png", "L"),
+        ("c.png", "RGBA"),
+        ("d.png", "P"),
+        ("e.png", "I;16"),
+        ("f.jpg", "RGB"),
+    ):
+        picture(tmp_path / "cat" / name, mode)
+        picture(tmp_path / "dog" / "deep" / name, mode)
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    found = source(tmp_path)
+    split = found.load("train")
+    assert found.classes == ["cat", "dog"] and found.skipped == []
+    assert split.images.shape == (12, 3, 8, 8) and torch.bincount(split.labels).tolist() == [6, 6]
+    assert source(tmp_path, channels=1).load("train").images.shape == (12, 1, 8, 8)
+
+
+def test_broken_images_are_named_and_skipped_or_refused_when_strict(tmp_path) -> None:
+    for name in ("cat", "dog"):
+        picture(tmp_path / name / "good.png")
+    whole = (tmp_path / "cat" / "good.png").read_bytes()
+    (tmp_path / "cat" / "torn.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "dog" / "empty.jpg").write_bytes(b"")
+    found = source(tmp_path)
+    assert len(found.load("train")) == 2
+    assert sorted(Path(name).name for name in found.skipped) == ["empty.jpg", "torn.png"]
+    with pytest.raises(UserError, match=r"torn.png cannot be read .*2 such in all"):
+        source(tmp_path, strict=True).load("train")
+
+
+def test_an_image_is_turned_upright_and_keeps_its_range(tmp_path) -> None:
+    wide = Image.new("L", (8, 4))
+    wide.paste(255, (0, 0, 4, 4))  # left half white
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90° clockwise: the left becomes the top
+    wide.save(tmp_path / "turned.png", exif=exif)
+    upright = read_image(tmp_path / "turned.png", (8, 4), 1)
+    assert upright[0, :4].min() == 255 and upright[0, 4:].max() == 0
+    deep = np.full((4, 4), 32768, np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert read_image(tmp_path / "deep.png", (4, 4), 1).unique().tolist() == [128]
+    Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert read_image(tmp_path / "clear.png", (4, 4), 3).unique().tolist() == [255]
+
+
+def test_train_val_and_test_folders_are_the_splits(tmp_path) -> None:
+    for split, count in (("train", 3), ("val", 2), ("test", 1)):
+        for name in ("cat", "dog"):
+            for number in range(count):
+                picture(tmp_path / split / name / f"{number}.png")
+    found = source(tmp_path)
+    assert found.splits == ("train", "val", "test")
+    assert [len(found.load(split)) for split in found.splits] == [6, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda root: picture(root / "cat" / "a.png"), "needs a folder per class, at least two; it has cat"),
+        (lambda root: root.mkdir(exist_ok=True), "at least two; it has none"),
+        (lambda root: (picture(root / "cat" / "a.png"), (root / "dog").mkdir()), "has no readable image for dog"),
+        (
+            lambda root: [
+                picture(root / part / "a.png") for part in ("train/cat", "train/dog", "test/cat", "test/cow")
+            ],
+            "has other classes than train: cow, dog",
+        ),
+    ],
+    ids=["one class", "empty", "empty class", "other classes"],
+)
+def test_a_folder_that_cannot_be_learnt_from_is_refused(tmp_path, make, sentence) -> None:
+    make(tmp_path / "data")
+    with pytest.raises(UserError, match=sentence):
+        source(tmp_path / "data").load("train")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("cifar", "There is no data set 'cifar'. Did you mean cifar10?"),
+        ("mnist", "Put mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"),
+        ("cifar10", "cifar-10-batches-py/"),
+        (__file__, "neither a folder of class folders nor an .npz file"),
+    ],
+)
+def test_missing_data_is_told_with_what_to_put_where(tmp_path, name, sentence) -> None:
+    with pytest.raises(UserError) as caught:
+        source(name, tmp_path)
+    assert sentence in str(caught.value)
+
+
+def test_a_failed_download_names_the_files_and_the_folder(tmp_path, monkeypatch, capsys) -> None:
+    def no_network(*args, **kwargs):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.MNIST.download", no_network)
+    with pytest.raises(UserError, match="no route to host") as caught:
+        named("mnist", tmp_path / "new", download=True)
+    assert str(tmp_path / "new") in str(caught.value) and "four files" in str(caught.value)
+
+
+def test_statistics_by_hand() -> None:
+    images = torch.tensor([0, 255, 255, 255], dtype=torch.uint8).view(2, 1, 1, 2)
+    mean, std = mean_and_std(images)
+    assert mean.item() == pytest.approx(0.75) and std.item() == pytest.approx(0.75**0.5 * 0.5)
+    prints = fingerprints(torch.stack([images[0], images[1], images[0]]))
+    assert repeated(prints) == 1 and shared(prints[:1], prints) == 2
+
+
+@needs_shared
+@pytest.mark.parametrize(("name", "mean", "std"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)])
+def test_the_real_grey_sets_are_read_whole(name, mean, std) -> None:
+    train, test = (source(name, SHARED).load(split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (60000, 10000)
+    found = mean_and_std(train.images)
+    assert [value.item() for value in found] == pytest.approx([mean, std], abs=1e-4)
+
+
+@needs_shared
+def test_the_real_cifar10_is_read_whole(tmp_path) -> None:
+    subprocess.run([sys.executable, SHARED / "unpack.py", tmp_path / "cifar10.npz"], check=True)
+    train = source("cifar10", tmp_path).load("train")
+    mean, std = mean_and_std(train.images)
+    assert mean.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
+    assert std.tolist() == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
+    assert torch.bincount(train.labels).tolist() == [5000] * 10
+
+
+@needs_shared
+def test_real_photos_are_read_from_their_folders() -> None:
+    photos = source(SHARED / "photos" / "tiny10", size=(32, 32))
+    assert photos.splits == ("train", "val") and len(photos.classes) == 10
+    assert photos.load("val").images.shape == (500, 3, 32, 32) and photos.skipped == []

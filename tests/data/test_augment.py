@@ -1,5 +1,6 @@
 """Augmentation: gold values from Pillow and torchvision, laws of batches and of mixing."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -19,10 +20,10 @@ from vitascope.data.draws import epoch_draws, epoch_order, one_step
 from vitascope.data.mixing import mix, unmixed
 from vitascope.data.policy import NOTHING, resolve
 from vitascope.data.preparation import Preparation
+from vitascope.data.warp import turn_and_stretch
 
-EVERYTHING = replace(
-    NOTHING, flip=0.5, shift=2, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.2, randaugment=2, erase=0.5
-)  # fmt: skip
+GEOMETRY = replace(NOTHING, flip=0.5, shift=2, rotate=20.0, scale=0.2, erase=0.5)
+EVERYTHING = replace(GEOMETRY, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.2, randaugment=2)
 PREPARE = Preparation((8, 10), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 
 
@@ -109,6 +110,20 @@ def test_moving_is_torchvisions_affine(name, settings) -> None:
     theirs = tv.affine(images, scale=1.0, interpolation=tv.InterpolationMode.BILINEAR, **settings)
     inner = (slice(None), slice(None), slice(2, -2), slice(3, -3))
     torch.testing.assert_close(moved[inner], theirs[inner], atol=1e-4, rtol=0)
+
+
+def test_turning_and_stretching_is_torchvisions_affine() -> None:
+    images = torch.rand(1, 3, 9, 9)
+    ours = turn_and_stretch(images, torch.tensor([[0.3, 1.2]]))
+    theirs = tv.affine(
+        images,
+        angle=math.degrees(0.3),
+        translate=[0, 0],
+        scale=1.2,
+        shear=[0.0, 0.0],
+        interpolation=tv.InterpolationMode.BILINEAR,
+    )
+    torch.testing.assert_close(ours[..., 2:-2, 2:-2], theirs[..., 2:-2, 2:-2], atol=1e-4, rtol=0)
 
 
 def test_randaugment_without_strength_changes_only_what_has_no_strength() -> None:

@@ -7,6 +7,7 @@ from vitascope.data.colour import jitter
 from vitascope.data.config import AugmentConfig
 from vitascope.data.draws import Draws
 from vitascope.data.randaugment import randaugment
+from vitascope.data.warp import turn_and_stretch
 from vitascope.shapes import Images
 
 
@@ -63,7 +64,9 @@ def vary_stored(images: Tensor, draws: Draws, policy: AugmentConfig) -> Tensor:
 
 
 def vary_pixels(images: Images, draws: Draws, policy: AugmentConfig) -> Images:
-    """What is done to pixels between 0 and 1: RandAugment, then colour."""
+    """What is done to pixels between 0 and 1: turn and stretch, RandAugment, colour."""
+    if "warp" in draws:
+        images = turn_and_stretch(images, draws["warp"])
     if "operation" in draws:
         images = randaugment(images, draws["operation"], draws["sign"], policy.magnitude or 0.0)
     return jitter(images, draws)

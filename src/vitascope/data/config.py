@@ -16,6 +16,8 @@ class AugmentConfig:
     flip: float | None = None  # share of images mirrored left to right (never for digits)
     shift: int | None = None  # up to this many pixels in each direction
     shift_fill: str | None = None  # what comes in at the edge: zero, reflect
+    rotate: float | None = None  # turned by up to this many degrees either way
+    scale: float | None = None  # stretched by a factor drawn from 1 ± this
     brightness: float | None = None  # factor drawn from 1 ± this; the same for contrast and saturation
     contrast: float | None = None
     saturation: float | None = None
@@ -31,6 +33,8 @@ class AugmentConfig:
     def __post_init__(self) -> None:
         for name in ("flip", "erase", "erase_area", "mix_share"):
             _check_between(name, getattr(self, name), 0, 1)
+        _check_between("rotate", self.rotate, 0, 180)
+        _check_between("scale", self.scale, 0, 0.9)
         for name in ("brightness", "contrast", "saturation"):
             _check_between(name, getattr(self, name), 0, 1)
         _check_between("hue", self.hue, 0, 0.5)

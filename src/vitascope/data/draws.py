@@ -35,6 +35,7 @@ def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch:
     parts = {
         "flip": (flip, lambda: rng.random(shape) < flip),
         "shift": (shift, lambda: rng.integers(-shift, shift + 1, (*shape, 2))),
+        "warp": (policy.rotate or policy.scale, lambda: _warps(rng, policy, shape)),
         "brightness": (policy.brightness, lambda: _factors(rng, policy.brightness, shape)),
         "contrast": (policy.contrast, lambda: _factors(rng, policy.contrast, shape)),
         "saturation": (policy.saturation, lambda: _factors(rng, policy.saturation, shape)),
@@ -50,6 +51,12 @@ def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch:
 
 def one_step(draws: Draws, step: int) -> Draws:
     return {name: draw[step] for name, draw in draws.items()}
+
+
+def _warps(rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int]) -> NDArray[Any]:
+    """(angle in radians, factor) per image."""
+    angle = np.deg2rad(policy.rotate or 0.0)
+    return np.stack([rng.uniform(-angle, angle, shape), _factors(rng, policy.scale, shape)], axis=-1)
 
 
 def _factors(rng: np.random.Generator, spread: float | None, shape: tuple[int, int]) -> NDArray[Any]:

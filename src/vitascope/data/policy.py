@@ -9,6 +9,8 @@ NOTHING = AugmentConfig(
     flip=0.0,
     shift=0,
     shift_fill="zero",
+    rotate=0.0,
+    scale=0.0,
     brightness=0.0,
     contrast=0.0,
     saturation=0.0,
@@ -23,8 +25,8 @@ NOTHING = AugmentConfig(
 )
 PHOTOS = replace(NOTHING, flip=0.5, shift=4, brightness=0.2, contrast=0.2, saturation=0.2, cutmix=1.0, mix_share=0.5)
 POLICIES = {
-    "digits": replace(NOTHING, shift=1),
-    "mnist": replace(NOTHING, shift=2),
+    "digits": replace(NOTHING, shift=1, rotate=12.0, scale=0.1),
+    "mnist": replace(NOTHING, shift=2, rotate=10.0, scale=0.1),
     "fashion-mnist": replace(NOTHING, flip=0.5, shift=2, erase=0.25),
     "cifar10": PHOTOS,
     "cifar100": PHOTOS,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitascope.data.colour import brighten, change_contrast, saturate
+from vitascope.data.warp import warp
 from vitascope.shapes import Images
 
 OPERATIONS = (
@@ -40,16 +41,10 @@ def _one_round(images: Images, chosen: dict[str, Tensor], signed: Tensor, streng
 
 def move(images: Images, chosen: dict[str, Tensor], signed: Tensor) -> Images:
     """Shear by 0.3, shift by 150/331 of the width, rotate by 30°, times the signed strength."""
-    height, width = images.shape[2:]
     amount = {name: torch.where(mask, signed, 0.0) for name, mask in chosen.items()}
-    angle = amount["rotate"] * math.radians(30)
-    shear_x, shear_y = amount["shear_x"] * 0.3, amount["shear_y"] * 0.3
-    cosine, sine = torch.cos(angle), torch.sin(angle)
-    # Where each output pixel comes from, in coordinates from -1 to 1; height/width keeps angles on oblong images.
-    across = torch.stack([cosine, (sine + shear_x) * height / width, -amount["translate_x"] * 300 / 331], dim=1)
-    down = torch.stack([(shear_y - sine) * width / height, cosine, -amount["translate_y"] * 300 / 331], dim=1)
-    grid = F.affine_grid(torch.stack([across, down], dim=1), list(images.shape), align_corners=False)
-    moved = F.grid_sample(images, grid.to(images.dtype), mode="bilinear", padding_mode="zeros", align_corners=False)
+    shear = torch.stack([amount["shear_x"], amount["shear_y"]], dim=1) * 0.3
+    shift = torch.stack([amount["translate_x"], amount["translate_y"]], dim=1) * (150 / 331)
+    moved = warp(images, amount["rotate"] * math.radians(30), shear, torch.ones_like(signed), shift)
     still = sum(chosen[name] for name in OPERATIONS[1:6]) == 0
     return _where(torch.as_tensor(still), images, moved)
 

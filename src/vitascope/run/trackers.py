@@ -4,14 +4,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 
 
+@runtime_checkable
 class Tracker(Protocol):
+    """What is told of every epoch."""
+
     def add(self, row: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
 

@@ -1,0 +1,127 @@
+"""`vitascope train`, `resume`, `evaluate`, `lr-find`, `data`, as a user types them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from PIL import Image
+
+from tests.training.tiny import TINY, untimed
+from vitascope.run.directory import open_run
+
+WORDS = [f"{key}={value}" for key, value in TINY.items()]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_training_evaluating_and_going_on(vitascope, here) -> None:
+    answer = vitascope("train", "digits", *WORDS)
+    assert answer.code == 0, answer.err
+    assert "epoch 3/3" in answer.out and "curves.png" in answer.out and "vitascope evaluate runs/digits/" in answer.out
+    scored = vitascope("evaluate", "runs/digits")
+    assert re.match(r"test accuracy \d+\.\d\d% on 899 images", scored.out)
+    found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
+    assert found["n"] == 90 and 0 <= found["accuracy"] <= 1
+    assert "opened the test set 2 times" in vitascope("evaluate", "runs/digits").out
+    assert "is finished already" in vitascope("resume", "runs/digits").out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here) -> None:
+    words = [*WORDS, "train.epochs=400"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vitascope", "train", "digits", *words], stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(here.glob("runs/digits/*/resume.pt")):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Stopped. Go on with: vitascope resume runs/digits/" in out
+    run = open_run("runs/digits")
+    done = len(run.metrics)
+    assert 0 < done < 400 and untimed(run) and not run.finished and run.file("curves.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("train",), "Name a recipe first: cifar10"),
+        (("train", "digit"), "Did you mean digits?"),
+        (("train", "digits", "train.epoch=3"), "There is no setting 'train.epoch'. Did you mean epochs?"),
+        (("train", "digits", "train.lr=fast"), "train.lr: Value 'fast'"),
+        (("train", "digits", "train.epochs=0"), "train.epochs=0 must be at least 1"),
+        (("train", "digits", "train.optimizer=adam"), "train.optimizer='adam' is unknown. Did you mean adamw?"),
+        (("train", "digits", "train.accumulate=3"), "train.accumulate=3 does not divide train.batch_size"),
+        (("train", "digits", "data.augment.flip=0.5"), "a mirrored digit is another sign"),
+        (("train", "digits", "train.patience=3", "data.validation=0"), "data.validation=0 holds none back"),
+        (("train", "digits", "train.device=mps"), "train.device=mps is not on this machine"),
+        (("train", "digits", "data.fraction=0"), "data.fraction=0"),
+        (("train", "mnist", "data.root=nowhere", "data.download=false"), "There is no mnist under nowhere"),
+        (("train", "digits", "data.name=nothing"), "There is no data set 'nothing'"),
+        (("resume", "nothing"), "nothing is not a run"),
+        (("evaluate", "nothing"), "nothing is not a run"),
+        (("data", "describe", "cifar"), "Did you mean cifar10?"),
+        (("data", "preview", "digits", "data.augment.flip=1"), "a mirrored digit is another sign"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_mistake_is_one_line_and_exit_code_2(vitascope, here, words, sentence) -> None:
+    answer = vitascope(*words)
+    assert answer.code == 2, answer.out + answer.err
+    assert sentence in answer.err and answer.err.count("\n") == 1
+
+
+def test_a_place_that_cannot_be_written_is_told(vitascope, here) -> None:
+    (here / "runs").write_text("a file, not a folder")
+    answer = vitascope("train", "digits", *WORDS)
+    assert answer.code == 2 and "could not be made" in answer.err
+
+
+def test_a_full_disk_is_told_and_nothing_written_before_is_lost(vitascope, here, monkeypatch) -> None:
+    import vitascope.run.files as files
+
+    real, count = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        count.append(descriptor)
+        if len(count) > 5:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    answer = vitascope("train", "digits", *WORDS)
+    assert answer.code == 2 and "No space left on device" in answer.err
+    monkeypatch.undo()
+    os.chdir(here)
+    assert vitascope("resume", "runs/digits").code == 0
+    assert len(open_run("runs/digits").metrics) == 3
+
+
+def test_finding_a_rate_draws_and_suggests(vitascope, here) -> None:
+    answer = vitascope("lr-find", "digits", *WORDS)
+    assert answer.code == 0, answer.err
+    rate = float(re.search(r"train.lr=([\d.e+-]+)", answer.out).group(1))
+    assert 1e-4 < rate < 0.5
+    with Image.open("lr-find.png") as picture:
+        assert picture.width > 600
+
+
+def test_data_is_listed_described_and_previewed(vitascope, here) -> None:
+    listed = vitascope("data", "list", "--root", str(here))
+    assert "digits         embedded" in listed.out and "cifar10        not here" in listed.out
+    found = json.loads(vitascope("data", "describe", "digits", "--json").out)
+    assert found["splits"]["train"]["images"] == 898 and found["splits"]["test"]["also_in_train"] == 0
+    assert "898 images, 8×8, 1 channel(s)" in vitascope("data", "describe", "digits").out
+    assert vitascope("data", "preview", "digits").code == 0
+    with Image.open("preview.png") as picture:
+        assert picture.width > 1000

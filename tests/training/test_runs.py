@@ -1,0 +1,263 @@
+"""Whole runs: repeatable, resumable bit by bit, honest about the test set, safe against mishaps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitascope
+from tests.training.tiny import EVERYTHING, TINY, tiny_run, untimed
+from vitascope import UserError
+from vitascope.data.policy import resolve
+from vitascope.data.training_data import open_training_data
+from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.writing import recipe_yaml
+from vitascope.run.directory import Run, new_run, open_run
+from vitascope.training.loop import EpochRecord, learn
+from vitascope.training.session import start_session
+from vitascope.training.train import resume_run
+
+FILES = {
+    "recipe.yaml",
+    "machine.json",
+    "metrics.jsonl",
+    "curves.png",
+    "model.safetensors",
+    "best.safetensors",
+    "config.json",
+    "resume.pt",
+}
+
+
+def same_weights(one: Run, other: Run, name: str = "model.safetensors") -> bool:
+    ours, theirs = load_file(one.file(name)), load_file(other.file(name))
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_run_leaves_everything_in_its_directory_and_can_be_run_again_from_it(tmp_path) -> None:
+    run = tiny_run(tmp_path)
+    assert {file.name for file in run.path.iterdir() if "tfevents" not in file.name} == FILES
+    assert run.path.parent == tmp_path / "digits" and run.path.name.endswith("-seed0")
+    machine = json.loads(run.file("machine.json").read_text())
+    assert machine["versions"]["torch"] == torch.__version__.split("+")[0] or machine["versions"]["torch"]
+    assert machine["hardware"]["device"] == "cpu" and machine["data_hash"]
+    assert [row["epoch"] for row in run.metrics] == [1, 2, 3]
+    assert set(run.metrics[0]) >= {"step", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "seconds"}
+    again = vitascope.train(str(run.file("recipe.yaml")), runs=tmp_path, quiet=True)
+    assert untimed(again) == untimed(run) and same_weights(again, run) and again.path != run.path
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path) -> None:
+    one, same, other = (tiny_run(tmp_path, **EVERYTHING, **{"train.seed": seed}) for seed in (1, 1, 2))
+    assert untimed(one) == untimed(same) and same_weights(one, same)
+    assert untimed(one) != untimed(other)
+
+
+def session_of(folder: Path, **settings):
+    words = [f"{key}={value}" for key, value in (TINY | settings).items()]
+    recipe = read_recipe("digits", words)
+    recipe = replace(recipe, data=replace(recipe.data, augment=resolve(recipe.data.augment, "digits")))
+    data = open_training_data(recipe.data, (8, 8), 1, recipe.train.seed)
+    return start_session(recipe, data), new_run(recipe, folder)
+
+
+@pytest.mark.parametrize("epochs_before", [0, 1, 2])
+@pytest.mark.parametrize("settings", [TINY, EVERYTHING], ids=["plain", "everything"])
+def test_an_abandoned_run_goes_on_as_if_it_had_not_been(tmp_path, epochs_before, settings) -> None:
+    """Left in the middle of an epoch: with averaging, Muon, mixing, dropout; also when saving is rare."""
+    whole = tiny_run(tmp_path / "whole", **settings)
+    session, run = session_of(tmp_path / "cut", **(settings | {"train.save_seconds": 1000}))
+    records = learn(session, run)
+    for _ in range(epochs_before):
+        while not isinstance(next(records), EpochRecord):
+            pass
+    records.close()
+    torch.manual_seed(99)  # another process would not share our generator either
+    resume_run(run, vitascope.training.train._console(quiet=True))
+    assert untimed(run) == untimed(whole)
+    assert same_weights(run, whole) and same_weights(run, whole, "best.safetensors")
+
+
+@pytest.mark.parametrize("lines_before", [1, 2])
+def test_a_run_killed_without_warning_is_resumed_bit_by_bit(tmp_path, lines_before) -> None:
+    settings = EVERYTHING | {"train.epochs": 4, "train.threads": 1}
+    words = [f"{key}={value}" for key, value in settings.items()]
+    command = [sys.executable, "-m", "vitascope", "train", "digits", "--runs", str(tmp_path / "cut"), *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        found = list((tmp_path / "cut").glob("digits/*/metrics.jsonl"))
+        if found and len(found[0].read_text().splitlines()) >= lines_before:
+            break
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    run = open_run(tmp_path / "cut" / "digits")
+    assert not run.finished
+    torch.set_num_threads(1)
+    vitascope.resume(run, quiet=True)
+    whole = tiny_run(tmp_path / "whole", **settings)
+    assert untimed(run) == untimed(whole) and same_weights(run, whole)
+    steps = [event.step for event in tensorboard_events(run, "train/loss")]
+    assert steps == [row["step"] for row in run.metrics]
+
+
+def tensorboard_events(run: Run, tag: str):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(run.path))
+    accumulator.Reload()
+    return accumulator.Scalars(tag)
+
+
+def test_a_torn_or_foreign_checkpoint_is_refused_and_nothing_is_lost(tmp_path) -> None:
+    session, run = session_of(tmp_path)
+    records = learn(session, run)
+    next(records)
+    records.close()
+    whole = run.file("resume.pt").read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"hello"):
+        run.file("resume.pt").write_bytes(content)
+        with pytest.raises(UserError, match="nothing was changed"):
+            vitascope.resume(run, quiet=True)
+        assert run.file("resume.pt").read_bytes() == content
+    torch.save({"model": {}}, run.file("resume.pt"))
+    with pytest.raises(UserError, match="not written by this version"):
+        vitascope.resume(run, quiet=True)
+
+
+def test_a_loss_that_is_not_a_number_stops_names_the_step_and_keeps_the_state(tmp_path, monkeypatch) -> None:
+    from vitascope.training import step as module
+
+    session, run = session_of(tmp_path)
+    real, bad = module.classify, session.steps_per_epoch + 3
+    monkeypatch.setattr(module, "classify", lambda *a: real(*a) * (float("nan") if session.step == bad else 1))
+    with pytest.raises(UserError, match=rf"not a number at step {bad + 1} \(epoch 2\)"):
+        list(learn(session, run))
+    kept = torch.load(run.file("resume.pt"), weights_only=True)
+    assert kept["epoch"] == 1 and all(tensor.isfinite().all() for tensor in kept["model"].values())
+
+
+def test_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
+    whole, parts = (
+        tiny_run(tmp_path, **{"train.accumulate": count, "train.epochs": 1, "data.augment.cutmix": 1.0})
+        for count in (1, 4)
+    )
+    ours, theirs = (load_file(run.file("model.safetensors")) for run in (whole, parts))
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], atol=2e-5, rtol=0)
+
+
+def test_patience_ends_a_run_that_does_not_get_better(tmp_path) -> None:
+    run = tiny_run(tmp_path, **{"train.patience": 2, "train.epochs": 30, "train.lr": 1e-12, "train.muon_lr": 1e-12})
+    assert len(run.metrics) == 3 and run.finished
+
+
+def test_the_test_set_is_opened_by_evaluate_only_and_each_opening_is_written_down(tmp_path, monkeypatch) -> None:
+    from vitascope.data import digits
+    from vitascope.training.opening_test import evaluate
+
+    opened, real = [], digits._load
+    monkeypatch.setattr(digits, "_load", lambda split: opened.append(split) or real(split))
+    run = tiny_run(tmp_path)
+    assert "test" not in opened
+    first, second = evaluate(run), evaluate(run)
+    assert (first.opening, second.opening) == (1, 2) and first.score == second.score
+    lines = run.file("test-openings.jsonl").read_text().splitlines()
+    assert [json.loads(line)["accuracy"] for line in lines] == [first.score.accuracy] * 2
+    assert evaluate(run, "val").score.accuracy == pytest.approx(run.metrics[-1]["val_accuracy"])
+
+
+def test_a_loaded_model_answers_as_the_run_did(tmp_path) -> None:
+    run = tiny_run(tmp_path, **{"train.ema": 0.9})
+    model = vitascope.load(run)
+    assert not model.training and model.config == run.recipe.model
+    assert vitascope.load(run.path, best=True) is not None
+
+
+def test_it_learns_digits_by_heart(tmp_path) -> None:
+    """With few images and no variation a model must be able to learn every one."""
+    still = {f"data.augment.{name}": 0 for name in ("shift", "rotate", "scale")}
+    settings = {"data.fraction": 0.12, "train.epochs": 60, "train.batch_size": 24, "train.optimizer": "muon"}
+    run = tiny_run(tmp_path, **still, **settings, **{"model.embed_dim": 32, "train.label_smoothing": 0})
+    assert run.metrics[-1]["train_accuracy"] > 0.98
+
+
+@pytest.mark.parametrize("balance", ["loss", "sampling"])
+def test_balancing_helps_a_rare_class(tmp_path, balance) -> None:
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x = (x.reshape(-1, 8, 8) * 15).astype(np.uint8)
+    common, rare = np.flatnonzero(y == 1), np.flatnonzero(y == 7)
+    chosen = np.concatenate([common[:150], rare[:8]])
+    labels = (y[chosen] == 7).astype(np.int64)
+    np.savez(tmp_path / "rare.npz", x_train=x[chosen], y_train=labels)
+    settings = {
+        "data.name": str(tmp_path / "rare.npz"),
+        "data.validation": 0,
+        "train.epochs": 4,
+        "train.batch_size": 32,
+    }
+    settings |= {"data.augment.flip": 0, "data.augment.cutmix": 0, "train.lr": 3e-3}
+    plain, balanced = (tiny_run(tmp_path, **settings, **{"data.balance": kind}) for kind in ("none", balance))
+    images = torch.from_numpy(x[rare[8:]])[:, None]
+    found = []
+    for run in (plain, balanced):
+        from vitascope.run.weights import read_facts
+
+        answers = vitascope.load(run)(read_facts(run).preparation(images))
+        found.append(answers.softmax(1)[:, 1].mean().item())
+    assert found[1] > found[0] + 0.1
+
+
+def test_a_complete_recipe_survives_writing_and_reading(tmp_path) -> None:
+    recipe = read_recipe("cifar10", ["train.betas=[0.8,0.9]", "model.img_size=[32,32]", "train.track=[wandb]"])
+    (tmp_path / "again.yaml").write_text(recipe_yaml(recipe))
+    assert read_recipe(str(tmp_path / "again.yaml")) == recipe
+
+
+def test_images_of_another_size_and_kind_are_fitted_to_the_model(tmp_path) -> None:
+    run = tiny_run(tmp_path, **{"model.img_size": 12, "model.patch_size": 4, "model.in_chans": 3, "train.epochs": 1})
+    assert vitascope.load(run)(torch.randn(1, 3, 12, 12)).shape == (1, 10)
+
+
+class FakeTracker(ModuleType):
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.rows, self.closed = [], False
+
+    def init(self, **settings):
+        self.settings = settings
+        return self
+
+    def log(self, row, step) -> None:
+        self.rows.append((step, row["epoch"]))
+
+    def finish(self) -> None:
+        self.closed = True
+
+
+def test_wandb_is_told_only_when_asked(tmp_path, monkeypatch) -> None:
+    fake = FakeTracker()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    run = tiny_run(tmp_path, **{"train.track": ["wandb"]})
+    assert [epoch for _, epoch in fake.rows] == [1, 2, 3] and fake.closed and fake.settings["id"] == run.path.name
+    tiny_run(tmp_path)
+    assert len(fake.rows) == 3
+
+
+def test_a_tracker_that_is_not_installed_is_told(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(UserError, match="pip install 'vitascope\\[mlflow\\]'"):
+        tiny_run(tmp_path, **{"train.track": ["mlflow"]})

@@ -1,0 +1,37 @@
+"""A run so small that tests can make dozens: 8×8 digits, one thin block."""
+
+from pathlib import Path
+
+import vitascope
+from vitascope.run.directory import Run
+
+TINY = {
+    "model.embed_dim": 16,
+    "model.depth": 2,
+    "model.num_heads": 2,
+    "train.epochs": 3,
+    "train.batch_size": 64,
+    "train.device": "cpu",
+    "train.precision": "float32",
+    "train.save_seconds": 0,
+}
+EVERYTHING = TINY | {
+    "train.optimizer": "muon",
+    "train.ema": 0.9,
+    "train.layer_decay": 0.8,
+    "model.drop_path_rate": 0.2,
+    "model.proj_drop_rate": 0.1,
+    "data.augment.cutmix": 1.0,
+    "data.augment.mixup": 0.4,
+    "data.augment.erase": 0.25,
+}
+TIMES = ("seconds", "train_seconds", "images_per_second")
+
+
+def tiny_run(folder: Path, **settings) -> Run:
+    return vitascope.train("digits", runs=folder, quiet=True, **(TINY | settings))
+
+
+def untimed(run: Run) -> list[dict]:
+    """The metrics without what a clock says."""
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in run.metrics]

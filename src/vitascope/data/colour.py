@@ -16,7 +16,8 @@ def grey(images: Images) -> Float[Tensor, "batch one height width"]:
     """One channel, or the images themselves where they have one."""
     if images.shape[1] == 1:
         return images
-    return torch.einsum("bchw,c->bhw", images, images.new_tensor(LUMA))[:, None]
+    red, green, blue = images.split(1, dim=1)
+    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
 
 def brighten(images: Images, factor: Tensor) -> Images:
@@ -39,12 +40,10 @@ def turn_hue(images: Images, share: Tensor) -> Images:
     """Turn colours about the grey axis by a share of the full circle (Rodrigues' formula); grey images stay."""
     if images.shape[1] == 1:
         return images
-    angle = share * (2 * math.pi)
-    cosine, sine = torch.cos(angle)[:, None, None], torch.sin(angle)[:, None, None]
-    identity = torch.eye(3, device=images.device)
-    cross = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]], device=images.device) / math.sqrt(3)
-    turn = cosine * identity + sine * cross + (1 - cosine) / 3
-    return torch.einsum("boc,bchw->bohw", turn.to(images.dtype), images).clamp(0, 1)
+    cosine, sine = (_per_image(part(share * (2 * math.pi))) for part in (torch.cos, torch.sin))
+    middle = images.mean(dim=1, keepdim=True)
+    beside = (images.roll(1, dims=1) - images.roll(-1, dims=1)) / math.sqrt(3)  # the cross product with the grey axis
+    return (middle + cosine * (images - middle) + sine * beside).clamp(0, 1)
 
 
 def jitter(images: Images, draws: Draws) -> Images:

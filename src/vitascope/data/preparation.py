@@ -1,6 +1,7 @@
 """Stored bytes -> what the model sees: right size and channels, between 0 and 1, normalised; varied while training."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -46,11 +47,16 @@ class Preparation:
         return grey(pixels) if channels == 1 else pixels.expand(-1, channels, -1, -1)
 
     def normalise(self, pixels: Images) -> Images:
-        return (pixels - self._column(self.mean, pixels)) / self._column(self.std, pixels)
+        mean, std = (_column(values, pixels.dtype, pixels.device) for values in (self.mean, self.std))
+        return (pixels - mean) / std
 
     def undone(self, images: Images) -> Images:
         """Back to 0…1, for pictures."""
-        return (images * self._column(self.std, images) + self._column(self.mean, images)).clamp(0, 1)
+        mean, std = (_column(values, images.dtype, images.device) for values in (self.mean, self.std))
+        return (images * std + mean).clamp(0, 1)
 
-    def _column(self, values: tuple[float, ...], like: Tensor) -> Tensor:
-        return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None, None]
+
+@cache
+def _column(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """channel × 1 × 1, made once per device: making it anew would hold up a GPU at every step."""
+    return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

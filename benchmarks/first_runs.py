@@ -1,0 +1,110 @@
+"""Train recipes from start to end and write down: test accuracy, seconds, when a bar was passed, the loop's overhead.
+
+python -m benchmarks.first_runs mnist cifar10 --out results/first-runs.json [--commit …] [data.root=… train.compile=yes]
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitascope.data.draws import one_step
+from vitascope.model.anatomy import anatomy
+from vitascope.recipe.reading import read_recipe
+from vitascope.run.directory import Run
+from vitascope.run.machine import record_of_machine
+from vitascope.training.loop import EpochLoader
+from vitascope.training.opening_test import evaluate
+from vitascope.training.session import start_session
+from vitascope.training.step import Tally, train_step
+from vitascope.training.train import _console, open_data, train_recipe
+
+BARS = {"mnist": 0.9461, "cifar10": 0.70}  # sheet A's and sheet E's
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipes", nargs="+", help="recipes, and key=value settings for all of them")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit")
+    asked = parser.parse_args()
+    settings = [word for word in asked.recipes if "=" in word]
+    names = [word for word in asked.recipes if "=" not in word]
+    record: dict[str, Any] = {
+        "name": asked.out.stem,
+        "command": f"python -m benchmarks.first_runs {' '.join(names + settings)}",
+    }
+    record |= record_of_machine(asked.commit) | {"rows": []}
+    for name in names:
+        record["rows"].append(measure(name, settings, asked.runs))
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(name: str, settings: list[str], runs: Path) -> dict[str, Any]:
+    start = time.monotonic()
+    run = train_recipe(read_recipe(name, settings), runs, _console(quiet=True))
+    cold = time.monotonic() - start
+    found, rows, recipe = evaluate(run), run.metrics, run.recipe
+    row = {
+        "recipe": name,
+        "track": "pure",
+        "params": sum(stage.parameters for stage in anatomy(recipe.model)),
+        "tokens": recipe.model.num_tokens,
+        "images_seen": rows[-1]["images_seen"],
+        "views": 1,
+        "seed": recipe.train.seed,
+        "validation": recipe.data.validation,
+        "test_accuracy": found.score.accuracy,
+        "seconds": round(sum(row["seconds"] for row in rows), 2),
+        "cold_seconds": round(cold, 2),
+        "images_per_second": rows[-1]["images_per_second"],
+        "hardware": json.loads(run.file("machine.json").read_text())["hardware"],
+        "overhead": round(overhead(run), 4),
+    }
+    if name in BARS and "val_accuracy" in rows[0]:
+        row |= {"bar": BARS[name], "bar_passed_after_seconds": seconds_to(rows, BARS[name])}
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def seconds_to(rows: list[dict[str, Any]], bar: float) -> float | None:
+    """Seconds, evaluations included, until the validation accuracy first passed the bar."""
+    passed = 0.0
+    for row in rows:
+        passed += row["seconds"]
+        if row["val_accuracy"] > bar:
+            return round(passed, 2)
+    return None
+
+
+def overhead(run: Run, steps: int = 100) -> float:
+    """1 - (bare step time × steps) / (epoch time without evaluation), the step bare on one batch kept ready."""
+    session = start_session(run.recipe, open_data(run.recipe, _console(quiet=True)))
+    loader, tally = EpochLoader(session), Tally.empty(session.hardware.device)
+    order, draws = loader.next(0)
+    images, labels = loader.batch(order[0])
+    ready = one_step(draws, 0)
+    for warm in (True, False):
+        _wait(session.hardware.device)
+        start = time.monotonic()
+        for _ in range(20 if warm else steps):
+            train_step(session, images, labels, ready, tally, loader.weights)
+        _wait(session.hardware.device)
+    bare = (time.monotonic() - start) / steps
+    loader.close()
+    later = sorted(row["train_seconds"] for row in run.metrics[len(run.metrics) // 2 :])
+    return 1 - bare * session.steps_per_epoch / later[len(later) // 2]
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

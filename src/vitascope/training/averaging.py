@@ -17,6 +17,5 @@ class Average:
     def follow(self, model: nn.Module, step: int) -> None:
         """`step` counts from 0. The decay grows as (1 + step) / (10 + step) until it reaches its value."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        pairs = zip(self.model.parameters(), model.parameters(), strict=True)
-        for averaged, weight in pairs:
-            averaged.lerp_(weight, 1 - decay)
+        averaged, weights = list(self.model.parameters()), list(model.parameters())
+        torch._foreach_lerp_(averaged, weights, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]

@@ -11,7 +11,8 @@ from vitascope.recipe.schema import Recipe
 from vitascope.run.bf16_probe import bf16_speedup
 
 EAGER_RATE = 1.0e14  # FLOP/s an eager step reaches on a data-centre GPU; only to guess whether compiling pays
-COMPILE_PAYS_AFTER = 120.0  # seconds of eager training: compiling takes 20 to 50 of them and then saves a third
+EAGER_STEP = 0.010  # seconds an eager step takes at least: hundreds of kernels are started one by one
+COMPILE_PAYS_AFTER = 90.0  # seconds of eager training: compiling takes 20 to 50 of them and then saves half
 CLEARLY_FASTER = 1.3
 ONE_THREAD_BELOW = 1.0e10  # FLOPs of a step: below, threads wait for each other longer than they work
 
@@ -46,7 +47,8 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
         precision = choose_precision(device, model)
     compiled = recipe.train.compile == "yes"
     if recipe.train.compile == "auto" and device == "cuda":
-        compiled = flops * images / EAGER_RATE > COMPILE_PAYS_AFTER
+        batch = recipe.train.batch_size
+        compiled = images / batch * max(EAGER_STEP, flops * batch / EAGER_RATE) > COMPILE_PAYS_AFTER
     return Hardware(device, precision, compiled, threads)
 
 

@@ -19,7 +19,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
     muon = [item for item in named if config.optimizer == "muon" and is_block_matrix(*item)]
     taken = {name for name, _ in muon}
     rest = [item for item in named if item[0] not in taken]
-    fused = any(weight.is_cuda for _, weight in rest)
+    fused = all(weight.device.type in ("cpu", "cuda") for _, weight in rest)
     groups = _groups(rest, scales, lambda name, w: {"weight_decay": config.weight_decay * is_decayed(name, w)})
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused)]
     if muon:

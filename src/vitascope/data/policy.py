@@ -25,7 +25,7 @@ NOTHING = AugmentConfig(
 )
 PHOTOS = replace(NOTHING, flip=0.5, shift=4, brightness=0.2, contrast=0.2, saturation=0.2, cutmix=1.0, mix_share=0.5)
 POLICIES = {
-    "digits": replace(NOTHING, shift=1, rotate=12.0, scale=0.1),
+    "digits": replace(NOTHING, shift=1, rotate=6.0, scale=0.05, mixup=0.8, mix_share=0.8),
     "mnist": replace(NOTHING, shift=2, rotate=10.0, scale=0.1),
     "fashion-mnist": replace(NOTHING, flip=0.5, shift=2, erase=0.25),
     "cifar10": PHOTOS,

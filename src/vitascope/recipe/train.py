@@ -8,7 +8,7 @@ CHOICES = {
     "optimizer": ("adamw", "muon"),
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("auto", "float32", "bfloat16", "float16"),
-    "compile": ("auto", "yes", "no"),
+    "compile": ("auto", "always", "never"),  # not yes and no: YAML reads those as true and false
     "device": ("auto", "cpu", "cuda", "mps"),
 }
 TRACKERS = ("wandb", "mlflow")
@@ -39,7 +39,7 @@ class TrainConfig:
     seed: int = 0  # for the split, the start weights, the order and every draw
     device: str = "auto"  # auto, cpu, cuda, mps
     precision: str = "auto"  # auto, float32, bfloat16, float16
-    compile: str = "auto"  # auto (only where it pays back), yes, no
+    compile: str = "auto"  # auto (only where it pays back), always, never
     threads: int = 0  # of the CPU, 0: all, or one for small models, which would only wait for each other
     save_seconds: float = 30.0  # how often resume.pt is written, at the end of an epoch
     track: list[str] = field(default_factory=list)  # besides TensorBoard: wandb, mlflow (extras)

@@ -45,7 +45,7 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
     precision = recipe.train.precision
     if precision == "auto":
         precision = choose_precision(device, model)
-    compiled = recipe.train.compile == "yes"
+    compiled = recipe.train.compile == "always"
     if recipe.train.compile == "auto" and device == "cuda":
         batch = recipe.train.batch_size
         compiled = images / batch * max(EAGER_STEP, flops * batch / EAGER_RATE) > COMPILE_PAYS_AFTER

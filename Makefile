@@ -22,7 +22,7 @@ $(READY): $(PACKAGES)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@$(PYTHON) -c "open('$(READY)', 'w').close()"
 
-demo: $(READY)   ## the anatomy of a small ViT, and its agreement with timm
+demo: $(READY)   ## train a small ViT on handwritten digits, score it, compare the model with timm's
 	@$(BIN)/python -m vitascope demo
 
 test: $(READY)   ## all tests

@@ -97,9 +97,10 @@ def test_a_missing_package_is_one_line(vitascope, monkeypatch) -> None:
     assert answer.code == 2 and "omegaconf is not installed" in answer.err
 
 
-def test_the_demo_shows_agreement(vitascope) -> None:
-    answer = vitascope("demo")
-    assert answer.code == 0 and "Ours beside timm's" in answer.out
+def test_the_demo_trains_scores_and_shows_agreement(vitascope, tmp_path) -> None:
+    answer = vitascope("demo", "train.epochs=2", "model.depth=1", "--runs", str(tmp_path))
+    assert answer.code == 0, answer.err
+    assert "test accuracy" in answer.out and "Ours beside timm's" in answer.out and "curves.png" in answer.out
 
 
 def test_the_story_of_an_image_is_drawn(vitascope, tmp_path) -> None:

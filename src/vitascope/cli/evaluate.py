@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitascope.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from vitascope.training.opening_test import Evaluation
 
 
 def evaluate(
@@ -28,6 +31,11 @@ def evaluate(
             )
         )
         return
-    print(f"{split} accuracy {found.score.accuracy:.2%} on {found.score.images:,} images, loss {found.score.loss:.3f}")
+    print_evaluation(found)
+
+
+def print_evaluation(found: "Evaluation") -> None:
+    share, images = found.score.accuracy, found.score.images
+    print(f"{found.split} accuracy {share:.2%} on {images:,} images, loss {found.score.loss:.3f}")
     if found.opening and found.opening > 1:
         print(f"This run has opened the test set {found.opening} times; only its first number is free of your choices.")

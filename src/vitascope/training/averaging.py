@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Average:
@@ -17,5 +17,6 @@ class Average:
     def follow(self, model: nn.Module, step: int) -> None:
         """`step` counts from 0. The decay grows as (1 + step) / (10 + step) until it reaches its value."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        averaged, weights = list(self.model.parameters()), list(model.parameters())
+        averaged: list[Tensor] = list(self.model.parameters())
+        weights: list[Tensor] = list(model.parameters())
         torch._foreach_lerp_(averaged, weights, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]

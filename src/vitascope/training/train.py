@@ -120,7 +120,7 @@ def summary(run: Run) -> str:
     text = f"{rows[-1]['epoch']} epochs in {seconds:.1f} s, training loss {rows[-1]['train_loss']:.3f}"
     if "val_accuracy" in rows[-1]:
         text += f", validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch)"
-    return f"{text}\nCurves: {run.file('curves.png')}\nTest it once: vitascope evaluate {run.path}"
+    return f"{text}\nCurves: {run.file('curves.png')}\nScore it on the test images, once: vitascope evaluate {run.path}"
 
 
 def _console(quiet: bool) -> Console:

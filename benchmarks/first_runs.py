@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from vitascope.data.draws import one_step
 from vitascope.model.anatomy import anatomy
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
@@ -19,7 +18,7 @@ from vitascope.run.machine import record_of_machine
 from vitascope.training.loop import EpochLoader
 from vitascope.training.opening_test import evaluate
 from vitascope.training.session import start_session
-from vitascope.training.step import Tally, train_step
+from vitascope.training.step import Tally
 from vitascope.training.train import _console, open_data, train_recipe
 
 BARS = {"mnist": 0.9461, "cifar10": 0.70}  # sheet A's and sheet E's
@@ -82,23 +81,25 @@ def seconds_to(rows: list[dict[str, Any]], bar: float) -> float | None:
     return None
 
 
-def overhead(run: Run, steps: int = 100) -> float:
-    """1 - (bare step time × steps) / (epoch time without evaluation), the step bare on one batch kept ready."""
+def overhead(run: Run, rounds: int = 5) -> float:
+    """1 - (bare step time × steps) / (epoch time without evaluation): the same steps again and again, nothing else."""
     session = start_session(run.recipe, open_data(run.recipe, _console(quiet=True)))
+    session.model.train()
     loader, tally = EpochLoader(session), Tally.empty(session.hardware.device)
-    order, draws = loader.next(0)
-    images, labels = loader.batch(order[0])
-    ready = one_step(draws, 0)
-    for warm in (True, False):
+    step_on, times = loader.start(0, tally), []
+    for _ in range(rounds):
+        if loader.captured:
+            loader.captured.place.zero_()
+            loader.captured.count.zero_()
         _wait(session.hardware.device)
         start = time.monotonic()
-        for _ in range(20 if warm else steps):
-            train_step(session, images, labels, ready, tally, loader.weights)
+        for step in range(session.steps_per_epoch):
+            step_on(step)
         _wait(session.hardware.device)
-    bare = (time.monotonic() - start) / steps
+        times.append(time.monotonic() - start)
     loader.close()
     later = sorted(row["train_seconds"] for row in run.metrics[len(run.metrics) // 2 :])
-    return 1 - bare * session.steps_per_epoch / later[len(later) // 2]
+    return 1 - sorted(times)[rounds // 2] / later[len(later) // 2]
 
 
 def _wait(device: str) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from vitascope import ModelConfig, VisionTransformer
 from vitascope.recipe.train import TrainConfig
-from vitascope.training.averaging import Average
+from vitascope.training.averaging import Average, decay_at
 from vitascope.training.muon import Muon, _orthogonalised, orthogonalise
 from vitascope.training.optimizers import make_optimizers, set_rates
 from vitascope.training.schedule import rate_factor
@@ -114,13 +114,13 @@ def test_the_schedule_by_hand(schedule, step, factor) -> None:
 def test_the_average_follows_by_its_decay() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    average = Average(model, decay=0.9)
+    average = Average(model)
     nn.init.ones_(model.weight)
-    average.follow(model, step=10_000)
+    average.follow(model, decay_at(10_000, 0.9))
     assert average.model.weight.item() == pytest.approx(0.1)
-    early = Average(model, decay=0.9)
+    early = Average(model)
     nn.init.zeros_(model.weight)
-    early.follow(model, step=0)
+    early.follow(model, decay_at(0, 0.9))
     assert early.model.weight.item() == pytest.approx(0.1)  # decay 1/10 at first
 
 

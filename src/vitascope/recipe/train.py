@@ -9,6 +9,7 @@ CHOICES = {
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("auto", "float32", "bfloat16", "float16"),
     "compile": ("auto", "always", "never"),  # not yes and no: YAML reads those as true and false
+    "capture": ("auto", "always", "never"),
     "device": ("auto", "cpu", "cuda", "mps"),
 }
 TRACKERS = ("wandb", "mlflow")
@@ -40,6 +41,7 @@ class TrainConfig:
     device: str = "auto"  # auto, cpu, cuda, mps
     precision: str = "auto"  # auto, float32, bfloat16, float16
     compile: str = "auto"  # auto (only where it pays back), always, never
+    capture: str = "auto"  # record the whole step as one CUDA graph: auto (on CUDA), always, never
     threads: int = 0  # of the CPU, 0: all, or one for small models, which would only wait for each other
     save_seconds: float = 30.0  # how often resume.pt is written, at the end of an epoch
     track: list[str] = field(default_factory=list)  # besides TensorBoard: wandb, mlflow (extras)

@@ -9,14 +9,17 @@ from torch import Tensor, nn
 class Average:
     """A copy of the model whose weights follow by `decay` per step; early on faster, so that the start is forgotten."""
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        self.decay = decay
 
     @torch.no_grad()
-    def follow(self, model: nn.Module, step: int) -> None:
-        """`step` counts from 0. The decay grows as (1 + step) / (10 + step) until it reaches its value."""
-        decay = min(self.decay, (1 + step) / (10 + step))
+    def follow(self, model: nn.Module, decay: float | Tensor) -> None:
         averaged: list[Tensor] = list(self.model.parameters())
         weights: list[Tensor] = list(model.parameters())
-        torch._foreach_lerp_(averaged, weights, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
+        share = [1 - decay] * len(weights) if isinstance(decay, Tensor) else 1 - decay
+        torch._foreach_lerp_(averaged, weights, share)  # pyright: ignore
+
+
+def decay_at(step: int, decay: float) -> float:
+    """`step` counts from 0. The decay grows as (1 + step) / (10 + step) until it reaches its value."""
+    return min(decay, (1 + step) / (10 + step))

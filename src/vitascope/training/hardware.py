@@ -24,6 +24,7 @@ class Hardware:
     device: str
     precision: str  # float32, bfloat16, float16
     compiled: bool
+    captured: bool  # the whole step recorded as one CUDA graph
     threads: int  # of the CPU
 
     @property
@@ -49,12 +50,16 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
     if recipe.train.compile == "auto" and device == "cuda":
         batch = recipe.train.batch_size
         compiled = images / batch * max(EAGER_STEP, flops * batch / EAGER_RATE) > COMPILE_PAYS_AFTER
-    return Hardware(device, precision, compiled, threads)
+    can_capture = device == "cuda" and precision != "float16"  # loss scaling asks the host at every step
+    if recipe.train.capture == "always" and not can_capture:
+        raise UserError(f"train.capture=always needs a CUDA device and no float16; this is {device} in {precision}.")
+    captured = can_capture and recipe.train.capture != "never"
+    return Hardware(device, precision, compiled, captured, threads)
 
 
 def plain_hardware() -> Hardware:
     """The best device, float32, as it is: for evaluation."""
-    return Hardware(choose_device("auto"), "float32", compiled=False, threads=torch.get_num_threads())
+    return Hardware(choose_device("auto"), "float32", compiled=False, captured=False, threads=torch.get_num_threads())
 
 
 def choose_device(asked: str) -> str:

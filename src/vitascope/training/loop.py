@@ -1,10 +1,10 @@
 """A session and its run -> small records, one per epoch and one now and then between; whoever reads them draws them."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,15 @@ from vitascope.run.checkpoint import save_checkpoint
 from vitascope.run.directory import Run
 from vitascope.run.metrics import append_metrics
 from vitascope.run.weights import save_weights
+from vitascope.training.averaging import decay_at
 from vitascope.training.evaluation import score
 from vitascope.training.optimizers import set_rates
 from vitascope.training.schedule import rate_factor
 from vitascope.training.session import Session
 from vitascope.training.step import Tally, train_step
+
+if TYPE_CHECKING:
+    from vitascope.training.captured import CapturedStep
 
 PROGRESS_SECONDS = 0.5
 
@@ -46,10 +50,10 @@ class EpochRecord:
 def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
     """Train to the end. However the loop is left, the last whole epoch's state is in resume.pt."""
     kept, saved_at, dirty = session.snapshot(), time.monotonic(), False
-    loader = EpochLoader(session)
+    loader, tally = EpochLoader(session), Tally.empty(session.hardware.device)
     try:
         while session.epoch < session.recipe.train.epochs and not out_of_patience(session):
-            tally, start = Tally.empty(session.hardware.device), time.monotonic()
+            start = time.monotonic()
             yield from run_epoch(session, loader, tally)
             row = epoch_row(session, tally, start)  # waits for the device; raises where the loss was not a number
             session.epoch += 1
@@ -75,12 +79,11 @@ def save_state(run: Run, state: dict[str, Any]) -> None:
 
 def run_epoch(session: Session, loader: "EpochLoader", tally: Tally) -> Iterator[Progress]:
     session.model.train()
-    order, draws = loader.next(session.epoch)
+    one_step_on = loader.start(session.epoch, tally)
     shown, start = time.monotonic(), time.monotonic()
     for step in range(session.steps_per_epoch):
-        images, labels = loader.batch(order[step])
-        set_rates(session.optimizers, rate_factor(session.step, session.steps, session.recipe.train))
-        train_step(session, images, labels, one_step(draws, step), tally, loader.weights)
+        one_step_on(step)
+        session.step += 1
         now = time.monotonic()
         if now - shown > PROGRESS_SECONDS:
             shown = now
@@ -142,6 +145,7 @@ class EpochLoader:
         self.chances = None
         if weights is not None and config.balance == "sampling":
             self.chances = (weights[train.labels].double() / weights[train.labels].double().sum()).numpy()
+        self.captured: CapturedStep | None = None
         self.pool = ThreadPoolExecutor(1)
         self.ahead: dict[int, Future[tuple[Tensor, Draws]]] = {}
 
@@ -151,6 +155,26 @@ class EpochLoader:
             self.ahead[epoch + 1] = self.pool.submit(self._draw, epoch + 1)
         draws = {name: draw.to(self.device, non_blocking=True) for name, draw in draws.items()}
         return order.to(self.home, non_blocking=True), draws
+
+    def start(self, epoch: int, tally: Tally) -> Callable[[int], None]:
+        """An epoch's draws in place; what comes back runs its steps, recorded or one by one."""
+        order, draws = self.next(epoch)
+        if not self.session.hardware.captured or self.home != self.device:
+            tally.clear()
+            return lambda step: self._plain_step(order[step], one_step(draws, step), tally)
+        if self.captured is None:
+            from vitascope.training.captured import CapturedStep
+
+            self.captured = CapturedStep(self.session, self.images, self.labels, self.weights, tally)
+        captured = self.captured
+        captured.load(order, draws)
+        return lambda step: captured()
+
+    def _plain_step(self, index: Tensor, draws: Draws, tally: Tally) -> None:
+        session, config = self.session, self.session.recipe.train
+        set_rates(session.optimizers, rate_factor(session.step, session.steps, config))
+        decay = decay_at(session.step, config.ema)
+        train_step(session, *self.batch(index), draws, tally, self.weights, session.step, decay)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.images[index], self.labels[index]

@@ -37,7 +37,7 @@ class Muon(torch.optim.Optimizer):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             updates = [self._momentum(weight, weight.grad, group["momentum"]) for weight in weights]
             for weight, update in zip(weights, _orthogonalised(updates, group["parts"]), strict=True):
-                weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update * group["lr"])
 
     def _momentum(self, weight: nn.Parameter, gradient: Tensor, decay: float) -> Tensor:
         """Nesterov: the gradient pulled towards the average that already contains it."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitascope.recipe.train import TrainConfig
 from vitascope.training.muon import Muon
@@ -11,7 +11,7 @@ from vitascope.training.muon import Muon
 UNDECAYED = ("cls_token", "reg_token", "pos_embed")
 
 
-def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: nn.Module, config: TrainConfig, captured: bool = False) -> list[torch.optim.Optimizer]:
     """AdamW for all, or Muon for the blocks' matrices and AdamW for the rest. `scale` is each group's rate factor."""
     named = list(model.named_parameters())
     depth = 1 + max((int(name.split(".")[1]) for name, _ in named if name.startswith("blocks.")), default=0)
@@ -21,7 +21,8 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
     rest = [item for item in named if item[0] not in taken]
     fused = all(weight.device.type in ("cpu", "cuda") for _, weight in rest)
     groups = _groups(rest, scales, lambda name, w: {"weight_decay": config.weight_decay * is_decayed(name, w)})
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused)]
+    adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused, capturable=captured)
+    optimizers: list[torch.optim.Optimizer] = [adamw]
     if muon:
         groups = _groups(muon, scales, lambda name, _: {"parts": 3 if name.endswith("qkv.weight") else 1})
         optimizers.append(Muon(groups, config.muon_lr, config.momentum, config.weight_decay))
@@ -46,11 +47,14 @@ def is_block_matrix(name: str, weight: nn.Parameter) -> bool:
     return name.startswith("blocks.") and weight.ndim == 2
 
 
-def set_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
-    """Every group's rate: its peak times the schedule's factor."""
+def set_rates(optimizers: list[torch.optim.Optimizer], factor: float | Tensor) -> None:
+    """Every group's rate: its peak times the schedule's factor; in place where rates live on the device."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * factor
+            if isinstance(factor, Tensor):
+                group["lr"].copy_(group["peak"] * factor)
+            else:
+                group["lr"] = group["peak"] * factor
 
 
 def _groups(named: list[tuple[str, nn.Parameter]], scales: dict[str, float], settings: Any) -> list[dict[str, Any]]:

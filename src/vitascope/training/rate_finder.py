@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -57,7 +57,9 @@ class RateCurve:
 def find_rate(recipe: Recipe, console: Console) -> RateCurve:
     """Stops early where the loss is far above its best, or not a number."""
     data = open_data(recipe, console)
-    session = start_session(complete(recipe, data, console), data)
+    recipe = complete(recipe, data, console)
+    recipe = replace(recipe, train=replace(recipe.train, capture="never"))  # every step has a rate of its own
+    session = start_session(recipe, data)
     rates, losses, average, best = [], [], 0.0, math.inf
     for number, loss in enumerate(_losses(session)):
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
@@ -85,7 +87,9 @@ def _losses(session: Session) -> Iterator[float]:
                     return
                 set_rates(session.optimizers, _rate(number) / session.recipe.train.lr)
                 tally = Tally.empty(session.hardware.device)
-                train_step(session, *loader.batch(order[step]), one_step(draws, step), tally, loader.weights)
+                train_step(
+                    session, *loader.batch(order[step]), one_step(draws, step), tally, loader.weights, number, 0.0
+                )
                 yield tally.loss.item()
                 number += 1
     finally:

@@ -108,7 +108,7 @@ def start_session(recipe: Recipe, data: TrainingData, decided: Hardware | None =
         hardware,
         model,
         forward,  # pyright: ignore[reportArgumentType]
-        make_optimizers(model, recipe.train),
-        Average(model, recipe.train.ema) if recipe.train.ema else None,
+        make_optimizers(model, recipe.train, hardware.captured),
+        Average(model) if recipe.train.ema else None,
         torch.amp.GradScaler(hardware.device, enabled=hardware.precision == "float16"),
     )

@@ -24,16 +24,29 @@ class Tally:
     def empty(cls, device: str) -> "Tally":
         return cls(torch.zeros((), device=device), torch.zeros((), device=device), torch.full((), -1, device=device))
 
-    def add(self, loss: Tensor, right: Tensor, step: int) -> None:
+    def add(self, loss: Tensor, right: Tensor, step: int | Tensor) -> None:
         self.loss += loss
         self.right += right
-        self.bad_step = torch.where((self.bad_step < 0) & ~loss.isfinite(), step, self.bad_step)
+        self.bad_step.copy_(torch.where((self.bad_step < 0) & ~loss.isfinite(), step, self.bad_step))
+
+    def clear(self) -> None:
+        self.loss.zero_()
+        self.right.zero_()
+        self.bad_step.fill_(-1)
 
 
 def train_step(
-    session: Session, images: UInt8Images, labels: Labels, draws: Draws, tally: Tally, weights: Tensor | None
+    session: Session,
+    images: UInt8Images,
+    labels: Labels,
+    draws: Draws,
+    tally: Tally,
+    weights: Tensor | None,
+    step: int | Tensor,
+    decay: float | Tensor,
 ) -> None:
-    """At the rates the optimizers have; `weights` per class for data.balance=loss."""
+    """At the rates the optimizers have. `weights` per class for data.balance=loss; `step` and the average's `decay` are
+    numbers, or tensors where the step is recorded."""
     config = session.recipe.train
     inputs, target = session.data.preparation.varied(images, labels, draws, session.recipe.data.augment)
     parts = zip(inputs.chunk(config.accumulate), _chunks(target, config.accumulate), strict=True)
@@ -42,8 +55,8 @@ def train_step(
             logits = session.forward(part)
         loss = classify(logits, answer, config.label_smoothing, weights) * (len(part) / len(inputs))
         session.scaler.scale(loss).backward()
-        tally.add(loss.detach(), (logits.detach().argmax(1) == answer.dominant()).sum() / len(inputs), session.step)
-    update(session)
+        tally.add(loss.detach(), (logits.detach().argmax(1) == answer.dominant()).sum() / len(inputs), step)
+    update(session, decay)
 
 
 def classify(logits: Tensor, target: Target, smoothing: float, weights: Tensor | None) -> Tensor:
@@ -52,7 +65,7 @@ def classify(logits: Tensor, target: Target, smoothing: float, weights: Tensor |
     return F.cross_entropy(logits.float(), answers, weight=weights, label_smoothing=smoothing)
 
 
-def update(session: Session) -> None:
+def update(session: Session, decay: float | Tensor) -> None:
     """Gradients -> new weights, and the average follows."""
     if session.recipe.train.clip_grad:
         for optimizer in session.optimizers:
@@ -64,8 +77,7 @@ def update(session: Session) -> None:
     for optimizer in session.optimizers:
         optimizer.zero_grad(set_to_none=True)
     if session.average:
-        session.average.follow(session.model, session.step)
-    session.step += 1
+        session.average.follow(session.model, decay)
 
 
 def _chunks(target: Target, count: int) -> list[Target]:

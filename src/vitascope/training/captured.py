@@ -28,7 +28,9 @@ class CapturedStep:
         device, config = session.hardware.device, session.recipe.train
         self.place = torch.zeros((), dtype=torch.long, device=device)  # step within the epoch
         self.count = torch.zeros((), dtype=torch.long, device=device)  # step within the run
-X        self.decays = torch.tensor([decay_at(s, config.ema) for s in range(session.steps + WARM_UP)], device=device)
+        steps = range(session.steps + WARM_UP)
+        self.factors = torch.tensor([rate_factor(step, session.steps, config) for step in steps], device=device)
+        self.decays = torch.tensor([decay_at(step, config.ema) for step in steps], device=device)
         for optimizer in session.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=device)
@@ -61,9 +63,8 @@ X        self.decays = torch.tensor([decay_at(s, config.ema) for s in range(sess
         draws = {name: draw.index_select(0, at)[0] for name, draw in self.draws.items()}
         set_rates(self.session.optimizers, self.factors.index_select(0, self.count.view(1))[0])
         decay = self.decays.index_select(0, self.count.view(1))[0]
-        train_step(
-            self.session, self.images[index], self.labels[index], draws, self.tally, self.weights, self.count, decay
-        )
+        batch = self.images[index], self.labels[index]
+        train_step(self.session, *batch, draws, self.tally, self.weights, self.count, decay)
         self.place.add_(1)
         self.count.add_(1)
 

@@ -10,9 +10,9 @@ from vitascope.model.anatomy import anatomy
 from vitascope.recipe.schema import Recipe
 from vitascope.run.bf16_probe import bf16_speedup
 
-EAGER_RATE = 1.0e14  # FLOP/s an eager step reaches on a data-centre GPU; only to guess whether compiling pays
-EAGER_STEP = 0.010  # seconds an eager step takes at least: hundreds of kernels are started one by one
-COMPILE_PAYS_AFTER = 90.0  # seconds of eager training: compiling takes 20 to 50 of them and then saves half
+EAGER_RATE = 4.0e13  # FLOP/s of an uncompiled, recorded step on an H200; only to guess whether compiling pays
+EAGER_STEP = 0.003  # seconds such a step takes at least
+COMPILE_PAYS_AFTER = 60.0  # seconds of that: compiling takes about 37 of them and then saves two thirds
 CLEARLY_FASTER = 1.3
 ONE_THREAD_BELOW = 1.0e10  # FLOPs of a step: below, threads wait for each other longer than they work
 

@@ -108,12 +108,21 @@ def test_a_full_disk_is_told_and_nothing_written_before_is_lost(vitascope, here,
 
 
 def test_finding_a_rate_draws_and_suggests(vitascope, here) -> None:
-    answer = vitascope("lr-find", "digits", *WORDS)
+    easy = [f"data.augment.{name}=0" for name in ("mixup", "shift", "rotate", "scale")]
+    answer = vitascope("lr-find", "digits", *WORDS, *easy, "train.optimizer=adamw", "model.embed_dim=32")
     assert answer.code == 0, answer.err
     rate = float(re.search(r"train.lr=([\d.e+-]+)", answer.out).group(1))
-    assert 1e-4 < rate < 0.5
+    assert 3e-4 < rate < 0.1
     with Image.open("lr-find.png") as picture:
         assert picture.width > 600
+
+
+def test_a_rate_is_not_suggested_where_nothing_was_learnt() -> None:
+    from vitascope.training.rate_finder import RateCurve
+
+    flat = RateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.29, 2.30, 2.9])
+    assert flat.suggested is None and flat.broken == 1e-2
+    assert RateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.0, 1.5, 1.7]).suggested == pytest.approx(1e-3 / 3)
 
 
 def test_data_is_listed_described_and_previewed(vitascope, here) -> None:

@@ -20,9 +20,8 @@ def draw_preview(name: str, settings: list[str], root: str | None, seed: int, ou
     config = replace(read_recipe(None, settings).data, name=name, root=root)
     policy = resolve(config.augment, name)
     data = open_training_data(DataConfig(name=name, root=root, strict=config.strict), *PREVIEW_SIZE, seed)
-    prepare = (
-        replace(data.preparation, size=tuple(data.train.images.shape[2:])) if name != "folder" else data.preparation
-    )
+    height, width = data.train.images.shape[2:]
+    prepare = replace(data.preparation, size=(height, width))
     step = len(data.train) // ROWS
     chosen = data.train.part(slice(0, ROWS * step, step))
     draws = epoch_draws(policy, VARIANTS, ROWS, seed, epoch=0)
@@ -32,8 +31,8 @@ def draw_preview(name: str, settings: list[str], root: str | None, seed: int, ou
         columns.append(prepare.undone(varied))
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(ROWS)]
     names = [data.classes[label] for label in chosen.labels.tolist()]
-    used = ", ".join(
-        f"{key} {value:g}" for key, value in vars(policy).items() if isinstance(value, int | float) and value
-    )
+    needs = {"magnitude": policy.randaugment, "erase_area": policy.erase, "mix_share": policy.mixup or policy.cutmix}
+    said = {key: value for key, value in vars(policy).items() if isinstance(value, int | float) and value}
+    used = ", ".join(f"{key} {value:g}" for key, value in said.items() if needs.get(key, True))
     text = f"{data.source.name}: the stored image, then {VARIANTS} versions as training sees it ({used or 'as it is'})."
     return save(draw_gallery(rows, names, ["stored", *[f"draw {n + 1}" for n in range(VARIANTS)]], text), out)

@@ -51,7 +51,13 @@ def lr_find(
 
     found = find_rate(checked, console())
     found.draw(out)
-    print(f"Suggested: train.lr={found.suggested:.1e}   (loss breaks above {found.broken:.1e})\nPicture: {out}")
+    if found.suggested is None:
+        print(
+            f"The loss hardly fell in {len(found.rates)} steps, so no rate is suggested; it breaks at {found.broken:.1e}."
+        )
+    else:
+        print(f"Suggested: train.lr={found.suggested:.1e}   (the loss breaks at {found.broken:.1e})")
+    print(f"Picture: {out}")
 
 
 def _recipe_and_settings(words: list[str] | None) -> tuple[str, list[str]]:

@@ -27,6 +27,6 @@ def draw_curves(curves: dict[str, dict[str, Points]], title: str) -> Figure:
     caption(
         figure,
         f"{title}. Training is measured on varied (augmented, mixed, smoothed) images while weights still change, so "
-        "it may lie below validation.",
+        "its loss may lie above validation's and its accuracy below.",
     )
     return figure

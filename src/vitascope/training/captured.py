@@ -74,14 +74,17 @@ class CapturedStep:
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            for _ in range(WARM_UP):
-                self.place.zero_()
-                self._step()
+            self._warm_up()
         torch.cuda.current_stream().wait_stream(beside)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self._step()
         put_back(self.session, before)
+
+    def _warm_up(self) -> None:
+        for _ in range(WARM_UP):
+            self.place.zero_()
+            self._step()
 
 
 def put_back(session: Session, state: dict[str, Any]) -> None:
@@ -96,4 +99,5 @@ def put_back(session: Session, state: dict[str, Any]) -> None:
                 old = saved["state"].get(number, {}).get(name)
                 tensor.zero_() if old is None else tensor.copy_(old)
     torch.set_rng_state(state["rng"])
-    torch.cuda.set_rng_state(state["cuda_rng"])
+    if state["cuda_rng"] is not None:
+        torch.cuda.set_rng_state(state["cuda_rng"])

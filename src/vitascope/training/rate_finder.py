@@ -17,7 +17,9 @@ from vitascope.training.session import Session, start_session
 from vitascope.training.step import Tally, train_step
 from vitascope.training.train import complete, open_data
 
-LOWEST, HIGHEST, STEPS, SMOOTHING = 1e-6, 1.0, 120, 0.9
+LOWEST, HIGHEST, STEPS, SMOOTHING = 1e-5, 1.0, 300, 0.9
+FELL = 0.98  # the loss must fall at least so far for its lowest point to mean something
+BROKE = 1.1
 
 
 @dataclass(frozen=True)
@@ -32,18 +34,25 @@ class RateCurve:
         return min(range(len(self.losses)), key=self.losses.__getitem__)
 
     @property
-    def suggested(self) -> float:
-        """A third of the rate at which the loss was lowest: close to the fastest, with room to the edge."""
-        return self.rates[self.lowest] / 3
+    def suggested(self) -> float | None:
+        """A third of the rate at which the loss was lowest: close to the fastest, with room to the edge. None where the
+        loss hardly fell: then its lowest point is chance."""
+        fell = self.losses[self.lowest] < FELL * self.losses[0]
+        return self.rates[self.lowest] / 3 if fell else None
 
     @property
     def broken(self) -> float:
-        return self.rates[-1]
+        """The first rate after the lowest point at which the loss is a tenth above it, or the last one tried."""
+        high = BROKE * self.losses[self.lowest]
+        pairs = list(zip(self.rates, self.losses, strict=True))[self.lowest :]
+        return next((rate for rate, loss in pairs if loss > high), self.rates[-1])
 
     def draw(self, path: Path) -> Path:
         figure, [panel] = new_figure(1, width=7.0, height=4.4)
         panel.semilogx(self.rates, self.losses, color=COLOURS[0])
-        panel.axvline(self.suggested, color=COLOURS[1], linestyle="--", label=f"suggested {self.suggested:.1e}")
+        if self.suggested:
+            panel.axvline(self.suggested, color=COLOURS[1], linestyle="--", label=f"suggested {self.suggested:.1e}")
+        panel.axvline(self.broken, color=COLOURS[3], linestyle=":", label=f"breaks {self.broken:.1e}")
         panel.legend(frameon=False)
         panel.grid(alpha=0.25)
         label(panel, "Loss over a growing learning rate", "learning rate (train.lr)", "training loss, smoothed")

@@ -1,0 +1,71 @@
+"""The recorded step against its twin, the plain one: the same tables, counters and undoing, without a GPU."""
+
+import pytest
+import torch
+
+from tests.training.test_runs import session_of
+from tests.training.tiny import EVERYTHING
+from vitascope import UserError
+from vitascope.training.captured import CapturedStep, put_back
+from vitascope.training.loop import EpochLoader
+from vitascope.training.step import Tally
+
+QUIET = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0}  # chance inside the step is the device's own
+
+
+class ReplayedByHand(CapturedStep):
+    """Instead of a graph, the same Python step again."""
+
+    def _record(self) -> None:
+        before = self.session.snapshot()
+        self._warm_up()
+        put_back(self.session, before)
+        self.graph = self
+
+    def replay(self) -> None:
+        self._step()
+
+
+def weights_after(folder, captured: bool, epochs: int = 2) -> tuple[dict, list[float]]:
+    session, _ = session_of(folder, **(EVERYTHING | QUIET))
+    loader, tally = EpochLoader(session), Tally.empty("cpu")
+    losses = []
+    session.model.train()
+    if captured:
+        loader.captured = ReplayedByHand(session, loader.images, loader.labels, loader.weights, tally)
+        object.__setattr__(session.hardware, "captured", True)
+    for epoch in range(epochs):
+        step_on = loader.start(epoch, tally)
+        for step in range(session.steps_per_epoch):
+            step_on(step)
+            session.step += 1
+        losses.append(tally.loss.item())
+    loader.close()
+    return session.answering.state_dict() | session.model.state_dict(), losses
+
+
+def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
+    plain, recorded = weights_after(tmp_path, captured=False), weights_after(tmp_path, captured=True)
+    assert recorded[1] == pytest.approx(plain[1], rel=1e-5)
+    for name, tensor in plain[0].items():
+        torch.testing.assert_close(recorded[0][name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_warming_up_leaves_no_trace_in_weights_averages_or_momenta(tmp_path) -> None:
+    session, _ = session_of(tmp_path, **(EVERYTHING | QUIET))
+    before = session.snapshot()
+    loader, tally = EpochLoader(session), Tally.empty("cpu")
+    step = ReplayedByHand(session, loader.images, loader.labels, loader.weights, tally)
+    step.load(*loader.next(0))
+    loader.close()
+    after = session.snapshot()
+    for part in ("model", "average"):
+        assert all(torch.equal(before[part][name], after[part][name]) for name in before[part])
+    states = [state for saved in after["optimizers"] for state in saved["state"].values()]
+    assert states and all((tensor == 0).all() for state in states for tensor in state.values())
+    assert tally.loss == 0 and tally.bad_step == -1 and step.count == 0
+
+
+def test_recording_without_a_gpu_is_refused(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"train\.capture=always needs a CUDA device"):
+        session_of(tmp_path, **{"train.capture": "always"})

@@ -45,18 +45,20 @@ def mask(
 
 @app.command()
 def story(
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="digits by default.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="For the start weights.")] = 0,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="Else digits.")] = None,
+    run: Annotated[Path | None, typer.Option(help="A trained run instead of fresh weights.")] = None,
+    seed: Annotated[int, typer.Option(help="For fresh weights.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("story.png"),
 ) -> None:
-    """One image's way through a fresh model: image, patches, tokens, attention, answer."""
-    from vitascope.cli.pictures import draw_model_story
+    """One image's way through a model: image, patches, tokens, attention, answer."""
+    from vitascope.cli.pictures import draw_fresh_story, draw_trained_story
     from vitascope.recipe.reading import read_model, split_words
 
+    if run is not None:
+        print(f"Picture: {draw_trained_story(run, out)}")
+        return
     recipe, settings = split_words(words or [])
-    print(f"Picture: {draw_model_story(read_model(recipe or 'digits', settings), seed, out)}")
+    print(f"Picture: {draw_fresh_story(read_model(recipe or 'digits', settings), seed, out)}")
 
 
 def _grid(text: str) -> tuple[int, int]:

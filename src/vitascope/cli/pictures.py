@@ -1,12 +1,14 @@
 """The pictures behind `vitascope draw`: tables from the model, drawn as heat maps."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import torch
-from sklearn.datasets import load_digits
+from torch import Tensor
 from torch.nn import functional as F
 
+from vitascope.data.digits import digits
 from vitascope.draw.heatmap import heatmap
 from vitascope.draw.look import DIVERGING, SEQUENTIAL, caption, new_figure, save
 from vitascope.draw.story import draw_story
@@ -17,6 +19,8 @@ from vitascope.model.masks import additive, causal_mask
 from vitascope.model.positions import sincos2d, sinusoidal
 from vitascope.model.rotary import rotation
 from vitascope.model.vit import VisionTransformer
+from vitascope.run.directory import open_run
+from vitascope.run.weights import load, read_facts
 
 BLOCKED = -10_000.0  # sheet C's number for "not allowed"; in the model it is -inf
 
@@ -88,25 +92,37 @@ def draw_causal_mask(tokens: int, out: Path) -> Path:
     return save(figure, out)
 
 
-def draw_model_story(config: ModelConfig, seed: int, out: Path) -> Path:
+def draw_fresh_story(config: ModelConfig, seed: int, out: Path) -> Path:
     """A handwritten digit on its way through a model with fresh weights."""
+    torch.manual_seed(seed)
+    text = "The weights are fresh: nothing has been learnt yet, so all answers are about equally likely."
+    return _draw_story(VisionTransformer(config).eval(), lambda images: images.float() / 255, text, out)
+
+
+def draw_trained_story(run: Path, out: Path) -> Path:
+    """The same digit on its way through a run's trained model."""
+    place = open_run(run)
+    text = f"The weights were learnt from {place.recipe.data.name}."
+    return _draw_story(load(place), read_facts(place).preparation, text, out)
+
+
+def _draw_story(model: VisionTransformer, prepare: Callable[[Tensor], Tensor], weights: str, out: Path) -> Path:
+    config = model.config
     if config.in_chans not in (1, 3) or not config.num_classes:
         raise UserError("A story needs a picture and an answer: in_chans=1 or 3, and num_classes of at least 1.")
-    torch.manual_seed(seed)
-    model = VisionTransformer(config).eval()
-    pixels, _ = load_digits(return_X_y=True)
-    digit = torch.as_tensor(pixels[0]).float().view(1, 1, 8, 8) / 16
-    image = F.interpolate(digit, size=config.image_shape).expand(1, config.in_chans, -1, -1)
+    digit = digits().load("train").images[:1]
+    stored = F.interpolate(digit.float(), size=config.image_shape).byte().expand(1, config.in_chans, -1, -1)
     with torch.inference_mode():
+        image = prepare(stored)
         tokens = model.embed(image)
         block = cast(Block, model.blocks[0])
         maps = block.attn.maps(block.norm1(tokens), rotation=model.rotation)
         answer = model(image).softmax(-1)
+    first = " (row 0 is the class token)" if config.class_token else ""
     text = (
-        "A digit is cut into patches; each becomes a token (row 0 is the class token, where there is one); every token "
-        "decides how much to look at every other (first head of the first block); the last state gives the answer. "
-        "The weights are fresh: nothing has been learnt yet, so all answers are about equally likely."
+        f"A digit is cut into patches; each becomes a token{first}; each token decides how much to look at each other "
+        f"(first head of the first block); the last state gives the answer. {weights}"
     )
-    picture = image[0].permute(1, 2, 0).squeeze(-1).numpy()
+    picture = stored[0].permute(1, 2, 0).squeeze(-1).numpy()
     figure = draw_story(picture, config.grid, tokens[0].numpy(), maps[0, 0].numpy(), answer[0].numpy(), text)
     return save(figure, out)

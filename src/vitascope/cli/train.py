@@ -53,7 +53,7 @@ def lr_find(
     found.draw(out)
     if found.suggested is None:
         print(
-            f"The loss hardly fell in {len(found.rates)} steps, so no rate is suggested; it breaks at {found.broken:.1e}."
+            f"The loss hardly fell in {len(found.rates)} steps, no rate is suggested; it breaks at {found.broken:.1e}."
         )
     else:
         print(f"Suggested: train.lr={found.suggested:.1e}   (the loss breaks at {found.broken:.1e})")

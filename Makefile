@@ -38,7 +38,7 @@ bench: $(READY)  ## ours beside timm on this CPU, in one run
 	@$(BIN)/python -m benchmarks
 
 lock:            ## pin every package again (needs uv)
-	uv pip compile --universal --python-version 3.11 --all-extras --no-header --no-annotate --no-emit-index-url --upgrade --quiet pyproject.toml --output-file requirements.lock
+	uv pip compile --universal --python-version 3.11 --extra dev --no-header --no-annotate --no-emit-index-url --upgrade --quiet pyproject.toml --output-file requirements.lock
 
 clean:           ## remove the environment and what tests leave behind
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -15,11 +15,11 @@ from vitascope.model.anatomy import anatomy
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import record_of_machine
-from vitascope.training.loop import EpochLoader
+from vitascope.training.feeding import EpochLoader
 from vitascope.training.opening_test import evaluate
 from vitascope.training.session import start_session
 from vitascope.training.step import Tally
-from vitascope.training.train import _console, open_data, train_recipe
+from vitascope.training.train import console_for, open_data, train_recipe
 
 BARS = {"mnist": 0.9461, "cifar10": 0.70}  # sheet A's and sheet E's
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 def measure(name: str, settings: list[str], runs: Path) -> dict[str, Any]:
     start = time.monotonic()
-    run = train_recipe(read_recipe(name, settings), runs, _console(quiet=True))
+    run = train_recipe(read_recipe(name, settings), runs, console_for(quiet=True))
     cold = time.monotonic() - start
     found, rows, recipe = evaluate(run), run.metrics, run.recipe
     row = {
@@ -84,7 +84,7 @@ def seconds_to(rows: list[dict[str, Any]], bar: float) -> float | None:
 
 def overhead(run: Run, rounds: int = 5) -> float:
     """1 - (bare step time × steps) / (epoch time without evaluation): the same steps again and again, nothing else."""
-    session = start_session(run.recipe, open_data(run.recipe, _console(quiet=True)))
+    session = start_session(run.recipe, open_data(run.recipe, console_for(quiet=True)))
     session.model.train()
     loader, tally = EpochLoader(session), Tally.empty(session.hardware.device)
     step_on, times = loader.start(0, tally), []

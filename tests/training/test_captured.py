@@ -7,7 +7,7 @@ from tests.training.test_runs import session_of
 from tests.training.tiny import EVERYTHING
 from vitascope import UserError
 from vitascope.training.captured import CapturedStep, put_back
-from vitascope.training.loop import EpochLoader
+from vitascope.training.feeding import EpochLoader
 from vitascope.training.step import Tally
 
 QUIET = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0}  # chance inside the step is the device's own

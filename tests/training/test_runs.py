@@ -24,7 +24,7 @@ from vitascope.recipe.writing import recipe_yaml
 from vitascope.run.directory import Run, new_run, open_run
 from vitascope.training.loop import EpochRecord, learn
 from vitascope.training.session import start_session
-from vitascope.training.train import resume_run
+from vitascope.training.train import console_for, resume_run
 
 FILES = {
     "recipe.yaml",
@@ -82,7 +82,7 @@ def test_an_abandoned_run_goes_on_as_if_it_had_not_been(tmp_path, epochs_before,
             pass
     records.close()
     torch.manual_seed(99)  # another process would not share our generator either
-    resume_run(run, vitascope.training.train._console(quiet=True))
+    resume_run(run, console_for(quiet=True))
     assert untimed(run) == untimed(whole)
     assert same_weights(run, whole) and same_weights(run, whole, "best.safetensors")
 

@@ -1,30 +1,22 @@
 """A session and its run -> small records, one per epoch and one now and then between; whoever reads them draws them."""
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from vitascope.data.draws import Draws, epoch_draws, epoch_order, one_step
-from vitascope.data.training_data import class_weights
 from vitascope.errors import UserError
 from vitascope.run.checkpoint import save_checkpoint
 from vitascope.run.directory import Run
 from vitascope.run.metrics import append_metrics
 from vitascope.run.weights import save_weights
-from vitascope.training.averaging import decay_at
 from vitascope.training.evaluation import score
-from vitascope.training.optimizers import set_rates
+from vitascope.training.feeding import EpochLoader
 from vitascope.training.schedule import rate_factor
 from vitascope.training.session import Session
-from vitascope.training.step import Tally, train_step
-
-if TYPE_CHECKING:
-    from vitascope.training.captured import CapturedStep
+from vitascope.training.step import Tally
 
 PROGRESS_SECONDS = 0.5
 
@@ -77,7 +69,7 @@ def save_state(run: Run, state: dict[str, Any]) -> None:
         save_weights(run.file("best.safetensors"), state["best"])
 
 
-def run_epoch(session: Session, loader: "EpochLoader", tally: Tally) -> Iterator[Progress]:
+def run_epoch(session: Session, loader: EpochLoader, tally: Tally) -> Iterator[Progress]:
     session.model.train()
     one_step_on = loader.start(session.epoch, tally)
     shown, start = time.monotonic(), time.monotonic()
@@ -130,67 +122,3 @@ def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float) 
 def out_of_patience(session: Session) -> bool:
     patience = session.recipe.train.patience
     return bool(patience) and session.epoch - session.best_epoch >= patience
-
-
-class EpochLoader:
-    """The training images, on the device where they fit, and each epoch's draws, made while the one before runs."""
-
-    def __init__(self, session: Session) -> None:
-        self.session, self.device = session, session.hardware.device
-        train, config = session.data.train, session.recipe.data
-        self.home = self.device if self._fits(train.images) else "cpu"
-        self.images, self.labels = train.images.to(self.home), train.labels.to(self.home)
-        weights = class_weights(train.labels, len(session.data.classes)) if config.balance != "none" else None
-        self.weights = weights.to(self.device) if weights is not None and config.balance == "loss" else None
-        self.chances = None
-        if weights is not None and config.balance == "sampling":
-            self.chances = (weights[train.labels].double() / weights[train.labels].double().sum()).numpy()
-        self.captured: CapturedStep | None = None
-        self.pool = ThreadPoolExecutor(1)
-        self.ahead: dict[int, Future[tuple[Tensor, Draws]]] = {}
-
-    def next(self, epoch: int) -> tuple[Tensor, Draws]:
-        order, draws = (self.ahead.pop(epoch, None) or self.pool.submit(self._draw, epoch)).result()
-        if epoch + 1 < self.session.recipe.train.epochs:
-            self.ahead[epoch + 1] = self.pool.submit(self._draw, epoch + 1)
-        draws = {name: draw.to(self.device, non_blocking=True) for name, draw in draws.items()}
-        return order.to(self.home, non_blocking=True), draws
-
-    def start(self, epoch: int, tally: Tally) -> Callable[[int], None]:
-        """An epoch's draws in place; what comes back runs its steps, recorded or one by one."""
-        order, draws = self.next(epoch)
-        if not self.session.hardware.captured or self.home != self.device:
-            tally.clear()
-            return lambda step: self._plain_step(order[step], one_step(draws, step), tally)
-        if self.captured is None:
-            from vitascope.training.captured import CapturedStep
-
-            self.captured = CapturedStep(self.session, self.images, self.labels, self.weights, tally)
-        captured = self.captured
-        captured.load(order, draws)
-        return lambda step: captured()
-
-    def _plain_step(self, index: Tensor, draws: Draws, tally: Tally) -> None:
-        session, config = self.session, self.session.recipe.train
-        set_rates(session.optimizers, rate_factor(session.step, session.steps, config))
-        decay = decay_at(session.step, config.ema)
-        train_step(session, *self.batch(index), draws, tally, self.weights, session.step, decay)
-
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        images, labels = self.images[index], self.labels[index]
-        return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-
-    def close(self) -> None:
-        self.pool.shutdown(wait=True, cancel_futures=True)
-
-    def _draw(self, epoch: int) -> tuple[Tensor, Draws]:
-        session, seed = self.session, self.session.recipe.train.seed
-        steps, batch = session.steps_per_epoch, session.batch
-        order = epoch_order(len(session.data.train), steps, batch, seed, epoch, self.chances)
-        return order, epoch_draws(session.recipe.data.augment, steps, batch, seed, epoch)
-
-    def _fits(self, images: Tensor) -> bool:
-        if self.device != "cuda":
-            return True
-        free, _ = torch.cuda.mem_get_info()
-        return images.numel() < free // 2

@@ -11,7 +11,7 @@ from rich.console import Console
 from vitascope.data.draws import one_step
 from vitascope.draw.look import COLOURS, caption, label, new_figure, save
 from vitascope.recipe.schema import Recipe
-from vitascope.training.loop import EpochLoader
+from vitascope.training.feeding import EpochLoader
 from vitascope.training.optimizers import set_rates
 from vitascope.training.session import Session, start_session
 from vitascope.training.step import Tally, train_step

@@ -30,12 +30,12 @@ from vitascope.training.session import Session, start_session
 def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any) -> Run:
     """Train a recipe (a name or a path) with settings such as **{"train.epochs": 5}; the finished run comes back."""
     words = [f"{key}={_word(value)}" for key, value in settings.items()]
-    return train_recipe(read_recipe(recipe, words), Path(runs), _console(quiet))
+    return train_recipe(read_recipe(recipe, words), Path(runs), console_for(quiet))
 
 
 def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
     """Go on with a run that was stopped, exactly as if it had not been."""
-    return resume_run(open_run(run), _console(quiet))
+    return resume_run(open_run(run), console_for(quiet))
 
 
 def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
@@ -123,7 +123,8 @@ def summary(run: Run) -> str:
     return f"{text}\nCurves: {run.file('curves.png')}\nScore it on the test images, once: vitascope evaluate {run.path}"
 
 
-def _console(quiet: bool) -> Console:
+def console_for(quiet: bool) -> Console:
+    """Prints, or stays silent."""
     return Console(quiet=quiet)
 
 

@@ -220,6 +220,9 @@ def test_a_policy_fills_in_what_was_not_asked_and_digits_are_never_flipped() -> 
     whole = resolve(AugmentConfig(shift=1), "cifar10")
     assert (whole.shift, whole.flip) == (1, 0.5)
     assert resolve(AugmentConfig(), "mnist").flip == 0
+    assert (
+        resolve(AugmentConfig(), "my/signs", channels=1).flip == 0 and resolve(AugmentConfig(), "my/photos").flip == 0.5
+    )
     with pytest.raises(UserError, match="a mirrored digit is another sign"):
         resolve(AugmentConfig(flip=0.5), "mnist")
 
@@ -228,7 +231,7 @@ def test_a_policy_fills_in_what_was_not_asked_and_digits_are_never_flipped() -> 
     ("settings", "sentence"),
     [
         ({"flip": 1.5}, "data.augment.flip=1.5 must be at least 0 and at most 1"),
-        ({"shift": -1}, "data.augment.shift=-1 must be at least 0"),
+        ({"shift": -1}, "data.augment.shift=-1 must be at least 0 and at most 1000"),
         ({"shift_fill": "mirror"}, "shift_fill='mirror' is unknown"),
     ],
 )

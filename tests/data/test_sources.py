@@ -92,10 +92,12 @@ def test_an_npz_file_is_read_by_path_and_by_name(tmp_path) -> None:
     ("arrays", "sentence"),
     [
         ({"x": np.zeros(3)}, "has no x_train and no y_train; it holds x"),
-        ({"x_train": np.zeros((2, 4, 4)), "y_train": np.zeros(2, int)}, "images must be uint8"),
-        ({"x_train": np.zeros((2, 4), np.uint8), "y_train": np.zeros(2, int)}, "it must be image × height × width"),
-        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.zeros(3, int)}, "2 images and 3 labels"),
-        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.array([0, -1])}, "whole numbers from 0 to 0"),
+        ({"x_train": np.zeros((2, 4, 4)), "y_train": np.arange(2)}, "images must be uint8"),
+        ({"x_train": np.zeros((2, 4), np.uint8), "y_train": np.arange(2)}, "it must be image × height × width"),
+        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.arange(3)}, "2 images and 3 labels"),
+        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.array([1, -1])}, "whole numbers from 0 to 1"),
+        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.array(["a", "b"])}, "must hold whole numbers"),
+        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.zeros(2, int)}, "one class only"),
     ],
 )
 def test_an_npz_file_that_does_not_fit_is_refused(tmp_path, arrays, sentence) -> None:
@@ -170,6 +172,12 @@ def test_train_val_and_test_folders_are_the_splits(tmp_path) -> None:
     found = source(tmp_path)
     assert found.splits == ("train", "val", "test")
     assert [len(found.load(split)) for split in found.splits] == [6, 4, 2]
+
+
+def test_a_class_may_be_called_train(tmp_path) -> None:
+    for name in ("bus", "train"):
+        picture(tmp_path / name / "a.png")
+    assert source(tmp_path).classes == ["bus", "train"]
 
 
 @pytest.mark.parametrize(

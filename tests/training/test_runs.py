@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import vitascope
 from tests.training.tiny import EVERYTHING, TINY, tiny_run, untimed
 from vitascope import UserError
+from vitascope.data.digits import digits
 from vitascope.data.policy import resolve
 from vitascope.data.training_data import open_training_data
 from vitascope.recipe.reading import read_recipe
@@ -172,8 +173,9 @@ def test_the_test_set_is_opened_by_evaluate_only_and_each_opening_is_written_dow
     assert "test" not in opened
     first, second = evaluate(run), evaluate(run)
     assert (first.opening, second.opening) == (1, 2) and first.score == second.score
-    lines = run.file("test-openings.jsonl").read_text().splitlines()
-    assert [json.loads(line)["accuracy"] for line in lines] == [first.score.accuracy] * 2
+    lines = [json.loads(line) for line in run.file("test-openings.jsonl").read_text().splitlines()]
+    assert [line["opening"] for line in lines] == [1, 1, 2, 2]
+    assert [line.get("accuracy") for line in lines] == [None, first.score.accuracy, None, first.score.accuracy]
     assert evaluate(run, "val").score.accuracy == pytest.approx(run.metrics[-1]["val_accuracy"])
 
 
@@ -261,3 +263,53 @@ def test_a_tracker_that_is_not_installed_is_told(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(UserError, match="pip install 'vitascope\\[mlflow\\]'"):
         tiny_run(tmp_path, **{"train.track": ["mlflow"]})
+
+
+def test_an_epoch_that_ends_in_ruin_does_not_overwrite_the_good_state(tmp_path) -> None:
+    """Every loss was a number, but the last step threw the weights away."""
+    settings = {"train.optimizer": "adamw", "train.lr": 1e30, "train.warmup": 0, "train.batch_size": 2000}
+    session, run = session_of(tmp_path, **settings, **{"train.ema": 0})
+    with pytest.raises(UserError, match=r"not (a number|numbers any more) \(epoch 1\)"):
+        list(learn(session, run))
+    kept = torch.load(run.file("resume.pt"), weights_only=True)
+    assert kept["epoch"] == 0 and all(tensor.abs().max() < 100 for tensor in kept["model"].values())
+    assert run.metrics == []
+
+
+def test_a_changed_recipe_or_changed_images_are_not_gone_on_with(tmp_path, monkeypatch) -> None:
+    session, run = session_of(tmp_path)
+    records = learn(session, run)
+    next(records)
+    records.close()
+    recipe = run.file("recipe.yaml").read_text()
+    run.file("recipe.yaml").write_text(recipe.replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
+    with pytest.raises(UserError, match=r"recipe\.yaml has changed"):
+        vitascope.resume(run, quiet=True)
+    run.file("recipe.yaml").write_text(recipe)
+    monkeypatch.setattr("vitascope.data.digits.SPLIT_SEED", 1)
+    with pytest.raises(UserError, match="training images have changed"):
+        vitascope.resume(run, quiet=True)
+
+
+def test_classes_that_have_changed_are_not_scored(tmp_path, monkeypatch) -> None:
+    from vitascope.data import opening
+    from vitascope.training.opening_test import evaluate
+
+    run = tiny_run(tmp_path)
+    monkeypatch.setattr(opening, "digits", lambda: replace(digits(), classes=[f"other {n}" for n in range(10)]))
+    with pytest.raises(UserError, match="has other classes now"):
+        evaluate(run)
+
+
+def test_a_torn_config_is_told(tmp_path) -> None:
+    run = tiny_run(tmp_path, **{"train.epochs": 1})
+    for content in ("{", "{}", "[]"):
+        run.file("config.json").write_text(content)
+        with pytest.raises(UserError, match="is not whole"):
+            vitascope.load(run)
+
+
+def test_a_run_gives_the_threads_back(tmp_path) -> None:
+    before = torch.get_num_threads()
+    tiny_run(tmp_path, **{"train.threads": before + 1, "train.epochs": 1})
+    assert torch.get_num_threads() == before

@@ -47,7 +47,7 @@ def preview(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Such as data.augment.flip=0.")
     ] = None,
     root: Root = None,
-    seed: Annotated[int, typer.Option(help="For the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="For the draws.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("preview.png"),
 ) -> None:
     """A picture of some images and what the training will see of them."""

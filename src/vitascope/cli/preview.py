@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from vitascope.data.config import DataConfig
+import torch
+
 from vitascope.data.description import PREVIEW_SIZE
 from vitascope.data.draws import epoch_draws, one_step
 from vitascope.data.policy import resolve
@@ -17,19 +18,20 @@ ROWS, VARIANTS = 6, 8
 
 def draw_preview(name: str, settings: list[str], root: str | None, seed: int, out: Path) -> Path:
     """Each row is one image and eight of its training versions."""
-    config = replace(read_recipe(None, settings).data, name=name, root=root)
-    policy = resolve(config.augment, name)
-    data = open_training_data(DataConfig(name=name, root=root, strict=config.strict), *PREVIEW_SIZE, seed)
+    config = read_recipe(None, settings).data
+    config = replace(config, name=name, root=root or config.root, validation=0.0)
+    data = open_training_data(config, *PREVIEW_SIZE, seed)
+    policy = resolve(config.augment, name, data.train.images.shape[1])
     height, width = data.train.images.shape[2:]
     prepare = replace(data.preparation, size=(height, width))
-    step = len(data.train) // ROWS
-    chosen = data.train.part(slice(0, ROWS * step, step))
-    draws = epoch_draws(policy, VARIANTS, ROWS, seed, epoch=0)
+    rows_shown = min(ROWS, len(data.train))
+    chosen = data.train.part(torch.linspace(0, len(data.train) - 1, rows_shown).long())
+    draws = epoch_draws(policy, VARIANTS, rows_shown, seed, epoch=0)
     columns = [prepare.undone(prepare(chosen.images))]
     for variant in range(VARIANTS):
         varied, _ = prepare.varied(chosen.images, chosen.labels, one_step(draws, variant), policy)
         columns.append(prepare.undone(varied))
-    rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(ROWS)]
+    rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(rows_shown)]
     names = [data.classes[label] for label in chosen.labels.tolist()]
     needs = {"magnitude": policy.randaugment, "erase_area": policy.erase, "mix_share": policy.mixup or policy.cutmix}
     said = {key: value for key, value in vars(policy).items() if isinstance(value, int | float) and value}

@@ -22,7 +22,8 @@ def shift(images: Tensor, offsets: Tensor, fill: str) -> Tensor:
         size = images.shape[2 + axis]
         place = torch.arange(size, device=images.device) + offsets[:, axis, None]
         inside = (place >= 0) & (place < size)
-        place = size - 1 - (size - 1 - place.abs()).abs() if fill == "reflect" else place.clamp(0, size - 1)
+        place = size - 1 - (size - 1 - place.abs()).abs() if fill == "reflect" else place
+        place = place.clamp(0, size - 1)
         view = (-1, 1, size, 1) if axis == 0 else (-1, 1, 1, size)
         images = images.gather(2 + axis, place.view(view).expand_as(images))
         if fill != "reflect":
@@ -36,7 +37,7 @@ def erase(images: Images, draw: Tensor, chance: float, largest: float) -> Images
     Zhong et al. 2020: aspect ratio log-uniform between 0.3 and 1/0.3. Draw: chosen, area, aspect, row, column.
     """
     height, width = images.shape[2:]
-    area = (0.02 + draw[:, 1] * (largest - 0.02)) * height * width
+    area = (0.02 + draw[:, 1] * max(0.0, largest - 0.02)) * height * width
     stretch = torch.exp((draw[:, 2] * 2 - 1) * 1.2039728)  # ln(1/0.3)
     rows = (area * stretch).sqrt().round().clamp(1, height)
     columns = (area / stretch).sqrt().round().clamp(1, width)

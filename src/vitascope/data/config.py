@@ -28,7 +28,7 @@ class AugmentConfig:
     erase_area: float | None = None  # largest wiped share of an image
     mixup: float | None = None  # Beta parameter of MixUp (Zhang et al. 2018), 0: none
     cutmix: float | None = None  # Beta parameter of CutMix (Yun et al. 2019), 0: none
-    mix_share: float | None = None  # share of batches that are mixed; with both kinds, half each
+    mix_share: float | None = None  # share of images that are mixed; with both kinds, half each
 
     def __post_init__(self) -> None:
         for name in ("flip", "erase", "erase_area", "mix_share"):
@@ -40,7 +40,7 @@ class AugmentConfig:
         _check_between("hue", self.hue, 0, 0.5)
         _check_between("magnitude", self.magnitude, 0, 30)
         for name in ("shift", "randaugment", "mixup", "cutmix"):
-            _check_between(name, getattr(self, name), 0, float("inf"))
+            _check_between(name, getattr(self, name), 0, 1000)
         if self.shift_fill is not None and self.shift_fill not in FILLS:
             raise UserError(f"shift_fill={self.shift_fill!r} is unknown. {did_you_mean(self.shift_fill, FILLS)}")
 
@@ -75,5 +75,4 @@ class DataConfig:
 
 def _check_between(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        top = "" if high == float("inf") else f" and at most {high:g}"
-        raise UserError(f"data.augment.{name}={value} must be at least {low:g}{top}.")
+        raise UserError(f"data.augment.{name}={value} must be at least {low:g} and at most {high:g}.")

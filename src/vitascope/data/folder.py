@@ -78,7 +78,8 @@ def _eight_bit(image: Image.Image) -> Image.Image:
     """16-bit and float images keep their range; transparent ones stand on white."""
     if image.mode.startswith(("I", "F")):
         values = np.asarray(image, dtype=np.float64)
-        top = 65535.0 if values.max() > 255 else 255.0
+        top = 65535.0 if image.mode.startswith("I;16") or values.max() > 255 else 255.0
+        top = 1.0 if image.mode == "F" and values.max() <= 1 else top
         return Image.fromarray((values.clip(0, top) * (255.0 / top)).round().astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
@@ -87,7 +88,9 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 
 def _first_folder(path: Path, names: tuple[str, ...]) -> Path | None:
-    return next((path / name for name in names if (path / name).is_dir()), None)
+    """A split is a folder of folders: a class may be called train."""
+    found = (path / name for name in names if (path / name).is_dir())
+    return next((place for place in found if any(_class_folders(place))), None)
 
 
 def _class_folders(path: Path) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """MNIST and Fashion-MNIST from their original idx files, gzipped or not."""
 
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def read_idx(path: Path | None) -> Tensor:
         axes = raw[3]
         shape = np.frombuffer(raw, ">i4", count=axes, offset=4)
         values = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
-    except (OSError, EOFError, ValueError, IndexError) as error:
+    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
         raise UserError(f"{path} is not a whole idx file ({error}). Delete it and fetch it again.") from error
     return torch.from_numpy(values.copy())
 

@@ -1,5 +1,6 @@
 """Data sets by name: found under the data root in any of the usual layouts, or downloaded through torchvision."""
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ NAMED = {
         "photos of 100 classes, 32×32 colour, 50,000 + 10,000",
     ),
 }
+BROKEN = (RuntimeError, OSError, EOFError, KeyError, ValueError, pickle.UnpicklingError)  # what torn files raise
 IDX = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
@@ -87,7 +89,7 @@ def find(name: str, root: Path) -> Source | None:
 def _cifar_split(name: str, base: Path, split: str) -> Split:
     try:
         data = NAMED[name].fetch(str(base), train=split == "train", download=False)
-    except (RuntimeError, OSError, EOFError) as error:
+    except BROKEN as error:
         raise UserError(
             f"{base / CIFAR_FOLDERS[name]} is not whole ({error}). Delete it and fetch it again."
         ) from error
@@ -97,7 +99,7 @@ def _cifar_split(name: str, base: Path, split: str) -> Split:
 def _cifar_classes(name: str, base: Path) -> list[str]:
     try:
         return list(NAMED[name].fetch(str(base), train=False, download=False).classes)
-    except (RuntimeError, OSError, EOFError):
+    except BROKEN:
         return NAMED[name].classes
 
 

@@ -20,7 +20,12 @@ def npz(path: Path, name: str | None = None, classes: list[str] | None = None) -
     missing = [key for key in KEYS["train"] if key not in names]
     if missing:
         raise UserError(f"{path} has no {' and no '.join(missing)}; it holds {', '.join(names) or 'nothing'}.")
-    count = int(_read(path, "y_train").max()) + 1
+    labels = _read(path, "y_train")
+    if not np.issubdtype(labels.dtype, np.integer) or not labels.size:
+        raise UserError(f"y_train in {path} must hold whole numbers, one per image; it is {labels.dtype}.")
+    count = int(labels.max()) + 1
+    if count < 2:
+        raise UserError(f"y_train in {path} names one class only; there is nothing to tell apart.")
     splits = tuple(split for split, keys in KEYS.items() if all(key in names for key in keys))
     classes = classes or [str(number) for number in range(count)]
     return Source(name or path.stem, classes, lambda split: _load(path, split, len(classes)), splits)
@@ -49,7 +54,7 @@ def _keys(path: Path) -> list[str]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return list(file)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read as an .npz file ({error}).") from error
 
 

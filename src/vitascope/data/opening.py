@@ -1,5 +1,6 @@
 """DataConfig -> Source: by name, by folder, or by .npz file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from vitascope.data.config import DataConfig
@@ -10,6 +11,15 @@ from vitascope.data.npz import npz
 from vitascope.data.places import data_root
 from vitascope.data.source import Source
 from vitascope.errors import UserError, did_you_mean
+
+
+def settled(config: DataConfig) -> DataConfig:
+    """The same data from wherever the program is started: paths made absolute, the root written out."""
+    if config.name == "digits":
+        return config
+    if config.name in NAMED:
+        return replace(config, root=str(data_root(config.root).resolve()))
+    return replace(config, name=str(Path(config.name).expanduser().resolve()))
 
 
 def open_source(config: DataConfig, size: tuple[int, int], channels: int) -> Source:

@@ -24,6 +24,7 @@ NOTHING = AugmentConfig(
     mix_share=1.0,
 )
 PHOTOS = replace(NOTHING, flip=0.5, shift=4, brightness=0.2, contrast=0.2, saturation=0.2, cutmix=1.0, mix_share=0.5)
+SIGNS = replace(NOTHING, shift=2)  # grey images of one's own may be signs: not flipped unless asked
 POLICIES = {
     "digits": replace(NOTHING, shift=1, rotate=6.0, scale=0.05, mixup=0.8, mix_share=0.8),
     "mnist": replace(NOTHING, shift=2, rotate=10.0, scale=0.1),
@@ -34,9 +35,9 @@ POLICIES = {
 NEVER_FLIPPED = ("digits", "mnist")
 
 
-def resolve(asked: AugmentConfig, name: str) -> AugmentConfig:
+def resolve(asked: AugmentConfig, name: str, channels: int = 3) -> AugmentConfig:
     """The settings in full: what was asked, and the data set's policy for the rest (photos' for one's own)."""
-    whole = asked.filled_from(POLICIES.get(name, PHOTOS))
+    whole = asked.filled_from(POLICIES.get(name, PHOTOS if channels == 3 else SIGNS))
     if name in NEVER_FLIPPED and whole.flip:
         raise UserError(
             f"data.augment.flip={whole.flip}: a mirrored digit is another sign. {name} is never flipped; set 0."

@@ -33,7 +33,7 @@ class Preparation:
         pixels = self.fit(vary_stored(images, draws, policy))
         pixels = self.normalise(vary_pixels(pixels, draws, policy))
         if "erase" in draws:
-            pixels = erase(pixels, draws["erase"], policy.erase or 0.0, policy.erase_area or 0.33)
+            pixels = erase(pixels, draws["erase"], policy.erase or 0.0, policy.erase_area or 0.0)
         return mix(pixels, labels, draws["mix"]) if "mix" in draws else (pixels, unmixed(labels))
 
     def fit(self, images: UInt8Images) -> Images:

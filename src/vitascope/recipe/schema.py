@@ -19,5 +19,7 @@ class Recipe:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
+        if not self.name or any(sign in self.name for sign in "/\\:") or self.name.startswith("."):
+            raise UserError(f"name={self.name!r} cannot name a folder of runs. Use letters, digits, - and _.")
         if self.train.patience and self.data.validation == 0:
             raise UserError("train.patience watches validation images, but data.validation=0 holds none back.")

@@ -62,6 +62,9 @@ class TrainConfig:
         for name in ("weight_decay", "clip_grad", "patience", "save_seconds", "seed", "threads"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be 0 or more.")
+        for name, most in (("seed", 2**31), ("threads", 1024)):
+            if getattr(self, name) > most:
+                raise UserError(f"train.{name}={getattr(self, name)} must be at most {most}.")
         for name in ("warmup", "final_lr"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name}={getattr(self, name)} is a share: at least 0 and at most 1.")

@@ -28,7 +28,7 @@ def load_checkpoint(run: Run) -> dict[str, Any] | None:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, OSError, ValueError) as error:
         raise UserError(f"{path} is not whole, or not one of ours; nothing was changed. {_way_out(run)}") from error
-    if not isinstance(state, dict) or state.get("mark") != MARK:
+    if not isinstance(state, dict) or state.get("mark") != MARK or "identity" not in state:
         raise UserError(f"{path} was not written by this version of Vitascope; nothing was changed. {_way_out(run)}")
     return state
 

@@ -74,5 +74,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 def append_line(run: Run, name: str, value: dict[str, Any]) -> None:
     """One JSON line more in one of the run's files."""
-    with open(run.file(name), "a", encoding="utf-8") as file:
-        file.write(json.dumps(value) + "\n")
+    try:
+        with open(run.file(name), "a", encoding="utf-8") as file:
+            file.write(json.dumps(value) + "\n")
+    except OSError as error:
+        raise UserError(f"{run.file(name)} could not be written: {error.strerror}.") from error

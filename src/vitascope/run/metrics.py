@@ -17,15 +17,15 @@ def read_metrics(path: Path) -> list[Row]:
     """All whole lines; a last line torn by a kill is left out."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             if line:
-                rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+                rows.append({**json.loads(line)})
+        except (json.JSONDecodeError, TypeError) as error:
             if number < len(lines):
-                raise UserError(f"{path}, line {number} is not JSON. Mend or delete the line.") from error
+                raise UserError(f"{path}, line {number} is not an epoch. Mend or delete the line.") from error
     return rows
 
 

@@ -39,11 +39,16 @@ def read_facts(run: Run) -> ModelFacts:
     path = run.file("config.json")
     if not path.is_file():
         raise UserError(f"{run.path} has no config.json: the run never started. Start it: vitascope resume {run.path}")
-    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    known = {item.name for item in fields(ModelConfig)}
-    model = ModelConfig(**{name: value for name, value in said["model"].items() if name in known})
-    how = said["preparation"]
-    return ModelFacts(model, said["classes"], Preparation(tuple(how["size"]), tuple(how["mean"]), tuple(how["std"])))
+    try:
+        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known = {item.name for item in fields(ModelConfig)}
+        model = ModelConfig(**{name: value for name, value in said["model"].items() if name in known})
+        how = said["preparation"]
+        return ModelFacts(
+            model, said["classes"], Preparation(tuple(how["size"]), tuple(how["mean"]), tuple(how["std"]))
+        )
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not whole ({type(error).__name__}). Copy it back, or train again.") from error
 
 
 def load(run: str | os.PathLike[str], *, best: bool = False) -> VisionTransformer:

@@ -14,6 +14,7 @@ EAGER_RATE = 4.0e13  # FLOP/s of an uncompiled, recorded step on an H200; only t
 EAGER_STEP = 0.003  # seconds such a step takes at least
 COMPILE_PAYS_AFTER = 60.0  # seconds of that: compiling takes about 37 of them and then saves two thirds
 CLEARLY_FASTER = 1.3
+ALL_THREADS = torch.get_num_threads()  # before any run changes it
 ONE_THREAD_BELOW = 1.0e10  # FLOPs of a step: below, threads wait for each other longer than they work
 
 
@@ -39,7 +40,7 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
     """`images` are all images the run will see, for the guess whether compiling pays."""
     device = choose_device(recipe.train.device)
     flops = 3 * sum(stage.flops for stage in anatomy(recipe.model))  # forward, and twice that backward, per image
-    threads = recipe.train.threads or torch.get_num_threads()
+    threads = recipe.train.threads or ALL_THREADS
     if device == "cpu" and not recipe.train.threads and flops * recipe.train.batch_size < ONE_THREAD_BELOW:
         threads = 1
     torch.set_num_threads(threads)
@@ -59,7 +60,7 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
 
 def plain_hardware() -> Hardware:
     """The best device, float32, as it is: for evaluation."""
-    return Hardware(choose_device("auto"), "float32", compiled=False, captured=False, threads=torch.get_num_threads())
+    return Hardware(choose_device("auto"), "float32", compiled=False, captured=False, threads=ALL_THREADS)
 
 
 def choose_device(asked: str) -> str:

@@ -1,5 +1,6 @@
 """A session and its run -> small records, one per epoch and one now and then between; whoever reads them draws them."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,13 +86,13 @@ def run_epoch(session: Session, loader: EpochLoader, tally: Tally) -> Iterator[P
 
 def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
     """The epoch's training numbers; the one place where the host waits for the device."""
-    loss, right, bad = torch.stack([tally.loss, tally.right, tally.bad_step.float()]).tolist()
+    finite = torch.stack([weight.isfinite().all() for weight in session.answering.parameters()]).all()
+    loss, right, bad, whole = torch.stack([tally.loss, tally.right, tally.bad_step.float(), finite.float()]).tolist()
     seconds = time.monotonic() - start
     if bad >= 0:
-        raise UserError(
-            f"The loss was not a number at step {int(bad) + 1} (epoch {session.epoch + 1}). The state before that "
-            f"epoch is kept. Try a smaller train.lr, train.clip_grad=1, or train.precision=float32."
-        )
+        raise UserError(_broken(f"The loss was not a number at step {int(bad) + 1}", session.epoch + 1))
+    if not whole:
+        raise UserError(_broken("The weights were not numbers any more", session.epoch + 1))
     steps = session.steps_per_epoch
     return {
         "epoch": session.epoch + 1,
@@ -110,6 +111,8 @@ def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float) 
     is_best = False
     if session.data.validation is not None:
         found = score(session.answering, session.data.validation, session.data.preparation, session.hardware)
+        if not math.isfinite(found.loss):
+            raise UserError(_broken("The validation loss was not a number", session.epoch))
         row |= {"val_loss": found.loss, "val_accuracy": found.accuracy}
         is_best = found.accuracy > session.best_accuracy
         if is_best:
@@ -117,6 +120,11 @@ def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float) 
     row["seconds"] = round(time.monotonic() - start, 4)
     append_metrics(run.file("metrics.jsonl"), row)
     return EpochRecord(row, is_best)
+
+
+def _broken(what: str, epoch: int) -> str:
+    advice = "Try a smaller train.lr, train.clip_grad=1, or train.precision=float32."
+    return f"{what} (epoch {epoch}). The state before that epoch is kept. {advice}"
 
 
 def out_of_patience(session: Session) -> bool:

@@ -32,21 +32,26 @@ def evaluate(run: Run, split: str = "test") -> Evaluation:
         source = open_source(recipe.data, size, channels)
         if "test" not in source.splits:
             raise UserError(f"{recipe.data.name} has no test images. Add a test/ folder, or use --split val.")
+        if source.classes != facts.classes:
+            raise UserError(f"{recipe.data.name} has other classes now than the run learnt: {source.classes[:5]} …")
         images = source.load("test")
     else:
         data = open_training_data(recipe.data, size, channels, recipe.train.seed)
         images = data.train if split == "train" else data.validation
     if images is None:
         raise UserError("data.validation=0 held no images back. Use --split test or train.")
+    opening = _note_opening(run, len(images)) if split == "test" else None
     found = score(model.to(hardware.device), images, facts.preparation, hardware)
-    return Evaluation(split, found, _note_opening(run, found) if split == "test" else None)
+    if opening:
+        append_line(run, "test-openings.jsonl", {"opening": opening, "accuracy": found.accuracy, "loss": found.loss})
+    return Evaluation(split, found, opening)
 
 
-def _note_opening(run: Run, found: Score) -> int:
+def _note_opening(run: Run, images: int) -> int:
+    """Written before the images are looked at, so that none goes unnoticed; the result follows on a line of its own."""
+    path = run.file("test-openings.jsonl")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    opening = 1 + sum('"when"' in line for line in lines)
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    append_line(
-        run,
-        "test-openings.jsonl",
-        {"when": when, "accuracy": found.accuracy, "loss": found.loss, "images": found.images},
-    )
-    return len(run.file("test-openings.jsonl").read_text().splitlines())
+    append_line(run, path.name, {"opening": opening, "when": when, "images": images})
+    return opening

@@ -30,6 +30,8 @@ def shown(records: Iterator[Between | EpochRecord], epochs: int, done: int, cons
                 yield record
             else:
                 bar.update(task, completed=record.epoch + record.step / record.steps)
+                if record.epoch == done:  # nothing is known of the loss before the first epoch's end
+                    bar.update(task, description=f"epoch {done + 1}/{epochs}  {record.images_per_second:,.0f} images/s")
 
 
 def _as_lines(records: Iterator[Between | EpochRecord], epochs: int, console: Console) -> Iterator[EpochRecord]:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from vitascope.data.draws import one_step
 from vitascope.draw.look import COLOURS, caption, label, new_figure, save
+from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
 from vitascope.training.feeding import EpochLoader
 from vitascope.training.optimizers import set_rates
@@ -78,6 +79,8 @@ def find_rate(recipe: Recipe, console: Console) -> RateCurve:
         best = min(best, smooth)
         rates.append(_rate(number))
         losses.append(smooth)
+    if not rates:
+        raise UserError("The very first loss was not a number: look at the data and the model's settings.")
     return RateCurve(rates, losses)
 
 

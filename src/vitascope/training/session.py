@@ -1,16 +1,20 @@
 """Recipe and data -> everything that changes while learning, as one thing that can be copied, saved and restored."""
 
 import copy
+import hashlib
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
+from vitascope.data.statistics import data_hash
 from vitascope.data.training_data import TrainingData
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
+from vitascope.recipe.writing import recipe_yaml
 from vitascope.training.averaging import Average
 from vitascope.training.hardware import Hardware, choose_hardware
 from vitascope.training.optimizers import make_optimizers
@@ -33,6 +37,12 @@ class Session:
     best_accuracy: float = -1.0
     best_epoch: int = 0
     best: dict[str, torch.Tensor] | None = None  # the weights of the best epoch on validation
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """Short names for the recipe and the training images: a checkpoint fits no others."""
+        recipe = hashlib.blake2b(recipe_yaml(self.recipe).encode(), digest_size=8).hexdigest()
+        return {"recipe": recipe, "data": data_hash(self.data.train.images, self.data.train.labels)}
 
     @property
     def batch(self) -> int:
@@ -64,6 +74,7 @@ class Session:
             "best_epoch": self.best_epoch,
             "best": self.best,
             "hardware": asdict(self.hardware),
+            "identity": self.identity,
             "model": self.model.state_dict(),
             "average": self.average.model.state_dict() if self.average else None,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -79,6 +90,11 @@ class Session:
                 f"The run was made on {state['hardware']['device']}, this is {self.hardware.device}: going on would "
                 "not be exact. Resume it there, or start a new run from its recipe.yaml."
             )
+        for what, words in (("recipe", "recipe.yaml has changed"), ("data", "the training images have changed")):
+            if state["identity"][what] != self.identity[what]:
+                raise UserError(
+                    f"The run cannot go on: {words} since it was stopped. Start a new run from its recipe.yaml."
+                )
         self.epoch, self.step = state["epoch"], state["step"]
         self.best_accuracy, self.best_epoch, self.best = state["best_accuracy"], state["best_epoch"], state["best"]
         self.model.load_state_dict(state["model"])

@@ -67,12 +67,14 @@ def classify(logits: Tensor, target: Target, smoothing: float, weights: Tensor |
 
 def update(session: Session, decay: float | Tensor) -> None:
     """Gradients -> new weights, and the average follows."""
-    if session.recipe.train.clip_grad:
-        for optimizer in session.optimizers:
-            session.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(session.model.parameters(), session.recipe.train.clip_grad)
+    fp16 = session.scaler.is_enabled()
     for optimizer in session.optimizers:
-        session.scaler.step(optimizer)
+        session.scaler.unscale_(optimizer)
+    limit = session.recipe.train.clip_grad or float("inf")
+    norm = nn.utils.clip_grad_norm_(session.model.parameters(), limit) if limit < float("inf") or fp16 else None
+    if not fp16 or (norm is not None and norm.isfinite()):  # fp16: one overflow anywhere skips the step for all
+        for optimizer in session.optimizers:
+            session.scaler.step(optimizer)
     session.scaler.update()
     for optimizer in session.optimizers:
         optimizer.zero_grad(set_to_none=True)

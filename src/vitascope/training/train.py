@@ -1,15 +1,17 @@
 """A recipe -> a finished run: open the data, make the run, learn, leave everything in its directory."""
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
+from vitascope.data.opening import settled
 from vitascope.data.policy import resolve
-from vitascope.data.statistics import data_hash
 from vitascope.data.training_data import TrainingData, open_training_data
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe
@@ -21,7 +23,7 @@ from vitascope.run.machine import record_of_machine
 from vitascope.run.metrics import Events, draw_run_curves, forget_after, read_metrics
 from vitascope.run.trackers import Tracker, open_trackers
 from vitascope.run.weights import ModelFacts, save_facts
-from vitascope.training.hardware import Hardware
+from vitascope.training.hardware import ALL_THREADS, Hardware
 from vitascope.training.loop import EpochRecord, learn
 from vitascope.training.progress import shown
 from vitascope.training.session import Session, start_session
@@ -52,14 +54,20 @@ def resume_run(run: Run, console: Console) -> Run:
         console.print(f"{run.path} is finished already.", highlight=False, soft_wrap=True)
         return run
     recipe, state = run.recipe, load_checkpoint(run)
-    decided = Hardware(**state["hardware"]) if state else None
-    session = start_session(recipe, open_data(recipe, console), decided)
+    session = start_session(recipe, open_data(recipe, console), _decided_before(run, state))
     if state:
         session.restore(state)
     forget_after(run.file("metrics.jsonl"), session.epoch)
     console.print(f"Run: {run.path}, going on after epoch {session.epoch}", highlight=False, soft_wrap=True)
     _learn(run, session, console)
     return run
+
+
+def _decided_before(run: Run, state: dict[str, Any] | None) -> Hardware | None:
+    """What the run was computed on: from its checkpoint, or from machine.json where it was stopped before the first."""
+    path = run.file("machine.json")
+    said = state["hardware"] if state else json.loads(path.read_text())["hardware"] if path.is_file() else None
+    return Hardware(**said) if said else None
 
 
 def open_data(recipe: Recipe, console: Console) -> TrainingData:
@@ -75,11 +83,17 @@ def open_data(recipe: Recipe, console: Console) -> TrainingData:
 
 def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     """The recipe with everything decided: the data set's policy filled in, the classifier as wide as the classes."""
-    recipe = replace(recipe, data=replace(recipe.data, augment=resolve(recipe.data.augment, recipe.data.name)))
+    stored = tuple(data.train.images.shape[1:])
+    augment = resolve(recipe.data.augment, recipe.data.name, stored[0])
+    recipe = replace(recipe, data=replace(settled(recipe.data), augment=augment))
     if recipe.model.num_classes != len(data.classes):
         console.print(f"model.num_classes: {recipe.model.num_classes} → {len(data.classes)}, the data's classes")
         recipe = replace(recipe, model=replace(recipe.model, num_classes=len(data.classes)))
-    stored, wanted = tuple(data.train.images.shape[1:]), (recipe.model.in_chans, *recipe.model.image_shape)
+    wanted = (recipe.model.in_chans, *recipe.model.image_shape)
+    if stored[0] != wanted[0] and {stored[0], wanted[0]} != {1, 3}:
+        raise UserError(
+            f"The images have {stored[0]} channel(s), model.in_chans={wanted[0]}. Only 1 ↔ 3 can be changed."
+        )
     if stored != wanted:
         console.print(f"Images are stored as {_shape(stored)} and will be fitted to the model's {_shape(wanted)}.")
     return recipe
@@ -89,8 +103,7 @@ def _learn(run: Run, session: Session, console: Console) -> None:
     """Write what is known before the first step, learn, and draw the curves however it ends."""
     recipe, data = session.recipe, session.data
     save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation))
-    hashed = data_hash(data.train.images, data.train.labels)
-    facts = {"hardware": asdict(session.hardware), "data_hash": hashed}
+    facts = {"hardware": asdict(session.hardware), "data_hash": session.identity["data"]}
     write_json(run.file("machine.json"), record_of_machine() | facts)
     events = Events(run.path, read_metrics(run.file("metrics.jsonl")))
     trackers = open_trackers(recipe, run)
@@ -100,6 +113,7 @@ def _learn(run: Run, session: Session, console: Console) -> None:
         console.print(f"Stopped. Go on with: vitascope resume {run.path}", highlight=False, soft_wrap=True)
         raise
     finally:
+        torch.set_num_threads(ALL_THREADS)
         events.close()
         for tracker in trackers:
             tracker.close()
@@ -116,6 +130,8 @@ def _follow(records: Iterator[EpochRecord], events: Events, trackers: list[Track
 
 def summary(run: Run) -> str:
     rows = run.metrics
+    if not rows:
+        return f"{run.path} has no metrics."
     seconds = sum(row["seconds"] for row in rows)
     text = f"{rows[-1]['epoch']} epochs in {seconds:.1f} s, training loss {rows[-1]['train_loss']:.3f}"
     if "val_accuracy" in rows[-1]:

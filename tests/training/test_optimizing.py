@@ -62,6 +62,20 @@ def test_a_muon_step_by_hand() -> None:
     torch.testing.assert_close(weight.data, expected, atol=1e-4, rtol=0)
 
 
+def test_muon_remembers_gradients_and_looks_ahead() -> None:
+    """m ← 0.9 m + 0.1 g, and the step goes along 0.1 g + 0.9 m (Nesterov)."""
+    weight = nn.Parameter(torch.randn(3, 4, dtype=torch.float64))
+    optimizer = Muon([{"params": [weight]}], lr=0.1, momentum=0.9, weight_decay=0.0)
+    gradients = torch.randn(3, 3, 4, dtype=torch.float64)
+    average = torch.zeros(3, 4, dtype=torch.float64)
+    for gradient in gradients:
+        before, weight.grad = weight.detach().clone(), gradient.clone()
+        optimizer.step()
+        average = 0.9 * average + 0.1 * gradient
+        expected = before - 0.1 * orthogonalise((0.1 * gradient + 0.9 * average)[None])[0]
+        torch.testing.assert_close(weight.data, expected, atol=1e-10, rtol=0)
+
+
 def test_only_matrices_are_decayed_and_only_the_blocks_matrices_go_to_muon() -> None:
     model = VisionTransformer(CONFIG)
     names = {id(weight): name for name, weight in model.named_parameters()}

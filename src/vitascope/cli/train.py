@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from vitascope.cli.tables import console
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe, recipe_names
+from vitascope.recipe.schema import Recipe
 
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="RECIPE [KEY=VALUE]…", help="A recipe's name or path, and settings.")
@@ -24,11 +26,10 @@ def train(
 
     Example: vitascope train digits train.epochs=20 model.depth=4
     """
-    recipe, settings = _recipe_and_settings(words)
-    checked = read_recipe(recipe, settings)
+    recipe = _read(words)
     from vitascope.training.train import train_recipe
 
-    _stoppable(lambda: train_recipe(checked, runs, console()))
+    _stoppable(lambda: train_recipe(recipe, runs, console()))
 
 
 def resume(run: Annotated[Path, typer.Argument(help="A run's directory, or a recipe's: its newest run.")]) -> None:
@@ -45,11 +46,10 @@ def lr_find(
     out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("lr-find.png"),
 ) -> None:
     """Raise the learning rate step by step and see where the loss falls fastest, and where it breaks."""
-    recipe, settings = _recipe_and_settings(words)
-    checked = read_recipe(recipe, settings)
+    recipe = _read(words)
     from vitascope.training.rate_finder import find_rate
 
-    found = find_rate(checked, console())
+    found = find_rate(recipe, console())
     found.draw(out)
     if found.suggested is None:
         print(
@@ -60,16 +60,16 @@ def lr_find(
     print(f"Picture: {out}")
 
 
-def _recipe_and_settings(words: list[str] | None) -> tuple[str, list[str]]:
+def _read(words: list[str] | None) -> Recipe:
     if not words or "=" in words[0]:
         raise UserError(f"Name a recipe first: {', '.join(recipe_names())}, or a path to a .yaml file.")
-    return words[0], words[1:]
+    return read_recipe(words[0], words[1:])
 
 
-def _stoppable(work: object) -> None:
+def _stoppable(work: Callable[[], object]) -> None:
     """Ctrl-C and a polite kill end the loop, which saves; the exit code says so."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        work()  # pyright: ignore[reportCallIssue]
+        work()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,6 +1,5 @@
 """A run's directory: `runs/<recipe>/<when>-seed<n>/`, made once and never overwritten."""
 
-import json
 import os
 from dataclasses import dataclass
 from datetime import datetime
@@ -70,12 +69,3 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if inside:
         return Run(inside[-1])
     raise UserError(f"{place} is not a run: it has no recipe.yaml. Runs lie in runs/<recipe>/<when>-seed<n>/.")
-
-
-def append_line(run: Run, name: str, value: dict[str, Any]) -> None:
-    """One JSON line more in one of the run's files."""
-    try:
-        with open(run.file(name), "a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
-    except OSError as error:
-        raise UserError(f"{run.file(name)} could not be written: {error.strerror}.") from error

@@ -28,6 +28,17 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
+def append_line(path: Path, value: dict[str, Any]) -> None:
+    """One JSON line more."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(value) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written: {error.strerror}. What was written before is still whole."
+        ) from error
+
+
 def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)

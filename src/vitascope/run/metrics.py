@@ -29,16 +29,6 @@ def read_metrics(path: Path) -> list[Row]:
     return rows
 
 
-def append_metrics(path: Path, row: Row) -> None:
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"{path} could not be written: {error.strerror}. What was written before is still whole."
-        ) from error
-
-
 def forget_after(path: Path, epoch: int) -> list[Row]:
     """Keep the lines up to an epoch: a resumed run writes the later ones again."""
     rows = [row for row in read_metrics(path) if row["epoch"] <= epoch]

@@ -11,7 +11,7 @@ import torch
 from vitascope.errors import UserError
 from vitascope.run.checkpoint import save_checkpoint
 from vitascope.run.directory import Run
-from vitascope.run.metrics import append_metrics
+from vitascope.run.files import append_line
 from vitascope.run.weights import save_weights
 from vitascope.training.evaluation import score
 from vitascope.training.feeding import EpochLoader
@@ -37,7 +37,6 @@ class EpochRecord:
     """What an epoch came to; the same numbers as its line in metrics.jsonl."""
 
     row: dict[str, Any]
-    is_best: bool
 
 
 def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
@@ -108,18 +107,16 @@ def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
 
 def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float) -> EpochRecord:
     """Look at the validation images, keep the best weights, write the line."""
-    is_best = False
     if session.data.validation is not None:
         found = score(session.answering, session.data.validation, session.data.preparation, session.hardware)
         if not math.isfinite(found.loss):
             raise UserError(_broken("The validation loss was not a number", session.epoch))
         row |= {"val_loss": found.loss, "val_accuracy": found.accuracy}
-        is_best = found.accuracy > session.best_accuracy
-        if is_best:
+        if found.accuracy > session.best_accuracy:
             session.keep_best(found.accuracy)
     row["seconds"] = round(time.monotonic() - start, 4)
-    append_metrics(run.file("metrics.jsonl"), row)
-    return EpochRecord(row, is_best)
+    append_line(run.file("metrics.jsonl"), row)
+    return EpochRecord(row)
 
 
 def _broken(what: str, epoch: int) -> str:

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from vitascope.data.opening import open_source
 from vitascope.data.training_data import open_training_data
 from vitascope.errors import UserError
-from vitascope.run.directory import Run, append_line
+from vitascope.run.directory import Run
+from vitascope.run.files import append_line
 from vitascope.run.weights import load, read_facts
 from vitascope.training.evaluation import Score, score
 from vitascope.training.hardware import plain_hardware
@@ -43,7 +44,9 @@ def evaluate(run: Run, split: str = "test") -> Evaluation:
     opening = _note_opening(run, len(images)) if split == "test" else None
     found = score(model.to(hardware.device), images, facts.preparation, hardware)
     if opening:
-        append_line(run, "test-openings.jsonl", {"opening": opening, "accuracy": found.accuracy, "loss": found.loss})
+        append_line(
+            run.file("test-openings.jsonl"), {"opening": opening, "accuracy": found.accuracy, "loss": found.loss}
+        )
     return Evaluation(split, found, opening)
 
 
@@ -53,5 +56,5 @@ def _note_opening(run: Run, images: int) -> int:
     lines = path.read_text().splitlines() if path.is_file() else []
     opening = 1 + sum('"when"' in line for line in lines)
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    append_line(run, path.name, {"opening": opening, "when": when, "images": images})
+    append_line(path, {"opening": opening, "when": when, "images": images})
     return opening

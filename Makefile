@@ -5,7 +5,7 @@ hash = $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('$(1)','r
 PACKAGES := .venv/packages-$(call hash,requirements.lock)
 READY := .venv/ready-$(call hash,pyproject.toml)
 
-.PHONY: help demo test check bench lock clean
+.PHONY: help demo test check bench results lock clean
 
 help:            ## what can be made
 	@$(PYTHON) -c "import re; [print(f'make {t:<8}{d}') for t, d in re.findall(r'(?m)^([a-z]+):.*?## (.*)', open('Makefile').read())]"
@@ -36,6 +36,9 @@ check: $(READY)  ## formatting, lint, types, and the direction of imports
 
 bench: $(READY)  ## ours beside timm on this CPU, in one run
 	@$(BIN)/python -m benchmarks
+
+results: $(READY) ## README's and the docs' numbers and the model cards, from results/*.json
+	@$(BIN)/python -m vitascope results README.md docs/*.md src/vitascope/recipes/*.yaml --cards docs/cards
 
 lock:            ## pin every package again (needs uv)
 	uv pip compile --universal --python-version 3.11 --extra dev --no-header --no-annotate --no-emit-index-url --upgrade --quiet pyproject.toml --output-file requirements.lock

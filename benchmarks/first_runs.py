@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import anatomy
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import record_of_machine
 from vitascope.training.feeding import EpochLoader
-from vitascope.training.opening_test import evaluate
 from vitascope.training.session import start_session
 from vitascope.training.step import Tally
 from vitascope.training.train import console_for, open_data, train_recipe
@@ -49,7 +49,7 @@ def measure(name: str, settings: list[str], runs: Path) -> dict[str, Any]:
     start = time.monotonic()
     run = train_recipe(read_recipe(name, settings), runs, console_for(quiet=True))
     cold = time.monotonic() - start
-    found, rows, recipe = evaluate(run), run.metrics, run.recipe
+    found, rows, recipe = load(run, device="auto").evaluate(), run.metrics, run.recipe
     row = {
         "recipe": name,
         "track": "pure",
@@ -59,7 +59,7 @@ def measure(name: str, settings: list[str], runs: Path) -> dict[str, Any]:
         "views": 1,
         "seed": recipe.train.seed,
         "validation": recipe.data.validation,
-        "test_accuracy": found.score.accuracy,
+        "test_accuracy": found.accuracy,
         "seconds": round(sum(row["seconds"] for row in rows), 2),
         "cold_seconds": round(cold, 2),
         "images_per_second": rows[-1]["images_per_second"],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitascope.errors import UserError
+    from vitascope.evaluation.trained import load
     from vitascope.model.attention import SelfAttention
     from vitascope.model.attention2d import SelfAttention2d
     from vitascope.model.config import ModelConfig
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from vitascope.model.scaled_dot_product import attend
     from vitascope.model.single_head import SingleHeadAttention
     from vitascope.model.vit import VisionTransformer
-    from vitascope.run.weights import load
     from vitascope.training.train import resume, train
     from vitascope.weights.native import from_torch, to_torch
 
@@ -32,7 +32,7 @@ _HOMES = {
     "attend": "model.scaled_dot_product",
     "causal_mask": "model.masks",
     "from_torch": "weights.native",
-    "load": "run.weights",
+    "load": "evaluation.trained",
     "patchify": "model.patches",
     "resume": "training.train",
     "to_torch": "weights.native",

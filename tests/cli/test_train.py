@@ -30,7 +30,7 @@ def test_training_evaluating_and_going_on(vitascope, here) -> None:
     scored = vitascope("evaluate", "runs/digits")
     assert re.match(r"test accuracy \d+\.\d\d% on 899 images", scored.out)
     found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
-    assert found["n"] == 90 and 0 <= found["accuracy"] <= 1
+    assert found["images"] == 90 and 0 <= found["accuracy"] <= 1
     assert "opened the test set 2 times" in vitascope("evaluate", "runs/digits").out
     assert "is finished already" in vitascope("resume", "runs/digits").out
 

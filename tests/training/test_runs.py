@@ -165,18 +165,18 @@ def test_patience_ends_a_run_that_does_not_get_better(tmp_path) -> None:
 
 def test_the_test_set_is_opened_by_evaluate_only_and_each_opening_is_written_down(tmp_path, monkeypatch) -> None:
     from vitascope.data import digits
-    from vitascope.training.opening_test import evaluate
 
     opened, real = [], digits._load
     monkeypatch.setattr(digits, "_load", lambda split: opened.append(split) or real(split))
     run = tiny_run(tmp_path)
     assert "test" not in opened
-    first, second = evaluate(run), evaluate(run)
-    assert (first.opening, second.opening) == (1, 2) and first.score == second.score
+    model = vitascope.load(run)
+    first, second = model.evaluate(), model.evaluate()
+    assert (first.opening, second.opening) == (1, 2) and first.accuracy == second.accuracy
     lines = [json.loads(line) for line in run.file("test-openings.jsonl").read_text().splitlines()]
     assert [line["opening"] for line in lines] == [1, 1, 2, 2]
-    assert [line.get("accuracy") for line in lines] == [None, first.score.accuracy, None, first.score.accuracy]
-    assert evaluate(run, "val").score.accuracy == pytest.approx(run.metrics[-1]["val_accuracy"])
+    assert [line.get("accuracy") for line in lines] == [None, first.accuracy, None, first.accuracy]
+    assert model.evaluate("val").accuracy == pytest.approx(run.metrics[-1]["val_accuracy"])
 
 
 def test_a_loaded_model_answers_as_the_run_did(tmp_path) -> None:
@@ -216,10 +216,8 @@ def test_balancing_helps_a_rare_class(tmp_path, balance) -> None:
     images = torch.from_numpy(x[rare[8:]])[:, None]
     found = []
     for run in (plain, balanced):
-        from vitascope.run.weights import read_facts
-
-        answers = vitascope.load(run)(read_facts(run).preparation(images))
-        found.append(answers.softmax(1)[:, 1].mean().item())
+        model = vitascope.load(run)
+        found.append(model(model.facts.preparation(images)).softmax(1)[:, 1].mean().item())
     assert found[1] > found[0] + 0.1
 
 
@@ -293,12 +291,11 @@ def test_a_changed_recipe_or_changed_images_are_not_gone_on_with(tmp_path, monke
 
 def test_classes_that_have_changed_are_not_scored(tmp_path, monkeypatch) -> None:
     from vitascope.data import opening
-    from vitascope.training.opening_test import evaluate
 
     run = tiny_run(tmp_path)
     monkeypatch.setattr(opening, "digits", lambda: replace(digits(), classes=[f"other {n}" for n in range(10)]))
     with pytest.raises(UserError, match="has other classes now"):
-        evaluate(run)
+        vitascope.load(run).evaluate()
 
 
 def test_a_torn_config_is_told(tmp_path) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import vitascope
-from vitascope.cli import anatomy, data, demo, doctor, draw, evaluate, train
+from vitascope.cli import anatomy, data, demo, doctor, draw, evaluate, predict, record, runs, train
 
 app = typer.Typer(
     help="Vision transformers on small image data: build, train, study, look inside.",
@@ -17,9 +17,15 @@ app.command("anatomy")(anatomy.anatomy)
 app.command("train")(train.train)
 app.command("resume")(train.resume)
 app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("embed")(predict.embed)
+app.command("similar")(predict.similar)
+app.command("record")(record.record)
+app.command("results")(record.results)
 app.command("lr-find")(train.lr_find)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 app.add_typer(draw.app, name="draw")
 

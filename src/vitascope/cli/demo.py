@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitascope.cli.evaluate import print_evaluation
+from vitascope.cli.evaluate import print_summary
 from vitascope.cli.tables import console, table
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
@@ -27,12 +27,15 @@ def demo(
 ) -> None:
     """Train on handwritten digits in under a minute, score the test images, compare the model with timm's."""
     recipe = read_recipe("digits", settings or [])
-    from vitascope.training.opening_test import evaluate
+    from vitascope.evaluation.figures import write_report
+    from vitascope.evaluation.trained import load
     from vitascope.training.train import train_recipe
 
     run = train_recipe(recipe, runs, console())
-    print_evaluation(evaluate(run))
-    print(f"Look at the curves: {run.file('curves.png')}\n")
+    found = load(run, device="auto").evaluate()
+    print_summary(found)
+    print(f"Look at the curves: {run.file('curves.png')}")
+    print(f"Look at its mistakes: {write_report(found) / 'errors.png'}\n")
     _print_agreement()
     print("Next: vitascope train --help, vitascope anatomy digits, vitascope data preview digits")
 

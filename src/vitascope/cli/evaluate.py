@@ -1,4 +1,4 @@
-"""`vitascope evaluate`: how good is a run, on images it has not seen."""
+"""`vitascope evaluate`: how good is a run on images it has not seen, how sure is it, and where does it fail."""
 
 import json
 from pathlib import Path
@@ -6,36 +6,94 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitascope.errors import UserError, did_you_mean
+from vitascope.cli.tables import console, table
 
 if TYPE_CHECKING:
-    from vitascope.training.opening_test import Evaluation
+    from vitascope.evaluation.evaluate import Evaluation
+
+RunPath = Annotated[Path, typer.Argument(help="A run's directory, or a recipe's: its newest run.")]
+MOST_CLASSES = 30
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run's directory, or a recipe's: its newest run.")],
-    split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
+    run: RunPath,
+    split: Annotated[str | None, typer.Option(help="test (the default), val or train.")] = None,
+    data: Annotated[str | None, typer.Option(help="Other data with the same classes: a name, folder or .npz.")] = None,
+    views: Annotated[int, typer.Option(help="2: each image and its mirror image, averaged.")] = 1,
+    best: Annotated[bool, typer.Option("--best", help="The best epoch on validation images, not the last.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the spoilt images, most of the time.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
-    """Accuracy of the last epoch's weights. Each opening of the test set is written into the run."""
-    from vitascope.run.directory import open_run
-    from vitascope.training.opening_test import SPLITS, evaluate
+    """Accuracy, classes, calibration, worst errors, robustness. Each opening of the test set is written into the run.
 
-    if split not in SPLITS:
-        raise UserError(f"--split {split} is unknown. {did_you_mean(split, SPLITS)}")
-    found = evaluate(open_run(run), split)
+    Pictures and report.json go to RUN/evaluation/.
+    """
+    from vitascope.evaluation.figures import write_report
+    from vitascope.evaluation.trained import load
+
+    found = load(run, best=best, device="auto").evaluate(split, data=data, views=views, robust=not quick)
+    folder = write_report(found)
     if as_json:
-        print(
-            json.dumps(
-                {"split": split, "accuracy": found.score.accuracy, "loss": found.score.loss, "n": found.score.images}
-            )
-        )
+        print(json.dumps(found.as_dict(), ensure_ascii=False))
         return
-    print_evaluation(found)
+    print_summary(found)
+    _print_tables(found)
+    print(f"Pictures and report.json: {folder}")
 
 
-def print_evaluation(found: "Evaluation") -> None:
-    share, images = found.score.accuracy, found.score.images
-    print(f"{found.split} accuracy {share:.2%} on {images:,} images, loss {found.score.loss:.3f}")
+def print_summary(found: "Evaluation") -> None:
+    """The numbers in a few lines."""
+    split, images, (low, high) = found.choice.split, len(found.choice.images), found.interval
+    views = ", two views each" if found.views == 2 else ""
+    print(f"{split} accuracy {found.accuracy:.2%} on {images:,} images{views} (95 % interval {low:.2%} to {high:.2%})")
+    before = found.calibration
+    top = f"top-5 {found.top5:.2%}, " if len(found.classes) > 5 else ""
+    sure = "too sure" if before.gap > 0 else "too unsure"
+    print(f"{top}loss {before.loss:.3f}; calibration error {before.ece:.1%} ({sure} by {abs(before.gap):.1%})", end="")
+    if after := found.temperature:
+        here = "these very" if split == "val" else f"{after.fitted_on:,} validation"
+        print(f", {after.ece:.1%} with temperature {after.value:.2f} (fitted on {here} images)")
+    else:
+        print("; no validation images to fit a temperature on")
     if found.opening and found.opening > 1:
         print(f"This run has opened the test set {found.opening} times; only its first number is free of your choices.")
+
+
+def _print_tables(found: "Evaluation") -> None:
+    columns = ["class", "images", "precision", "recall", "95 % interval", "F1", "most often taken for"]
+    rows = [
+        [
+            name,
+            f"{row.images:,}",
+            _percent(row.precision),
+            _percent(row.recall),
+            "–" if row.recall is None else f"{row.recall_interval[0]:.1%} to {row.recall_interval[1]:.1%}",
+            _percent(row.f1),
+            row.taken_for or "–",
+        ]
+        for name, row in found.per_class.items()
+    ]
+    title = "Class by class"
+    if len(rows) > MOST_CLASSES:
+        title += f": the {MOST_CLASSES} least recognised (all are in report.json)"
+        scores = list(found.per_class.values())
+        order = sorted(range(len(rows)), key=lambda number: (scores[number].recall is None, scores[number].recall or 0))
+        rows = [rows[number] for number in order[:MOST_CLASSES]]
+    console().print(table(title, columns, rows, right=set(columns[1:6])))
+    if not found.robustness:
+        return
+    images = next(iter(found.robustness.values())).images
+    rows = [
+        [
+            name,
+            *(f"{level:g}: {share:.1%}" for level, share in zip(decline.levels[1:], decline.accuracy[1:], strict=True)),
+        ]
+        for name, decline in found.robustness.items()
+    ]
+    clean = next(iter(found.robustness.values())).accuracy[0]
+    title = f"As images get worse (level: accuracy; as they are: {clean:.1%}; {images:,} images)"
+    console().print(table(title, ["", "mild", "", "", "strong"], rows, right={"mild", "strong"}))
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"

@@ -13,6 +13,7 @@ from vitascope.draw.heatmap import heatmap
 from vitascope.draw.look import DIVERGING, SEQUENTIAL, caption, new_figure, save
 from vitascope.draw.story import draw_story
 from vitascope.errors import UserError
+from vitascope.evaluation.trained import load
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
 from vitascope.model.masks import additive, causal_mask
@@ -20,7 +21,6 @@ from vitascope.model.positions import sincos2d, sinusoidal
 from vitascope.model.rotary import rotation
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import open_run
-from vitascope.run.weights import load, read_facts
 
 BLOCKED = -10_000.0  # sheet C's number for "not allowed"; in the model it is -inf
 
@@ -103,7 +103,8 @@ def draw_trained_story(run: Path, out: Path) -> Path:
     """The same digit on its way through a run's trained model."""
     place = open_run(run)
     text = f"The weights were learnt from {place.recipe.data.name}."
-    return _draw_story(load(place), read_facts(place).preparation, text, out)
+    model = load(place)
+    return _draw_story(model, model.facts.preparation, text, out)
 
 
 def _draw_story(model: VisionTransformer, prepare: Callable[[Tensor], Tensor], weights: str, out: Path) -> Path:

@@ -33,8 +33,6 @@ def draw_preview(name: str, settings: list[str], root: str | None, seed: int, ou
         columns.append(prepare.undone(varied))
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(rows_shown)]
     names = [data.classes[label] for label in chosen.labels.tolist()]
-    needs = {"magnitude": policy.randaugment, "erase_area": policy.erase, "mix_share": policy.mixup or policy.cutmix}
-    said = {key: value for key, value in vars(policy).items() if isinstance(value, int | float) and value}
-    used = ", ".join(f"{key} {value:g}" for key, value in said.items() if needs.get(key, True))
+    used = ", ".join(f"{key} {value:g}" for key, value in policy.in_effect.items())
     text = f"{data.source.name}: the stored image, then {VARIANTS} versions as training sees it ({used or 'as it is'})."
     return save(draw_gallery(rows, names, ["stored", *[f"draw {n + 1}" for n in range(VARIANTS)]], text), out)

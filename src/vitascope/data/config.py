@@ -44,6 +44,13 @@ class AugmentConfig:
         if self.shift_fill is not None and self.shift_fill not in FILLS:
             raise UserError(f"shift_fill={self.shift_fill!r} is unknown. {did_you_mean(self.shift_fill, FILLS)}")
 
+    @property
+    def in_effect(self) -> dict[str, float]:
+        """What really varies an image: not 0, and not the detail of something that is 0."""
+        needs = {"magnitude": self.randaugment, "erase_area": self.erase, "mix_share": self.mixup or self.cutmix}
+        said = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {k: v for k, v in said.items() if isinstance(v, int | float) and v and needs.get(k, True)}
+
     def filled_from(self, policy: "AugmentConfig") -> "AugmentConfig":
         """What is set here, and the policy for the rest."""
         own = {item.name: getattr(self, item.name) for item in fields(self)}

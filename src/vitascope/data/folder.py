@@ -42,21 +42,23 @@ def _load(
     strict: bool,
     split: str,
 ) -> Split:
-    files = [(file, label) for label, name in enumerate(classes) for file in _files(parts[split] / name)]
+    files = [(file, label) for label, name in enumerate(classes) for file in image_files(parts[split] / name)]
     with ThreadPoolExecutor() as pool:
-        read = list(pool.map(lambda item: _try_image(item[0], size, channels), files))
+        read = list(pool.map(lambda item: try_image(item[0], size, channels), files))
     broken = [(file, reason) for (file, _), reason in zip(files, read, strict=True) if isinstance(reason, str)]
     if broken and strict:
         raise UserError(
             f"{broken[0][0]} cannot be read ({broken[0][1]}); {len(broken)} such in all. data.strict=false skips."
         )
     skipped.extend(str(file) for file, _ in broken if str(file) not in skipped)
-    kept = [(image, label) for image, (_, label) in zip(read, files, strict=True) if isinstance(image, Tensor)]
-    _check_full(parts[split], classes, [label for _, label in kept])
-    return Split(torch.stack([image for image, _ in kept]), torch.tensor([label for _, label in kept]))
+    kept = [(image, *item) for image, item in zip(read, files, strict=True) if isinstance(image, Tensor)]
+    _check_full(parts[split], classes, [label for _, _, label in kept])
+    images, paths, labels = zip(*kept, strict=True)
+    return Split(torch.stack(images), torch.tensor(labels), [str(path) for path in paths])
 
 
-def _try_image(path: Path, size: tuple[int, int], channels: int) -> Tensor | str:
+def try_image(path: Path, size: tuple[int, int], channels: int) -> Tensor | str:
+    """The image, or why it cannot be read."""
     try:
         return read_image(path, size, channels)
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
@@ -64,13 +66,17 @@ def _try_image(path: Path, size: tuple[int, int], channels: int) -> Tensor | str
 
 
 def read_image(path: Path, size: tuple[int, int], channels: int) -> Tensor:
-    """One file -> uint8, channel × rows × columns: EXIF turned upright, centre-cropped to shape, resized (bicubic)."""
+    """One file -> uint8, channel × rows × columns."""
     with Image.open(path) as file:
-        image = ImageOps.exif_transpose(file)
-        image = _eight_bit(image)
-        image = image.convert("L" if channels == 1 else "RGB")
-        image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BICUBIC)
-        pixels = np.asarray(image, dtype=np.uint8).reshape(*size, channels)
+        return read_picture(file, size, channels)
+
+
+def read_picture(picture: Image.Image, size: tuple[int, int], channels: int) -> Tensor:
+    """EXIF turned upright, centre-cropped to shape, resized (bicubic)."""
+    image = _eight_bit(ImageOps.exif_transpose(picture))
+    image = image.convert("L" if channels == 1 else "RGB")
+    image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BICUBIC)
+    pixels = np.asarray(image, dtype=np.uint8).reshape(*size, channels)
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
 
@@ -97,7 +103,7 @@ def _class_folders(path: Path) -> Iterator[Path]:
     return (entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__")))
 
 
-def _files(path: Path) -> list[Path]:
+def image_files(path: Path) -> list[Path]:
     """Every file below that is not plainly something else; what cannot be read is named later, not hidden."""
     found = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
     return sorted(file for file in found if file.suffix.lower() not in NOT_IMAGES)

@@ -28,7 +28,7 @@ SIGNS = replace(NOTHING, shift=2)  # grey images of one's own may be signs: not 
 POLICIES = {
     "digits": replace(NOTHING, shift=1, rotate=6.0, scale=0.05, mixup=0.8, mix_share=0.8),
     "mnist": replace(NOTHING, shift=2, rotate=10.0, scale=0.1),
-    "fashion-mnist": replace(NOTHING, flip=0.5, shift=2, erase=0.25),
+    "fashion-mnist": replace(NOTHING, flip=0.5, shift=2, erase=0.25, cutmix=1.0, mix_share=0.5),
     "cifar10": PHOTOS,
     "cifar100": PHOTOS,
 }

@@ -16,12 +16,17 @@ class Split:
 
     images: UInt8Images
     labels: Labels
+    names: list[str] | None = None  # the files, where images came from files
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def part(self, index: Tensor | slice) -> "Split":
-        return Split(self.images[index], self.labels[index])
+        names = None
+        if self.names is not None:
+            chosen = range(len(self))[index] if isinstance(index, slice) else index.tolist()
+            names = [self.names[number] for number in chosen]
+        return Split(self.images[index], self.labels[index], names)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Rows of small images -> one picture, with a name for each row and column."""
+"""Small images -> one picture: in named rows and columns, or as tiles with a few words above each."""
 
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -16,12 +17,32 @@ def draw_gallery(rows: list[list[NDArray]], row_names: Sequence[str], column_nam
     for row, images in enumerate(rows):
         for column, image in enumerate(images):
             panel = panels[row][column]
-            panel.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1)
-            panel.set_xticks([])
-            panel.set_yticks([])
+            _show(panel, image)
             if row == 0:
                 panel.set_title(column_names[column], fontsize=9)
             if column == 0:
                 panel.set_ylabel(row_names[row], fontsize=9)
     caption(figure, text)
     return figure
+
+
+def draw_tiles(images: list[NDArray], words: Sequence[str], text: str, columns: int = 6) -> Figure:
+    """Images one after the other, each under its words; the size of images as in `draw_gallery`."""
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(1.75 * columns, 2.15 * rows + 0.7), layout="constrained", dpi=150)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel in panels[len(images) :]:
+        panel.axis("off")
+    for panel, image, said in zip(panels, images, words, strict=False):
+        _show(panel, image)
+        panel.set_title(said, fontsize=8.5)
+    caption(figure, text)
+    return figure
+
+
+def _show(panel: Axes, image: NDArray) -> None:
+    panel.imshow(
+        image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+    )
+    panel.set_xticks([])
+    panel.set_yticks([])

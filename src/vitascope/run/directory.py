@@ -6,12 +6,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from vitascope.draw.curves import draw_curves
+from vitascope.draw.html import drawn, html_table
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import recipe_yaml
 from vitascope.run.files import make_folder, write_whole
-from vitascope.run.metrics import read_metrics
+from vitascope.run.metrics import curves_of, read_metrics
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,14 @@ class Run:
 
     def file(self, name: str) -> Path:
         return self.path / name
+
+    def _repr_html_(self) -> str:
+        """For a notebook: where it is, what it came to, its curves."""
+        rows = self.metrics
+        last = {name: f"{value:.4g}" for name, value in (rows[-1] if rows else {}).items()}
+        facts = [["run", str(self.path)], ["finished", "yes" if self.finished else "no"], *map(list, last.items())]
+        picture = drawn(draw_curves(curves_of(rows), self.recipe.name)) if rows else ""
+        return html_table(["run", ""], facts) + picture
 
     def __fspath__(self) -> str:
         return str(self.path)

@@ -14,7 +14,7 @@ from vitascope.run.bf16_probe import bf16_speedup
 
 NEEDED = (
     *("torch", "torchvision", "timm", "einops", "jaxtyping", "omegaconf", "typer", "rich", "safetensors"),
-    *("huggingface_hub", "matplotlib", "scikit-learn", "tensorboard"),
+    *("huggingface_hub", "matplotlib", "scikit-learn", "scipy", "tensorboard"),
 )
 
 

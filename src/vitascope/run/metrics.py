@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from vitascope.draw.curves import draw_curves
@@ -61,8 +62,13 @@ class Events:
 
 def draw_run_curves(path: Path, rows: list[Row], title: str) -> None:
     """Loss and accuracy, train and validation, over epochs."""
+    save(draw_curves(curves_of(rows), title), path)
+
+
+def curves_of(rows: list[Row]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """`[loss or accuracy][train or validation]`: (epoch, value)."""
     epochs = [row["epoch"] for row in rows]
-    curves = {
+    return {
         kind: {
             split: [
                 (epoch, row[f"{prefix}_{kind}"])
@@ -73,4 +79,14 @@ def draw_run_curves(path: Path, rows: list[Row], title: str) -> None:
         }
         for kind in ("loss", "accuracy")
     }
-    save(draw_curves(curves, title), path)
+
+
+def whole_seconds(rows: list[Row]) -> float:
+    """From images on the device to the last epoch's end, with compiling and recording the step."""
+    return sum(row["seconds"] for row in rows)
+
+
+def steady_seconds(rows: list[Row]) -> float:
+    """The same without setting up: the first epoch, which holds it, counts like the median of the others."""
+    later = [row["seconds"] for row in rows[1:]]
+    return min(rows[0]["seconds"], median(later)) + sum(later) if later else whole_seconds(rows)

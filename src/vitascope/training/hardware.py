@@ -1,5 +1,7 @@
 """TrainConfig -> device, number format and whether to compile, each 'auto' decided once and written into the run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -58,9 +60,19 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
     return Hardware(device, precision, compiled, captured, threads)
 
 
-def plain_hardware() -> Hardware:
-    """The best device, float32, as it is: for evaluation."""
-    return Hardware(choose_device("auto"), "float32", compiled=False, captured=False, threads=ALL_THREADS)
+def hardware_of(model: nn.Module) -> Hardware:
+    """Where the model is, float32, as it is: for evaluation and prediction."""
+    device = next(model.parameters()).device.type
+    return Hardware(device, "float32", compiled=False, captured=False, threads=ALL_THREADS)
+
+
+@contextmanager
+def exact_products(hardware: Hardware) -> Iterator[None]:
+    """float32 means float32: no TF32 on CUDA, whatever a training in the same process allowed."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = before and hardware.precision != "float32"
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def choose_device(asked: str) -> str:

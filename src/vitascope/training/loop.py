@@ -13,9 +13,9 @@ from vitascope.run.checkpoint import save_checkpoint
 from vitascope.run.directory import Run
 from vitascope.run.files import append_line
 from vitascope.run.weights import save_weights
-from vitascope.training.evaluation import score
 from vitascope.training.feeding import EpochLoader
 from vitascope.training.schedule import rate_factor
+from vitascope.training.scoring import score
 from vitascope.training.session import Session
 from vitascope.training.step import Tally
 

@@ -102,8 +102,14 @@ def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
 def _learn(run: Run, session: Session, console: Console) -> None:
     """Write what is known before the first step, learn, and draw the curves however it ends."""
     recipe, data = session.recipe, session.data
-    save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation))
-    facts = {"hardware": asdict(session.hardware), "data_hash": session.identity["data"]}
+    channels, rows, columns = data.train.images.shape[1:]
+    stored = (channels, rows, columns)
+    save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation, stored))
+    facts = {
+        "hardware": asdict(session.hardware),
+        "data_hash": session.identity["data"],
+        "training_images": len(data.train),
+    }
     write_json(run.file("machine.json"), record_of_machine() | facts)
     events = Events(run.path, read_metrics(run.file("metrics.jsonl")))
     trackers = open_trackers(recipe, run)

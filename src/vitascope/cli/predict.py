@@ -1,0 +1,88 @@
+"""`vitascope predict`, `embed`, `similar`: what does a trained model make of new images."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitascope.cli.evaluate import RunPath
+from vitascope.cli.tables import console, table
+from vitascope.errors import UserError
+
+
+def predict(
+    run: RunPath,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…|FOLDER", help="Image files, or folders of them.")],
+    views: Annotated[int, typer.Option(help="2: each image and its mirror image, averaged.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON: every class's probability.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print only CSV: file, class, probability.")] = False,
+) -> None:
+    """Class and probability for any image file, preprocessed as in training."""
+    if as_json and as_csv:
+        raise UserError("Choose one of --json and --csv.")
+    from vitascope.evaluation.reading import read_files
+    from vitascope.evaluation.trained import load
+
+    model = load(run, device="auto")
+    stored, names, broken = read_files(images, model.facts.stored)
+    found = model.predict(stored, views=views).named(names)
+    _print_broken(broken)
+    if as_json:
+        print(json.dumps([item.as_dict() for item in found], ensure_ascii=False))
+    elif as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(["file", "class", "probability"])
+        writer.writerows([item.file, item.label, f"{item.probability:.6f}"] for item in found)
+    else:
+        rows = [[str(item.file), *(f"{name} {share:.1%}" for name, share in item.likeliest[:3])] for item in found]
+        columns = ["file", "said", "second", "third"][: len(rows[0])]
+        console().print(table(f"{len(rows):,} image(s), {model.run.path}", columns, rows))
+
+
+def embed(
+    run: RunPath,
+    folder: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of images, or image files.")],
+    out: Annotated[Path, typer.Option(help="Where the features go: .npz, or .parquet (needs pyarrow).")],
+) -> None:
+    """Each image's features (what the classifier sees), with its file, folder and predicted class."""
+    from vitascope.evaluation import embedding
+    from vitascope.evaluation.trained import load
+
+    found = embedding.embed(load(run, device="auto"), folder)
+    found.save(out)
+    _print_broken(found.broken)
+    print(f"{len(found.files):,} images × {found.features.shape[1]} features: {out}")
+
+
+def similar(
+    run: RunPath,
+    image: Annotated[Path, typer.Argument(help="An image file.")],
+    among: Annotated[Path | None, typer.Option(help="A folder to search; else the run's training images.")] = None,
+    count: Annotated[int, typer.Option(help="How many images to show.", min=1)] = 11,
+    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("similar.png"),
+) -> None:
+    """The images most like this one in the model's eyes, as a picture."""
+    from vitascope.draw.look import save
+    from vitascope.evaluation import neighbours
+    from vitascope.evaluation.figures import draw_neighbours
+    from vitascope.evaluation.trained import load
+
+    found = neighbours.similar(load(run, device="auto"), image, among, count)
+    rows = [
+        [name, f"{share:.3f}", file]
+        for name, share, file in zip(
+            found.labels, found.similarity, found.found.names or [""] * len(found.labels), strict=True
+        )
+    ]
+    title = f"{image}: said {found.said.label} ({found.said.probability:.1%}). Most alike of {found.searched}"
+    columns = ["class or folder", "cosine", "file"]
+    console().print(table(title, columns, rows, right={"cosine"}))
+    print(f"Picture: {save(draw_neighbours(found), out)}")
+
+
+def _print_broken(broken: list[str]) -> None:
+    for file in broken:
+        print(f"vitascope: {file} cannot be read as an image and is left out.", file=sys.stderr)

@@ -1,0 +1,107 @@
+"""`vitascope runs list | compare | delete`: past runs, their numbers, their differences."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitascope.cli.numbers import count, duration
+from vitascope.cli.tables import console, table
+from vitascope.errors import UserError
+
+app = typer.Typer(help="Past runs: their numbers, their differences.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Option(help="Where runs are kept.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
+
+
+@app.command("list")
+def list_(runs: Folder = Path("runs"), as_json: Json = False) -> None:
+    """Every run with its numbers, the oldest first."""
+    from vitascope.records.catalogue import entry, find_runs
+
+    found = []
+    for run in find_runs(runs):
+        try:
+            found.append(entry(run))
+        except UserError as error:
+            print(f"vitascope: {error}", file=sys.stderr)  # one broken run must not hide the others
+    if as_json:
+        print(json.dumps([asdict(item) for item in found], ensure_ascii=False))
+        return
+    columns = ["run", "data", "parameters", "epochs", "time", "validation", "test"]
+    rows = [
+        [
+            item.run,
+            item.data,
+            count(item.parameters),
+            str(item.epochs) if item.finished else f"{item.epochs_done} of {item.epochs}",
+            duration(item.seconds) if item.seconds else "–",
+            _percent(item.val_accuracy),
+            _percent(item.test_accuracy),
+        ]
+        for item in found
+    ]
+    console().print(table(f"{len(rows)} run(s) in {runs}", columns, rows, right=set(columns[2:])))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Two or more runs, or recipes' folders: their newest runs.")],
+    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("compare.png"),
+    as_json: Json = False,
+) -> None:
+    """The settings that differ, the numbers, and the curves over one another."""
+    from vitascope.draw.look import save
+    from vitascope.records.comparison import compare
+    from vitascope.records.settings import word
+    from vitascope.run.directory import open_run
+
+    found = compare([open_run(run) for run in runs])
+    picture = save(found.draw(), out)
+    if as_json:
+        print(json.dumps(found.as_dict(), ensure_ascii=False))
+        return
+    letters = [f"run {number}" for number in range(1, len(runs) + 1)]
+    for letter, item in zip(letters, found.entries, strict=True):
+        print(f"{letter}: {item.run}")
+    rows = [[key, *map(word, values)] for key, values in found.settings.items()]
+    numbers = [
+        ["validation accuracy", *(_percent(item.val_accuracy) for item in found.entries)],
+        ["test accuracy", *(_percent(item.test_accuracy) for item in found.entries)],
+        ["parameters", *(count(item.parameters) for item in found.entries)],
+        ["epochs done", *(str(item.epochs_done) for item in found.entries)],
+        ["time", *(duration(item.seconds) for item in found.entries)],
+    ]
+    if rows:
+        console().print(table("What was set differently", ["setting", *letters], rows, right=set(letters)))
+    else:
+        print("No setting differs.")
+    console().print(table("What came of it", ["", *letters], numbers, right=set(letters)))
+    print(f"Picture: {picture}")
+
+
+@app.command()
+def delete(
+    runs: Annotated[list[Path], typer.Argument(help="Runs' own directories.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete runs for good, after asking."""
+    from vitascope.records.catalogue import delete_run, exact_run
+
+    found = [exact_run(run) for run in runs]
+    for run in found:
+        print(run.path)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UserError(f"{len(found)} run(s) would be deleted for good. Say --yes to do it without being asked.")
+        typer.confirm(f"Delete {len(found)} run(s) for good?", abort=True)
+    for run in found:
+        delete_run(run)
+    print(f"Deleted {len(found)} run(s).")
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.2%}"

@@ -1,0 +1,50 @@
+"""Who is taken for whom -> a grid in which the mistakes, not the right answers, have colour."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from vitascope.draw.look import caption, label, new_figure
+
+MOST_NUMBERS, MOST_NAMES = 20, 50  # classes up to which cells hold numbers, and axes names
+
+
+def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
+    """Rows: what the image is; columns: what was said. Cells are shares of the row in percent."""
+    classes = len(names)
+    shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    wrong = shares.copy()
+    np.fill_diagonal(wrong, np.nan)
+    side = float(np.clip(0.55 * classes + 2.4, 4.5, 12))
+    figure, (panel,) = new_figure(1, width=side + 1.2, height=side + 0.6)
+    top = max(float(np.nanmax(wrong)), 1.0) if classes > 1 else 1.0
+    panel.set_facecolor("#e8e8e8")  # the diagonal: right answers stay grey
+    shown = panel.imshow(wrong, cmap="Oranges", vmin=0, vmax=top)
+    figure.colorbar(shown, ax=panel, shrink=0.75, label="mistakes, in % of the row")
+    if classes <= MOST_NUMBERS:
+        for row, column in np.ndindex(classes, classes):
+            value, right = shares[row, column], row == column
+            text = f"{value:.1f}" if right or value >= 0.05 else ""
+            colour = "white" if not right and value > 0.6 * top else "black"
+            panel.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=8,
+                fontweight="bold" if right else None,
+            )
+    label(panel, title, "said", "is")
+    if classes <= MOST_NAMES:
+        slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+        panel.set_xticks(range(classes), names, **(slanted if max(map(len, names)) > 3 else {}))
+        panel.set_yticks(range(classes), names)
+    caption(
+        figure,
+        "Each row is 100 % of one class. Grey: the share recognised (recall). Coloured: mistakes.",
+    )
+    return figure

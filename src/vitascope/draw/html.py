@@ -1,0 +1,50 @@
+"""Tables, pictures and bars -> HTML that stands alone, for notebooks."""
+
+import io
+from base64 import b64encode
+from collections.abc import Collection
+from html import escape
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitascope.draw.look import COLOURS
+
+
+def html_table(columns: list[str], rows: list[list[str]], raw: Collection[str] = ()) -> str:
+    """Cells are text; columns named in `raw` hold HTML already."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td>{cell if column in raw else escape(cell)}</td>" for column, cell in zip(columns, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def picture(image: NDArray[np.uint8], width: int = 64) -> str:
+    """rows × columns × 1 or 3, enlarged without smoothing."""
+    file = io.BytesIO()
+    Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(file, "PNG")
+    return _img(file.getvalue(), f'width="{width}" style="image-rendering: pixelated"')
+
+
+def drawn(figure: Figure) -> str:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=90)
+    return _img(file.getvalue(), 'style="max-width: 100%"')
+
+
+def bar(name: str, share: float) -> str:
+    """A name, a bar as long as the share, and the share in percent."""
+    style = f"display:inline-block;height:0.7em;width:{80 * share:.0f}px;background:{COLOURS[0]}"
+    return f'{escape(name)} <span style="{style}"></span> {share:.1%}'
+
+
+def _img(data: bytes, attributes: str) -> str:
+    return f'<img src="data:image/png;base64,{b64encode(data).decode()}" {attributes}>'

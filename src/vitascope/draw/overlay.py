@@ -1,0 +1,32 @@
+"""Several runs' curves -> one pair of panels, a colour for each run."""
+
+from itertools import cycle
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from vitascope.draw.curves import UNITS, Points
+from vitascope.draw.look import COLOURS, caption, label, new_figure
+
+
+def draw_overlay(runs: dict[str, dict[str, dict[str, Points]]], text: str) -> Figure:
+    """`runs[name][loss or accuracy][train or validation]`: validation is drawn full, training thin and dashed."""
+    figure, panels = new_figure(2, width=11.0, height=4.8)
+    for panel, kind in zip(panels, ("loss", "accuracy"), strict=True):
+        factor = 100 if kind == "accuracy" else 1
+        for colour, curves in zip(cycle(COLOURS), runs.values(), strict=False):
+            for split, style, thick in (("train", "--", 0.9), ("validation", "-", 1.8)):
+                if points := curves[kind][split]:
+                    epochs, values = zip(*points, strict=True)
+                    panel.plot(
+                        epochs, [factor * value for value in values], color=colour, linestyle=style, linewidth=thick
+                    )
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.grid(alpha=0.25)
+        label(panel, kind, "epoch", UNITS[kind])
+    lines = [Line2D([], [], color=colour, label=name) for colour, name in zip(cycle(COLOURS), runs, strict=False)]
+    lines += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training (varied images)")]
+    panels[1].legend(handles=lines, loc="lower right", fontsize=8)
+    caption(figure, text)
+    return figure

@@ -1,0 +1,44 @@
+"""Confidence and accuracy, bin by bin -> a reliability diagram, and how many images each bin holds."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from vitascope.draw.look import COLOURS, caption, label, new_figure
+
+Bins = Sequence[tuple[float, float, int, float, float]]  # low, high, images, mean confidence, accuracy: full ones only
+
+
+def draw_reliability(before: Bins, after: Bins | None, names: tuple[str, str], text: str) -> Figure:
+    """Points above the line: right more often than the model is sure; `after` is with a temperature."""
+    figure, (main, counts) = new_figure(2, width=10.0, height=4.8)
+    main.plot([0, 100], [0, 100], color="#888888", linestyle="--", linewidth=1, label="as sure as right")
+    for bins, name, colour, marker in ((before, names[0], COLOURS[0], "o"), (after, names[1], COLOURS[1], "s")):
+        if bins:
+            sure, right = [100 * row[3] for row in bins], [100 * row[4] for row in bins]
+            main.vlines(sure, sure, right, color=colour, alpha=0.35, linewidth=4)
+            main.plot(sure, right, color=colour, marker=marker, markersize=5, label=name)
+            counts.stairs(*_steps(bins), color=colour, label=name, linewidth=1.6, baseline=0.5)
+    main.set_xlim(0, 101)
+    main.set_ylim(0, 101)
+    main.set_aspect("equal")
+    main.grid(alpha=0.25)
+    main.legend(loc="upper left", fontsize=9)
+    label(main, "is it as right as it is sure?", "mean confidence in %", "accuracy in %")
+    counts.set_yscale("log")
+    counts.set_xlim(0, 101)
+    counts.grid(alpha=0.25)
+    counts.legend(loc="upper left", fontsize=9)
+    label(counts, "how often is it how sure?", "confidence in %", "images")
+    caption(figure, text)
+    return figure
+
+
+def _steps(bins: Bins) -> tuple[list[float], list[float]]:
+    """Counts and edges of all bins, empty ones included."""
+    width = bins[0][1] - bins[0][0]
+    total = round(1 / width)
+    values = [0.0] * total
+    for low, _, images, _, _ in bins:
+        values[round(low / width)] = images
+    return values, [100 * number / total for number in range(total + 1)]

@@ -1,0 +1,94 @@
+"""Logits and labels -> does '80 % sure' mean right 80 times in 100? And one temperature that makes it truer."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch.nn import functional as F
+
+from vitascope.data.source import Labels
+from vitascope.shapes import Logits
+
+BINS = 15
+COLDEST, HOTTEST = 0.05, 20.0  # where a model is always right (or never), no temperature is best: stop at these
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The images whose confidence lies above `low` and at most at `high`."""
+
+    low: float
+    high: float
+    images: int
+    confidence: float | None  # mean; None where the bin is empty
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Expected calibration error (Guo et al. 2017, eq. 3) and what it is made of."""
+
+    ece: float
+    gap: float  # mean confidence − accuracy: above 0 the model is too sure, below 0 not sure enough
+    loss: float  # mean −log probability of the true class
+    brier: float  # mean squared distance from the truth, summed over classes: 0 to 2
+    bins: list[Bin]
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Logits are divided by `value`: the order of classes, and so every answer, stays."""
+
+    value: float
+    fitted_on: int  # validation images
+    ece: float  # of the evaluated images, afterwards
+    loss: float
+    bins: list[Bin]
+
+
+def calibration(logits: Logits, labels: Labels, bins: int = BINS) -> Calibration:
+    """In float64: thousands of probabilities close to 1 are summed."""
+    shares = logits.double().softmax(1)
+    confidence, said = shares.max(1)
+    right = (said == labels).double()
+    truth = F.one_hot(labels, shares.shape[1])
+    found = _bins(confidence, right, bins)
+    gaps = [part.images * abs((part.accuracy or 0) - (part.confidence or 0)) for part in found]  # 0 where empty
+    return Calibration(
+        ece=sum(gaps) / len(labels),
+        gap=(confidence.mean() - right.mean()).item(),
+        loss=F.cross_entropy(logits.double(), labels).item(),
+        brier=((shares - truth) ** 2).sum(1).mean().item(),
+        bins=found,
+    )
+
+
+def _bins(confidence: torch.Tensor, right: torch.Tensor, count: int) -> list[Bin]:
+    """Equal widths, each open below and closed above, so that a confidence of 1 is in the last."""
+    place = (torch.ceil(confidence * count).long() - 1).clamp(0, count - 1)
+    found = []
+    for number in range(count):
+        inside = place == number
+        images = int(inside.sum())
+        means = (confidence[inside].mean().item(), right[inside].mean().item()) if images else (None, None)
+        found.append(Bin(number / count, (number + 1) / count, images, *means))
+    return found
+
+
+def fit_temperature(logits: Logits, labels: Labels) -> float:
+    """The temperature with the lowest loss on these images, which must not be the ones it is judged on."""
+    wide = logits.double()
+
+    def loss(log_temperature: float) -> float:
+        return F.cross_entropy(wide / math.exp(log_temperature), labels).item()
+
+    low, high = math.log(COLDEST), math.log(HOTTEST)
+    found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
+    return math.exp(min((low, high, float(found.x)), key=loss))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def scaled(logits: Logits, labels: Labels, value: float, fitted_on: int) -> Temperature:
+    """What a temperature, fitted on other images, makes of these."""
+    after = calibration(logits.double() / value, labels)
+    return Temperature(value, fitted_on, after.ece, after.loss, after.bins)

@@ -1,0 +1,127 @@
+"""An evaluation -> its pictures: confusion, reliability, worst errors, decline; in the run, or in a notebook."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitascope.draw.confusion import draw_confusion
+from vitascope.draw.decline import draw_decline
+from vitascope.draw.gallery import draw_tiles
+from vitascope.draw.html import drawn, html_table
+from vitascope.draw.look import save
+from vitascope.draw.reliability import draw_reliability
+from vitascope.evaluation.calibration import Bin
+from vitascope.evaluation.evaluate import Evaluation
+from vitascope.evaluation.neighbours import Neighbours
+from vitascope.run.files import make_folder, write_json
+
+NAME_LENGTH = 14
+
+
+def write_report(found: Evaluation) -> Path:
+    """`RUN/evaluation/SPLIT/` with report.json and the pictures; other data, two views, best weights get their own."""
+    data = Path(found.choice.data).name
+    parts = [found.choice.split if found.choice.data == found.run.recipe.data.name else f"{data}-{found.choice.split}"]
+    parts += [f"{found.views}-views"] if found.views > 1 else []
+    parts += [found.weights] if found.weights != "last" else []
+    folder = found.run.file("evaluation") / "-".join(parts)
+    make_folder(folder)
+    write_json(folder / "report.json", found.as_dict())
+    for name, figure in figures(found).items():
+        save(figure, folder / f"{name}.png")
+    return folder
+
+
+def figures(found: Evaluation) -> dict[str, Figure]:
+    pictures = {
+        "confusion": draw_confusion(found.confusion.numpy(), found.classes, f"Who is taken for whom ({_what(found)})"),
+        "reliability": _reliability(found),
+    }
+    if found.robustness:
+        pictures["robustness"] = _decline(found)
+    return pictures | ({"errors": _errors(found)} if found.worst else {})
+
+
+def as_html(found: Evaluation) -> str:
+    low, high = found.interval
+    rows = [
+        ["accuracy", f"{found.accuracy:.2%} (95 % interval {low:.2%} to {high:.2%})"],
+        ["top-5", f"{found.top5:.2%}"],
+        ["calibration error", f"{found.calibration.ece:.2%}"],
+        ["images", f"{len(found.choice.images):,} {found.choice.split}, {found.views} view(s)"],
+    ]
+    return html_table([_what(found), ""], rows) + "".join(drawn(figure) for figure in figures(found).values())
+
+
+def draw_neighbours(found: Neighbours) -> Figure:
+    images = [_pixels(found.image), *(_pixels(image) for image in found.found.images)]
+    words = [f"asked\nsaid: {_short(found.said.label)} {found.said.probability:.0%}"]
+    words += [f"{_short(name)}\nalike {share:.2f}" for name, share in zip(found.labels, found.similarity, strict=True)]
+    text = (
+        f"The image asked about, then the most alike of {found.searched}, with their class (or folder) and the cosine "
+        "between the features that the classifier sees: 1 is the same direction, 0 is unrelated."
+    )
+    return draw_tiles(images, words, text)
+
+
+def _reliability(found: Evaluation) -> Figure:
+    before, warmth = found.calibration, found.temperature
+    text = f"{_what(found)}. Calibration error (15 bins) {before.ece:.1%}: on average {abs(before.gap):.1%} too "
+    text += "sure. " if before.gap > 0 else "unsure. "
+    after, name = None, ""
+    if warmth:
+        after, name = _full(warmth.bins), f"temperature {warmth.value:.2f}"
+        text += (
+            f"Logits divided by {warmth.value:.2f}, fitted on {warmth.fitted_on:,} validation images: {warmth.ece:.1%}."
+        )
+    return draw_reliability(_full(before.bins), after, ("as trained", name), text)
+
+
+def _full(bins: list[Bin]) -> list[tuple[float, float, int, float, float]]:
+    return [
+        (part.low, part.high, part.images, part.confidence, part.accuracy)
+        for part in bins
+        if part.confidence is not None and part.accuracy is not None
+    ]
+
+
+def _decline(found: Evaluation) -> Figure:
+    curves = {
+        name: (decline.unit, decline.levels, decline.accuracy, decline.intervals)
+        for name, decline in found.robustness.items()
+    }
+    images = next(iter(found.robustness.values())).images
+    text = f"{_what(found)}: accuracy on {images:,} images as they get worse, with 95 % intervals. Dotted: guessing."
+    return draw_decline(curves, 1 / len(found.classes), text)
+
+
+def _errors(found: Evaluation) -> Figure:
+    images = [_pixels(found.choice.images.images[mistake.index]) for mistake in found.worst]
+    words = [
+        f"is {_short(item.label)} ({item.probability_of_label:.1%})\nsaid {_short(item.said)} ({item.probability:.0%})"
+        for item in found.worst
+    ]
+    count = len(found.choice.images) - int(found.confusion.diagonal().sum())
+    text = (
+        f"{_what(found)}: the worst {len(words)} of {count:,} mistakes, by the probability of the truth. "
+        "Look here first for wrong labels."
+    )
+    return draw_tiles(images, words, text)
+
+
+def _what(found: Evaluation) -> str:
+    views = ", 2 views" if found.views == 2 else ""
+    recipe, data = found.run.recipe.name, Path(found.choice.data).name
+    of = recipe if recipe == data else f"{recipe} on {data}"
+    return f"{of}, {found.choice.split} images{views}"
+
+
+def _pixels(image: Tensor) -> NDArray:
+    """rows × columns × channels between 0 and 1, as `draw` wants them."""
+    return image.permute(1, 2, 0).numpy() / 255
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"

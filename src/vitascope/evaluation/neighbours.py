@@ -1,0 +1,90 @@
+"""An image -> the images the model finds most alike."""
+
+import hashlib
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitascope.data.source import Split
+from vitascope.data.split import stratified_part
+from vitascope.data.statistics import data_hash
+from vitascope.errors import UserError
+from vitascope.evaluation.choosing import watched_or_learnt
+from vitascope.evaluation.embedding import embed
+from vitascope.evaluation.prediction import Prediction
+from vitascope.evaluation.reading import read_files
+from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.run.files import write_whole
+
+MOST = 10_000  # training images to search: more would keep a laptop busy for minutes
+CACHE = "features.npz"
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The image asked about, what the model says of it, and the most alike ones with their similarity (−1 to 1)."""
+
+    image: Tensor
+    said: Prediction
+    searched: str
+    found: Split
+    labels: list[str]
+    similarity: list[float]
+
+
+def similar(model: TrainedTransformer, image: Path, among: Path | None, most: int) -> Neighbours:
+    """By the cosine between features; among the run's training images, or the images of a folder."""
+    images, _, _ = read_files([image], model.facts.stored)
+    said, query = model.predict(images)[0], F.normalize(model.stored_features(images), dim=1)
+    if among is None:
+        split, features = _training_images(model)
+        searched = f"{len(split):,} training images"
+        labels = [model.classes[number] for number in split.labels.tolist()]
+    else:
+        there = embed(model, [among])
+        split = Split(there.said.images, torch.zeros(len(there.files), dtype=torch.long), there.files)
+        features, labels, searched = there.features, there.folders, f"{len(split):,} images in {among.name}"
+    alike = (F.normalize(features, dim=1) @ query[0]).topk(min(most, len(split)))
+    index = alike.indices
+    chosen = [labels[number] for number in index.tolist()]
+    return Neighbours(images[0], said, searched, split.part(index), chosen, alike.values.tolist())
+
+
+def _training_images(model: TrainedTransformer) -> tuple[Split, Tensor]:
+    """With their features, which are kept in the run: the next question is answered at once."""
+    split = watched_or_learnt(model.run.recipe, model.facts, "train")
+    if split is None:
+        raise UserError("The run has no training images to search.")
+    split = split.part(stratified_part(split.labels, min(1.0, MOST / len(split)), seed=0))
+    path = model.run.file(CACHE)
+    identity = _identity(model, split)
+    if path.is_file():
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                if str(file["identity"]) == identity:
+                    return split, torch.from_numpy(file["features"])
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            pass  # a torn cache is made again
+    features = model.stored_features(split.images)
+    _keep(path, features, identity)
+    return split, features
+
+
+def _identity(model: TrainedTransformer, split: Split) -> str:
+    """Other weights or other images: other features."""
+    weights = hashlib.blake2b(digest_size=8)
+    for tensor in model.state_dict().values():
+        weights.update(tensor.cpu().numpy().tobytes())
+    return f"{weights.hexdigest()} {data_hash(split.images, split.labels)}"
+
+
+def _keep(path: Path, features: Tensor, identity: str) -> None:
+    file = io.BytesIO()
+    np.savez(file, features=features.numpy(), identity=np.array(identity))
+    write_whole(path, file.getvalue())

@@ -1,0 +1,85 @@
+"""Images -> for each a class, how likely it is, and how likely the others are."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+from torch import Tensor
+
+from vitascope.data.source import UInt8Images
+from vitascope.draw.html import bar, html_table, picture
+from vitascope.shapes import Logits
+
+SHOWN = 24  # in a notebook
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of one image."""
+
+    file: str | None
+    label: str
+    probability: float
+    probabilities: dict[str, float]  # of every class, in the run's order
+
+    @property
+    def likeliest(self) -> list[tuple[str, float]]:
+        """All classes, the likeliest first."""
+        return sorted(self.probabilities.items(), key=lambda item: -item[1])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The class under the name users look for."""
+        return {
+            "file": self.file,
+            "class": self.label,
+            "probability": self.probability,
+            "probabilities": self.probabilities,
+        }
+
+
+@dataclass(frozen=True)
+class Predictions(Sequence[Prediction]):
+    """One per image, in order; a table with thumbnails in a notebook."""
+
+    items: list[Prediction]
+    images: UInt8Images
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> Prediction: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Predictions": ...
+    def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
+        return Predictions(self.items[index], self.images[index]) if isinstance(index, slice) else self.items[index]
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return iter(self.items)
+
+    def named(self, files: list[str]) -> "Predictions":
+        """The same with file names."""
+        items = [replace(item, file=file) for item, file in zip(self.items, files, strict=True)]
+        return Predictions(items, self.images)
+
+    @property
+    def labels(self) -> list[str]:
+        return [item.label for item in self.items]
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for item, image in list(zip(self.items, self.images, strict=True))[:SHOWN]:
+            likely = "<br>".join(bar(name, share) for name, share in item.likeliest[:3])
+            rows.append([picture(image.permute(1, 2, 0).numpy()), item.file or "", likely])
+        more = f"<p>… and {len(self) - SHOWN} more</p>" if len(self) > SHOWN else ""
+        return html_table(["image", "file", "said"], rows, raw=("image", "said")) + more
+
+
+def predictions(logits: Logits, images: Tensor, classes: list[str], names: list[str] | None) -> Predictions:
+    """Softmax in float64, so that the shares sum to 1."""
+    items = []
+    for number, shares in enumerate(logits.double().softmax(1).tolist()):
+        named = dict(zip(classes, shares, strict=True))
+        label = max(named, key=named.__getitem__)
+        items.append(Prediction(names[number] if names else None, label, named[label], named))
+    return Predictions(items, images)

@@ -1,0 +1,77 @@
+"""A run -> its trained model, which knows its classes and how its images are prepared."""
+
+import os
+from typing import Any
+
+from torch import Tensor
+
+from vitascope.draw.html import html_table
+from vitascope.evaluation.evaluate import Evaluation, check_views, evaluate
+from vitascope.evaluation.prediction import Predictions, predictions
+from vitascope.evaluation.reading import as_stored
+from vitascope.model.anatomy import anatomy
+from vitascope.model.vit import VisionTransformer
+from vitascope.run.directory import Run, open_run
+from vitascope.run.weights import load_weights, read_facts
+from vitascope.shapes import Features, Images
+from vitascope.training.hardware import choose_device, hardware_of
+from vitascope.training.scoring import answers, logits_of
+
+
+class TrainedTransformer(VisionTransformer):
+    """A VisionTransformer (its input are prepared images) that can also be asked about images as they are."""
+
+    def __init__(self, run: Run, *, best: bool = False) -> None:
+        facts = read_facts(run)
+        super().__init__(facts.model)
+        load_weights(self, run, best=best)
+        self.run, self.facts, self.weights = run, facts, "best" if best else "last"
+
+    @property
+    def classes(self) -> list[str]:
+        return self.facts.classes
+
+    def predict(self, images: Any, *, views: int = 1) -> Predictions:
+        """Paths, Pillow images, arrays (rows × columns × channels) or tensors (channels first), one or many."""
+        check_views(self.run.recipe, views)
+        stored, names = as_stored(images, self.facts.stored)
+        logits = logits_of(self, stored, self.facts.preparation, hardware_of(self), views=views)
+        return predictions(logits, stored, self.classes, names)
+
+    def features(self, images: Any) -> Features:
+        """What the classifier sees of each image: one pooled vector."""
+        return self.stored_features(as_stored(images, self.facts.stored)[0])
+
+    def stored_features(self, stored: Tensor) -> Features:
+        return answers(self, self._pooled, stored, self.facts.preparation, hardware_of(self))
+
+    def evaluate(
+        self, split: str | None = None, *, data: str | None = None, views: int = 1, robust: bool = True
+    ) -> Evaluation:
+        """On the test images, unless another split or other data is named; each look at test images is noted.
+
+        `robust=False` leaves out the spoilt images, which take most of the time.
+        """
+        told = {"split": split, "data": data, "views": views, "robust": robust}
+        return evaluate(self, self.run, self.facts, weights=self.weights, **told)
+
+    def _pooled(self, images: Images) -> Features:
+        return self.forward_head(self.forward_features(images), pre_logits=True)
+
+    def _repr_html_(self) -> str:
+        config = self.config
+        rows = [
+            ["run", str(self.run.path)],
+            ["weights", f"{self.weights} epoch"],
+            ["image", f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"],
+            ["tokens", str(config.num_tokens)],
+            ["blocks", f"{config.depth} of width {config.embed_dim}, {config.num_heads} heads"],
+            ["parameters", f"{sum(stage.parameters for stage in anatomy(config)):,}"],
+            ["classes", ", ".join(self.classes[:12]) + (" …" if len(self.classes) > 12 else "")],
+        ]
+        return html_table(["trained model", ""], rows)
+
+
+def load(run: str | os.PathLike[str], *, best: bool = False, device: str = "cpu") -> TrainedTransformer:
+    """A run's trained model, ready to answer: the last epoch's weights, or the best on validation images."""
+    return TrainedTransformer(open_run(run), best=best).to(choose_device(device)).eval()

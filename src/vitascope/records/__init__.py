@@ -1,0 +1,1 @@
+"""Runs -> numbers that may be published: records, tables made from them, model cards."""

@@ -1,0 +1,69 @@
+"""A folder of runs -> what each is and what it came to."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitascope.errors import UserError
+from vitascope.evaluation.openings import read_openings
+from vitascope.model.anatomy import anatomy
+from vitascope.run.directory import Run
+from vitascope.run.metrics import whole_seconds
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run, in the numbers a list has room for; None where there is none (yet)."""
+
+    run: str
+    recipe: str
+    data: str
+    seed: int
+    parameters: int
+    epochs: int
+    epochs_done: int
+    finished: bool
+    seconds: float
+    val_accuracy: float | None  # last epoch
+    test_accuracy: float | None  # first opening of the run's own test images
+
+
+def find_runs(folder: Path) -> list[Run]:
+    """Every run below, the oldest first."""
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}. Train something first: vitascope train digits")
+    return [Run(path.parent) for path in sorted(folder.rglob("recipe.yaml"), key=lambda path: path.parent.name)]
+
+
+def entry(run: Run) -> Entry:
+    recipe, rows = run.recipe, run.metrics
+    own = [opening for opening in read_openings(run) if opening.data == recipe.data.name and opening.found]
+    return Entry(
+        run=str(run.path),
+        recipe=recipe.name,
+        data=Path(recipe.data.name).name,
+        seed=recipe.train.seed,
+        parameters=sum(stage.parameters for stage in anatomy(recipe.model)),
+        epochs=recipe.train.epochs,
+        epochs_done=rows[-1]["epoch"] if rows else 0,
+        finished=run.finished,
+        seconds=whole_seconds(rows),
+        val_accuracy=rows[-1].get("val_accuracy") if rows else None,
+        test_accuracy=own[0].found["accuracy"] if own else None,
+    )
+
+
+def exact_run(path: Path) -> Run:
+    """For deleting: this very directory, never 'the newest of a folder'."""
+    if (path / "recipe.yaml").is_file():
+        return Run(path)
+    raise UserError(
+        f"{path} is not a run: it has no recipe.yaml. Name one run's own directory, runs/<recipe>/<when>-…."
+    )
+
+
+def delete_run(run: Run) -> None:
+    try:
+        shutil.rmtree(run.path)
+    except OSError as error:
+        raise UserError(f"{run.path} could not be deleted: {error.strerror}.") from error

@@ -1,0 +1,50 @@
+"""Runs -> what was set differently, what came of it, and their curves over one another."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from vitascope.draw.overlay import draw_overlay
+from vitascope.errors import UserError
+from vitascope.records.catalogue import Entry, entry
+from vitascope.records.settings import differing, word
+from vitascope.run.directory import Run
+from vitascope.run.metrics import curves_of
+
+NAME_LENGTH = 46
+
+
+@dataclass(frozen=True)
+class Comparison:
+    runs: list[Run]
+    entries: list[Entry]
+    settings: dict[str, list[Any]]  # only those that differ, a value per run
+
+    @property
+    def names(self) -> list[str]:
+        """Short and different: the settings that differ, else the directories' names."""
+        told = [
+            ", ".join(f"{key.split('.')[-1]}={word(v[n])}" for key, v in self.settings.items()) for n in self._range
+        ]
+        short = all(0 < len(name) <= NAME_LENGTH for name in told) and len(set(told)) == len(told)
+        return told if short else [f"{run.path.parent.name}/{run.path.name}" for run in self.runs]
+
+    @property
+    def _range(self) -> range:
+        return range(len(self.runs))
+
+    def draw(self) -> Figure:
+        curves = {name: curves_of(run.metrics) for name, run in zip(self.names, self.runs, strict=True)}
+        return draw_overlay(curves, f"{len(self.runs)} runs. Full: validation images; dashed: training.")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"runs": [vars(item) for item in self.entries], "differing": self.settings}
+
+
+def compare(runs: list[Run]) -> Comparison:
+    if len(runs) < 2:
+        raise UserError("Name at least two runs to compare.")
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise UserError("The same run is named twice.")
+    return Comparison(runs, [entry(run) for run in runs], differing([run.recipe for run in runs]))

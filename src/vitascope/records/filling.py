@@ -1,0 +1,51 @@
+"""Text with marks and a folder of records -> the same text with every number between the marks made anew.
+
+In Markdown a mark is `<!-- results: KIND NAME… -->` … `<!-- end results -->`, over lines or within one; in a recipe it
+is the comment `# Recorded: …`, which tells the record of the recipe's name.
+"""
+
+import re
+import textwrap
+from pathlib import Path
+
+from vitascope.errors import UserError, did_you_mean
+from vitascope.records.card import card
+from vitascope.records.record import read_record
+from vitascope.records.tables import KINDS, find_records, sentence
+
+MARK = re.compile(r"(<!-- results: (?P<words>[^>]*?) -->)(?P<old>.*?)(<!-- end results -->)", re.DOTALL)
+COMMENT = re.compile(r"^# Recorded:.*\n(?:#   .*\n)*", re.MULTILINE)
+
+
+def fill(path: Path, results: Path) -> str:
+    """The file's text as the records want it."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in (".yaml", ".yml"):
+        return COMMENT.sub(lambda _: _comment(path.stem, results), text)
+    return MARK.sub(lambda found: _between(found, path, results), text)
+
+
+def written_cards(results: Path, folder: Path) -> dict[Path, str]:
+    """A model card for every record."""
+    return {
+        folder / f"{path.stem}.md": card(read_record(path), path.name)
+        for paths in find_records(results).values()
+        for path in paths
+    }
+
+
+def _between(found: re.Match[str], path: Path, results: Path) -> str:
+    kind, *names = found["words"].split()
+    if kind not in KINDS:
+        raise UserError(f"{path} asks for results of the kind '{kind}'. {did_you_mean(kind, KINDS)}")
+    up = "../" * (len(path.resolve().relative_to(results.resolve().parent).parts) - 1)
+    made = KINDS[kind](results, names).replace("{up}", up)
+    made = f"\n{made}\n" if "\n" in made or "\n" in found["old"] else made
+    return f"{found[1]}{made}{found[4]}"
+
+
+def _comment(name: str, results: Path) -> str:
+    known = find_records(results)
+    told = sentence(results, [name]) if name in known else "not yet"
+    lines = textwrap.wrap(f"Recorded: {told}.", 114, subsequent_indent="  ")
+    return "".join(f"# {line}\n" for line in lines)

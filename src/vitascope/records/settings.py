@@ -1,0 +1,58 @@
+"""Recipes -> their settings as words, what differs between them, and the command that repeats one."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from vitascope.data.policy import resolve
+from vitascope.recipe.reading import read_recipe, recipe_names
+from vitascope.recipe.schema import Recipe
+
+PRIVATE = ("data.root", "data.download", "train.track", "train.save_seconds")  # a machine's business, not a result's
+
+
+def flat_settings(recipe: Recipe) -> dict[str, Any]:
+    """`{"model.depth": 8, …}`, without what belongs to a machine; a path is only its last name."""
+    found: dict[str, Any] = {}
+    _flatten("", asdict(recipe), found)
+    found["data.name"] = Path(found["data.name"]).name
+    return {key: value for key, value in found.items() if key not in PRIVATE}
+
+
+def differing(recipes: list[Recipe]) -> dict[str, list[Any]]:
+    """Each setting that is not the same in all, with its value in each."""
+    flat = [flat_settings(recipe) for recipe in recipes]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    columns = {key: [settings.get(key) for settings in flat] for key in keys}
+    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def command_for(recipe: Recipe, seeds: list[int]) -> str:
+    """The words that train it again: a recipe that ships, and what was set differently."""
+    seed = f"train.seed={seeds[0]}" if len(seeds) == 1 else "train.seed=$seed"
+    if recipe.name in recipe_names():
+        base = read_recipe(recipe.name)
+        channels = 1 if recipe.model.in_chans == 1 else 3
+        base = replace(base, data=replace(base.data, augment=resolve(base.data.augment, base.data.name, channels)))
+        words = [f"{key}={word(value[1])}" for key, value in differing([base, recipe]).items() if key != "train.seed"]
+        call = " ".join(["vitascope train", recipe.name, *words, seed])
+    else:
+        call = f"vitascope train {recipe.name}.yaml {seed}"
+    return call if len(seeds) == 1 else f"for seed in {' '.join(map(str, seeds))}; do {call}; done"
+
+
+def word(value: Any) -> str:
+    """As it is typed on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{','.join(map(word, value))}]"
+    return "null" if value is None else str(value)
+
+
+def _flatten(prefix: str, value: Any, found: dict[str, Any]) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _flatten(f"{prefix}.{key}" if prefix else key, inner, found)
+    else:
+        found[prefix] = value

@@ -1,0 +1,154 @@
+"""Records -> Markdown: tables and sentences that stand in README and docs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vitascope.errors import UserError, did_you_mean
+from vitascope.records.record import Record, read_record
+
+
+def table(folder: Path, names: list[str]) -> str:
+    """One row per record, every machine's apart."""
+    head = ["recipe", "parameters", "tokens", "images seen", "views", "seeds", "test accuracy", "seconds", "cold"]
+    rows = []
+    for path, record in _records(folder, names):
+        rows.append(
+            [
+                f"`{record.name}`",
+                millions(record.params),
+                str(record.tokens),
+                millions(record.images_seen),
+                str(record.views),
+                str(len(record.seeds)),
+                f"**{accuracy_words(record)}**",
+                seconds_words(record.seconds),
+                seconds_words(record.cold_seconds),
+                record.machine_name,
+                f"[{path.name}]({{up}}results/{path.name})",
+            ]
+        )
+    return markdown([*head, "machine", "record"], rows)
+
+
+def cards(folder: Path, names: list[str]) -> str:
+    """A list of links to the model cards."""
+    found = [path.stem for path, _ in _records(folder, names)]
+    return ", ".join(f"[{stem}]({{up}}docs/cards/{stem}.md)" for stem in found)
+
+
+def sentence(folder: Path, names: list[str]) -> str:
+    """For a recipe's first lines: accuracy, time, machine."""
+    return "; ".join(
+        f"{accuracy_words(record)} of the {record.data} test images ({len(record.seeds)} seeds, last epoch, "
+        f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
+        f"{seconds_words(record.seconds)} s, {seconds_words(record.cold_seconds)} s cold, {record.machine_name}"
+        for _, record in _records(folder, names)
+    )
+
+
+def accuracy(folder: Path, names: list[str]) -> str:
+    return "; ".join(accuracy_words(record) for _, record in _records(folder, names))
+
+
+def bench(folder: Path, names: list[str]) -> str:
+    """`make bench`'s table."""
+    rows = []
+    for row in _rows(folder, names):
+        speed, times = row["images_per_second"], row["times_timm"]
+        rows.append(
+            [
+                row["model"],
+                row["what"],
+                f"{speed['timm']:.0f}",
+                f"{speed['ours']:.0f}",
+                f"{times['ours']:.2f}",
+                f"{times['timm again']:.2f}",
+            ]
+        )
+    return markdown(["model", "what", "timm, images/s", "ours, images/s", "ours / timm", "timm again / timm"], rows)
+
+
+def bars(folder: Path, names: list[str]) -> str:
+    """When a sheet's bar was passed (`python -m benchmarks.first_runs`, one seed each)."""
+    rows = []
+    for name in names:
+        for row in _rows(folder, [name]):
+            passed = row.get("bar_passed_after_seconds")
+            compiled = "compiled" if row["hardware"]["compiled"] else "not compiled"
+            rows.append(
+                [
+                    f"`{row['recipe']}`",
+                    f"{row['hardware']['device']}, {compiled}",
+                    millions(row["images_seen"]),
+                    f"{row['bar']:.2%}",
+                    "not passed" if passed is None else f"{passed:.1f}",
+                    f"{row['test_accuracy']:.2%}",
+                    f"{row['images_per_second']:,.0f}",
+                    f"{row['overhead']:.1%}",
+                    name,
+                ]
+            )
+    head = ["recipe", "on", "images seen", "bar", "passed after, s", "test accuracy at the end", "images/s"]
+    return markdown([*head, "loop's overhead", "record"], rows)
+
+
+KINDS: dict[str, Callable[[Path, list[str]], str]] = {
+    "table": table,
+    "cards": cards,
+    "sentence": sentence,
+    "accuracy": accuracy,
+    "bench": bench,
+    "bars": bars,
+}
+
+
+def accuracy_words(record: Record) -> str:
+    spread = "" if record.spread is None else f" ± {100 * record.spread:.2f}"
+    return f"{100 * record.accuracy:.2f}{spread} %"
+
+
+def seconds_words(seconds: list[float]) -> str:
+    """One number where seeds agree to the second, else from – to."""
+    low, high = f"{min(seconds):.0f}", f"{max(seconds):.0f}"
+    return low if low == high else f"{low}–{high}"
+
+
+def millions(number: int) -> str:
+    return f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number / 1e3:.0f} k"
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def find_records(folder: Path) -> dict[str, list[Path]]:
+    """Name -> its files, one per machine. A record is what has seeds and an accuracy for each."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("*.json")):
+        said = _read(path)
+        if "test_accuracy" in said and "seeds" in said:
+            found.setdefault(said["name"], []).append(path)
+    return found
+
+
+def _records(folder: Path, names: list[str]) -> list[tuple[Path, Record]]:
+    """The named ones, or all."""
+    known = find_records(folder)
+    for name in names:
+        if name not in known:
+            raise UserError(f"There is no record '{name}' in {folder}. {did_you_mean(name, known)}")
+    return [(path, read_record(path)) for name in names or sorted(known) for path in known[name]]
+
+
+def _rows(folder: Path, names: list[str]) -> list[dict[str, Any]]:
+    return [row for name in names for row in _read(folder / f"{name}.json")["rows"]]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, json.JSONDecodeError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a record ({type(error).__name__}).") from error

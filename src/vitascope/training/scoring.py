@@ -1,0 +1,66 @@
+"""A model and stored images -> logits, loss and accuracy, the same for any batch size."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.data.preparation import Preparation
+from vitascope.data.source import Split, UInt8Images
+from vitascope.shapes import Images, Logits
+from vitascope.training.hardware import Hardware, exact_products
+
+BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean cross-entropy (without smoothing) and the share of right answers."""
+
+    loss: float
+    accuracy: float
+    images: int
+
+
+def logits_of(
+    model: nn.Module,
+    images: UInt8Images,
+    prepare: Callable[[UInt8Images], Images],
+    hardware: Hardware,
+    *,
+    batch: int = BATCH,
+    views: int = 1,
+) -> Logits:
+    """All logits in float32, on the CPU; with two views the mean of the image's and its mirror image's."""
+    straight = answers(model, model, images, prepare, hardware, batch)
+    if views == 1:
+        return straight
+    return (straight + answers(model, model, images, lambda part: prepare(part.flip(-1)), hardware, batch)) / 2
+
+
+@torch.inference_mode()
+def answers(
+    model: nn.Module,
+    ask: Callable[[Tensor], Tensor],
+    images: UInt8Images,
+    prepare: Callable[[UInt8Images], Images],
+    hardware: Hardware,
+    batch: int = BATCH,
+) -> Tensor:
+    """What the model, asked so, says to prepared images: without dropout, as float32, on the CPU."""
+    was_training = model.training
+    model.eval()
+    parts = []
+    for part in images.split(batch):
+        with hardware.autocast(), exact_products(hardware):
+            parts.append(ask(prepare(part.to(hardware.device, non_blocking=True))).float())
+    model.train(was_training)
+    return torch.cat(parts).cpu()
+
+
+def score(model: nn.Module, split: Split, preparation: Preparation, hardware: Hardware) -> Score:
+    logits, labels = logits_of(model, split.images, preparation, hardware), split.labels.cpu()
+    right = (logits.argmax(1) == labels).sum().item()
+    return Score(F.cross_entropy(logits, labels).item(), right / len(labels), len(labels))

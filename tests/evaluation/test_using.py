@@ -1,0 +1,213 @@
+"""A trained run in use: predictions, evaluations, features, neighbours."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitascope
+from tests.training.tiny import tiny_run
+from vitascope import UserError
+from vitascope.data.digits import digits
+from vitascope.evaluation.embedding import embed
+from vitascope.evaluation.figures import figures, write_report
+from vitascope.evaluation.neighbours import similar
+from vitascope.training.hardware import hardware_of
+from vitascope.training.scoring import logits_of
+
+
+def saved(folder, count=30):
+    """Test images as files in class folders; (paths, their labels)."""
+    test = digits().load("test").part(slice(0, count))
+    paths = []
+    for number, (image, label) in enumerate(zip(test.images, test.labels.tolist(), strict=True)):
+        place = folder / str(label)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(place / f"{number:03}.png")
+        paths.append(place / f"{number:03}.png")
+    return paths, test
+
+
+@pytest.mark.parametrize("settings", [{}, {"model.img_size": 12, "model.patch_size": 4, "model.in_chans": 3}])
+def test_a_prediction_from_a_file_equals_the_evaluation_of_the_same_image(tmp_path, settings) -> None:
+    """Also where the model's size and channels are not the stored ones: a file goes the training images' way."""
+    model = vitascope.load(tiny_run(tmp_path, **settings))
+    paths, test = saved(tmp_path / "files")
+    shares = logits_of(model, test.images, model.facts.preparation, hardware_of(model)).double().softmax(1)
+    for path, expected in zip(paths, shares, strict=True):
+        (found,) = model.predict(path)
+        assert found.label == model.classes[int(expected.argmax())] and found.file == str(path)
+        assert list(found.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-5)
+        assert found.probability == max(found.probabilities.values())
+
+
+def test_images_in_any_form_are_the_same_images(run, tmp_path) -> None:
+    model = vitascope.load(run)
+    paths, test = saved(tmp_path / "files", 6)
+    forms = [
+        paths,
+        [Image.open(path) for path in paths],
+        test.images,
+        test.images.float() / 255,
+        test.images.permute(0, 2, 3, 1).numpy(),
+        test.images[:, 0].numpy(),
+        [image[0].numpy() for image in test.images],
+        list(test.images),
+    ]
+    answers = [[item.probability for item in model.predict(form)] for form in forms]
+    for answer in answers[1:]:
+        assert answer == pytest.approx(answers[0], abs=1e-9)
+    assert model.predict(test.images[0]).labels == model.predict(paths[0]).labels
+    html = model.predict(paths)._repr_html_()
+    assert html.count("<img") == 6 and paths[0].name in html
+    assert len(model.predict(paths)[2:5]) == 3
+
+
+@pytest.mark.parametrize(
+    ("images", "sentence"),
+    [
+        (torch.randn(2, 1, 8, 8), "bytes from 0 to 255, or floats from 0 to 1"),
+        (torch.zeros(8, 8, dtype=torch.uint8), "channel × rows × columns"),
+        ([], "no images"),
+        ([3], "these are int"),
+        ("nowhere.png", r"no file or folder nowhere\.png"),
+        ([np.zeros((8, 8), np.uint8), np.zeros((9, 9), np.uint8)], "different shapes"),
+    ],
+    ids=["normalised", "no channels", "nothing", "numbers", "missing", "shapes"],
+)
+def test_what_is_no_image_is_refused(run, images, sentence) -> None:
+    with pytest.raises(UserError, match=sentence):
+        vitascope.load(run).predict(images)
+
+
+def test_an_evaluation_agrees_with_itself(run) -> None:
+    found = vitascope.load(run).evaluate()
+    told = found.as_dict()
+    counts = torch.tensor(told["confusion"])
+    assert counts.sum() == told["images"] == 899
+    assert told["accuracy"] == pytest.approx(counts.diagonal().sum().item() / 899)
+    assert told["accuracy"] > 0.5, "the run must have learnt something, or this tests nothing"
+    assert told["interval"][0] < told["accuracy"] < told["interval"][1] and told["top5"] >= told["accuracy"]
+    assert set(told["per_class"]) == {str(number) for number in range(10)}
+    assert told["temperature"]["fitted_on"] == 90
+    worst = told["worst"]
+    assert [m["probability_of_label"] for m in worst] == sorted(m["probability_of_label"] for m in worst)
+    assert all(m["label"] != m["said"] and m["probability"] > m["probability_of_label"] for m in worst)
+    for decline in told["robustness"].values():
+        assert decline["levels"][0] == 0 and decline["accuracy"][0] == pytest.approx(told["accuracy"])
+    assert told["robustness"]["noise"]["accuracy"][-1] < told["accuracy"]
+    json.dumps(told)
+
+
+def test_the_report_and_its_pictures_are_in_the_run_and_in_a_notebook(run) -> None:
+    model = vitascope.load(run)
+    found = model.evaluate("val")
+    folder = write_report(found)
+    assert folder == run.path / "evaluation" / "val"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        *("confusion.png", "errors.png", "reliability.png", "report.json", "robustness.png"),
+    ]
+    assert found._repr_html_().count("<img") == len(figures(found)) == 4
+    assert str(run.path) in model._repr_html_()
+    assert "val accuracy" not in run._repr_html_() and "<img" in run._repr_html_()
+
+
+def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> None:
+    paths, test = saved(tmp_path / "files", 40)
+    for path in (tmp_path / "files" / "3").iterdir():
+        path.unlink()
+    (tmp_path / "files" / "3").rmdir()  # a class less: numbers would be off by one
+    found = vitascope.load(run).evaluate(data=str(tmp_path / "files"))
+    kept = test.labels != 3
+    said = logits_of(model := vitascope.load(run), test.images, model.facts.preparation, hardware_of(model)).argmax(1)
+    assert found.accuracy == pytest.approx((said == test.labels)[kept].float().mean().item())
+    assert found.choice.split == "all" and found.per_class["3"].recall is None
+    assert found.worst[0].file in [str(path) for path in paths]
+    (tmp_path / "files" / "cat").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "files" / "cat" / "x.png")
+    with pytest.raises(UserError, match="classes the run never learnt: cat"):
+        vitascope.load(run).evaluate(data=str(tmp_path / "files"))
+
+
+def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> None:
+    from vitascope.data.npz import npz
+
+    test = digits().load("test")
+    pixels = test.images[:, 0].numpy()
+    np.savez(tmp_path / "own.npz", x_train=pixels, y_train=test.labels, x_test=pixels[:50], y_test=test.labels[:50])
+    run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own.npz"), "data.augment.flip": 0.5})
+    model = vitascope.load(run)
+    images = npz(tmp_path / "own.npz").load("test").images
+    prepare = model.facts.preparation
+    with torch.inference_mode():
+        expected = (model(prepare(images)) + model(prepare(images.flip(-1)))) / 2
+    torch.testing.assert_close(logits_of(model, images, prepare, hardware_of(model), views=2), expected)
+    found = model.evaluate(views=2)
+    assert found.accuracy == pytest.approx((expected.argmax(1) == test.labels[:50]).float().mean().item())
+    assert write_report(found).name == "test-2-views"
+
+
+def test_a_mirror_image_is_not_shown_to_a_model_that_never_saw_one(run) -> None:
+    for ask in (lambda model: model.evaluate(views=2), lambda model: model.predict(torch.zeros(1, 1, 8, 8), views=2)):
+        with pytest.raises(UserError, match=r"data\.augment\.flip was 0"):
+            ask(vitascope.load(run))
+    with pytest.raises(UserError, match="--views 3"):
+        vitascope.load(run).evaluate(views=3)
+    assert not run.file("test-openings.jsonl").exists(), "a refused look is no look"
+
+
+def test_features_are_what_the_classifier_sees_and_are_written_with_their_files(run, tmp_path) -> None:
+    model = vitascope.load(run)
+    _, test = saved(tmp_path / "files", 20)
+    (tmp_path / "files" / "0" / "torn.png").write_bytes(b"no image")
+    found = embed(model, [tmp_path / "files"])
+    assert [name.split("/")[-1] for name in found.broken] == ["torn.png"]
+    with torch.inference_mode():
+        logits = model.head(found.features)
+    assert [model.classes[number] for number in logits.argmax(1).tolist()] == found.said.labels
+    torch.testing.assert_close(model.features(test.images).sum(0), found.features.sum(0), atol=1e-4, rtol=0)
+    found.save(tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as file:
+        assert file["features"].shape == (20, 32) and sorted(file) == sorted(
+            ["features", "file", "folder", "predicted", "probability"]
+        )
+        assert file["folder"][0] == "0"
+    with pytest.raises(UserError, match=r"\.npz, \.parquet"):
+        found.save(tmp_path / "out.csv")
+
+
+def test_features_go_to_parquet(run, tmp_path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    saved(tmp_path / "files", 5)
+    found = embed(vitascope.load(run), [tmp_path / "files"])
+    found.save(tmp_path / "out.parquet")
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table.column("file").to_pylist() == found.files
+    np.testing.assert_allclose(np.array(table.column("features").to_pylist()), found.features.numpy(), rtol=1e-6)
+
+
+def test_the_image_most_like_a_training_image_is_itself(run, tmp_path) -> None:
+    model = vitascope.load(run)
+    from vitascope.evaluation.choosing import watched_or_learnt
+
+    train = watched_or_learnt(run.recipe, model.facts, "train")
+    Image.fromarray(train.images[17, 0].numpy()).save(tmp_path / "one.png")
+    first = similar(model, tmp_path / "one.png", None, 5)
+    assert first.similarity[0] == pytest.approx(1, abs=1e-5) and torch.equal(first.found.images[0], train.images[17])
+    assert first.similarity == sorted(first.similarity, reverse=True) and len(first.labels) == 5
+    assert first.labels[0] == model.classes[int(train.labels[17])]
+    again = similar(model, tmp_path / "one.png", None, 5)  # from the features kept in the run
+    assert run.file("features.npz").is_file() and again.similarity == pytest.approx(first.similarity)
+    with torch.no_grad():
+        model.fc_norm.weight.mul_(-1)  # other weights: the kept features must not answer for them
+    assert similar(model, tmp_path / "one.png", None, 1).similarity[0] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_run_from_another_machine_finds_its_data_in_this_ones_place(tmp_path, monkeypatch) -> None:
+    from vitascope.data.config import DataConfig
+    from vitascope.evaluation.choosing import here
+
+    assert here(DataConfig(root="/not/here")).root is None
+    assert here(DataConfig(root=str(tmp_path))).root == str(tmp_path)

@@ -40,6 +40,8 @@ class Neighbours:
 
 def similar(model: TrainedTransformer, image: Path, among: Path | None, most: int) -> Neighbours:
     """By the cosine between features; among the run's training images, or the images of a folder."""
+    if image.is_dir():
+        raise UserError(f"{image} is a folder. Name one image; --among names the folder to search.")
     images, _, _ = read_files([image], model.facts.stored)
     said, query = model.predict(images)[0], F.normalize(model.stored_features(images), dim=1)
     if among is None:

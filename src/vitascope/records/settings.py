@@ -45,7 +45,7 @@ def word(value: Any) -> str:
     """As it is typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, tuple | list):
+    if isinstance(value, list):
         return f"[{','.join(map(word, value))}]"
     return "null" if value is None else str(value)
 
@@ -55,4 +55,4 @@ def _flatten(prefix: str, value: Any, found: dict[str, Any]) -> None:
         for key, inner in value.items():
             _flatten(f"{prefix}.{key}" if prefix else key, inner, found)
     else:
-        found[prefix] = value
+        found[prefix] = list(value) if isinstance(value, tuple) else value  # as JSON gives it back

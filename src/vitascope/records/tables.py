@@ -110,8 +110,8 @@ def accuracy_words(record: Record) -> str:
 
 
 def seconds_words(seconds: list[float]) -> str:
-    """One number where seeds agree to the second, else from – to."""
-    low, high = f"{min(seconds):.0f}", f"{max(seconds):.0f}"
+    """One number where seeds agree to the second (below ten to the tenth), else from – to."""
+    low, high = (f"{value:.{0 if value >= 10 else 1}f}" for value in (min(seconds), max(seconds)))
     return low if low == high else f"{low}–{high}"
 
 

@@ -1,0 +1,176 @@
+"""`vitascope evaluate`, `predict`, `embed`, `similar`, `runs`, `record`, as a user types them."""
+
+import csv
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from tests.training.tiny import TINY
+from vitascope.data.digits import digits
+from vitascope.run.directory import open_run
+
+WORDS = [f"{key}={value}" for key, value in TINY.items()]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def trained(vitascope, here):
+    """Two runs in runs/, six test images in photos/."""
+    for seed in (1, 2):
+        assert vitascope("train", "digits", *WORDS, f"train.seed={seed}", "train.epochs=1").code == 0
+    (here / "photos" / "inner").mkdir(parents=True)
+    for number, image in enumerate(digits().load("test").images[:6]):
+        Image.fromarray(image[0].numpy()).resize((40, 30)).save(here / "photos" / "inner" / f"{number}.png")
+    return here
+
+
+def test_json_is_all_that_json_prints_and_holds_what_others_check(vitascope, trained) -> None:
+    found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
+    assert {"accuracy", "interval", "top5", "ece", "per_class"} <= set(found)
+    assert 0 <= found["interval"][0] <= found["accuracy"] <= found["interval"][1] <= 1 and found["images"] == 90
+    place = open_run("runs/digits").file("evaluation") / "val"
+    assert json.loads((place / "report.json").read_text()) == found
+    with Image.open(place / "confusion.png") as picture:
+        assert picture.width > 500
+    quick = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json", "--quick").out)
+    assert quick["robustness"] == {} and quick["accuracy"] == found["accuracy"]
+
+
+def test_evaluating_prints_classes_calibration_and_decline(vitascope, trained) -> None:
+    answer = vitascope("evaluate", "runs/digits", "--split", "val")
+    for words in ("val accuracy", "95 % interval", "calibration error", "temperature", "recall", "noise", "contrast"):
+        assert words in answer.out
+    assert "opened" not in answer.out
+
+
+def test_predicting_files_and_folders_in_three_formats(vitascope, trained) -> None:
+    (trained / "photos" / "torn.jpg").write_bytes(b"not an image")
+    (trained / "photos" / "notes.txt").write_text("not an image, and not meant to be")
+    found = vitascope("predict", "runs/digits", "photos", "--json")
+    said = json.loads(found.out)
+    assert len(said) == 6 and {"file", "class", "probability", "probabilities"} <= set(said[0])
+    assert sum(said[0]["probabilities"].values()) == pytest.approx(1)
+    assert "torn.jpg cannot be read as an image and is left out" in found.err and "notes" not in found.err
+    rows = list(csv.DictReader(io.StringIO(vitascope("predict", "runs/digits", "photos", "--csv").out)))
+    assert [row["class"] for row in rows] == [item["class"] for item in said]
+    assert float(rows[0]["probability"]) == pytest.approx(said[0]["probability"], abs=1e-6)
+    shown = vitascope("predict", "runs/digits", "photos/inner/3.png").out
+    assert "photos/inner/3.png" in shown and f"{said[3]['class']} {said[3]['probability']:.1%}" in shown
+
+
+def test_features_and_neighbours(vitascope, trained) -> None:
+    assert "6 images × 16 features: out/f.npz" in vitascope("embed", "runs/digits", "photos", "--out", "out/f.npz").out
+    assert (trained / "out" / "f.npz").is_file()
+    assert "Picture: similar.png" in vitascope("similar", "runs/digits", "photos/inner/0.png").out
+    among = vitascope("similar", "runs/digits", "photos/inner/0.png", "--among", "photos", "--count", "3").out
+    assert "1.000" in among and "photos/inner/0.png" in among and "inner" in among
+
+
+def test_runs_are_listed_compared_and_deleted(vitascope, trained) -> None:
+    listed = json.loads(vitascope("runs", "list", "--json").out)
+    assert [item["seed"] for item in listed] == [1, 2] and listed[0]["test_accuracy"] is None
+    vitascope("evaluate", listed[0]["run"], "--quick")
+    listed = json.loads(vitascope("runs", "list", "--json").out)
+    assert 0 <= listed[0]["test_accuracy"] <= 1 and listed[0]["finished"] and listed[0]["epochs_done"] == 1
+    assert "2 run(s) in runs" in vitascope("runs", "list").out
+    answer = vitascope("runs", "compare", listed[0]["run"], listed[1]["run"], "--out", "both.png")
+    assert "train.seed" in answer.out and "model.depth" not in answer.out and (trained / "both.png").is_file()
+    told = json.loads(vitascope("runs", "compare", listed[0]["run"], listed[1]["run"], "--json").out)
+    assert told["differing"] == {"train.seed": [1, 2]}
+    refused = vitascope("runs", "delete", listed[0]["run"])
+    assert refused.code == 2 and "Say --yes" in refused.err and len(list(trained.glob("runs/digits/*"))) == 2
+    assert "is not a run" in vitascope("runs", "delete", "runs/digits", "--yes").err, "never the newest of a folder"
+    assert vitascope("runs", "delete", listed[0]["run"], "--yes").code == 0
+    assert [path.name for path in trained.glob("runs/digits/*")] == [listed[1]["run"].split("/")[-1]]
+
+
+def test_a_broken_run_does_not_hide_the_others(vitascope, trained) -> None:
+    first = sorted(trained.glob("runs/digits/*"))[0]
+    (first / "recipe.yaml").write_text("model: {dept: 3}\n")
+    answer = vitascope("runs", "list", "--json")
+    assert len(json.loads(answer.out)) == 1 and "There is no setting 'model.dept'" in answer.err
+
+
+def test_recording_runs(vitascope, trained) -> None:
+    answer = vitascope("record", *map(str, sorted(trained.glob("runs/digits/*"))), "--name", "tiny")
+    assert answer.code == 0 and "2 seed(s)" in answer.out
+    said = json.loads((trained / "results" / "tiny.json").read_text())
+    assert said["seeds"] == [1, 2] and len(said["test_accuracy"]) == 2
+    (trained / "PAGE.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
+    stale = vitascope("results", "PAGE.md", "--check")
+    assert stale.code == 2 and "PAGE.md differ(s) from the records. Try: make results" in stale.err
+    assert "2 of 2 file(s) made anew" in vitascope("results", "PAGE.md", "--cards", "cards").out
+    assert vitascope("results", "PAGE.md", "--cards", "cards", "--check").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("evaluate", "runs/digits", "--split", "tset"), "--split tset is unknown. Did you mean test?"),
+        (("evaluate", "runs/digits", "--views", "2"), "data.augment.flip was 0"),
+        (("evaluate", "runs/digits", "--data", "clothes.npz"), "has classes the run never learnt: 10"),
+        (("evaluate", "runs/digits", "--data", "digits", "--split", "val"), "digits has no val part, only train, test"),
+        (("evaluate", "runs/digits", "--data", "nothing"), "There is no data set 'nothing'"),
+        (("predict", "runs/digits", "nothing.png"), "There is no file or folder nothing.png"),
+        (("predict", "runs/digits", "torn.png"), "torn.png cannot be read as an image"),
+        (("predict", "runs/digits", "empty"), "The folder empty has no images in it"),
+        (("predict", "runs/digits", "all-torn"), "None of the 1 file(s) can be read as an image"),
+        (("predict", "runs/digits", "photos", "--json", "--csv"), "Choose one of --json and --csv"),
+        (("predict", "unfinished", "photos"), "has no model.safetensors. Go on with: vitascope resume"),
+        (("evaluate", "unfinished"), "has no model.safetensors"),
+        (("embed", "runs/digits", "photos", "--out", "f.csv"), "Choose an ending: .npz, .parquet"),
+        (("embed", "runs/digits", "empty", "--out", "f.npz"), "The folder empty has no images in it"),
+        (("similar", "runs/digits", "photos/inner/0.png", "--out", "x.doc"), "cannot be written as 'x.doc'"),
+        (("similar", "runs/digits", "photos"), "photos is a folder"),
+        (("runs", "list", "--runs", "nowhere"), "There is no folder nowhere"),
+        (("runs", "compare", "runs/digits"), "Name at least two runs"),
+        (("runs", "compare", "runs/digits", "runs/digits"), "The same run is named twice"),
+        (("runs", "delete", "photos", "--yes"), "photos is not a run"),
+        (("record", "unfinished", "--name", "x"), "is not finished"),
+        (("record", "runs/digits", "--name", "a/b"), "cannot name a file"),
+        (("results", "nothing.md"), "There is no file nothing.md"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_mistake_is_one_line_and_exit_code_2(vitascope, ready, words, sentence) -> None:
+    answer = vitascope(*words)
+    assert answer.code == 2, answer.out + answer.err
+    assert sentence in answer.err and answer.err.count("\n") == 1, answer.err
+
+
+@pytest.fixture
+def ready(made, tmp_path, monkeypatch):
+    """A copy of a folder with everything a mistake needs."""
+    import shutil
+
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    import shutil
+
+    import numpy as np
+
+    from tests.training.tiny import tiny_run
+
+    place = tmp_path_factory.mktemp("mistakes")
+    run = tiny_run(place / "runs", **{"train.epochs": 1})
+    shutil.copytree(run.path, place / "unfinished")
+    (place / "unfinished" / "model.safetensors").unlink()
+    for folder in ("empty", "all-torn", "photos/inner"):
+        (place / folder).mkdir(parents=True)
+    for file in ("torn.png", "all-torn/x.jpg"):
+        (place / file).write_bytes(b"no image")
+    Image.new("L", (8, 8)).save(place / "photos/inner/0.png")
+    images, labels = np.zeros((22, 8, 8), np.uint8), np.arange(22) % 11
+    np.savez(place / "clothes.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    return place

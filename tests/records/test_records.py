@@ -1,0 +1,201 @@
+"""Records: one thing per record, machines apart, the first look counts, pages agree."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import vitascope
+from tests.training.tiny import tiny_run
+from vitascope import UserError
+from vitascope.data.policy import resolve
+from vitascope.recipe.reading import read_recipe
+from vitascope.records.card import card
+from vitascope.records.filling import fill
+from vitascope.records.record import check_name, make_record, read_record, write_record
+from vitascope.records.settings import command_for, differing, flat_settings
+from vitascope.run.metrics import steady_seconds, whole_seconds
+
+ROOT = Path(__file__).parent.parent.parent
+ONE = {"train.epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two seeds of one recipe."""
+    folder = tmp_path_factory.mktemp("pair")
+    return [tiny_run(folder, **ONE, **{"train.seed": seed, "data.validation": 0}) for seed in (1, 2)]
+
+
+def on_machine(record, name):
+    return replace(record, machine={"cpu": f"{name}, 4 cores, 2 threads", "system": "Linux x86_64"})
+
+
+def test_a_record_holds_what_others_check_and_agrees_with_the_runs(pair, tmp_path) -> None:
+    record = make_record(pair, "tiny", commit=None)
+    path = write_record(record, tmp_path)
+    said = json.loads(path.read_text())
+    assert {"name", "recipe", "data", "track", "params", "tokens", "images_seen", "views", "seeds"} <= set(said)
+    assert {"test_accuracy", "seconds", "cold_seconds", "machine", "versions", "commit", "command"} <= set(said)
+    assert said["seeds"] == [1, 2] and said["track"] == "pure" and said["data"] == "digits" and said["tokens"] == 16
+    model = vitascope.load(pair[0])
+    assert said["params"] == sum(weight.numel() for weight in model.parameters())
+    assert said["images_seen"] == 896 and said["training_images"] == 898 and said["openings"] == [1, 1]
+    assert said["test_accuracy"][0] == model.evaluate(robust=False).accuracy
+    assert "root" not in json.dumps(said["settings"]) and str(pair[0].path.parent) not in path.read_text()
+    assert read_record(path) == record
+    again = make_record(pair, "tiny")
+    assert again.test_accuracy == record.test_accuracy and again.openings == [1, 1], "the first look counts"
+
+
+def test_the_command_of_a_record_trains_the_same_recipe(tmp_path) -> None:
+    words = ["train.epochs=7", "model.depth=3", "data.augment.shift=0", "train.betas=[0.8,0.9]", "train.compile=never"]
+    recipe = read_recipe("digits", [*words, "train.seed=5"])
+    augment = resolve(recipe.data.augment, "digits")
+    recipe = replace(recipe, data=replace(recipe.data, root="/somewhere", augment=augment))
+    call = shlex.split(command_for(recipe, [5]))
+    assert call[:3] == ["vitascope", "train", "digits"] and set(call[3:]) == {*words, "train.seed=5"}
+    again = read_recipe(call[2], call[3:])
+    again = replace(again, data=replace(again.data, augment=resolve(again.data.augment, "digits")))
+    assert flat_settings(again) == flat_settings(recipe)
+    assert command_for(recipe, [5, 6]).startswith("for seed in 5 6; do vitascope train digits ")
+
+
+def test_only_settings_that_differ_are_told() -> None:
+    one, two = read_recipe("digits", ["model.depth=2"]), read_recipe("digits", ["model.depth=3", "data.root=/x"])
+    assert differing([one, two]) == {"model.depth": [2, 3]}
+    assert differing([one, one]) == {}
+
+
+def test_records_of_one_name_from_different_machines_are_kept_apart(pair, tmp_path) -> None:
+    record = make_record(pair, "tiny")
+    first = write_record(on_machine(record, "Old box"), tmp_path)
+    second = write_record(on_machine(record, "New box"), tmp_path)
+    again = write_record(replace(on_machine(record, "Old box"), date="2099-01-01"), tmp_path)
+    assert first == again == tmp_path / "tiny.json" and second == tmp_path / "tiny.new-box-4-cores.json"
+    assert read_record(first).date == "2099-01-01" and read_record(second).machine_name == "New box, 4 cores"
+    (tmp_path / "page.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
+    text = fill(tmp_path / "page.md", tmp_path)
+    assert text.count("`tiny`") == 2 and "Old box, 4 cores" in text and "New box, 4 cores" in text
+
+
+def test_threads_do_not_make_another_machine(pair) -> None:
+    record = make_record(pair, "tiny")
+    other = replace(record, machine=record.machine | {"cpu": record.machine["cpu"].rsplit(",", 1)[0] + ", 99 threads"})
+    assert other.machine_name == record.machine_name
+
+
+def changed(run, folder, **facts):
+    """A copy of the run that says something else of itself."""
+    import shutil
+
+    from vitascope.run.directory import Run
+
+    copy = Run(folder / run.path.name)
+    shutil.copytree(run.path, copy.path)
+    said = json.loads(copy.file("machine.json").read_text())
+    copy.file("machine.json").write_text(json.dumps(said | facts))
+    return copy
+
+
+def test_what_does_not_belong_together_is_not_mixed(pair, tmp_path) -> None:
+    first, second = pair
+    refusals = [
+        ([first, first], "Seed 1 is there more than once"),
+        ([first, changed(second, tmp_path / "a", machine={"cpu": "Other, 1 cores"})], "different machines"),
+        ([first, changed(second, tmp_path / "b", commit="abc")], "different commits"),
+        ([first, changed(second, tmp_path / "c", versions={"torch": "1.0"})], "different versions of torch"),
+        ([first, changed(second, tmp_path / "d", data_hash="0")], "different training images"),
+    ]
+    for runs, sentence in refusals:
+        with pytest.raises(UserError, match=sentence):
+            make_record(runs, "mixed")
+    other = tiny_run(tmp_path, **ONE, **{"train.seed": 3, "data.validation": 0, "model.depth": 1})
+    with pytest.raises(UserError, match=r"The runs differ in model\.depth"):
+        make_record([first, other], "mixed")
+
+
+def test_a_commit_is_given_where_there_is_no_git_and_not_against_the_run(pair, tmp_path) -> None:
+    gitless = [changed(run, tmp_path / "gitless", commit=None) for run in pair]
+    assert make_record(gitless, "x", commit="feed").commit == "feed"
+    assert make_record(gitless, "x").commit is None
+    known = [changed(run, tmp_path / "known", commit="beef") for run in pair]
+    assert make_record(known, "x").commit == "beef"
+    with pytest.raises(UserError, match="made at beef"):
+        make_record(known, "x", commit="feed")
+
+
+def test_an_unfinished_run_and_an_odd_name_are_refused(pair, tmp_path) -> None:
+    run = changed(pair[0], tmp_path)
+    run.file("model.safetensors").unlink()
+    with pytest.raises(UserError, match="is not finished"):
+        make_record([run], "x")
+    for name in ("../x", "", "a b", ".hidden"):
+        with pytest.raises(UserError, match="cannot name a file"):
+            check_name(name)
+
+
+def test_steady_seconds_leave_out_what_only_the_first_epoch_needs() -> None:
+    rows = [{"seconds": seconds} for seconds in (40.0, 2.0, 3.0, 2.0)]
+    assert steady_seconds(rows) == 9.0 and whole_seconds(rows) == 47.0
+    assert steady_seconds([{"seconds": 1.0}, {"seconds": 2.0}]) == 3.0, "never more than was measured"
+    assert steady_seconds(rows[:1]) == 40.0
+
+
+def test_a_card_tells_the_records_numbers(pair) -> None:
+    record = replace(make_record(pair, "tiny"), test_accuracy=[0.9, 0.92], commit="feed")
+    text = card(record, "tiny.json")
+    assert "**91.00 ± 1.41 %**" in text and "| 1 | 90.00 %" in text and "commit `feed`" in text
+    assert f"{record.params:,}" in text and "for seed in 1 2; do vitascope train digits" in text
+
+
+def test_marks_are_filled_within_a_line_over_lines_and_in_recipes(pair, tmp_path) -> None:
+    record = replace(on_machine(make_record(pair, "tiny"), "Box"), test_accuracy=[0.9, 0.92])
+    results = tmp_path / "results"
+    write_record(record, results)
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    line, table = "accuracy tiny -->stale<!-- end results", "table -->\n\nstale\n<!-- end results"
+    page.write_text(f"It is <!-- results: {line} -->.\n<!-- results: {table} -->")
+    text = fill(page, results)
+    assert "It is <!-- results: accuracy tiny -->91.00 ± 1.41 %<!-- end results -->.\n" in text
+    assert "stale" not in text and "(../results/tiny.json)" in text
+    page.write_text(text)
+    assert fill(page, results) == text
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text("# About.\n# Recorded: x\n#   more\ndata:\n  name: digits\n")
+    told = fill(recipe, results)
+    assert told.startswith("# About.\n# Recorded: 91.00 ± 1.41 % of the digits test images (2 seeds")
+    assert "x\n" not in told and "more" not in told
+    assert told.endswith("data:\n  name: digits\n")
+    (tmp_path / "other.yaml").write_text("# Recorded: wishes\n")
+    assert fill(tmp_path / "other.yaml", results) == "# Recorded: not yet.\n"
+    for mark, sentence in (("tabel", "Did you mean table?"), ("table tinny", "no record 'tinny'")):
+        page.write_text(f"<!-- results: {mark} -->\n<!-- end results -->")
+        with pytest.raises(UserError, match=sentence):
+            fill(page, results)
+
+
+def test_every_number_between_marks_in_this_repository_is_its_records(vitascope, monkeypatch) -> None:
+    """`make results` was run: README, docs, recipes and cards say what results/*.json says."""
+    monkeypatch.chdir(ROOT)
+    pages = ["README.md", *map(str, Path("docs").glob("*.md")), *map(str, Path("src/vitascope/recipes").glob("*.yaml"))]
+    answer = vitascope("results", *pages, "--cards", "docs/cards", "--check")
+    assert answer.code == 0, answer.err
+    files = Path("results").glob("*.json")
+    known = {f"{path.stem}.md" for path in files if "seeds" in json.loads(path.read_text())}
+    assert {path.name for path in Path("docs/cards").glob("*.md")} == known, "a card without a record, or the reverse"
+    records = [read_record(Path("results") / f"{name[:-3]}.json") for name in known]
+    assert all(record.commit and not record.commit.endswith("+changes") for record in records)
+    assert {"mnist", "fashion-mnist", "cifar10"} <= {record.name for record in records}
+
+
+def test_published_records_were_made_as_the_rules_say() -> None:
+    """All training images, the last epoch, at least three seeds, each from the first look at the test images."""
+    for name, bar in (("mnist", 0.995), ("fashion-mnist", 0.945), ("cifar10", 0.95)):
+        record = read_record(ROOT / "results" / f"{name}.json")
+        assert record.accuracy >= bar and len(record.seeds) >= 3 and set(record.openings) == {1}
+        assert record.settings["data.validation"] == 0 and record.settings["data.fraction"] == 1
+        assert record.track == "pure" and record.machine_name == "NVIDIA H200"

@@ -64,7 +64,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here) -> None:
         (("train", "digits", "train.accumulate=3"), "train.accumulate=3 does not divide train.batch_size"),
         (("train", "digits", "data.augment.flip=0.5"), "a mirrored digit is another sign"),
         (("train", "digits", "train.patience=3", "data.validation=0"), "data.validation=0 holds none back"),
-        (("train", "digits", "train.device=mps"), "train.device=mps is not on this machine"),
+        (("train", "digits", "train.device=mps"), "The device mps is not on this machine"),
         (("train", "digits", "data.fraction=0"), "data.fraction=0"),
         (("train", "digits", "train.seed=99999999999999"), "train.seed=99999999999999 must be at most"),
         (("train", "digits", "data.augment.mixup=.inf"), "data.augment.mixup=inf must be"),

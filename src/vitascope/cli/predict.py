@@ -71,15 +71,13 @@ def similar(
     from vitascope.evaluation.trained import load
 
     found = neighbours.similar(load(run, device="auto"), image, among, count)
-    rows = [
-        [name, f"{share:.3f}", file]
-        for name, share, file in zip(
-            found.labels, found.similarity, found.found.names or [""] * len(found.labels), strict=True
-        )
-    ]
+    columns = {"class" if among is None else "folder": found.labels}
+    columns["cosine"] = [f"{share:.3f}" for share in found.similarity]
+    if found.found.names:
+        columns["file"] = found.found.names
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
     title = f"{image}: said {found.said.label} ({found.said.probability:.1%}). Most alike of {found.searched}"
-    columns = ["class or folder", "cosine", "file"]
-    console().print(table(title, columns, rows, right={"cosine"}))
+    console().print(table(title, list(columns), rows, right={"cosine"}))
     print(f"Picture: {save(draw_neighbours(found), out)}")
 
 

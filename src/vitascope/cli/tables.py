@@ -14,7 +14,8 @@ def console() -> Console:
 
 def table(title: str, columns: list[str], rows: list[list[str]], *, right: Collection[str] = ()) -> Table:
     """A table whose columns named in `right` hold numbers."""
-    drawn = Table(title=title, title_justify="left", header_style="bold")
+    width = min(len(title), console().width - 4)  # a narrow table must not break its title
+    drawn = Table(title=title, title_justify="left", header_style="bold", min_width=width)
     for column in columns:
         drawn.add_column(column, justify="right" if column in right else "left", no_wrap=column in right)
     for row in rows:

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.look import caption
+from vitascope.draw.look import COLOURS, caption
 
 
 def draw_gallery(rows: list[list[NDArray]], row_names: Sequence[str], column_names: Sequence[str], text: str) -> Figure:
@@ -26,8 +26,10 @@ def draw_gallery(rows: list[list[NDArray]], row_names: Sequence[str], column_nam
     return figure
 
 
-def draw_tiles(images: list[NDArray], words: Sequence[str], text: str, columns: int = 6) -> Figure:
-    """Images one after the other, each under its words; the size of images as in `draw_gallery`."""
+def draw_tiles(
+    images: list[NDArray], words: Sequence[str], text: str, *, framed: int | None = None, columns: int = 6
+) -> Figure:
+    """Images one after the other, each under its words; the one `framed` stands out."""
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(1.75 * columns, 2.15 * rows + 0.7), layout="constrained", dpi=150)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
@@ -36,6 +38,8 @@ def draw_tiles(images: list[NDArray], words: Sequence[str], text: str, columns: 
     for panel, image, said in zip(panels, images, words, strict=False):
         _show(panel, image)
         panel.set_title(said, fontsize=8.5)
+    if framed is not None:
+        panels[framed].spines[:].set(color=COLOURS[1], linewidth=3)
     caption(figure, text)
     return figure
 

@@ -63,7 +63,7 @@ def draw_neighbours(found: Neighbours) -> Figure:
         f"The image asked about, then the most alike of {found.searched}, with their class (or folder) and the cosine "
         "between the features that the classifier sees: 1 is the same direction, 0 is unrelated."
     )
-    return draw_tiles(images, words, text)
+    return draw_tiles(images, words, text, framed=0)
 
 
 def _reliability(found: Evaluation) -> Figure:

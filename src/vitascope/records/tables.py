@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError, did_you_mean
-from vitascope.records.record import Record, read_record
+from vitascope.records.record import Record, machine_name, read_record
 
 
 def table(folder: Path, names: list[str]) -> str:
@@ -74,19 +74,21 @@ def bars(folder: Path, names: list[str]) -> str:
     """When a sheet's bar was passed (`python -m benchmarks.first_runs`, one seed each)."""
     rows = []
     for name in names:
+        machine = _read(folder / f"{name}.json")["machine"]
         for row in _rows(folder, [name]):
-            passed = row.get("bar_passed_after_seconds")
+            passed, device = row.get("bar_passed_after_seconds"), row["hardware"]["device"]
             compiled = "compiled" if row["hardware"]["compiled"] else "not compiled"
+            overhead = "–" if device == "cpu" else f"{row['overhead']:.1%}"  # on a shared CPU it is noise
             rows.append(
                 [
                     f"`{row['recipe']}`",
-                    f"{row['hardware']['device']}, {compiled}",
+                    f"{machine_name(machine, row['hardware'])}, {compiled}",
                     millions(row["images_seen"]),
                     f"{row['bar']:.2%}",
                     "not passed" if passed is None else f"{passed:.1f}",
                     f"{row['test_accuracy']:.2%}",
                     f"{row['images_per_second']:,.0f}",
-                    f"{row['overhead']:.1%}",
+                    overhead,
                     name,
                 ]
             )

@@ -79,9 +79,9 @@ def choose_device(asked: str) -> str:
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if asked == "auto":
         return next(name for name, here in present.items() if here)
-    if not present[asked]:
+    if not present.get(asked):
         here = ", ".join(name for name, there in present.items() if there)
-        raise UserError(f"train.device={asked} is not on this machine. Choose one of auto, {here}.")
+        raise UserError(f"The device {asked} is not on this machine. Choose one of auto, {here}.")
     return asked
 
 

@@ -81,6 +81,11 @@ def test_the_calibration_error_is_that_of_an_independent_implementation() -> Non
     assert sum(part.images for part in found.bins) == 2000
 
 
+def test_a_confidence_on_an_edge_belongs_to_the_bin_below() -> None:
+    found = calibration(torch.zeros(3, 2), torch.tensor([0, 0, 1]), bins=4)  # all exactly 0.5
+    assert [part.images for part in found.bins] == [0, 3, 0, 0]
+
+
 def test_brier_and_loss_of_worked_examples() -> None:
     found = calibration(torch.tensor([[0.7, 0.2, 0.1]]).log(), torch.tensor([0]))
     assert found.brier == pytest.approx(0.14, abs=1e-6) and found.loss == pytest.approx(-math.log(0.7), abs=1e-6)

@@ -24,7 +24,7 @@ def table(folder: Path, names: list[str]) -> str:
                 str(len(record.seeds)),
                 f"**{accuracy_words(record)}**",
                 seconds_words(record.seconds),
-                seconds_words(record.cold_seconds),
+                seconds_words([max(record.cold_seconds)]),
                 record.machine_name,
                 f"[{path.name}]({{up}}results/{path.name})",
             ]
@@ -43,7 +43,7 @@ def sentence(folder: Path, names: list[str]) -> str:
     return "; ".join(
         f"{accuracy_words(record)} of the {record.data} test images ({len(record.seeds)} seeds, last epoch, "
         f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
-        f"{seconds_words(record.seconds)} s, {seconds_words(record.cold_seconds)} s cold, {record.machine_name}"
+        f"{seconds_words(record.seconds)} s, {seconds_words([max(record.cold_seconds)])} s cold, {record.machine_name}"
         for _, record in _records(folder, names)
     )
 

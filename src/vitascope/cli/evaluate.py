@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from vitascope.cli.tables import console, table
 
@@ -31,7 +32,9 @@ def evaluate(
     from vitascope.evaluation.figures import write_report
     from vitascope.evaluation.trained import load
 
-    found = load(run, best=best, device="auto").evaluate(split, data=data, views=views, robust=not quick)
+    model = load(run, best=best, device="auto")
+    with Console(stderr=True).status("Looking at the images; on a CPU this may take minutes (--quick: less) …"):
+        found = model.evaluate(split, data=data, views=views, robust=not quick)
     folder = write_report(found)
     if as_json:
         print(json.dumps(found.as_dict(), ensure_ascii=False))

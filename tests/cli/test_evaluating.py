@@ -47,7 +47,7 @@ def test_evaluating_prints_classes_calibration_and_decline(vitascope, trained) -
     answer = vitascope("evaluate", "runs/digits", "--split", "val")
     for words in ("val accuracy", "95 % interval", "calibration error", "temperature", "recall", "noise", "contrast"):
         assert words in answer.out
-    assert "opened" not in answer.out
+    assert "opened" not in answer.out and "these are the images it would be fitted on" in answer.out
 
 
 def test_predicting_files_and_folders_in_three_formats(vitascope, trained) -> None:
@@ -70,7 +70,7 @@ def test_features_and_neighbours(vitascope, trained) -> None:
     assert (trained / "out" / "f.npz").is_file()
     assert "Picture: similar.png" in vitascope("similar", "runs/digits", "photos/inner/0.png").out
     among = vitascope("similar", "runs/digits", "photos/inner/0.png", "--among", "photos", "--count", "3").out
-    assert "1.000" in among and "photos/inner/0.png" in among and "inner" in among
+    assert "photos/inner/0.png" not in among.split("\n", 1)[1] and among.count("│ inner") == 3, "itself is no answer"
 
 
 def test_runs_are_listed_compared_and_deleted(vitascope, trained) -> None:
@@ -98,6 +98,32 @@ def test_a_broken_run_does_not_hide_the_others(vitascope, trained) -> None:
     assert len(json.loads(answer.out)) == 1 and "There is no setting 'model.dept'" in answer.err
 
 
+def test_names_are_shown_as_they_are(vitascope, trained) -> None:
+    """Neither rich's markup nor matplotlib's formulas may eat a name."""
+    picture = trained / "photos" / "inner" / "0.png"
+    for name in ("scan[final].png", "a:cat:.png", "d[b.png"):
+        (trained / "photos" / name).write_bytes(picture.read_bytes())
+        assert name in vitascope("predict", "runs/digits", f"photos/{name}").out
+    for number in range(8):
+        for label in ("a$_$b", "c"):
+            (trained / "named" / label).mkdir(parents=True, exist_ok=True)
+            (trained / "named" / label / f"{number}.png").write_bytes(picture.read_bytes())
+    answer = vitascope(
+        "train", "digits", *WORDS, "train.epochs=1", "data.name=named", "train.batch_size=4", "name=named"
+    )
+    assert answer.code == 0 and "there are no test images" in answer.out
+    assert vitascope("evaluate", "runs/named", "--split", "train", "--quick").code == 0
+
+
+def test_only_a_run_is_deleted(vitascope, trained) -> None:
+    (trained / "thesis").mkdir()
+    (trained / "thesis" / "recipe.yaml").write_text("name: mine\n")
+    assert "is not a run" in vitascope("runs", "delete", "thesis", "--yes").err and (trained / "thesis").is_dir()
+    (trained / "link").symlink_to(sorted(trained.glob("runs/digits/*"))[0])
+    assert "is a link" in vitascope("runs", "delete", "link", "--yes").err
+    assert len(json.loads(vitascope("runs", "list", "--runs", ".", "--json").out)) == 2
+
+
 def test_recording_runs(vitascope, trained) -> None:
     answer = vitascope("record", *map(str, sorted(trained.glob("runs/digits/*"))), "--name", "tiny")
     assert answer.code == 0 and "2 seed(s)" in answer.out
@@ -105,18 +131,20 @@ def test_recording_runs(vitascope, trained) -> None:
     assert said["seeds"] == [1, 2] and len(said["test_accuracy"]) == 2
     (trained / "PAGE.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
     stale = vitascope("results", "PAGE.md", "--check")
-    assert stale.code == 2 and "PAGE.md differ(s) from the records. Try: make results" in stale.err
-    assert "2 of 2 file(s) made anew" in vitascope("results", "PAGE.md", "--cards", "cards").out
+    assert stale.code == 2 and "PAGE.md differ(s) from the records. Leave --check out" in stale.err
+    assert "1 mark(s) in 1 page(s); 2 of 2 file(s) made anew" in vitascope("results", "PAGE.md", "--cards", "cards").out
     assert vitascope("results", "PAGE.md", "--cards", "cards", "--check").code == 0
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("evaluate", "runs/digits", "--split", "tset"), "--split tset is unknown. Did you mean test?"),
+        (("evaluate", "runs/digits", "--split", "tset"), "There is no split 'tset'. Did you mean test?"),
         (("evaluate", "runs/digits", "--views", "2"), "data.augment.flip was 0"),
         (("evaluate", "runs/digits", "--data", "clothes.npz"), "has classes the run never learnt: 10"),
-        (("evaluate", "runs/digits", "--data", "digits", "--split", "val"), "digits has no val part, only train, test"),
+        (("evaluate", "runs/digits", "--data", "parts", "--split", "val"), "parts has no val part. Choose one with"),
+        (("evaluate", "runs/digits", "--data", "photos", "--split", "val"), "is not divided into parts"),
+        (("evaluate", "runs/digits", "--data", "photos"), "classes the run never learnt: inner"),
         (("evaluate", "runs/digits", "--data", "nothing"), "There is no data set 'nothing'"),
         (("predict", "runs/digits", "nothing.png"), "There is no file or folder nothing.png"),
         (("predict", "runs/digits", "torn.png"), "torn.png cannot be read as an image"),
@@ -136,6 +164,9 @@ def test_recording_runs(vitascope, trained) -> None:
         (("record", "unfinished", "--name", "x"), "is not finished"),
         (("record", "runs/digits", "--name", "a/b"), "cannot name a file"),
         (("results", "nothing.md"), "There is no file nothing.md"),
+        (("results", "odd.md"), "odd.md has 1 mark(s) that cannot be read"),
+        (("results", "kindless.md"), "asks for results of the kind ''"),
+        (("results", "unknown.md"), "There is no record 'mine' in results. There is none at all"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -166,11 +197,15 @@ def made(tmp_path_factory):
     run = tiny_run(place / "runs", **{"train.epochs": 1})
     shutil.copytree(run.path, place / "unfinished")
     (place / "unfinished" / "model.safetensors").unlink()
-    for folder in ("empty", "all-torn", "photos/inner"):
+    for folder in ("empty", "all-torn", "photos/inner", "parts/train/0", "parts/test/0"):
         (place / folder).mkdir(parents=True)
     for file in ("torn.png", "all-torn/x.jpg"):
         (place / file).write_bytes(b"no image")
-    Image.new("L", (8, 8)).save(place / "photos/inner/0.png")
+    for file in ("photos/inner/0.png", "parts/train/0/0.png", "parts/test/0/0.png"):
+        Image.new("L", (8, 8)).save(place / file)
+    (place / "odd.md").write_text("<!--results: table-->\n<!-- end results -->")
+    (place / "kindless.md").write_text("<!-- results:  -->\n<!-- end results -->")
+    (place / "unknown.md").write_text("<!-- results: table mine -->\n<!-- end results -->")
     images, labels = np.zeros((22, 8, 8), np.uint8), np.arange(22) % 11
     np.savez(place / "clothes.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     return place

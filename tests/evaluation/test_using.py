@@ -65,6 +65,132 @@ def test_images_in_any_form_are_the_same_images(run, tmp_path) -> None:
     assert len(model.predict(paths)[2:5]) == 3
 
 
+def test_a_picture_of_another_shape_is_the_same_picture_as_file_pillow_image_array_and_tensor(run, tmp_path) -> None:
+    """Cropped, resized and set on white in one way; order and repetitions are kept."""
+    model = vitascope.load(run)
+    noise = (torch.rand(30, 20, 4) * 255).byte().numpy()
+    Image.fromarray(noise).save(tmp_path / "rgba.png")
+    Image.fromarray(noise[..., :3]).save(tmp_path / "rgb.png")
+    for name, array in (("rgba.png", noise), ("rgb.png", noise[..., :3])):
+        file, picture = tmp_path / name, Image.open(tmp_path / name)
+        forms = [file, picture, array, torch.from_numpy(array).permute(2, 0, 1)]
+        shares = [list(model.predict(form)[0].probabilities.values()) for form in forms]
+        assert all(share == pytest.approx(shares[0], abs=1e-9) for share in shares)
+    a, b = tmp_path / "rgba.png", tmp_path / "rgb.png"
+    assert [item.file for item in model.predict([a, b, a, a])] == [str(path) for path in (a, b, a, a)]
+    assert model.features([a, a]).shape == (2, 32)
+
+
+def test_features_can_be_learnt_from(run) -> None:
+    probe = torch.nn.Linear(32, 10)
+    features = vitascope.load(run).features(digits().load("train").images[:8])
+    torch.nn.functional.cross_entropy(probe(features), torch.arange(8)).backward()
+    assert probe.weight.grad is not None
+
+
+def test_a_failed_answer_leaves_the_model_as_it_was(run) -> None:
+    model = vitascope.load(run).train()
+    with pytest.raises(ValueError, match="spoilt"):
+        logits_of(model, digits().load("train").images[:2], _spoilt, hardware_of(model))
+    assert model.training
+
+
+def _spoilt(images):
+    raise ValueError("spoilt")
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty")
+def test_a_mirror_symmetric_model_gains_nothing_from_two_views_whatever_the_images_suffer(run) -> None:
+    """So both views must see the same spoilt image."""
+    from vitascope.evaluation.robustness import robustness
+
+    model, test = vitascope.load(run), digits().load("test")
+
+    class Symmetric(torch.nn.Module):
+        def forward(self, images):
+            return model(images) + model(images.flip(-1))
+
+    found = [robustness(Symmetric(), test, model.facts.preparation, hardware_of(model), views) for views in (1, 2)]
+    assert found[0] == found[1]
+
+
+def test_a_look_at_other_images_is_no_look_at_the_test_images(run, tmp_path) -> None:
+    """Spelling a path in another way, or judging training images, must not turn into a test accuracy."""
+    from vitascope.evaluation.openings import first_result, read_openings
+    from vitascope.records.catalogue import entry
+
+    model = vitascope.load(run)
+    saved(tmp_path / "files", 12)
+    model.evaluate(data=str(tmp_path / "files"), robust=False)
+    model.evaluate(data=str(tmp_path / "runs" / ".." / "files"), robust=False)
+    assert [opening.number for opening in read_openings(run)] == [1, 2]
+    assert first_result(run, 1) is None and entry(run).test_accuracy is None
+    found = model.evaluate(data="digits", robust=False)
+    assert found.choice.own and found.opening == 1 and entry(run).test_accuracy == found.accuracy
+    assert first_result(run, 1).number == 1
+
+
+def test_the_runs_own_folder_without_test_images_is_not_judged_as_if_it_were_new(tmp_path) -> None:
+    saved(tmp_path / "own", 80)
+    run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own"), "train.batch_size": 8, "train.epochs": 1})
+    model = vitascope.load(run)
+    with pytest.raises(UserError, match="has no test images"):
+        model.evaluate(data=str(tmp_path / "own"))
+    assert model.evaluate("val", robust=False).temperature is None
+    for number in range(3):
+        Image.new("L", (8, 8), 9 * number).save(tmp_path / "own" / "3" / f"new{number}.png")
+    for split in ("val", "train"):
+        with pytest.raises(UserError, match="has changed since the run learnt from it"):
+            model.evaluate(split)
+    saved(tmp_path / "other", 20)
+    found = model.evaluate(data=str(tmp_path / "other"), robust=False)
+    assert found.temperature is None and "has changed since" in found.temperature_words
+
+
+def test_data_that_is_gone_costs_the_temperature_only(tmp_path) -> None:
+    saved(tmp_path / "own", 80)
+    run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own"), "train.batch_size": 8, "train.epochs": 1})
+    (tmp_path / "own").rename(tmp_path / "moved")
+    found = vitascope.load(run).evaluate(data=str(tmp_path / "moved"), robust=False)
+    assert found.temperature is None and "There is no data set" in found.temperature_words
+
+
+def test_an_npz_with_numbers_for_classes_judges_a_run_with_names(tmp_path) -> None:
+    """Also without anything to train on."""
+    _, test = saved(tmp_path / "own", 80)
+    run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own"), "train.batch_size": 8, "train.epochs": 1})
+    config = json.loads(run.file("config.json").read_text())
+    config["classes"] = [f"class {name}" for name in config["classes"]]
+    run.file("config.json").write_text(json.dumps(config))
+    np.savez(tmp_path / "new.npz", x_test=test.images[:, 0].numpy(), y_test=test.labels.numpy())
+    found = vitascope.load(run).evaluate(data=str(tmp_path / "new.npz"), robust=False)
+    assert found.choice.split == "test" and found.per_class["class 3"].images == int((test.labels == 3).sum())
+
+
+def test_files_that_are_no_images_are_named_in_every_answer(run, tmp_path) -> None:
+    paths, _ = saved(tmp_path / "files", 12)
+    (paths[0].parent / "torn.png").write_bytes(b"no image")
+    model = vitascope.load(run)
+    found = model.evaluate(data=str(tmp_path / "files"), robust=False)
+    near = similar(model, paths[0], tmp_path / "files", 3)
+    for broken in (
+        found.choice.skipped,
+        found.as_dict()["skipped"],
+        near.broken,
+        model.predict(tmp_path / "files").broken,
+    ):
+        assert [name.split("/")[-1] for name in broken] == ["torn.png"]
+
+
+def test_a_torn_line_among_the_openings_is_a_look_without_a_result(run) -> None:
+    from vitascope.evaluation.openings import read_openings
+
+    run.file("test-openings.jsonl").write_bytes(b'{"opening": 1, "when": "20\xff')
+    found = vitascope.load(run).evaluate(robust=False)
+    assert found.opening == 2
+    assert [bool(opening.found) for opening in read_openings(run)] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("images", "sentence"),
     [
@@ -73,9 +199,11 @@ def test_images_in_any_form_are_the_same_images(run, tmp_path) -> None:
         ([], "no images"),
         ([3], "these are int"),
         ("nowhere.png", r"no file or folder nowhere\.png"),
-        ([np.zeros((8, 8), np.uint8), np.zeros((9, 9), np.uint8)], "different shapes"),
+        (3, "these are int"),
+        (np.zeros((40, 40, 5), np.uint8)[None], "channels last"),
+        (torch.zeros(1, 5, 9, 9, dtype=torch.uint8), "5 channels; a picture has 1 to 4"),
     ],
-    ids=["normalised", "no channels", "nothing", "numbers", "missing", "shapes"],
+    ids=["normalised", "no channels", "nothing", "numbers", "missing", "number", "array", "channels"],
 )
 def test_what_is_no_image_is_refused(run, images, sentence) -> None:
     with pytest.raises(UserError, match=sentence):
@@ -91,7 +219,9 @@ def test_an_evaluation_agrees_with_itself(run) -> None:
     assert told["accuracy"] > 0.5, "the run must have learnt something, or this tests nothing"
     assert told["interval"][0] < told["accuracy"] < told["interval"][1] and told["top5"] >= told["accuracy"]
     assert set(told["per_class"]) == {str(number) for number in range(10)}
-    assert told["temperature"]["fitted_on"] == 90
+    assert told["temperature"]["fitted_on"] == 90 and "90 validation images" in told["temperature_words"]
+    assert repr(found).startswith("Evaluation(test, 899 images") and len(repr(found)) < 200
+    assert (found.loss, found.ece) == (told["loss"], told["ece"])
     worst = told["worst"]
     assert [m["probability_of_label"] for m in worst] == sorted(m["probability_of_label"] for m in worst)
     assert all(m["label"] != m["said"] and m["probability"] > m["probability_of_label"] for m in worst)
@@ -124,7 +254,7 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
     said = logits_of(model := vitascope.load(run), test.images, model.facts.preparation, hardware_of(model)).argmax(1)
     assert found.accuracy == pytest.approx((said == test.labels)[kept].float().mean().item())
     assert found.choice.split == "all" and found.per_class["3"].recall is None
-    assert found.worst[0].file in [str(path) for path in paths]
+    assert found.worst[0].file in [str(path.resolve()) for path in paths]
     (tmp_path / "files" / "cat").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "files" / "cat" / "x.png")
     with pytest.raises(UserError, match="classes the run never learnt: cat"):
@@ -153,7 +283,7 @@ def test_a_mirror_image_is_not_shown_to_a_model_that_never_saw_one(run) -> None:
     for ask in (lambda model: model.evaluate(views=2), lambda model: model.predict(torch.zeros(1, 1, 8, 8), views=2)):
         with pytest.raises(UserError, match=r"data\.augment\.flip was 0"):
             ask(vitascope.load(run))
-    with pytest.raises(UserError, match="--views 3"):
+    with pytest.raises(UserError, match="views=3"):
         vitascope.load(run).evaluate(views=3)
     assert not run.file("test-openings.jsonl").exists(), "a refused look is no look"
 
@@ -190,9 +320,9 @@ def test_features_go_to_parquet(run, tmp_path) -> None:
 
 def test_the_image_most_like_a_training_image_is_itself(run, tmp_path) -> None:
     model = vitascope.load(run)
-    from vitascope.evaluation.choosing import watched_or_learnt
+    from vitascope.evaluation.choosing import own_images
 
-    train = watched_or_learnt(run.recipe, model.facts, "train")
+    train = own_images(run, model.facts, "train")
     Image.fromarray(train.images[17, 0].numpy()).save(tmp_path / "one.png")
     first = similar(model, tmp_path / "one.png", None, 5)
     assert first.similarity[0] == pytest.approx(1, abs=1e-5) and torch.equal(first.found.images[0], train.images[17])

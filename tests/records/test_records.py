@@ -63,6 +63,34 @@ def test_the_command_of_a_record_trains_the_same_recipe(tmp_path) -> None:
     assert command_for(recipe, [5, 6]).startswith("for seed in 5 6; do vitascope train digits ")
 
 
+def test_the_command_of_ones_own_recipe_and_folder_starts_from_a_recipe_that_ships() -> None:
+    recipe = read_recipe("digits", ["name=deep", "model.depth=9", "data.name=/home/me/my photos", "model.in_chans=1"])
+    augment = resolve(recipe.data.augment, recipe.data.name, 1)
+    call = shlex.split(command_for(replace(recipe, data=replace(recipe.data, augment=augment)), [5]))
+    assert call[:3] == ["vitascope", "train", "digits"]
+    assert set(call[3:]) == {"name=deep", "model.depth=9", "data.name=/path/to/my photos", "train.seed=5"}
+
+
+def test_seconds_of_test_logits_count_only_where_the_run_was_trained(pair, tmp_path) -> None:
+    run = changed(pair[0], tmp_path)
+    make_record([run], "x")
+    lines = [json.loads(line) for line in run.file("test-openings.jsonl").read_text().splitlines()]
+    before = steady_seconds(run.metrics)
+    for machine, extra in ((lines[0]["machine"], 500.0), ("A laptop", 0.0)):
+        lines[0]["machine"], lines[1]["seconds"] = machine, 500.0
+        run.file("test-openings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert make_record([run], "x").seconds == pytest.approx([before + extra], abs=0.01)
+
+
+def test_a_run_scored_by_an_older_version_is_not_opened_again(pair, tmp_path) -> None:
+    run = changed(pair[0], tmp_path)
+    old = [{"opening": 1, "when": "2026", "images": 899}, {"opening": 1, "accuracy": 0.5, "loss": 1.0}]
+    run.file("test-openings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    with pytest.raises(UserError, match="scored by an older version"):
+        make_record([run], "x")
+    assert len(run.file("test-openings.jsonl").read_text().splitlines()) == 2
+
+
 def test_only_settings_that_differ_are_told() -> None:
     one, two = read_recipe("digits", ["model.depth=2"]), read_recipe("digits", ["model.depth=3", "data.root=/x"])
     assert differing([one, two]) == {"model.depth": [2, 3]}
@@ -77,8 +105,8 @@ def test_records_of_one_name_from_different_machines_are_kept_apart(pair, tmp_pa
     assert first == again == tmp_path / "tiny.json" and second == tmp_path / "tiny.new-box-4-cores.json"
     assert read_record(first).date == "2099-01-01" and read_record(second).machine_name == "New box, 4 cores"
     (tmp_path / "page.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
-    text = fill(tmp_path / "page.md", tmp_path)
-    assert text.count("`tiny`") == 2 and "Old box, 4 cores" in text and "New box, 4 cores" in text
+    text, _ = fill(tmp_path / "page.md", tmp_path)
+    assert text.count("[tiny](./tiny") == 2 and "Old box, 4 cores" in text and "New box, 4 cores" in text
 
 
 def test_threads_do_not_make_another_machine(pair) -> None:
@@ -102,12 +130,15 @@ def changed(run, folder, **facts):
 
 def test_what_does_not_belong_together_is_not_mixed(pair, tmp_path) -> None:
     first, second = pair
+    bf16 = second.machine["hardware"] | {"precision": "bfloat16"}
     refusals = [
         ([first, first], "Seed 1 is there more than once"),
         ([first, changed(second, tmp_path / "a", machine={"cpu": "Other, 1 cores"})], "different machines"),
         ([first, changed(second, tmp_path / "b", commit="abc")], "different commits"),
         ([first, changed(second, tmp_path / "c", versions={"torch": "1.0"})], "different versions of torch"),
-        ([first, changed(second, tmp_path / "d", data_hash="0")], "different training images"),
+        ([first, changed(second, tmp_path / "d", whole_data_hash="0")], "different training images"),
+        ([first, changed(second, tmp_path / "e", hardware=bf16)], "different values of precision"),
+        ([first, changed(second, tmp_path / "f", resumed=[{**second.machine, "commit": "x"}])], "went on with another"),
     ]
     for runs, sentence in refusals:
         with pytest.raises(UserError, match=sentence):
@@ -148,6 +179,7 @@ def test_a_card_tells_the_records_numbers(pair) -> None:
     record = replace(make_record(pair, "tiny"), test_accuracy=[0.9, 0.92], commit="feed")
     text = card(record, "tiny.json")
     assert "**91.00 ± 1.41 %**" in text and "| 1 | 90.00 %" in text and "commit `feed`" in text
+    assert "None" not in card(replace(record, recall=record.recall | {"0": [None, None]}), "tiny.json")
     assert f"{record.params:,}" in text and "for seed in 1 2; do vitascope train digits" in text
 
 
@@ -159,19 +191,20 @@ def test_marks_are_filled_within_a_line_over_lines_and_in_recipes(pair, tmp_path
     page.parent.mkdir()
     line, table = "accuracy tiny -->stale<!-- end results", "table -->\n\nstale\n<!-- end results"
     page.write_text(f"It is <!-- results: {line} -->.\n<!-- results: {table} -->")
-    text = fill(page, results)
+    text, marks = fill(page, results)
+    assert marks == 2
     assert "It is <!-- results: accuracy tiny -->91.00 ± 1.41 %<!-- end results -->.\n" in text
     assert "stale" not in text and "(../results/tiny.json)" in text
     page.write_text(text)
-    assert fill(page, results) == text
+    assert fill(page, results) == (text, 2)
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text("# About.\n# Recorded: x\n#   more\ndata:\n  name: digits\n")
-    told = fill(recipe, results)
+    told, _ = fill(recipe, results)
     assert told.startswith("# About.\n# Recorded: 91.00 ± 1.41 % of the digits test images (2 seeds")
     assert "x\n" not in told and "more" not in told
     assert told.endswith("data:\n  name: digits\n")
     (tmp_path / "other.yaml").write_text("# Recorded: wishes\n")
-    assert fill(tmp_path / "other.yaml", results) == "# Recorded: not yet.\n"
+    assert fill(tmp_path / "other.yaml", results) == ("# Recorded: not yet.\n", 1)
     for mark, sentence in (("tabel", "Did you mean table?"), ("table tinny", "no record 'tinny'")):
         page.write_text(f"<!-- results: {mark} -->\n<!-- end results -->")
         with pytest.raises(UserError, match=sentence):

@@ -1,5 +1,6 @@
 """The front door: verbs that read words, call one function and print."""
 
+import io
 import sys
 
 from vitascope.errors import UserError
@@ -9,6 +10,9 @@ def main() -> None:
     """Run the command line; a user's mistake becomes one line and exit code 2."""
     from vitascope.cli.app import app
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that a terminal cannot show must not end the program
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except UserError as error:

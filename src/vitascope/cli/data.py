@@ -37,7 +37,7 @@ def describe(
     from vitascope.data.description import describe_data
 
     found = describe_data(name, root)
-    print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False) if as_json else found.as_text())
+    print(json.dumps(found.as_dict(), indent=1) if as_json else found.as_text())
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`vitascope evaluate`: how good is a run on images it has not seen, how sure is it, and where does it fail."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,31 +36,37 @@ def evaluate(
     model = load(run, best=best, device="auto")
     with Console(stderr=True).status("Looking at the images; on a CPU this may take minutes (--quick: less) …"):
         found = model.evaluate(split, data=data, views=views, robust=not quick)
-    folder = write_report(found)
+    print_broken(found.choice.skipped)
     if as_json:
-        print(json.dumps(found.as_dict(), ensure_ascii=False))
-        return
-    print_summary(found)
-    _print_tables(found)
-    print(f"Pictures and report.json: {folder}")
+        print(json.dumps(found.as_dict()))
+    else:
+        print(f"Run: {found.run.path}")
+        print_summary(found)
+        _print_tables(found)
+    folder = write_report(found)  # last: where it cannot be written, the numbers have been told
+    if not as_json:
+        print(f"Pictures and report.json: {folder}")
 
 
 def print_summary(found: "Evaluation") -> None:
     """The numbers in a few lines."""
     split, images, (low, high) = found.choice.split, len(found.choice.images), found.interval
     views = ", two views each" if found.views == 2 else ""
-    print(f"{split} accuracy {found.accuracy:.2%} on {images:,} images{views} (95 % interval {low:.2%} to {high:.2%})")
-    before = found.calibration
+    what = f"{split} accuracy" if found.choice.own else f"accuracy on {Path(found.choice.data).name} ({split})"
+    print(f"{what} {found.accuracy:.2%} on {images:,} images{views} (95 % interval {low:.2%} to {high:.2%})")
+    before, after = found.calibration, found.temperature
     top = f"top-5 {found.top5:.2%}, " if len(found.classes) > 5 else ""
     sure = "too sure" if before.gap > 0 else "too unsure"
-    print(f"{top}loss {before.loss:.3f}; calibration error {before.ece:.1%} ({sure} by {abs(before.gap):.1%})", end="")
-    if after := found.temperature:
-        here = "these very" if split == "val" else f"{after.fitted_on:,} validation"
-        print(f", {after.ece:.1%} with temperature {after.value:.2f} (fitted on {here} images)")
-    else:
-        print("; no validation images to fit a temperature on")
+    print(f"{top}loss {before.loss:.3f}, calibration error {before.ece:.1%} ({sure} by {abs(before.gap):.1%})")
+    effect = f" {after.value:.2f} makes that loss {after.loss:.3f}, calibration error {after.ece:.1%};" if after else ""
+    print(f"A temperature{effect} {found.temperature_words}")
     if found.opening and found.opening > 1:
-        print(f"This run has opened the test set {found.opening} times; only its first number is free of your choices.")
+        print(f"This run has opened these test images {found.opening} times; only the first number is free of choices.")
+
+
+def print_broken(files: list[str]) -> None:
+    for file in files:
+        print(f"vitascope: {file} cannot be read as an image and is left out.", file=sys.stderr)
 
 
 def _print_tables(found: "Evaluation") -> None:

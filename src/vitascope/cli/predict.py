@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitascope.cli.evaluate import RunPath
+from vitascope.cli.evaluate import RunPath, print_broken
 from vitascope.cli.tables import console, table
 from vitascope.errors import UserError
 
@@ -23,15 +23,13 @@ def predict(
     """Class and probability for any image file, preprocessed as in training."""
     if as_json and as_csv:
         raise UserError("Choose one of --json and --csv.")
-    from vitascope.evaluation.reading import read_files
     from vitascope.evaluation.trained import load
 
     model = load(run, device="auto")
-    stored, names, broken = read_files(images, model.facts.stored)
-    found = model.predict(stored, views=views).named(names)
-    _print_broken(broken)
+    found = model.predict(images, views=views)
+    print_broken(found.broken)
     if as_json:
-        print(json.dumps([item.as_dict() for item in found], ensure_ascii=False))
+        print(json.dumps([item.as_dict() for item in found]))
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["file", "class", "probability"])
@@ -51,9 +49,10 @@ def embed(
     from vitascope.evaluation import embedding
     from vitascope.evaluation.trained import load
 
+    embedding.check_ending(out)
     found = embedding.embed(load(run, device="auto"), folder)
     found.save(out)
-    _print_broken(found.broken)
+    print_broken(found.broken)
     print(f"{len(found.files):,} images × {found.features.shape[1]} features: {out}")
 
 
@@ -61,16 +60,18 @@ def similar(
     run: RunPath,
     image: Annotated[Path, typer.Argument(help="An image file.")],
     among: Annotated[Path | None, typer.Option(help="A folder to search; else the run's training images.")] = None,
-    count: Annotated[int, typer.Option(help="How many images to show.", min=1)] = 11,
+    count: Annotated[int, typer.Option(help="How many images to show.", min=1, max=59)] = 11,
     out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("similar.png"),
 ) -> None:
     """The images most like this one in the model's eyes, as a picture."""
-    from vitascope.draw.look import save
+    from vitascope.draw.look import check_ending, save
     from vitascope.evaluation import neighbours
     from vitascope.evaluation.figures import draw_neighbours
     from vitascope.evaluation.trained import load
 
+    check_ending(out)
     found = neighbours.similar(load(run, device="auto"), image, among, count)
+    print_broken(found.broken)
     columns = {"class" if among is None else "folder": found.labels}
     columns["cosine"] = [f"{share:.3f}" for share in found.similarity]
     if found.found.names:
@@ -79,8 +80,3 @@ def similar(
     title = f"{image}: said {found.said.label} ({found.said.probability:.1%}). Most alike of {found.searched}"
     console().print(table(title, list(columns), rows, right={"cosine"}))
     print(f"Picture: {save(draw_neighbours(found), out)}")
-
-
-def _print_broken(broken: list[str]) -> None:
-    for file in broken:
-        print(f"vitascope: {file} cannot be read as an image and is left out.", file=sys.stderr)

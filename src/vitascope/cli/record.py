@@ -48,11 +48,15 @@ def results(
     for file in files:
         if not file.is_file():
             raise UserError(f"There is no file {file}.")
-    wanted = {file: fill(file, results) for file in files} | (written_cards(results, cards) if cards else {})
+    filled = {file: fill(file, results, cards) for file in files}
+    wanted = {file: text for file, (text, _) in filled.items()} | (written_cards(results, cards) if cards else {})
     stale = [file for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     if check and stale:
-        raise UserError(f"{', '.join(map(str, stale))} differ(s) from the records. Try: make results")
+        raise UserError(
+            f"{', '.join(map(str, stale))} differ(s) from the records. Leave --check out to make them anew."
+        )
     for file in stale:
         make_folder(file.parent)
         write_whole(file, wanted[file])
-    print(f"{len(stale)} of {len(wanted)} file(s) made anew." if stale else "Every page agrees with the records.")
+    marks = sum(count for _, count in filled.values())
+    print(f"{marks} mark(s) in {len(files)} page(s); {len(stale)} of {len(wanted)} file(s) made anew.")

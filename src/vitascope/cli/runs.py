@@ -29,7 +29,7 @@ def list_(runs: Folder = Path("runs"), as_json: Json = False) -> None:
         except UserError as error:
             print(f"vitascope: {error}", file=sys.stderr)  # one broken run must not hide the others
     if as_json:
-        print(json.dumps([asdict(item) for item in found], ensure_ascii=False))
+        print(json.dumps([asdict(item) for item in found]))
         return
     columns = ["run", "data", "parameters", "epochs", "time", "validation", "test"]
     rows = [
@@ -62,7 +62,7 @@ def compare(
     found = compare([open_run(run) for run in runs])
     picture = save(found.draw(), out)
     if as_json:
-        print(json.dumps(found.as_dict(), ensure_ascii=False))
+        print(json.dumps(found.as_dict()))
         return
     letters = [f"run {number}" for number in range(1, len(runs) + 1)]
     for letter, item in zip(letters, found.entries, strict=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitascope.data.source import Source, Split
@@ -17,15 +17,14 @@ SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("
 NOT_IMAGES = (".csv", ".db", ".ini", ".json", ".md", ".txt", ".xml", ".yaml", ".yml")
 
 
-def folder(path: Path, size: tuple[int, int], channels: int, *, strict: bool) -> Source:
+def folder(path: Path, size: tuple[int, int], channels: int, *, strict: bool, fewest: int = 2) -> Source:
     """PATH/class/image, or PATH/train/class/image beside val/ and test/. Sizes are (rows, columns)."""
     parts = {split: _first_folder(path, names) for split, names in SPLITS.items()}
     parts = {split: found for split, found in parts.items() if found} if parts["train"] else {"train": path}
     classes = sorted(entry.name for entry in _class_folders(parts["train"]))
-    if len(classes) < 2:
-        raise UserError(
-            f"{parts['train']} needs a folder per class, at least two; it has {', '.join(classes) or 'none'}."
-        )
+    if len(classes) < fewest:
+        least = "at least two" if fewest == 2 else "at least one"
+        raise UserError(f"{parts['train']} needs a folder per class, {least}; it has {', '.join(classes) or 'none'}.")
     for split, place in parts.items():
         _check_classes(place, split, classes)
     skipped: list[str] = []
@@ -61,8 +60,12 @@ def try_image(path: Path, size: tuple[int, int], channels: int) -> Tensor | str:
     """The image, or why it cannot be read."""
     try:
         return read_image(path, size, channels)
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        return type(error).__name__
+    except Image.UnidentifiedImageError:
+        return "it is no image"
+    except Image.DecompressionBombError:
+        return "it is too large"
+    except (OSError, ValueError, SyntaxError, RuntimeError):
+        return "it is damaged or cut off"
 
 
 def read_image(path: Path, size: tuple[int, int], channels: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Data sets by name: found under the data root in any of the usual layouts, or downloaded through torchvision."""
 
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def _cifar_classes(name: str, base: Path) -> list[str]:
 
 
 def _download(name: str, root: Path) -> None:
-    print(f"{name} is not under {root}; fetching it.", flush=True)
+    print(f"{name} is not under {root}; fetching it.", file=sys.stderr, flush=True)
     try:
         root.mkdir(parents=True, exist_ok=True)
         NAMED[name].fetch(str(root), download=True)

@@ -14,21 +14,23 @@ from vitascope.errors import UserError
 KEYS = {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")}
 
 
-def npz(path: Path, name: str | None = None, classes: list[str] | None = None) -> Source:
-    """The classes are the numbers in y_train, unless their names are given."""
+def npz(path: Path, name: str | None = None, classes: list[str] | None = None, *, to_train: bool = True) -> Source:
+    """The classes are the numbers in y_train (y_test, where there is nothing to train on), unless names are given."""
     names = _keys(path)
-    missing = [key for key in KEYS["train"] if key not in names]
-    if missing:
-        raise UserError(f"{path} has no {' and no '.join(missing)}; it holds {', '.join(names) or 'nothing'}.")
-    labels = _read(path, "y_train")
-    if not np.issubdtype(labels.dtype, np.integer) or not labels.size:
-        raise UserError(f"y_train in {path} must hold whole numbers, one per image; it is {labels.dtype}.")
-    count = int(labels.max()) + 1
-    if count < 2:
-        raise UserError(f"y_train in {path} names one class only; there is nothing to tell apart.")
     splits = tuple(split for split, keys in KEYS.items() if all(key in names for key in keys))
-    classes = classes or [str(number) for number in range(count)]
-    return Source(name or path.stem, classes, lambda split: _load(path, split, len(classes)), splits)
+    wanted = KEYS["train"] if to_train or "test" not in splits else KEYS["test"]
+    if missing := [key for key in wanted if key not in names]:
+        raise UserError(f"{path} has no {' and no '.join(missing)}; it holds {', '.join(names) or 'nothing'}.")
+    key = KEYS[splits[0]][1]
+    labels = _read(path, key)
+    if not np.issubdtype(labels.dtype, np.integer) or not labels.size:
+        raise UserError(f"{key} in {path} must hold whole numbers, one per image; it is {labels.dtype}.")
+    count = int(labels.max()) + 1
+    if count < 2 and to_train:
+        raise UserError(f"{key} in {path} names one class only; there is nothing to tell apart.")
+    numbers = [str(number) for number in range(count)]
+    told = classes or numbers
+    return Source(name or path.stem, told, lambda split: _load(path, split, len(told)), splits, named=bool(classes))
 
 
 def _load(path: Path, split: str, classes: int) -> Split:

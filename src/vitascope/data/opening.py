@@ -22,17 +22,18 @@ def settled(config: DataConfig) -> DataConfig:
     return replace(config, name=str(Path(config.name).expanduser().resolve()))
 
 
-def open_source(config: DataConfig, size: tuple[int, int], channels: int) -> Source:
-    """`size` and `channels` are the model's: a folder's images are brought to them when they are read."""
+def open_source(config: DataConfig, size: tuple[int, int], channels: int, *, to_train: bool = True) -> Source:
+    """A folder's images are brought to `size` and `channels` when they are read. To judge a model, not to train one,
+    a single class or a test part alone will do."""
     if config.name == "digits":
         return digits()
     if config.name in NAMED:
         return named(config.name, data_root(config.root), download=config.download)
     path = Path(config.name).expanduser()
     if path.is_dir():
-        return folder(path, size, channels, strict=config.strict)
+        return folder(path, size, channels, strict=config.strict, fewest=2 if to_train else 1)
     if path.is_file() and path.suffix == ".npz":
-        return npz(path)
+        return npz(path, to_train=to_train)
     if path.exists():
         raise UserError(f"data.name={config.name} is neither a folder of class folders nor an .npz file.")
     known = ["digits", *NAMED]

@@ -38,3 +38,4 @@ class Source:
     load: Callable[[str], Split]  # "train", "test", and "val" where the data set brings one
     splits: tuple[str, ...] = ("train", "test")
     skipped: list[str] = field(default_factory=list)  # images that could not be read
+    named: bool = True  # False: the classes have only numbers

@@ -9,7 +9,7 @@ from vitascope.data.opening import open_source
 from vitascope.data.preparation import Preparation
 from vitascope.data.source import Source, Split
 from vitascope.data.split import stratified_part, validation_split
-from vitascope.data.statistics import mean_and_std
+from vitascope.data.statistics import data_hash, mean_and_std
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class TrainingData:
     train: Split
     validation: Split | None
     preparation: Preparation
+    whole_hash: str  # of all training images, before anything was held back
 
     @property
     def classes(self) -> list[str]:
@@ -36,7 +37,8 @@ def open_training_data(config: DataConfig, size: tuple[int, int], channels: int,
         kept, held = validation_split(whole.labels, config.validation, seed)
         train, validation = whole.part(kept), (whole.part(held) if len(held) else None)
     train = train.part(stratified_part(train.labels, config.fraction, seed))
-    return TrainingData(source, train, validation, preparation_for(train, size, channels))
+    whole_hash = data_hash(whole.images, whole.labels)
+    return TrainingData(source, train, validation, preparation_for(train, size, channels), whole_hash)
 
 
 def preparation_for(train: Split, size: tuple[int, int], channels: int) -> Preparation:

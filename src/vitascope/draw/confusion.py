@@ -3,12 +3,18 @@
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.look import caption, label, new_figure
+from vitascope.draw.look import caption, label, new_figure, plain
 
+NAME_LENGTH = 24
 MOST_NUMBERS, MOST_NAMES = 20, 50  # classes up to which cells hold numbers, and axes names
+
+MISTAKES = LinearSegmentedColormap.from_list(
+    "mistakes", ["white", "#fdbb84", "#e34a33", "#7f0000"]
+)  # no mistake: white
 
 
 def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
@@ -17,16 +23,18 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     wrong = shares.copy()
     np.fill_diagonal(wrong, np.nan)
+    there = counts.sum(1) > 0
+    short = [plain(name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…") for name in names]
     side = float(np.clip(0.55 * classes + 2.4, 4.5, 12))
     figure, (panel,) = new_figure(1, width=side + 1.2, height=side + 0.6)
     top = max(float(np.nanmax(wrong)), 1.0) if classes > 1 else 1.0
     panel.set_facecolor("#e8e8e8")  # the diagonal: right answers stay grey
-    shown = panel.imshow(wrong, cmap="Oranges", vmin=0, vmax=top)
+    shown = panel.imshow(wrong, cmap=MISTAKES, vmin=0, vmax=top)
     figure.colorbar(shown, ax=panel, shrink=0.75, label="mistakes, in % of the row")
     if classes <= MOST_NUMBERS:
         for row, column in np.ndindex(classes, classes):
             value, right = shares[row, column], row == column
-            text = f"{value:.1f}" if right or value >= 0.05 else ""
+            text = f"{value:.1f}" if there[row] and (right or value >= 0.05) else ""
             colour = "white" if not right and value > 0.6 * top else "black"
             panel.text(
                 column,
@@ -38,13 +46,13 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
                 fontsize=8,
                 fontweight="bold" if right else None,
             )
-    label(panel, title, "said", "is")
+    label(panel, title, "predicted class", "true class")
     if classes <= MOST_NAMES:
         slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-        panel.set_xticks(range(classes), names, **(slanted if max(map(len, names)) > 3 else {}))
-        panel.set_yticks(range(classes), names)
+        panel.set_xticks(range(classes), short, **(slanted if max(map(len, short)) > 3 else {}))
+        panel.set_yticks(range(classes), short)
     caption(
         figure,
-        "Each row is 100 % of one class. Grey: the share recognised (recall). Coloured: mistakes.",
+        "Each row is 100 % of one class. Grey: the share recognised (recall). Coloured: mistakes. An empty row: none.",
     )
     return figure

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.look import COLOURS, caption
+from vitascope.draw.look import COLOURS, caption, plain
 
 
 def draw_gallery(rows: list[list[NDArray]], row_names: Sequence[str], column_names: Sequence[str], text: str) -> Figure:
@@ -19,9 +19,9 @@ def draw_gallery(rows: list[list[NDArray]], row_names: Sequence[str], column_nam
             panel = panels[row][column]
             _show(panel, image)
             if row == 0:
-                panel.set_title(column_names[column], fontsize=9)
+                panel.set_title(plain(column_names[column]), fontsize=9)
             if column == 0:
-                panel.set_ylabel(row_names[row], fontsize=9)
+                panel.set_ylabel(plain(row_names[row]), fontsize=9)
     caption(figure, text)
     return figure
 
@@ -30,14 +30,16 @@ def draw_tiles(
     images: list[NDArray], words: Sequence[str], text: str, *, framed: int | None = None, columns: int = 6
 ) -> Figure:
     """Images one after the other, each under its words; the one `framed` stands out."""
+    columns = min(columns, max(len(images), 3))
     rows = -(-len(images) // columns)
-    figure = Figure(figsize=(1.75 * columns, 2.15 * rows + 0.7), layout="constrained", dpi=150)
+    lines = max(text.count("\n") for text in words)
+    figure = Figure(figsize=(1.75 * columns, (2.0 + 0.15 * lines) * rows + 0.7), layout="constrained", dpi=150)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel in panels[len(images) :]:
         panel.axis("off")
     for panel, image, said in zip(panels, images, words, strict=False):
         _show(panel, image)
-        panel.set_title(said, fontsize=8.5)
+        panel.set_title(plain(said), fontsize=8)
     if framed is not None:
         panels[framed].spines[:].set(color=COLOURS[1], linewidth=3)
     caption(figure, text)

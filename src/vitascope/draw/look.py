@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from vitascope.errors import UserError
@@ -33,22 +34,31 @@ def new_figure(columns: int, width: float = 9.0, height: float = 4.0) -> tuple[F
 
 def label(panel: Axes, title: str, x: str, y: str) -> None:
     """Every panel says what it shows and what its axes are."""
-    panel.set_title(title, fontsize=11, fontweight="bold")
-    panel.set_xlabel(x)
-    panel.set_ylabel(y)
+    panel.set_title(plain(title), fontsize=11, fontweight="bold")
+    panel.set_xlabel(plain(x))
+    panel.set_ylabel(plain(y))
+
+
+def plain(text: str) -> str:
+    """A class called a$b$ is a name, not a formula."""
+    return text.replace("$", r"\$")
 
 
 def caption(figure: Figure, text: str) -> None:
     """One sentence under the figure: what to see in it."""
     width = int(figure.get_figwidth() * 14)
-    figure.supxlabel("\n".join(textwrap.wrap(text, width)), fontsize=9, color="#444444")
+    figure.supxlabel(plain("\n".join(textwrap.wrap(text, width))), fontsize=9, color="#444444")
+
+
+def check_ending(path: Path) -> None:
+    """A picture's format is its file's ending."""
+    if path.suffix.lstrip(".").lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise UserError(f"A picture cannot be written as '{path.name}'. Choose an ending such as .png, .svg or .pdf.")
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure; its format is the file's ending."""
-    formats = figure.canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in formats:
-        raise UserError(f"A picture cannot be written as '{path.name}'. Choose an ending such as .png, .svg or .pdf.")
+    """Write the figure."""
+    check_ending(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)

@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from vitascope.draw.curves import UNITS, Points
-from vitascope.draw.look import COLOURS, caption, label, new_figure
+from vitascope.draw.look import COLOURS, caption, label, new_figure, plain
 
 
 def draw_overlay(runs: dict[str, dict[str, dict[str, Points]]], text: str) -> Figure:
@@ -25,7 +25,9 @@ def draw_overlay(runs: dict[str, dict[str, dict[str, Points]]], text: str) -> Fi
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.grid(alpha=0.25)
         label(panel, kind, "epoch", UNITS[kind])
-    lines = [Line2D([], [], color=colour, label=name) for colour, name in zip(cycle(COLOURS), runs, strict=False)]
+    lines = [
+        Line2D([], [], color=colour, label=plain(name)) for colour, name in zip(cycle(COLOURS), runs, strict=False)
+    ]
     lines += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training (varied images)")]
     panels[1].legend(handles=lines, loc="lower right", fontsize=8)
     caption(figure, text)

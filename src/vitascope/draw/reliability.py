@@ -23,12 +23,11 @@ def draw_reliability(before: Bins, after: Bins | None, names: tuple[str, str], t
     main.set_ylim(0, 101)
     main.set_aspect("equal")
     main.grid(alpha=0.25)
-    main.legend(loc="upper left", fontsize=9)
+    main.legend(loc="lower right", fontsize=9)
     label(main, "is it as right as it is sure?", "mean confidence in %", "accuracy in %")
     counts.set_yscale("log")
     counts.set_xlim(0, 101)
     counts.grid(alpha=0.25)
-    counts.legend(loc="upper left", fontsize=9)
     label(counts, "how often is it how sure?", "confidence in %", "images")
     caption(figure, text)
     return figure

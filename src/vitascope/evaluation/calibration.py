@@ -11,7 +11,7 @@ from vitascope.data.source import Labels
 from vitascope.shapes import Logits
 
 BINS = 15
-COLDEST, HOTTEST = 0.05, 20.0  # where a model is always right (or never), no temperature is best: stop at these
+COLDEST, HOTTEST = 0.05, 20.0
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,11 @@ def _bins(confidence: torch.Tensor, right: torch.Tensor, count: int) -> list[Bin
     return found
 
 
-def fit_temperature(logits: Logits, labels: Labels) -> float:
-    """The temperature with the lowest loss on these images, which must not be the ones it is judged on."""
+def fit_temperature(logits: Logits, labels: Labels) -> float | None:
+    """The temperature with the lowest loss on these images, which must not be the ones it is judged on.
+
+    None where there is none: a model that is always right here would only be made surer and surer.
+    """
     wide = logits.double()
 
     def loss(log_temperature: float) -> float:
@@ -85,7 +88,8 @@ def fit_temperature(logits: Logits, labels: Labels) -> float:
 
     low, high = math.log(COLDEST), math.log(HOTTEST)
     found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
-    return math.exp(min((low, high, float(found.x)), key=loss))  # pyright: ignore[reportAttributeAccessIssue]
+    best = min((low, high, float(found.x)), key=loss)  # pyright: ignore[reportAttributeAccessIssue]
+    return None if best - low < 0.01 or high - best < 0.01 else math.exp(best)
 
 
 def scaled(logits: Logits, labels: Labels, value: float, fitted_on: int) -> Temperature:

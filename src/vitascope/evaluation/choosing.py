@@ -1,16 +1,17 @@
 """A run, a split's name, perhaps other data -> the images to judge it by, with the run's own class numbers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from vitascope.data.config import DataConfig
-from vitascope.data.opening import open_source
+from vitascope.data.opening import open_source, settled
 from vitascope.data.source import Source, Split
+from vitascope.data.statistics import data_hash
 from vitascope.data.training_data import open_training_data
 from vitascope.errors import UserError, did_you_mean
-from vitascope.recipe.schema import Recipe
+from vitascope.run.directory import Run
 from vitascope.run.weights import ModelFacts
 
 SPLITS = ("test", "val", "train")
@@ -18,50 +19,49 @@ SPLITS = ("test", "val", "train")
 
 @dataclass(frozen=True)
 class Choice:
-    """Which images: of `data` (a name or a path), the part called `split`."""
+    """Which images: of `data` (a name, or a path spelt in one way), the part called `split`."""
 
     data: str
     split: str
     images: Split
+    own: bool  # the run's own data
+    skipped: list[str] = field(default_factory=list)  # files that could not be read
 
 
-def choose(recipe: Recipe, facts: ModelFacts, split: str | None, data: str | None) -> Choice:
+def choose(run: Run, facts: ModelFacts, split: str | None, data: str | None) -> Choice:
     """Without a split: the test images, or all images where other data has only one part."""
     if split is not None and split not in SPLITS:
-        raise UserError(f"--split {split} is unknown. {did_you_mean(split, SPLITS)}")
-    if data is not None:
-        return _other_data(replace(here(recipe.data), name=data), facts, split)
-    own = here(recipe.data)
+        raise UserError(f"There is no split '{split}'. {did_you_mean(split, SPLITS)}")
+    own = here(run.recipe.data)
+    if data is not None and settled(replace(own, name=data)).name != settled(own).name:
+        return _other_data(replace(own, name=data), facts, split)
     if split in ("val", "train"):
-        found = watched_or_learnt(recipe, facts, split)
+        found = own_images(run, facts, split)
         if found is None:
             raise UserError("data.validation=0 held no images back. Use --split test or train.")
-        return Choice(own.name, split, found)
+        return Choice(own.name, split, found, own=True)
     source = _open(own, facts)
     if "test" not in source.splits:
         raise UserError(f"{own.name} has no test images. Add a test/ folder, or use --split val.")
-    if source.classes != facts.classes:
-        raise UserError(f"{own.name} has other classes now than the run learnt: {source.classes[:5]} …")
-    return Choice(own.name, "test", source.load("test"))
+    _check_classes(own.name, source.classes, facts)
+    return Choice(own.name, "test", source.load("test"), own=True, skipped=source.skipped)
 
 
-def watched_or_learnt(recipe: Recipe, facts: ModelFacts, split: str) -> Split | None:
-    """The run's own validation or training images; None where none were held back."""
+def own_images(run: Run, facts: ModelFacts, split: str) -> Split | None:
+    """The run's own validation or training images, exactly those; None where none were held back."""
+    recipe = run.recipe
+    if split == "val" and recipe.data.validation == 0:
+        return None
     size, channels = facts.model.image_shape, facts.model.in_chans
     data = open_training_data(here(recipe.data), size, channels, recipe.train.seed)
-    if data.classes != facts.classes:
-        raise UserError(f"{recipe.data.name} has other classes now than the run learnt: {data.classes[:5]} …")
+    _check_classes(recipe.data.name, data.classes, facts)
+    known = run.machine.get("data_hash")
+    if known is not None and known != data_hash(data.train.images, data.train.labels):
+        raise UserError(
+            f"{recipe.data.name} has changed since the run learnt from it: nobody can tell any more which images it "
+            "saw and which were held back."
+        )
     return data.train if split == "train" else data.validation
-
-
-def _other_data(config: DataConfig, facts: ModelFacts, split: str | None) -> Choice:
-    source = _open(config, facts)
-    if split is None and "test" not in source.splits:
-        return Choice(config.name, "all", _renumbered(source, "train", facts.classes))
-    split = split or "test"
-    if split not in source.splits:
-        raise UserError(f"{config.name} has no {split} part, only {', '.join(source.splits)}.")
-    return Choice(config.name, split, _renumbered(source, split, facts.classes))
 
 
 def here(config: DataConfig) -> DataConfig:
@@ -69,20 +69,41 @@ def here(config: DataConfig) -> DataConfig:
     return config if config.root is None or Path(config.root).is_dir() else replace(config, root=None)
 
 
+def _other_data(config: DataConfig, facts: ModelFacts, split: str | None) -> Choice:
+    source = _open(config, facts)
+    if source.splits == ("train",):  # class folders, or one pair of arrays: there is nothing to choose from
+        if split is not None:
+            raise UserError(f"{config.name} is not divided into parts. Leave --split out: all its images are judged.")
+        part, name = "train", "all"
+    else:
+        part = name = split or "test"
+    if part not in source.splits:
+        raise UserError(f"{config.name} has no {part} part. Choose one with --split: {', '.join(source.splits)}.")
+    images = _renumbered(source, part, facts.classes)
+    return Choice(settled(config).name, name, images, own=False, skipped=source.skipped)
+
+
 def _open(config: DataConfig, facts: ModelFacts) -> Source:
     """A folder's images are read at the size the run's images were stored in."""
     channels, rows, columns = facts.stored
-    return open_source(config, (rows, columns), channels)
+    return open_source(config, (rows, columns), channels, to_train=False)
+
+
+def _check_classes(name: str, classes: list[str], facts: ModelFacts) -> None:
+    if classes != facts.classes:
+        raise UserError(f"{name} has other classes now than the run learnt: {', '.join(classes[:5])} …")
 
 
 def _renumbered(source: Source, split: str, classes: list[str]) -> Split:
-    """Classes are matched by name; some may be missing, none may be new."""
-    new = [name for name in source.classes if name not in classes]
+    """Classes are matched by name, or by number where the data has only numbers; some may be missing, none new."""
+    names = source.classes
+    if not source.named and len(names) <= len(classes):
+        names = classes[: len(names)]
+    new = [name for name in names if name not in classes]
     if new:
         raise UserError(
             f"{source.name} has classes the run never learnt: {', '.join(new[:5])}{' …' if len(new) > 5 else ''}. "
             f"It knows {', '.join(classes[:10])}{' …' if len(classes) > 10 else ''}."
         )
     found = source.load(split)
-    numbers = torch.tensor([classes.index(name) for name in source.classes])
-    return replace(found, labels=numbers[found.labels])
+    return replace(found, labels=torch.tensor([classes.index(name) for name in names])[found.labels])

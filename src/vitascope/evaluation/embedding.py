@@ -1,5 +1,6 @@
 """Images -> vectors in a file, with what the model says of each."""
 
+import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from vitascope.errors import UserError
 from vitascope.evaluation.prediction import Predictions
 from vitascope.evaluation.reading import read_files
 from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.run.files import make_folder, write_whole
 
 
 @dataclass(frozen=True)
@@ -26,38 +28,48 @@ class Embedding:
 
     def save(self, path: Path) -> Path:
         """.npz with features, file, folder, predicted, probability; or .parquet with the same columns."""
-        if path.suffix not in WRITERS:
-            raise UserError(f"Features cannot be written as '{path.name}'. Choose an ending: {', '.join(WRITERS)}.")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        check_ending(path)
         columns = {"file": self.files, "folder": self.folders, "predicted": self.said.labels}
-        WRITERS[path.suffix](path, columns, [item.probability for item in self.said], self.features.numpy())
+        content = WRITERS[path.suffix](columns, [item.probability for item in self.said], self.features.numpy())
+        make_folder(path.parent)
+        write_whole(path, content)
         return path
+
+
+def check_ending(path: Path) -> None:
+    if path.suffix not in WRITERS:
+        raise UserError(f"Features cannot be written as '{path.name}'. Choose an ending: {', '.join(WRITERS)}.")
 
 
 def embed(model: TrainedTransformer, paths: list[Path]) -> Embedding:
     """Every image in the folders, preprocessed as in training."""
-    images, names, broken = read_files(paths, model.facts.stored)
-    return Embedding(
-        names, [Path(name).parent.name for name in names], model.predict(images), model.stored_features(images), broken
-    )
+    pictures = read_files(paths, model.facts.stored)
+    files = pictures.files or []
+    folders = [Path(name).resolve().parent.name for name in files]
+    said, features = model.predict(pictures.images), model.stored_features(pictures.images)
+    return Embedding(files, folders, said, features, pictures.broken)
 
 
-def _write_npz(path: Path, columns: dict[str, list[str]], shares: list[float], features: NDArray) -> None:
+def _as_npz(columns: dict[str, list[str]], shares: list[float], features: NDArray) -> bytes:
     arrays = {name: np.array(values) for name, values in columns.items()}
     arrays |= {"probability": np.array(shares), "features": features}
-    with zipfile.ZipFile(path, "w") as archive:  # not np.savez, whose own argument is called file
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:  # not np.savez, whose own argument is called file
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
+    return whole.getvalue()
 
 
-def _write_parquet(path: Path, columns: dict[str, list[str]], shares: list[float], features: NDArray) -> None:
-    import pyarrow as pa  # pyright: ignore[reportMissingImports] - an extra
-    import pyarrow.parquet as pq  # pyright: ignore[reportMissingImports]
+def _as_parquet(columns: dict[str, list[str]], shares: list[float], features: NDArray) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     flat = pa.array(features.reshape(-1))
     table = columns | {"probability": shares, "features": pa.FixedSizeListArray.from_arrays(flat, features.shape[1])}
-    pq.write_table(pa.table(table), path)
+    whole = io.BytesIO()
+    pq.write_table(pa.table(table), whole)
+    return whole.getvalue()
 
 
-WRITERS = {".npz": _write_npz, ".parquet": _write_parquet}
+WRITERS = {".npz": _as_npz, ".parquet": _as_parquet}

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from vitascope.data.source import Labels, Split
+from vitascope.data.statistics import data_hash
 from vitascope.errors import UserError
 from vitascope.evaluation.calibration import Calibration, Temperature, calibration, fit_temperature, scaled
-from vitascope.evaluation.choosing import Choice, choose, watched_or_learnt
+from vitascope.evaluation.choosing import Choice, choose, own_images
 from vitascope.evaluation.confusion import ClassScore, confusion, per_class
 from vitascope.evaluation.intervals import wilson
 from vitascope.evaluation.openings import note_opening, note_result, read_openings
@@ -18,6 +19,7 @@ from vitascope.evaluation.robustness import Decline, robustness
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
+from vitascope.run.machine import device_names, machine_name
 from vitascope.run.weights import ModelFacts
 from vitascope.shapes import Logits
 from vitascope.training.hardware import hardware_of
@@ -38,7 +40,7 @@ class Mistake:
     probability_of_label: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """The numbers; `choice` holds the images they were found on."""
 
@@ -54,10 +56,24 @@ class Evaluation:
     top5: float
     confusion: Tensor
     calibration: Calibration
-    temperature: Temperature | None  # None: no validation images to fit it on
+    temperature: Temperature | None
+    temperature_words: str  # on what it was fitted, or why not
     per_class: dict[str, ClassScore]
     worst: list[Mistake]
     robustness: dict[str, Decline]  # empty where it was not asked for
+
+    @property
+    def loss(self) -> float:
+        return self.calibration.loss
+
+    @property
+    def ece(self) -> float:
+        return self.calibration.ece
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        what = f"{self.choice.split}, {len(self.choice.images):,} images, views={self.views}"
+        return f"Evaluation({what}: accuracy {self.accuracy:.4f} in {low:.4f} to {high:.4f}, ece {self.ece:.4f})"
 
     def as_dict(self) -> dict[str, Any]:
         """For --json and report.json; shares are fractions."""
@@ -67,6 +83,7 @@ class Evaluation:
             "data": self.choice.data,
             "split": self.choice.split,
             "images": len(self.choice.images),
+            "skipped": self.choice.skipped,
             "views": self.views,
             "weights": self.weights,
             "opening": self.opening,
@@ -79,6 +96,7 @@ class Evaluation:
             "ece": told.pop("ece"),
             "calibration": told,
             "temperature": asdict(self.temperature) if self.temperature else None,
+            "temperature_words": self.temperature_words,
             "per_class": {name: asdict(row) for name, row in self.per_class.items()},
             "confusion": self.confusion.tolist(),
             "worst": [asdict(mistake) for mistake in self.worst],
@@ -103,71 +121,77 @@ def evaluate(
     robust: bool = True,
 ) -> Evaluation:
     """In float32, on the device the model is on. A look at test images is written into the run, before and after."""
-    recipe = run.recipe
-    check_views(recipe, views)
-    choice = choose(recipe, facts, split, data)
-    number = None
-    if choice.split in ("test", "all"):
-        number = note_opening(run, choice.data, len(choice.images), views, weights)
+    check_views(run.recipe, views)
+    choice = choose(run, facts, split, data)
+    value, words = temperature_for(model, run, facts, choice, views)
+    tie = _noted(model, run, choice, views, weights) if choice.split in ("test", "all") else None
+    hardware, labels = hardware_of(model), choice.images.labels
     start = time.monotonic()
-    logits = logits_of(model, choice.images.images, facts.preparation, hardware_of(model), views=views)
+    logits = logits_of(model, choice.images.images, facts.preparation, hardware, views=views)
     seconds = time.monotonic() - start
-    opening = None
-    if number is not None:
-        opening = sum(known.data == choice.data for known in read_openings(run))
-    found = judged(model, run, facts, choice, logits, views, weights, opening, seconds, robust)
-    if number is not None:
-        note_result(run, number, _for_the_record(found))
-    return found
-
-
-def judged(
-    model: VisionTransformer,
-    run: Run,
-    facts: ModelFacts,
-    choice: Choice,
-    logits: Logits,
-    views: int,
-    weights: str,
-    opening: int | None,
-    seconds: float,
-    robust: bool,
-) -> Evaluation:
-    """Logits -> all the numbers."""
-    labels, hardware = choice.images.labels, hardware_of(model)
-    said = logits.argmax(1)
-    counts = confusion(labels, said, len(facts.classes))
+    counts = confusion(labels, logits.argmax(1), len(facts.classes))
     right = int(counts.diagonal().sum())
-    watched = watched_or_learnt(run.recipe, facts, "val")
-    temperature = None
-    if watched is not None:
-        seen = logits_of(model, watched.images, facts.preparation, hardware, views=views)
-        temperature = scaled(logits, labels, fit_temperature(seen, watched.labels), len(watched))
-    return Evaluation(
+    found = Evaluation(
         run=run,
         choice=choice,
         classes=facts.classes,
         views=views,
         weights=weights,
-        opening=opening,
+        opening=next((known.number for known in read_openings(run) if known.line == tie), None),
         seconds=seconds,
         accuracy=right / len(labels),
         interval=wilson(right, len(labels)),
         top5=top_share(logits, labels, 5),
         confusion=counts,
         calibration=calibration(logits, labels),
-        temperature=temperature,
+        temperature=scaled(logits, labels, *value) if value else None,
+        temperature_words=words,
         per_class=per_class(counts, facts.classes),
         worst=worst_mistakes(logits, choice.images, facts.classes),
         robustness=robustness(model, choice.images, facts.preparation, hardware, views) if robust else {},
+    )
+    if tie is not None:
+        note_result(run, tie, _for_the_record(found))
+    return found
+
+
+def temperature_for(
+    model: VisionTransformer, run: Run, facts: ModelFacts, choice: Choice, views: int
+) -> tuple[tuple[float, int] | None, str]:
+    """(The temperature and how many validation images it was fitted on, or None; in words, on what or why not)."""
+    if choice.own and choice.split == "val":
+        return None, "not fitted: these are the images it would be fitted on"
+    try:
+        watched = own_images(run, facts, "val")
+    except UserError as error:
+        return None, f"not fitted: {error}"
+    if watched is None:
+        return None, "not fitted: data.validation=0 held no images back"
+    seen = logits_of(model, watched.images, facts.preparation, hardware_of(model), views=views)
+    value = fit_temperature(seen, watched.labels)
+    if value is None:
+        return None, f"not fitted: no finite one is best on the {len(watched):,} validation images (all right?)"
+    return (value, len(watched)), f"fitted on {len(watched):,} validation images"
+
+
+def _noted(model: VisionTransformer, run: Run, choice: Choice, views: int, weights: str) -> int:
+    return note_opening(
+        run,
+        data=choice.data,
+        split=choice.split,
+        images=len(choice.images),
+        views=views,
+        weights=weights,
+        machine=machine_name(device_names(), hardware_of(model).device),
+        data_hash=data_hash(choice.images.images, choice.images.labels),
     )
 
 
 def check_views(recipe: Recipe, views: int) -> None:
     if views not in (1, 2):
-        raise UserError(f"--views {views}: choose 1 (the image) or 2 (the image and its mirror image).")
+        raise UserError(f"views={views}: choose 1 (the image) or 2 (the image and its mirror image).")
     if views == 2 and not recipe.data.augment.flip:
-        raise UserError("--views 2 adds the mirror image, which this run never saw: data.augment.flip was 0. Use 1.")
+        raise UserError("views=2 adds the mirror image, which this run never saw: data.augment.flip was 0. Use 1.")
 
 
 def top_share(logits: Logits, labels: Labels, count: int) -> float:

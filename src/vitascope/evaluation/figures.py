@@ -1,5 +1,6 @@
 """An evaluation -> its pictures: confusion, reliability, worst errors, decline; in the run, or in a notebook."""
 
+import hashlib
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -17,17 +18,21 @@ from vitascope.evaluation.evaluate import Evaluation
 from vitascope.evaluation.neighbours import Neighbours
 from vitascope.run.files import make_folder, write_json
 
-NAME_LENGTH = 14
+NAME_LENGTH = 20
 
 
 def write_report(found: Evaluation) -> Path:
     """`RUN/evaluation/SPLIT/` with report.json and the pictures; other data, two views, best weights get their own."""
-    data = Path(found.choice.data).name
-    parts = [found.choice.split if found.choice.data == found.run.recipe.data.name else f"{data}-{found.choice.split}"]
+    choice = found.choice
+    parts = [choice.split]
+    if not choice.own:  # two folders may have one name
+        parts = [Path(choice.data).name, hashlib.blake2b(choice.data.encode(), digest_size=3).hexdigest(), *parts]
     parts += [f"{found.views}-views"] if found.views > 1 else []
     parts += [found.weights] if found.weights != "last" else []
     folder = found.run.file("evaluation") / "-".join(parts)
     make_folder(folder)
+    for old in folder.glob("*.png"):
+        old.unlink()
     write_json(folder / "report.json", found.as_dict())
     for name, figure in figures(found).items():
         save(figure, folder / f"{name}.png")
@@ -36,7 +41,11 @@ def write_report(found: Evaluation) -> Path:
 
 def figures(found: Evaluation) -> dict[str, Figure]:
     pictures = {
-        "confusion": draw_confusion(found.confusion.numpy(), found.classes, f"Who is taken for whom ({_what(found)})"),
+        "confusion": draw_confusion(
+            found.confusion.numpy(),
+            found.classes,
+            f"{_what(found)}: {found.accuracy:.2%} of {len(found.choice.images):,} right",
+        ),
         "reliability": _reliability(found),
     }
     if found.robustness:
@@ -52,13 +61,18 @@ def as_html(found: Evaluation) -> str:
         ["calibration error", f"{found.calibration.ece:.2%}"],
         ["images", f"{len(found.choice.images):,} {found.choice.split}, {found.views} view(s)"],
     ]
-    return html_table([_what(found), ""], rows) + "".join(drawn(figure) for figure in figures(found).values())
+    classes = [
+        [name, f"{row.images:,}", *("–" if share is None else f"{share:.1%}" for share in (row.precision, row.recall))]
+        for name, row in found.per_class.items()
+    ]
+    tables = html_table([_what(found), ""], rows) + html_table(["class", "images", "precision", "recall"], classes)
+    return tables + "".join(drawn(figure) for figure in figures(found).values())
 
 
 def draw_neighbours(found: Neighbours) -> Figure:
     images = [_pixels(found.image), *(_pixels(image) for image in found.found.images)]
     words = [f"asked\nsaid: {_short(found.said.label)} {found.said.probability:.0%}"]
-    words += [f"{_short(name)}\nalike {share:.2f}" for name, share in zip(found.labels, found.similarity, strict=True)]
+    words += [f"{_short(name)}\nalike {share:.3f}" for name, share in zip(found.labels, found.similarity, strict=True)]
     text = (
         f"The image asked about, then the most alike of {found.searched}, with their class (or folder) and the cosine "
         "between the features that the classifier sees: 1 is the same direction, 0 is unrelated."
@@ -72,10 +86,10 @@ def _reliability(found: Evaluation) -> Figure:
     text += "sure. " if before.gap > 0 else "unsure. "
     after, name = None, ""
     if warmth:
-        after, name = _full(warmth.bins), f"temperature {warmth.value:.2f}"
-        text += (
-            f"Logits divided by {warmth.value:.2f}, fitted on {warmth.fitted_on:,} validation images: {warmth.ece:.1%}."
-        )
+        after, name = _full(warmth.bins), f"with temperature {warmth.value:.2f}"
+        text += f"Calibration error with the logits divided by {warmth.value:.2f} "
+        text += f"({found.temperature_words}): {warmth.ece:.1%}. "
+    text += "Above the dashed line the model is right more often than it is sure."
     return draw_reliability(_full(before.bins), after, ("as trained", name), text)
 
 
@@ -101,6 +115,7 @@ def _errors(found: Evaluation) -> Figure:
     images = [_pixels(found.choice.images.images[mistake.index]) for mistake in found.worst]
     words = [
         f"is {_short(item.label)} ({item.probability_of_label:.1%})\nsaid {_short(item.said)} ({item.probability:.0%})"
+        + (f"\n{_short(Path(item.file).name)}" if item.file else "")
         for item in found.worst
     ]
     count = len(found.choice.images) - int(found.confusion.diagonal().sum())
@@ -115,7 +130,8 @@ def _what(found: Evaluation) -> str:
     views = ", 2 views" if found.views == 2 else ""
     recipe, data = found.run.recipe.name, Path(found.choice.data).name
     of = recipe if recipe == data else f"{recipe} on {data}"
-    return f"{of}, {found.choice.split} images{views}"
+    epoch = ", best epoch" if found.weights == "best" else ""
+    return f"{of}, {found.choice.split} images{views}{epoch}"
 
 
 def _pixels(image: Tensor) -> NDArray:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from vitascope.data.source import Split
 from vitascope.data.split import stratified_part
 from vitascope.data.statistics import data_hash
 from vitascope.errors import UserError
-from vitascope.evaluation.choosing import watched_or_learnt
+from vitascope.evaluation.choosing import own_images
 from vitascope.evaluation.embedding import embed
 from vitascope.evaluation.prediction import Prediction
 from vitascope.evaluation.reading import read_files
@@ -36,14 +37,16 @@ class Neighbours:
     found: Split
     labels: list[str]
     similarity: list[float]
+    broken: list[str]  # files of the searched folder that could not be read
 
 
 def similar(model: TrainedTransformer, image: Path, among: Path | None, most: int) -> Neighbours:
     """By the cosine between features; among the run's training images, or the images of a folder."""
     if image.is_dir():
         raise UserError(f"{image} is a folder. Name one image; --among names the folder to search.")
-    images, _, _ = read_files([image], model.facts.stored)
+    images = read_files([image], model.facts.stored).images
     said, query = model.predict(images)[0], F.normalize(model.stored_features(images), dim=1)
+    broken: list[str] = []
     if among is None:
         split, features = _training_images(model)
         searched = f"{len(split):,} training images"
@@ -51,16 +54,23 @@ def similar(model: TrainedTransformer, image: Path, among: Path | None, most: in
     else:
         there = embed(model, [among])
         split = Split(there.said.images, torch.zeros(len(there.files), dtype=torch.long), there.files)
-        features, labels, searched = there.features, there.folders, f"{len(split):,} images in {among.name}"
-    alike = (F.normalize(features, dim=1) @ query[0]).topk(min(most, len(split)))
+        broken = there.broken
+        features, labels = there.features, there.folders
+        searched = f"{len(split):,} images in {among.name}"
+    closeness = F.normalize(features, dim=1) @ query[0]
+    if split.names:  # the image itself is no answer
+        itself = [Path(name).resolve() == image.resolve() for name in split.names]
+        closeness[torch.tensor(itself)] = -torch.inf
+        most = min(most, len(split) - sum(itself))
+    alike = closeness.topk(min(most, len(split)))
     index = alike.indices
     chosen = [labels[number] for number in index.tolist()]
-    return Neighbours(images[0], said, searched, split.part(index), chosen, alike.values.tolist())
+    return Neighbours(images[0], said, searched, split.part(index), chosen, alike.values.tolist(), broken)
 
 
 def _training_images(model: TrainedTransformer) -> tuple[Split, Tensor]:
     """With their features, which are kept in the run: the next question is answered at once."""
-    split = watched_or_learnt(model.run.recipe, model.facts, "train")
+    split = own_images(model.run, model.facts, "train")
     if split is None:
         raise UserError("The run has no training images to search.")
     split = split.part(stratified_part(split.labels, min(1.0, MOST / len(split)), seed=0))
@@ -87,6 +97,8 @@ def _identity(model: TrainedTransformer, split: Split) -> str:
 
 
 def _keep(path: Path, features: Tensor, identity: str) -> None:
+    """As well as it goes: a run that cannot be written to still answers."""
     file = io.BytesIO()
     np.savez(file, features=features.numpy(), identity=np.array(identity))
-    write_whole(path, file.getvalue())
+    with suppress(UserError):
+        write_whole(path, file.getvalue())

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from vitascope.errors import UserError
 from vitascope.run.directory import Run
 from vitascope.run.files import append_line
 
@@ -14,47 +13,73 @@ FILE = "test-openings.jsonl"
 
 @dataclass(frozen=True)
 class Opening:
-    """The how-manieth look at these test images, in which manner, and what came out (empty: it was broken off)."""
+    """One look: at what, in which manner, where, and what came out (empty: it was broken off)."""
 
-    number: int
+    number: int  # the how-manieth look at these images
+    line: int  # ties its two lines together
     data: str
+    split: str
     views: int
     weights: str
+    machine: str | None
+    data_hash: str | None
     found: dict[str, Any]
+
+    @property
+    def what(self) -> tuple[str, str, int, str]:
+        return self.data, self.split, self.views, self.weights
 
 
 def read_openings(run: Run) -> list[Opening]:
-    """In the order they were made."""
+    """In the order they were made. A line torn by a kill is a look at the run's own test images without a result."""
     path = run.file(FILE)
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    try:
-        said = [json.loads(line) for line in lines]
-        found = {line["opening"]: line for line in said if "accuracy" in line}
-        return [_opening(line, found.get(line["opening"], {}), run) for line in said if "when" in line]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not whole ({type(error).__name__}). Copy it back, or train again.") from error
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    said = [_parsed(line) for line in lines if line.strip()]
+    results = {line["opening"]: line for line in said if "accuracy" in line and "opening" in line}
+    openings: list[Opening] = []
+    for number, line in enumerate(said, start=1):
+        if "accuracy" in line:
+            continue
+        data, split = line.get("data") or run.recipe.data.name, line.get("split", "test")
+        before = sum((known.data, known.split) == (data, split) for known in openings)
+        tie = line.get("opening", -number)
+        openings.append(
+            Opening(
+                number=before + 1,
+                line=tie,
+                data=data,
+                split=split,
+                views=line.get("views", 1),
+                weights=line.get("weights", "last"),
+                machine=line.get("machine"),
+                data_hash=line.get("data_hash"),
+                found=results.get(tie, {}),
+            )
+        )
+    return openings
 
 
-def note_opening(run: Run, data: str, images: int, views: int, weights: str) -> int:
-    """Written before the images are looked at, so that none goes unnoticed; its number among all comes back."""
-    number = 1 + max((opening.number for opening in read_openings(run)), default=0)
+def note_opening(run: Run, **said: Any) -> int:
+    """Written before the model sees the images, so that no look goes unnoticed; ties the result's line to this one."""
+    tie = 1 + max((opening.line for opening in read_openings(run)), default=0)
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    line = {"opening": number, "when": when, "data": data, "images": images, "views": views, "weights": weights}
-    append_line(run.file(FILE), line)
-    return number
+    append_line(run.file(FILE), {"opening": max(tie, 1), "when": when, **said})
+    return max(tie, 1)
 
 
-def note_result(run: Run, number: int, found: dict[str, Any]) -> None:
-    append_line(run.file(FILE), {"opening": number, **found})
+def note_result(run: Run, tie: int, found: dict[str, Any]) -> None:
+    append_line(run.file(FILE), {"opening": tie, **found})
 
 
-def first_result(run: Run, data: str, views: int) -> Opening | None:
-    """The first look at this data with the last epoch's weights that came to an end, in this manner."""
-    suits = (o for o in read_openings(run) if (o.data, o.views, o.weights) == (data, views, "last") and o.found)
-    return next(suits, None)
+def first_result(run: Run, views: int) -> Opening | None:
+    """The first look at the run's own test images with the last epoch's weights and so many views that was finished."""
+    wanted = (run.recipe.data.name, "test", views, "last")
+    return next((opening for opening in read_openings(run) if opening.what == wanted and opening.found), None)
 
 
-def _opening(line: dict[str, Any], found: dict[str, Any], run: Run) -> Opening:
-    """Runs made before views and data were written looked at their own data once straight."""
-    data = line.get("data", run.recipe.data.name)
-    return Opening(line["opening"], data, line.get("views", 1), line.get("weights", "last"), found)
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        said = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -1,13 +1,12 @@
 """Images -> for each a class, how likely it is, and how likely the others are."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, overload
-
-from torch import Tensor
 
 from vitascope.data.source import UInt8Images
 from vitascope.draw.html import bar, html_table, picture
+from vitascope.evaluation.reading import Pictures
 from vitascope.shapes import Logits
 
 SHOWN = 24  # in a notebook
@@ -43,6 +42,7 @@ class Predictions(Sequence[Prediction]):
 
     items: list[Prediction]
     images: UInt8Images
+    broken: list[str] = field(default_factory=list)  # files of a folder that could not be read
 
     def __len__(self) -> int:
         return len(self.items)
@@ -52,15 +52,12 @@ class Predictions(Sequence[Prediction]):
     @overload
     def __getitem__(self, index: slice) -> "Predictions": ...
     def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
-        return Predictions(self.items[index], self.images[index]) if isinstance(index, slice) else self.items[index]
+        if isinstance(index, slice):
+            return Predictions(self.items[index], self.images[index], self.broken)
+        return self.items[index]
 
     def __iter__(self) -> Iterator[Prediction]:
         return iter(self.items)
-
-    def named(self, files: list[str]) -> "Predictions":
-        """The same with file names."""
-        items = [replace(item, file=file) for item, file in zip(self.items, files, strict=True)]
-        return Predictions(items, self.images)
 
     @property
     def labels(self) -> list[str]:
@@ -75,11 +72,11 @@ class Predictions(Sequence[Prediction]):
         return html_table(["image", "file", "said"], rows, raw=("image", "said")) + more
 
 
-def predictions(logits: Logits, images: Tensor, classes: list[str], names: list[str] | None) -> Predictions:
+def predictions(logits: Logits, pictures: Pictures, classes: list[str]) -> Predictions:
     """Softmax in float64, so that the shares sum to 1."""
     items = []
     for number, shares in enumerate(logits.double().softmax(1).tolist()):
         named = dict(zip(classes, shares, strict=True))
         label = max(named, key=named.__getitem__)
-        items.append(Prediction(names[number] if names else None, label, named[label], named))
-    return Predictions(items, images)
+        items.append(Prediction(pictures.files[number] if pictures.files else None, label, named[label], named))
+    return Predictions(items, pictures.images, pictures.broken)

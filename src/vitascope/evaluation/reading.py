@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,91 +18,114 @@ from vitascope.errors import UserError
 Stored = tuple[int, int, int]  # channels, rows, columns
 
 
-def files_in(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """(files named themselves, files found in named folders), each once, in order."""
-    named: dict[Path, None] = {}
-    found: dict[Path, None] = {}
-    for path in paths:
-        if path.is_dir():
-            inside = image_files(path)
-            if not inside:
-                raise UserError(f"The folder {path} has no images in it.")
-            found.update(dict.fromkeys(inside))
-        elif path.is_file():
-            named[path] = None
-        else:
-            raise UserError(f"There is no file or folder {path}.")
-    return list(named), [path for path in found if path not in named]
+@dataclass(frozen=True)
+class Pictures:
+    """Images in the order they were given, their files where they came from files, and files that are none."""
+
+    images: UInt8Images
+    files: list[str] | None = None
+    broken: list[str] = field(default_factory=list)
 
 
-def read_files(paths: Iterable[Path], stored: Stored) -> tuple[UInt8Images, list[str], list[str]]:
-    """(images, their files, files that could not be read). A file named itself must be readable; in a folder some
-    may not be, but one must."""
-    named, found = files_in(paths)
+def read_files(paths: Iterable[Path], stored: Stored) -> Pictures:
+    """A file named itself must be readable; in a folder some may not be, but one must."""
     check_readable(stored)
     kept: list[Tensor] = []
-    names: list[str] = []
+    files: list[str] = []
     broken: list[str] = []
-    for path in [*named, *found]:
+    for path, named in _expanded(paths):
         image = try_image(path, (stored[1], stored[2]), stored[0])
         if isinstance(image, Tensor):
             kept.append(image)
-            names.append(str(path))
-        elif path in named:
+            files.append(str(path))
+        elif named:
             raise UserError(f"{path} cannot be read as an image ({image}).")
         else:
             broken.append(str(path))
     if not kept:
         raise UserError(f"None of the {len(broken)} file(s) can be read as an image, such as {broken[0]}.")
-    return torch.stack(kept), names, broken
+    return Pictures(torch.stack(kept), files, broken)
 
 
-def as_stored(images: Any, stored: Stored) -> tuple[UInt8Images, list[str] | None]:
-    """What a caller hands to `predict`, and file names where there are some."""
-    if isinstance(images, str | os.PathLike):
-        images = [images]
-    if isinstance(images, Image.Image):
+def as_stored(images: Any, stored: Stored) -> Pictures:
+    """What a caller hands to `predict`."""
+    if isinstance(images, str | os.PathLike | Image.Image):
         images = [images]
     if isinstance(images, np.ndarray):
-        images = _tensor_of(images)
+        return Pictures(_fitted(_from_array(images, stored), stored))
     if isinstance(images, Tensor):
-        return _checked(images), None
-    items = list(images)
+        return Pictures(_fitted(images, stored))
+    items = list(images) if isinstance(images, Iterable) else [images]
     if not items:
         raise UserError("There are no images to look at.")
     if all(isinstance(item, str | os.PathLike) for item in items):
-        return read_files([Path(item) for item in items], stored)[:2]
+        return read_files([Path(item) for item in items], stored)
     if all(isinstance(item, Image.Image) for item in items):
         check_readable(stored)
-        return torch.stack([read_picture(item, (stored[1], stored[2]), stored[0]) for item in items]), None
+        return Pictures(torch.stack([read_picture(item, (stored[1], stored[2]), stored[0]) for item in items]))
     if all(isinstance(item, np.ndarray | Tensor) for item in items):
-        parts = [_checked(_tensor_of(item) if isinstance(item, np.ndarray) else item) for item in items]
-        if len({part.shape[1:] for part in parts}) > 1:
-            raise UserError("The images have different shapes. Give them one by one, or as files.")
-        return torch.cat(parts), None
+        tensors = [item if isinstance(item, Tensor) else _from_array(item, stored) for item in items]
+        return Pictures(torch.cat([_fitted(tensor, stored) for tensor in tensors]))
     raise UserError(f"Images are paths, Pillow images, arrays or tensors; these are {type(items[0]).__name__}.")
 
 
 def check_readable(stored: Stored) -> None:
     if stored[0] not in (1, 3):
-        raise UserError(f"The run's images have {stored[0]} channels; a picture file has 1 or 3. Give it a tensor.")
+        raise UserError(f"The run's images have {stored[0]} channels; a picture has 1 or 3. Give it tensors like them.")
 
 
-def _tensor_of(array: np.ndarray) -> Tensor:
-    """Arrays are rows × columns (× channels), alone or many; tensors have channels first."""
+def _expanded(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
+    """Each path, and whether it was named itself; folders become the files in them."""
+    found = []
+    for path in paths:
+        if path.is_dir():
+            inside = image_files(path)
+            if not inside:
+                raise UserError(f"The folder {path} has no images in it.")
+            found += [(file, False) for file in inside]
+        elif path.is_file():
+            found.append((path, True))
+        else:
+            raise UserError(f"There is no file or folder {path}.")
+    return found
+
+
+def _from_array(array: np.ndarray, stored: Stored) -> Tensor:
+    """Arrays have channels last: rows × columns (× 1 to 4), or many of them; tensors have them first."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if tensor.ndim == 2:
         return tensor[None]
-    if tensor.ndim == 3:
-        return tensor.permute(2, 0, 1) if tensor.shape[-1] in (1, 3) else tensor[:, None]
-    return tensor.permute(0, 3, 1, 2) if tensor.ndim == 4 else tensor
+    if tensor.ndim == 3 and tensor.shape[-1] <= 4:
+        return tensor.permute(2, 0, 1)
+    if tensor.ndim == 3 and stored[0] == 1:
+        return tensor[:, None]
+    if tensor.ndim == 4 and tensor.shape[-1] <= 4:
+        return tensor.permute(0, 3, 1, 2)
+    raise UserError(
+        f"An array of shape {list(array.shape)} is no image: arrays have channels last (rows × columns × 1 to 4), "
+        "tensors have them first."
+    )
 
 
-def _checked(images: Tensor) -> UInt8Images:
+def _fitted(images: Tensor, stored: Stored) -> UInt8Images:
+    """Bytes of the stored shape; others go the way of a picture file: cropped to shape, resized, set on white."""
+    images = _bytes(images)
+    if tuple(images.shape[1:]) == stored:
+        return images
+    check_readable(stored)
+    if images.shape[1] not in (1, 2, 3, 4):
+        raise UserError(f"The images have {images.shape[1]} channels; a picture has 1 to 4.")
+    arrays = (image.permute(1, 2, 0).squeeze(-1).numpy() for image in images)
+    pictures = (Image.fromarray(array) if images.shape[1] != 2 else Image.fromarray(array, "LA") for array in arrays)
+    return torch.stack([read_picture(picture, (stored[1], stored[2]), stored[0]) for picture in pictures])
+
+
+def _bytes(images: Tensor) -> UInt8Images:
     """0 to 255 as bytes, or 0 to 1 as floats: what is normalised already belongs into the model itself."""
+    images = images.detach().cpu()
     if images.ndim == 3:
         images = images[None]
-    if images.ndim != 4 or not len(images):
+    if images.ndim != 4 or not images.numel():
         raise UserError(f"Images are (batch ×) channel × rows × columns; these have shape {list(images.shape)}.")
     if images.dtype == torch.uint8:
         return images

@@ -33,14 +33,15 @@ class TrainedTransformer(VisionTransformer):
 
     def predict(self, images: Any, *, views: int = 1) -> Predictions:
         """Paths, Pillow images, arrays (rows × columns × channels) or tensors (channels first), one or many."""
-        check_views(self.run.recipe, views)
-        stored, names = as_stored(images, self.facts.stored)
-        logits = logits_of(self, stored, self.facts.preparation, hardware_of(self), views=views)
-        return predictions(logits, stored, self.classes, names)
+        if views != 1:
+            check_views(self.run.recipe, views)
+        pictures = as_stored(images, self.facts.stored)
+        logits = logits_of(self, pictures.images, self.facts.preparation, hardware_of(self), views=views)
+        return predictions(logits, pictures, self.classes)
 
     def features(self, images: Any) -> Features:
         """What the classifier sees of each image: one pooled vector."""
-        return self.stored_features(as_stored(images, self.facts.stored)[0])
+        return self.stored_features(as_stored(images, self.facts.stored).images)
 
     def stored_features(self, stored: Tensor) -> Features:
         return answers(self, self._pooled, stored, self.facts.preparation, hardware_of(self))

@@ -88,6 +88,9 @@ def _sentence(error: Exception, schema: "DictConfig") -> str:
         level = schema
         for parent in parents:
             level = level[parent]
+        for part in ("train", "model", "data") if not parents else ():
+            if last in schema[part]:
+                return f"There is no setting '{key}'. Did you mean {part}.{last}?"
         return f"There is no setting '{key}'. {did_you_mean(last, map(str, level))}"
     if "type hint" in first:  # Python's words for a type say little to a user
         value = first.split("'")[1] if "'" in first else "that"

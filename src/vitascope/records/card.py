@@ -41,6 +41,8 @@ def _what(record: Record) -> str:
 
 
 def _how_good(record: Record) -> str:
+    seeds = len(record.seeds)
+    over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     views = "the image and its mirror image, averaged" if record.views == 2 else "one view of each image"
     rows = [
         [
@@ -72,10 +74,11 @@ def _how_good(record: Record) -> str:
         "cold",
         "opening of the test set",
     ]
-    weakest = sorted(record.recall.items(), key=lambda item: mean(item[1]))[:3]
-    told = ", ".join(f"{name} ({mean(shares):.1%})" for name, shares in weakest)
+    known = {name: [share for share in shares if share is not None] for name, shares in record.recall.items()}
+    means = {name: mean(shares) for name, shares in known.items() if shares}
+    told = ", ".join(f"{name} ({means[name]:.1%})" for name in sorted(means, key=means.__getitem__)[:3])
     return (
-        f"Test accuracy **{accuracy_words(record)}** (mean and standard deviation over {len(record.seeds)} seeds, last "
+        f"Test accuracy **{accuracy_words(record)}** ({over}, last "
         f"epoch, {views}).\n\n{markdown(head, rows)}\n\nLeast recognised: {told}. Seconds run from the images on the "
         "device to the last test logits; cold includes compiling and recording the step."
     )
@@ -86,8 +89,8 @@ def _use(record: Record) -> str:
     return (
         f"For learning, teaching and as a baseline on {record.data}. It has seen nothing but {record.data} at "
         f"{size} pixels: on other images it still names one of its classes, often surely and wrongly, for it has no "
-        "answer for *none of these*. Its probabilities are not calibrated unless a temperature was fitted "
-        "(`vitascope evaluate`). Not for decisions about people."
+        "answer for *none of these*. Its probabilities are as trained, not calibrated: see the "
+        "calibration error above. Not for decisions about people."
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from vitascope.errors import UserError
 from vitascope.evaluation.openings import read_openings
 from vitascope.model.anatomy import anatomy
-from vitascope.run.directory import Run
+from vitascope.run.directory import Run, is_run
 from vitascope.run.metrics import whole_seconds
 
 
@@ -32,7 +32,8 @@ def find_runs(folder: Path) -> list[Run]:
     """Every run below, the oldest first."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Train something first: vitascope train digits")
-    return [Run(path.parent) for path in sorted(folder.rglob("recipe.yaml"), key=lambda path: path.parent.name)]
+    found = [path.parent for path in folder.rglob("recipe.yaml") if is_run(path.parent)]
+    return [Run(path) for path in sorted(found, key=lambda path: path.name)]
 
 
 def entry(run: Run) -> Entry:
@@ -55,11 +56,12 @@ def entry(run: Run) -> Entry:
 
 def exact_run(path: Path) -> Run:
     """For deleting: this very directory, never 'the newest of a folder'."""
-    if (path / "recipe.yaml").is_file():
+    if path.is_symlink():
+        raise UserError(f"{path} is a link. Name the run's own directory: {path.resolve()}")
+    below = [place for place in path.glob("*/**/recipe.yaml") if is_run(place.parent)] if path.is_dir() else []
+    if is_run(path) and not below:
         return Run(path)
-    raise UserError(
-        f"{path} is not a run: it has no recipe.yaml. Name one run's own directory, runs/<recipe>/<when>-…."
-    )
+    raise UserError(f"{path} is not a run. Name one run's own directory, runs/<recipe>/<when>-seed<n>.")
 
 
 def delete_run(run: Run) -> None:

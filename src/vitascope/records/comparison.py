@@ -35,7 +35,8 @@ class Comparison:
         return range(len(self.runs))
 
     def draw(self) -> Figure:
-        curves = {name: curves_of(run.metrics) for name, run in zip(self.names, self.runs, strict=True)}
+        named = zip(self.names, self.runs, strict=True)
+        curves = {f"run {n}: {name}": curves_of(run.metrics) for n, (name, run) in enumerate(named, start=1)}
         return draw_overlay(curves, f"{len(self.runs)} runs. Full: validation images; dashed: training.")
 
     def as_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ In Markdown a mark is `<!-- results: KIND NAME… -->` … `<!-- end results -->
 is the comment `# Recorded: …`, which tells the record of the recipe's name.
 """
 
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -14,15 +15,22 @@ from vitascope.records.record import read_record
 from vitascope.records.tables import KINDS, find_records, sentence
 
 MARK = re.compile(r"(<!-- results: (?P<words>[^>]*?) -->)(?P<old>.*?)(<!-- end results -->)", re.DOTALL)
+START = re.compile(r"<!--\s*results\b")
+EXAMPLE = "<!-- results: KIND NAME… -->, and after it <!-- end results -->."
 COMMENT = re.compile(r"^# Recorded:.*\n(?:#   .*\n)*", re.MULTILINE)
 
 
-def fill(path: Path, results: Path) -> str:
-    """The file's text as the records want it."""
+def fill(path: Path, results: Path, cards: Path | None = None) -> tuple[str, int]:
+    """The file's text as the records want it, and how many marks it has."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".yaml", ".yml"):
-        return COMMENT.sub(lambda _: _comment(path.stem, results), text)
-    return MARK.sub(lambda found: _between(found, path, results), text)
+        return COMMENT.subn(lambda _: _comment(path.stem, results), text)
+    filled, marks = MARK.subn(
+        lambda found: _between(found, path, results, cards or results.parent / "docs/cards"), text
+    )
+    if odd := len(START.findall(text)) - marks:
+        raise UserError(f"{path} has {odd} mark(s) that cannot be read. Write {EXAMPLE}")
+    return filled, marks
 
 
 def written_cards(results: Path, folder: Path) -> dict[Path, str]:
@@ -34,12 +42,13 @@ def written_cards(results: Path, folder: Path) -> dict[Path, str]:
     }
 
 
-def _between(found: re.Match[str], path: Path, results: Path) -> str:
-    kind, *names = found["words"].split()
+def _between(found: re.Match[str], path: Path, results: Path, cards: Path) -> str:
+    kind, *names = found["words"].split() or [""]
     if kind not in KINDS:
         raise UserError(f"{path} asks for results of the kind '{kind}'. {did_you_mean(kind, KINDS)}")
-    up = "../" * (len(path.resolve().relative_to(results.resolve().parent).parts) - 1)
-    made = KINDS[kind](results, names).replace("{up}", up)
+    made = KINDS[kind](results, names)
+    for word, place in (("{results}", results), ("{cards}", cards)):
+        made = made.replace(word, os.path.relpath(place.resolve(), path.resolve().parent).replace(os.sep, "/"))
     made = f"\n{made}\n" if "\n" in made or "\n" in found["old"] else made
     return f"{found[1]}{made}{found[4]}"
 

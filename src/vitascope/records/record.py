@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,9 +12,11 @@ from vitascope.evaluation.evaluate import check_views
 from vitascope.evaluation.openings import Opening, first_result
 from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import anatomy
-from vitascope.records.settings import command_for, differing, flat_settings
+from vitascope.records.belonging import check_one_thing, check_same, facts_of
+from vitascope.records.settings import command_for, flat_settings
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
+from vitascope.run.machine import machine_name
 from vitascope.run.metrics import steady_seconds, whole_seconds
 
 TRACK = "pure"  # non-overlapping patches, attention, MLP: all that can be built so far
@@ -39,7 +40,7 @@ class Record:
     test_accuracy: list[float]
     top5: list[float]
     ece: list[float]
-    recall: dict[str, list[float]]  # per class
+    recall: dict[str, list[float | None]]  # per class; None where the test images have none of it
     openings: list[int]  # the how-manieth look at test images each number comes from
     seconds: list[float]  # steady: without compiling and recording the step
     cold_seconds: list[float]
@@ -62,20 +63,24 @@ class Record:
 
     @property
     def machine_name(self) -> str:
-        return machine_name(self.machine, self.hardware)
+        return machine_name(self.machine, self.hardware["device"])
 
 
 def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | None = None) -> Record:
     """Test images are opened only for runs that were not scored in this manner before; the first number counts."""
-    facts = [_facts_of(run) for run in runs]
-    _check_one_thing(runs, facts, commit)
+    facts = [facts_of(run) for run in runs]
+    check_one_thing(runs, facts, commit)
     recipe = runs[0].recipe
     check_views(recipe, views)
     found = [_scored(run, views) for run in runs]
+    check_same("test images", [str(opening.data_hash) for opening in found])
+    where = machine_name(facts[0]["machine"], facts[0]["hardware"]["device"])
+    after = [_test_seconds(opening, where) for opening in found]
     seeds = [run.recipe.train.seed for run in runs]
     rows = [run.metrics for run in runs]
     classes = found[0].found["recall"]
     call = command_for(recipe, seeds)
+    told = " ".join(f"runs/{recipe.name}/*-seed{seed}" for seed in seeds)
     return Record(
         name=name,
         recipe=recipe.name,
@@ -84,7 +89,7 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         params=sum(stage.parameters for stage in anatomy(recipe.model)),
         tokens=recipe.model.num_tokens,
         epochs=rows[0][-1]["epoch"],
-        training_images=facts[0]["training_images"],
+        training_images=facts[0].get("training_images", rows[0][-1]["images_seen"] // rows[0][-1]["epoch"]),
         images_seen=rows[0][-1]["images_seen"],
         views=views,
         seeds=seeds,
@@ -93,14 +98,14 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         ece=[opening.found["ece"] for opening in found],
         recall={label: [opening.found["recall"][label] for opening in found] for label in classes},
         openings=[opening.number for opening in found],
-        seconds=[round(steady_seconds(row) + o.found["seconds"], 2) for row, o in zip(rows, found, strict=True)],
-        cold_seconds=[round(whole_seconds(row) + o.found["seconds"], 2) for row, o in zip(rows, found, strict=True)],
+        seconds=[round(steady_seconds(row) + more, 2) for row, more in zip(rows, after, strict=True)],
+        cold_seconds=[round(whole_seconds(row) + more, 2) for row, more in zip(rows, after, strict=True)],
         hardware=facts[0]["hardware"],
         machine=facts[0]["machine"],
         versions=facts[0]["versions"],
         commit=facts[0]["commit"] or commit,
         date=max(fact["date"] for fact in facts),
-        command=f"{call}; vitascope record runs/{recipe.name}/* --name {name}" + (" --views 2" if views == 2 else ""),
+        command=f"{call}; vitascope record {told} --name {name}" + (" --views 2" if views == 2 else ""),
         settings=flat_settings(recipe) | {"train.seed": seeds},
     )
 
@@ -127,57 +132,20 @@ def check_name(name: str) -> None:
         raise UserError(f"--name {name} cannot name a file. Use letters, digits, - and _.")
 
 
-def machine_name(machine: dict[str, str], hardware: dict[str, Any]) -> str:
-    """The device that computed: a GPU's name, or the CPU's with its cores."""
-    told = machine.get(hardware["device"]) or machine["cpu"]
-    return re.sub(r", \d+ threads$", "", told)
-
-
-def _facts_of(run: Run) -> dict[str, Any]:
-    """What the run itself wrote about where and with what it was made."""
-    if not run.finished:
-        raise UserError(f"{run.path} is not finished. Go on with: vitascope resume {run.path}")
-    path = run.file("machine.json")
-    try:
-        return {"training_images": None, **json.loads(path.read_text(encoding="utf-8"))}
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(
-            f"{path} cannot be read ({type(error).__name__}), so nobody knows where it was made."
-        ) from error
-
-
-def _check_one_thing(runs: list[Run], facts: list[dict[str, Any]], commit: str | None) -> None:
-    """Runs in one record differ by their seed and by nothing else."""
-    seeds = [run.recipe.train.seed for run in runs]
-    if repeated := [seed for seed in set(seeds) if seeds.count(seed) > 1]:
-        raise UserError(f"Seed {repeated[0]} is there more than once; a record has one number per seed.")
-    if other := [key for key in differing([run.recipe for run in runs]) if key != "train.seed"]:
-        raise UserError(f"The runs differ in {', '.join(other[:4])}. One record is one recipe with several seeds.")
-    _check_same("machines", [machine_name(fact["machine"], fact["hardware"]) for fact in facts])
-    _check_same("commits", [str(fact["commit"]) for fact in facts])
-    _check_same("versions of torch", [str(fact["versions"].get("torch")) for fact in facts])
-    _check_same("numbers of images seen", [str(run.metrics[-1]["images_seen"]) for run in runs])
-    if runs[0].recipe.data.validation == 0:
-        _check_same("training images", [fact["data_hash"] for fact in facts])
-    own = facts[0]["commit"]
-    if own and commit and own != commit:
-        raise UserError(f"--commit {commit[:12]}: the runs say they were made at {own[:12]}. Leave --commit out.")
-
-
-def _check_same(what: str, values: Iterable[str]) -> None:
-    different = list(dict.fromkeys(values))
-    if len(different) > 1:
-        raise UserError(f"The runs have different {what}: {different[0]} and {different[1]}. Record them apart.")
-
-
 def _scored(run: Run, views: int) -> Opening:
-    known = first_result(run, run.recipe.data.name, views)
-    if known is None or "recall" not in known.found:
-        load(run, device="auto").evaluate(views=views, robust=False)
-        known = first_result(run, run.recipe.data.name, views)
+    """The first look at the test images counts; a run that was never looked at so is looked at now."""
+    known = first_result(run, views)
     if known is None:
-        raise UserError(f"{run.path} could not be scored.")
+        load(run, device="auto").evaluate(views=views, robust=False)
+        known = first_result(run, views)
+    if known is None or "recall" not in known.found:
+        raise UserError(f"{run.path} was scored by an older version, which wrote too little. Train its seed again.")
     return known
+
+
+def _test_seconds(opening: Opening, machine: str) -> float:
+    """The seconds of the test logits belong to the run's where the same machine computed both."""
+    return opening.found["seconds"] if opening.machine in (None, machine) else 0.0
 
 
 def _slug(name: str) -> str:

@@ -1,5 +1,6 @@
 """Recipes -> their settings as words, what differs between them, and the command that repeats one."""
 
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,29 @@ def differing(recipes: list[Recipe]) -> dict[str, list[Any]]:
 
 
 def command_for(recipe: Recipe, seeds: list[int]) -> str:
-    """The words that train it again: a recipe that ships, and what was set differently."""
+    """The words that train it again, from whichever recipe that ships is nearest."""
+    changes = {name: _changes(name, recipe) for name in recipe_names()}
+    name = min(changes, key=lambda known: (len(changes[known]), known != recipe.name))
+    words = [shlex.quote(f"{key}={word(value)}") for key, value in changes[name].items() if key != "train.seed"]
     seed = f"train.seed={seeds[0]}" if len(seeds) == 1 else "train.seed=$seed"
-    if recipe.name in recipe_names():
-        base = read_recipe(recipe.name)
-        channels = 1 if recipe.model.in_chans == 1 else 3
-        base = replace(base, data=replace(base.data, augment=resolve(base.data.augment, base.data.name, channels)))
-        words = [f"{key}={word(value[1])}" for key, value in differing([base, recipe]).items() if key != "train.seed"]
-        call = " ".join(["vitascope train", recipe.name, *words, seed])
-    else:
-        call = f"vitascope train {recipe.name}.yaml {seed}"
+    call = " ".join(["vitascope train", name, *words, seed])
     return call if len(seeds) == 1 else f"for seed in {' '.join(map(str, seeds))}; do {call}; done"
+
+
+def _changes(name: str, recipe: Recipe) -> dict[str, Any]:
+    """What must be set to turn the named recipe, with its data's policy filled in, into this one."""
+    base = read_recipe(name)
+    data = replace(base.data, name=recipe.data.name)
+    augment = resolve(base.data.augment, recipe.data.name, recipe.model.in_chans)
+    base = replace(base, data=replace(data, augment=augment))
+    found = {key: values[1] for key, values in differing([base, recipe]).items()}
+    own = read_recipe(name).data.name
+    return found | ({"data.name": _shown(recipe.data.name)} if own != recipe.data.name else {})
+
+
+def _shown(data: str) -> str:
+    """Where a folder lies is a machine's business."""
+    return f"/path/to/{Path(data).name}" if Path(data).is_absolute() else data
 
 
 def word(value: Any) -> str:

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError, did_you_mean
-from vitascope.records.record import Record, machine_name, read_record
+from vitascope.records.record import Record, read_record
+from vitascope.run.machine import machine_name
 
 
 def table(folder: Path, names: list[str]) -> str:
     """One row per record, every machine's apart."""
-    head = ["recipe", "parameters", "tokens", "images seen", "views", "seeds", "test accuracy", "seconds", "cold"]
+    head = ["record", "parameters", "tokens", "images seen", "views", "seeds", "test accuracy", "seconds", "cold"]
     rows = []
     for path, record in _records(folder, names):
         rows.append(
             [
-                f"`{record.name}`",
+                f"[{record.name}]({{results}}/{path.name})",
                 millions(record.params),
                 str(record.tokens),
                 millions(record.images_seen),
@@ -26,16 +27,15 @@ def table(folder: Path, names: list[str]) -> str:
                 seconds_words(record.seconds),
                 seconds_words([max(record.cold_seconds)]),
                 record.machine_name,
-                f"[{path.name}]({{up}}results/{path.name})",
             ]
         )
-    return markdown([*head, "machine", "record"], rows)
+    return markdown([*head, "machine"], rows)
 
 
 def cards(folder: Path, names: list[str]) -> str:
     """A list of links to the model cards."""
     found = [path.stem for path, _ in _records(folder, names)]
-    return ", ".join(f"[{stem}]({{up}}docs/cards/{stem}.md)" for stem in found)
+    return ", ".join(f"[{stem}]({{cards}}/{stem}.md)" for stem in found)
 
 
 def sentence(folder: Path, names: list[str]) -> str:
@@ -82,7 +82,7 @@ def bars(folder: Path, names: list[str]) -> str:
             rows.append(
                 [
                     f"`{row['recipe']}`",
-                    f"{machine_name(machine, row['hardware'])}, {compiled}",
+                    f"{machine_name(machine, device)}, {compiled}",
                     millions(row["images_seen"]),
                     f"{row['bar']:.2%}",
                     "not passed" if passed is None else f"{passed:.1f}",
@@ -141,16 +141,19 @@ def _records(folder: Path, names: list[str]) -> list[tuple[Path, Record]]:
     known = find_records(folder)
     for name in names:
         if name not in known:
-            raise UserError(f"There is no record '{name}' in {folder}. {did_you_mean(name, known)}")
+            hint = did_you_mean(name, known) if known else "There is none at all: write one with vitascope record."
+            raise UserError(f"There is no record '{name}' in {folder}. {hint}")
     return [(path, read_record(path)) for name in names or sorted(known) for path in known[name]]
 
 
 def _rows(folder: Path, names: list[str]) -> list[dict[str, Any]]:
-    return [row for name in names for row in _read(folder / f"{name}.json")["rows"]]
+    if not names:
+        raise UserError("This kind of results needs the name of a record.")
+    return [row for name in names for row in _read(folder / f"{name}.json").get("rows", [])]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, json.JSONDecodeError, ValueError) as error:
+        return {**json.loads(path.read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} cannot be read as a record ({type(error).__name__}).") from error

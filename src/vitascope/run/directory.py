@@ -1,6 +1,8 @@
 """A run's directory: `runs/<recipe>/<when>-seed<n>/`, made once and never overwritten."""
 
+import json
 import os
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +34,15 @@ class Run:
         return read_metrics(self.file("metrics.jsonl"))
 
     @property
+    def machine(self) -> dict[str, Any]:
+        """What the run wrote about where and with what it was made; empty where it cannot be read."""
+        try:
+            said = json.loads(self.file("machine.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return said if isinstance(said, dict) else {}
+
+    @property
     def finished(self) -> bool:
         return self.file("model.safetensors").is_file()
 
@@ -54,7 +65,7 @@ def new_run(recipe: Recipe, runs: Path) -> Run:
     """An empty directory of its own, with the complete recipe in it."""
     stem = f"{datetime.now():%Y-%m-%d_%H-%M-%S}-seed{recipe.train.seed}"
     folder = runs / recipe.name
-    make_folder(folder)
+    make_folder(folder, "Choose another place with --runs.")
     for extra in ("", *(f"-{number}" for number in range(2, 1000))):
         try:
             (folder / (stem + extra)).mkdir()
@@ -68,6 +79,12 @@ def new_run(recipe: Recipe, runs: Path) -> Run:
         write_whole(run.file("recipe.yaml"), recipe_yaml(recipe))
         return run
     raise UserError(f"{folder} already has a thousand runs of this second.")
+
+
+def is_run(path: Path) -> bool:
+    """Not every folder with a recipe.yaml: runs have a name of their own, or have said what they run on."""
+    named = re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-seed\d+(-\d+)?", path.resolve().name)
+    return (path / "recipe.yaml").is_file() and bool(named or (path / "machine.json").is_file())
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

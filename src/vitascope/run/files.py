@@ -29,20 +29,20 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """One JSON line more."""
+    """One JSON line more; after a line that a kill has torn, on a line of its own."""
     try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
+        with open(path, "a+b") as file:
+            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                file.write(b"\n")
+            file.write(json.dumps(value).encode() + b"\n")
     except OSError as error:
         raise UserError(
             f"{path} could not be written: {error.strerror}. What was written before is still whole."
         ) from error
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, advice: str = "") -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"The folder {path} could not be made: {error.strerror}. Choose another place with --runs."
-        ) from error
+        raise UserError(f"The folder {path} could not be made: {error.strerror}. {advice}".strip()) from error

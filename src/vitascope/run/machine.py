@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -37,8 +38,13 @@ def device_names() -> dict[str, str]:
     if torch.cuda.is_available():
         found["cuda"] = torch.cuda.get_device_name()
     if torch.backends.mps.is_available():
-        found["mps"] = "Apple GPU"
+        found["mps"] = f"{processor()} GPU"
     return found | {"cpu": f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"}
+
+
+def machine_name(machine: dict[str, str], device: str) -> str:
+    """The device that computed: a GPU's name, or the CPU's with its cores (not its threads, which anyone may set)."""
+    return re.sub(r", \d+ threads$", "", machine.get(device) or machine["cpu"])
 
 
 def processor() -> str:
@@ -48,6 +54,9 @@ def processor() -> str:
             for line in file:
                 if line.startswith("model name"):
                     return line.split(":", 1)[1].strip()
+    if sys.platform == "darwin":
+        told = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        return told.stdout.strip() or platform.machine()
     return platform.processor() or platform.machine()
 
 

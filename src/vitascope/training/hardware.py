@@ -71,8 +71,10 @@ def exact_products(hardware: Hardware) -> Iterator[None]:
     """float32 means float32: no TF32 on CUDA, whatever a training in the same process allowed."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = before and hardware.precision != "float32"
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def choose_device(asked: str) -> str:

@@ -9,10 +9,12 @@ from torch.nn import functional as F
 
 from vitascope.data.preparation import Preparation
 from vitascope.data.source import Split, UInt8Images
+from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Images, Logits
 from vitascope.training.hardware import Hardware, exact_products
 
 BATCH = 1000
+MEMORY = 2**30  # bytes for a batch's activations; larger models get smaller batches, the answers stay the same
 
 
 @dataclass(frozen=True)
@@ -30,34 +32,44 @@ def logits_of(
     prepare: Callable[[UInt8Images], Images],
     hardware: Hardware,
     *,
-    batch: int = BATCH,
+    batch: int | None = None,
     views: int = 1,
 ) -> Logits:
     """All logits in float32, on the CPU; with two views the mean of the image's and its mirror image's."""
     straight = answers(model, model, images, prepare, hardware, batch)
     if views == 1:
         return straight
-    return (straight + answers(model, model, images, lambda part: prepare(part.flip(-1)), hardware, batch)) / 2
+    return (straight + answers(model, model, images, lambda part: prepare(part).flip(-1), hardware, batch)) / 2
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def answers(
     model: nn.Module,
     ask: Callable[[Tensor], Tensor],
     images: UInt8Images,
     prepare: Callable[[UInt8Images], Images],
     hardware: Hardware,
-    batch: int = BATCH,
+    batch: int | None = None,
 ) -> Tensor:
     """What the model, asked so, says to prepared images: without dropout, as float32, on the CPU."""
     was_training = model.training
     model.eval()
-    parts = []
-    for part in images.split(batch):
+    try:
         with hardware.autocast(), exact_products(hardware):
-            parts.append(ask(prepare(part.to(hardware.device, non_blocking=True))).float())
-    model.train(was_training)
+            parts = [
+                ask(prepare(part.to(hardware.device, non_blocking=True))).float()
+                for part in images.split(batch or _batch_for(model))
+            ]
+    finally:
+        model.train(was_training)
     return torch.cat(parts).cpu()
+
+
+def _batch_for(model: nn.Module) -> int:
+    """A thousand images, fewer where a token's features, widened four times in the MLP, would fill the memory."""
+    if not isinstance(model, VisionTransformer):
+        return BATCH
+    return max(1, min(BATCH, MEMORY // (32 * model.config.num_tokens * model.config.embed_dim)))
 
 
 def score(model: nn.Module, split: Split, preparation: Preparation, hardware: Hardware) -> Score:

@@ -105,12 +105,7 @@ def _learn(run: Run, session: Session, console: Console) -> None:
     channels, rows, columns = data.train.images.shape[1:]
     stored = (channels, rows, columns)
     save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation, stored))
-    facts = {
-        "hardware": asdict(session.hardware),
-        "data_hash": session.identity["data"],
-        "training_images": len(data.train),
-    }
-    write_json(run.file("machine.json"), record_of_machine() | facts)
+    write_json(run.file("machine.json"), _machine_facts(run, session))
     events = Events(run.path, read_metrics(run.file("metrics.jsonl")))
     trackers = open_trackers(recipe, run)
     try:
@@ -124,7 +119,20 @@ def _learn(run: Run, session: Session, console: Console) -> None:
         for tracker in trackers:
             tracker.close()
         draw_run_curves(run.file("curves.png"), run.metrics, f"{recipe.name}, seed {recipe.train.seed}")
-    console.print(summary(run), highlight=False, soft_wrap=True)
+    console.print(summary(run, "test" in data.source.splits), highlight=False, soft_wrap=True)
+
+
+def _machine_facts(run: Run, session: Session) -> dict[str, Any]:
+    """Where and with what the run is made; a resumed run keeps what it said first, and adds where it went on."""
+    now, before = record_of_machine(), run.machine
+    if before:
+        return before | {"resumed": [*before.get("resumed", []), now]}
+    return now | {
+        "hardware": asdict(session.hardware),
+        "data_hash": session.identity["data"],
+        "whole_data_hash": session.data.whole_hash,
+        "training_images": len(session.data.train),
+    }
 
 
 def _follow(records: Iterator[EpochRecord], events: Events, trackers: list[Tracker]) -> None:
@@ -134,7 +142,7 @@ def _follow(records: Iterator[EpochRecord], events: Events, trackers: list[Track
             tracker.add(record.row)
 
 
-def summary(run: Run) -> str:
+def summary(run: Run, has_test: bool) -> str:
     rows = run.metrics
     if not rows:
         return f"{run.path} has no metrics."
@@ -142,7 +150,9 @@ def summary(run: Run) -> str:
     text = f"{rows[-1]['epoch']} epochs in {seconds:.1f} s, training loss {rows[-1]['train_loss']:.3f}"
     if "val_accuracy" in rows[-1]:
         text += f", validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch)"
-    return f"{text}\nCurves: {run.file('curves.png')}\nScore it on the test images, once: vitascope evaluate {run.path}"
+    how = "Score it on the test images, once:" if has_test else "Look at it more closely (there are no test images):"
+    end = "" if has_test else " --split val" if "val_accuracy" in rows[-1] else " --split train"
+    return f"{text}\nCurves: {run.file('curves.png')}\n{how} vitascope evaluate {run.path}{end}"
 
 
 def console_for(quiet: bool) -> Console:

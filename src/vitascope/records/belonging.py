@@ -1,0 +1,53 @@
+"""Runs -> nothing where they may stand in one record, one sentence where they may not."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vitascope.errors import UserError
+from vitascope.records.settings import differing
+from vitascope.run.directory import Run
+from vitascope.run.machine import machine_name
+
+NEEDED = ("machine", "hardware", "versions", "commit", "date", "data_hash")
+
+
+def facts_of(run: Run) -> dict[str, Any]:
+    """What the run itself wrote about where and with what it was made."""
+    if not run.finished:
+        raise UserError(f"{run.path} is not finished. Go on with: vitascope resume {run.path}")
+    if not run.metrics:
+        raise UserError(f"{run.path} has no metrics.jsonl, so nobody knows how long it took.")
+    said = run.machine
+    if missing := [key for key in NEEDED if key not in said]:
+        raise UserError(f"{run.path}/machine.json does not say {missing[0]}, so nobody knows how the run was made.")
+    for later in said.get("resumed", []):
+        if any(later[key] != said[key] for key in ("machine", "commit", "versions")):
+            raise UserError(
+                f"{run.path} was stopped and went on with another machine, commit or versions: train it anew."
+            )
+    return said
+
+
+def check_one_thing(runs: list[Run], facts: list[dict[str, Any]], commit: str | None) -> None:
+    """Runs in one record differ by their seed and by nothing else."""
+    seeds = [run.recipe.train.seed for run in runs]
+    if repeated := [seed for seed in set(seeds) if seeds.count(seed) > 1]:
+        raise UserError(f"Seed {repeated[0]} is there more than once; a record has one number per seed.")
+    if other := [key for key in differing([run.recipe for run in runs]) if key != "train.seed"]:
+        raise UserError(f"The runs differ in {', '.join(other[:4])}. One record is one recipe with several seeds.")
+    check_same("machines", [machine_name(fact["machine"], fact["hardware"]["device"]) for fact in facts])
+    check_same("commits", [str(fact["commit"]) for fact in facts])
+    check_same("versions of torch", [str(fact["versions"].get("torch")) for fact in facts])
+    for what in ("precision", "compiled", "captured"):
+        check_same(f"values of {what}", [str(fact["hardware"].get(what)) for fact in facts])
+    check_same("numbers of images seen", [str(run.metrics[-1]["images_seen"]) for run in runs])
+    check_same("training images", [str(fact.get("whole_data_hash")) for fact in facts])
+    own = facts[0]["commit"]
+    if own and commit and own != commit:
+        raise UserError(f"--commit {commit[:12]}: the runs say they were made at {own[:12]}. Leave --commit out.")
+
+
+def check_same(what: str, values: Iterable[str]) -> None:
+    different = list(dict.fromkeys(values))
+    if len(different) > 1:
+        raise UserError(f"The runs have different {what}: {different[0]} and {different[1]}. Record them apart.")

@@ -11,7 +11,7 @@ from rich.console import Console
 from vitascope.cli.tables import console, table
 
 if TYPE_CHECKING:
-    from vitascope.evaluation.evaluate import Evaluation
+    from vitascope.evaluation.report import Evaluation
 
 RunPath = Annotated[Path, typer.Argument(help="A run's directory, or a recipe's: its newest run.")]
 MOST_CLASSES = 30

@@ -1,20 +1,19 @@
 """A run's model and some images -> everything that is known about how good it is on them."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitascope.data.source import Labels, Split
 from vitascope.data.statistics import data_hash
 from vitascope.errors import UserError
-from vitascope.evaluation.calibration import Calibration, Temperature, calibration, fit_temperature, scaled
+from vitascope.evaluation.calibration import calibration, fit_temperature, scaled
 from vitascope.evaluation.choosing import Choice, choose, own_images
-from vitascope.evaluation.confusion import ClassScore, confusion, per_class
-from vitascope.evaluation.intervals import wilson
+from vitascope.evaluation.confusion import confusion, per_class
 from vitascope.evaluation.openings import note_opening, note_result, read_openings
+from vitascope.evaluation.report import Evaluation, Mistake
 from vitascope.evaluation.robustness import Decline, robustness
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
@@ -26,87 +25,6 @@ from vitascope.training.hardware import hardware_of
 from vitascope.training.scoring import logits_of
 
 WORST = 24
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """An image, what it is, what the model said, and how sure it was of both."""
-
-    index: int  # in the split
-    file: str | None
-    label: str
-    said: str
-    probability: float  # of what was said
-    probability_of_label: float
-
-
-@dataclass(frozen=True, repr=False)
-class Evaluation:
-    """The numbers; `choice` holds the images they were found on."""
-
-    run: Run
-    choice: Choice
-    classes: list[str]
-    views: int
-    weights: str  # last or best
-    opening: int | None  # the how-manieth opening of these test images by this run; None for other splits
-    seconds: float  # for the logits
-    accuracy: float
-    interval: tuple[float, float]
-    top5: float
-    confusion: Tensor
-    calibration: Calibration
-    temperature: Temperature | None
-    temperature_words: str  # on what it was fitted, or why not
-    per_class: dict[str, ClassScore]
-    worst: list[Mistake]
-    robustness: dict[str, Decline]  # empty where it was not asked for
-
-    @property
-    def loss(self) -> float:
-        return self.calibration.loss
-
-    @property
-    def ece(self) -> float:
-        return self.calibration.ece
-
-    def __repr__(self) -> str:
-        low, high = self.interval
-        what = f"{self.choice.split}, {len(self.choice.images):,} images, views={self.views}"
-        return f"Evaluation({what}: accuracy {self.accuracy:.4f} in {low:.4f} to {high:.4f}, ece {self.ece:.4f})"
-
-    def as_dict(self) -> dict[str, Any]:
-        """For --json and report.json; shares are fractions."""
-        told = asdict(self.calibration)
-        return {
-            "run": str(self.run.path),
-            "data": self.choice.data,
-            "split": self.choice.split,
-            "images": len(self.choice.images),
-            "skipped": self.choice.skipped,
-            "views": self.views,
-            "weights": self.weights,
-            "opening": self.opening,
-            "seconds": round(self.seconds, 3),
-            "accuracy": self.accuracy,
-            "interval": list(self.interval),
-            "top5": self.top5,
-            "loss": told.pop("loss"),
-            "brier": told.pop("brier"),
-            "ece": told.pop("ece"),
-            "calibration": told,
-            "temperature": asdict(self.temperature) if self.temperature else None,
-            "temperature_words": self.temperature_words,
-            "per_class": {name: asdict(row) for name, row in self.per_class.items()},
-            "confusion": self.confusion.tolist(),
-            "worst": [asdict(mistake) for mistake in self.worst],
-            "robustness": {name: asdict(decline) for name, decline in self.robustness.items()},
-        }
-
-    def _repr_html_(self) -> str:
-        from vitascope.evaluation.figures import as_html
-
-        return as_html(self)
 
 
 def evaluate(
@@ -125,12 +43,11 @@ def evaluate(
     choice = choose(run, facts, split, data)
     value, words = temperature_for(model, run, facts, choice, views)
     tie = _noted(model, run, choice, views, weights) if choice.split in ("test", "all") else None
-    hardware, labels = hardware_of(model), choice.images.labels
     start = time.monotonic()
-    logits = logits_of(model, choice.images.images, facts.preparation, hardware, views=views)
+    logits = logits_of(model, choice.images.images, facts.preparation, hardware_of(model), views=views)
     seconds = time.monotonic() - start
+    labels = choice.images.labels
     counts = confusion(labels, logits.argmax(1), len(facts.classes))
-    right = int(counts.diagonal().sum())
     found = Evaluation(
         run=run,
         choice=choice,
@@ -139,8 +56,6 @@ def evaluate(
         weights=weights,
         opening=next((known.number for known in read_openings(run) if known.line == tie), None),
         seconds=seconds,
-        accuracy=right / len(labels),
-        interval=wilson(right, len(labels)),
         top5=top_share(logits, labels, 5),
         confusion=counts,
         calibration=calibration(logits, labels),
@@ -148,11 +63,14 @@ def evaluate(
         temperature_words=words,
         per_class=per_class(counts, facts.classes),
         worst=worst_mistakes(logits, choice.images, facts.classes),
-        robustness=robustness(model, choice.images, facts.preparation, hardware, views) if robust else {},
     )
-    if tie is not None:
+    if tie is not None:  # before the long part: a look that is broken off there has its result
         note_result(run, tie, _for_the_record(found))
-    return found
+    return replace(found, robustness=_robustness(model, facts, choice, views)) if robust else found
+
+
+def _robustness(model: VisionTransformer, facts: ModelFacts, choice: Choice, views: int) -> dict[str, Decline]:
+    return robustness(model, choice.images, facts.preparation, hardware_of(model), views)
 
 
 def temperature_for(

@@ -14,8 +14,8 @@ from vitascope.draw.html import drawn, html_table
 from vitascope.draw.look import save
 from vitascope.draw.reliability import draw_reliability
 from vitascope.evaluation.calibration import Bin
-from vitascope.evaluation.evaluate import Evaluation
 from vitascope.evaluation.neighbours import Neighbours
+from vitascope.evaluation.report import Evaluation
 from vitascope.run.files import make_folder, write_json
 
 NAME_LENGTH = 20

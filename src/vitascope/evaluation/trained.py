@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from vitascope.draw.html import html_table
-from vitascope.evaluation.evaluate import Evaluation, check_views, evaluate
+from vitascope.evaluation.evaluate import check_views, evaluate
 from vitascope.evaluation.prediction import Predictions, predictions
 from vitascope.evaluation.reading import as_stored
+from vitascope.evaluation.report import Evaluation
 from vitascope.model.anatomy import anatomy
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run, open_run

@@ -44,42 +44,22 @@ def _how_good(record: Record) -> str:
     seeds = len(record.seeds)
     over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     views = "the image and its mirror image, averaged" if record.views == 2 else "one view of each image"
-    rows = [
-        [
-            str(seed),
-            f"{100 * right:.2f} %",
-            f"{100 * five:.2f} %",
-            f"{100 * ece:.1f} %",
-            f"{s:.1f}",
-            f"{cold:.1f}",
-            str(n),
-        ]
-        for seed, right, five, ece, s, cold, n in zip(
-            record.seeds,
-            record.test_accuracy,
-            record.top5,
-            record.ece,
-            record.seconds,
-            record.cold_seconds,
-            record.openings,
-            strict=True,
-        )
-    ]
-    head = [
-        "seed",
-        "test accuracy",
-        "top-5",
-        "calibration error (15 bins)",
-        "seconds",
-        "cold",
-        "opening of the test set",
-    ]
+    columns = {
+        "seed": map(str, record.seeds),
+        "test accuracy": (f"{100 * share:.2f} %" for share in record.test_accuracy),
+        "top-5": (f"{100 * share:.2f} %" for share in record.top5),
+        "calibration error (15 bins)": (f"{100 * share:.1f} %" for share in record.ece),
+        "seconds": (f"{seconds:.1f}" for seconds in record.seconds),
+        "cold": (f"{seconds:.1f}" for seconds in record.cold_seconds),
+        "opening of the test set": map(str, record.openings),
+    }
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
     known = {name: [share for share in shares if share is not None] for name, shares in record.recall.items()}
     means = {name: mean(shares) for name, shares in known.items() if shares}
     told = ", ".join(f"{name} ({means[name]:.1%})" for name in sorted(means, key=means.__getitem__)[:3])
     return (
-        f"Test accuracy **{accuracy_words(record)}** ({over}, last "
-        f"epoch, {views}).\n\n{markdown(head, rows)}\n\nLeast recognised: {told}. Seconds run from the images on the "
+        f"Test accuracy **{accuracy_words(record)}** ({over}, last epoch, {views}).\n\n"
+        f"{markdown(list(columns), rows)}\n\nLeast recognised: {told}. Seconds run from the images on the "
         "device to the last test logits; cold includes compiling and recording the step."
     )
 

@@ -12,6 +12,7 @@ from vitascope.evaluation.evaluate import check_views
 from vitascope.evaluation.openings import Opening, first_result
 from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import anatomy
+from vitascope.recipe.schema import Recipe
 from vitascope.records.belonging import check_one_thing, check_same, facts_of
 from vitascope.records.settings import command_for, flat_settings
 from vitascope.run.directory import Run
@@ -79,8 +80,6 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
     seeds = [run.recipe.train.seed for run in runs]
     rows = [run.metrics for run in runs]
     classes = found[0].found["recall"]
-    call = command_for(recipe, seeds)
-    told = " ".join(f"runs/{recipe.name}/*-seed{seed}" for seed in seeds)
     return Record(
         name=name,
         recipe=recipe.name,
@@ -105,9 +104,15 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         versions=facts[0]["versions"],
         commit=facts[0]["commit"] or commit,
         date=max(fact["date"] for fact in facts),
-        command=f"{call}; vitascope record {told} --name {name}" + (" --views 2" if views == 2 else ""),
+        command=_command(recipe, seeds, name, views),
         settings=flat_settings(recipe) | {"train.seed": seeds},
     )
+
+
+def _command(recipe: Recipe, seeds: list[int], name: str, views: int) -> str:
+    runs = " ".join(f"runs/{recipe.name}/*-seed{seed}" for seed in seeds)
+    more = " --views 2" if views == 2 else ""
+    return f"{command_for(recipe, seeds)}; vitascope record {runs} --name {name}{more}"
 
 
 def write_record(record: Record, folder: Path) -> Path:

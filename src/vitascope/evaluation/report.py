@@ -1,0 +1,105 @@
+"""What an evaluation found: the numbers, and the images they were found on."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from vitascope.evaluation.calibration import Calibration, Temperature
+from vitascope.evaluation.choosing import Choice
+from vitascope.evaluation.confusion import ClassScore
+from vitascope.evaluation.intervals import wilson
+from vitascope.evaluation.robustness import Decline
+from vitascope.run.directory import Run
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An image, what it is, what the model said, and how sure it was of both."""
+
+    index: int  # in the split
+    file: str | None
+    label: str
+    said: str
+    probability: float  # of what was said
+    probability_of_label: float
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """The numbers; `choice` holds the images they were found on."""
+
+    run: Run
+    choice: Choice
+    classes: list[str]
+    views: int
+    weights: str  # last or best
+    opening: int | None  # the how-manieth opening of these test images by this run; None for other splits
+    seconds: float  # for the logits
+    top5: float
+    confusion: Tensor
+    calibration: Calibration
+    temperature: Temperature | None
+    temperature_words: str  # on what it was fitted, or why not
+    per_class: dict[str, ClassScore]
+    worst: list[Mistake]
+    robustness: dict[str, Decline] = field(default_factory=dict)  # empty where it was not asked for
+
+    @property
+    def right(self) -> int:
+        return int(self.confusion.diagonal().sum())
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / len(self.choice.images)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's, 95 %."""
+        return wilson(self.right, len(self.choice.images))
+
+    @property
+    def loss(self) -> float:
+        return self.calibration.loss
+
+    @property
+    def ece(self) -> float:
+        return self.calibration.ece
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        what = f"{self.choice.split}, {len(self.choice.images):,} images, views={self.views}"
+        return f"Evaluation({what}: accuracy {self.accuracy:.4f} in {low:.4f} to {high:.4f}, ece {self.ece:.4f})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json and report.json; shares are fractions."""
+        told = asdict(self.calibration)
+        return {
+            "run": str(self.run.path),
+            "data": self.choice.data,
+            "split": self.choice.split,
+            "images": len(self.choice.images),
+            "skipped": self.choice.skipped,
+            "views": self.views,
+            "weights": self.weights,
+            "opening": self.opening,
+            "seconds": round(self.seconds, 3),
+            "accuracy": self.accuracy,
+            "interval": list(self.interval),
+            "top5": self.top5,
+            "loss": told.pop("loss"),
+            "brier": told.pop("brier"),
+            "ece": told.pop("ece"),
+            "calibration": told,
+            "temperature": asdict(self.temperature) if self.temperature else None,
+            "temperature_words": self.temperature_words,
+            "per_class": {name: asdict(row) for name, row in self.per_class.items()},
+            "confusion": self.confusion.tolist(),
+            "worst": [asdict(mistake) for mistake in self.worst],
+            "robustness": {name: asdict(decline) for name, decline in self.robustness.items()},
+        }
+
+    def _repr_html_(self) -> str:
+        from vitascope.evaluation.figures import as_html
+
+        return as_html(self)

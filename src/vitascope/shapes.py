@@ -12,8 +12,10 @@ Images: TypeAlias = Float[Tensor, "batch channel height width"]
 Patches: TypeAlias = Float[Tensor, "batch patch pixel"]  # pixel = channel · patch rows · patch columns
 PatchTokens: TypeAlias = Float[Tensor, "batch patch feature"]
 Tokens: TypeAlias = Float[Tensor, "batch token feature"]  # class token, then registers, then patches
+Asked: TypeAlias = Float[Tensor, "batch asked feature"]  # all tokens, or the first ones, which somebody will read
 Prefix: TypeAlias = Float[Tensor, "one prefix feature"]  # class token and registers, before they meet a batch
-Heads: TypeAlias = Float[Tensor, "batch head token width"]  # queries, keys or values, one head beside the other
+Heads: TypeAlias = Float[Tensor, "batch head token width"]  # keys or values, one head beside the other
+Queries: TypeAlias = Float[Tensor, "batch head query width"]  # of every token, or only of those that are asked for
 Maps: TypeAlias = Float[Tensor, "batch head query key"]  # who looks at whom; each row sums to 1
 Mask: TypeAlias = Bool[Tensor, "query key"]  # True: this query may look at this key
 Features: TypeAlias = Float[Tensor, "batch feature"]

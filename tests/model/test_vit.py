@@ -43,6 +43,33 @@ def test_every_combination_the_config_accepts_runs_forwards_and_backwards(settin
 
 
 @given(settings=settings)
+def test_what_the_head_does_not_read_is_not_computed_and_nothing_else_changes(settings) -> None:
+    """`forward` skips tokens of the last block; logits and gradients are those of the whole way."""
+    try:
+        whole = VisionTransformer(replace(TINY, **settings)).double()
+    except UserError:
+        return
+    for weight in whole.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    pictures = images(whole.config)
+    grads = []
+    for logits in (whole(pictures), whole.forward_head(whole.forward_features(pictures))):
+        whole.zero_grad()
+        logits.sin().sum().backward()
+        grads.append([logits.detach(), *(weight.grad.clone() for weight in whole.parameters())])
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_block_gives_its_first_tokens_alone_under_any_mask(first) -> None:
+    block = model(qk_norm=True).blocks[0]
+    tokens = torch.randn(2, 5, 16, dtype=torch.float64)
+    for mask in (None, torch.rand(5, 5) > 0.3, torch.rand(2, 5, 5) > 0.3, torch.rand(2, 2, 5, 5) > 0.3):
+        torch.testing.assert_close(block(tokens, mask, first=first), block(tokens, mask)[:, :first])
+
+
+@given(settings=settings)
 def test_a_state_dict_holds_parameters_and_nothing_else(settings) -> None:
     try:
         whole = VisionTransformer(replace(TINY, **settings))

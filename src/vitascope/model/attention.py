@@ -3,6 +3,7 @@
 import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitascope.model.config import check_heads
 from vitascope.model.inputs import check_tokens
@@ -10,7 +11,7 @@ from vitascope.model.masks import additive, causal_mask, check_mask
 from vitascope.model.norm import make_norm
 from vitascope.model.rotary import rotate
 from vitascope.model.scaled_dot_product import attend_fused, attention_maps
-from vitascope.shapes import Heads, Maps, Rotation, Tokens
+from vitascope.shapes import Asked, Heads, Maps, Queries, Rotation, Tokens
 
 
 class SelfAttention(nn.Module):
@@ -47,10 +48,14 @@ class SelfAttention(nn.Module):
         self.proj = nn.Linear(embed_dim, embed_dim, bias=proj_bias) if output_projection else nn.Identity()
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tokens:
+    def forward(
+        self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None, first: int | None = None
+    ) -> Asked:
+        """With `first`, only so many tokens, counted from the front, look around; the others are not asked for."""
         check_tokens(tokens, self.embed_dim)
-        query, key, value = self.queries_keys_values(tokens, rotation)
-        mask = self.whole_mask(mask, query)
+        query, key, value = self.queries_keys_values(tokens, rotation, first)
+        mask = self.whole_mask(mask, key)
+        mask = mask if mask is None or first is None else mask[..., :first, :]
         dropout = self.attn_drop.p if self.training else 0.0
         return self.join(attend_fused(query, key, value, mask, causal=self.causal, dropout=dropout))
 
@@ -58,7 +63,7 @@ class SelfAttention(nn.Module):
         """First half: who looks at whom. (batch, head, query, key), rows sum to 1."""
         check_tokens(tokens, self.embed_dim)
         query, key, _ = self.queries_keys_values(tokens, rotation)
-        mask = self.whole_mask(mask, query)
+        mask = self.whole_mask(mask, key)
         if mask is None and self.causal:
             mask = causal_mask(tokens.shape[1], tokens.device)
         return attention_maps(query, key, mask)
@@ -69,26 +74,40 @@ class SelfAttention(nn.Module):
         _, _, value = self.queries_keys_values(tokens)
         return self.join(self.attn_drop(maps) @ value)
 
-    def queries_keys_values(self, tokens: Tokens, rotation: Rotation | None = None) -> tuple[Heads, Heads, Heads]:
-        """What each token asks for, what it offers, and what it hands over, per head."""
-        parts = "batch token (part head width) -> part batch head token width"
-        query, key, value = rearrange(self.qkv(tokens), parts, part=3, head=self.num_heads)
+    def queries_keys_values(
+        self, tokens: Tokens, rotation: Rotation | None = None, first: int | None = None
+    ) -> tuple[Queries, Heads, Heads]:
+        """What each token (or only the first ones) asks for, what each offers and hands over, per head."""
+        query, key, value = self._project(tokens, first)
         query, key = self.q_norm(query), self.k_norm(key)
         if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+            query, key = rotate(query, rotation[:, : query.shape[2]]), rotate(key, rotation)
         return query, key, value
 
-    def join(self, heads: Heads) -> Tokens:
+    def _project(self, tokens: Tokens, first: int | None) -> tuple[Queries, Heads, Heads]:
+        parts = "batch token (part head width) -> part batch head token width"
+        if first is None:
+            query, key, value = rearrange(self.qkv(tokens), parts, part=3, head=self.num_heads)
+            return query, key, value
+        weights = self.qkv.weight.tensor_split([self.embed_dim])
+        biases = (None, None) if self.qkv.bias is None else self.qkv.bias.tensor_split([self.embed_dim])
+        asked, offered = (
+            F.linear(t, w, b) for t, w, b in zip((tokens[:, :first], tokens), weights, biases, strict=True)
+        )
+        key, value = rearrange(offered, parts, part=2, head=self.num_heads)
+        return rearrange(asked, "batch token (head width) -> batch head token width", head=self.num_heads), key, value
+
+    def join(self, heads: Queries) -> Asked:
         """Put the heads' outputs side by side and let the projection mix them."""
         joined = rearrange(heads, "batch head token width -> batch token (head width)")
         return self.proj_drop(self.proj(joined))
 
-    def whole_mask(self, mask: Tensor | None, query: Heads) -> Tensor | None:
+    def whole_mask(self, mask: Tensor | None, key: Heads) -> Tensor | None:
         """The caller's mask with a head axis, and the causal mask folded in; None leaves the fast path free."""
         if mask is None:
             return None
-        tokens = query.shape[2]
-        scores = torch.Size([*query.shape[:3], tokens])
+        tokens = key.shape[2]
+        scores = torch.Size([*key.shape[:3], tokens])
         mask = mask[:, None] if mask.ndim == 3 else mask
         check_mask(mask, scores)
         if not self.causal:

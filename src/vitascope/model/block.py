@@ -8,7 +8,7 @@ from vitascope.model.drop_path import DropPath
 from vitascope.model.layer_scale import LayerScale
 from vitascope.model.mlp import Mlp
 from vitascope.model.norm import make_norm
-from vitascope.shapes import Rotation, Tokens
+from vitascope.shapes import Asked, Rotation, Tokens
 
 
 class Block(nn.Module):
@@ -31,8 +31,12 @@ class Block(nn.Module):
         self.ls2 = make_layer_scale(config)
         self.drop_path2 = DropPath(drop_path_rate)
 
-    def forward(self, tokens: Tokens, mask: Tensor | None = None, rotation: Rotation | None = None) -> Tokens:
-        tokens = tokens + self.drop_path1(self.ls1(self.attn(self.norm1(tokens), mask, rotation)))
+    def forward(
+        self, tokens: Tokens, mask: Tensor | None = None, rotation: Rotation | None = None, first: int | None = None
+    ) -> Asked:
+        """With `first`, only so many tokens come out, counted from the front: what nobody reads is not computed."""
+        gathered = self.attn(self.norm1(tokens), mask, rotation, first)
+        tokens = tokens[:, :first] + self.drop_path1(self.ls1(gathered))
         return tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
 
 

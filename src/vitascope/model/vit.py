@@ -15,7 +15,7 @@ from vitascope.model.patches import PatchEmbed
 from vitascope.model.positions import position_table
 from vitascope.model.rotary import rotation
 from vitascope.model.tokens import assemble, join_prefix
-from vitascope.shapes import Features, Images, Logits, Tokens
+from vitascope.shapes import Asked, Features, Images, Logits, Tokens
 
 
 class VisionTransformer(nn.Module):
@@ -48,7 +48,11 @@ class VisionTransformer(nn.Module):
         INITIALIZERS[config.initialize](self)
 
     def forward(self, images: Tensor) -> Logits:
-        return self.forward_head(self.forward_features(images))
+        """The same as forward_head(forward_features(images)), without the last block's tokens that the head ignores."""
+        check_images(images, self.config, self.patch_embed.proj.weight)
+        return self.forward_head(
+            self.encode(self.embed(images), first=1 if self.config.global_pool == "token" else None)
+        )
 
     def forward_features(self, images: Tensor) -> Tokens:
         """(batch, channel, height, width) -> the last block's tokens, normalised as the head expects them."""
@@ -60,27 +64,29 @@ class VisionTransformer(nn.Module):
         prefix = join_prefix(self.cls_token, self.reg_token)
         return self.pos_drop(assemble(self.patch_embed(images), prefix, self.pos_embed))
 
-    def encode(self, tokens: Tensor, mask: Tensor | None = None) -> Tokens:
-        """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C)."""
+    def encode(self, tokens: Tensor, mask: Tensor | None = None, first: int | None = None) -> Asked:
+        """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C).
+
+        With `first`, the last block gives only so many tokens, counted from the front."""
         check_tokens(tokens, self.config.embed_dim)
         if self.rotation is not None and tokens.shape[1] != self.rotation.shape[1]:
             raise UserError(
                 f"{tokens.shape[1]} tokens were given, but positions={self.config.positions} turns the "
                 f"{self.rotation.shape[1]} tokens of a {self.config.grid[0]}×{self.config.grid[1]} grid."
             )
-        for block in self.blocks:
-            tokens = self._run(block, tokens, mask)
+        for number, block in enumerate(self.blocks, start=1):
+            tokens = self._run(block, tokens, mask, first if number == len(self.blocks) else None)
         return self.norm(tokens)
 
-    def forward_head(self, tokens: Tokens, pre_logits: bool = False) -> Features | Logits:
+    def forward_head(self, tokens: Asked, pre_logits: bool = False) -> Features | Logits:
         """Tokens -> Logits, or the pooled features with `pre_logits`."""
         features = self.head_drop(self.fc_norm(self.pool(tokens)))
         return features if pre_logits else self.head(features)
 
-    def _run(self, block: nn.Module, tokens: Tokens, mask: Tensor | None) -> Tokens:
+    def _run(self, block: nn.Module, tokens: Tokens, mask: Tensor | None, first: int | None) -> Asked:
         if self.config.grad_checkpointing and self.training:
-            return checkpoint(block, tokens, mask, self.rotation, use_reentrant=False)
-        return block(tokens, mask, self.rotation)
+            return checkpoint(block, tokens, mask, self.rotation, first, use_reentrant=False)
+        return block(tokens, mask, self.rotation, first)
 
     def _rotation(self) -> Tensor:
         config = self.config

@@ -11,10 +11,12 @@ from vitascope.data.preparation import Preparation
 from vitascope.data.source import Split, UInt8Images
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Images, Logits
+from vitascope.training.allocator import keep_freed_memory
 from vitascope.training.hardware import Hardware, exact_products
 
 BATCH = 1000
-MEMORY = 2**30  # bytes for a batch's activations; larger models get smaller batches, the answers stay the same
+MEMORY = {"cpu": 2**25}  # bytes for a batch's activations: on a CPU what its caches hold; the answers stay the same
+ELSEWHERE = 2**30
 
 
 @dataclass(frozen=True)
@@ -52,24 +54,27 @@ def answers(
     batch: int | None = None,
 ) -> Tensor:
     """What the model, asked so, says to prepared images: without dropout, as float32, on the CPU."""
+    if hardware.device == "cpu":
+        keep_freed_memory()
     was_training = model.training
     model.eval()
     try:
         with hardware.autocast(), exact_products(hardware):
             parts = [
                 ask(prepare(part.to(hardware.device, non_blocking=True))).float()
-                for part in images.split(batch or _batch_for(model))
+                for part in images.split(batch or _batch_for(model, hardware.device))
             ]
     finally:
         model.train(was_training)
     return torch.cat(parts).cpu()
 
 
-def _batch_for(model: nn.Module) -> int:
+def _batch_for(model: nn.Module, device: str) -> int:
     """A thousand images, fewer where a token's features, widened four times in the MLP, would fill the memory."""
     if not isinstance(model, VisionTransformer):
         return BATCH
-    return max(1, min(BATCH, MEMORY // (32 * model.config.num_tokens * model.config.embed_dim)))
+    memory = MEMORY.get(device, ELSEWHERE)
+    return max(1, min(BATCH, memory // (32 * model.config.num_tokens * model.config.embed_dim)))
 
 
 def score(model: nn.Module, split: Split, preparation: Preparation, hardware: Hardware) -> Score:

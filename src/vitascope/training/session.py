@@ -15,6 +15,7 @@ from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import recipe_yaml
+from vitascope.training.allocator import keep_freed_memory
 from vitascope.training.averaging import Average
 from vitascope.training.hardware import Hardware, choose_hardware
 from vitascope.training.optimizers import make_optimizers
@@ -114,6 +115,8 @@ def start_session(recipe: Recipe, data: TrainingData, decided: Hardware | None =
     model = VisionTransformer(recipe.model)
     hardware = decided or choose_hardware(recipe, model, recipe.train.epochs * len(data.train))
     torch.set_num_threads(hardware.threads)
+    if hardware.device == "cpu":
+        keep_freed_memory()
     model = model.to(hardware.device).train()
     if hardware.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True

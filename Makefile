@@ -5,7 +5,7 @@ hash = $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('$(1)','r
 PACKAGES := .venv/packages-$(call hash,requirements.lock)
 READY := .venv/ready-$(call hash,pyproject.toml)
 
-.PHONY: help demo test check bench results lock clean
+.PHONY: help demo test check bench guard results lock clean
 
 help:            ## what can be made
 	@$(PYTHON) -c "import re; [print(f'make {t:<8}{d}') for t, d in re.findall(r'(?m)^([a-z]+):.*?## (.*)', open('Makefile').read())]"
@@ -34,8 +34,11 @@ check: $(READY)  ## formatting, lint, types, and the direction of imports
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports --no-cache
 
-bench: $(READY)  ## ours beside timm on this CPU, in one run
+bench: $(READY)  ## ours beside timm, transformers, torchvision and vit-pytorch on this CPU, in one run (half an hour)
 	@$(BIN)/python -m benchmarks
+
+guard: $(READY)  ## has our speed beside timm's fallen below the recorded one?
+	@$(BIN)/python -m benchmarks.guard
 
 results: $(READY) ## README's and the docs' numbers and the model cards, from results/*.json
 	@$(BIN)/python -m vitascope results README.md docs/*.md src/vitascope/recipes/*.yaml --cards docs/cards

@@ -1,80 +1,126 @@
-"""`make bench`: a forward pass and a training step, ours beside timm's, float32 and eager, on this CPU."""
+"""`make bench`: training, inference and latency, ours beside the peers', in one run on one machine."""
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
-from benchmarks.timing import ratio, seconds_in_turns
-from vitascope.model.config import ModelConfig
-from vitascope.model.vit import VisionTransformer
+from benchmarks.contenders import SHAPES
+from benchmarks.race import Arm, Times, percentile, race, ratio
 from vitascope.run.machine import record_of_machine
-from vitascope.weights.agreement import timm_twin
 
-SHAPES = {"192×12": (192, 12, 3), "256×8": (256, 8, 4), "384×7": (384, 7, 6)}
-RECORD = Path(__file__).parent.parent / "results" / "bench-cpu.json"
+RESULTS = Path(__file__).parent.parent / "results"
+PEERS = [Arm(library) for library in ("transformers", "torchvision", "vit-pytorch")]
+TIMM = [Arm("timm"), Arm("timm", again=True), Arm("timm", compiled=True)]
+OURS = [Arm("ours"), Arm("ours", compiled=True)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["192×12", "256×8"])
+    parser.add_argument(
+        "--tasks", nargs="+", choices=["train", "infer", "latency"], default=["train", "infer", "latency"]
+    )
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=RECORD)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=1, help="calls a turn")
+    parser.add_argument("--precision", default=None, help="float32 on a CPU, bfloat16 on a GPU")
+    parser.add_argument("--without", nargs="*", default=[], help="libraries to leave out")
+    parser.add_argument("--commit")
+    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    rows = [row for name in SHAPES for row in measure(name, asked.batch, asked.rounds)]
-    record = {"name": "bench-cpu", "command": "make bench", "batch": asked.batch, "rounds": asked.rounds}
-    record |= {"img_size": 32, "patch_size": 4, "precision": "float32, eager", "rows": rows} | record_of_machine()
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"Record: {asked.out}")
+    asked.precision = asked.precision or ("float32" if asked.device == "cpu" else "bfloat16")
+    out = asked.out or RESULTS / f"bench-{asked.device}.json"
+    record: dict[str, Any] = {
+        "name": out.stem,
+        "command": f"python -m benchmarks --device {asked.device} --shapes {' '.join(asked.shapes)} "
+        f"--batch {asked.batch} --rounds {asked.rounds} --calls {asked.calls}",
+        "precision": asked.precision,
+        "threads": torch.get_num_threads(),
+        "rows": [],
+    } | record_of_machine(asked.commit)
+    for shape in asked.shapes:
+        for task in asked.tasks:
+            record["rows"] += measure(shape, task, asked)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"Record: {out}")
 
 
-def measure(name: str, batch: int, rounds: int) -> list[dict[str, object]]:
-    """Ours, timm's, and timm's a second time: the second shows how much of a difference is noise."""
-    width, depth, heads = SHAPES[name]
-    config = ModelConfig(img_size=32, patch_size=4, num_classes=10, embed_dim=width, depth=depth, num_heads=heads)
-    models = {"timm": timm_twin(config), "timm again": timm_twin(config), "ours": VisionTransformer(config)}
-    images, labels = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
-    rows = []
-    for kind, calls in (
-        ("forward", {who: forward(model, images) for who, model in models.items()}),
-        ("training step", {who: training_step(model, images, labels) for who, model in models.items()}),
-    ):
-        for model in models.values():
-            model.train(kind == "training step")
-        times = seconds_in_turns(calls, rounds)
-        speeds = {who: round(batch / statistics.median(seconds), 1) for who, seconds in times.items()}
-        faster = {who: round(ratio(times["timm"], times[who]), 3) for who in ("ours", "timm again")}
-        rows.append({"model": name, "what": kind, "images_per_second": speeds, "times_timm": faster})
-        print(
-            f"{name:>7}  {kind:<14} timm {speeds['timm']:>6.1f}  ours {speeds['ours']:>6.1f} images/s   "
-            f"ours {faster['ours']:.2f}× timm   (timm again {faster['timm again']:.2f}×)"
-        )
+def measure(shape: str, task: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """One race; a row per contender."""
+    arms = [
+        Arm(a.library, a.compiled, asked.precision, a.task, a.again)
+        for a in _arms(task)
+        if a.library not in asked.without
+    ]
+    batch = 1 if task == "latency" else asked.batch
+    rounds = asked.rounds * (4 if task == "latency" else 1)
+    times = race(
+        shape, "train" if task == "train" else "infer", arms,
+        batch=batch, rounds=rounds, calls=asked.calls, device=asked.device, threads=torch.get_num_threads(),
+    )  # fmt: skip
+    peers = {arm.name: times[arm.name] for arm in arms if arm.library != "ours" and not arm.compiled and not arm.again}
+    fastest = min((median(t.rounds) for t in peers.values() if not t.broken), default=None)
+    print(f"\n{shape}  {task}, batch {batch}")
+    rows = [row(shape, task, batch, arm, times[arm.name], times, fastest, peers) for arm in arms]
+    for found in rows:
+        print(tell(found), flush=True)
     return rows
 
 
-def forward(model: nn.Module, images: torch.Tensor) -> Callable[[], object]:
-    @torch.inference_mode()
-    def call() -> torch.Tensor:
-        return model(images)
-
-    return call
+def _arms(task: str) -> list[Arm]:
+    whole = [Arm("ours", task="step"), Arm("ours", compiled=True, task="step")] if task == "train" else []
+    return [*OURS, *whole, *TIMM, *PEERS]
 
 
-def training_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], object]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+def row(
+    shape: str,
+    task: str,
+    batch: int,
+    arm: Arm,
+    mine: Times,
+    times: dict[str, Times],
+    fastest: float | None,
+    peers: dict[str, Times],
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"shape": shape, "task": task, "batch": batch, "who": arm.name, "library": arm.library}
+    if mine.broken:
+        return found | {"broken": mine.broken}
+    seconds = median(mine.rounds)
+    best = next((t for t in peers.values() if not t.broken and median(t.rounds) == fastest), None)
+    timm = next(
+        t for name, t in times.items() if name.startswith("timm") and "again" not in name and "compiled" not in name
+    )
+    work = SHAPES[shape].flops * (3 if task == "train" else 1)
+    return found | {
+        "images_per_second": round(batch / seconds, 1),
+        "milliseconds": round(1e3 * seconds, 3),
+        "p99_milliseconds": round(1e3 * percentile(mine.rounds, 0.99), 3),
+        "tflops_per_second": round(work * batch / seconds / 1e12, 3),
+        "times_timm": _rounded(ratio(timm, mine)),
+        "times_fastest_peer": _rounded(ratio(best, mine)) if best else None,
+        "peak_mib": round(mine.peak_bytes / 2**20),
+        "ready_seconds": mine.ready,
+    }
 
-    def call() -> None:
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return call
+def tell(found: dict[str, Any]) -> str:
+    if "broken" in found:
+        return f"  {found['who']:<28} {found['broken']}"
+    return (
+        f"  {found['who']:<28} {found['images_per_second']:>9,.1f} images/s {found['milliseconds']:>9.2f} ms "
+        f"(p99 {found['p99_milliseconds']:.2f})  {found['times_timm'] or 0:>5.2f}× timm  "
+        f"{found['times_fastest_peer'] or 0:>5.2f}× fastest peer  {found['peak_mib']:>6,} MiB"
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 if __name__ == "__main__":

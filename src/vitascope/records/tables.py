@@ -53,21 +53,26 @@ def accuracy(folder: Path, names: list[str]) -> str:
 
 
 def bench(folder: Path, names: list[str]) -> str:
-    """`make bench`'s table."""
-    rows = []
+    """`make bench`'s races: images a second of everyone, and how many times the fastest peer ours is."""
+    races: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in _rows(folder, names):
-        speed, times = row["images_per_second"], row["times_timm"]
-        rows.append(
-            [
-                row["model"],
-                row["what"],
-                f"{speed['timm']:.0f}",
-                f"{speed['ours']:.0f}",
-                f"{times['ours']:.2f}",
-                f"{times['timm again']:.2f}",
-            ]
-        )
-    return markdown(["model", "what", "timm, images/s", "ours, images/s", "ours / timm", "timm again / timm"], rows)
+        races.setdefault((row["shape"], row["task"]), {})[row["who"]] = row
+    everyone = list(dict.fromkeys(who for race in races.values() for who in race))
+    rows = []
+    for (shape, task), race in races.items():
+        speeds = [_speed(race.get(who)) for who in everyone]
+        ratios = [_times(race.get(who)) for who in everyone if who.startswith("ours")]
+        rows.append([shape, task, *speeds, *ratios])
+    ours = [f"{who} / fastest peer" for who in everyone if who.startswith("ours")]
+    return markdown(["model", "images/s", *everyone, *ours], rows)
+
+
+def _speed(row: dict[str, Any] | None) -> str:
+    return "–" if row is None else row.get("broken") or f"{row['images_per_second']:,.0f}"
+
+
+def _times(row: dict[str, Any] | None) -> str:
+    return "–" if row is None or not row.get("times_fastest_peer") else f"{row['times_fastest_peer']:.2f}"
 
 
 def bars(folder: Path, names: list[str]) -> str:

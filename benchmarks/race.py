@@ -1,0 +1,114 @@
+"""Contenders -> their times, in turns: every round each runs once, so that all meet the same noise."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+QUIET = 0.25  # seconds: on a CPU the threads of the one before spin a while (OpenMP) before they let go of the cores
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One library in one manner."""
+
+    library: str
+    compiled: bool = False
+    precision: str = "float32"
+    task: str | None = None  # 'step': our whole training step
+    again: bool = False  # the same a second time, to show the noise
+
+    @property
+    def name(self) -> str:
+        more = [word for word, said in (("compiled", self.compiled), ("again", self.again)) if said]
+        more += [self.precision] if self.precision != "float32" else []
+        more += ["whole step"] if self.task == "step" else []
+        return ", ".join([self.library, *more])
+
+
+@dataclass
+class Times:
+    """Seconds per call, round by round; what setting up took; peak memory. Broken: what the process said last."""
+
+    rounds: list[float] = field(default_factory=list)
+    ready: float = 0.0
+    peak_bytes: int = 0
+    broken: str | None = None
+
+
+def race(
+    shape: str,
+    task: str,
+    arms: list[Arm],
+    *,
+    batch: int,
+    rounds: int,
+    calls: int = 1,
+    device: str = "cpu",
+    threads: int = 0,
+) -> dict[str, Times]:
+    """Set up one after the other, then in turns, the order reversed every round."""
+    times = {arm.name: Times() for arm in arms}
+    runners = {arm.name: _start(shape, task, arm, batch, device, threads, times[arm.name]) for arm in arms}
+    for number in range(rounds):
+        for name in list(runners)[:: 1 if number % 2 else -1]:
+            if times[name].broken is None:
+                time.sleep(QUIET if device == "cpu" else 0)
+                times[name].rounds.append(_ask(runners[name], str(calls), times[name]) or 0.0)
+    for name, runner in runners.items():
+        said = None if times[name].broken else _ask(runner, "end", times[name])
+        times[name].peak_bytes = (said or {}).get("peak_bytes", 0)
+        runner.communicate()
+    return times
+
+
+def _start(
+    shape: str, task: str, arm: Arm, batch: int, device: str, threads: int, times: Times
+) -> subprocess.Popen[str]:
+    words = [arm.library, shape, arm.task or task, "--batch", str(batch), "--device", device, "--threads", str(threads)]
+    words += ["--precision", arm.precision] + (["--compiled"] if arm.compiled else [])
+    runner = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.worker", *words],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    said = _ask(runner, None, times)
+    times.ready = (said or {}).get("ready", 0.0)
+    return runner
+
+
+def _ask(runner: subprocess.Popen[str], line: str | None, times: Times) -> Any:
+    """One question, one answer; a process that has died is out of the race, and the row says so."""
+    if runner.stdin is None or runner.stdout is None:
+        return None
+    try:
+        if line is not None:
+            runner.stdin.write(line + "\n")
+            runner.stdin.flush()
+        answer = runner.stdout.readline()
+    except BrokenPipeError:
+        answer = ""
+    if not answer:
+        times.broken = f"ended with code {runner.wait()}"
+        return None
+    return json.loads(answer)
+
+
+def ratio(theirs: Times, ours: Times) -> float | None:
+    """How many times faster ours is: the median over rounds of their time over ours."""
+    if theirs.broken or ours.broken:
+        return None
+    return median(their / our for their, our in zip(theirs.rounds, ours.rounds, strict=True))
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,123 @@
+"""One contender in a process of its own: says 'ready', then runs so many calls whenever it is told a number.
+
+Of its own, because what one library does to a process (memory, threads, compilers) must not help or hurt another.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.contenders import LIBRARIES, SHAPES, Shape
+from vitascope.training.allocator import keep_freed_memory
+
+TASKS = ("train", "infer", "step")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library", choices=LIBRARIES)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=0)
+    asked = parser.parse_args()
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries may print; the parent reads only our answers
+    if asked.threads:
+        torch.set_num_threads(asked.threads)
+    start = time.perf_counter()
+    call = prepare(asked)
+    call()
+    _wait(asked.device)
+    print(json.dumps({"ready": round(time.perf_counter() - start, 2)}), file=answers, flush=True)
+    for line in sys.stdin:
+        if line.strip() == "end":
+            break
+        start = time.perf_counter()
+        for _ in range(int(line)):
+            call()
+        _wait(asked.device)
+        print(json.dumps((time.perf_counter() - start) / int(line)), file=answers, flush=True)
+    print(json.dumps({"peak_bytes": peak(asked.device)}), file=answers, flush=True)
+
+
+def prepare(asked: argparse.Namespace) -> Callable[[], object]:
+    """What is timed. Ours runs as `vitascope` runs it, the others as their users would: the process is as it is."""
+    shape = SHAPES[asked.shape]
+    if asked.library == "ours" and asked.device == "cpu":
+        keep_freed_memory()
+    if asked.task == "step":
+        from benchmarks.whole_step import whole_step
+
+        return whole_step(shape, asked)
+    model = LIBRARIES[asked.library](shape).to(asked.device)
+    images, labels = _data(shape, asked.batch, asked.device)
+    dtype = getattr(torch, asked.precision)
+    made = train if asked.task == "train" else infer
+    return made(
+        model, images, labels, torch.autocast(asked.device, dtype, enabled=dtype != torch.float32), asked.compiled
+    )
+
+
+def train(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, autocast: torch.autocast, compiled: bool
+) -> Callable[[], object]:
+    """Forward, cross-entropy, backward, fused AdamW."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    forward = torch.compile(model) if compiled else model
+
+    def call() -> None:
+        with autocast:
+            loss = F.cross_entropy(forward(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return call
+
+
+def infer(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, autocast: torch.autocast, compiled: bool
+) -> Callable[[], object]:
+    del labels
+    model.eval()
+    forward = torch.compile(model) if compiled else model
+
+    @torch.inference_mode()
+    def call() -> torch.Tensor:
+        with autocast:
+            return forward(images)
+
+    return call
+
+
+def _data(shape: Shape, batch: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, 3, shape.img_size, shape.img_size, generator=generator)
+    return images.to(device), torch.randint(shape.num_classes, (batch,), generator=generator).to(device)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak(device: str) -> int:
+    """Bytes: on a GPU what torch took at most, on a CPU the process's largest resident size."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The benchmark's own machinery: contenders are alike, races are fair, a dead contender is told."""
+
+import pytest
+import torch
+
+from benchmarks.contenders import LIBRARIES, SHAPES
+from benchmarks.race import Arm, Times, percentile, race, ratio
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_library_builds_the_same_network(library) -> None:
+    """The same number of parameters, up to the query, key and value biases that vit-pytorch leaves out."""
+    shape = SHAPES["16×2"]
+    if library == "vit-pytorch":
+        pytest.importorskip("vit_pytorch")
+    ours, theirs = (sum(p.numel() for p in LIBRARIES[name](shape).parameters()) for name in ("ours", library))
+    model = LIBRARIES[library](shape).eval()
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 10)
+    assert theirs == pytest.approx(ours, rel=0.03)
+
+
+def test_a_race_times_everyone_in_every_round() -> None:
+    arms = [Arm("ours"), Arm("timm"), Arm("ours", task="step")]
+    found = race("16×2", "train", arms, batch=4, rounds=3, threads=1)
+    for times in found.values():
+        assert times.broken is None and len(times.rounds) == 3 and min(times.rounds) > 0
+        assert times.peak_bytes > 2**20 and times.ready > 0
+    assert ratio(found["timm"], found["ours"]) > 0
+
+
+def test_a_contender_that_dies_is_out_and_the_others_go_on() -> None:
+    found = race("16×2", "infer", [Arm("ours"), Arm("timm", precision="no_such_type")], batch=2, rounds=2, threads=1)
+    assert found["timm, no_such_type"].broken and len(found["ours"].rounds) == 2
+    assert ratio(found["timm, no_such_type"], found["ours"]) is None
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    """Both were slow in the second round: that is the machine, not a contender."""
+    assert ratio(Times([2.0, 20.0, 2.0]), Times([1.0, 10.0, 1.0])) == 2.0
+    assert percentile([float(n) for n in range(100)], 0.99) == 99.0

@@ -53,26 +53,20 @@ def accuracy(folder: Path, names: list[str]) -> str:
 
 
 def bench(folder: Path, names: list[str]) -> str:
-    """`make bench`'s races: images a second of everyone, and how many times the fastest peer ours is."""
-    races: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    """`make bench`'s races, a column each: images a second (a single image: milliseconds), × the fastest eager peer."""
+    cells: dict[str, dict[str, str]] = {}
     for row in _rows(folder, names):
-        races.setdefault((row["shape"], row["task"]), {})[row["who"]] = row
-    everyone = list(dict.fromkeys(who for race in races.values() for who in race))
-    rows = []
-    for (shape, task), race in races.items():
-        speeds = [_speed(race.get(who)) for who in everyone]
-        ratios = [_times(race.get(who)) for who in everyone if who.startswith("ours")]
-        rows.append([shape, task, *speeds, *ratios])
-    ours = [f"{who} / fastest peer" for who in everyone if who.startswith("ours")]
-    return markdown(["model", "images/s", *everyone, *ours], rows)
+        race = f"{row['shape']} {row['task']}"
+        cells.setdefault(row["who"], {})[race] = _speed(row)
+    races = list(dict.fromkeys(race for row in cells.values() for race in row))
+    return markdown(["", *races], [[who, *(row.get(race, "–") for race in races)] for who, row in cells.items()])
 
 
-def _speed(row: dict[str, Any] | None) -> str:
-    return "–" if row is None else row.get("broken") or f"{row['images_per_second']:,.0f}"
-
-
-def _times(row: dict[str, Any] | None) -> str:
-    return "–" if row is None or not row.get("times_fastest_peer") else f"{row['times_fastest_peer']:.2f}"
+def _speed(row: dict[str, Any]) -> str:
+    if "broken" in row:
+        return row["broken"]
+    speed = f"{row['milliseconds']:.1f} ms" if row["task"] == "latency" else f"{row['images_per_second']:,.0f}"
+    return f"{speed} (×{row['times_fastest_peer']:.2f})"
 
 
 def bars(folder: Path, names: list[str]) -> str:

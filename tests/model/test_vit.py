@@ -45,12 +45,13 @@ def test_every_combination_the_config_accepts_runs_forwards_and_backwards(settin
 @given(settings=settings)
 def test_what_the_head_does_not_read_is_not_computed_and_nothing_else_changes(settings) -> None:
     """`forward` skips tokens of the last block; logits and gradients are those of the whole way."""
+    torch.manual_seed(0)  # every example from the same draws, so that a failing one fails again
     try:
         whole = VisionTransformer(replace(TINY, **settings)).double()
     except UserError:
         return
     for weight in whole.parameters():
-        torch.nn.init.normal_(weight, std=0.3)
+        torch.nn.init.normal_(weight, std=0.1)  # without norms, more would grow beyond float64's digits
     pictures = images(whole.config)
     grads = []
     for logits in (whole(pictures), whole.forward_head(whole.forward_features(pictures))):

@@ -44,7 +44,7 @@ results: $(READY) ## README's and the docs' numbers and the model cards, from re
 	@$(BIN)/python -m vitascope results README.md docs/*.md src/vitascope/recipes/*.yaml --cards docs/cards
 
 lock:            ## pin every package again (needs uv)
-	uv pip compile --universal --python-version 3.11 --extra dev --no-header --no-annotate --no-emit-index-url --upgrade --quiet pyproject.toml --output-file requirements.lock
+	uv pip compile --universal --python-version 3.11 --extra dev --no-header --no-annotate --upgrade --quiet pyproject.toml --output-file requirements.lock
 
 clean:           ## remove the environment and what tests leave behind
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

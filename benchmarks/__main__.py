@@ -1,7 +1,6 @@
 """`make bench`: training, inference and latency, ours beside the peers', in one run on one machine."""
 
 import argparse
-import json
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,6 +9,8 @@ import torch
 
 from benchmarks.contenders import SHAPES
 from benchmarks.race import Arm, Times, percentile, race, ratio
+from vitascope.model.anatomy import total_flops
+from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import record_of_machine
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -46,8 +47,8 @@ def main() -> None:
     for shape in asked.shapes:
         for task in asked.tasks:
             record["rows"] += measure(shape, task, asked)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            make_folder(out.parent)
+            write_json(out, record)
     print(f"Record: {out}")
 
 
@@ -64,10 +65,12 @@ def measure(shape: str, task: str, asked: argparse.Namespace) -> list[dict[str, 
         shape, "train" if task == "train" else "infer", arms,
         batch=batch, rounds=rounds, calls=asked.calls, device=asked.device, threads=torch.get_num_threads(),
     )  # fmt: skip
-    peers = {arm.name: times[arm.name] for arm in arms if arm.library != "ours" and not arm.compiled and not arm.again}
-    fastest = min((median(t.rounds) for t in peers.values() if not t.broken), default=None)
+    eager = [arm for arm in arms if arm.library != "ours" and not arm.compiled and not arm.again]
+    running = [times[arm.name] for arm in eager if not times[arm.name].broken]
+    fastest = min(running, key=lambda peer: median(peer.rounds), default=None)
+    timm = times.get(Arm("timm", precision=asked.precision).name)
     print(f"\n{shape}  {task}, batch {batch}")
-    rows = [row(shape, task, batch, arm, times[arm.name], times, fastest, peers) for arm in arms]
+    rows = [row(shape, task, batch, arm, times[arm.name], timm, fastest) for arm in arms]
     for found in rows:
         print(tell(found), flush=True)
     return rows
@@ -79,31 +82,20 @@ def _arms(task: str) -> list[Arm]:
 
 
 def row(
-    shape: str,
-    task: str,
-    batch: int,
-    arm: Arm,
-    mine: Times,
-    times: dict[str, Times],
-    fastest: float | None,
-    peers: dict[str, Times],
+    shape: str, task: str, batch: int, arm: Arm, mine: Times, timm: Times | None, fastest: Times | None
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"shape": shape, "task": task, "batch": batch, "who": arm.name, "library": arm.library}
     if mine.broken:
         return found | {"broken": mine.broken}
     seconds = median(mine.rounds)
-    best = next((t for t in peers.values() if not t.broken and median(t.rounds) == fastest), None)
-    timm = next(
-        t for name, t in times.items() if name.startswith("timm") and "again" not in name and "compiled" not in name
-    )
-    work = SHAPES[shape].flops * (3 if task == "train" else 1)
+    work = total_flops(SHAPES[shape]) * (3 if task == "train" else 1)
     return found | {
         "images_per_second": round(batch / seconds, 1),
         "milliseconds": round(1e3 * seconds, 3),
         "p99_milliseconds": round(1e3 * percentile(mine.rounds, 0.99), 3),
         "tflops_per_second": round(work * batch / seconds / 1e12, 3),
-        "times_timm": _rounded(ratio(timm, mine)),
-        "times_fastest_peer": _rounded(ratio(best, mine)) if best else None,
+        "times_timm": _times(timm, mine),
+        "times_fastest_peer": _times(fastest, mine),
         "peak_mib": round(mine.peak_bytes / 2**20),
         "ready_seconds": mine.ready,
     }
@@ -119,8 +111,9 @@ def tell(found: dict[str, Any]) -> str:
     )
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+def _times(theirs: Times | None, ours: Times) -> float | None:
+    found = ratio(theirs, ours) if theirs else None
+    return None if found is None else round(found, 3)
 
 
 if __name__ == "__main__":

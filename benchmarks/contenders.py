@@ -1,64 +1,37 @@
 """A library's name and a shape -> its vision transformer, as its users would build it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from vitascope import ModelConfig
-from vitascope.model.anatomy import anatomy
 
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes that every library can build: a class token, learned positions, GELU, an MLP four times as wide."""
-
-    embed_dim: int
-    depth: int
-    num_heads: int
-    img_size: int = 32
-    patch_size: int = 4
-    num_classes: int = 10
-
-    @property
-    def flops(self) -> float:
-        """Of a forward pass of one image, as papers count: matrix products, all tokens."""
-        return sum(stage.flops for stage in anatomy(self.config()))
-
-    def config(self) -> ModelConfig:
-        return ModelConfig(
-            embed_dim=self.embed_dim,
-            depth=self.depth,
-            num_heads=self.num_heads,
-            img_size=self.img_size,
-            patch_size=self.patch_size,
-            num_classes=self.num_classes,
-        )
-
-
+# What every library can build: a class token, learned positions, GELU, an MLP four times as wide: our defaults.
+SMALL = ModelConfig(img_size=32, patch_size=4, num_classes=10)
 SHAPES = {
-    "16×2": Shape(16, 2, 2, 8),  # for tests of the benchmark itself
-    "192×12": Shape(192, 12, 3),
-    "256×8": Shape(256, 8, 4),
-    "384×7": Shape(384, 7, 6),
-    "ViT-S/16": Shape(384, 12, 6, 224, 16, 1000),
-    "ViT-B/16": Shape(768, 12, 12, 224, 16, 1000),
+    "16×2": replace(SMALL, img_size=8, embed_dim=16, depth=2, num_heads=2),  # for tests of the benchmark itself
+    "192×12": replace(SMALL, embed_dim=192, num_heads=3),
+    "256×8": replace(SMALL, embed_dim=256, depth=8, num_heads=4),
+    "384×7": replace(SMALL, embed_dim=384, depth=7, num_heads=6),
+    "ViT-S/16": ModelConfig(embed_dim=384, num_heads=6),
+    "ViT-B/16": ModelConfig(),
 }
 
 
-def ours(shape: Shape) -> nn.Module:
+def ours(shape: ModelConfig) -> nn.Module:
     from vitascope import VisionTransformer
 
-    return VisionTransformer(shape.config())
+    return VisionTransformer(shape)
 
 
-def timm(shape: Shape) -> nn.Module:
+def timm(shape: ModelConfig) -> nn.Module:
     from vitascope.weights.agreement import timm_twin
 
-    return timm_twin(shape.config())
+    return timm_twin(shape)
 
 
-def transformers(shape: Shape) -> nn.Module:
+def transformers(shape: ModelConfig) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -66,8 +39,8 @@ def transformers(shape: Shape) -> nn.Module:
         num_hidden_layers=shape.depth,
         num_attention_heads=shape.num_heads,
         intermediate_size=4 * shape.embed_dim,
-        image_size=shape.img_size,
-        patch_size=shape.patch_size,
+        image_size=shape.image_shape[0],
+        patch_size=shape.patch_shape[0],
         num_labels=shape.num_classes,  # pyright: ignore[reportCallIssue]
     )
 
@@ -82,12 +55,12 @@ def transformers(shape: Shape) -> nn.Module:
     return Logits()
 
 
-def torchvision(shape: Shape) -> nn.Module:
+def torchvision(shape: ModelConfig) -> nn.Module:
     from torchvision.models import VisionTransformer
 
     return VisionTransformer(
-        image_size=shape.img_size,
-        patch_size=shape.patch_size,
+        image_size=shape.image_shape[0],
+        patch_size=shape.patch_shape[0],
         num_layers=shape.depth,
         num_heads=shape.num_heads,
         hidden_dim=shape.embed_dim,
@@ -96,12 +69,12 @@ def torchvision(shape: Shape) -> nn.Module:
     )
 
 
-def vit_pytorch(shape: Shape) -> nn.Module:
+def vit_pytorch(shape: ModelConfig) -> nn.Module:
     from vit_pytorch import ViT
 
     return ViT(
-        image_size=shape.img_size,
-        patch_size=shape.patch_size,
+        image_size=shape.image_shape[0],
+        patch_size=shape.patch_shape[0],
         num_classes=shape.num_classes,
         dim=shape.embed_dim,
         depth=shape.depth,
@@ -111,7 +84,7 @@ def vit_pytorch(shape: Shape) -> nn.Module:
     )
 
 
-LIBRARIES: dict[str, Callable[[Shape], nn.Module]] = {
+LIBRARIES: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "ours": ours,
     "timm": timm,
     "transformers": transformers,

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.worker import wait_for
 from vitascope.evaluation.trained import load
-from vitascope.model.anatomy import anatomy
+from vitascope.model.anatomy import total_parameters
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
+from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import record_of_machine
 from vitascope.training.feeding import EpochLoader
 from vitascope.training.session import start_session
@@ -41,8 +41,8 @@ def main() -> None:
     record |= record_of_machine(asked.commit) | {"rows": []}
     for name in names:
         record["rows"].append(measure(name, settings, asked.runs))
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        make_folder(asked.out.parent)
+        write_json(asked.out, record)
 
 
 def measure(name: str, settings: list[str], runs: Path) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def measure(name: str, settings: list[str], runs: Path) -> dict[str, Any]:
     row = {
         "recipe": name,
         "track": "pure",
-        "params": sum(stage.parameters for stage in anatomy(recipe.model)),
+        "params": total_parameters(recipe.model),
         "tokens": recipe.model.num_tokens,
         "images_seen": rows[-1]["images_seen"],
         "views": 1,
@@ -63,7 +63,7 @@ def measure(name: str, settings: list[str], runs: Path) -> dict[str, Any]:
         "seconds": round(sum(row["seconds"] for row in rows), 2),
         "cold_seconds": round(cold, 2),
         "images_per_second": rows[-1]["images_per_second"],
-        "hardware": json.loads(run.file("machine.json").read_text())["hardware"],
+        "hardware": run.machine["hardware"],
         "overhead": round(overhead(run), 4),
     }
     if name in BARS and "val_accuracy" in rows[0]:
@@ -90,22 +90,16 @@ def overhead(run: Run, rounds: int = 5) -> float:
     step_on, times = loader.start(0, tally), []
     for _ in range(rounds):
         if loader.captured:
-            loader.captured.place.zero_()
-            loader.captured.count.zero_()
-        _wait(session.hardware.device)
+            loader.captured.rewind()
+        wait_for(session.hardware.device)
         start = time.monotonic()
         for step in range(session.steps_per_epoch):
             step_on(step)
-        _wait(session.hardware.device)
+        wait_for(session.hardware.device)
         times.append(time.monotonic() - start)
     loader.close()
     later = sorted(row["train_seconds"] for row in run.metrics[len(run.metrics) // 2 :])
     return 1 - sorted(times)[rounds // 2] / later[len(later) // 2]
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from itertools import count
 
 import torch
 
-from benchmarks.contenders import Shape
+from vitascope import ModelConfig
 from vitascope.data.policy import resolve
 from vitascope.data.preparation import Preparation
 from vitascope.data.source import Source, Split
@@ -20,14 +20,14 @@ from vitascope.training.step import Tally
 STEPS = 20  # in the made-up epoch that is run again and again
 
 
-def whole_step(shape: Shape, asked: argparse.Namespace) -> Callable[[], object]:
+def whole_step(shape: ModelConfig, asked: argparse.Namespace) -> Callable[[], object]:
     """cifar10's augmentation and AdamW on images that are noise: the time is the same."""
     words = [f"train.batch_size={asked.batch}", "train.optimizer=adamw", f"train.device={asked.device}", "train.ema=0"]
     words += [f"train.precision={asked.precision}", f"train.compile={'always' if asked.compiled else 'never'}"]
     words += [f"train.threads={asked.threads or torch.get_num_threads()}"]
     recipe = read_recipe("cifar10", words)
     augment = resolve(recipe.data.augment, "cifar10")
-    recipe = replace(recipe, model=shape.config(), data=replace(recipe.data, augment=augment))
+    recipe = replace(recipe, model=shape, data=replace(recipe.data, augment=augment))
     session = start_session(recipe, _noise(shape, asked.batch * STEPS))
     session.model.train()
     loader, tally = EpochLoader(session), Tally.empty(asked.device)
@@ -36,19 +36,17 @@ def whole_step(shape: Shape, asked: argparse.Namespace) -> Callable[[], object]:
     def call() -> None:
         at = next(number) % STEPS
         if at == 0 and loader.captured:
-            loader.captured.place.zero_()
-            loader.captured.count.zero_()
+            loader.captured.rewind()
         step(at)
 
     return call
 
 
-def _noise(shape: Shape, images: int) -> TrainingData:
+def _noise(shape: ModelConfig, images: int) -> TrainingData:
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(256, (images, 3, shape.img_size, shape.img_size), generator=generator, dtype=torch.uint8)
+    pixels = torch.randint(256, (images, 3, *shape.image_shape), generator=generator, dtype=torch.uint8)
     labels = torch.randint(shape.num_classes, (images,), generator=generator)
     split = Split(pixels, labels)
     classes = [str(number) for number in range(shape.num_classes)]
     source = Source("noise", classes, lambda part: split, ("train",))
-    size = (shape.img_size, shape.img_size)
-    return TrainingData(source, split, None, Preparation(size, (0.5,) * 3, (0.25,) * 3), "noise")
+    return TrainingData(source, split, None, Preparation(shape.image_shape, (0.5,) * 3, (0.25,) * 3), "noise")

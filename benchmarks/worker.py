@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.contenders import LIBRARIES, SHAPES, Shape
+from benchmarks.contenders import LIBRARIES, SHAPES
+from vitascope import ModelConfig
 from vitascope.training.allocator import keep_freed_memory
 
 TASKS = ("train", "infer", "step")
@@ -37,7 +38,7 @@ def main() -> None:
     start = time.perf_counter()
     call = prepare(asked)
     call()
-    _wait(asked.device)
+    wait_for(asked.device)
     print(json.dumps({"ready": round(time.perf_counter() - start, 2)}), file=answers, flush=True)
     for line in sys.stdin:
         if line.strip() == "end":
@@ -45,7 +46,7 @@ def main() -> None:
         start = time.perf_counter()
         for _ in range(int(line)):
             call()
-        _wait(asked.device)
+        wait_for(asked.device)
         print(json.dumps((time.perf_counter() - start) / int(line)), file=answers, flush=True)
     print(json.dumps({"peak_bytes": peak(asked.device)}), file=answers, flush=True)
 
@@ -101,13 +102,13 @@ def infer(
     return call
 
 
-def _data(shape: Shape, batch: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _data(shape: ModelConfig, batch: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, 3, shape.img_size, shape.img_size, generator=generator)
+    images = torch.randn(batch, 3, *shape.image_shape, generator=generator)
     return images.to(device), torch.randint(shape.num_classes, (batch,), generator=generator).to(device)
 
 
-def _wait(device: str) -> None:
+def wait_for(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 

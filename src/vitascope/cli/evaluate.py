@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from vitascope.cli.numbers import percent
 from vitascope.cli.tables import console, table
 
 if TYPE_CHECKING:
@@ -75,10 +76,10 @@ def _print_tables(found: "Evaluation") -> None:
         [
             name,
             f"{row.images:,}",
-            _percent(row.precision),
-            _percent(row.recall),
+            percent(row.precision),
+            percent(row.recall),
             "–" if row.recall is None else f"{row.recall_interval[0]:.1%} to {row.recall_interval[1]:.1%}",
-            _percent(row.f1),
+            percent(row.f1),
             row.taken_for or "–",
         ]
         for name, row in found.per_class.items()
@@ -103,7 +104,3 @@ def _print_tables(found: "Evaluation") -> None:
     clean = next(iter(found.robustness.values())).accuracy[0]
     title = f"As images get worse (level: accuracy; as they are: {clean:.1%}; {images:,} images)"
     console().print(table(title, ["", "mild", "", "", "strong"], rows, right={"mild", "strong"}))
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"

@@ -19,6 +19,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.3g} min"
 
 
+def percent(share: float | None, places: int = 1) -> str:
+    """A dash where there is nothing to be a share of."""
+    return "–" if share is None else f"{share:.{places}%}"
+
+
 def _scaled(number: float, step: int, units: list[str]) -> str:
     index = 0
     while abs(number) >= step and index < len(units) - 1:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitascope.cli.numbers import count, duration
+from vitascope.cli.numbers import count, duration, percent
 from vitascope.cli.tables import console, table
 from vitascope.errors import UserError
 
@@ -39,8 +39,8 @@ def list_(runs: Folder = Path("runs"), as_json: Json = False) -> None:
             count(item.parameters),
             str(item.epochs) if item.finished else f"{item.epochs_done} of {item.epochs}",
             duration(item.seconds) if item.seconds else "–",
-            _percent(item.val_accuracy),
-            _percent(item.test_accuracy),
+            percent(item.val_accuracy, 2),
+            percent(item.test_accuracy, 2),
         ]
         for item in found
     ]
@@ -55,8 +55,8 @@ def compare(
 ) -> None:
     """The settings that differ, the numbers, and the curves over one another."""
     from vitascope.draw.look import save
+    from vitascope.recipe.writing import word
     from vitascope.records.comparison import compare
-    from vitascope.records.settings import word
     from vitascope.run.directory import open_run
 
     found = compare([open_run(run) for run in runs])
@@ -69,8 +69,8 @@ def compare(
         print(f"{letter}: {item.run}")
     rows = [[key, *map(word, values)] for key, values in found.settings.items()]
     numbers = [
-        ["validation accuracy", *(_percent(item.val_accuracy) for item in found.entries)],
-        ["test accuracy", *(_percent(item.test_accuracy) for item in found.entries)],
+        ["validation accuracy", *(percent(item.val_accuracy, 2) for item in found.entries)],
+        ["test accuracy", *(percent(item.test_accuracy, 2) for item in found.entries)],
         ["parameters", *(count(item.parameters) for item in found.entries)],
         ["epochs done", *(str(item.epochs_done) for item in found.entries)],
         ["time", *(duration(item.seconds) for item in found.entries)],
@@ -101,7 +101,3 @@ def delete(
     for run in found:
         delete_run(run)
     print(f"Deleted {len(found)} run(s).")
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.2%}"

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from vitascope.cli.evaluate import RunPath
 from vitascope.cli.tables import console
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe, recipe_names
@@ -32,7 +33,7 @@ def train(
     _stoppable(lambda: train_recipe(recipe, runs, console()))
 
 
-def resume(run: Annotated[Path, typer.Argument(help="A run's directory, or a recipe's: its newest run.")]) -> None:
+def resume(run: RunPath) -> None:
     """Go on with a run that was stopped, exactly as if it had not been."""
     from vitascope.run.directory import open_run
     from vitascope.training.train import resume_run

@@ -7,7 +7,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.look import caption, label, new_figure, plain
+from vitascope.draw.look import caption, label, new_figure, plain, shorten
 
 NAME_LENGTH = 24
 MOST_NUMBERS, MOST_NAMES = 20, 50  # classes up to which cells hold numbers, and axes names
@@ -24,7 +24,7 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
     wrong = shares.copy()
     np.fill_diagonal(wrong, np.nan)
     there = counts.sum(1) > 0
-    short = [plain(name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…") for name in names]
+    short = [plain(shorten(name, NAME_LENGTH)) for name in names]
     side = float(np.clip(0.55 * classes + 2.4, 4.5, 12))
     figure, (panel,) = new_figure(1, width=side + 1.2, height=side + 0.6)
     top = max(float(np.nanmax(wrong)), 1.0) if classes > 1 else 1.0

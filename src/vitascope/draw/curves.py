@@ -1,5 +1,8 @@
 """Loss and accuracy over epochs -> two panels, training and validation in each."""
 
+from typing import Any
+
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -13,20 +16,28 @@ def draw_curves(curves: dict[str, dict[str, Points]], title: str) -> Figure:
     """`curves[loss or accuracy][train or validation]` are (epoch, value); accuracies are fractions."""
     figure, panels = new_figure(2, width=10.0, height=4.4)
     for panel, (kind, lines) in zip(panels, curves.items(), strict=True):
-        factor = 100 if kind == "accuracy" else 1
         for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
-            if points:
-                epochs, values = zip(*points, strict=True)
-                marker = "o" if len(points) <= 20 else None
-                panel.plot(epochs, [v * factor for v in values], color=colour, label=name, marker=marker, markersize=4)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.grid(alpha=0.25)
+            marker = "o" if len(points) <= 20 else None
+            draw_line(panel, kind, points, color=colour, label=name, marker=marker, markersize=4)
         if any(lines.values()):
             panel.legend(frameon=False)
-        label(panel, kind, "epoch", UNITS[kind])
+        over_epochs(panel, kind)
     caption(
         figure,
         f"{title}. Training is measured on varied (augmented, mixed, smoothed) images while weights still change, so "
         "its loss may lie above validation's and its accuracy below.",
     )
     return figure
+
+
+def draw_line(panel: Axes, kind: str, points: Points, **style: Any) -> None:
+    """Accuracies, which are fractions, in percent."""
+    if points:
+        epochs, values = zip(*points, strict=True)
+        panel.plot(epochs, [value * (100 if kind == "accuracy" else 1) for value in values], **style)
+
+
+def over_epochs(panel: Axes, kind: str) -> None:
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.grid(alpha=0.25)
+    label(panel, kind, "epoch", UNITS[kind])

@@ -44,6 +44,11 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def shorten(name: str, length: int) -> str:
+    """A long name keeps its beginning."""
+    return name if len(name) <= length else name[: length - 1] + "…"
+
+
 def caption(figure: Figure, text: str) -> None:
     """One sentence under the figure: what to see in it."""
     width = int(figure.get_figwidth() * 14)

@@ -4,27 +4,19 @@ from itertools import cycle
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
-from vitascope.draw.curves import UNITS, Points
-from vitascope.draw.look import COLOURS, caption, label, new_figure, plain
+from vitascope.draw.curves import Points, draw_line, over_epochs
+from vitascope.draw.look import COLOURS, caption, new_figure, plain
 
 
 def draw_overlay(runs: dict[str, dict[str, dict[str, Points]]], text: str) -> Figure:
     """`runs[name][loss or accuracy][train or validation]`: validation is drawn full, training thin and dashed."""
     figure, panels = new_figure(2, width=11.0, height=4.8)
     for panel, kind in zip(panels, ("loss", "accuracy"), strict=True):
-        factor = 100 if kind == "accuracy" else 1
         for colour, curves in zip(cycle(COLOURS), runs.values(), strict=False):
             for split, style, thick in (("train", "--", 0.9), ("validation", "-", 1.8)):
-                if points := curves[kind][split]:
-                    epochs, values = zip(*points, strict=True)
-                    panel.plot(
-                        epochs, [factor * value for value in values], color=colour, linestyle=style, linewidth=thick
-                    )
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.grid(alpha=0.25)
-        label(panel, kind, "epoch", UNITS[kind])
+                draw_line(panel, kind, curves[kind][split], color=colour, linestyle=style, linewidth=thick)
+        over_epochs(panel, kind)
     lines = [
         Line2D([], [], color=colour, label=plain(name)) for colour, name in zip(cycle(COLOURS), runs, strict=False)
     ]

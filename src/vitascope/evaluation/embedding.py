@@ -46,7 +46,7 @@ def embed(model: TrainedTransformer, paths: list[Path]) -> Embedding:
     pictures = read_files(paths, model.facts.stored)
     files = pictures.files or []
     folders = [Path(name).resolve().parent.name for name in files]
-    said, features = model.predict(pictures.images), model.stored_features(pictures.images)
+    said, features = model.predict_with_features(pictures)
     return Embedding(files, folders, said, features, pictures.broken)
 
 

@@ -14,7 +14,7 @@ from vitascope.evaluation.choosing import Choice, choose, own_images
 from vitascope.evaluation.confusion import confusion, per_class
 from vitascope.evaluation.openings import note_opening, note_result, read_openings
 from vitascope.evaluation.report import Evaluation, Mistake
-from vitascope.evaluation.robustness import Decline, robustness
+from vitascope.evaluation.robustness import robustness
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
@@ -43,15 +43,15 @@ def evaluate(
     choice = choose(run, facts, split, data)
     value, words = temperature_for(model, run, facts, choice, views)
     tie = _noted(model, run, choice, views, weights) if choice.split in ("test", "all") else None
-    start = time.monotonic()
-    logits = logits_of(model, choice.images.images, facts.preparation, hardware_of(model), views=views)
+    hardware, start = hardware_of(model), time.monotonic()
+    logits = logits_of(model, choice.images.images, facts.preparation, hardware, views=views)
     seconds = time.monotonic() - start
-    labels = choice.images.labels
-    counts = confusion(labels, logits.argmax(1), len(facts.classes))
+    labels, classes = choice.images.labels, facts.classes
+    counts = confusion(labels, logits.argmax(1), len(classes))
     found = Evaluation(
         run=run,
         choice=choice,
-        classes=facts.classes,
+        classes=classes,
         views=views,
         weights=weights,
         opening=next((known.number for known in read_openings(run) if known.line == tie), None),
@@ -61,16 +61,13 @@ def evaluate(
         calibration=calibration(logits, labels),
         temperature=scaled(logits, labels, *value) if value else None,
         temperature_words=words,
-        per_class=per_class(counts, facts.classes),
-        worst=worst_mistakes(logits, choice.images, facts.classes),
+        per_class=per_class(counts, classes),
+        worst=worst_mistakes(logits, choice.images, classes),
     )
     if tie is not None:  # before the long part: a look that is broken off there has its result
         note_result(run, tie, _for_the_record(found))
-    return replace(found, robustness=_robustness(model, facts, choice, views)) if robust else found
-
-
-def _robustness(model: VisionTransformer, facts: ModelFacts, choice: Choice, views: int) -> dict[str, Decline]:
-    return robustness(model, choice.images, facts.preparation, hardware_of(model), views)
+    declines = robustness(model, choice.images, facts.preparation, hardware, views) if robust else {}
+    return replace(found, robustness=declines)
 
 
 def temperature_for(
@@ -142,9 +139,9 @@ def _for_the_record(found: Evaluation) -> dict[str, Any]:
     """What `vitascope record` takes from an opening."""
     return {
         "accuracy": found.accuracy,
-        "loss": found.calibration.loss,
+        "loss": found.loss,
         "top5": found.top5,
-        "ece": found.calibration.ece,
+        "ece": found.ece,
         "recall": {name: row.recall for name, row in found.per_class.items()},
         "seconds": round(found.seconds, 3),
     }

@@ -11,7 +11,7 @@ from vitascope.draw.confusion import draw_confusion
 from vitascope.draw.decline import draw_decline
 from vitascope.draw.gallery import draw_tiles
 from vitascope.draw.html import drawn, html_table
-from vitascope.draw.look import save
+from vitascope.draw.look import save, shorten
 from vitascope.draw.reliability import draw_reliability
 from vitascope.evaluation.calibration import Bin
 from vitascope.evaluation.neighbours import Neighbours
@@ -118,7 +118,7 @@ def _errors(found: Evaluation) -> Figure:
         + (f"\n{_short(Path(item.file).name)}" if item.file else "")
         for item in found.worst
     ]
-    count = len(found.choice.images) - int(found.confusion.diagonal().sum())
+    count = len(found.choice.images) - found.right
     text = (
         f"{_what(found)}: the worst {len(words)} of {count:,} mistakes, by the probability of the truth. "
         "Look here first for wrong labels."
@@ -140,4 +140,4 @@ def _pixels(image: Tensor) -> NDArray:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"
+    return shorten(name, NAME_LENGTH)

@@ -44,8 +44,8 @@ def similar(model: TrainedTransformer, image: Path, among: Path | None, most: in
     """By the cosine between features; among the run's training images, or the images of a folder."""
     if image.is_dir():
         raise UserError(f"{image} is a folder. Name one image; --among names the folder to search.")
-    images = read_files([image], model.facts.stored).images
-    said, query = model.predict(images)[0], F.normalize(model.stored_features(images), dim=1)
+    asked, query = model.predict_with_features(read_files([image], model.facts.stored))
+    query = F.normalize(query, dim=1)
     broken: list[str] = []
     if among is None:
         split, features = _training_images(model)
@@ -65,7 +65,7 @@ def similar(model: TrainedTransformer, image: Path, among: Path | None, most: in
     alike = closeness.topk(min(most, len(split)))
     index = alike.indices
     chosen = [labels[number] for number in index.tolist()]
-    return Neighbours(images[0], said, searched, split.part(index), chosen, alike.values.tolist(), broken)
+    return Neighbours(asked.images[0], asked[0], searched, split.part(index), chosen, alike.values.tolist(), broken)
 
 
 def _training_images(model: TrainedTransformer) -> tuple[Split, Tensor]:

@@ -61,10 +61,10 @@ def read_openings(run: Run) -> list[Opening]:
 
 def note_opening(run: Run, **said: Any) -> int:
     """Written before the model sees the images, so that no look goes unnoticed; ties the result's line to this one."""
-    tie = 1 + max((opening.line for opening in read_openings(run)), default=0)
+    tie = 1 + max(0, *(opening.line for opening in read_openings(run)), 0)  # torn lines count below 0
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    append_line(run.file(FILE), {"opening": max(tie, 1), "when": when, **said})
-    return max(tie, 1)
+    append_line(run.file(FILE), {"opening": tie, "when": when, **said})
+    return tie
 
 
 def note_result(run: Run, tie: int, found: dict[str, Any]) -> None:

@@ -3,18 +3,19 @@
 import os
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitascope.draw.html import html_table
 from vitascope.evaluation.evaluate import check_views, evaluate
 from vitascope.evaluation.prediction import Predictions, predictions
-from vitascope.evaluation.reading import as_stored
+from vitascope.evaluation.reading import Pictures, as_stored
 from vitascope.evaluation.report import Evaluation
-from vitascope.model.anatomy import anatomy
+from vitascope.model.anatomy import total_parameters
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run, open_run
 from vitascope.run.weights import load_weights, read_facts
-from vitascope.shapes import Features, Images
+from vitascope.shapes import Features
 from vitascope.training.hardware import choose_device, hardware_of
 from vitascope.training.scoring import answers, logits_of
 
@@ -44,8 +45,15 @@ class TrainedTransformer(VisionTransformer):
         """What the classifier sees of each image: one pooled vector."""
         return self.stored_features(as_stored(images, self.facts.stored).images)
 
+    def predict_with_features(self, pictures: Pictures) -> tuple[Predictions, Features]:
+        """Both from one look."""
+        features = self.stored_features(pictures.images)
+        with torch.no_grad():
+            logits = self.head(features.to(next(self.parameters()).device)).cpu()
+        return predictions(logits, pictures, self.classes), features
+
     def stored_features(self, stored: Tensor) -> Features:
-        return answers(self, self._pooled, stored, self.facts.preparation, hardware_of(self))
+        return answers(self, self.pooled, stored, self.facts.preparation, hardware_of(self))
 
     def evaluate(
         self, split: str | None = None, *, data: str | None = None, views: int = 1, robust: bool = True
@@ -57,9 +65,6 @@ class TrainedTransformer(VisionTransformer):
         told = {"split": split, "data": data, "views": views, "robust": robust}
         return evaluate(self, self.run, self.facts, weights=self.weights, **told)
 
-    def _pooled(self, images: Images) -> Features:
-        return self.forward_head(self.forward_features(images), pre_logits=True)
-
     def _repr_html_(self) -> str:
         config = self.config
         rows = [
@@ -68,7 +73,7 @@ class TrainedTransformer(VisionTransformer):
             ["image", f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"],
             ["tokens", str(config.num_tokens)],
             ["blocks", f"{config.depth} of width {config.embed_dim}, {config.num_heads} heads"],
-            ["parameters", f"{sum(stage.parameters for stage in anatomy(config)):,}"],
+            ["parameters", f"{total_parameters(config):,}"],
             ["classes", ", ".join(self.classes[:12]) + (" …" if len(self.classes) > 12 else "")],
         ]
         return html_table(["trained model", ""], rows)

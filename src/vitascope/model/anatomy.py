@@ -124,6 +124,15 @@ def _head(config: ModelConfig, batch: int, tokens: int) -> list[Stage]:
     return stages
 
 
+def total_parameters(config: ModelConfig) -> int:
+    return sum(stage.parameters for stage in anatomy(config))
+
+
+def total_flops(config: ModelConfig) -> int:
+    """Of one image's forward pass, all tokens, as papers count."""
+    return sum(stage.flops for stage in anatomy(config))
+
+
 def _linear(name: str, axis: str, batch: int, tokens: int, inputs: int, outputs: int, bias: bool) -> Stage:
     return Stage(
         name,

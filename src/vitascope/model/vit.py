@@ -49,10 +49,13 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> Logits:
         """The same as forward_head(forward_features(images)), without the last block's tokens that the head ignores."""
+        return self.head(self.pooled(images))
+
+    def pooled(self, images: Tensor) -> Features:
+        """What the classifier sees of each image."""
         check_images(images, self.config, self.patch_embed.proj.weight)
-        return self.forward_head(
-            self.encode(self.embed(images), first=1 if self.config.global_pool == "token" else None)
-        )
+        first = 1 if self.config.global_pool == "token" else None
+        return self.forward_head(self.encode(self.embed(images), first=first), pre_logits=True)
 
     def forward_features(self, images: Tensor) -> Tokens:
         """(batch, channel, height, width) -> the last block's tokens, normalised as the head expects them."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitascope.errors import UserError
 from vitascope.evaluation.openings import read_openings
-from vitascope.model.anatomy import anatomy
+from vitascope.model.anatomy import total_parameters
 from vitascope.run.directory import Run, is_run
 from vitascope.run.metrics import whole_seconds
 
@@ -44,7 +44,7 @@ def entry(run: Run) -> Entry:
         recipe=recipe.name,
         data=Path(recipe.data.name).name,
         seed=recipe.train.seed,
-        parameters=sum(stage.parameters for stage in anatomy(recipe.model)),
+        parameters=total_parameters(recipe.model),
         epochs=recipe.train.epochs,
         epochs_done=rows[-1]["epoch"] if rows else 0,
         finished=run.finished,

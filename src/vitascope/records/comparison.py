@@ -7,8 +7,9 @@ from matplotlib.figure import Figure
 
 from vitascope.draw.overlay import draw_overlay
 from vitascope.errors import UserError
+from vitascope.recipe.writing import word
 from vitascope.records.catalogue import Entry, entry
-from vitascope.records.settings import differing, word
+from vitascope.records.settings import differing
 from vitascope.run.directory import Run
 from vitascope.run.metrics import curves_of
 
@@ -24,15 +25,11 @@ class Comparison:
     @property
     def names(self) -> list[str]:
         """Short and different: the settings that differ, else the directories' names."""
-        told = [
-            ", ".join(f"{key.split('.')[-1]}={word(v[n])}" for key, v in self.settings.items()) for n in self._range
-        ]
-        short = all(0 < len(name) <= NAME_LENGTH for name in told) and len(set(told)) == len(told)
+        keys = [key.split(".")[-1] for key in self.settings]
+        columns = zip(*self.settings.values(), strict=True)  # one per run
+        told = [", ".join(f"{key}={word(v)}" for key, v in zip(keys, values, strict=True)) for values in columns]
+        short = all(len(name) <= NAME_LENGTH for name in told) and len(set(told)) == len(self.runs)
         return told if short else [f"{run.path.parent.name}/{run.path.name}" for run in self.runs]
-
-    @property
-    def _range(self) -> range:
-        return range(len(self.runs))
 
     def draw(self) -> Figure:
         named = zip(self.names, self.runs, strict=True)

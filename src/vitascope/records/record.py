@@ -11,7 +11,7 @@ from vitascope.errors import UserError
 from vitascope.evaluation.evaluate import check_views
 from vitascope.evaluation.openings import Opening, first_result
 from vitascope.evaluation.trained import load
-from vitascope.model.anatomy import anatomy
+from vitascope.model.anatomy import total_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.records.belonging import check_one_thing, check_same, facts_of
 from vitascope.records.settings import command_for, flat_settings
@@ -85,7 +85,7 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         recipe=recipe.name,
         data=Path(recipe.data.name).name,
         track=TRACK,
-        params=sum(stage.parameters for stage in anatomy(recipe.model)),
+        params=total_parameters(recipe.model),
         tokens=recipe.model.num_tokens,
         epochs=rows[0][-1]["epoch"],
         training_images=facts[0].get("training_images", rows[0][-1]["images_seen"] // rows[0][-1]["epoch"]),

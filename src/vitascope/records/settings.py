@@ -8,6 +8,7 @@ from typing import Any
 from vitascope.data.policy import resolve
 from vitascope.recipe.reading import read_recipe, recipe_names
 from vitascope.recipe.schema import Recipe
+from vitascope.recipe.writing import word
 
 PRIVATE = ("data.root", "data.download", "train.track", "train.save_seconds")  # a machine's business, not a result's
 
@@ -52,15 +53,6 @@ def _changes(name: str, recipe: Recipe) -> dict[str, Any]:
 def _shown(data: str) -> str:
     """Where a folder lies is a machine's business."""
     return f"/path/to/{Path(data).name}" if Path(data).is_absolute() else data
-
-
-def word(value: Any) -> str:
-    """As it is typed on the command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(map(word, value))}]"
-    return "null" if value is None else str(value)
 
 
 def _flatten(prefix: str, value: Any, found: dict[str, Any]) -> None:

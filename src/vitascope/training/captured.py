@@ -51,6 +51,11 @@ class CapturedStep:
         self.count.fill_(self.session.step)
         self.tally.clear()
 
+    def rewind(self) -> None:
+        """Back to the first step of the epoch and of the run: for measuring the same steps again."""
+        self.place.zero_()
+        self.count.zero_()
+
     def __call__(self) -> None:
         if self.graph is not None:
             self.graph.replay()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitascope.errors import UserError
-from vitascope.model.anatomy import anatomy
+from vitascope.model.anatomy import total_flops
 from vitascope.recipe.schema import Recipe
 from vitascope.run.bf16_probe import bf16_speedup
 
@@ -41,7 +41,7 @@ class Hardware:
 def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
     """`images` are all images the run will see, for the guess whether compiling pays."""
     device = choose_device(recipe.train.device)
-    flops = 3 * sum(stage.flops for stage in anatomy(recipe.model))  # forward, and twice that backward, per image
+    flops = 3 * total_flops(recipe.model)  # forward, and twice that backward, per image
     threads = recipe.train.threads or ALL_THREADS
     if device == "cpu" and not recipe.train.threads and flops * recipe.train.batch_size < ONE_THREAD_BELOW:
         threads = 1

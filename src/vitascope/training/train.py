@@ -1,6 +1,5 @@
 """A recipe -> a finished run: open the data, make the run, learn, leave everything in its directory."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -16,6 +15,7 @@ from vitascope.data.training_data import TrainingData, open_training_data
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
+from vitascope.recipe.writing import word
 from vitascope.run.checkpoint import load_checkpoint
 from vitascope.run.directory import Run, new_run, open_run
 from vitascope.run.files import write_json
@@ -31,7 +31,7 @@ from vitascope.training.session import Session, start_session
 
 def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any) -> Run:
     """Train a recipe (a name or a path) with settings such as **{"train.epochs": 5}; the finished run comes back."""
-    words = [f"{key}={_word(value)}" for key, value in settings.items()]
+    words = [f"{key}={word(value)}" for key, value in settings.items()]
     return train_recipe(read_recipe(recipe, words), Path(runs), console_for(quiet))
 
 
@@ -65,8 +65,7 @@ def resume_run(run: Run, console: Console) -> Run:
 
 def _decided_before(run: Run, state: dict[str, Any] | None) -> Hardware | None:
     """What the run was computed on: from its checkpoint, or from machine.json where it was stopped before the first."""
-    path = run.file("machine.json")
-    said = state["hardware"] if state else json.loads(path.read_text())["hardware"] if path.is_file() else None
+    said = state["hardware"] if state else run.machine.get("hardware")
     return Hardware(**said) if said else None
 
 
@@ -158,12 +157,6 @@ def summary(run: Run, has_test: bool) -> str:
 def console_for(quiet: bool) -> Console:
     """Prints, or stays silent."""
     return Console(quiet=quiet)
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else str(list(value) if isinstance(value, tuple) else value)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 QUIET = 0.25  # seconds: on a CPU the threads of the one before spin a while (OpenMP) before they let go of the cores
+TASKS = {"step": "whole step", "recipe": "whole step of cifar10's network", "fast": "fast"}
 ROOT = Path(__file__).parent.parent
 
 
@@ -20,14 +21,14 @@ class Arm:
     library: str
     compiled: bool = False
     precision: str = "float32"
-    task: str | None = None  # 'step': our whole training step
+    task: str | None = None  # 'step', 'recipe': our whole training step; 'fast': our way to answer fast
     again: bool = False  # the same a second time, to show the noise
 
     @property
     def name(self) -> str:
         more = [word for word, said in (("compiled", self.compiled), ("again", self.again)) if said]
         more += [self.precision] if self.precision != "float32" else []
-        more += ["whole step"] if self.task == "step" else []
+        more += [TASKS[self.task]] if self.task else []
         return ", ".join([self.library, *more])
 
 
@@ -52,9 +53,15 @@ def race(
     device: str = "cpu",
     threads: int = 0,
 ) -> dict[str, Times]:
-    """Set up one after the other, then in turns, the order reversed every round."""
+    """Set up, beside a GPU all at once, else one after the other; then in turns, the order reversed every round."""
     times = {arm.name: Times() for arm in arms}
-    runners = {arm.name: _start(shape, task, arm, batch, device, threads, times[arm.name]) for arm in arms}
+    runners = {}
+    for arm in arms:
+        runners[arm.name] = _start(shape, task, arm, batch, device, threads)
+        if device == "cpu":
+            _await(runners[arm.name], times[arm.name])
+    for name in runners if device != "cpu" else ():
+        _await(runners[name], times[name])
     for number in range(rounds):
         for name in list(runners)[:: 1 if number % 2 else -1]:
             if times[name].broken is None:
@@ -67,12 +74,10 @@ def race(
     return times
 
 
-def _start(
-    shape: str, task: str, arm: Arm, batch: int, device: str, threads: int, times: Times
-) -> subprocess.Popen[str]:
+def _start(shape: str, task: str, arm: Arm, batch: int, device: str, threads: int) -> subprocess.Popen[str]:
     words = [arm.library, shape, arm.task or task, "--batch", str(batch), "--device", device, "--threads", str(threads)]
     words += ["--precision", arm.precision] + (["--compiled"] if arm.compiled else [])
-    runner = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.worker", *words],
         cwd=ROOT,
         stdin=subprocess.PIPE,
@@ -80,9 +85,11 @@ def _start(
         stderr=subprocess.DEVNULL,
         text=True,
     )
+
+
+def _await(runner: subprocess.Popen[str], times: Times) -> None:
     said = _ask(runner, None, times)
     times.ready = (said or {}).get("ready", 0.0)
-    return runner
 
 
 def _ask(runner: subprocess.Popen[str], line: str | None, times: Times) -> Any:

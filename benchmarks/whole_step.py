@@ -20,6 +20,11 @@ from vitascope.training.step import Tally
 STEPS = 20  # in the made-up epoch that is run again and again
 
 
+def own_network() -> ModelConfig:
+    """The recipe cifar10's: 64 tokens, mean pooling, rotary positions, QK-norm, RMSNorm, squared ReLU."""
+    return read_recipe("cifar10", []).model
+
+
 def whole_step(shape: ModelConfig, asked: argparse.Namespace) -> Callable[[], object]:
     """cifar10's augmentation and AdamW on images that are noise: the time is the same."""
     words = [f"train.batch_size={asked.batch}", "train.optimizer=adamw", f"train.device={asked.device}", "train.ema=0"]

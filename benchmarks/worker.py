@@ -18,7 +18,7 @@ from benchmarks.contenders import LIBRARIES, SHAPES
 from vitascope import ModelConfig
 from vitascope.training.allocator import keep_freed_memory
 
-TASKS = ("train", "infer", "step")
+TASKS = ("train", "infer", "step", "recipe", "fast")
 
 
 def main() -> None:
@@ -56,12 +56,14 @@ def prepare(asked: argparse.Namespace) -> Callable[[], object]:
     shape = SHAPES[asked.shape]
     if asked.library == "ours" and asked.device == "cpu":
         keep_freed_memory()
-    if asked.task == "step":
-        from benchmarks.whole_step import whole_step
+    if asked.task in ("step", "recipe"):
+        from benchmarks.whole_step import own_network, whole_step
 
-        return whole_step(shape, asked)
+        return whole_step(own_network() if asked.task == "recipe" else shape, asked)
     model = LIBRARIES[asked.library](shape).to(asked.device)
     images, labels = _data(shape, asked.batch, asked.device)
+    if asked.task == "fast":
+        return answer_fast(model, images)
     dtype = getattr(torch, asked.precision)
     made = train if asked.task == "train" else infer
     return made(
@@ -98,6 +100,22 @@ def infer(
     def call() -> torch.Tensor:
         with autocast:
             return forward(images)
+
+    return call
+
+
+def answer_fast(model: nn.Module, images: torch.Tensor) -> Callable[[], object]:
+    """As after `vitascope.load(run, fast=True)`."""
+    from vitascope import VisionTransformer
+    from vitascope.evaluation.fast import quicker
+
+    if not isinstance(model, VisionTransformer):
+        raise TypeError("only our own")
+    pooled, _, _ = quicker(model.eval(), many=len(images))
+
+    @torch.inference_mode()
+    def call() -> torch.Tensor:
+        return model.head(pooled(images))
 
     return call
 

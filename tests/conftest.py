@@ -13,6 +13,9 @@ from hypothesis import settings
 settings.register_profile("vitascope", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=25)
 settings.load_profile("vitascope")
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports a kernel: they then run on the CPU, slowly
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 

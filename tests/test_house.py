@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,11 @@ def test_the_lock_holds_names_and_versions_only() -> None:
     for line in (ROOT / "requirements.lock").read_text().splitlines():
         assert "://" not in line and not line.startswith("-")
         assert "==" in line.split(";")[0]
+
+
+def test_shapes_are_checked_everywhere_but_in_triton_s_language() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    option = settings["tool"]["pytest"]["ini_options"]["addopts"][0]
+    checked = {name.removeprefix("vitascope.") for name in option.split("=")[1].split(",")[:-1]}
+    packages = {path.parent.name for path in (ROOT / "src/vitascope").glob("*/__init__.py")}
+    assert checked == packages - {"kernels", "recipes"}

@@ -21,4 +21,4 @@ Mask: TypeAlias = Bool[Tensor, "query key"]  # True: this query may look at this
 Features: TypeAlias = Float[Tensor, "batch feature"]
 Logits: TypeAlias = Float[Tensor, "batch class"]
 PositionTable: TypeAlias = Float[Tensor, "position feature"]
-Rotation: TypeAlias = Float[Tensor, "cosine_sine token width"]  # cosines and sines that turn queries and keys
+Rotation: TypeAlias = Float[Tensor, "cosine_sine token pair"]  # turns each pair of a query's or key's features

@@ -37,7 +37,7 @@ def test_training_evaluating_and_going_on(vitascope, here) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here) -> None:
-    words = [*WORDS, "train.epochs=400"]
+    words = [*WORDS, "train.epochs=4000"]
     process = subprocess.Popen(
         [sys.executable, "-m", "vitascope", "train", "digits", *words], stdout=subprocess.PIPE, text=True
     )
@@ -49,7 +49,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here) -> None:
     assert process.returncode == 130 and "Stopped. Go on with: vitascope resume runs/digits/" in out
     run = open_run("runs/digits")
     done = len(run.metrics)
-    assert 0 < done < 400 and untimed(run) and not run.finished and run.file("curves.png").is_file()
+    assert 0 < done < 4000 and untimed(run) and not run.finished and run.file("curves.png").is_file()
 
 
 @pytest.mark.parametrize(

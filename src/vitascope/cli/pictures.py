@@ -48,7 +48,7 @@ def draw_grid_positions(kind: str, grid: tuple[int, int], width: int, out: Path)
         raise UserError(f"--width {width} must be a multiple of 4: sines and cosines for rows and for columns.")
     figure, panels = new_figure(1, width=7.5, height=4.6)
     if kind == "rotary":
-        values, bar = rotation(grid, width, base=100.0)[0].T.numpy(), "cosine of the angle"
+        values, bar = rotation(grid, width, base=100.0)[0].repeat_interleave(2, dim=1).T.numpy(), "cosine of the angle"
         text = "Rotary positions: queries and keys turn by these angles, the first half by row, the second by column."
     else:
         values, bar = sincos2d(grid, width).T.numpy(), "value"

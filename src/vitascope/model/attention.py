@@ -5,12 +5,13 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitascope import kernels
 from vitascope.model.config import check_heads
 from vitascope.model.inputs import check_tokens
 from vitascope.model.masks import additive, causal_mask, check_mask
 from vitascope.model.norm import make_norm
 from vitascope.model.rotary import rotate
-from vitascope.model.scaled_dot_product import attend_fused, attention_maps
+from vitascope.model.scaled_dot_product import BACKENDS, attend_fused, attention_maps, preferring
 from vitascope.shapes import Asked, Heads, Maps, Queries, Rotation, Tokens
 
 
@@ -19,8 +20,11 @@ class SelfAttention(nn.Module):
 
     The law: `mix(maps(tokens), tokens) == forward(tokens)` in eval mode. `forward` is the fast path; the two halves are
     the same thing written out, for looking inside. Masks: True means *may look*; shapes query × key,
-    batch × query × key, or batch × head × query × key.
+    batch × query × key, or batch × head × query × key. `kernel` names the code that the fast path prefers where it
+    can: one of KERNELS; the results differ by rounding only.
     """
+
+    KERNELS = ("default", "short", *BACKENDS)
 
     def __init__(
         self,
@@ -47,17 +51,24 @@ class SelfAttention(nn.Module):
         self.attn_drop = nn.Dropout(attn_drop_rate)
         self.proj = nn.Linear(embed_dim, embed_dim, bias=proj_bias) if output_projection else nn.Identity()
         self.proj_drop = nn.Dropout(proj_drop_rate)
+        self.kernel = "default"
 
     def forward(
         self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None, first: int | None = None
     ) -> Asked:
         """With `first`, only so many tokens, counted from the front, look around; the others are not asked for."""
         check_tokens(tokens, self.embed_dim)
+        dropout = self.attn_drop.p if self.training else 0.0
+        if self.kernel == "short" and mask is None and first is None and not self.causal and not dropout:
+            packed = self.qkv(tokens)
+            if self._is_short(packed):
+                return self.proj_drop(self.proj(self._attend_short(packed, rotation)))
         query, key, value = self.queries_keys_values(tokens, rotation, first)
         mask = self.whole_mask(mask, key)
         mask = mask if mask is None or first is None else mask[..., :first, :]
-        dropout = self.attn_drop.p if self.training else 0.0
-        return self.join(attend_fused(query, key, value, mask, causal=self.causal, dropout=dropout))
+        with preferring(self.kernel):
+            gathered = attend_fused(query, key, value, mask, causal=self.causal, dropout=dropout)
+        return self.join(gathered)
 
     def maps(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> Maps:
         """First half: who looks at whom. (batch, head, query, key), rows sum to 1."""
@@ -96,6 +107,18 @@ class SelfAttention(nn.Module):
         )
         key, value = rearrange(offered, parts, part=2, head=self.num_heads)
         return rearrange(asked, "batch token (head width) -> batch head token width", head=self.num_heads), key, value
+
+    def _is_short(self, packed: Tensor) -> bool:
+        norm_fits = isinstance(self.q_norm, nn.RMSNorm | nn.Identity)
+        return norm_fits and kernels.can_attend(packed, self.embed_dim // self.num_heads)
+
+    def _attend_short(self, packed: Tensor, rotation: Rotation | None) -> Tokens:
+        from vitascope.kernels.short_attention import short_attention
+
+        weights = (norm.weight if isinstance(norm, nn.RMSNorm) else None for norm in (self.q_norm, self.k_norm))
+        table = None if rotation is None else rotation.contiguous()
+        eps = self.q_norm.eps if isinstance(self.q_norm, nn.RMSNorm) else None
+        return short_attention(packed, *weights, table, self.num_heads, eps or 0.0)
 
     def join(self, heads: Queries) -> Asked:
         """Put the heads' outputs side by side and let the projection mix them."""

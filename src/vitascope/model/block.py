@@ -36,8 +36,8 @@ class Block(nn.Module):
     ) -> Asked:
         """With `first`, only so many tokens come out, counted from the front: what nobody reads is not computed."""
         gathered = self.attn(self.norm1(tokens), mask, rotation, first)
-        tokens = tokens[:, :first] + self.drop_path1(self.ls1(gathered))
-        return tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
+        tokens = self.drop_path1(tokens[:, :first], self.ls1(gathered))
+        return self.drop_path2(tokens, self.ls2(self.mlp(self.norm2(tokens))))
 
 
 def make_attention(config: ModelConfig) -> SelfAttention:

@@ -13,7 +13,7 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((embed_dim,), float(start)))
 
     def forward(self, tokens: Tokens) -> Tokens:
-        return tokens * self.gamma
+        return (tokens * self.gamma).to(tokens.dtype)
 
     def extra_repr(self) -> str:
         return f"start={self.start:g}"

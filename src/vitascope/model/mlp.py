@@ -5,6 +5,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitascope import kernels
+from vitascope.model.precision import narrowed
 from vitascope.shapes import Tokens
 
 
@@ -23,7 +25,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": r
 
 
 class Mlp(nn.Module):
-    """Widen, bend, narrow."""
+    """Widen, bend, narrow. `kernel` names the code that is preferred where it can be used: one of KERNELS."""
+
+    KERNELS = ("default", "fused")
 
     def __init__(self, *, embed_dim: int, hidden_width: int, kind: str, bias: bool, drop_rate: float) -> None:
         super().__init__()
@@ -31,7 +35,15 @@ class Mlp(nn.Module):
         self.activation = ACTIVATIONS[kind]
         self.drop = nn.Dropout(drop_rate)
         self.fc2 = nn.Linear(hidden_width // 2 if kind == "swiglu" else hidden_width, embed_dim, bias=bias)
+        self.kernel = "default"
 
     def forward(self, tokens: Tokens) -> Tokens:
+        dropping = self.training and self.drop.p > 0
+        if self.kernel == "fused" and self.activation is relu_squared and not dropping:
+            narrow = narrowed(tokens)
+            if kernels.can_bend(narrow, self.fc1.out_features):
+                from vitascope.kernels.relu2_mlp import relu2_mlp
+
+                return relu2_mlp(narrow, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
         hidden = self.drop(self.activation(self.fc1(tokens)))
         return self.drop(self.fc2(hidden))

@@ -2,13 +2,40 @@
 
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
+from vitascope import kernels
 from vitascope.errors import UserError, did_you_mean
+from vitascope.model.precision import product_dtype
+
+
+class LayerNorm(nn.LayerNorm):
+    """PyTorch's, with `kernel` one of KERNELS: "fused" writes the products' format at once where it can."""
+
+    KERNELS = ("default", "fused")
+    kernel = "default"
+
+    def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.kernel == "fused" and kernels.can_run(features):
+            return fused_norm(features, self.weight, self.bias, self.eps)
+        return super().forward(features)
+
+
+class RMSNorm(nn.RMSNorm):
+    """PyTorch's, with `kernel` as LayerNorm's."""
+
+    KERNELS = ("default", "fused")
+    kernel = "default"
+
+    def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.kernel == "fused" and kernels.can_run(features):
+            return fused_norm(features, self.weight, None, self.eps or 0.0)
+        return super().forward(features)
+
 
 NORMS: dict[str, Callable[[int, float], nn.Module]] = {
-    "layernorm": lambda width, eps: nn.LayerNorm(width, eps=eps),
-    "rmsnorm": lambda width, eps: nn.RMSNorm(width, eps=eps),
+    "layernorm": lambda width, eps: LayerNorm(width, eps=eps),
+    "rmsnorm": lambda width, eps: RMSNorm(width, eps=eps),
     "none": lambda width, eps: nn.Identity(),
 }
 
@@ -17,3 +44,9 @@ def make_norm(name: str, width: int, eps: float) -> nn.Module:
     if name not in NORMS:
         raise UserError(f"norm={name!r} is unknown. {did_you_mean(name, NORMS)}")
     return NORMS[name](width, eps)
+
+
+def fused_norm(features: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    from vitascope.kernels.norm import norm
+
+    return norm(features, weight, bias, eps, product_dtype(features))

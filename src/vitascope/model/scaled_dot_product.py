@@ -7,12 +7,29 @@
 key width, and there may be more keys than queries.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitascope.errors import UserError
 from vitascope.model.masks import check_mask, fill_empty_rows
+
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def preferring(kernel: str) -> AbstractContextManager[object]:
+    """PyTorch takes this one of its fused kernels where it can, and another where it cannot."""
+    if kernel not in BACKENDS:
+        return nullcontext()
+    return sdpa_kernel([BACKENDS[kernel], *(other for name, other in BACKENDS.items() if name != kernel)], True)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from vitascope.model.inputs import check_images, check_tokens
 from vitascope.model.norm import make_norm
 from vitascope.model.patches import PatchEmbed
 from vitascope.model.positions import position_table
+from vitascope.model.precision import narrowed
 from vitascope.model.rotary import rotation
 from vitascope.model.tokens import assemble, join_prefix
 from vitascope.shapes import Asked, Features, Images, Logits, Tokens
@@ -65,7 +66,8 @@ class VisionTransformer(nn.Module):
     def embed(self, images: Images) -> Tokens:
         """Images -> the first block's tokens: patches projected, prefix in front, positions added."""
         prefix = join_prefix(self.cls_token, self.reg_token)
-        return self.pos_drop(assemble(self.patch_embed(images), prefix, self.pos_embed))
+        tokens = self.pos_drop(assemble(self.patch_embed(images), prefix, self.pos_embed))
+        return narrowed(tokens)  # under autocast the tokens between the blocks have its format too
 
     def encode(self, tokens: Tensor, mask: Tensor | None = None, first: int | None = None) -> Asked:
         """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C).

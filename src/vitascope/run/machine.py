@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import vitascope
-from vitascope.run.bf16_probe import bf16_speedup
+from vitascope.run.format_probe import bf16_speedup
 
 NEEDED = (
     *("torch", "torchvision", "timm", "einops", "jaxtyping", "omegaconf", "typer", "rich", "safetensors"),

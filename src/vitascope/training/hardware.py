@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from vitascope.errors import UserError
 from vitascope.model.anatomy import total_flops
 from vitascope.recipe.schema import Recipe
-from vitascope.run.bf16_probe import bf16_speedup
+from vitascope.run.format_probe import bf16_speedup
 
 EAGER_RATE = 4.0e13  # FLOP/s of an uncompiled, recorded step on an H200; only to guess whether compiling pays
 EAGER_STEP = 0.003  # seconds such a step takes at least
@@ -29,6 +29,7 @@ class Hardware:
     compiled: bool
     captured: bool  # the whole step recorded as one CUDA graph
     threads: int  # of the CPU
+    kernels: dict[str, str] = field(default_factory=dict)  # measured choices; empty: PyTorch's own
 
     @property
     def dtype(self) -> torch.dtype:

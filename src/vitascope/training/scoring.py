@@ -62,14 +62,14 @@ def answers(
         with hardware.autocast(), exact_products(hardware):
             parts = [
                 ask(prepare(part.to(hardware.device, non_blocking=True))).float()
-                for part in images.split(batch or _batch_for(model, hardware.device))
+                for part in images.split(batch or batch_for(model, hardware.device))
             ]
     finally:
         model.train(was_training)
     return torch.cat(parts).cpu()
 
 
-def _batch_for(model: nn.Module, device: str) -> int:
+def batch_for(model: nn.Module, device: str) -> int:
     """A thousand images, fewer where a token's features, widened four times in the MLP, would fill the memory."""
     if not isinstance(model, VisionTransformer):
         return BATCH

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from vitascope.recipe.writing import recipe_yaml
 from vitascope.training.allocator import keep_freed_memory
 from vitascope.training.averaging import Average
 from vitascope.training.hardware import Hardware, choose_hardware
+from vitascope.training.kernels import Use, choose_kernels, use_kernels
 from vitascope.training.optimizers import make_optimizers
 
 
@@ -120,6 +121,10 @@ def start_session(recipe: Recipe, data: TrainingData, decided: Hardware | None =
     model = model.to(hardware.device).train()
     if hardware.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
+        batch = min(recipe.train.batch_size, len(data.train)) // recipe.train.accumulate
+        use = Use(batch, hardware.dtype, training=True, compiled=hardware.compiled)
+        hardware = replace(hardware, kernels=decided.kernels if decided else choose_kernels(model, use))
+        use_kernels(model, hardware.kernels)
     forward = torch.compile(model) if hardware.compiled else model
     return Session(
         recipe,

@@ -1,0 +1,135 @@
+"""`make growth`: how our training step's cost grows with batch, tokens, width and depth, with fitted exponents."""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.__main__ import RESULTS
+from benchmarks.whole_step import own_network, whole_step
+from benchmarks.worker import wait_for
+from vitascope import ModelConfig
+from vitascope.draw.look import caption, label, new_figure, save
+from vitascope.model.anatomy import total_flops
+from vitascope.run.files import make_folder, write_json
+from vitascope.run.machine import machine_name, record_of_machine
+
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+SCALES = {
+    "cpu": {"batch": [8, 16, 32, 64], "tokens": [16, 64, 256], "width": [64, 128, 256, 512], "depth": [2, 4, 8, 16]},
+    "cuda": {
+        "batch": [64, 125, 250, 500, 1000, 2000],
+        "tokens": [16, 64, 256, 1024],
+        "width": [64, 128, 256, 512, 1024],
+        "depth": [2, 4, 8, 16],
+    },
+}
+BASE = {
+    "cpu": {"batch": 16, "tokens": 64, "width": 128, "depth": 4},
+    "cuda": {"batch": 500, "tokens": 64, "width": 256, "depth": 8},
+}
+PATCH = {16: 8, 64: 4, 256: 2, 1024: 1}  # of an image of 32 × 32
+REPEATS = 9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--commit")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--picture", type=Path)
+    asked = parser.parse_args()
+    out = asked.out or RESULTS / f"bench-growth-{asked.device}.json"
+    record: dict[str, Any] = {
+        "name": out.stem,
+        "command": f"python -m benchmarks.growth --device {asked.device}",
+        "device": asked.device,
+        "base": BASE[asked.device],
+        "rows": [],
+        "exponents": {},
+    } | record_of_machine(asked.commit)
+    for axis, values in SCALES[asked.device].items():
+        rows = [point(axis, value, asked.device) for value in values]
+        record["rows"] += rows
+        record["exponents"][axis] = {
+            name: round(exponent(values, [row[name] for row in rows]), 2) for name in ("milliseconds", "flops")
+        }
+        told = record["exponents"][axis]
+        print(f"{axis}: time grows with exponent {told['milliseconds']}, FLOPs with {told['flops']}", flush=True)
+    make_folder(out.parent)
+    write_json(out, record)
+    picture = draw(record, asked.picture or IMAGES / f"growth-{asked.device}.png")
+    print(f"Record: {out}\nPicture: {picture}")
+
+
+def point(axis: str, value: int, device: str) -> dict[str, Any]:
+    """One step of cifar10's network with one thing changed; the median of a few."""
+    here = BASE[device] | {axis: value}
+    shape = network(here)
+    precision = "bfloat16" if device == "cuda" else "float32"
+    gc.collect()  # the step before, with all it held
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    asked = argparse.Namespace(batch=here["batch"], device=device, precision=precision, compiled=False, threads=0)
+    seconds = timed(whole_step(shape, asked), device)
+    work = 3 * total_flops(shape) * here["batch"]
+    row = {"axis": axis, **here, "milliseconds": round(1e3 * seconds, 3), "flops": work}
+    if device == "cuda":
+        row["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
+    print(row, flush=True)
+    return row
+
+
+def network(here: dict[str, int]) -> ModelConfig:
+    return replace(
+        own_network(),
+        patch_size=PATCH[here["tokens"]],
+        embed_dim=here["width"],
+        depth=here["depth"],
+        num_heads=max(1, here["width"] // 64),
+    )
+
+
+def timed(call: Callable[[], object], device: str) -> float:
+    times = []
+    for _ in range(REPEATS):
+        wait_for(device)
+        start = time.perf_counter()
+        call()
+        wait_for(device)
+        times.append(time.perf_counter() - start)
+    return median(times[2:])
+
+
+def exponent(sizes: list[int], costs: list[float]) -> float:
+    """The slope of log cost over log size, by least squares: cost ~ size^slope."""
+    x, y = torch.tensor(sizes).double().log(), torch.tensor(costs).double().log()
+    x, y = x - x.mean(), y - y.mean()
+    return ((x * y).sum() / (x * x).sum()).item()
+
+
+def draw(record: dict[str, Any], out: Path) -> Path:
+    """A panel per axis: milliseconds of a step over the size, both logarithmic, with the fitted exponent."""
+    figure, panels = new_figure(4, width=11, height=3.2)
+    for panel, (axis, told) in zip(panels, record["exponents"].items(), strict=True):
+        rows = [row for row in record["rows"] if row["axis"] == axis]
+        panel.loglog([row[axis] for row in rows], [row["milliseconds"] for row in rows], "o-")
+        panel.set_xticks([row[axis] for row in rows], [str(row[axis]) for row in rows])
+        panel.minorticks_off()
+        panel.set_xlabel(axis)
+        label(panel, f"time ~ {axis}^{told['milliseconds']}", f"{axis} (FLOPs grow with ^{told['flops']})", "ms a step")
+    rest = ", ".join(f"{name} {value}" for name, value in record["base"].items())
+    machine = machine_name(record["machine"], record["device"])
+    caption(figure, f"A training step of cifar10's network, not compiled, {machine}, from {rest}, one of them changed.")
+    return save(figure, out)
+
+
+if __name__ == "__main__":
+    main()

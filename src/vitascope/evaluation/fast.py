@@ -1,0 +1,188 @@
+"""A trained model -> the same model answering faster: compiled and recorded on a GPU, in a shorter format on a CPU.
+
+A shorter format is taken on a CPU only if it is measured to be faster there, and if at most 0.2 points fewer of the
+run's own images are recognised with it. That is checked once and kept in the run's fast.json, which travels with it.
+"""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitascope.data.source import Split
+from vitascope.errors import UserError
+from vitascope.evaluation.choosing import own_images
+from vitascope.model.int8 import with_int8_products
+from vitascope.model.vit import VisionTransformer
+from vitascope.run.directory import Run
+from vitascope.run.files import write_json
+from vitascope.run.format_probe import answering_speedup
+from vitascope.run.weights import ModelFacts
+from vitascope.shapes import Features
+from vitascope.training.hardware import hardware_of
+from vitascope.training.kernels import Use, choose_kernels, use_kernels
+from vitascope.training.scoring import answers, batch_for
+
+WORTH = 1.15  # times faster, or float32 stays
+MOST_LOST = 0.2  # points of accuracy
+CHECKED = 1000  # images
+FEW = 32  # images that are answered by a smaller recording
+
+
+@dataclass(frozen=True)
+class Fast:
+    """What answers (None: the model itself), and in words how."""
+
+    pooled: Callable[[Tensor], Features] | None
+    how: str
+
+
+def make_fast(model: VisionTransformer, run: Run, facts: ModelFacts) -> Fast:
+    quick, form, gain = quicker(model)
+    if form is None:
+        return Fast(None, f"float32: nothing shorter is worth it here ({gain:.2f} times as fast)")
+    if gain is None:
+        return Fast(quick, form)
+    lost = points_lost(model, quick, form, run, facts)
+    if lost is None:
+        return Fast(None, f"float32: the run's images are not here to check {form} with")
+    if lost > MOST_LOST:
+        return Fast(None, f"float32: {form} would recognise {lost:.1f} points fewer of the run's images")
+    return Fast(quick, f"{form}: products {gain:.1f} times as fast as float32's here, {lost:.1f} points lost")
+
+
+def quicker(
+    model: VisionTransformer, many: int | None = None
+) -> tuple[Callable[[Tensor], Features], str | None, float | None]:
+    """A copy's fastest way to pooled features, its name, and on a CPU how many times faster its products are.
+
+    `many` is the size of full batches on a GPU, where it is known."""
+    plain = _copy(model)
+    device = next(model.parameters()).device.type
+    if device == "cuda":
+        return RecordedAnswers(plain, many), "compiled, bfloat16, recorded as CUDA graphs", None
+    if device != "cpu":
+        return plain.pooled, None, 1.0
+    gains = {form: answering_speedup(form, model.config.embed_dim, torch.get_num_threads()) for form in FORMS}
+    form = max(gains, key=lambda name: gains[name])
+    if gains[form] < WORTH:
+        return plain.pooled, None, gains[form]
+    return FORMS[form](plain), form, gains[form]
+
+
+def points_lost(
+    model: VisionTransformer, quick: Callable[[Tensor], Features], form: str, run: Run, facts: ModelFacts
+) -> float | None:
+    """Fewer right answers on the run's own images, in points; None where there are none here. Never test images."""
+    known = _known(run)
+    if form in known:
+        return known[form]["points_lost"]
+    split = next((found for name in ("val", "train") if (found := _own_images(run, facts, name))), None)
+    if split is None:
+        return None
+    some = split.part(torch.linspace(0, len(split) - 1, min(CHECKED, len(split))).long())
+    right = []
+    for pooled in (model.pooled, quick):
+        features = answers(model, pooled, some.images, facts.preparation, hardware_of(model))
+        with torch.no_grad():
+            right.append((model.head(features).argmax(1) == some.labels).float().mean().item())
+    lost = 100 * (right[0] - right[1])
+    write_json(run.file("fast.json"), known | {form: {"points_lost": lost, "images": len(some)}})
+    return lost
+
+
+class RecordedAnswers:
+    """A static batch, compiled, its kernels recorded: one for a single image, one for a few, one for many."""
+
+    def __init__(self, model: VisionTransformer, many: int | None = None) -> None:
+        self.model = _narrow(model)
+        self.sizes = sorted({1, FEW, many or batch_for(model, "cuda")})
+        self.recordings: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Features:
+        parts = []
+        for some in images.split(self.sizes[-1]):
+            size = next(size for size in self.sizes if size >= len(some))
+            graph, inputs, output = self.recordings.get(size) or self._record(size, some)
+            inputs[: len(some)].copy_(some)
+            graph.replay()
+            parts.append(output[: len(some)].to(torch.float32, copy=True))  # the next replay writes there again
+        return torch.cat(parts)
+
+    def _record(self, size: int, like: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        model = deepcopy(self.model)
+        use_kernels(model, choose_kernels(model, Use(size, torch.bfloat16, training=False, compiled=True)))
+        compiled = torch.compile(model.pooled, dynamic=False)
+        inputs = like.new_zeros(size, *like.shape[1:])
+
+        def work() -> Tensor:
+            with torch.autocast("cuda", torch.bfloat16):
+                return compiled(inputs)
+
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(3):
+                work()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = work()
+        self.recordings[size] = graph, inputs, output
+        return self.recordings[size]
+
+
+def _int8(model: VisionTransformer) -> Callable[[Tensor], Features]:
+    """The blocks' products, but where only a class token is read, the last block asks with a part of its matrix."""
+    kept: set[nn.Module] = {model.head}
+    if model.config.global_pool == "token":
+        kept.add(model.blocks[-1].get_submodule("attn.qkv"))
+    with_int8_products(model, kept)
+    return model.pooled
+
+
+def _bfloat16(model: VisionTransformer) -> Callable[[Tensor], Features]:
+    narrow = _narrow(model)
+
+    def pooled(images: Tensor) -> Features:
+        with torch.autocast("cpu", torch.bfloat16):
+            return narrow.pooled(images).float()
+
+    return pooled
+
+
+FORMS: dict[str, Callable[[VisionTransformer], Callable[[Tensor], Features]]] = {"int8": _int8, "bfloat16": _bfloat16}
+
+
+def _copy(model: VisionTransformer) -> VisionTransformer:
+    """Weights and structure only, for answering."""
+    twin = VisionTransformer(model.config).to(next(model.parameters()).device)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval().requires_grad_(False)
+
+
+def _narrow(model: VisionTransformer) -> VisionTransformer:
+    """The products' matrices in bfloat16 once and for all; norms and tables keep their precision."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.to(torch.bfloat16)
+    return model
+
+
+def _known(run: Run) -> dict[str, Any]:
+    try:
+        return json.loads(run.file("fast.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _own_images(run: Run, facts: ModelFacts, name: str) -> Split | None:
+    try:
+        return own_images(run, facts, name)
+    except UserError:
+        return None

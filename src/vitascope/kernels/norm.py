@@ -1,0 +1,127 @@
+"""Tokens -> Tokens of a steady size: RMSNorm and LayerNorm that read once and write the products' format once.
+
+PyTorch's norms under autocast compute in float32, and each change of format is a pass over memory of its own. Here a
+row is read, normalised in float32 and written. The backward pass computes the row's mean and size again.
+"""
+
+# Triton's language is not Python's types.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 1024  # each goes through many rows on the way back, and sums its share of the weight's gradient
+ELEMENTS = 2048  # of a tile
+
+
+@triton.jit
+def _steady(x, inside, WIDTH: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr):
+    """Rows without their mean (for LayerNorm) times one over their size, and that factor."""
+    if CENTRE:
+        x = tl.where(inside, x - (tl.sum(x, 1) / WIDTH)[:, None], 0.0)
+    factor = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + EPS)[:, None]
+    return x * factor, factor
+
+
+@triton.jit
+def _forward(
+    x, weight, bias, out, COUNT,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    feature = tl.arange(0, TILE)[None, :]
+    known, inside = feature < WIDTH, (row < COUNT) & (feature < WIDTH)
+    here = tl.load(x + row * WIDTH + feature, mask=inside, other=0.0).to(tl.float32)
+    here, _ = _steady(here, inside, WIDTH, CENTRE, EPS)
+    here *= tl.load(weight + feature, mask=known, other=0.0)
+    if CENTRE:
+        here += tl.load(bias + feature, mask=known, other=0.0)
+    tl.store(out + row * WIDTH + feature, here.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward(
+    gradient, x, weight, to_x, to_weight, to_bias, COUNT, STEPS,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    feature = tl.arange(0, TILE)[None, :]
+    known = feature < WIDTH
+    scale = tl.load(weight + feature, mask=known, other=0.0)
+    weight_sum, bias_sum = tl.zeros((ROWS, TILE), tl.float32), tl.zeros((ROWS, TILE), tl.float32)
+    for step in range(STEPS):
+        row = (step * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        inside = (row < COUNT) & known
+        place = row * WIDTH + feature
+        here = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        above = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+        steady, factor = _steady(here, inside, WIDTH, CENTRE, EPS)
+        weight_sum += above * steady
+        bias_sum += above
+        above *= scale
+        change = above - steady * (tl.sum(above * steady, 1) / WIDTH)[:, None]
+        if CENTRE:
+            change -= (tl.sum(above, 1) / WIDTH)[:, None]
+        tl.store(to_x + place, (change * factor).to(to_x.dtype.element_ty), mask=inside)
+    column = tl.arange(0, TILE)
+    share = tl.program_id(0) * WIDTH + column
+    tl.store(to_weight + share, tl.sum(weight_sum, 0), mask=column < WIDTH)
+    if CENTRE:
+        tl.store(to_bias + share, tl.sum(bias_sum, 0), mask=column < WIDTH)
+
+
+@torch.library.custom_op("vitascope::norm", mutates_args=())
+def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+    """LayerNorm where there is a bias, else RMSNorm, over the last axis; written as `dtype`."""
+    x, out = x.contiguous(), torch.empty(x.shape, dtype=dtype, device=x.device)
+    width, tile, rows = _tile(x)
+    count = x.numel() // width
+    _forward[(triton.cdiv(count, rows),)](x, weight, bias, out, count, width, tile, rows, bias is not None, eps)
+    return out
+
+
+@torch.library.custom_op("vitascope::norm_backward", mutates_args=())
+def norm_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, centre: bool, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    x, gradient = x.contiguous(), gradient.contiguous()
+    width, tile, rows = _tile(x)
+    count = x.numel() // width
+    programs = min(PROGRAMS, triton.cdiv(count, rows))
+    to_x, sums = torch.empty_like(x), x.new_empty(2, programs, width, dtype=torch.float32)
+    steps = triton.cdiv(count, rows * programs)
+    _backward[(programs,)](gradient, x, weight, to_x, sums[0], sums[1], count, steps, width, tile, rows, centre, eps)
+    return to_x, sums[0].sum(0), sums[1].sum(0)
+
+
+def _tile(x: Tensor) -> tuple[int, int, int]:
+    tile = triton.next_power_of_2(x.shape[-1])
+    return x.shape[-1], tile, max(1, ELEMENTS // tile)
+
+
+@norm.register_fake
+def _(x, *rest):
+    *_, dtype = rest
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+
+@norm_backward.register_fake
+def _(_, x, *__):
+    sums = x.new_empty(x.shape[-1], dtype=torch.float32)
+    return x.new_empty(x.shape), sums, torch.empty_like(sums)
+
+
+def _remember(ctx, inputs, output):
+    del output
+    x, weight, bias, ctx.eps, _ = inputs
+    ctx.centre = bias is not None
+    ctx.save_for_backward(x, weight)
+
+
+def _pass_back(ctx, gradient):
+    to_x, to_weight, to_bias = norm_backward(gradient, *ctx.saved_tensors, ctx.centre, ctx.eps)
+    return to_x, to_weight, to_bias if ctx.centre else None, None, None
+
+
+norm.register_autograd(_pass_back, setup_context=_remember)

@@ -1,0 +1,244 @@
+"""Packed queries, keys, values -> what each token gathered: one Triton kernel for images of few tokens, in bfloat16.
+
+With at most 128 tokens all of one image's head fits on the chip: a program loads its queries, keys and values once,
+brings queries and keys to one size (QK-norm), turns them (rotary positions), attends, and writes the result where the
+output projection reads it. The backward pass computes all of that again, so nothing but the input is kept.
+
+Queries and keys are read as pairs of features, two in one 32-bit word: the rotation turns pairs, and a product over all
+features is the sum of the products over the pairs' first and second features.
+"""
+
+# Triton's language is not Python's types.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vitascope.kernels import INTERPRETED
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# What products are made of. Triton's interpreter, with which the tests run this on a CPU, cannot multiply bfloat16.
+FACTOR = tl.constexpr(tl.float32 if INTERPRETED else tl.bfloat16)
+
+
+@triton.jit
+def _unpack(pairs):
+    """A 32-bit word -> its two bfloat16 numbers, as float32: bfloat16 is float32's upper half."""
+    return (pairs << 16).to(tl.float32, bitcast=True), (pairs & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _pack(first, second):
+    low = first.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
+    return (second.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16) | low
+
+
+@triton.jit
+def _size(first, second, WIDTH: tl.constexpr, EPS: tl.constexpr):
+    """One over the root mean square of each token's features."""
+    return tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / WIDTH + EPS)[:, None]
+
+
+@triton.jit
+def _prepare(
+    first, second, weight, cosine, sine, TIMES: tl.constexpr,
+    WIDTH: tl.constexpr, NORM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """Queries or keys as they meet: normalised, turned, times a factor."""
+    if NORM:
+        pair = tl.arange(0, WIDTH // 2)[None, :]
+        size = _size(first, second, WIDTH, EPS)
+        first, second = (
+            first * size * tl.load(weight + 2 * pair),
+            second * size * tl.load(weight + 2 * pair + 1),
+        )
+    if ROTARY:
+        first, second = first * cosine - second * sine, second * cosine + first * sine
+    return (first * TIMES).to(FACTOR), (second * TIMES).to(FACTOR)
+
+
+@triton.jit
+def _prepare_backward(
+    to_first, to_second, first, second, weight, to_weight, cosine, sine,
+    WIDTH: tl.constexpr, NORM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """The way back: turned the other way, and through the norm, whose weight's share is stored."""
+    if ROTARY:
+        to_first, to_second = to_first * cosine + to_second * sine, to_second * cosine - to_first * sine
+    if NORM:
+        pair = tl.arange(0, WIDTH // 2)
+        size = _size(first, second, WIDTH, EPS)
+        first, second = first * size, second * size
+        tl.store(to_weight + 2 * pair, tl.sum(to_first * first, 0))
+        tl.store(to_weight + 2 * pair + 1, tl.sum(to_second * second, 0))
+        to_first = to_first * tl.load(weight + 2 * pair)[None, :]
+        to_second = to_second * tl.load(weight + 2 * pair + 1)[None, :]
+        along = ((tl.sum(to_first * first, 1) + tl.sum(to_second * second, 1)) / WIDTH)[:, None]
+        to_first, to_second = size * (to_first - first * along), size * (to_second - second * along)
+    return to_first, to_second
+
+
+@triton.jit
+def _maps(query, query_too, key, key_too, TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Softmax over the keys; queries are scaled already, for powers of two."""
+    scores = tl.dot(query_too, tl.trans(key_too), tl.dot(query, tl.trans(key)))
+    scores = tl.where(tl.arange(0, TILE)[None, :] < TOKENS, scores, float("-inf"))
+    powers = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    return powers / tl.sum(powers, 1)[:, None]
+
+
+@triton.jit
+def _angles(rotation, TOKENS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    token, pair = tl.arange(0, TILE)[:, None], tl.arange(0, WIDTH // 2)[None, :]
+    place = rotation + token * (WIDTH // 2) + pair
+    cosine = tl.load(place, mask=token < TOKENS, other=1.0)
+    return cosine, tl.load(place + TOKENS * (WIDTH // 2), mask=token < TOKENS, other=0.0)
+
+
+@triton.jit
+def _forward(
+    qkv, pairs, q_weight, k_weight, rotation, out,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    NORM: tl.constexpr, ROTARY: tl.constexpr, SCALE: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    image, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+    token, feature, pair = tl.arange(0, TILE)[:, None], tl.arange(0, WIDTH)[None, :], tl.arange(0, WIDTH // 2)[None, :]
+    inside = token < TOKENS
+    ALL: tl.constexpr = HEADS * WIDTH
+    row, here = image * TOKENS + token, head * WIDTH
+    place = (row * 3 * ALL + here) // 2 + pair
+    query, query_too = _unpack(tl.load(pairs + place, mask=inside, other=0))
+    key, key_too = _unpack(tl.load(pairs + place + ALL // 2, mask=inside, other=0))
+    at_value = row * 3 * ALL + 2 * ALL + here + feature
+    value = tl.load(qkv + at_value, mask=inside, other=0.0).to(FACTOR)
+    cosine, sine = 1.0, 0.0
+    if ROTARY:
+        cosine, sine = _angles(rotation, TOKENS, WIDTH, TILE)
+    query, query_too = _prepare(query, query_too, q_weight, cosine, sine, SCALE * LOG2_E, WIDTH, NORM, ROTARY, EPS)
+    key, key_too = _prepare(key, key_too, k_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
+    maps = _maps(query, query_too, key, key_too, TOKENS, TILE)
+    gathered = tl.dot(maps.to(FACTOR), value)
+    tl.store(out + row * ALL + here + feature, gathered.to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def _backward(
+    qkv, pairs, q_weight, k_weight, rotation, gradient, to_qkv, to_pairs, to_weights,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    NORM: tl.constexpr, ROTARY: tl.constexpr, SCALE: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    image, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+    token, feature, pair = tl.arange(0, TILE)[:, None], tl.arange(0, WIDTH)[None, :], tl.arange(0, WIDTH // 2)[None, :]
+    inside = token < TOKENS
+    ALL: tl.constexpr = HEADS * WIDTH
+    row, here = image * TOKENS + token, head * WIDTH
+    place = (row * 3 * ALL + here) // 2 + pair
+    query_in, query_in_too = _unpack(tl.load(pairs + place, mask=inside, other=0))
+    key_in, key_in_too = _unpack(tl.load(pairs + place + ALL // 2, mask=inside, other=0))
+    at_value = row * 3 * ALL + 2 * ALL + here + feature
+    value = tl.load(qkv + at_value, mask=inside, other=0.0).to(FACTOR)
+    above = tl.load(gradient + row * ALL + here + feature, mask=inside, other=0.0).to(FACTOR)
+    cosine, sine = 1.0, 0.0
+    if ROTARY:
+        cosine, sine = _angles(rotation, TOKENS, WIDTH, TILE)
+    query, query_too = _prepare(
+        query_in, query_in_too, q_weight, cosine, sine, SCALE * LOG2_E, WIDTH, NORM, ROTARY, EPS
+    )
+    key, key_too = _prepare(key_in, key_in_too, k_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
+    maps = _maps(query, query_too, key, key_too, TOKENS, TILE)
+    to_value = tl.dot(tl.trans(maps.to(FACTOR)), above)
+    tl.store(to_qkv + at_value, to_value.to(tl.bfloat16), mask=inside)
+    to_maps = tl.dot(above, tl.trans(value))
+    to_scores = (maps * (to_maps - tl.sum(maps * to_maps, 1)[:, None])).to(FACTOR)
+    weights_row = to_weights + tl.program_id(0) * 2 * WIDTH
+    first, second = _prepare_backward(
+        tl.dot(to_scores, key) * SCALE, tl.dot(to_scores, key_too) * SCALE, query_in, query_in_too,
+        q_weight, weights_row, cosine, sine, WIDTH, NORM, ROTARY, EPS,
+    )  # fmt: skip
+    tl.store(to_pairs + place, _pack(first, second), mask=inside)
+    back = tl.trans(to_scores)
+    first, second = _prepare_backward(
+        tl.dot(back, query) / LOG2_E, tl.dot(back, query_too) / LOG2_E, key_in, key_in_too,
+        k_weight, weights_row + WIDTH, cosine, sine, WIDTH, NORM, ROTARY, EPS,
+    )  # fmt: skip
+    tl.store(to_pairs + place + ALL // 2, _pack(first, second), mask=inside)
+
+
+@torch.library.custom_op("vitascope::short_attention", mutates_args=())
+def short_attention(
+    qkv: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, rotation: Tensor | None, heads: int, eps: float
+) -> Tensor:
+    """(batch, token, 3 × head × width) -> (batch, token, head × width).
+
+    RMS norm of queries and keys where their weights are given; turned where a rotation table is.
+    """
+    batch, tokens, features = qkv.shape
+    qkv, out = qkv.contiguous(), qkv.new_empty(batch, tokens, features // 3)
+    inputs = qkv, qkv.view(torch.int32), q_weight, k_weight, rotation
+    _forward[(batch * heads,)](*inputs, out, **_settings(qkv, q_weight, rotation, heads, eps))
+    return out
+
+
+@torch.library.custom_op("vitascope::short_attention_backward", mutates_args=())
+def short_attention_backward(
+    gradient: Tensor, qkv: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, rotation: Tensor | None,
+    heads: int, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of qkv and, two rows, of the norms' weights."""
+    batch, _, features = qkv.shape
+    qkv, gradient = qkv.contiguous(), gradient.contiguous()
+    inputs = qkv, qkv.view(torch.int32), q_weight, k_weight, rotation
+    to_qkv = torch.empty_like(qkv)
+    programs = batch * heads if q_weight is not None else 0
+    to_weights = qkv.new_empty(programs, 2, features // 3 // heads, dtype=torch.float32)
+    _backward[(batch * heads,)](
+        *inputs, gradient, to_qkv, to_qkv.view(torch.int32), to_weights,
+        **_settings(qkv, q_weight, rotation, heads, eps),
+    )  # fmt: skip
+    return to_qkv, to_weights.sum(0)
+
+
+def _settings(qkv: Tensor, q_weight: Tensor | None, rotation: Tensor | None, heads: int, eps: float) -> dict[str, Any]:
+    tokens, width = qkv.shape[1], qkv.shape[2] // 3 // heads
+    return {
+        "TOKENS": tokens,
+        "HEADS": heads,
+        "WIDTH": width,
+        "TILE": max(16, triton.next_power_of_2(tokens)),
+        "NORM": q_weight is not None,
+        "ROTARY": rotation is not None,
+        "SCALE": width**-0.5,
+        "EPS": eps,
+        "num_warps": 4,
+    }
+
+
+@short_attention.register_fake
+def _(qkv, *_):
+    return qkv.new_empty(*qkv.shape[:2], qkv.shape[2] // 3)
+
+
+@short_attention_backward.register_fake
+def _(gradient, qkv, *rest):
+    *_, heads, _ = rest
+    return qkv.new_empty(qkv.shape), gradient.new_empty(2, qkv.shape[2] // 3 // heads, dtype=torch.float32)
+
+
+def _remember(ctx, inputs, output):
+    del output
+    *tensors, ctx.heads, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _pass_back(ctx, gradient):
+    tensors = ctx.saved_tensors
+    to_qkv, to_weights = short_attention_backward(gradient, *tensors, ctx.heads, ctx.eps)
+    to_query, to_key = (None, None) if tensors[1] is None else to_weights
+    return to_qkv, to_query, to_key, None, None, None
+
+
+short_attention.register_autograd(_pass_back, setup_context=_remember)

@@ -1,0 +1,123 @@
+"""load(run, fast=True): the same answers, by a way that was measured and checked."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from vitascope import ModelConfig, VisionTransformer, load
+from vitascope.evaluation import fast
+from vitascope.evaluation.fast import RecordedAnswers, points_lost, quicker
+from vitascope.model.int8 import Int8Linear
+from vitascope.run import format_probe
+
+
+@pytest.fixture
+def int8_wins(monkeypatch) -> None:
+    monkeypatch.setattr(fast, "answering_speedup", lambda form, *_: {"int8": 2.0, "bfloat16": 0.0}[form])
+
+
+def images_for(model: VisionTransformer, count: int = 20) -> torch.Tensor:
+    return torch.randn(count, model.config.in_chans, *model.config.image_shape)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_int8_layer_is_the_layer_to_a_few_percent(bias) -> None:
+    linear, tokens = nn.Linear(64, 48, bias=bias), torch.randn(2, 9, 64)
+    linear.weight.data[3] *= 100  # a loud row does not drown the others: each has its own scale
+    wanted, found = linear(tokens), Int8Linear(linear)(tokens)
+    for row in range(48):
+        assert (found - wanted)[..., row].norm() < 0.04 * wanted[..., row].norm()
+    assert not torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_a_whole_model_answers_in_int8(pool, int8_wins, unchecked_shapes) -> None:
+    model = VisionTransformer(
+        ModelConfig(img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2, global_pool=pool)
+    )
+    quick, form, gain = quicker(model.eval())
+    assert (form, gain) == ("int8", 2.0)
+    pictures = images_for(model)
+    with torch.no_grad():
+        wanted, found = model.pooled(pictures), quick(pictures)
+    assert 0 < (found - wanted).norm() < 0.05 * wanted.norm()
+
+
+def test_what_is_faster_and_as_good_answers_and_the_check_is_kept(run, int8_wins, monkeypatch) -> None:
+    monkeypatch.setattr(fast, "MOST_LOST", 3.0)  # so small and so briefly trained a model knows little for sure
+    model = load(run.path, fast=True)
+    assert model.fast.how.startswith("int8: products 2.0 times as fast")
+    plain = load(run.path)
+    pictures = images_for(plain)
+    with torch.no_grad():
+        assert 0 < (model(pictures) - plain(pictures)).norm() < 0.1 * plain(pictures).norm()
+    assert torch.equal(model(pictures), plain(pictures))  # with gradients: the weights themselves answer
+    assert abs(model.evaluate("val", robust=False).accuracy - plain.evaluate("val", robust=False).accuracy) <= 0.03
+    assert json.loads((run.path / "fast.json").read_text())["int8"]["points_lost"] <= 3.0
+    monkeypatch.setattr(fast, "own_images", lambda *_: pytest.fail("looked again"))
+    assert load(run.path, fast=True).fast.how == model.fast.how
+    assert "int8" in model._repr_html_()
+
+
+def test_what_loses_too_much_or_cannot_be_checked_is_not_used(run, int8_wins, monkeypatch) -> None:
+    plain, pictures = load(run.path), torch.randn(3, 1, 8, 8)
+    cases = ((0.3, "float32: int8 would recognise 0.3 points fewer"), (None, "float32: the run's images are not here"))
+    for lost, words in cases:
+        monkeypatch.setattr(fast, "points_lost", lambda *_, lost=lost: lost)
+        model = load(run.path, fast=True)
+        assert model.fast.how.startswith(words)
+        with torch.no_grad():
+            assert torch.equal(model(pictures), plain(pictures))
+
+
+def test_points_lost_are_counted_on_the_run_s_own_images(run) -> None:
+    model = load(run.path)
+
+    def blind(images: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(images), model.config.embed_dim)
+
+    lost = points_lost(model, blind, "blind", run, model.facts)
+    assert 20 < lost < 95  # it always says the same class
+    assert json.loads((run.path / "fast.json").read_text())["blind"]["points_lost"] == lost
+
+
+def test_where_nothing_is_faster_float32_stays(run, monkeypatch) -> None:
+    monkeypatch.setattr(fast, "answering_speedup", lambda form, *_: 1.02)
+    assert load(run.path, fast=True).fast.how == "float32: nothing shorter is worth it here (1.02 times as fast)"
+    assert not (run.path / "fast.json").exists()
+
+
+def test_a_format_that_ends_the_process_counts_as_zero(monkeypatch) -> None:
+    monkeypatch.setattr(format_probe.sys, "executable", "/bin/false")
+    assert format_probe._asked("bfloat16", "train") == 0.0
+
+
+def test_the_probe_measures_int8_here() -> None:
+    assert 0.05 < format_probe._asked("int8", "answer", "64", "1") < 50
+
+
+class ByHand(RecordedAnswers):
+    """Instead of a graph, the model itself on the static batch."""
+
+    def _record(self, size, like):
+        inputs, output = torch.zeros(size, *like.shape[1:]), torch.zeros(size, self.model.config.embed_dim)
+
+        class Graph:
+            @staticmethod
+            def replay() -> None:
+                output.copy_(self.model.float().pooled(inputs))
+
+        self.recordings[size] = Graph(), inputs, output
+        return self.recordings[size]
+
+
+@pytest.mark.parametrize(("count", "used"), [(1, {1}), (5, {32}), (40, {50}), (101, {50, 1})])
+def test_any_number_of_images_goes_through_static_batches(count, used) -> None:
+    model = VisionTransformer(ModelConfig(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2)).eval()
+    pictures = images_for(model, count)
+    recorded = ByHand(model, many=50)
+    with torch.no_grad():
+        torch.testing.assert_close(recorded(pictures), model.float().pooled(pictures))
+    assert set(recorded.recordings) == used

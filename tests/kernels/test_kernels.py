@@ -1,0 +1,163 @@
+"""Every Triton kernel against its plain-PyTorch twin, forward and backward: interpreted on a CPU, for real on a GPU."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from vitascope import kernels
+from vitascope.model.attention import SelfAttention
+from vitascope.model.mlp import Mlp
+from vitascope.model.norm import LayerNorm, RMSNorm
+from vitascope.model.rotary import rotate, rotation
+
+pytestmark = pytest.mark.skipif(not kernels.HERE, reason="Triton is not on this system")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PLAIN = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # products in bfloat16 end the process on some CPUs
+CLOSE = 8e-3 if DEVICE == "cuda" else 1e-6
+ROUNDED = 8e-3  # bfloat16 keeps 8 bits
+
+
+def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The length of the difference beside the length of what was wanted."""
+    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+def attend_plainly(qkv, weights, table, heads: int):
+    """In float32, written with PyTorch's parts."""
+    query, key, value = qkv.float().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    if weights:
+        query, key = (F.rms_norm(x, x.shape[-1:], w, 1e-6) for x, w in zip((query, key), weights, strict=True))
+    if table is not None:
+        query, key = rotate(query, table), rotate(key, table)
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("grid", "prefix", "width", "norm", "turned"),
+    [
+        ((4, 4), 0, 32, True, True),
+        ((3, 4), 0, 32, False, True),  # 12 tokens in a tile of 16
+        ((4, 4), 1, 64, True, False),  # 17 tokens in a tile of 32
+        ((3, 3), 0, 32, False, False),
+        ((8, 8), 1, 32, True, True),  # 65 tokens in a tile of 128
+    ],
+)
+def test_short_attention_is_attention(grid, prefix, width, norm, turned) -> None:
+    from vitascope.kernels.short_attention import short_attention
+
+    heads, tokens = 2, grid[0] * grid[1] + prefix
+    qkv = torch.randn(2, tokens, 3 * heads * width, device=DEVICE).bfloat16().requires_grad_()
+    weights = [(torch.rand(width, device=DEVICE) + 0.5).requires_grad_() for _ in range(2)] if norm else []
+    table = rotation(grid, width, 100.0, prefix).to(DEVICE) if turned else None
+    found = short_attention(qkv, *(weights or [None, None]), table, heads, 1e-6)
+    wanted = attend_plainly(qkv, weights, table, heads)
+    above = torch.randn_like(wanted).bfloat16()
+    assert apart(found, wanted) < ROUNDED
+    ours = torch.autograd.grad(found, [qkv, *weights], above)
+    theirs = torch.autograd.grad(wanted, [qkv, *weights], above.float())
+    assert apart(ours[0], theirs[0]) < ROUNDED
+    assert all(apart(our, their) < max(CLOSE, 1e-5) for our, their in zip(ours[1:], theirs[1:], strict=True))
+
+
+def test_an_image_s_tokens_gather_from_no_other_image() -> None:
+    from vitascope.kernels.short_attention import short_attention
+
+    qkv = torch.randn(3, 9, 96, device=DEVICE).bfloat16()
+    together = short_attention(qkv, None, None, None, 1, 0.0)
+    qkv[1] = 0
+    assert torch.equal(short_attention(qkv, None, None, None, 1, 0.0)[[0, 2]], together[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "hidden", "bias"), [(7, 64, 128, True), (150, 128, 256, True), (9, 64, 256, False)]
+)
+def test_the_fused_mlp_is_the_mlp(tokens, width, hidden, bias) -> None:
+    mlp = Mlp(embed_dim=width, hidden_width=hidden, kind="relu2", bias=bias, drop_rate=0.0).to(DEVICE)
+    here = torch.randn(2, tokens, width, device=DEVICE, requires_grad=True)
+    answers = {}
+    for kernel in Mlp.KERNELS:
+        mlp.kernel = kernel
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+            out = mlp(here)
+            with torch.no_grad():
+                answers[kernel, "only forward"] = mlp(here)
+        answers[kernel] = out, *torch.autograd.grad(out.float().square().sum(), [here, *mlp.parameters()])
+    for found, wanted in zip(answers["fused"], answers["default"], strict=True):
+        assert apart(found, wanted) < 2 * CLOSE
+    assert apart(answers["fused", "only forward"], answers["default"][0]) < CLOSE
+
+
+def test_the_fused_mlp_is_used(monkeypatch) -> None:
+    from vitascope.kernels import relu2_mlp
+
+    called = []
+    monkeypatch.setattr(relu2_mlp, "relu2_mlp", lambda tokens, *_: called.append(tokens.shape) or tokens)
+    mlp = Mlp(embed_dim=64, hidden_width=128, kind="relu2", bias=True, drop_rate=0.5)
+    mlp.kernel = "fused"
+    mlp.train()(torch.randn(1, 2, 64))
+    assert not called  # it knows no dropout
+    mlp.eval()(torch.randn(1, 2, 64))
+    assert called == [(1, 2, 64)]
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+@pytest.mark.parametrize("shape", [(2, 37, 96), (5, 64), (3, 1, 300)])
+def test_the_fused_norm_is_the_norm(kind, shape, monkeypatch) -> None:
+    from vitascope.kernels import norm as kernel
+
+    monkeypatch.setattr(kernel, "PROGRAMS", 2)  # so that one goes through many rows
+    norm = kind(shape[-1], eps=1e-6).to(DEVICE)
+    for weight in norm.parameters():
+        torch.nn.init.uniform_(weight, 0.5, 1.5)
+    here = (3 * torch.randn(shape, device=DEVICE) + 1).requires_grad_()
+    above = torch.randn(shape, device=DEVICE)
+    answers = []
+    for norm.kernel in ("default", "fused"):
+        out = norm(here)
+        answers.append((out, *torch.autograd.grad(out, [here, *norm.parameters()], above)))
+    for wanted, found in zip(*answers, strict=True):
+        assert apart(found, wanted) < 1e-5
+    assert not torch.equal(answers[0][0], answers[1][0]) or DEVICE == "cpu"
+
+
+class Rounded(torch.nn.Linear):
+    """A projection whose products are made in float32 and given out as bfloat16, as a GPU's would be."""
+
+    def forward(self, tokens):
+        return super().forward(tokens.float()).bfloat16()
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_the_module_attends_the_same_with_and_without_the_kernel(qk_norm, unchecked_shapes) -> None:
+    attention = SelfAttention(64, 2, qk_norm=qk_norm, norm="rmsnorm", output_projection=False).to(DEVICE)
+    exact = attention.qkv
+    attention.qkv = Rounded(64, 192).to(DEVICE)
+    attention.qkv.load_state_dict(exact.state_dict())
+    tokens, table = torch.randn(2, 16, 64, device=DEVICE), rotation((4, 4), 32, 100.0).to(DEVICE)
+    attention.kernel = "short"
+    found = attention(tokens, rotation=table)
+    assert found.dtype == torch.bfloat16
+    attention.qkv = exact
+    assert apart(found, attention(tokens, rotation=table)) < 2 * ROUNDED  # float32: not the kernel's, so the plain way
+
+
+def test_what_does_not_fit_goes_the_plain_way() -> None:
+    fitting = torch.zeros(1, 64, 96, dtype=torch.bfloat16, device=DEVICE)
+    assert kernels.can_attend(fitting, 32)
+    assert not kernels.can_attend(fitting.float(), 32)
+    assert not kernels.can_attend(fitting, 16)
+    assert not kernels.can_attend(fitting.expand(1, 64, 96).repeat(1, 3, 1), 32)
+    masked = SelfAttention(64, 2)
+    masked.kernel = "short"
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    tokens = torch.randn(1, 5, 64)
+    assert torch.allclose(masked(tokens, mask), masked.mix(masked.maps(tokens, mask), tokens), atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", SelfAttention.KERNELS)
+def test_every_named_kernel_attends(kernel) -> None:
+    attention = SelfAttention(64, 2).to(DEVICE).eval()
+    tokens = torch.randn(2, 10, 64, device=DEVICE)
+    wanted = attention(tokens)
+    attention.kernel = kernel
+    assert apart(attention(tokens), wanted) < 1e-5

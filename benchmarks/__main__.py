@@ -40,8 +40,8 @@ class Plan:
 CPU = Plan({"192×12": 32, "256×8": 32}, calls=1, rounds=15, precision="float32")
 GPU = Plan(
     {"256×8": 1000, "ViT-B/16": 128, "192×12": 1000, "384×7": 1000, "ViT-S/16": 256},
-    calls=10,
-    rounds=7,
+    calls=20,
+    rounds=5,
     precision="bfloat16",
 )
 
@@ -118,9 +118,13 @@ def _arms(shape: str, task: str, device: str) -> list[Arm]:
     if device == "cpu":
         narrow = [Arm("timm", precision="bfloat16")]
         return [*OURS, *(WHOLE if task == "train" else [Arm("ours", task="fast")]), *TIMM, *PEERS, *narrow]
-    own = [Arm("ours", compiled=True, task="recipe")] if shape == "256×8" else []
-    ours = [*WHOLE, *own] if task == "train" else [Arm("ours"), Arm("ours", task="fast")]
-    return [*ours, *TIMM, *(PEERS if shape in WITH_PEERS else [])]
+    if task != "train":
+        ours = [Arm("ours", task="fast")]
+    elif shape == "256×8":
+        ours = [*WHOLE, Arm("ours", compiled=True, task="recipe")]
+    else:
+        ours = [WHOLE[1]]
+    return [*ours, Arm("timm"), Arm("timm", compiled=True), *(PEERS if shape in WITH_PEERS else [])]
 
 
 def row(

@@ -5,7 +5,7 @@ hash = $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('$(1)','r
 PACKAGES := .venv/packages-$(call hash,requirements.lock)
 READY := .venv/ready-$(call hash,pyproject.toml)
 
-.PHONY: help demo test check bench guard results lock clean
+.PHONY: help demo test check bench growth guard results lock clean
 
 help:            ## what can be made
 	@$(PYTHON) -c "import re; [print(f'make {t:<8}{d}') for t, d in re.findall(r'(?m)^([a-z]+):.*?## (.*)', open('Makefile').read())]"
@@ -37,11 +37,14 @@ check: $(READY)  ## formatting, lint, types, and the direction of imports
 bench: $(READY)  ## ours beside timm, transformers, torchvision and vit-pytorch on this CPU, in one run (half an hour)
 	@$(BIN)/python -m benchmarks
 
+growth: $(READY) ## how a training step's cost grows with batch, tokens, width and depth on this CPU
+	@$(BIN)/python -m benchmarks.growth
+
 guard: $(READY)  ## has our speed beside timm's fallen below the recorded one?
 	@$(BIN)/python -m benchmarks.guard
 
 results: $(READY) ## README's and the docs' numbers and the model cards, from results/*.json
-	@$(BIN)/python -m vitascope results README.md docs/*.md src/vitascope/recipes/*.yaml --cards docs/cards
+	@$(BIN)/python -m vitascope results README.md docs/*.md benchmarks/README.md src/vitascope/recipes/*.yaml --cards docs/cards
 
 lock:            ## pin every package again (needs uv)
 	uv pip compile --universal --python-version 3.11 --extra dev --no-header --no-annotate --upgrade --quiet pyproject.toml --output-file requirements.lock

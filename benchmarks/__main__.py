@@ -68,6 +68,7 @@ def main() -> None:
     record: dict[str, Any] = {
         "name": out.stem,
         "command": f"python -m benchmarks --device {asked.device} --shapes {' '.join(batches)}",
+        "device": asked.device,
         "precision": plan.precision,
         "threads": torch.get_num_threads(),
         "rounds": plan.rounds,
@@ -125,6 +126,13 @@ def _arms(shape: str, task: str, device: str) -> list[Arm]:
     else:
         ours = [WHOLE[1]]
     return [*ours, Arm("timm"), Arm("timm", compiled=True), *(PEERS if shape in WITH_PEERS else [])]
+
+
+def guarded(task: str, device: str) -> Arm:
+    """Ours as `make guard` watches it: on a CPU the bare model, on a GPU what a run does."""
+    if device == "cpu":
+        return Arm("ours")
+    return WHOLE[1] if task == "train" else Arm("ours", task="fast")
 
 
 def row(

@@ -123,6 +123,7 @@ def draw(record: dict[str, Any], out: Path) -> Path:
         panel.loglog([row[axis] for row in rows], [row["milliseconds"] for row in rows], "o-")
         panel.set_xticks([row[axis] for row in rows], [str(row[axis]) for row in rows])
         panel.minorticks_off()
+        panel.set_yticks([row["milliseconds"] for row in rows], [f"{row['milliseconds']:.3g}" for row in rows])
         panel.set_xlabel(axis)
         label(panel, f"time ~ {axis}^{told['milliseconds']}", f"{axis} (FLOPs grow with ^{told['flops']})", "ms a step")
     rest = ", ".join(f"{name} {value}" for name, value in record["base"].items())

@@ -6,11 +6,12 @@ Ratios from one run can be compared between days, seconds cannot: the machine is
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from benchmarks.__main__ import RESULTS
+from benchmarks.__main__ import RESULTS, guarded
 from benchmarks.race import Arm, race, ratio
 
 ALLOWED = 0.9  # of the recorded ratio: the noise of a short race
@@ -22,18 +23,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     asked = parser.parse_args()
     record = json.loads(asked.record.read_text(encoding="utf-8"))
-    device = "cuda" if "cuda" in asked.record.stem else "cpu"
+    device, precision = record["device"], record["precision"]
     slower = []
     for row in record["rows"]:
-        if row["who"] not in ("ours", f"ours, {record['precision']}") or row["task"] == "latency":
+        arms = [replace(arm, precision=precision) for arm in (guarded(row["task"], device), Arm("timm"))]
+        if row["who"] != arms[0].name or row["task"] == "latency":
             continue
-        arms = [Arm(library, precision=record["precision"]) for library in ("ours", "timm")]
         times = race(
             row["shape"],
             row["task"],
             arms,
             batch=row["batch"],
             rounds=asked.rounds,
+            calls=record["calls"],
             device=device,
             threads=torch.get_num_threads(),
         )

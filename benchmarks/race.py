@@ -1,6 +1,7 @@
 """Contenders -> their times, in turns: every round each runs once, so that all meet the same noise."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -104,7 +105,8 @@ def _ask(runner: subprocess.Popen[str], line: str | None, times: Times) -> Any:
     except BrokenPipeError:
         answer = ""
     if not answer:
-        times.broken = f"ended with code {runner.wait()}"
+        code = runner.wait()
+        times.broken = f"stopped by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return None
     return json.loads(answer)
 

@@ -5,7 +5,7 @@ Tests check these shapes at every call (jaxtyping and beartype); at run time the
 
 from typing import TypeAlias
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Images: TypeAlias = Float[Tensor, "batch channel height width"]
@@ -22,3 +22,8 @@ Features: TypeAlias = Float[Tensor, "batch feature"]
 Logits: TypeAlias = Float[Tensor, "batch class"]
 PositionTable: TypeAlias = Float[Tensor, "position feature"]
 Rotation: TypeAlias = Float[Tensor, "cosine_sine token pair"]  # turns each pair of a query's or key's features
+Grid: TypeAlias = Float[Tensor, "batch row column"]  # one number per patch
+Square: TypeAlias = Float[Tensor, "batch token token"]  # how much each token took from each
+Targets: TypeAlias = Int[Tensor, "batch"]  # the class that is asked about, per image
+Order: TypeAlias = Int[Tensor, "batch patch"]  # patches' numbers, the most important first
+Curves: TypeAlias = Float[Tensor, "batch steps"]  # a probability after each step

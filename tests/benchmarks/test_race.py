@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks.contenders import LIBRARIES, SHAPES
+from benchmarks.growth import BASE, exponent, network
 from benchmarks.race import Arm, Times, percentile, race, ratio
 
 
@@ -38,3 +39,15 @@ def test_ratios_are_taken_round_by_round() -> None:
     """Both were slow in the second round: that is the machine, not a contender."""
     assert ratio(Times([2.0, 20.0, 2.0]), Times([1.0, 10.0, 1.0])) == 2.0
     assert percentile([float(n) for n in range(100)], 0.99) == 99.0
+
+
+def test_the_exponent_is_the_slope_of_the_logarithms() -> None:
+    assert exponent([2, 4, 8], [3.0, 12.0, 48.0]) == pytest.approx(2)
+    assert exponent([1, 10], [5.0, 5.0]) == pytest.approx(0)
+
+
+def test_a_point_of_growth_changes_one_thing() -> None:
+    base = BASE["cpu"]
+    wide, deep = network(base | {"width": 256}), network(base | {"depth": 2})
+    assert (wide.embed_dim, wide.depth, wide.num_tokens) == (256, base["depth"], 64)
+    assert (deep.embed_dim, deep.depth) == (base["width"], 2) and network(base | {"tokens": 256}).num_tokens == 256

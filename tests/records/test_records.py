@@ -16,6 +16,7 @@ from vitascope.records.card import card
 from vitascope.records.filling import fill
 from vitascope.records.record import check_name, make_record, read_record, write_record
 from vitascope.records.settings import command_for, differing, flat_settings
+from vitascope.records.tables import KINDS
 from vitascope.run.metrics import steady_seconds, whole_seconds
 
 ROOT = Path(__file__).parent.parent.parent
@@ -211,10 +212,30 @@ def test_marks_are_filled_within_a_line_over_lines_and_in_recipes(pair, tmp_path
             fill(page, results)
 
 
+def test_a_gpu_s_races_and_the_growth_of_costs_are_told_from_their_records(tmp_path) -> None:
+    row = {"shape": "256×8", "task": "train", "batch": 10, "images_per_second": 2000.0, "milliseconds": 5.0}
+    ours = row | {"who": "ours, compiled, bfloat16, whole step", "times_timm": 2.5, "times_timm_compiled": 1.5}
+    rows = [ours | {"share_of_matrix_rate": 0.25}, row | {"who": "timm, bfloat16", "images_per_second": 800.0}]
+    rows.append(row | {"who": "transformers, bfloat16", "broken": "stopped by SIGILL"})
+    (tmp_path / "b.json").write_text(json.dumps({"rows": rows}))
+    told = KINDS["races"](tmp_path, ["b"]).splitlines()[2]
+    wanted = ["256×8 train, batch 10", "**2,000**", "×2.50", "×1.50", "25%", "800", "–", "stopped by SIGILL", "–", "–"]
+    assert told == "| " + " | ".join(wanted) + " |"
+    growth = {"machine": {"cpu": "Box"}, "device": "cpu", "exponents": {"depth": {"milliseconds": 1.02, "flops": 0.99}}}
+    growth["rows"] = [{"axis": "depth", "depth": depth} for depth in (2, 8)]
+    (tmp_path / "g.json").write_text(json.dumps(growth))
+    assert KINDS["growth"](tmp_path, ["g"]).splitlines()[2] == "| Box | depth | 2 – 8 | 1.02 | 0.99 |"
+
+
 def test_every_number_between_marks_in_this_repository_is_its_records(vitascope, monkeypatch) -> None:
     """`make results` was run: README, docs, recipes and cards say what results/*.json says."""
     monkeypatch.chdir(ROOT)
-    pages = ["README.md", *map(str, Path("docs").glob("*.md")), *map(str, Path("src/vitascope/recipes").glob("*.yaml"))]
+    folders = (("docs", "*.md"), ("src/vitascope/recipes", "*.yaml"))
+    pages = [
+        "README.md",
+        "benchmarks/README.md",
+        *(str(p) for folder, ending in folders for p in Path(folder).glob(ending)),
+    ]
     answer = vitascope("results", *pages, "--cards", "docs/cards", "--check")
     assert answer.code == 0, answer.err
     files = Path("results").glob("*.json")

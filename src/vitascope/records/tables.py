@@ -62,6 +62,43 @@ def bench(folder: Path, names: list[str]) -> str:
     return markdown(["", *races], [[who, *(row.get(race, "–") for race in races)] for who, row in cells.items()])
 
 
+def races(folder: Path, names: list[str]) -> str:
+    """A GPU's races, a row each: what `vitascope` itself runs, beside the peers."""
+    rows: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
+    for row in _rows(folder, names):
+        who = ", ".join(word for word in row["who"].split(", ") if word not in ("bfloat16", "float32"))
+        rows.setdefault((row["shape"], row["task"], row["batch"]), {})[who] = row
+    peers = ["timm", "timm, compiled", "transformers", "torchvision", "vit-pytorch"]
+    lines = []
+    for (shape, task, batch), found in rows.items():
+        ours = found["ours, compiled, whole step" if task == "train" else "ours, fast"]
+        beside = [_bare_speed(found[peer]) if peer in found else "–" for peer in peers]
+        ahead = [f"×{ours[name]:.2f}" for name in ("times_timm", "times_timm_compiled")]
+        share = "–" if task == "latency" else f"{ours['share_of_matrix_rate']:.0%}"
+        lines.append([f"{shape} {task}, batch {batch}", f"**{_bare_speed(ours)}**", *ahead, share, *beside])
+    return markdown(["race", "ours", "× timm", "× timm compiled", "of the matrix rate", *peers], lines)
+
+
+def growth(folder: Path, names: list[str]) -> str:
+    """With which power of each size the time of a training step grows, beside its FLOPs."""
+    rows = []
+    for name in names:
+        said = _read(folder / f"{name}.json")
+        for axis, told in said["exponents"].items():
+            sizes = [row[axis] for row in said["rows"] if row["axis"] == axis]
+            machine = machine_name(said["machine"], said["device"])
+            rows.append([machine, axis, f"{min(sizes)} – {max(sizes)}", f"{told['milliseconds']}", f"{told['flops']}"])
+    return markdown(["on", "size", "from – to", "time ~ size^", "FLOPs ~ size^"], rows)
+
+
+def _bare_speed(row: dict[str, Any]) -> str:
+    if "broken" in row:
+        return row["broken"]
+    if row["task"] == "latency":
+        return f"{row['milliseconds']:.2f} ms (p99 {row['p99_milliseconds']:.2f})"
+    return f"{row['images_per_second']:,.0f}"
+
+
 def _speed(row: dict[str, Any]) -> str:
     if "broken" in row:
         return row["broken"]
@@ -102,6 +139,8 @@ KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "accuracy": accuracy,
     "bench": bench,
     "bars": bars,
+    "races": races,
+    "growth": growth,
 }
 
 

@@ -19,7 +19,7 @@ from vitascope.model.norm import LayerNorm, RMSNorm
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import make_folder, write_json
 
-WARM_UP, REPEATS, ROUNDS = 3, 5, 3
+WARM_UP, REPEATS, ROUNDS = 3, 5, 10
 Kernels = dict[str, str]  # attention, mlp and norm -> the kernel's name
 
 

@@ -1,0 +1,168 @@
+"""A model, images, a class -> how much each patch counts: attention, rollout, relevance, gradients, hiding.
+
+Every method gives batch × row × column, larger where more important, unscaled.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from vitascope.errors import UserError, did_you_mean
+from vitascope.explain.layout import Layout, layout_of
+from vitascope.explain.maps import attention_maps, logits_and_maps, whole_forward
+from vitascope.shapes import Grid, Images, Logits, Maps, Square, Targets
+
+FUSIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda maps: maps.mean(1),
+    "max": lambda maps: maps.amax(1),
+    "min": lambda maps: maps.amin(1),
+}
+STEPS = 32  # of the way from the baseline to the image
+HIDDEN_AT_ONCE = 256  # images
+
+
+def rollout(maps: list[Maps], *, fusion: str = "mean", discard: float = 0.0) -> Square:
+    """Attention followed through all blocks (Abnar & Zuidema 2020): batch × token × token, rows sum to 1.
+
+    Per block the heads' fusion plus the identity, for what a token keeps of itself, each row scaled to sum to 1; a
+    later block stands on the left. `discard` zeroes that share of each row's smallest entries first."""
+    if fusion not in FUSIONS:
+        raise UserError(f"fusion={fusion!r} is unknown. {did_you_mean(fusion, FUSIONS)}")
+    if not 0 <= discard < 1:
+        raise UserError(f"discard={discard} must be at least 0 and less than 1: a share of each row.")
+    tokens = maps[0].shape[-1]
+    kept = torch.eye(tokens, dtype=maps[0].dtype, device=maps[0].device)
+    through = kept.expand(len(maps[0]), tokens, tokens)
+    for block in maps:
+        mixed = FUSIONS[fusion](block)
+        dropped = mixed.argsort(-1)[..., : int(discard * tokens)]
+        mixed = mixed.scatter(-1, dropped, 0.0) + kept
+        through = mixed / mixed.sum(-1, keepdim=True) @ through
+    return through
+
+
+def relevance(maps: list[Maps], gradients: list[Maps]) -> Square:
+    """Class-specific relevance (Chefer et al. 2021, ICCV, self-attention): R ← R + mean over heads of (∇A · A)⁺ · R."""
+    tokens = maps[0].shape[-1]
+    total = torch.eye(tokens, dtype=maps[0].dtype, device=maps[0].device).expand(len(maps[0]), tokens, tokens)
+    for block, gradient in zip(maps, gradients, strict=True):
+        total = total + (gradient * block).clamp(min=0).mean(1) @ total
+    return total
+
+
+def by_attention(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
+    """What the head's token looks at in the last block, averaged over heads. The same for every class."""
+    del targets
+    return layout.grid(layout.answer_row(attention_maps(model, images)[-1].mean(1)))
+
+
+def by_rollout(
+    model: nn.Module, images: Images, targets: Targets, layout: Layout, fusion: str = "mean", discard: float = 0.0
+) -> Grid:
+    """The same for every class."""
+    del targets
+    maps = attention_maps(model, images)
+    return layout.grid(layout.answer_row(rollout(maps, fusion=fusion, discard=discard)))
+
+
+def by_gradient(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
+    """The last block's attention where it speaks for the class: mean over heads of (∇A · A)⁺."""
+    maps, gradients = maps_and_gradients(model, images, targets)
+    return layout.grid(layout.answer_row((maps[-1] * gradients[-1]).clamp(min=0).mean(1)))
+
+
+def by_relevance(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
+    return layout.grid(layout.answer_row(relevance(*maps_and_gradients(model, images, targets))))
+
+
+def maps_and_gradients(model: nn.Module, images: Images, targets: Targets) -> tuple[list[Maps], list[Maps]]:
+    """All maps and the gradient of each image's own logit with respect to them."""
+    with torch.enable_grad():
+        # The first map must hang on something that wants gradients, or a frozen model gives none.
+        logits, maps = logits_and_maps(model, images.detach().requires_grad_())
+        chosen = logits.gather(1, targets[:, None]).sum()
+        gradients = torch.autograd.grad(chosen, maps)
+    return [block.detach() for block in maps], list(gradients)
+
+
+def integrated_gradients(
+    model: nn.Module, images: Images, targets: Targets, *, steps: int = STEPS, baseline: float = 0.0
+) -> Images:
+    """Gradients of the class's logit along the way from a grey image to this one, times the way (Sundararajan 2017).
+
+    Per pixel and channel; they sum to the difference of the logits, the better the more steps. `baseline` is the grey's
+    value as the model sees it: 0 is the training images' mean."""
+    way = images - baseline
+    total = torch.zeros_like(images)
+    for step in range(steps):  # midpoints
+        here = (baseline + way * ((step + 0.5) / steps)).detach().requires_grad_()
+        with torch.enable_grad():
+            chosen = whole_forward(model, here).gather(1, targets[:, None]).sum()
+            total += torch.autograd.grad(chosen, here)[0]
+    return way * total / steps
+
+
+def by_integrated_gradients(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
+    return per_patch(integrated_gradients(model, images, targets), layout)
+
+
+def per_patch(pixels: Images, layout: Layout) -> Grid:
+    """Sums over the pixels and channels of each patch."""
+    rows = pixels.sum(1).unflatten(2, (layout.columns, -1)).sum(3)
+    return rows.unflatten(1, (layout.rows, -1)).sum(2)
+
+
+@torch.no_grad()
+def by_hiding(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
+    """Hide a patch (make it grey), watch the answer: by how much the class's probability falls."""
+    height, width = images.shape[2] // layout.rows, images.shape[3] // layout.columns
+    fallen = []
+    for image, target in zip(images, targets.tolist(), strict=True):
+        hidden = image.repeat(layout.patches, 1, 1, 1)
+        for place in range(layout.patches):
+            row, column = place // layout.columns * height, place % layout.columns * width
+            hidden[place, :, row : row + height, column : column + width] = 0.0
+        asked = torch.cat([image[None], hidden])
+        chances = torch.cat([probabilities(model, some)[:, target] for some in asked.split(HIDDEN_AT_ONCE)])
+        fallen.append(chances[0] - chances[1:])
+    return torch.stack(fallen).unflatten(1, (layout.rows, layout.columns))
+
+
+def probabilities(model: nn.Module, images: Images) -> Logits:
+    return model_answer(model, images).softmax(1)
+
+
+def model_answer(model: nn.Module, images: Images) -> Logits:
+    answer = model(images)
+    return getattr(answer, "logits", answer)
+
+
+METHODS: dict[str, Callable[[nn.Module, Tensor, Tensor, Layout], Tensor]] = {
+    "attention": by_attention,
+    "rollout": by_rollout,
+    "rollout-max": partial(by_rollout, fusion="max", discard=0.9),
+    "gradient": by_gradient,
+    "relevance": by_relevance,
+    "integrated-gradients": by_integrated_gradients,
+    "occlusion": by_hiding,
+}
+
+
+def explain(model: nn.Module, images: Images, method: str = "relevance", *, target: int | None = None) -> Grid:
+    """How much each patch counts for the class `target`, or for the class the model answers: batch × row × column."""
+    if method not in METHODS:
+        raise UserError(f"The method {method!r} is unknown. {did_you_mean(method, METHODS)}")
+    return METHODS[method](model, images, targets_for(model, images, target), layout_of(model))
+
+
+@torch.no_grad()
+def targets_for(model: nn.Module, images: Images, target: int | None) -> Targets:
+    """One class per image: the asked one, or the model's answer."""
+    logits = model_answer(model, images)
+    if target is None:
+        return logits.argmax(1)
+    if not 0 <= target < logits.shape[1]:
+        raise UserError(f"There is no class {target}: the model has classes 0 to {logits.shape[1] - 1}.")
+    return torch.full((len(images),), target, device=images.device)

@@ -1,0 +1,146 @@
+"""Explanations -> evidence: the answer should fall when what they point at goes, and come back when it comes.
+
+Deletion and insertion (Petsiuk et al. 2018, RISE), one patch at a time in the explanation's order: the share of the way
+against the probability of the class the model first answered. Deletion makes patches grey (the training images' mean)
+and is better the smaller its area; insertion starts from a blurred image, restores patches and is better the larger.
+"""
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.explain.attribution import HIDDEN_AT_ONCE, METHODS, probabilities, targets_for
+from vitascope.explain.layout import Layout, layout_of
+from vitascope.shapes import Curves, Grid, Images, Order, Targets
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """Mean areas over the images, and their standard errors, for one method."""
+
+    method: str
+    deletion: float
+    deletion_error: float
+    insertion: float
+    insertion_error: float
+    images: int
+
+
+def order_of(heat: Grid) -> Order:
+    """Patches from the most important to the least; where two are equal, in reading order."""
+    return heat.flatten(1).argsort(dim=1, descending=True, stable=True)
+
+
+@torch.no_grad()
+def curves(model: nn.Module, images: Images, order: Order, targets: Targets, layout: Layout, start: Images) -> Curves:
+    """Probability of the class as patches of `images` become those of `start`, in this order: patches + 1 values."""
+    height, width = images.shape[2] // layout.rows, images.shape[3] // layout.columns
+    when = torch.empty_like(order)
+    when.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    found = []
+    for image, other, turn, target in zip(images, start, when, targets.tolist(), strict=True):
+        turns = (
+            turn.unflatten(0, (layout.rows, layout.columns)).repeat_interleave(height, 0).repeat_interleave(width, 1)
+        )
+        steps = torch.arange(layout.patches + 1, device=image.device)[:, None, None, None]
+        changed = torch.where(turns < steps, other, image)
+        found.append(torch.cat([probabilities(model, some)[:, target] for some in changed.split(HIDDEN_AT_ONCE)]))
+    return torch.stack(found)
+
+
+def deletion(model: nn.Module, images: Images, heat: Grid, targets: Targets, layout: Layout) -> Curves:
+    return curves(model, images, order_of(heat), targets, layout, torch.zeros_like(images))
+
+
+def insertion(model: nn.Module, images: Images, heat: Grid, targets: Targets, layout: Layout) -> Curves:
+    """The most important patch is the first to be seen: backwards, the last to be blurred."""
+    backwards = order_of(heat).flip(1)
+    return curves(model, images, backwards, targets, layout, blurred(images)).flip(1)
+
+
+def area(curve: Curves) -> Tensor:
+    """Under each curve, by trapezoids, the way's length being 1."""
+    return (curve.sum(1) - (curve[:, 0] + curve[:, -1]) / 2) / (curve.shape[1] - 1)
+
+
+def blurred(images: Images) -> Images:
+    """A Gaussian as wide relative to the image as RISE's (5 pixels of 224, at least 1.5), edges mirrored."""
+    sigma = max(1.5, 5 * images.shape[-1] / 224)
+    reach = min(math.ceil(2 * sigma), min(images.shape[-2:]) - 1)
+    places = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
+    weights = torch.exp(-(places**2) / (2 * sigma**2))
+    weights = (weights / weights.sum()).expand(images.shape[1], 1, -1)
+    wide = F.pad(images, (reach, reach, reach, reach), mode="reflect")
+    rows = F.conv2d(wide, weights[..., None], groups=images.shape[1])
+    return F.conv2d(rows, weights[:, :, None], groups=images.shape[1])
+
+
+def at_random(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
+    """What knows nothing: a new order of patches for every image, the same at every call."""
+    del model, targets
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(len(images), layout.rows, layout.columns, generator=generator).to(images)
+
+
+def measure(
+    model: nn.Module, images: Images, methods: list[str] | None = None, *, told: Callable[[str], None] | None = None
+) -> list[Faithfulness]:
+    """All methods and random order on the same images, the most faithful (insertion minus deletion) first."""
+    layout, targets = layout_of(model), targets_for(model, images, None)
+    found = []
+    for name, method in {**METHODS, "random": at_random}.items():
+        if methods is not None and name not in (*methods, "random"):
+            continue
+        if told:
+            told(name)
+        heat = method(model, images, targets, layout)
+        gone = area(deletion(model, images, heat, targets, layout))
+        come = area(insertion(model, images, heat, targets, layout))
+        found.append(Faithfulness(name, *_mean_and_error(gone), *_mean_and_error(come), len(images)))
+    return sorted(found, key=lambda row: row.deletion - row.insertion)
+
+
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    error = values.std().item() / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return values.mean().item(), error
+
+
+def rank_correlation(first: Grid, second: Grid) -> Tensor:
+    """Spearman's, per image: 1 where both order the patches alike; ties share their mean rank."""
+    ranks = [_ranks(heat.flatten(1)) for heat in (first, second)]
+    centred = [rank - rank.mean(1, keepdim=True) for rank in ranks]
+    lengths = centred[0].norm(dim=1) * centred[1].norm(dim=1)
+    return (centred[0] * centred[1]).sum(1) / lengths.clamp(min=1e-12)  # 0 where all patches are equal
+
+
+def _ranks(values: Tensor) -> Tensor:
+    less = (values[:, None, :] < values[:, :, None]).sum(2)
+    equal = (values[:, None, :] == values[:, :, None]).sum(2)
+    return (less + (equal - 1) / 2).double()
+
+
+def survives_random_weights(model: nn.Module, images: Images, method: str, *, seed: int = 0) -> float:
+    """Mean rank correlation between the explanation and that of the same network with untrained weights.
+
+    Near 0 is right: an explanation of nothing learnt must be another one (Adebayo et al. 2018)."""
+    layout, targets = layout_of(model), targets_for(model, images, None)
+    heat = METHODS[method](model, images, targets, layout)
+    other = METHODS[method](randomised(model, seed), images, targets, layout)
+    return rank_correlation(heat, other).mean().item()
+
+
+def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
+    """A copy whose matrices are shuffled within themselves: the same sizes, nothing learnt."""
+    twin = deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in twin.parameters():
+            if weight.ndim > 1:
+                shuffled = weight.flatten()[torch.randperm(weight.numel(), generator=generator).to(weight.device)]
+                weight.copy_(shuffled.view_as(weight))
+    return twin

@@ -1,0 +1,64 @@
+"""A model -> where its tokens stand: how many come first, the grid of patches, and which of them the head reads."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitascope.errors import UserError
+from vitascope.model.vit import VisionTransformer
+from vitascope.shapes import Grid
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`reads_class`: the head reads the class token, token 0; otherwise all patches."""
+
+    prefix: int
+    rows: int
+    columns: int
+    reads_class: bool
+
+    @property
+    def patches(self) -> int:
+        return self.rows * self.columns
+
+    def token(self, row: int, column: int) -> int:
+        """The token of the patch in this row and column, both counted from 0."""
+        if not (0 <= row < self.rows and 0 <= column < self.columns):
+            raise UserError(
+                f"There is no patch in row {row}, column {column}: the grid has rows 0 to {self.rows - 1} and columns "
+                f"0 to {self.columns - 1}."
+            )
+        return self.prefix + row * self.columns + column
+
+    def answer_row(self, square: Tensor) -> Tensor:
+        """(…, query, key) -> (…, key): what the head's token takes from each, or all patches on average."""
+        return square[..., 0, :] if self.reads_class else square[..., self.prefix :, :].mean(-2)
+
+    def grid(self, tokens: Tensor) -> Grid:
+        """(batch, token) -> (batch, row, column), without the tokens that come first."""
+        return tokens[:, self.prefix :].unflatten(1, (self.rows, self.columns))
+
+
+def layout_of(model: nn.Module) -> Layout:
+    if isinstance(model, VisionTransformer):
+        rows, columns = model.config.grid
+        return Layout(model.config.num_prefix_tokens, rows, columns, model.config.global_pool == "token")
+    embed: Any = getattr(model, "patch_embed", None)
+    if hasattr(embed, "grid_size") and hasattr(model, "num_prefix_tokens"):  # timm
+        prefix, pool = int(model.num_prefix_tokens), getattr(model, "global_pool", "token")  # pyright: ignore
+        rows, columns = embed.grid_size
+        return Layout(prefix, rows, columns, pool == "token" and prefix > 0)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "patch_size") and hasattr(config, "image_size"):  # transformers
+        sides = [_pair(config.image_size)[axis] // _pair(config.patch_size)[axis] for axis in (0, 1)]
+        prefix = 1 + int(getattr(config, "num_register_tokens", 0) or 0)
+        return Layout(prefix, sides[0], sides[1], reads_class=True)
+    raise UserError(
+        f"{type(model).__name__} does not say how its patches stand. Models of Vitascope, timm and transformers do."
+    )
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

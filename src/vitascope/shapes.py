@@ -27,3 +27,4 @@ Square: TypeAlias = Float[Tensor, "batch token token"]  # how much each token to
 Targets: TypeAlias = Int[Tensor, "batch"]  # the class that is asked about, per image
 Order: TypeAlias = Int[Tensor, "batch patch"]  # patches' numbers, the most important first
 Curves: TypeAlias = Float[Tensor, "batch steps"]  # a probability after each step
+HeadNumbers: TypeAlias = Float[Tensor, "batch head"]  # one number per image and head

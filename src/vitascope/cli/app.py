@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import vitascope
-from vitascope.cli import anatomy, data, demo, doctor, draw, evaluate, predict, record, runs, train
+from vitascope.cli import anatomy, data, demo, doctor, draw, evaluate, explain, predict, record, runs, train
 
 app = typer.Typer(
     help="Vision transformers on small image data: build, train, study, look inside.",
@@ -20,6 +20,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("embed")(predict.embed)
 app.command("similar")(predict.similar)
+app.command("explain")(explain.explain)
 app.command("record")(record.record)
 app.command("results")(record.results)
 app.command("lr-find")(train.lr_find)

@@ -74,7 +74,9 @@ def by_gradient(model: nn.Module, images: Images, targets: Targets, layout: Layo
 
 
 def by_relevance(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
-    return layout.grid(layout.answer_row(relevance(*maps_and_gradients(model, images, targets))))
+    """Without what each token keeps of itself, which is the same for all patches where the head reads their mean."""
+    total = relevance(*maps_and_gradients(model, images, targets))
+    return layout.grid(layout.answer_row(total - torch.eye(total.shape[-1], dtype=total.dtype, device=total.device)))
 
 
 def maps_and_gradients(model: nn.Module, images: Images, targets: Targets) -> tuple[list[Maps], list[Maps]]:

@@ -92,16 +92,22 @@ def measure(
 ) -> list[Faithfulness]:
     """All methods and random order on the same images, the most faithful (insertion minus deletion) first."""
     layout, targets = layout_of(model), targets_for(model, images, None)
-    found = []
+    curves = {}
     for name, method in {**METHODS, "random": at_random}.items():
         if methods is not None and name not in (*methods, "random"):
             continue
         if told:
             told(name)
         heat = method(model, images, targets, layout)
-        gone = area(deletion(model, images, heat, targets, layout))
-        come = area(insertion(model, images, heat, targets, layout))
-        found.append(Faithfulness(name, *_mean_and_error(gone), *_mean_and_error(come), len(images)))
+        curves[name] = tuple(way(model, images, heat, targets, layout) for way in (deletion, insertion))
+    return summarise(curves)
+
+
+def summarise(curves: dict[str, tuple[Curves, Curves]]) -> list[Faithfulness]:
+    """Deletion and insertion curves per method -> their areas, the most faithful first."""
+    found = []
+    for name, (gone, come) in curves.items():
+        found.append(Faithfulness(name, *_mean_and_error(area(gone)), *_mean_and_error(area(come)), len(gone)))
     return sorted(found, key=lambda row: row.deletion - row.insertion)
 
 

@@ -139,10 +139,11 @@ def attention_maps(model: nn.Module, images: Images, *, batch: int = BATCH) -> l
     return [torch.cat(blocks) for blocks in zip(*parts, strict=True)]
 
 
-@torch.no_grad()
 def each_batch(model: nn.Module, images: Images, *, batch: int = BATCH) -> Iterator[tuple[Logits, list[Maps]]]:
     """Logits and maps, a few images at a time."""
     if images.ndim != 4 or not len(images):
         raise UserError(f"Images must be batch × channel × height × width; these have shape {list(images.shape)}.")
     for some in images.split(batch):
-        yield logits_and_maps(model, some)
+        with torch.no_grad():
+            found = logits_and_maps(model, some)
+        yield found

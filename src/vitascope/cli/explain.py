@@ -1,0 +1,82 @@
+"""`vitascope explain`: what does a model look at in an image, and can that be believed."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from vitascope.cli.evaluate import print_broken
+from vitascope.cli.tables import console, table
+from vitascope.errors import UserError, did_you_mean
+
+SHOWN = 10  # files named one by one
+
+
+def explain(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, timm:NAME, or a weights file.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="The folder for the pictures and explanations.json.")] = Path("explained"),
+    methods: Annotated[str | None, typer.Option(help="Some of them, with commas between; else all.")] = None,
+    blocks: Annotated[str | None, typer.Option(help="Blocks to draw, counted from 1, such as 1,4,8; else all.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Heads to draw, counted from 1; else all.")] = None,
+    query: Annotated[
+        str | None, typer.Option(help="ROW,COLUMN of the patch that looks, from 0; else the head's own token.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The class to explain, by name or number; else the answer.")
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="The best epoch on validation images, not the last.")] = False,
+    probes: Annotated[bool, typer.Option(help="Also what the model is like inside, over many images.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON: every number behind the pictures.")] = False,
+) -> None:
+    """Attention of every block and head, seven explanations and the evidence for each, as pictures and numbers."""
+    from vitascope.evaluation.reading import read_files
+    from vitascope.explain.attribution import METHODS
+    from vitascope.explain.figures import Asked, write_explanations
+    from vitascope.explain.probing import probe
+    from vitascope.explain.subject import open_subject
+
+    names = methods.split(",") if methods else list(METHODS)
+    for name in names:
+        if name not in METHODS:
+            raise UserError(f"The method '{name}' is unknown. {did_you_mean(name, METHODS)}")
+    place = _numbers(query, "--query")
+    if place is not None and len(place) != 2:
+        raise UserError(f"--query {query} must be ROW,COLUMN, such as 3,5.")
+    subject = open_subject(run, best=best)
+    pictures = read_files(images, subject.stored)
+    asked = Asked(
+        names,
+        _numbers(blocks, "--blocks"),
+        _numbers(heads, "--heads"),
+        (place[0], place[1]) if place else None,
+        None if target is None else subject.number_of(target),
+    )
+    with Console(stderr=True).status("Looking inside; hiding every patch takes the longest …"):
+        written = write_explanations(subject, pictures, asked, out)
+        written.files += probe(subject, pictures.images, out) if probes else []
+    print_broken(pictures.broken)
+    if as_json:
+        print(json.dumps(written.as_dict()))
+        return
+    rows = [
+        [row.method, f"{row.insertion - row.deletion:+.3f}", f"{row.deletion:.3f}", f"{row.insertion:.3f}"]
+        for row in written.evidence
+    ]
+    title = f"Can it be believed? {len(pictures.images)} image(s), most faithful first"
+    columns = ["method", "insertion − deletion", "deletion (lower is better)", "insertion (higher)"]
+    console().print(table(title, columns, rows, right=set(columns[1:])))
+    shown = [str(path) for path in written.files if path.suffix == ".png"]
+    print("\n".join(shown[:SHOWN]) + (f"\n… and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""))
+    print(f"All of it, as SVG too, and the numbers (explanations.json): {out}")
+
+
+def _numbers(words: str | None, option: str) -> list[int] | None:
+    if words is None:
+        return None
+    try:
+        return [int(word) for word in words.split(",")]
+    except ValueError as error:
+        raise UserError(f"{option} {words} must be whole numbers with commas between.") from error

@@ -1,0 +1,66 @@
+"""An image and how much each patch counts -> panels: the map over the image, the patch grid, and the scale."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from vitascope.draw.look import COLOURS, DIVERGING, SEQUENTIAL, caption, plain
+
+LAID_OVER = 0.65
+
+
+def draw_explanations(image: NDArray, heats: dict[str, NDArray], first: str, text: str, columns: int = 4) -> Figure:
+    """`image`: height × width × 1 or 3, between 0 and 1; each heat row × column. `first` stands above the image."""
+    rows = -(-(len(heats) + 1) // columns)
+    figure = Figure(figsize=(3.0 * columns, 2.9 * rows + 0.6), layout="constrained", dpi=150)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel in panels:
+        panel.axis("off")
+    show(panels[0], image)
+    lay_grid(panels[0], image, next(iter(heats.values())).shape)
+    panels[0].set_title(plain(first), fontsize=9)
+    for panel, (name, heat) in zip(panels[1:], heats.items(), strict=False):
+        show(panel, image)
+        drawn = lay_over(panel, image, heat)
+        panel.set_title(plain(name), fontsize=9)
+        figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")
+    caption(figure, text)
+    return figure
+
+
+def show(panel: Axes, image: NDArray) -> None:
+    grey = image.mean(-1) if image.shape[-1] == 3 else image[..., 0]
+    shown = image if image.shape[-1] == 3 else grey
+    panel.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=_extent(image))
+
+
+def lay_over(panel: Axes, image: NDArray, heat: NDArray, top: float | None = None):
+    """Signed maps blue to red with white at 0; others from 0 up. One patch, one colour: it cannot point at less."""
+    if heat.min() < 0:
+        limit = top or max(float(np.abs(heat).max()), 1e-12)
+        scale = {"cmap": DIVERGING, "vmin": -limit, "vmax": limit}
+    else:
+        scale = {"cmap": SEQUENTIAL, "vmin": 0.0, "vmax": top or max(float(heat.max()), 1e-12)}
+    return panel.imshow(heat, alpha=LAID_OVER, interpolation="nearest", extent=_extent(image), **scale)
+
+
+def lay_grid(panel: Axes, image: NDArray, grid: tuple[int, ...]) -> None:
+    height, width = image.shape[:2]
+    for row in range(1, grid[0]):
+        panel.axhline(row * height / grid[0], color=COLOURS[4], linewidth=0.6)
+    for column in range(1, grid[1]):
+        panel.axvline(column * width / grid[1], color=COLOURS[4], linewidth=0.6)
+
+
+def mark_patch(panel: Axes, image: NDArray, grid: tuple[int, int], place: tuple[int, int]) -> None:
+    """A frame, white in black, seen on any colour."""
+    height, width = image.shape[0] / grid[0], image.shape[1] / grid[1]
+    left, top = place[1] * width, place[0] * height
+    x, y = [left, left + width, left + width, left, left], [top, top, top + height, top + height, top]
+    panel.plot(x, y, color="black", linewidth=3)
+    panel.plot(x, y, color="white", linewidth=1.2)
+
+
+def _extent(image: NDArray) -> tuple[float, float, float, float]:
+    return (0.0, image.shape[1], image.shape[0], 0.0)

@@ -1,0 +1,96 @@
+"""Numbers about a model -> pictures: heads by depth, blocks by likeness, positions, filters, features."""
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from vitascope.draw.heatmap import heatmap
+from vitascope.draw.look import COLOURS, DIVERGING, SEQUENTIAL, caption, label, new_figure, plain
+
+
+def draw_blocks(
+    distance: NDArray, entropy: NDArray, norms: NDArray, likeness: NDArray, lens: NDArray, tokens: int, text: str
+) -> Figure:
+    """`distance`, `entropy`: block × head; `norms`: state × quantile (median, 95 %, largest); `lens`: state."""
+    figure, panels = new_figure(5, width=18.0, height=3.9)
+    blocks = np.arange(1, len(distance) + 1)
+    for panel, values, title, unit in (
+        (panels[0], distance, "how far heads look", "patches"),
+        (panels[1], entropy, "how widely heads spread", "nats"),
+    ):
+        for head in range(values.shape[1]):
+            panel.plot(blocks, values[:, head], "o", color=COLOURS[0], alpha=0.6)
+        panel.plot(blocks, values.mean(1), "-", color=COLOURS[1], label="mean of the heads")
+        label(panel, title, "block", unit)
+        panel.set_ylim(0)
+    panels[1].axhline(np.log(tokens), color="#999999", linestyle=":", label="all tokens alike")
+    for panel in panels[:2]:
+        panel.legend(fontsize=8)
+    for column, (name, style) in enumerate((("median", "-"), ("95 %", "--"), ("largest", ":"))):
+        panels[2].plot(range(len(norms)), norms[:, column], style, color=COLOURS[0], label=name)
+    label(panels[2], "how long tokens are", "after block", "length")
+    panels[2].legend(fontsize=8)
+    panels[2].set_ylim(0)
+    heatmap(
+        figure, panels[3], likeness, title="how alike blocks are", x="after block", y="after block",
+        colours=SEQUENTIAL, bar="linear CKA",
+    )  # fmt: skip
+    panels[4].plot(range(len(lens)), 100 * lens, "o-", color=COLOURS[0])
+    label(panels[4], "if it had to answer now", "after block", "answers as at the end, in %")
+    panels[4].set_ylim(0, 102)
+    for panel in (panels[0], panels[1]):
+        panel.set_xticks(blocks)
+    caption(figure, text)
+    return figure
+
+
+def draw_positions(likeness: NDArray, rows: int, columns: int, text: str) -> Figure:
+    """A grid of grids: each small grid shows how alike one place's position is to all places'."""
+    figure = Figure(figsize=(0.72 * columns + 1.6, 0.72 * rows + 0.9), layout="constrained", dpi=150)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    grids = likeness.reshape(rows, columns, rows, columns)
+    drawn = None
+    for row in range(rows):
+        for column in range(columns):
+            panel = panels[row][column]
+            drawn = panel.imshow(grids[row, column], cmap=DIVERGING, vmin=-1, vmax=1, interpolation="nearest")
+            panel.set_xticks([])
+            panel.set_yticks([])
+    if drawn is not None:
+        figure.colorbar(drawn, ax=panels, shrink=0.6, label="cosine")
+    caption(figure, text)
+    return figure
+
+
+def draw_filters(filters: NDArray, shares: NDArray, text: str) -> Figure:
+    """Each component height × width × 1 or 3, scaled around grey; its share of the variance above it."""
+    columns = min(7, len(filters))
+    rows = -(-len(filters) // columns)
+    figure = Figure(figsize=(1.15 * columns, 1.3 * rows + 0.8), layout="constrained", dpi=150)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel in panels:
+        panel.axis("off")
+    for panel, part, share in zip(panels, filters, shares, strict=False):
+        shown = 0.5 + part / (2 * max(float(np.abs(part).max()), 1e-12))
+        grey = shown.shape[-1] == 1
+        panel.imshow(shown[..., 0] if grey else shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        panel.set_title(f"{share:.1%}", fontsize=8)
+    caption(figure, text)
+    return figure
+
+
+def draw_map(places: NDArray, labels: list[int], classes: list[str], text: str) -> Figure:
+    """A point per image, a colour and a sign per class."""
+    figure, panels = new_figure(1, width=7.5, height=6.0)
+    marks = "os^vDPX*<>"
+    for number, name in enumerate(classes):
+        mine = np.array([place for place, said in zip(places, labels, strict=True) if said == number])
+        if len(mine):
+            colour, mark = COLOURS[number % len(COLOURS)], marks[number % len(marks)]
+            panels[0].scatter(mine[:, 0], mine[:, 1], s=14, color=colour, marker=mark, label=plain(name), alpha=0.7)
+    panels[0].set_xticks([])
+    panels[0].set_yticks([])
+    label(panels[0], "images the model finds alike lie near each other", "", "")
+    panels[0].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), title="class")
+    caption(figure, text)
+    return figure

@@ -1,0 +1,165 @@
+"""A model and images -> the set of pictures and numbers that `vitascope explain` writes."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vitascope.draw.evidence import draw_evidence
+from vitascope.draw.explanation import draw_explanations
+from vitascope.draw.heads import draw_heads
+from vitascope.draw.look import save
+from vitascope.errors import UserError
+from vitascope.evaluation.reading import Pictures
+from vitascope.explain.attribution import METHODS, probabilities, targets_for
+from vitascope.explain.faithfulness import Faithfulness, at_random, deletion, insertion, summarise
+from vitascope.explain.layout import Layout, layout_of
+from vitascope.explain.maps import attention_maps
+from vitascope.explain.subject import Subject
+from vitascope.run.files import make_folder, write_whole
+
+WORDS = {
+    "attention": "attention, last block",
+    "rollout": "rollout",
+    "rollout-max": "rollout of maxima, 90 % discarded",
+    "gradient": "gradient × attention",
+    "relevance": "relevance (Chefer)",
+    "integrated-gradients": "integrated gradients",
+    "occlusion": "hiding each patch",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to explain: methods, blocks and heads (counted from 1; none: all), a query patch, a class."""
+
+    methods: list[str] = field(default_factory=lambda: list(METHODS))
+    blocks: list[int] | None = None
+    heads: list[int] | None = None
+    query: tuple[int, int] | None = None
+    target: int | None = None
+
+
+@dataclass
+class Written:
+    """What was written, and the numbers behind it."""
+
+    files: list[Path] = field(default_factory=list)
+    images: list[dict[str, Any]] = field(default_factory=list)
+    evidence: list[Faithfulness] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "images": self.images,
+            "evidence": [asdict(row) for row in self.evidence],
+            "files": [str(path) for path in self.files],
+        }
+
+
+def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: Path) -> Written:
+    """Per image its explanations and its heads; over all images the evidence for each method."""
+    model, layout = subject.model, layout_of(subject.model)
+    images = subject.preparation(pictures.images)
+    targets = targets_for(model, images, asked.target)
+    if asked.query is not None:
+        layout.token(*asked.query)
+    maps = attention_maps(model, images)
+    blocks, heads = chosen(asked.blocks, len(maps), "block"), chosen(asked.heads, maps[0].shape[1], "head")
+    with torch.no_grad():
+        chances = probabilities(model, images)
+    heats = {name: METHODS[name](model, images, targets, layout).cpu() for name in asked.methods}
+    make_folder(out)
+    written = Written()
+    names = file_names(pictures)
+    for number, name in enumerate(names):
+        shown = subject.preparation.undone(images[number : number + 1])[0].permute(1, 2, 0).numpy()
+        mine = {WORDS[method]: heat[number].numpy() for method, heat in heats.items()}
+        target = int(targets[number])
+        said, share = subject.classes[int(chances[number].argmax())], float(chances[number].max())
+        text = _explained(subject, target, float(chances[number, target]))
+        first = f"{name}\nanswer: {said} ({share:.1%})"
+        written.files += save_both(draw_explanations(shown, mine, first, text), out / f"explanations-{name}")
+        looked = torch.stack([maps[block - 1][number, [head - 1 for head in heads]] for block in blocks])
+        looked = from_query(looked, layout, asked.query)
+        labels = [f"block {block}" for block in blocks], [f"head {head}" for head in heads]
+        picture = draw_heads(shown, looked.numpy(), labels, asked.query, _looked(layout, asked.query))
+        written.files += save_both(picture, out / f"heads-{name}")
+        written.images.append(_numbers(name, said, share, subject.classes[target], heats, number))
+    written.evidence = _write_evidence(subject, images, targets, heats, layout, out, written.files)
+    write_whole(out / "explanations.json", json.dumps(written.as_dict(), indent=1) + "\n")
+    written.files.append(out / "explanations.json")
+    return written
+
+
+def chosen(asked: list[int] | None, count: int, what: str) -> list[int]:
+    """Counted from 1."""
+    for number in asked or []:
+        if not 1 <= number <= count:
+            raise UserError(f"There is no {what} {number}: the model has {what}s 1 to {count}.")
+    return asked or list(range(1, count + 1))
+
+
+def from_query(maps: Tensor, layout: Layout, query: tuple[int, int] | None) -> Tensor:
+    """(block, head, token, token) -> (block, head, row, column): what this patch, or the head's own token, looks at."""
+    row = layout.answer_row(maps) if query is None else maps[..., layout.token(*query), :]
+    return row[..., layout.prefix :].unflatten(-1, (layout.rows, layout.columns))
+
+
+def file_names(pictures: Pictures) -> list[str]:
+    """The files' own names without ending, numbered where two are alike."""
+    names: list[str] = []
+    for number in range(len(pictures.images)):
+        name = Path(pictures.files[number]).stem if pictures.files else str(number)
+        names.append(name if name not in names else f"{name}-{number}")
+    return names
+
+
+def save_both(figure: Figure, path: Path) -> list[Path]:
+    """PNG for looking, SVG for papers."""
+    return [save(figure, path.with_name(f"{path.name}.{ending}")) for ending in ("png", "svg")]
+
+
+def _write_evidence(
+    subject: Subject, images: Tensor, targets: Tensor, heats: dict[str, Tensor], layout: Layout, out: Path,
+    files: list[Path],
+) -> list[Faithfulness]:  # fmt: skip
+    model = subject.model
+    all_heats = {**heats, "random": at_random(model, images, targets, layout)}
+    curves: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, heat in all_heats.items():
+        ways: tuple[Callable[..., Tensor], ...] = (deletion, insertion)
+        gone, come = (way(model, images, heat, targets, layout) for way in ways)
+        curves[name] = gone, come
+    many = f"{len(images)} image{'s' if len(images) > 1 else ''}"
+    text = (
+        f"Mean over {many}: patches are made grey, or restored in the blurred image, in the order each method gives. A "
+        "method to be believed lets the answer fall at once, and come back at once, and beats a random order."
+    )
+    means = [{name: pair[way].mean(0).numpy() for name, pair in curves.items()} for way in (0, 1)]
+    files += save_both(draw_evidence(means[0], means[1], text), out / "evidence")
+    return summarise(curves)
+
+
+def _explained(subject: Subject, target: int, chance: float) -> str:
+    return (
+        f"How much each patch counts for '{subject.classes[target]}' ({chance:.1%}), by each method on its own scale. "
+        "Attention and rollout are the same for every class; red speaks for the class and blue against it."
+    )
+
+
+def _looked(layout: Layout, query: tuple[int, int] | None) -> str:
+    if query is not None:
+        who = f"the patch in row {query[0]}, column {query[1]} (framed) looks"
+    else:
+        who = "the class token looks" if layout.reads_class else "all patches on average look"
+    return f"What {who} at, in every block and head, on one scale. Tokens without a place are not shown."
+
+
+def _numbers(name: str, said: str, share: float, target: str, heats: dict[str, Tensor], number: int) -> dict[str, Any]:
+    found = {method: [[round(v, 6) for v in row] for row in heat[number].tolist()] for method, heat in heats.items()}
+    return {"image": name, "answer": said, "probability": share, "explained": target, "heat": found}

@@ -1,0 +1,123 @@
+"""`vitascope explain` as a user meets it: a run, a timm model, a weights file, wrong words."""
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from tests.training.tiny import tiny_run
+from vitascope.data.digits import digits
+from vitascope.explain.subject import class_names, open_subject
+
+PHOTOS = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return tiny_run(tmp_path_factory.mktemp("explained"), **{"train.epochs": 3})
+
+
+@pytest.fixture
+def images(tmp_path) -> list[str]:
+    pixels = digits().load("test").images[:2, 0]
+    for number, image in enumerate(pixels):
+        Image.fromarray(image.numpy()).save(tmp_path / f"digit{number}.png")
+    return [str(tmp_path / f"digit{number}.png") for number in range(2)]
+
+
+def test_the_set_is_written_and_its_numbers_are_told(vitascope, run, images, tmp_path) -> None:
+    out = tmp_path / "out"
+    answer = vitascope("explain", str(run.path), *images, "--out", str(out))
+    assert answer.code == 0, answer.err
+    assert "Can it be believed? 2 image(s)" in answer.out and "occlusion" in answer.out and "random" in answer.out
+    for stem in ("explanations-digit0", "heads-digit1", "evidence", "probes-blocks", "probes-colours", "probes-map"):
+        assert (out / f"{stem}.png").stat().st_size > 5000 and (out / f"{stem}.svg").is_file()
+    said = json.loads((out / "explanations.json").read_text())
+    assert len(said["images"]) == 2 and len(said["images"][0]["heat"]["relevance"]) == 4
+    assert json.loads((out / "probes.json").read_text())["lens"][-1] == 1.0  # after the last block: the answer itself
+
+
+def test_json_holds_what_was_asked_for(vitascope, run, images, tmp_path) -> None:
+    words = ["--methods", "rollout,occlusion", "--blocks", "2", "--heads", "1", "--query", "1,2", "--target", "3"]
+    answer = vitascope("explain", str(run.path), images[0], "--out", str(tmp_path), *words, "--no-probes", "--json")
+    said = json.loads(answer.out)
+    assert set(said["images"][0]["heat"]) == {"rollout", "occlusion"} and said["images"][0]["explained"] == "3"
+    assert {row["method"] for row in said["evidence"]} == {"rollout", "occlusion", "random"}
+    assert not any("probes" in path for path in said["files"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--query", "4,0"), "There is no patch in row 4, column 0: the grid has rows 0 to 3"),
+        (("--query", "1"), "must be ROW,COLUMN"),
+        (("--query", "a,b"), "must be whole numbers"),
+        (("--blocks", "3"), "There is no block 3: the model has blocks 1 to 2."),
+        (("--heads", "0"), "There is no head 0: the model has heads 1 to 2."),
+        (("--target", "cat"), "There is no class 'cat'. Classes: 0, 1, 2"),
+        (("--methods", "rolout"), "Did you mean rollout?"),
+    ],
+)
+def test_a_wrong_word_gets_one_sentence(vitascope, run, images, tmp_path, words, sentence) -> None:
+    answer = vitascope("explain", str(run.path), images[0], "--out", str(tmp_path), *words)
+    assert answer.code == 2 and sentence in answer.err and answer.err.count("\n") == 1
+
+
+def test_what_cannot_be_opened_is_said(vitascope, run, images, tmp_path) -> None:
+    text = tmp_path / "text.png"
+    text.write_text("not an image")
+    torn = tmp_path / "torn.safetensors"
+    torn.write_bytes(b"torn")
+    other = tmp_path / "other.safetensors"
+    save_file({"weight": torch.zeros(2)}, other)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for words, sentence in (
+        ((str(run.path), str(text)), "cannot be read as an image"),
+        ((str(empty), images[0]), "is not a run"),
+        ((str(torn), images[0]), "cannot be read as weights"),
+        ((str(other), images[0]), "it has no patch_embed.proj.weight"),
+        ((str(tmp_path / "none.pth"), images[0]), "There is no file"),
+        (("timm:vit_tinny", images[0]), "timm has no model 'vit_tinny'"),
+    ):
+        answer = vitascope("explain", *words, "--out", str(tmp_path / "out"))
+        assert answer.code == 2 and sentence in answer.err and answer.err.count("\n") == 1, answer.err
+
+
+def test_a_timm_model_is_opened_with_its_own_preparation(monkeypatch) -> None:
+    real = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: real(name, pretrained=False))
+    subject = open_subject("timm:vit_tiny_patch16_224")
+    assert subject.stored == (3, 224, 224) and subject.preparation.mean == (0.5, 0.5, 0.5)
+    assert len(subject.classes) == 1000 and subject.classes[1] == "goldfish" and subject.number_of("goldfish") == 1
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_a_weights_file_s_sizes_come_from_its_shapes(tmp_path, pool) -> None:
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, num_classes=7, depth=2, global_pool=pool, reg_tokens=2
+    ).eval()
+    torch.nn.init.normal_(theirs.head.weight)
+    save_file(theirs.state_dict(), tmp_path / "w.safetensors")
+    torch.save({"model": theirs.state_dict()}, tmp_path / "w.pth")
+    pixels = torch.randn(2, 3, 32, 32)
+    for name in ("w.safetensors", "w.pth"):
+        subject = open_subject(str(tmp_path / name))
+        with torch.no_grad():
+            torch.testing.assert_close(subject.model(pixels), theirs(pixels), atol=1e-4, rtol=1e-4)
+    assert class_names(3) == ["0", "1", "2"]
+
+
+def test_real_pretrained_weights_look_at_the_animal(vitascope, tmp_path) -> None:
+    weights = PHOTOS / "weights" / "deit_tiny_patch16_224.safetensors"
+    photos = sorted((PHOTOS / "photos" / "imagenet").glob("*.JPEG"))[:1]
+    if not weights.is_file() or not photos:
+        pytest.skip("../shared/data is not on this machine")
+    out = tmp_path / "out"
+    answer = vitascope("explain", str(weights), str(photos[0]), "--methods", "relevance", "--out", str(out), "--json")
+    said = json.loads(answer.out)
+    assert said["images"][0]["probability"] > 0.2 and len(said["images"][0]["heat"]["relevance"]) == 14

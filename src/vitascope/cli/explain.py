@@ -80,3 +80,18 @@ def _numbers(words: str | None, option: str) -> list[int] | None:
         return [int(word) for word in words.split(",")]
     except ValueError as error:
         raise UserError(f"{option} {words} must be whole numbers with commas between.") from error
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A run's directory, or a recipe's: its newest run.")],
+    split: Annotated[
+        str | None, typer.Option(help="val (the default), train, or test, which is noted in the run.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where it goes; else RUN/report.html.")] = None,
+) -> None:
+    """One self-contained page about a run: curves, errors with their attention, probes, and attention to explore."""
+    from vitascope.explain.report import write_report
+
+    with Console(stderr=True).status("Looking at the run's images and inside the model …"):
+        written = write_report(run, split, out)
+    print(f"Report: {written} ({written.stat().st_size / 2**20:.1f} MiB; open it in a browser, it needs no network)")

@@ -91,6 +91,27 @@ def growth(folder: Path, names: list[str]) -> str:
     return markdown(["on", "size", "from – to", "time ~ size^", "FLOPs ~ size^"], rows)
 
 
+def faithfulness(folder: Path, names: list[str]) -> str:
+    """How faithful each explanation is, by deletion and insertion; random order is what it must beat."""
+    rows = []
+    for name in names:
+        said = _read(folder / f"{name}.json")
+        for row in said["rows"]:
+            alike = row.get("alike_with_shuffled_weights")
+            rows.append(
+                [
+                    f"`{said['recipe']}`, {said['images']} images",
+                    row["method"],
+                    f"{row['insertion'] - row['deletion']:+.3f}",
+                    f"{row['deletion']:.3f} ± {row['deletion_error']:.3f}",
+                    f"{row['insertion']:.3f} ± {row['insertion_error']:.3f}",
+                    "–" if alike is None else f"{alike:+.2f}",
+                ]
+            )
+    head = ["run", "method", "insertion − deletion", "deletion (low is good)", "insertion (high is good)"]
+    return markdown([*head, "alike with shuffled weights"], rows)
+
+
 def _bare_speed(row: dict[str, Any]) -> str:
     if "broken" in row:
         return row["broken"]
@@ -141,6 +162,7 @@ KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "bars": bars,
     "races": races,
     "growth": growth,
+    "faithfulness": faithfulness,
 }
 
 

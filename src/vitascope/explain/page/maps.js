@@ -1,0 +1,48 @@
+// An example's stored maps -> what one query looks at: attention of a head, the mean of heads, or rollout.
+
+// Token numbers that ask: one patch, or the head's own reading (the class token, or all patches).
+export function askers(layout, query) {
+  if (query !== null) return [layout.prefix + query];
+  if (layout.reads_class) return [0];
+  return Array.from({ length: layout.rows * layout.columns }, (_, patch) => layout.prefix + patch);
+}
+
+// One row of attention, every token: stored bytes times the row's scale, scaled again to sum to 1.
+export function row(example, block, head, token) {
+  const [, heads, tokens] = example.maps.shape;
+  const at = (block * heads + head) * tokens + token;
+  const scale = example.maps_scale.data[at];
+  const values = Float64Array.from(example.maps.data.subarray(at * tokens, (at + 1) * tokens), (byte) => byte * scale);
+  const sum = values.reduce((total, value) => total + value, 0) || 1;
+  return values.map((value) => value / sum);
+}
+
+// Attention of a head ('mean': of all heads), averaged over the askers.
+export function attention(example, layout, block, head, query) {
+  const heads = head === 'mean' ? [...Array(example.maps.shape[1]).keys()] : [head];
+  const asking = askers(layout, query);
+  const total = new Float64Array(example.maps.shape[2]);
+  for (const one of heads)
+    for (const token of asking) row(example, block, one, token).forEach((value, key) => (total[key] += value));
+  return total.map((value) => value / (heads.length * asking.length));
+}
+
+// Attention followed back through the blocks up to this one: half of each token stays where it is.
+export function rollout(example, layout, block, query) {
+  const tokens = example.maps.shape[2];
+  let at = new Float64Array(tokens);
+  const asking = askers(layout, query);
+  for (const token of asking) at[token] = 1 / asking.length;
+  for (let step = block; step >= 0; step--) {
+    const next = at.map((value) => value / 2);
+    for (let token = 0; token < tokens; token++) {
+      if (!at[token]) continue;
+      for (let head = 0; head < example.maps.shape[1]; head++) {
+        const weight = at[token] / (2 * example.maps.shape[1]);
+        row(example, step, head, token).forEach((value, key) => (next[key] += weight * value));
+      }
+    }
+    at = next;
+  }
+  return at;
+}

@@ -1,0 +1,72 @@
+// The large picture: the image, the map over it, and a cell for every patch to hover, tap or reach with the arrows.
+
+import { paint, paintImage, topOf } from './colour.js';
+import { percent, place, sentence } from './words.js';
+
+export function makeStage(root, layout, store, look) {
+  const image = root.querySelector('.stage-image');
+  const overlay = root.querySelector('.stage-map');
+  const grid = root.querySelector('.stage-grid');
+  const cells = [];
+  grid.style.setProperty('--columns', layout.columns);
+  for (let row = 0; row < layout.rows; row++) {
+    const line = grid.appendChild(document.createElement('div'));
+    line.setAttribute('role', 'row');
+    for (let column = 0; column < layout.columns; column++) {
+      const cell = line.appendChild(document.createElement('button'));
+      cell.type = 'button';
+      cell.setAttribute('role', 'gridcell');
+      cell.tabIndex = cells.length ? -1 : 0;
+      cells.push(cell);
+      listen(cell, cells.length - 1);
+    }
+  }
+
+  function listen(cell, patch) {
+    const ask = () => store.get().pinned || store.set({ query: patch });
+    cell.addEventListener('pointerenter', ask);
+    cell.addEventListener('focus', ask);
+    cell.addEventListener('click', () => {
+      const again = store.get().pinned && store.get().query === patch;
+      store.set({ query: patch, pinned: !again });
+    });
+    cell.addEventListener('keydown', (event) => move(event, patch));
+  }
+
+  function move(event, patch) {
+    const row = Math.floor(patch / layout.columns);
+    const column = patch % layout.columns;
+    const next = {
+      ArrowRight: [row, Math.min(column + 1, layout.columns - 1)],
+      ArrowLeft: [row, Math.max(column - 1, 0)],
+      ArrowDown: [Math.min(row + 1, layout.rows - 1), column],
+      ArrowUp: [Math.max(row - 1, 0), column],
+      Home: [row, 0],
+      End: [row, layout.columns - 1],
+    }[event.key];
+    if (event.key === 'Escape') store.set({ query: null, pinned: false });
+    if (!next) return;
+    event.preventDefault();
+    const target = cells[next[0] * layout.columns + next[1]];
+    for (const cell of cells) cell.tabIndex = -1;
+    target.tabIndex = 0;
+    target.focus();
+  }
+
+  grid.addEventListener('pointerleave', () => store.get().pinned || store.set({ query: null }));
+
+  store.watch((state) => {
+    const values = look(state);
+    const patches = values.subarray(layout.prefix);
+    const top = topOf(patches, values.length);
+    paintImage(image, state.example.image);
+    paint(overlay, patches, layout.columns, state.example.table, top);
+    cells.forEach((cell, patch) => {
+      cell.setAttribute('aria-label', `${place(layout, patch)}, ${percent(patches[patch])}`);
+      cell.setAttribute('aria-selected', String(patch === state.query));
+    });
+    paint(root.querySelector('.legend canvas'), Array.from({ length: 64 }, (_, step) => step / 63), 64, state.example.table, 1);
+    root.querySelector('.legend-top').textContent = percent(top);
+    root.querySelector('.sentence').textContent = sentence(layout, state, values);
+  });
+}

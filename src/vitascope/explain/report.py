@@ -1,0 +1,189 @@
+"""A run -> report.html: one file that opens from disk and never talks to the network."""
+
+import json
+import re
+from base64 import b64encode
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+
+import vitascope
+from vitascope.data.source import UInt8Images
+from vitascope.draw.html import picture
+from vitascope.draw.look import SEQUENTIAL
+from vitascope.errors import UserError
+from vitascope.evaluation.choosing import own_images
+from vitascope.evaluation.figures import as_html
+from vitascope.evaluation.report import Evaluation
+from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.explain.answers import answer, packed
+from vitascope.explain.attribution import METHODS, targets_for
+from vitascope.explain.layout import layout_of
+from vitascope.explain.probing import images_of, write_probes
+from vitascope.explain.subject import Subject, open_subject
+from vitascope.recipe.writing import recipe_yaml
+from vitascope.run.files import write_whole
+
+PAGE = Path(__file__).parent / "page"
+EXAMPLES = 8  # half of them mistakes, where there are so many
+GUARD = "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:"
+
+
+def write_report(run: Path, split: str | None = None, out: Path | None = None) -> Path:
+    """On held-back images; where none were held back without numbers of its own; on test images only if asked for."""
+    subject = open_subject(str(run))
+    model = subject.run
+    if model is None:
+        raise UserError(f"{run} is not a run; a report is about one.")
+    if split is None and model.run.recipe.data.validation > 0:
+        split = "val"
+    found = model.evaluate(split, robust=False) if split else None
+    target = out or model.run.file("report.html")
+    write_whole(target, page(subject, model, found))
+    return target
+
+
+def page(subject: Subject, model: TrainedTransformer, found: Evaluation | None) -> str:
+    name = f"{model.run.recipe.name}: {model.run.path.name}"
+    about = f"<details><summary>the recipe</summary><pre>{escape(recipe_yaml(model.run.recipe))}</pre></details>"
+    good = f'<div class="wide">{as_html(found)}</div>' if found else _earlier(model)
+    sections = [
+        ("What it is", model._repr_html_() + about),
+        ("How it learnt", _file_picture(model.run.file("curves.png"))),
+        ("Where it looks", _look(subject, *(from_evaluation(model, found) if found else from_training(model)))),
+        ("How good it is", good),
+        ("Its worst mistakes, and where it looked", _mistakes(subject, found) if found else ""),
+        ("What it is like inside", _probes(subject)),
+    ]
+    body = "".join(f"<section><h2>{escape(title)}</h2>{content}</section>" for title, content in sections if content)
+    what = f"{found.choice.split} images" if found else "training images"
+    lines = [
+        "<!doctype html>",
+        f'<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{GUARD}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(name)} · Vitascope</title><style>{(PAGE / 'page.css').read_text(encoding='utf-8')}</style>",
+        f'<script type="importmap">{_modules()}</script></head><body>',
+        f"<h1>{escape(name)}</h1><p class='soft'>Made by vitascope report {vitascope.__version__}; the images are "
+        f"the run's {escape(what)}. This page is a file. It never talks to the network.</p>",
+        body,
+        "<script type='module'>import 'page/main.js';</script></body></html>",
+    ]
+    return "\n".join(lines)
+
+
+def from_evaluation(model: TrainedTransformer, found: Evaluation) -> tuple[UInt8Images, list[str]]:
+    """The worst mistakes, then the first images that were right, and what stands beside each in the list."""
+    images = found.choice.images
+    wrong = [(item.index, f"is {item.label}, said {item.said}") for item in found.worst[: EXAMPLES // 2]]
+    first = min(8 * EXAMPLES, len(images))
+    said = model.predict(images.images[:first])
+    right = [
+        (place, f"{item.label}, right")
+        for place, (item, label) in enumerate(zip(said, images.labels[:first].tolist(), strict=True))
+        if item.label == found.classes[label]
+    ]
+    chosen = [*wrong, *right[: EXAMPLES - len(wrong)]]
+    return images.images[[place for place, _ in chosen]], [words for _, words in chosen]
+
+
+def from_training(model: TrainedTransformer) -> tuple[UInt8Images, list[str]]:
+    split = own_images(model.run, model.facts, "train")
+    if split is None:
+        raise UserError("The run has no training images to show.")
+    images, labels = split.images[:EXAMPLES], split.labels[:EXAMPLES].tolist()
+    said = [item.label for item in model.predict(images)]
+    words = [f"is {model.classes[label]}, said {word}" for label, word in zip(labels, said, strict=True)]
+    return images, words
+
+
+def _look(subject: Subject, images: UInt8Images, words: list[str]) -> str:
+    model = subject.model
+    layout = layout_of(model)
+    blocks = [packed(answer(model, subject.preparation(image[None]), image[None])) for image in images]
+    manifest: dict[str, Any] = {
+        "layout": {
+            "prefix": layout.prefix,
+            "rows": layout.rows,
+            "columns": layout.columns,
+            "reads_class": layout.reads_class,
+        },
+        "examples": words,
+        "table": (np.array(colormaps[SEQUENTIAL].colors) * 255).round().astype(int).flatten().tolist(),  # pyright: ignore
+    }
+    data = "".join(f'<script type="text/plain" class="example">{block}</script>' for block in blocks)
+    told = json.dumps(manifest).replace("</", "<\\/")
+    frame = (PAGE / "look.html").read_text(encoding="utf-8")
+    ratio = images.shape[3] / images.shape[2]
+    style = f"<style>.stage{{--ratio:{ratio:g}}}</style>"
+    return f'{frame}{style}<script type="application/json" id="manifest">{told}</script>{data}'
+
+
+def _mistakes(subject: Subject, found: Evaluation) -> str:
+    """Each mistake beside what speaks for the wrong answer, by Chefer's relevance."""
+    cards = []
+    for item in found.worst[:6]:
+        stored = found.choice.images.images[item.index : item.index + 1]
+        image = subject.preparation(stored)
+        targets = targets_for(subject.model, image, None)
+        heat = METHODS["relevance"](subject.model, image, targets, layout_of(subject.model))[0].numpy()
+        shown = stored[0].permute(1, 2, 0).numpy()
+        words = f"is {item.label} ({item.probability_of_label:.1%}), said {item.said} ({item.probability:.0%})"
+        pair = f"{picture(shown, 96)} {picture(_overlaid(shown, heat), 96)}"
+        cards.append(f"<figure>{pair}<figcaption>{escape(words)}</figcaption></figure>")
+    if not cards:
+        return "<p>It made none on these images.</p>"
+    text = "<p>Left the image, right what speaks for the wrong answer (relevance, from 0 to each image's largest).</p>"
+    return f'{text}<div class="pairs">{"".join(cards)}</div>'
+
+
+def _overlaid(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
+    """The image under the map's colours, a patch a colour."""
+    rows, columns = image.shape[0] // heat.shape[0], image.shape[1] // heat.shape[1]
+    level = np.clip(heat / max(float(heat.max()), 1e-12), 0, 1)
+    wide = np.kron(level, np.ones((rows, columns)))
+    colours = colormaps[SEQUENTIAL](wide)[..., :3] * 255
+    grey = np.broadcast_to(image.mean(-1, keepdims=True), (*image.shape[:2], 3))
+    return (0.6 * colours + 0.4 * grey).round().astype(np.uint8)
+
+
+def _earlier(model: TrainedTransformer) -> str:
+    """The pictures of the newest `vitascope evaluate`, where there was one."""
+    told = sorted(model.run.file("evaluation").glob("*/report.json"), key=lambda path: path.stat().st_mtime)
+    if not told:
+        return (
+            "<p>No images were held back (data.validation=0), and vitascope evaluate has not scored this run yet.</p>"
+        )
+    said = json.loads(told[-1].read_text(encoding="utf-8"))
+    views = f", {said['views']} views" if said["views"] > 1 else ""
+    images = f"{said['images']:,} {escape(said['split'])} images{views}"
+    text = f"<p>{said['accuracy']:.2%} of {images}, from vitascope evaluate.</p>"
+    return text + "".join(_file_picture(path) for path in sorted(told[-1].parent.glob("*.png")))
+
+
+def _probes(subject: Subject) -> str:
+    own = images_of(subject)
+    if own is None:
+        return ""
+    with TemporaryDirectory() as folder:
+        files = write_probes(subject, *own, Path(folder))
+        return "".join(_file_picture(path) for path in files if path.suffix == ".png")
+
+
+def _file_picture(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    data = b64encode(path.read_bytes()).decode()
+    return f'<figure><img alt="{escape(path.stem)}" src="data:image/png;base64,{data}"></figure>'
+
+
+def _modules() -> str:
+    """Every page/*.js as a data: address, so that the page needs no server. Imports say from './name.js'."""
+    found = {}
+    for path in sorted(PAGE.glob("*.js")):
+        source = re.sub(r"from '\./([\w-]+\.js)'", r"from 'page/\1'", path.read_text(encoding="utf-8"))
+        found[f"page/{path.name}"] = f"data:text/javascript;base64,{b64encode(source.encode()).decode()}"
+    return json.dumps({"imports": found})

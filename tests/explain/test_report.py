@@ -1,0 +1,156 @@
+"""The report in a real browser: it opens from disk, asks nobody, and shows what Python computes."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import colormaps
+
+from tests.training.tiny import tiny_run
+from vitascope import load
+from vitascope.explain import attention_maps, layout_of, rollout
+from vitascope.explain.answers import answer
+from vitascope.explain.report import PAGE, from_evaluation, write_report
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run, its report, its model and the images the report shows."""
+    settings = {"train.epochs": 3, "model.class_token": True, "model.global_pool": "token"}
+    run = tiny_run(tmp_path_factory.mktemp("reported"), **settings)
+    model = load(run.path)
+    images, words = from_evaluation(model, model.evaluate("val", robust=False))
+    return write_report(run.path), model, images, words
+
+
+def test_maps_in_bytes_are_the_maps(made) -> None:
+    _, model, images, _ = made
+    image = model.facts.preparation(images[:1])
+    stored = answer(model, image, images[:1])
+    maps = torch.cat(attention_maps(model, image)).numpy()
+    back = stored["maps"] * stored["maps_scale"][..., None]
+    assert np.abs(back - maps).max() <= 0.002 * maps.max()
+    assert stored["image"].shape == (8, 8, 1) and stored["logits"].shape == (10,)
+
+
+def test_the_report_asks_nobody_and_holds_all_its_parts(made) -> None:
+    page = made[0].read_text(encoding="utf-8")
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page) and "default-src 'none'" in page
+    for title in ("What it is", "How it learnt", "Where it looks", "How good it is", "worst mistakes", "like inside"):
+        assert title in page
+    assert page.count('class="example"') == 8 and made[0].stat().st_size < 5 * 2**20
+
+
+def test_a_class_named_like_markup_stays_text(made) -> None:
+    from vitascope.explain.report import _look
+    from vitascope.explain.subject import open_subject
+
+    subject = open_subject(str(made[1].run.path))
+    told = _look(subject, made[2][:1], ["</script><img src=x onerror=alert(1)>"])
+    assert "</script><img" not in told and told.count("</script>") == 2
+
+
+def test_every_page_file_says_what_it_is_and_imports_only_its_neighbours() -> None:
+    for path in PAGE.glob("*.js"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith("// ") and len(lines) <= 200
+        for line in lines:
+            assert "innerHTML" not in line and "eval(" not in line and "http" not in line
+            if line.startswith("import"):
+                assert re.fullmatch(r"import \{ [\w, ]+ \} from '\./\w+\.js';", line)
+
+
+@pytest.fixture
+def browser_page(made):
+    sync = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Debian's chromium is not on this machine: apt-get install chromium")
+    with sync.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        said, asked = [], []
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(made[0].as_uri())
+        page.wait_for_selector("#look[data-ready=yes]", timeout=20_000)
+        yield page
+        assert not said and [url for url in asked if not url.startswith("data:")] == [made[0].as_uri()]
+        browser.close()
+
+
+def shares(page) -> list[float]:
+    """What the cells say, in percent."""
+    labels = page.locator(".stage-grid button").evaluate_all("cells => cells.map(cell => cell.ariaLabel)")
+    return [float(label.split(", ")[2].removesuffix(" %")) for label in labels]
+
+
+def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None:
+    _, model, images, _ = made
+    maps, page = attention_maps(model, model.facts.preparation(images)), browser_page
+    layout = layout_of(model)
+    for number, block, head, patch in ((0, 1, 0, 5), (0, 0, 1, 10), (3, 1, 1, 0)):
+        page.locator("[name=example]").select_option(str(number))
+        page.locator("[name=block]").select_option(str(block))
+        page.locator("[name=head]").select_option(str(head))
+        page.locator(".stage-grid button").nth(patch).hover()
+        row = maps[block][number, head, layout.prefix + patch]
+        wanted = row[layout.prefix :].numpy()
+        page.wait_for_function(
+            f"() => document.querySelectorAll('.stage-grid button')[{patch}].ariaSelected === 'true'"
+        )
+        assert shares(page) == pytest.approx((100 * wanted).tolist(), abs=0.15)
+        top = max(wanted.max(), 2 / len(row))
+        pixels = page.locator(".stage-map").evaluate(
+            "map => [...map.getContext('2d').getImageData(0, 0, map.width, map.height).data]"
+        )
+        table = (np.array(colormaps["viridis"].colors) * 255).round()
+        steps = np.minimum(255, np.rint(255 * wanted / top)).astype(int)
+        found = np.array(pixels).reshape(-1, 4)[:, :3]
+        assert np.abs(found - table[steps]).max() <= 4  # a byte's rounding is a neighbouring colour
+        tile = (
+            page.locator(".heads canvas")
+            .nth(2 * block + head)
+            .evaluate("map => [...map.getContext('2d').getImageData(0, 0, map.width, map.height).data]")
+        )
+        query = layout.prefix + patch
+        shared = max(max(part[number, :, query, layout.prefix :].max().item() for part in maps), 2 / len(row))
+        steps = np.minimum(255, np.rint(255 * wanted / shared)).astype(int)
+        assert np.abs(np.array(tile).reshape(-1, 4)[:, :3] - table[steps]).max() <= 4
+
+
+def test_rollout_in_the_page_is_rollout(made, browser_page) -> None:
+    _, model, images, _ = made
+    layout = layout_of(model)
+    browser_page.locator("[name=map]").select_option("rollout")
+    browser_page.locator(".stage-grid button").nth(6).hover()
+    browser_page.wait_for_function("() => document.querySelector('.sentence').textContent.includes('row 1, column 2')")
+    through = rollout(attention_maps(model, model.facts.preparation(images[:1])))[0, layout.prefix + 6]
+    assert shares(browser_page) == pytest.approx((100 * through[layout.prefix :]).tolist(), abs=0.15)
+
+
+def test_patches_can_be_kept_left_and_reached_by_keys(browser_page) -> None:
+    page, cells = browser_page, browser_page.locator(".stage-grid button")
+    cells.nth(5).click()
+    cells.nth(9).hover()
+    assert cells.nth(5).get_attribute("aria-selected") == "true"  # kept
+    cells.nth(5).press("Escape")
+    assert page.locator(".stage-grid button[aria-selected=true]").count() == 0
+    cells.nth(0).focus()
+    for key in ("ArrowRight", "ArrowDown", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert cells.nth(4).get_attribute("aria-selected") == "true"
+    assert page.locator(".stage-grid button[tabindex='0']").count() == 1
+    page.locator(".heads button").nth(1).click()
+    assert page.locator("[name=block]").input_value() == "0" and page.locator("[name=head]").input_value() == "1"
+
+
+def test_nothing_runs_over_the_edge_of_a_phone(browser_page) -> None:
+    for width in (320, 390, 768):
+        browser_page.set_viewport_size({"width": width, "height": 844})
+        assert browser_page.evaluate("() => document.documentElement.scrollWidth") <= width

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.faithfulness RUN… --name NAME`: which explanation to believe, recorded on a run's test images."""
+"""`python -m benchmarks.faithfulness RUN --name NAME`: which explanation to believe, on a run's test images."""
 
 import argparse
 import time

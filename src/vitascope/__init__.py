@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vitascope import explain
     from vitascope.errors import UserError
     from vitascope.evaluation.trained import load
     from vitascope.model.attention import SelfAttention
@@ -50,6 +51,7 @@ __all__ = [
     "__version__",
     "attend",
     "causal_mask",
+    "explain",
     "from_torch",
     "load",
     "patchify",
@@ -61,6 +63,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "explain":  # a part of its own: vitascope.explain.attention_maps(model, images)
+        return import_module("vitascope.explain")
     if name not in _HOMES:
         raise AttributeError(f"module 'vitascope' has no attribute {name!r}")
     return getattr(import_module(f"vitascope.{_HOMES[name]}"), name)

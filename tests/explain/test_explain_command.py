@@ -7,11 +7,13 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.training.tiny import tiny_run
+from vitascope import UserError
 from vitascope.data.digits import digits
 from vitascope.explain.subject import class_names, open_subject
+from vitascope.recipe.train import TrainConfig
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "data"
 
@@ -39,6 +41,29 @@ def test_the_set_is_written_and_its_numbers_are_told(vitascope, run, images, tmp
     said = json.loads((out / "explanations.json").read_text())
     assert len(said["images"]) == 2 and len(said["images"][0]["heat"]["relevance"]) == 4
     assert json.loads((out / "probes.json").read_text())["lens"][-1] == 1.0  # after the last block: the answer itself
+
+
+def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path) -> None:
+    run = tiny_run(tmp_path, **{"train.epochs": 5, "train.keep": 3})
+    kept = sorted(path.name for path in run.file("kept").iterdir())
+    assert kept == [f"epoch-000{epoch}.safetensors" for epoch in (1, 3, 5)]
+    last, kept_last = load_file(run.file("model.safetensors")), load_file(run.file("kept") / kept[-1])
+    assert all(torch.equal(last[name], kept_last[name]) for name in last)
+    out = tmp_path / "out"
+    assert vitascope("explain", str(run.path), images[0], "--methods", "attention", "--out", str(out)).code == 0
+    with Image.open(out / "over-time.gif") as animation:
+        assert animation.n_frames == 3
+    assert (out / "over-time-strip.png").is_file() and (out / "over-time-probes.svg").is_file()
+
+
+@pytest.mark.parametrize(("keep", "epochs", "wanted"), [(0, 9, set()), (1, 9, {9}), (2, 9, {1, 9}), (3, 9, {1, 5, 9})])
+def test_kept_epochs_are_the_first_the_last_and_evenly_between(keep, epochs, wanted) -> None:
+    assert TrainConfig(keep=keep, epochs=epochs).kept_epochs == wanted
+
+
+def test_more_copies_than_epochs_are_refused() -> None:
+    with pytest.raises(UserError, match=r"train\.keep=4 must be at most train\.epochs=3"):
+        TrainConfig(keep=4, epochs=3)
 
 
 def test_json_holds_what_was_asked_for(vitascope, run, images, tmp_path) -> None:

@@ -35,6 +35,7 @@ def explain(
     from vitascope.evaluation.reading import read_files
     from vitascope.explain.attribution import METHODS
     from vitascope.explain.figures import Asked, write_explanations
+    from vitascope.explain.over_time import write_over_time
     from vitascope.explain.probing import probe
     from vitascope.explain.subject import open_subject
 
@@ -56,7 +57,9 @@ def explain(
     )
     with Console(stderr=True).status("Looking inside; hiding every patch takes the longest …"):
         written = write_explanations(subject, pictures, asked, out)
-        written.files += probe(subject, pictures.images, out) if probes else []
+        if probes:
+            written.files += probe(subject, pictures.images, out)
+            written.files += write_over_time(subject, subject.preparation(pictures.images), out)
     print_broken(pictures.broken)
     if as_json:
         print(json.dumps(written.as_dict()))

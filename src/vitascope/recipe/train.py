@@ -44,6 +44,7 @@ class TrainConfig:
     capture: str = "auto"  # record the whole step as one CUDA graph: auto (on CUDA), always, never
     threads: int = 0  # of the CPU, 0: all, or one for small models, which would only wait for each other
     save_seconds: float = 30.0  # how often resume.pt is written, at the end of an epoch
+    keep: int = 0  # copies of the weights kept on the way, evenly over the epochs, to see what changed; 0: none
     track: list[str] = field(default_factory=list)  # besides TensorBoard: wandb, mlflow (extras)
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class TrainConfig:
         for name in ("lr", "muon_lr", "layer_decay"):
             if not getattr(self, name) > 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be greater than 0.")
-        for name in ("weight_decay", "clip_grad", "patience", "save_seconds", "seed", "threads"):
+        for name in ("weight_decay", "clip_grad", "patience", "save_seconds", "seed", "threads", "keep"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be 0 or more.")
         for name, most in (("seed", 2**31), ("threads", 1024)):
@@ -75,5 +76,14 @@ class TrainConfig:
             raise UserError(f"train.betas={list(self.betas)} must be at least 0 and below 1.")
         if self.batch_size % self.accumulate:
             raise UserError(f"train.accumulate={self.accumulate} does not divide train.batch_size={self.batch_size}.")
+        if self.keep > self.epochs:
+            raise UserError(f"train.keep={self.keep} must be at most train.epochs={self.epochs}.")
         if unknown := [name for name in self.track if name not in TRACKERS]:
             raise UserError(f"train.track: there is no {unknown[0]!r}. {did_you_mean(unknown[0], TRACKERS)}")
+
+    @property
+    def kept_epochs(self) -> set[int]:
+        """After which epochs the weights are kept: the first, the last, and evenly between."""
+        if self.keep < 2:
+            return {self.epochs} if self.keep else set()
+        return {round(1 + step * (self.epochs - 1) / (self.keep - 1)) for step in range(self.keep)}

@@ -16,6 +16,7 @@ from vitascope.run.directory import Run
 from vitascope.run.files import write_json, write_whole
 
 LAST, BEST = "model.safetensors", "best.safetensors"
+KEPT = "kept"  # a folder with copies from the way, where train.keep asks for them
 
 
 @dataclass(frozen=True)

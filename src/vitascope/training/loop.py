@@ -11,8 +11,8 @@ import torch
 from vitascope.errors import UserError
 from vitascope.run.checkpoint import save_checkpoint
 from vitascope.run.directory import Run
-from vitascope.run.files import append_line
-from vitascope.run.weights import save_weights
+from vitascope.run.files import append_line, make_folder
+from vitascope.run.weights import KEPT, save_weights
 from vitascope.training.feeding import EpochLoader
 from vitascope.training.schedule import rate_factor
 from vitascope.training.scoring import score
@@ -50,6 +50,7 @@ def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
             row = epoch_row(session, tally, start)  # waits for the device; raises where the loss was not a number
             session.epoch += 1
             record = finish_epoch(session, run, row, start)
+            keep_on_the_way(session, run)
             kept, dirty = session.snapshot(), True
             if time.monotonic() - saved_at >= session.recipe.train.save_seconds:
                 save_state(run, kept)
@@ -60,6 +61,13 @@ def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
         if dirty or not run.file("resume.pt").is_file():
             save_state(run, kept)
     save_weights(run.file("model.safetensors"), session.answering.state_dict())
+
+
+def keep_on_the_way(session: Session, run: Run) -> None:
+    """train.keep: the weights as they are after this epoch, for looking at what changed."""
+    if session.epoch in session.recipe.train.kept_epochs:
+        make_folder(run.file(KEPT))
+        save_weights(run.file(KEPT) / f"epoch-{session.epoch:04d}.safetensors", session.answering.state_dict())
 
 
 def save_state(run: Run, state: dict[str, Any]) -> None:

@@ -1,0 +1,120 @@
+"""A run that kept weights on the way (train.keep) -> the same probes and explanations epoch by epoch, animated too."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from PIL import Image
+from safetensors.torch import load_file
+
+from vitascope.draw.explanation import draw_explanations
+from vitascope.draw.gallery import draw_gallery
+from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure
+from vitascope.explain.attribution import METHODS, probabilities, targets_for
+from vitascope.explain.figures import WORDS, save_both
+from vitascope.explain.layout import layout_of
+from vitascope.explain.probing import Seen, images_of, look
+from vitascope.explain.subject import Subject
+from vitascope.model.vit import VisionTransformer
+from vitascope.run.files import write_whole
+from vitascope.run.weights import KEPT
+from vitascope.shapes import Images
+
+ENOUGH = 64  # images for the averages
+SHOWN = 3  # images in the strip
+SHOWN_METHODS = ("attention", "relevance")
+FRAME = 700  # milliseconds
+
+
+def kept_files(subject: Subject) -> dict[int, Path]:
+    """Epoch -> its weights."""
+    if subject.run is None:
+        return {}
+    files = sorted(subject.run.run.file(KEPT).glob("epoch-*.safetensors"))
+    return {int(path.stem.removeprefix("epoch-")): path for path in files}
+
+
+def write_over_time(subject: Subject, images: Images, out: Path) -> list[Path]:
+    """Nothing where the run kept nothing. `images` are shown, as the model sees them; averages are over its own."""
+    files, own = kept_files(subject), images_of(subject)
+    if len(files) < 2 or not isinstance(subject.model, VisionTransformer):
+        return []
+    shown, targets = images[:SHOWN], targets_for(subject.model, images[:SHOWN], None)
+    seen: dict[int, Seen] = {}
+    rows: list[list[np.ndarray]] = [[] for _ in shown]
+    frames: list[Image.Image] = []
+    for epoch, path in files.items():
+        then = replace(subject, model=_at(subject.model, path))
+        heats = {name: METHODS[name](then.model, shown, targets, layout_of(then.model)) for name in SHOWN_METHODS}
+        for row, heat in zip(rows, heats["relevance"], strict=True):
+            row.append(colormaps[SEQUENTIAL]((heat / heat.max().clamp(min=1e-12)).clamp(min=0).numpy())[..., :3])
+        frames.append(_frame(then, shown, targets, heats, epoch))
+        if own is not None:
+            seen[epoch] = look(then, own[0][:ENOUGH])
+    pictures = [image.permute(1, 2, 0).numpy() for image in subject.preparation.undone(shown)]
+    names = ["image", *(f"epoch {epoch}" for epoch in files)]
+    strip = [[picture, *row] for picture, row in zip(pictures, rows, strict=True)]
+    text = "What speaks for the final answer (relevance) as the model learns; each map from 0, dark, to its largest, yellow."
+    written = save_both(draw_gallery(strip, [""] * len(strip), names, text), out / "over-time-strip")
+    if seen:
+        written += save_both(_lines(seen, len(own[0][:ENOUGH]) if own else 0), out / "over-time-probes")
+    written.append(_animation(frames, out / "over-time.gif"))
+    return written
+
+
+def _at(model: VisionTransformer, path: Path) -> VisionTransformer:
+    twin = VisionTransformer(model.config).eval()
+    twin.load_state_dict(load_file(path))
+    return twin
+
+
+def _frame(
+    then: Subject, shown: Images, targets: torch.Tensor, heats: dict[str, torch.Tensor], epoch: int
+) -> Image.Image:
+    """The first image's explanations after this epoch."""
+    picture = then.preparation.undone(shown[:1])[0].permute(1, 2, 0).numpy()
+    with torch.no_grad():
+        chance = float(probabilities(then.model, shown[:1])[0, targets[0]])
+    mine = {WORDS[name]: heat[0].numpy() for name, heat in heats.items()}
+    said = f"epoch {epoch}\n{then.classes[int(targets[0])]}: {chance:.0%}"
+    figure = draw_explanations(
+        picture, mine, said, "How attention and its reasons change as the model learns.", columns=3
+    )
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100)
+    return Image.open(file).convert("P", palette=Image.Palette.ADAPTIVE)
+
+
+def _animation(frames: list[Image.Image], path: Path) -> Path:
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=FRAME, loop=0)
+    write_whole(path, file.getvalue())
+    return path
+
+
+def _lines(seen: dict[int, Seen], images: int) -> Figure:
+    """A line per block, early ones pale."""
+    figure, panels = new_figure(3, width=13.0, height=4.0)
+    epochs = list(seen)
+    depth = len(next(iter(seen.values())).distance)
+    for panel, part, title, unit in (
+        (panels[0], "distance", "how far heads look", "patches"),
+        (panels[1], "entropy", "how widely heads spread", "nats"),
+        (panels[2], "lens", "answers as at the end", "in %"),
+    ):
+        for block in range(depth):
+            values = [
+                100 * found.lens[block + 1].item() if part == "lens" else getattr(found, part)[block].mean().item()
+                for found in seen.values()
+            ]
+            shade = 0.25 + 0.75 * (block + 1) / depth
+            panel.plot(epochs, values, "o-", color=COLOURS[0], alpha=shade, label=f"block {block + 1}")
+        label(panel, title, "epoch", unit)
+        panel.set_ylim(0)
+    panels[2].legend(fontsize=7, ncols=2)
+    caption(figure, f"Averages over {images} of the run's images, block by block, as the model learns.")
+    return figure

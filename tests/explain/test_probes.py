@@ -60,6 +60,10 @@ def test_the_last_block_s_lens_is_the_model_s_answer(kind) -> None:
     with torch.no_grad():
         torch.testing.assert_close(states[0], model.embed(images))
         torch.testing.assert_close(probes.lens(model, states[-1]), model(images), atol=1e-10, rtol=0)
+        alone = probes.lens_of_tokens(model, states[-1])
+        read = alone[:, 0] if layout_of(model).reads_class else None
+        assert alone.shape == (3, states[-1].shape[1], 5)
+        assert read is None or torch.allclose(read, model(images), atol=1e-10)
     assert all(not block._forward_hooks and not block._forward_pre_hooks for block in model.blocks)
 
 

@@ -16,6 +16,7 @@ from vitascope.draw.heads import draw_heads
 from vitascope.draw.look import save
 from vitascope.errors import UserError
 from vitascope.evaluation.reading import Pictures
+from vitascope.explain import probes
 from vitascope.explain.attribution import METHODS, probabilities, targets_for
 from vitascope.explain.faithfulness import Faithfulness, at_random, deletion, insertion, summarise
 from vitascope.explain.layout import Layout, layout_of
@@ -90,6 +91,7 @@ def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: 
         picture = draw_heads(shown, looked.numpy(), labels, asked.query, _looked(layout, asked.query))
         written.files += save_both(picture, out / f"heads-{name}")
         written.images.append(_numbers(name, said, share, subject.classes[target], heats, number))
+    written.files += _write_lens(subject, images, targets, layout, names, out)
     written.evidence = _write_evidence(subject, images, targets, heats, layout, out, written.files)
     write_whole(out / "explanations.json", json.dumps(written.as_dict(), indent=1) + "\n")
     written.files.append(out / "explanations.json")
@@ -122,6 +124,31 @@ def file_names(pictures: Pictures) -> list[str]:
 def save_both(figure: Figure, path: Path) -> list[Path]:
     """PNG for looking, SVG for papers."""
     return [save(figure, path.with_name(f"{path.name}.{ending}")) for ending in ("png", "svg")]
+
+
+@torch.no_grad()
+def _write_lens(
+    subject: Subject, images: Tensor, targets: Tensor, layout: Layout, names: list[str], out: Path
+) -> list[Path]:
+    """Block by block, which patches already speak for the class."""
+    states = probes.states(subject.model, images)
+    chances = [probes.lens_of_tokens(subject.model, state).softmax(-1) for state in states]
+    files = []
+    for number, name in enumerate(names):
+        shown = subject.preparation.undone(images[number : number + 1])[0].permute(1, 2, 0).numpy()
+        target = int(targets[number])
+        grids = {
+            f"after block {block}" if block else "embedded": layout.grid(chance[number : number + 1, :, target])[
+                0
+            ].numpy()
+            for block, chance in enumerate(chances)
+        }
+        text = (
+            f"The probability of '{subject.classes[target]}' if each patch alone were what the classifier reads, after "
+            "every block (logit lens), each on its own scale. Early blocks were never trained to answer."
+        )
+        files += save_both(draw_explanations(shown, grids, name, text, columns=5), out / f"lens-{name}")
+    return files
 
 
 def _write_evidence(

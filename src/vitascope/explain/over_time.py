@@ -58,7 +58,7 @@ def write_over_time(subject: Subject, images: Images, out: Path) -> list[Path]:
     pictures = [image.permute(1, 2, 0).numpy() for image in subject.preparation.undone(shown)]
     names = ["image", *(f"epoch {epoch}" for epoch in files)]
     strip = [[picture, *row] for picture, row in zip(pictures, rows, strict=True)]
-    text = "What speaks for the final answer (relevance) as the model learns; each map from 0, dark, to its largest, yellow."
+    text = "What speaks for the final answer (relevance) as the model learns; each map from 0 (dark) to its largest."
     written = save_both(draw_gallery(strip, [""] * len(strip), names, text), out / "over-time-strip")
     if seen:
         written += save_both(_lines(seen, len(own[0][:ENOUGH]) if own else 0), out / "over-time-probes")

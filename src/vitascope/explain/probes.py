@@ -102,6 +102,14 @@ def lens(model: nn.Module, tokens: Tokens) -> Logits:
     return classify(final(tokens))
 
 
+def lens_of_tokens(model: Any, tokens: Tokens) -> Tensor:
+    """If each token alone were what the head reads: batch × token × class."""
+    final, _ = _ending(model)
+    if hasattr(model, "vit"):
+        return model.classifier(final(tokens))
+    return model.head(model.fc_norm(final(tokens)))
+
+
 def _ending(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     """The final norm, and what comes after it as a function of all tokens: ours, timm's, transformers'."""
     if hasattr(model, "forward_head") and isinstance(getattr(model, "norm", None), nn.Module):

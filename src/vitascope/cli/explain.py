@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -10,6 +10,11 @@ from rich.console import Console
 from vitascope.cli.evaluate import print_broken
 from vitascope.cli.tables import console, table
 from vitascope.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from vitascope.evaluation.reading import Pictures
+    from vitascope.explain.figures import Written
+    from vitascope.explain.subject import Subject
 
 SHOWN = 10  # files named one by one
 
@@ -33,42 +38,52 @@ def explain(
 ) -> None:
     """Attention of every block and head, seven explanations and the evidence for each, as pictures and numbers."""
     from vitascope.evaluation.reading import read_files
-    from vitascope.explain.attribution import METHODS
-    from vitascope.explain.figures import Asked, write_explanations
-    from vitascope.explain.over_time import write_over_time
-    from vitascope.explain.probing import probe
     from vitascope.explain.subject import open_subject
 
-    names = methods.split(",") if methods else list(METHODS)
-    for name in names:
-        if name not in METHODS:
-            raise UserError(f"The method '{name}' is unknown. {did_you_mean(name, METHODS)}")
-    place = _numbers(query, "--query")
+    names, place = _methods(methods), _numbers(query, "--query")
     if place is not None and len(place) != 2:
         raise UserError(f"--query {query} must be ROW,COLUMN, such as 3,5.")
     subject = open_subject(run, best=best)
     pictures = read_files(images, subject.stored)
-    asked = Asked(
-        names,
-        _numbers(blocks, "--blocks"),
-        _numbers(heads, "--heads"),
-        (place[0], place[1]) if place else None,
-        None if target is None else subject.number_of(target),
-    )
-    with Console(stderr=True).status("Looking inside; hiding every patch takes the longest …"):
-        written = write_explanations(subject, pictures, asked, out)
-        if probes:
-            written.files += probe(subject, pictures.images, out)
-            written.files += write_over_time(subject, subject.preparation(pictures.images), out)
+    number = None if target is None else subject.number_of(target)
+    shown = _numbers(blocks, "--blocks"), _numbers(heads, "--heads")
+    written = _write(subject, pictures, (names, *shown, (place[0], place[1]) if place else None, number), out, probes)
     print_broken(pictures.broken)
     if as_json:
         print(json.dumps(written.as_dict()))
-        return
+    else:
+        _tell(written, len(pictures.images), out)
+
+
+def _methods(words: str | None) -> list[str]:
+    from vitascope.explain.attribution import METHODS
+
+    names = words.split(",") if words else list(METHODS)
+    for name in names:
+        if name not in METHODS:
+            raise UserError(f"The method '{name}' is unknown. {did_you_mean(name, METHODS)}")
+    return names
+
+
+def _write(subject: "Subject", pictures: "Pictures", asked: tuple[Any, ...], out: Path, probes: bool) -> "Written":
+    from vitascope.explain.figures import Asked, write_explanations
+    from vitascope.explain.over_time import write_over_time
+    from vitascope.explain.probing import probe
+
+    with Console(stderr=True).status("Looking inside; hiding every patch takes the longest …"):
+        written = write_explanations(subject, pictures, Asked(*asked), out)
+        if probes:
+            written.files += probe(subject, pictures.images, out)
+            written.files += write_over_time(subject, subject.preparation(pictures.images), out)
+    return written
+
+
+def _tell(written: "Written", images: int, out: Path) -> None:
     rows = [
         [row.method, f"{row.insertion - row.deletion:+.3f}", f"{row.deletion:.3f}", f"{row.insertion:.3f}"]
         for row in written.evidence
     ]
-    title = f"Can it be believed? {len(pictures.images)} image(s), most faithful first"
+    title = f"Can it be believed? {images} image(s), most faithful first"
     columns = ["method", "insertion − deletion", "deletion (lower is better)", "insertion (higher)"]
     console().print(table(title, columns, rows, right=set(columns[1:])))
     shown = [str(path) for path in written.files if path.suffix == ".png"]

@@ -1,0 +1,67 @@
+"""`python -m benchmarks.looking`: what all maps of 256 images cost, beside a forward pass with attention written out."""
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.__main__ import RESULTS
+from benchmarks.contenders import SHAPES
+from vitascope import VisionTransformer, attend
+from vitascope.explain import attention_maps
+from vitascope.explain.maps import BATCH
+from vitascope.run.files import make_folder, write_json
+from vitascope.run.machine import record_of_machine
+
+
+@torch.no_grad()
+def written_out_forward(model: VisionTransformer, images: torch.Tensor) -> torch.Tensor:
+    """A plain forward pass whose attention is softmax(QKᵀ)V written out: what looking is measured against."""
+    tokens = model.embed(images)
+    for part in model.blocks:
+        block: Any = part
+        query, key, value = block.attn.queries_keys_values(block.norm1(tokens), model.rotation)
+        tokens = tokens + block.attn.join(attend(query, key, value))
+        tokens = tokens + block.mlp(block.norm2(tokens))
+    return model.forward_head(model.norm(tokens))
+
+
+def cost_of_looking(model: VisionTransformer, images: torch.Tensor, rounds: int = 7) -> list[float]:
+    """Times a written-out forward pass, in turns."""
+    ratios = []
+    for _ in range(rounds):
+        times = [time.perf_counter()]
+        for some in images.split(BATCH):
+            written_out_forward(model, some)
+        times.append(time.perf_counter())
+        attention_maps(model, images)
+        times.append(time.perf_counter())
+        ratios.append((times[2] - times[1]) / (times[1] - times[0]))
+    return ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commit")
+    parser.add_argument("--out", type=Path, default=RESULTS / "explain-cost.json")
+    asked = parser.parse_args()
+    model = VisionTransformer(SHAPES["256×8"]).eval()
+    ratios = cost_of_looking(model, torch.randn(256, 3, 32, 32))
+    record = {
+        "name": asked.out.stem,
+        "command": "python -m benchmarks.looking",
+        "shape": "256×8",
+        "images": 256,
+        "times_a_written_out_forward": round(median(ratios), 2),
+        "rounds": [round(ratio, 3) for ratio in ratios],
+    } | record_of_machine(asked.commit)
+    make_folder(asked.out.parent)
+    write_json(asked.out, record)
+    print(f"{record['times_a_written_out_forward']} times a written-out forward pass. Record: {asked.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.looking`: what all maps of 256 images cost, beside a forward pass with attention written out."""
+"""`python -m benchmarks.looking`: what all maps of 256 images cost, beside a forward pass that is written out."""
 
 import argparse
 import time

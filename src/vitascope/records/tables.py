@@ -112,6 +112,11 @@ def faithfulness(folder: Path, names: list[str]) -> str:
     return markdown([*head, "alike with shuffled weights"], rows)
 
 
+def cost(folder: Path, names: list[str]) -> str:
+    """How many times a written-out forward pass all maps cost."""
+    return "; ".join(str(_read(folder / f"{name}.json")["times_a_written_out_forward"]) for name in names)
+
+
 def _bare_speed(row: dict[str, Any]) -> str:
     if "broken" in row:
         return row["broken"]
@@ -163,6 +168,7 @@ KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "races": races,
     "growth": growth,
     "faithfulness": faithfulness,
+    "cost": cost,
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,18 +17,18 @@ if TYPE_CHECKING:
     from vitascope.explain.figures import Written
     from vitascope.explain.subject import Subject
 
-SHOWN = 10  # files named one by one
+SHOWN = 30  # files named one by one
 
 
 def explain(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, timm:NAME, or a weights file.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files, or folders of them.")],
-    out: Annotated[Path, typer.Option(help="The folder for the pictures and explanations.json.")] = Path("explained"),
+    out: Annotated[Path | None, typer.Option(help="The folder for pictures and numbers; else explained/.")] = None,
     methods: Annotated[str | None, typer.Option(help="Some of them, with commas between; else all.")] = None,
     blocks: Annotated[str | None, typer.Option(help="Blocks to draw, counted from 1, such as 1,4,8; else all.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads to draw, counted from 1; else all.")] = None,
     query: Annotated[
-        str | None, typer.Option(help="ROW,COLUMN of the patch that looks, from 0; else the head's own token.")
+        str | None, typer.Option(help="ROW,COLUMN of the patch that looks, from 0; else what the classifier reads.")
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="The class to explain, by name or number; else the answer.")
@@ -47,18 +48,21 @@ def explain(
     pictures = read_files(images, subject.stored)
     number = None if target is None else subject.number_of(target)
     shown = _numbers(blocks, "--blocks"), _numbers(heads, "--heads")
-    written = _write(subject, pictures, (names, *shown, (place[0], place[1]) if place else None, number), out, probes)
+    asked = names, *shown, (place[0], place[1]) if place else None, number
+    with TemporaryDirectory() as nowhere:  # --json alone leaves nothing behind
+        folder = out or (Path(nowhere) if as_json else Path("explained"))
+        written = _write(subject, pictures, asked, folder, probes)
     print_broken(pictures.broken)
     if as_json:
         print(json.dumps(written.as_dict()))
     else:
-        _tell(written, len(pictures.images), out)
+        _tell(written, len(pictures.images), folder)
 
 
 def _methods(words: str | None) -> list[str]:
     from vitascope.explain.attribution import METHODS
 
-    names = words.split(",") if words else list(METHODS)
+    names = words.split(",") if words is not None else list(METHODS)
     for name in names:
         if name not in METHODS:
             raise UserError(f"The method '{name}' is unknown. {did_you_mean(name, METHODS)}")
@@ -70,7 +74,9 @@ def _write(subject: "Subject", pictures: "Pictures", asked: tuple[Any, ...], out
     from vitascope.explain.over_time import write_over_time
     from vitascope.explain.probing import probe
 
-    with Console(stderr=True).status("Looking inside; hiding every patch takes the longest …"):
+    with Console(stderr=True).status(
+        f"Looking inside {len(pictures.images)} image(s); hiding every patch takes the longest …"
+    ):
         written = write_explanations(subject, pictures, Asked(*asked), out)
         if probes:
             written.files += probe(subject, pictures.images, out)

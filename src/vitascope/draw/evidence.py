@@ -1,37 +1,30 @@
 """Deletion and insertion curves -> two panels, a line for each method, its area beside its name."""
 
-from collections.abc import Iterator
-
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vitascope.draw.look import COLOURS, caption, label, new_figure
 
-STYLES = ("-", "--")
+LINES = (*COLOURS, "#000000")
 
 
-def draw_evidence(deletion: dict[str, NDArray], insertion: dict[str, NDArray], text: str) -> Figure:
-    """Per method the mean probability after each step; chance is drawn in grey."""
+def draw_evidence(deletion: dict[str, NDArray], insertion: dict[str, NDArray], order: list[str], text: str) -> Figure:
+    """Per method the mean probability after each step; `order` fixes each one's colour, chance is drawn in grey."""
     figure, panels = new_figure(2, width=11.0, height=4.6)
     titles = ("deletion: lower is better", "insertion: higher is better")
-    methods = [name for name in deletion if name != "random"]
-    looks = dict(zip(methods, _looks(), strict=False)) | {"random": ("#999999", ":")}
+    highest = 1.05 * max(float(curve.max()) for curve in (*deletion.values(), *insertion.values()))
     for panel, curves, title, way in zip(panels, (deletion, insertion), titles, ("made grey", "restored"), strict=True):
         for name, curve in sorted(curves.items(), key=lambda item: _area(item[1]), reverse=curves is insertion):
-            colour, style = looks[name]
+            colour = LINES[order.index(name) % len(LINES)] if name in order else "#999999"
+            style = "-" if name in order else ":"
             steps = np.linspace(0, 100, len(curve))
             panel.plot(steps, curve, color=colour, linestyle=style, label=f"{name}  {_area(curve):.3f}")
-        panel.set_ylim(0, 1)
+        panel.set_ylim(0, highest)
         panel.legend(fontsize=8, title="method, area", title_fontsize=8)
-        label(panel, title, f"patches {way}, in %", "probability of the answer")
+        label(panel, title, f"patches {way}, in %", "probability of the class explained")
     caption(figure, text)
     return figure
-
-
-def _looks() -> Iterator[tuple[str, str]]:
-    """A colour and a stroke for each method, the same in both panels."""
-    return ((colour, style) for style in STYLES for colour in COLOURS)
 
 
 def _area(curve: NDArray) -> float:

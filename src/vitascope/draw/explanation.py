@@ -21,7 +21,7 @@ def draw_explanations(image: NDArray, heats: dict[str, NDArray], first: str, tex
     lay_grid(panels[0], image, next(iter(heats.values())).shape)
     panels[0].set_title(plain(first), fontsize=9)
     for panel, (name, heat) in zip(panels[1:], heats.items(), strict=False):
-        show(panel, image)
+        show(panel, 0.45 + 0.4 * image.mean(-1, keepdims=True))  # faint and grey, so that colours mean the map's values
         drawn = lay_over(panel, image, heat)
         panel.set_title(plain(name), fontsize=9)
         figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")

@@ -22,7 +22,7 @@ def draw_blocks(
             panel.plot(blocks, values[:, head], "o", color=COLOURS[0], alpha=0.6)
         panel.plot(blocks, values.mean(1), "-", color=COLOURS[1], label="mean of the heads")
         label(panel, title, "block", unit)
-        panel.set_ylim(0)
+        panel.set_ylim(0, 1.12 * float(values.max()))
     panels[1].axhline(np.log(tokens), color="#999999", linestyle=":", label="all tokens alike")
     for panel in panels[:2]:
         panel.legend(fontsize=8)
@@ -48,12 +48,13 @@ def draw_positions(likeness: NDArray, rows: int, columns: int, text: str) -> Fig
     """A grid of grids: each small grid shows how alike one place's position is to all places'."""
     figure = Figure(figsize=(0.72 * columns + 1.6, 0.72 * rows + 0.9), layout="constrained", dpi=150)
     panels = figure.subplots(rows, columns, squeeze=False)
-    grids = likeness.reshape(rows, columns, rows, columns)
+    grids, low = likeness.reshape(rows, columns, rows, columns), float(likeness.min())
+    scale = {"cmap": DIVERGING, "vmin": -1, "vmax": 1} if low < 0 else {"cmap": SEQUENTIAL, "vmin": low, "vmax": 1}
     drawn = None
     for row in range(rows):
         for column in range(columns):
             panel = panels[row][column]
-            drawn = panel.imshow(grids[row, column], cmap=DIVERGING, vmin=-1, vmax=1, interpolation="nearest")
+            drawn = panel.imshow(grids[row, column], interpolation="nearest", **scale)
             panel.set_xticks([])
             panel.set_yticks([])
     if drawn is not None:
@@ -68,13 +69,15 @@ def draw_filters(filters: NDArray, shares: NDArray, text: str) -> Figure:
     rows = -(-len(filters) // columns)
     figure = Figure(figsize=(1.15 * columns, 1.3 * rows + 0.8), layout="constrained", dpi=150)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for panel in panels:
+    for panel in panels[len(filters) :]:
         panel.axis("off")
     for panel, part, share in zip(panels, filters, shares, strict=False):
         shown = 0.5 + part / (2 * max(float(np.abs(part).max()), 1e-12))
         grey = shown.shape[-1] == 1
         panel.imshow(shown[..., 0] if grey else shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         panel.set_title(f"{share:.1%}", fontsize=8)
+        panel.set_xticks([])
+        panel.set_yticks([])
     caption(figure, text)
     return figure
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitascope.draw.evidence import draw_evidence
@@ -25,13 +26,13 @@ from vitascope.explain.subject import Subject
 from vitascope.run.files import make_folder, write_whole
 
 WORDS = {
-    "attention": "attention, last block",
+    "attention": "attention (last block)",
     "rollout": "rollout",
-    "rollout-max": "rollout of maxima, 90 % discarded",
-    "gradient": "gradient × attention",
-    "relevance": "relevance (Chefer)",
-    "integrated-gradients": "integrated gradients",
-    "occlusion": "hiding each patch",
+    "rollout-max": "rollout-max (90 % discarded)",
+    "gradient": "gradient (× attention)",
+    "relevance": "relevance",
+    "integrated-gradients": "integrated-gradients (logit)",
+    "occlusion": "occlusion (fall of probability)",
 }
 
 
@@ -82,13 +83,13 @@ def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: 
         mine = {WORDS[method]: heat[number].numpy() for method, heat in heats.items()}
         target = int(targets[number])
         said, share = subject.classes[int(chances[number].argmax())], float(chances[number].max())
-        text = _explained(subject, target, float(chances[number, target]))
+        text = _explained(subject, target, float(chances[number, target]), mine)
         first = f"{name}\nanswer: {said} ({share:.1%})"
         written.files += save_both(draw_explanations(shown, mine, first, text), out / f"explanations-{name}")
         looked = torch.stack([maps[block - 1][number, [head - 1 for head in heads]] for block in blocks])
         looked = from_query(looked, layout, asked.query)
         labels = [f"block {block}" for block in blocks], [f"head {head}" for head in heads]
-        picture = draw_heads(shown, looked.numpy(), labels, asked.query, _looked(layout, asked.query))
+        picture = draw_heads(shown, looked.numpy(), labels, asked.query, _looked(name, layout, asked.query))
         written.files += save_both(picture, out / f"heads-{name}")
         written.images.append(_numbers(name, said, share, subject.classes[target], heats, number))
     written.files += _write_lens(subject, images, targets, layout, names, out)
@@ -168,23 +169,26 @@ def _write_evidence(
         "method to be believed lets the answer fall at once, and come back at once, and beats a random order."
     )
     means = [{name: pair[way].mean(0).numpy() for name, pair in curves.items()} for way in (0, 1)]
-    files += save_both(draw_evidence(means[0], means[1], text), out / "evidence")
+    files += save_both(draw_evidence(means[0], means[1], list(METHODS), text), out / "evidence")
     return summarise(curves)
 
 
-def _explained(subject: Subject, target: int, chance: float) -> str:
-    return (
-        f"How much each patch counts for '{subject.classes[target]}' ({chance:.1%}), by each method on its own scale. "
-        "Attention and rollout are the same for every class; red speaks for the class and blue against it."
-    )
+def _explained(subject: Subject, target: int, chance: float, heats: dict[str, NDArray]) -> str:
+    text = f"How much each patch counts for '{subject.classes[target]}' ({chance:.1%}), each method on its own scale."
+    if any(name.startswith(("attention", "rollout")) for name in heats):
+        text += " Attention and rollout are the same for every class."
+    if any(heat.min() < 0 for heat in heats.values()):
+        text += " Red speaks for the class, blue against it."
+    return text
 
 
-def _looked(layout: Layout, query: tuple[int, int] | None) -> str:
+def _looked(name: str, layout: Layout, query: tuple[int, int] | None) -> str:
     if query is not None:
         who = f"the patch in row {query[0]}, column {query[1]} (framed) looks"
     else:
         who = "the class token looks" if layout.reads_class else "all patches on average look"
-    return f"What {who} at, in every block and head, on one scale. Tokens without a place are not shown."
+    rest = " Tokens without a place are not shown." if layout.prefix else ""
+    return f"{name}: what {who} at, by block and head, on one scale.{rest}"
 
 
 def _numbers(name: str, said: str, share: float, target: str, heats: dict[str, Tensor], number: int) -> dict[str, Any]:

@@ -57,9 +57,10 @@ def write_over_time(subject: Subject, images: Images, out: Path) -> list[Path]:
             seen[epoch] = look(then, own[0][:ENOUGH])
     pictures = [image.permute(1, 2, 0).numpy() for image in subject.preparation.undone(shown)]
     names = ["image", *(f"epoch {epoch}" for epoch in files)]
+    rows_named = [subject.classes[int(target)] for target in targets]
     strip = [[picture, *row] for picture, row in zip(pictures, rows, strict=True)]
-    text = "What speaks for the final answer (relevance) as the model learns; each map from 0 (dark) to its largest."
-    written = save_both(draw_gallery(strip, [""] * len(strip), names, text), out / "over-time-strip")
+    text = "What speaks for the final answer (named at the left; relevance) as the model learns; each map from 0, dark."
+    written = save_both(draw_gallery(strip, rows_named, names, text), out / "over-time-strip")
     if seen:
         written += save_both(_lines(seen, len(own[0][:ENOUGH]) if own else 0), out / "over-time-probes")
     written.append(_animation(frames, out / "over-time.gif"))
@@ -82,7 +83,11 @@ def _frame(
     mine = {WORDS[name]: heat[0].numpy() for name, heat in heats.items()}
     said = f"epoch {epoch}\n{then.classes[int(targets[0])]}: {chance:.0%}"
     figure = draw_explanations(
-        picture, mine, said, "How attention and its reasons change as the model learns.", columns=3
+        picture,
+        mine,
+        said,
+        "Where it looks and what speaks for the class, as the model learns; scales change.",
+        columns=3,
     )
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=100)
@@ -104,7 +109,7 @@ def _lines(seen: dict[int, Seen], images: int) -> Figure:
     for panel, part, title, unit in (
         (panels[0], "distance", "how far heads look", "patches"),
         (panels[1], "entropy", "how widely heads spread", "nats"),
-        (panels[2], "lens", "answers as at the end", "in %"),
+        (panels[2], "lens", "answers as after its last block", "in %"),
     ):
         for block in range(depth):
             values = [
@@ -114,7 +119,8 @@ def _lines(seen: dict[int, Seen], images: int) -> Figure:
             shade = 0.25 + 0.75 * (block + 1) / depth
             panel.plot(epochs, values, "o-", color=COLOURS[0], alpha=shade, label=f"block {block + 1}")
         label(panel, title, "epoch", unit)
-        panel.set_ylim(0)
+        panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
+        panel.set_xticks(epochs)
     panels[2].legend(fontsize=7, ncols=2)
     caption(figure, f"Averages over {images} of the run's images, block by block, as the model learns.")
     return figure

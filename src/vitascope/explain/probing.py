@@ -70,7 +70,7 @@ def write_probes(subject: Subject, images: Images, labels: list[int] | None, wha
     make_folder(out)
     model, layout, images = subject.model, layout_of(subject.model), images[:MOST]
     seen = look(subject, images)
-    many = f"{len(images)} {what} images"
+    many = f"{len(seen.features)} {what} images"
     text = (
         f"Averages over {many}. A dot is a head: how far away a patch looks, and over how many tokens it spreads. Very "
         "long tokens are outliers, often used as notebooks. Blocks that are alike compute little in between. Last: how "
@@ -86,7 +86,7 @@ def write_probes(subject: Subject, images: Images, labels: list[int] | None, wha
         text = f"{many} by what the classifier sees of them (t-SNE of pooled features). Only nearness means something."
         known = labels[: len(seen.features)]
         files += save_both(draw_map(flattened(seen.features), known, subject.classes, text), out / "probes-map")
-    write_whole(out / "probes.json", json.dumps(_numbers(seen, len(images)), indent=1) + "\n")
+    write_whole(out / "probes.json", json.dumps(_numbers(seen, len(seen.features)), indent=1) + "\n")
     return [*files, out / "probes.json"]
 
 
@@ -138,7 +138,7 @@ def _colours(subject: Subject, images: Images, layout: Layout, out: Path) -> lis
     chosen = sorted({0, len(states) // 3, 2 * len(states) // 3, len(states) - 1})
     rows = [[image.permute(1, 2, 0).numpy() for image in subject.preparation.undone(some)]]
     rows += [list(probes.colours(states[state], layout).numpy()) for state in chosen]
-    names = ["image", *(f"after {state}" if state else "embedded" for state in chosen)]
+    names = ["image", *(f"after block {state}" if state else "embedded" for state in chosen)]
     text = (
         "The patches' three largest principal components as red, green and blue, per block: patches of one colour are "
         "alike to the model. Colours of different rows cannot be compared."

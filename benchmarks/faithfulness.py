@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.__main__ import RESULTS
 from vitascope import load
 from vitascope.evaluation.choosing import choose
@@ -26,7 +24,7 @@ def main() -> None:
     asked = parser.parse_args()
     model = load(asked.run)
     split = choose(model.run, model.facts, "test", None).images  # explained, not scored
-    some = split.part(torch.linspace(0, len(split) - 1, asked.images).long())
+    some = split.evenly(asked.images)
     images, start = model.facts.preparation(some.images), time.perf_counter()
     rows: list[dict[str, Any]] = [
         asdict(row) for row in measure(model, images, told=lambda name: print(name, flush=True))

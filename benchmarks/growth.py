@@ -2,8 +2,6 @@
 
 import argparse
 import gc
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -12,8 +10,8 @@ from typing import Any
 import torch
 
 from benchmarks.__main__ import RESULTS
+from benchmarks.timing import seconds_of
 from benchmarks.whole_step import own_network, whole_step
-from benchmarks.worker import wait_for
 from vitascope import ModelConfig
 from vitascope.draw.look import caption, label, new_figure, save
 from vitascope.model.anatomy import total_flops
@@ -78,7 +76,7 @@ def point(axis: str, value: int, device: str) -> dict[str, Any]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     asked = argparse.Namespace(batch=here["batch"], device=device, precision=precision, compiled=False, threads=0)
-    seconds = timed(whole_step(shape, asked), device)
+    seconds = median(seconds_of(whole_step(shape, asked), device, REPEATS)[2:])
     work = 3 * total_flops(shape) * here["batch"]
     row = {"axis": axis, **here, "milliseconds": round(1e3 * seconds, 3), "flops": work}
     if device == "cuda":
@@ -95,17 +93,6 @@ def network(here: dict[str, int]) -> ModelConfig:
         depth=here["depth"],
         num_heads=max(1, here["width"] // 64),
     )
-
-
-def timed(call: Callable[[], object], device: str) -> float:
-    times = []
-    for _ in range(REPEATS):
-        wait_for(device)
-        start = time.perf_counter()
-        call()
-        wait_for(device)
-        times.append(time.perf_counter() - start)
-    return median(times[2:])
 
 
 def exponent(sizes: list[int], costs: list[float]) -> float:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.contenders import LIBRARIES, SHAPES
+from benchmarks.timing import wait_for
 from vitascope import ModelConfig
 from vitascope.training.allocator import keep_freed_memory
 
@@ -124,11 +125,6 @@ def _data(shape: ModelConfig, batch: int, device: str) -> tuple[torch.Tensor, to
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, *shape.image_shape, generator=generator)
     return images.to(device), torch.randint(shape.num_classes, (batch,), generator=generator).to(device)
-
-
-def wait_for(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def peak(device: str) -> int:

@@ -26,14 +26,9 @@ class ReplayedByHand(CapturedStep):
         self._step()
 
 
-def weights_after(folder, captured: bool, epochs: int = 2) -> tuple[dict, list[float]]:
-    session, _ = session_of(folder, **(EVERYTHING | QUIET))
-    loader, tally = EpochLoader(session), Tally.empty("cpu")
+def losses_of(session, loader: EpochLoader, tally: Tally, epochs: int) -> list[float]:
+    """Train so many epochs and close the loader."""
     losses = []
-    session.model.train()
-    if captured:
-        loader.captured = ReplayedByHand(session, loader.images, loader.labels, loader.weights, tally)
-        object.__setattr__(session.hardware, "captured", True)
     for epoch in range(epochs):
         step_on = loader.start(epoch, tally)
         for step in range(session.steps_per_epoch):
@@ -41,6 +36,17 @@ def weights_after(folder, captured: bool, epochs: int = 2) -> tuple[dict, list[f
             session.step += 1
         losses.append(tally.loss.item())
     loader.close()
+    return losses
+
+
+def weights_after(folder, captured: bool, epochs: int = 2) -> tuple[dict, list[float]]:
+    session, _ = session_of(folder, **(EVERYTHING | QUIET))
+    loader, tally = EpochLoader(session), Tally.empty("cpu")
+    session.model.train()
+    if captured:
+        loader.captured = ReplayedByHand(session, loader.images, loader.labels, loader.weights, tally)
+        object.__setattr__(session.hardware, "captured", True)
+    losses = losses_of(session, loader, tally, epochs)
     return session.answering.state_dict() | session.model.state_dict(), losses
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.training.test_captured import losses_of
 from tests.training.test_runs import session_of
 from tests.training.tiny import EVERYTHING
 from vitascope import ModelConfig, VisionTransformer, load
@@ -119,14 +120,7 @@ def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(tmp_path, p
         session, _ = session_of(tmp_path, **(EVERYTHING | quiet | how))
         loader, tally = EpochLoader(session), Tally.empty("cuda")
         session.model.train()
-        losses = []
-        for epoch in range(2):
-            step_on = loader.start(epoch, tally)
-            for step in range(session.steps_per_epoch):
-                step_on(step)
-                session.step += 1
-            losses.append(tally.loss.item())
-        loader.close()
+        losses = losses_of(session, loader, tally, 2)
         found[capture] = losses, {name: weight.clone() for name, weight in session.model.state_dict().items()}
     assert found["always"][0] == pytest.approx(found["never"][0], rel=1e-4 if precision == "float32" else 1e-2)
     if precision == "float32":

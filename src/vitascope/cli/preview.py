@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from vitascope.data.description import PREVIEW_SIZE
 from vitascope.data.draws import epoch_draws, one_step
 from vitascope.data.policy import resolve
@@ -24,14 +22,13 @@ def draw_preview(name: str, settings: list[str], root: str | None, seed: int, ou
     policy = resolve(config.augment, name, data.train.images.shape[1])
     height, width = data.train.images.shape[2:]
     prepare = replace(data.preparation, size=(height, width))
-    rows_shown = min(ROWS, len(data.train))
-    chosen = data.train.part(torch.linspace(0, len(data.train) - 1, rows_shown).long())
-    draws = epoch_draws(policy, VARIANTS, rows_shown, seed, epoch=0)
+    chosen = data.train.evenly(ROWS)
+    draws = epoch_draws(policy, VARIANTS, len(chosen), seed, epoch=0)
     columns = [prepare.undone(prepare(chosen.images))]
     for variant in range(VARIANTS):
         varied, _ = prepare.varied(chosen.images, chosen.labels, one_step(draws, variant), policy)
         columns.append(prepare.undone(varied))
-    rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(rows_shown)]
+    rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(len(chosen))]
     names = [data.classes[label] for label in chosen.labels.tolist()]
     used = ", ".join(f"{key} {value:g}" for key, value in policy.in_effect.items())
     text = f"{data.source.name}: the stored image, then {VARIANTS} versions as training sees it ({used or 'as it is'})."

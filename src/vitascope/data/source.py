@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
@@ -27,6 +28,10 @@ class Split:
             chosen = range(len(self))[index] if isinstance(index, slice) else index.tolist()
             names = [self.names[number] for number in chosen]
         return Split(self.images[index], self.labels[index], names)
+
+    def evenly(self, most: int) -> "Split":
+        """At most so many, at equal distances from the first to the last."""
+        return self.part(torch.linspace(0, len(self) - 1, min(most, len(self))).long())
 
 
 @dataclass(frozen=True)

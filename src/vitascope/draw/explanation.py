@@ -30,8 +30,7 @@ def draw_explanations(image: NDArray, heats: dict[str, NDArray], first: str, tex
 
 
 def show(panel: Axes, image: NDArray) -> None:
-    grey = image.mean(-1) if image.shape[-1] == 3 else image[..., 0]
-    shown = image if image.shape[-1] == 3 else grey
+    shown = image if image.shape[-1] == 3 else image[..., 0]
     panel.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=_extent(image))
 
 

@@ -64,6 +64,18 @@ def own_images(run: Run, facts: ModelFacts, split: str) -> Split | None:
     return data.train if split == "train" else data.validation
 
 
+def some_own_images(run: Run, facts: ModelFacts, most: int) -> tuple[Split, str] | None:
+    """Evenly chosen held-back images, else training images, and which; never test images. None: none are here."""
+    for name, words in (("val", "held-back"), ("train", "training")):
+        try:
+            split = own_images(run, facts, name)
+        except UserError:
+            continue
+        if split is not None:
+            return split.evenly(most), words
+    return None
+
+
 def here(config: DataConfig) -> DataConfig:
     """A run that came from another machine: its data root is not here, so look in this machine's."""
     return config if config.root is None or Path(config.root).is_dir() else replace(config, root=None)

@@ -4,22 +4,18 @@ A shorter format is taken on a CPU only if it is measured to be faster there, an
 run's own images are recognised with it. That is checked once and kept in the run's fast.json, which travels with it.
 """
 
-import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitascope.data.source import Split
-from vitascope.errors import UserError
-from vitascope.evaluation.choosing import own_images
+from vitascope.evaluation.choosing import some_own_images
 from vitascope.model.int8 import with_int8_products
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
-from vitascope.run.files import write_json
+from vitascope.run.files import read_json, write_json
 from vitascope.run.format_probe import answering_speedup
 from vitascope.run.weights import ModelFacts
 from vitascope.shapes import Features
@@ -78,13 +74,13 @@ def points_lost(
     model: VisionTransformer, quick: Callable[[Tensor], Features], form: str, run: Run, facts: ModelFacts
 ) -> float | None:
     """Fewer right answers on the run's own images, in points; None where there are none here. Never test images."""
-    known = _known(run)
+    known = read_json(run.file("fast.json"))
     if form in known:
         return known[form]["points_lost"]
-    split = next((found for name in ("val", "train") if (found := _own_images(run, facts, name))), None)
-    if split is None:
+    found = some_own_images(run, facts, CHECKED)
+    if found is None:
         return None
-    some = split.part(torch.linspace(0, len(split) - 1, min(CHECKED, len(split))).long())
+    some, _ = found
     right = []
     for pooled in (model.pooled, quick):
         features = answers(model, pooled, some.images, facts.preparation, hardware_of(model))
@@ -172,17 +168,3 @@ def _narrow(model: VisionTransformer) -> VisionTransformer:
         if isinstance(module, nn.Linear | nn.Conv2d):
             module.to(torch.bfloat16)
     return model
-
-
-def _known(run: Run) -> dict[str, Any]:
-    try:
-        return json.loads(run.file("fast.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _own_images(run: Run, facts: ModelFacts, name: str) -> Split | None:
-    try:
-        return own_images(run, facts, name)
-    except UserError:
-        return None

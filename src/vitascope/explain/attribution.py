@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitascope.errors import UserError, did_you_mean
 from vitascope.explain.layout import Layout, layout_of
-from vitascope.explain.maps import attention_maps, logits_and_maps, whole_forward
+from vitascope.explain.maps import attention_maps, logits_and_maps, model_answer, whole_forward
 from vitascope.shapes import Grid, Images, Logits, Maps, Square, Targets
 
 FUSIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -134,11 +134,6 @@ def by_hiding(model: nn.Module, images: Images, targets: Targets, layout: Layout
 
 def probabilities(model: nn.Module, images: Images) -> Logits:
     return model_answer(model, images).softmax(1)
-
-
-def model_answer(model: nn.Module, images: Images) -> Logits:
-    answer = model(images)
-    return getattr(answer, "logits", answer)
 
 
 METHODS: dict[str, Callable[[nn.Module, Tensor, Tensor, Layout], Tensor]] = {

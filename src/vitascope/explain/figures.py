@@ -78,8 +78,7 @@ def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: 
     make_folder(out)
     written = Written()
     names = file_names(pictures)
-    for number, name in enumerate(names):
-        shown = subject.preparation.undone(images[number : number + 1])[0].permute(1, 2, 0).numpy()
+    for number, (name, shown) in enumerate(zip(names, subject.pictures(images), strict=True)):
         mine = {WORDS[method]: heat[number].numpy() for method, heat in heats.items()}
         target = int(targets[number])
         said, share = subject.classes[int(chances[number].argmax())], float(chances[number].max())
@@ -135,8 +134,7 @@ def _write_lens(
     states = probes.states(subject.model, images)
     chances = [probes.lens_of_tokens(subject.model, state).softmax(-1) for state in states]
     files = []
-    for number, name in enumerate(names):
-        shown = subject.preparation.undone(images[number : number + 1])[0].permute(1, 2, 0).numpy()
+    for number, (name, shown) in enumerate(zip(names, subject.pictures(images), strict=True)):
         target = int(targets[number])
         grids = {
             f"after block {block}" if block else "embedded": layout.grid(chance[number : number + 1, :, target])[

@@ -125,6 +125,11 @@ def whole_forward(model: nn.Module, images: Images) -> Logits:
     """All tokens in every block: ours would leave out those of the last block that its head does not read."""
     if isinstance(model, VisionTransformer):
         return model.forward_head(model.forward_features(images))
+    return model_answer(model, images)
+
+
+def model_answer(model: nn.Module, images: Images) -> Logits:
+    """The model's own logits; transformers' models wrap theirs."""
     answer = model(images)
     return getattr(answer, "logits", answer)
 

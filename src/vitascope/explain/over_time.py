@@ -40,9 +40,10 @@ def kept_files(subject: Subject) -> dict[int, Path]:
 
 def write_over_time(subject: Subject, images: Images, out: Path) -> list[Path]:
     """Nothing where the run kept nothing. `images` are shown, as the model sees them; averages are over its own."""
-    files, own = kept_files(subject), images_of(subject)
+    files = kept_files(subject)
     if len(files) < 2 or not isinstance(subject.model, VisionTransformer):
         return []
+    own = images_of(subject)
     shown, targets = images[:SHOWN], targets_for(subject.model, images[:SHOWN], None)
     seen: dict[int, Seen] = {}
     rows: list[list[np.ndarray]] = [[] for _ in shown]
@@ -55,7 +56,7 @@ def write_over_time(subject: Subject, images: Images, out: Path) -> list[Path]:
         frames.append(_frame(then, shown, targets, heats, epoch))
         if own is not None:
             seen[epoch] = look(then, own[0][:ENOUGH])
-    pictures = [image.permute(1, 2, 0).numpy() for image in subject.preparation.undone(shown)]
+    pictures = subject.pictures(shown)
     names = ["image", *(f"epoch {epoch}" for epoch in files)]
     rows_named = [subject.classes[int(target)] for target in targets]
     strip = [[picture, *row] for picture, row in zip(pictures, rows, strict=True)]
@@ -77,7 +78,7 @@ def _frame(
     then: Subject, shown: Images, targets: torch.Tensor, heats: dict[str, torch.Tensor], epoch: int
 ) -> Image.Image:
     """The first image's explanations after this epoch."""
-    picture = then.preparation.undone(shown[:1])[0].permute(1, 2, 0).numpy()
+    picture = then.pictures(shown[:1])[0]
     with torch.no_grad():
         chance = float(probabilities(then.model, shown[:1])[0, targets[0]])
     mine = {WORDS[name]: heat[0].numpy() for name, heat in heats.items()}

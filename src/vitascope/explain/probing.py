@@ -13,7 +13,7 @@ from vitascope.data.source import UInt8Images
 from vitascope.draw.gallery import draw_gallery
 from vitascope.draw.probes import draw_blocks, draw_filters, draw_map, draw_positions
 from vitascope.errors import UserError
-from vitascope.evaluation.choosing import own_images
+from vitascope.evaluation.choosing import some_own_images
 from vitascope.explain import probes
 from vitascope.explain.figures import save_both
 from vitascope.explain.layout import Layout, layout_of
@@ -99,18 +99,12 @@ def probe(subject: Subject, given: UInt8Images, out: Path) -> list[Path]:
 
 
 def images_of(subject: Subject) -> tuple[Images, list[int], str] | None:
-    """The run's own held-back images, else its training images, evenly chosen; never test images. None: not a run's."""
-    if subject.run is None:
+    """The run's own images as the model sees them, their classes, and which they are; None: there are none here."""
+    found = some_own_images(subject.run.run, subject.run.facts, MOST) if subject.run else None
+    if found is None:
         return None
-    for name, words in (("val", "held-back"), ("train", "training")):
-        try:
-            split = own_images(subject.run.run, subject.run.facts, name)
-        except UserError:
-            continue
-        if split is not None:
-            some = split.part(torch.linspace(0, len(split) - 1, min(MOST, len(split))).long())
-            return subject.preparation(some.images), some.labels.tolist(), words
-    return None
+    some, words = found
+    return subject.preparation(some.images), some.labels.tolist(), words
 
 
 def flattened(features: Tensor) -> np.ndarray:
@@ -136,7 +130,7 @@ def _colours(subject: Subject, images: Images, layout: Layout, out: Path) -> lis
     some = images[:COLOURED]
     states = probes.states(subject.model, some)
     chosen = sorted({0, len(states) // 3, 2 * len(states) // 3, len(states) - 1})
-    rows = [[image.permute(1, 2, 0).numpy() for image in subject.preparation.undone(some)]]
+    rows = [subject.pictures(some)]
     rows += [list(probes.colours(states[state], layout).numpy()) for state in chosen]
     names = ["image", *(f"after block {state}" if state else "embedded" for state in chosen)]
     text = (

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitascope.data.preparation import Preparation
@@ -14,6 +15,7 @@ from vitascope.evaluation.reading import Stored
 from vitascope.evaluation.trained import TrainedTransformer, load
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
+from vitascope.shapes import Images
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -30,6 +32,10 @@ class Subject:
     @property
     def run(self) -> TrainedTransformer | None:
         return self.model if isinstance(self.model, TrainedTransformer) else None
+
+    def pictures(self, images: Images) -> list[NDArray]:
+        """Back to what a person sees: height × width × channel, between 0 and 1."""
+        return [image.permute(1, 2, 0).numpy() for image in self.preparation.undone(images)]
 
     def number_of(self, target: str) -> int:
         """A class by its name or its number."""

@@ -1,6 +1,5 @@
 """A run's directory: `runs/<recipe>/<when>-seed<n>/`, made once and never overwritten."""
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import recipe_yaml
-from vitascope.run.files import make_folder, write_whole
+from vitascope.run.files import make_folder, read_json, write_whole
 from vitascope.run.metrics import curves_of, read_metrics
 
 
@@ -36,11 +35,7 @@ class Run:
     @property
     def machine(self) -> dict[str, Any]:
         """What the run wrote about where and with what it was made; empty where it cannot be read."""
-        try:
-            said = json.loads(self.file("machine.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return said if isinstance(said, dict) else {}
+        return read_json(self.file("machine.json"))
 
     @property
     def finished(self) -> bool:

@@ -28,6 +28,15 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What was written; empty where there is no file, or none that is whole."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
 def append_line(path: Path, value: dict[str, Any]) -> None:
     """One JSON line more; after a line that a kill has torn, on a line of its own."""
     try:

@@ -1,6 +1,5 @@
 """A model on a GPU -> the kernels it is fastest with: a short measurement per shape, remembered for the next time."""
 
-import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from vitascope.model.block import Block
 from vitascope.model.mlp import Mlp, relu_squared
 from vitascope.model.norm import LayerNorm, RMSNorm
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.files import make_folder, write_json
+from vitascope.run.files import make_folder, read_json, write_json
 
 WARM_UP, REPEATS, ROUNDS = 3, 5, 10
 Kernels = dict[str, str]  # attention, mlp and norm -> the kernel's name
@@ -127,11 +126,7 @@ def _file() -> Path:
 
 def read_memory() -> Kernels:
     """What earlier measurements found; nothing where the file is missing or torn."""
-    try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {key: name for key, name in found.items() if isinstance(name, str)} if isinstance(found, dict) else {}
+    return {key: name for key, name in read_json(_file()).items() if isinstance(name, str)}
 
 
 def write_memory(memory: Kernels) -> None:

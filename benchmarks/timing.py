@@ -1,0 +1,22 @@
+"""A call -> the seconds it takes, again and again, the device's work included."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def wait_for(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds_of(call: Callable[[], object], device: str, repeats: int) -> list[float]:
+    times = []
+    for _ in range(repeats):
+        wait_for(device)
+        start = time.perf_counter()
+        call()
+        wait_for(device)
+        times.append(time.perf_counter() - start)
+    return times

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.training.tiny import tiny_run
 from vitascope import UserError
 from vitascope.data.digits import digits
+from vitascope.explain.probing import MOST, images_of
 from vitascope.explain.subject import class_names, open_subject
 from vitascope.recipe.train import TrainConfig
 
@@ -41,6 +42,24 @@ def test_the_set_is_written_and_its_numbers_are_told(vitascope, run, images, tmp
     said = json.loads((out / "explanations.json").read_text())
     assert len(said["images"]) == 2 and len(said["images"][0]["heat"]["relevance"]) == 4
     assert json.loads((out / "probes.json").read_text())["lens"][-1] == 1.0  # after the last block: the answer itself
+
+
+def test_a_folder_s_pictures_that_explain_wrote_are_not_explained_again(vitascope, run, images, tmp_path) -> None:
+    for _ in range(2):
+        answer = vitascope("explain", str(run.path), str(tmp_path), "--out", str(tmp_path), "--methods", "attention")
+        assert answer.code == 0, answer.err
+        said = json.loads((tmp_path / "explanations.json").read_text())
+        assert len(said["images"]) == len(images) and any("probes-map" in file for file in said["files"])
+
+
+def test_probes_can_be_about_test_images(vitascope, run, images) -> None:
+    subject = open_subject(str(run.path))
+    found = images_of(subject, "test")
+    wanted = digits().load("test").evenly(MOST)
+    assert found is not None and found[1:] == (wanted.labels.tolist(), "test")
+    assert torch.equal(found[0], subject.preparation(wanted.images))
+    answer = vitascope("explain", str(run.path), images[0], "--split", "tset")
+    assert answer.code == 2 and "There is no split 'tset'" in answer.err
 
 
 def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path) -> None:

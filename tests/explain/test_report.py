@@ -12,6 +12,7 @@ from tests.training.tiny import tiny_run
 from vitascope import load
 from vitascope.explain import attention_maps, layout_of, rollout
 from vitascope.explain.answers import answer
+from vitascope.explain.attribution import question
 from vitascope.explain.report import PAGE, from_evaluation, write_report
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -119,7 +120,7 @@ def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None
             .evaluate("map => [...map.getContext('2d').getImageData(0, 0, map.width, map.height).data]")
         )
         query = layout.prefix + patch
-        shared = max(max(part[number, :, query, layout.prefix :].max().item() for part in maps), 2 / len(row))
+        shared = max(maps[block][number, :, query, layout.prefix :].max().item(), 2 / len(row))
         steps = np.minimum(255, np.rint(255 * wanted / shared)).astype(int)
         assert np.abs(np.array(tile).reshape(-1, 4)[:, :3] - table[steps]).max() <= 4
 
@@ -132,6 +133,19 @@ def test_rollout_in_the_page_is_rollout(made, browser_page) -> None:
     browser_page.wait_for_function("() => document.querySelector('.sentence').textContent.includes('row 1, column 2')")
     through = rollout(attention_maps(model, model.facts.preparation(images[:1])))[0, layout.prefix + 6]
     assert shares(browser_page) == pytest.approx((100 * through[layout.prefix :]).tolist(), abs=0.15)
+
+
+def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
+    _, model, images, _ = made
+    asked, page = question(model, model.facts.preparation(images[:1])), browser_page
+    page.locator("[name=example]").select_option("0")
+    page.locator("[name=map]").select_option("relevance")
+    layout, counts = asked.layout, asked.relevance[0]
+    page.locator(".stage-grid button").nth(5).hover()
+    row = counts[layout.prefix + 5]
+    wanted = (row / row.sum())[layout.prefix :]
+    assert shares(page) == pytest.approx((100 * wanted).tolist(), abs=0.15)
+    assert page.locator("[name=block]").is_disabled() and "for the answer" in page.locator(".sentence").inner_text()
 
 
 def test_patches_can_be_kept_left_and_reached_by_keys(browser_page) -> None:

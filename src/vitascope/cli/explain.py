@@ -35,6 +35,9 @@ def explain(
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="The best epoch on validation images, not the last.")] = False,
     probes: Annotated[bool, typer.Option(help="Also what the model is like inside, over many images.")] = True,
+    split: Annotated[
+        str | None, typer.Option(help="The run's images that the probes are about: val (the default), train or test.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON: every number behind the pictures.")] = False,
 ) -> None:
     """Attention of every block and head, seven explanations and the evidence for each, as pictures and numbers."""
@@ -51,7 +54,7 @@ def explain(
     asked = names, *shown, (place[0], place[1]) if place else None, number
     with TemporaryDirectory() as nowhere:  # --json alone leaves nothing behind
         folder = out or (Path(nowhere) if as_json else Path("explained"))
-        written = _write(subject, pictures, asked, folder, probes)
+        written = _write(subject, pictures, asked, folder, probes, split)
     print_broken(pictures.broken)
     if as_json:
         print(json.dumps(written.as_dict()))
@@ -69,19 +72,16 @@ def _methods(words: str | None) -> list[str]:
     return names
 
 
-def _write(subject: "Subject", pictures: "Pictures", asked: tuple[Any, ...], out: Path, probes: bool) -> "Written":
-    from vitascope.explain.figures import Asked, write_explanations
-    from vitascope.explain.over_time import write_over_time
-    from vitascope.explain.probing import probe
+def _write(
+    subject: "Subject", pictures: "Pictures", asked: tuple[Any, ...], out: Path, probes: bool, split: str | None
+) -> "Written":
+    from vitascope.explain.everything import write_everything
+    from vitascope.explain.figures import Asked
 
     with Console(stderr=True).status(
         f"Looking inside {len(pictures.images)} image(s); hiding every patch takes the longest …"
     ):
-        written = write_explanations(subject, pictures, Asked(*asked), out)
-        if probes:
-            written.files += probe(subject, pictures.images, out)
-            written.files += write_over_time(subject, subject.preparation(pictures.images), out)
-    return written
+        return write_everything(subject, pictures, Asked(*asked), out, probes=probes, split=split)
 
 
 def _tell(written: "Written", images: int, out: Path) -> None:

@@ -24,11 +24,11 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def new_figure(columns: int, width: float = 9.0, height: float = 4.0) -> tuple[Figure, list[Axes]]:
-    """An empty figure with panels side by side; no pyplot, so it works without a screen and in threads."""
+def new_figure(columns: int, width: float = 9.0, height: float = 4.0, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure with panels side by side, row by row; no pyplot, so it works without a screen and in threads."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
-        panels = figure.subplots(1, columns, squeeze=False)[0]
+        panels = figure.subplots(rows, columns, squeeze=False).flatten()
     return figure, list(panels)
 
 

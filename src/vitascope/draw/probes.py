@@ -12,7 +12,8 @@ def draw_blocks(
     distance: NDArray, entropy: NDArray, norms: NDArray, likeness: NDArray, lens: NDArray, tokens: int, text: str
 ) -> Figure:
     """`distance`, `entropy`: block × head; `norms`: state × quantile (median, 95 %, largest); `lens`: state."""
-    figure, panels = new_figure(5, width=18.0, height=3.9)
+    figure, panels = new_figure(3, width=12.0, height=7.4, rows=2)
+    panels[5].axis("off")
     blocks = np.arange(1, len(distance) + 1)
     for panel, values, title, unit in (
         (panels[0], distance, "how far heads look", "patches"),
@@ -22,10 +23,10 @@ def draw_blocks(
             panel.plot(blocks, values[:, head], "o", color=COLOURS[0], alpha=0.6)
         panel.plot(blocks, values.mean(1), "-", color=COLOURS[1], label="mean of the heads")
         label(panel, title, "block", unit)
-        panel.set_ylim(0, 1.12 * float(values.max()))
+        panel.set_ylim(0, 1.3 * float(values.max()))
     panels[1].axhline(np.log(tokens), color="#999999", linestyle=":", label="all tokens alike")
     for panel in panels[:2]:
-        panel.legend(fontsize=8)
+        panel.legend(fontsize=8, loc="upper right")
     for column, (name, style) in enumerate((("median", "-"), ("95 %", "--"), ("largest", ":"))):
         panels[2].plot(range(len(norms)), norms[:, column], style, color=COLOURS[0], label=name)
     label(panels[2], "how long tokens are", "after block", "length")

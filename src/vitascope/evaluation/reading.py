@@ -14,7 +14,9 @@ from torch import Tensor
 from vitascope.data.folder import image_files, read_picture, try_image
 from vitascope.data.source import UInt8Images
 from vitascope.errors import UserError
+from vitascope.run.files import read_json
 
+EXPLAINED = "explanations.json"  # stands beside what `vitascope explain` wrote
 Stored = tuple[int, int, int]  # channels, rows, columns
 
 
@@ -79,7 +81,8 @@ def _expanded(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
     found = []
     for path in paths:
         if path.is_dir():
-            inside = image_files(path)
+            ours = {told.parent / name for told in path.rglob(EXPLAINED) for name in _written(told)}
+            inside = [file for file in image_files(path) if file not in ours]
             if not inside:
                 raise UserError(f"The folder {path} has no images in it.")
             found += [(file, False) for file in inside]
@@ -88,6 +91,12 @@ def _expanded(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
         else:
             raise UserError(f"There is no file or folder {path}.")
     return found
+
+
+def _written(told: Path) -> list[str]:
+    """Names of the pictures that `vitascope explain` wrote: they are not images to look at."""
+    files = read_json(told).get("files", [])
+    return [Path(str(file)).name for file in files] if isinstance(files, list) else []
 
 
 def _from_array(array: np.ndarray, stored: Stored) -> Tensor:

@@ -11,25 +11,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save
-from torch import nn
+from torch import Tensor, nn
 
 from vitascope.data.source import UInt8Images
-from vitascope.explain.maps import logits_and_maps
+from vitascope.explain.attribution import question
+from vitascope.explain.maps import model_answer
 from vitascope.shapes import Images
 
 
-@torch.no_grad()
 def answer(model: nn.Module, image: Images, stored: UInt8Images) -> dict[str, NDArray]:
     """`image`: one, as the model sees it; `stored`: the same, as bytes to show."""
-    logits, maps = logits_and_maps(model, image)
-    whole = torch.cat(maps).float().cpu().numpy()  # block × head × query × key
-    scale = np.maximum(whole.max(-1), 1e-12) / 255
+    asked = question(model, image)
+    whole, whole_scale = in_bytes(torch.cat(asked.graded[0]))  # block × head × query × key
+    counts, counts_scale = in_bytes(asked.relevance[0])  # query × key, for the answer
+    with torch.no_grad():
+        logits = model_answer(model, image)
     return {
         "logits": logits[0].float().cpu().numpy(),
-        "maps_scale": scale.astype(np.float32),
+        "maps_scale": whole_scale,
+        "relevance_scale": counts_scale,
         "image": np.ascontiguousarray(stored[0].permute(1, 2, 0).cpu().numpy()),
-        "maps": np.rint(whole / scale[..., None]).astype(np.uint8),
+        "maps": whole,
+        "relevance": counts,
     }
+
+
+def in_bytes(values: Tensor) -> tuple[NDArray, NDArray]:
+    """Rows of numbers from 0 up -> bytes, and each row's scale."""
+    rows = values.float().cpu().numpy()
+    scale = np.maximum(rows.max(-1), 1e-12) / 255
+    return np.rint(rows / scale[..., None]).astype(np.uint8), scale.astype(np.float32)
 
 
 def packed(arrays: dict[str, NDArray]) -> str:

@@ -4,7 +4,8 @@ Every method gives batch × row × column, larger where more important, unscaled
 """
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -52,31 +53,53 @@ def relevance(maps: list[Maps], gradients: list[Maps]) -> Square:
     return total
 
 
-def by_attention(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
+@dataclass(frozen=True)
+class Question:
+    """Why these classes, for these images? What several methods need is computed once."""
+
+    model: nn.Module
+    images: Images
+    targets: Targets
+    layout: Layout
+
+    @cached_property
+    def maps(self) -> list[Maps]:
+        return attention_maps(self.model, self.images)
+
+    @cached_property
+    def graded(self) -> tuple[list[Maps], list[Maps]]:
+        return maps_and_gradients(self.model, self.images, self.targets)
+
+    @cached_property
+    def relevance(self) -> Square:
+        """Without what each token keeps of itself: the same for all patches where the head reads their mean."""
+        total = relevance(*self.graded)
+        return total - torch.eye(total.shape[-1], dtype=total.dtype, device=total.device)
+
+
+def question(model: nn.Module, images: Images, target: int | None = None) -> Question:
+    """About the asked class, or about each image's answer."""
+    return Question(model, images, targets_for(model, images, target), layout_of(model))
+
+
+def by_attention(asked: Question) -> Grid:
     """What the head's token looks at in the last block, averaged over heads. The same for every class."""
-    del targets
-    return layout.grid(layout.answer_row(attention_maps(model, images)[-1].mean(1)))
+    return asked.layout.grid(asked.layout.answer_row(asked.maps[-1].mean(1)))
 
 
-def by_rollout(
-    model: nn.Module, images: Images, targets: Targets, layout: Layout, fusion: str = "mean", discard: float = 0.0
-) -> Grid:
+def by_rollout(asked: Question, fusion: str = "mean", discard: float = 0.0) -> Grid:
     """The same for every class."""
-    del targets
-    maps = attention_maps(model, images)
-    return layout.grid(layout.answer_row(rollout(maps, fusion=fusion, discard=discard)))
+    return asked.layout.grid(asked.layout.answer_row(rollout(asked.maps, fusion=fusion, discard=discard)))
 
 
-def by_gradient(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
+def by_gradient(asked: Question) -> Grid:
     """The last block's attention where it speaks for the class: mean over heads of (∇A · A)⁺."""
-    maps, gradients = maps_and_gradients(model, images, targets)
-    return layout.grid(layout.answer_row((maps[-1] * gradients[-1]).clamp(min=0).mean(1)))
+    maps, gradients = asked.graded
+    return asked.layout.grid(asked.layout.answer_row((maps[-1] * gradients[-1]).clamp(min=0).mean(1)))
 
 
-def by_relevance(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
-    """Without what each token keeps of itself, which is the same for all patches where the head reads their mean."""
-    total = relevance(*maps_and_gradients(model, images, targets))
-    return layout.grid(layout.answer_row(total - torch.eye(total.shape[-1], dtype=total.dtype, device=total.device)))
+def by_relevance(asked: Question) -> Grid:
+    return asked.layout.grid(asked.layout.answer_row(asked.relevance))
 
 
 def maps_and_gradients(model: nn.Module, images: Images, targets: Targets) -> tuple[list[Maps], list[Maps]]:
@@ -106,8 +129,8 @@ def integrated_gradients(
     return way * total / steps
 
 
-def by_integrated_gradients(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
-    return per_patch(integrated_gradients(model, images, targets), layout)
+def by_integrated_gradients(asked: Question) -> Grid:
+    return per_patch(integrated_gradients(asked.model, asked.images, asked.targets), asked.layout)
 
 
 def per_patch(pixels: Images, layout: Layout) -> Grid:
@@ -117,17 +140,18 @@ def per_patch(pixels: Images, layout: Layout) -> Grid:
 
 
 @torch.no_grad()
-def by_hiding(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
+def by_hiding(asked: Question) -> Grid:
     """Hide a patch (make it grey), watch the answer: by how much the class's probability falls."""
+    images, layout = asked.images, asked.layout
     height, width = images.shape[2] // layout.rows, images.shape[3] // layout.columns
     fallen = []
-    for image, target in zip(images, targets.tolist(), strict=True):
+    for image, target in zip(images, asked.targets.tolist(), strict=True):
         hidden = image.repeat(layout.patches, 1, 1, 1)
         for place in range(layout.patches):
             row, column = place // layout.columns * height, place % layout.columns * width
             hidden[place, :, row : row + height, column : column + width] = 0.0
-        asked = torch.cat([image[None], hidden])
-        chances = torch.cat([probabilities(model, some)[:, target] for some in asked.split(HIDDEN_AT_ONCE)])
+        views = torch.cat([image[None], hidden])
+        chances = torch.cat([probabilities(asked.model, some)[:, target] for some in views.split(HIDDEN_AT_ONCE)])
         fallen.append(chances[0] - chances[1:])
     return torch.stack(fallen).unflatten(1, (layout.rows, layout.columns))
 
@@ -136,7 +160,7 @@ def probabilities(model: nn.Module, images: Images) -> Logits:
     return model_answer(model, images).softmax(1)
 
 
-METHODS: dict[str, Callable[[nn.Module, Tensor, Tensor, Layout], Tensor]] = {
+METHODS: dict[str, Callable[[Question], Tensor]] = {
     "attention": by_attention,
     "rollout": by_rollout,
     "rollout-max": partial(by_rollout, fusion="max", discard=0.9),
@@ -151,7 +175,7 @@ def explain(model: nn.Module, images: Images, method: str = "relevance", *, targ
     """How much each patch counts for the class `target`, or for the class the model answers: batch × row × column."""
     if method not in METHODS:
         raise UserError(f"The method {method!r} is unknown. {did_you_mean(method, METHODS)}")
-    return METHODS[method](model, images, targets_for(model, images, target), layout_of(model))
+    return METHODS[method](question(model, images, target))
 
 
 @torch.no_grad()

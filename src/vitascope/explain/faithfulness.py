@@ -8,14 +8,14 @@ and is better the smaller its area; insertion starts from a blurred image, resto
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.explain.attribution import HIDDEN_AT_ONCE, METHODS, probabilities, targets_for
-from vitascope.explain.layout import Layout, layout_of
+from vitascope.explain.attribution import HIDDEN_AT_ONCE, METHODS, Question, probabilities, question
+from vitascope.explain.layout import Layout
 from vitascope.shapes import Curves, Grid, Images, Order, Targets
 
 
@@ -80,27 +80,31 @@ def blurred(images: Images) -> Images:
     return F.conv2d(rows, weights[:, :, None], groups=images.shape[1])
 
 
-def at_random(model: nn.Module, images: Images, targets: Targets, layout: Layout) -> Grid:
+def at_random(asked: Question) -> Grid:
     """What knows nothing: a new order of patches for every image, the same at every call."""
-    del model, targets
     generator = torch.Generator().manual_seed(0)
-    return torch.rand(len(images), layout.rows, layout.columns, generator=generator).to(images)
+    return torch.rand(len(asked.images), asked.layout.rows, asked.layout.columns, generator=generator).to(asked.images)
 
 
 def measure(
     model: nn.Module, images: Images, methods: list[str] | None = None, *, told: Callable[[str], None] | None = None
 ) -> list[Faithfulness]:
     """All methods and random order on the same images, the most faithful (insertion minus deletion) first."""
-    layout, targets = layout_of(model), targets_for(model, images, None)
+    asked = question(model, images)
     curves = {}
     for name, method in {**METHODS, "random": at_random}.items():
         if methods is not None and name not in (*methods, "random"):
             continue
         if told:
             told(name)
-        heat = method(model, images, targets, layout)
-        curves[name] = tuple(way(model, images, heat, targets, layout) for way in (deletion, insertion))
+        curves[name] = curves_of(asked, method(asked))
     return summarise(curves)
+
+
+def curves_of(asked: Question, heat: Grid) -> tuple[Curves, Curves]:
+    """Deletion's and insertion's."""
+    gone, come = (way(asked.model, asked.images, heat, asked.targets, asked.layout) for way in (deletion, insertion))
+    return gone, come
 
 
 def summarise(curves: dict[str, tuple[Curves, Curves]]) -> list[Faithfulness]:
@@ -134,10 +138,9 @@ def survives_random_weights(model: nn.Module, images: Images, method: str, *, se
     """Mean rank correlation between the explanation and that of the same network with untrained weights.
 
     Near 0 is right: an explanation of nothing learnt must be another one (Adebayo et al. 2018)."""
-    layout, targets = layout_of(model), targets_for(model, images, None)
-    heat = METHODS[method](model, images, targets, layout)
-    other = METHODS[method](randomised(model, seed), images, targets, layout)
-    return rank_correlation(heat, other).mean().item()
+    asked = question(model, images)
+    other = replace(asked, model=randomised(model, seed))
+    return rank_correlation(METHODS[method](asked), METHODS[method](other)).mean().item()
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:

@@ -1,7 +1,5 @@
 """A model and images -> the set of pictures and numbers that `vitascope explain` writes."""
 
-import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,11 @@ from vitascope.draw.look import save
 from vitascope.errors import UserError
 from vitascope.evaluation.reading import Pictures
 from vitascope.explain import probes
-from vitascope.explain.attribution import METHODS, probabilities, targets_for
-from vitascope.explain.faithfulness import Faithfulness, at_random, deletion, insertion, summarise
-from vitascope.explain.layout import Layout, layout_of
-from vitascope.explain.maps import attention_maps
+from vitascope.explain.attribution import METHODS, Question, probabilities, question
+from vitascope.explain.faithfulness import Faithfulness, at_random, curves_of, summarise
+from vitascope.explain.layout import Layout
 from vitascope.explain.subject import Subject
-from vitascope.run.files import make_folder, write_whole
+from vitascope.run.files import make_folder
 
 WORDS = {
     "attention": "attention (last block)",
@@ -65,16 +62,14 @@ class Written:
 
 def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: Path) -> Written:
     """Per image its explanations and its heads; over all images the evidence for each method."""
-    model, layout = subject.model, layout_of(subject.model)
-    images = subject.preparation(pictures.images)
-    targets = targets_for(model, images, asked.target)
+    about = question(subject.model, subject.preparation(pictures.images), asked.target)
+    images, targets, layout, maps = about.images, about.targets, about.layout, about.maps
     if asked.query is not None:
         layout.token(*asked.query)
-    maps = attention_maps(model, images)
     blocks, heads = chosen(asked.blocks, len(maps), "block"), chosen(asked.heads, maps[0].shape[1], "head")
     with torch.no_grad():
-        chances = probabilities(model, images)
-    heats = {name: METHODS[name](model, images, targets, layout).cpu() for name in asked.methods}
+        chances = probabilities(subject.model, images)
+    heats = {name: METHODS[name](about).cpu() for name in asked.methods}
     make_folder(out)
     written = Written()
     names = file_names(pictures)
@@ -88,13 +83,11 @@ def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: 
         looked = torch.stack([maps[block - 1][number, [head - 1 for head in heads]] for block in blocks])
         looked = from_query(looked, layout, asked.query)
         labels = [f"block {block}" for block in blocks], [f"head {head}" for head in heads]
-        picture = draw_heads(shown, looked.numpy(), labels, asked.query, _looked(name, layout, asked.query))
+        picture = draw_heads(shown, looked.numpy(), labels, asked.query, first, _looked(layout, asked.query))
         written.files += save_both(picture, out / f"heads-{name}")
         written.images.append(_numbers(name, said, share, subject.classes[target], heats, number))
-    written.files += _write_lens(subject, images, targets, layout, names, out)
-    written.evidence = _write_evidence(subject, images, targets, heats, layout, out, written.files)
-    write_whole(out / "explanations.json", json.dumps(written.as_dict(), indent=1) + "\n")
-    written.files.append(out / "explanations.json")
+    written.files += _write_lens(subject, about, names, out)
+    written.evidence = _write_evidence(about, heats, out, written.files)
     return written
 
 
@@ -127,19 +120,16 @@ def save_both(figure: Figure, path: Path) -> list[Path]:
 
 
 @torch.no_grad()
-def _write_lens(
-    subject: Subject, images: Tensor, targets: Tensor, layout: Layout, names: list[str], out: Path
-) -> list[Path]:
+def _write_lens(subject: Subject, asked: Question, names: list[str], out: Path) -> list[Path]:
     """Block by block, which patches already speak for the class."""
-    states = probes.states(subject.model, images)
-    chances = [probes.lens_of_tokens(subject.model, state).softmax(-1) for state in states]
+    states = probes.states(asked.model, asked.images)
+    chances = [probes.lens_of_tokens(asked.model, state).softmax(-1) for state in states]
     files = []
-    for number, (name, shown) in enumerate(zip(names, subject.pictures(images), strict=True)):
-        target = int(targets[number])
+    for number, (name, shown) in enumerate(zip(names, subject.pictures(asked.images), strict=True)):
+        target = int(asked.targets[number])
+        one = slice(number, number + 1)
         grids = {
-            f"after block {block}" if block else "embedded": layout.grid(chance[number : number + 1, :, target])[
-                0
-            ].numpy()
+            f"after block {block}" if block else "embedded": asked.layout.grid(chance[one, :, target])[0].numpy()
             for block, chance in enumerate(chances)
         }
         text = (
@@ -150,18 +140,9 @@ def _write_lens(
     return files
 
 
-def _write_evidence(
-    subject: Subject, images: Tensor, targets: Tensor, heats: dict[str, Tensor], layout: Layout, out: Path,
-    files: list[Path],
-) -> list[Faithfulness]:  # fmt: skip
-    model = subject.model
-    all_heats = {**heats, "random": at_random(model, images, targets, layout)}
-    curves: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, heat in all_heats.items():
-        ways: tuple[Callable[..., Tensor], ...] = (deletion, insertion)
-        gone, come = (way(model, images, heat, targets, layout) for way in ways)
-        curves[name] = gone, come
-    many = f"{len(images)} image{'s' if len(images) > 1 else ''}"
+def _write_evidence(asked: Question, heats: dict[str, Tensor], out: Path, files: list[Path]) -> list[Faithfulness]:
+    curves = {name: curves_of(asked, heat) for name, heat in {**heats, "random": at_random(asked)}.items()}
+    many = f"{len(asked.images)} image{'s' if len(asked.images) > 1 else ''}"
     text = (
         f"Mean over {many}: patches are made grey, or restored in the blurred image, in the order each method gives. A "
         "method to be believed lets the answer fall at once, and come back at once, and beats a random order."
@@ -180,13 +161,16 @@ def _explained(subject: Subject, target: int, chance: float, heats: dict[str, ND
     return text
 
 
-def _looked(name: str, layout: Layout, query: tuple[int, int] | None) -> str:
+def _looked(layout: Layout, query: tuple[int, int] | None) -> str:
     if query is not None:
         who = f"the patch in row {query[0]}, column {query[1]} (framed) looks"
     else:
         who = "the class token looks" if layout.reads_class else "all patches on average look"
     rest = " Tokens without a place are not shown." if layout.prefix else ""
-    return f"{name}: what {who} at, by block and head, on one scale.{rest}"
+    return (
+        f"What {who} at, by block and head. Each block has its own scale, from 0 to the number at the row's end; even "
+        f"attention would give {1 / (layout.prefix + layout.patches):.2g}.{rest}"
+    )
 
 
 def _numbers(name: str, said: str, share: float, target: str, heats: dict[str, Tensor], number: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from vitascope.draw.explanation import draw_explanations
 from vitascope.draw.gallery import draw_gallery
 from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure
-from vitascope.explain.attribution import METHODS, probabilities, targets_for
+from vitascope.explain.attribution import METHODS, Question, probabilities, targets_for
 from vitascope.explain.figures import WORDS, save_both
 from vitascope.explain.layout import layout_of
 from vitascope.explain.probing import Seen, images_of, look
@@ -50,7 +50,8 @@ def write_over_time(subject: Subject, images: Images, out: Path) -> list[Path]:
     frames: list[Image.Image] = []
     for epoch, path in files.items():
         then = replace(subject, model=_at(subject.model, path))
-        heats = {name: METHODS[name](then.model, shown, targets, layout_of(then.model)) for name in SHOWN_METHODS}
+        asked = Question(then.model, shown, targets, layout_of(then.model))
+        heats = {name: METHODS[name](asked) for name in SHOWN_METHODS}
         for row, heat in zip(rows, heats["relevance"], strict=True):
             row.append(colormaps[SEQUENTIAL]((heat / heat.max().clamp(min=1e-12)).clamp(min=0).numpy())[..., :3])
         frames.append(_frame(then, shown, targets, heats, epoch))

@@ -13,7 +13,7 @@ from vitascope.data.source import UInt8Images
 from vitascope.draw.gallery import draw_gallery
 from vitascope.draw.probes import draw_blocks, draw_filters, draw_map, draw_positions
 from vitascope.errors import UserError
-from vitascope.evaluation.choosing import some_own_images
+from vitascope.evaluation.choosing import choose, some_own_images
 from vitascope.explain import probes
 from vitascope.explain.figures import save_both
 from vitascope.explain.layout import Layout, layout_of
@@ -90,20 +90,30 @@ def write_probes(subject: Subject, images: Images, labels: list[int] | None, wha
     return [*files, out / "probes.json"]
 
 
-def probe(subject: Subject, given: UInt8Images, out: Path) -> list[Path]:
+def probe(subject: Subject, given: UInt8Images, out: Path, split: str | None = None) -> list[Path]:
     """Over the run's own images, or over the given ones if they are enough; else nothing."""
-    own = images_of(subject)
+    own = images_of(subject, split)
     if own is not None:
         return write_probes(subject, *own, out)
     return write_probes(subject, subject.preparation(given), None, "given", out) if len(given) >= ENOUGH else []
 
 
-def images_of(subject: Subject) -> tuple[Images, list[int], str] | None:
-    """The run's own images as the model sees them, their classes, and which they are; None: there are none here."""
-    found = some_own_images(subject.run.run, subject.run.facts, MOST) if subject.run else None
-    if found is None:
+def images_of(subject: Subject, split: str | None = None) -> tuple[Images, list[int], str] | None:
+    """The run's own images as the model sees them, their classes, and which they are; None: there are none here.
+
+    Without a split the held-back ones, else training images; test images only when asked for."""
+    if subject.run is None:
+        if split is not None:
+            raise UserError(f"--split {split} names a part of a run's data; {subject.name} is not a run.")
         return None
-    some, words = found
+    run, facts = subject.run.run, subject.run.facts
+    if split is not None:
+        some, words = choose(run, facts, split, None).images.evenly(MOST), split
+    else:
+        found = some_own_images(run, facts, MOST)
+        if found is None:
+            return None
+        some, words = found
     return subject.preparation(some.images), some.labels.tolist(), words
 
 

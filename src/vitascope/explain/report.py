@@ -21,7 +21,7 @@ from vitascope.evaluation.figures import as_html
 from vitascope.evaluation.report import Evaluation
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.explain.answers import answer, packed
-from vitascope.explain.attribution import METHODS, targets_for
+from vitascope.explain.attribution import METHODS, question
 from vitascope.explain.layout import layout_of
 from vitascope.explain.probing import images_of, write_probes
 from vitascope.explain.subject import Subject, open_subject
@@ -128,8 +128,7 @@ def _mistakes(subject: Subject, found: Evaluation) -> str:
     for item in found.worst[:6]:
         stored = found.choice.images.images[item.index : item.index + 1]
         image = subject.preparation(stored)
-        targets = targets_for(subject.model, image, None)
-        heat = METHODS["relevance"](subject.model, image, targets, layout_of(subject.model))[0].numpy()
+        heat = METHODS["relevance"](question(subject.model, image))[0].numpy()
         shown = stored[0].permute(1, 2, 0).numpy()
         words = f"is {item.label} ({item.probability_of_label:.1%}), said {item.said} ({item.probability:.0%})"
         pair = f"{picture(shown, 96)} {picture(_overlaid(shown, heat), 96)}"

@@ -2,7 +2,7 @@
 
 import { openArrays } from './arrays.js';
 import { makeHeads } from './heads.js';
-import { attention, rollout } from './maps.js';
+import { attention, relevance, rollout } from './maps.js';
 import { makeStage } from './stage.js';
 import { makeStore } from './store.js';
 
@@ -20,6 +20,7 @@ async function open(number) {
 
 function look(state) {
   if (state.map === 'rollout') return rollout(state.example, manifest.layout, state.block, state.query);
+  if (state.map === 'relevance') return relevance(state.example, manifest.layout, state.query);
   return attention(state.example, manifest.layout, state.block, state.head, state.query);
 }
 
@@ -47,7 +48,8 @@ async function start() {
     block.value = state.block;
     head.value = state.head;
     map.value = state.map;
-    head.disabled = state.map === 'rollout';
+    head.disabled = state.map !== 'attention';
+    block.disabled = state.map === 'relevance';
   });
   makeStage(root, manifest.layout, store, look);
   makeHeads(root.querySelector('.heads'), manifest.layout, store, depth, heads);

@@ -1,4 +1,4 @@
-// An example's stored maps -> what one query looks at: attention of a head, the mean of heads, or rollout.
+// An example's stored maps -> what one query looks at: attention of a head, the mean of heads, rollout, or relevance.
 
 // Token numbers that ask: one patch, or the head's own reading (the class token, or all patches).
 export function askers(layout, query) {
@@ -7,14 +7,27 @@ export function askers(layout, query) {
   return Array.from({ length: layout.rows * layout.columns }, (_, patch) => layout.prefix + patch);
 }
 
-// One row of attention, every token: stored bytes times the row's scale, scaled again to sum to 1.
+// One row of attention, every token, scaled again to sum to 1.
 export function row(example, block, head, token) {
   const [, heads, tokens] = example.maps.shape;
-  const at = (block * heads + head) * tokens + token;
-  const scale = example.maps_scale.data[at];
-  const values = Float64Array.from(example.maps.data.subarray(at * tokens, (at + 1) * tokens), (byte) => byte * scale);
+  return unpacked(example.maps, example.maps_scale, (block * heads + head) * tokens + token);
+}
+
+// Stored bytes times the row's scale, divided by their sum.
+function unpacked(stored, scales, at) {
+  const length = stored.shape[stored.shape.length - 1];
+  const values = Float64Array.from(stored.data.subarray(at * length, (at + 1) * length), (byte) => byte * scales.data[at]);
   const sum = values.reduce((total, value) => total + value, 0) || 1;
   return values.map((value) => value / sum);
+}
+
+// What speaks for the answer, through all blocks (Chefer et al. 2021), as shares of the whole.
+export function relevance(example, layout, query) {
+  const asking = askers(layout, query);
+  const total = new Float64Array(example.relevance.shape[1]);
+  for (const token of asking)
+    unpacked(example.relevance, example.relevance_scale, token).forEach((value, key) => (total[key] += value / asking.length));
+  return total;
 }
 
 // Attention of a head ('mean': of all heads), averaged over the askers.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vitascope.model.single_head import SingleHeadAttention
     from vitascope.model.vit import VisionTransformer
     from vitascope.training.train import resume, train
+    from vitascope.weights.adaptation import adapt
     from vitascope.weights.native import from_torch, to_torch
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ _HOMES = {
     "SingleHeadAttention": "model.single_head",
     "UserError": "errors",
     "VisionTransformer": "model.vit",
+    "adapt": "weights.adaptation",
     "attend": "model.scaled_dot_product",
     "causal_mask": "model.masks",
     "from_torch": "weights.native",
@@ -49,6 +51,7 @@ __all__ = [
     "UserError",
     "VisionTransformer",
     "__version__",
+    "adapt",
     "attend",
     "causal_mask",
     "explain",

@@ -13,8 +13,9 @@ from tests.training.tiny import tiny_run
 from vitascope import UserError
 from vitascope.data.digits import digits
 from vitascope.explain.probing import MOST, images_of
-from vitascope.explain.subject import class_names, open_subject
+from vitascope.explain.subject import open_subject
 from vitascope.recipe.train import TrainConfig
+from vitascope.weights.known import class_names
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "data"
 
@@ -123,8 +124,8 @@ def test_what_cannot_be_opened_is_said(vitascope, run, images, tmp_path) -> None
     for words, sentence in (
         ((str(run.path), str(text)), "cannot be read as an image"),
         ((str(empty), images[0]), "is not a run"),
-        ((str(torn), images[0]), "cannot be read as weights"),
-        ((str(other), images[0]), "it has no patch_embed.proj.weight"),
+        ((str(torn), images[0]), "is not a whole safetensors file"),
+        ((str(other), images[0]), "is not a ViT in the names of timm"),
         ((str(tmp_path / "none.pth"), images[0]), "There is no file"),
         (("timm:vit_tinny", images[0]), "timm has no model 'vit_tinny'"),
     ):

@@ -1,7 +1,7 @@
 """`vitascope anatomy`: every stage from image to logits, with shapes and costs."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,8 @@ from vitascope.cli.tables import console, table
 from vitascope.model.anatomy import Stage
 from vitascope.model.anatomy import anatomy as stages_of
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.reading import read_model, split_words
+from vitascope.recipe.reading import read_model, recipe_names, split_words
+from vitascope.recipe.writing import word
 
 NOTES = (
     "FLOPs count matrix products, two per multiply-add. Activations are float32; attn.maps reach memory only when\n"
@@ -23,7 +24,8 @@ NOTES = (
 
 def anatomy(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="A recipe, and model settings.")
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="A recipe, run or weights; model settings."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Images at a time.")] = 1,
     tokens: Annotated[int | None, typer.Option(help="Follow this many tokens, leaving the image out.")] = None,
@@ -37,7 +39,7 @@ def anatomy(
     Example: vitascope anatomy cifar10 depth=4
     """
     recipe, settings = split_words(words or [])
-    config = read_model(recipe, settings)
+    config = read_any_model(recipe, settings)
     stages = stages_of(config, batch=batch, tokens=tokens)
     answer: dict[str, object] = {"stages": [asdict(stage) | {"bytes": stage.bytes} for stage in stages]}
     if not as_json:
@@ -48,6 +50,18 @@ def anatomy(
         answer["measured"] = measure_and_draw(config, out, quiet=as_json)
     if as_json:
         print(json.dumps(answer, indent=1))
+
+
+def read_any_model(name: str | None, settings: list[str]) -> ModelConfig:
+    """A recipe's model; or a run's, or that of weights from outside, with settings changed."""
+    if name is None or name in recipe_names() or Path(name).suffix in (".yaml", ".yml"):
+        return read_model(name, settings)
+    if not (name.startswith(("timm:", "hf:")) or Path(name).exists()):
+        return read_model(name, settings)  # which says what there is
+    from vitascope.evaluation.trained import load
+
+    known = {item.name: word(getattr(load(name).config, item.name)) for item in fields(ModelConfig)}
+    return read_model(None, [*(f"{key}={value}" for key, value in known.items()), *settings])
 
 
 def print_stages(stages: list[Stage], config: ModelConfig, *, all_blocks: bool) -> None:

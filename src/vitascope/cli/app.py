@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import vitascope
-from vitascope.cli import anatomy, data, demo, doctor, draw, evaluate, explain, predict, record, runs, train
+from vitascope.cli import adapt, anatomy, data, demo, doctor, draw, evaluate, explain, predict, record, runs, train
 
 app = typer.Typer(
     help="Vision transformers on small image data: build, train, study, look inside.",
@@ -15,6 +15,7 @@ app = typer.Typer(
 )
 app.command("anatomy")(anatomy.anatomy)
 app.command("train")(train.train)
+app.command("adapt")(adapt.adapt)
 app.command("resume")(train.resume)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)

@@ -37,7 +37,7 @@ def predict(
     else:
         rows = [[str(item.file), *(f"{name} {share:.1%}" for name, share in item.likeliest[:3])] for item in found]
         columns = ["file", "said", "second", "third"][: len(rows[0])]
-        console().print(table(f"{len(rows):,} image(s), {model.run.path}", columns, rows))
+        console().print(table(f"{len(rows):,} image(s), {model.name}", columns, rows))
 
 
 def embed(

@@ -8,7 +8,7 @@ from vitascope.data.digits import digits
 from vitascope.data.folder import folder
 from vitascope.data.named import NAMED, named
 from vitascope.data.npz import npz
-from vitascope.data.places import data_root
+from vitascope.data.places import data_root, first_existing
 from vitascope.data.source import Source
 from vitascope.errors import UserError, did_you_mean
 
@@ -19,7 +19,7 @@ def settled(config: DataConfig) -> DataConfig:
         return config
     if config.name in NAMED:
         return replace(config, root=str(data_root(config.root).resolve()))
-    return replace(config, name=str(Path(config.name).expanduser().resolve()))
+    return replace(config, name=str(_place(config).resolve()))
 
 
 def open_source(config: DataConfig, size: tuple[int, int], channels: int, *, to_train: bool = True) -> Source:
@@ -29,7 +29,7 @@ def open_source(config: DataConfig, size: tuple[int, int], channels: int, *, to_
         return digits()
     if config.name in NAMED:
         return named(config.name, data_root(config.root), download=config.download)
-    path = Path(config.name).expanduser()
+    path = _place(config)
     if path.is_dir():
         return folder(path, size, channels, strict=config.strict, fewest=2 if to_train else 1)
     if path.is_file() and path.suffix == ".npz":
@@ -38,3 +38,9 @@ def open_source(config: DataConfig, size: tuple[int, int], channels: int, *, to_
         raise UserError(f"data.name={config.name} is neither a folder of class folders nor an .npz file.")
     known = ["digits", *NAMED]
     raise UserError(f"There is no data set '{config.name}'. {did_you_mean(config.name, known)} A path works too.")
+
+
+def _place(config: DataConfig) -> Path:
+    """A path, or a folder or file of that name under the data root."""
+    path = Path(config.name).expanduser()
+    return path if path.exists() else first_existing([data_root(config.root) / config.name]) or path

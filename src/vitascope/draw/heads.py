@@ -1,6 +1,7 @@
 """Every block's and head's map from one query -> one picture, each block on its own scale, which is told."""
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -23,14 +24,7 @@ def draw_heads(
     blocks, heads, rows, columns = maps.shape
     figure = Figure(figsize=(1.25 * (heads + 2) + 1.0, 1.08 * blocks + 1.0), layout="constrained", dpi=150)
     left, right = figure.subfigures(1, 2, width_ratios=[2, heads + 0.8]).flat  # pyright: ignore[reportAttributeAccessIssue]
-    whole = left.subplots(1, 1)
-    whole.axis("off")
-    whole.set_anchor("N")
-    whole.set_title(plain(first), fontsize=8)
-    show(whole, image)
-    lay_grid(whole, image, (rows, columns))
-    if query is not None:
-        mark_patch(whole, image, (rows, columns), query)
+    _draw_image(left.subplots(1, 1), image, (rows, columns), query, first)
     panels = right.subplots(blocks, heads, squeeze=False)
     for block in range(blocks):
         top = max(float(maps[block].max()), 2 / (rows * columns))
@@ -51,3 +45,13 @@ def draw_heads(
     bar.set_ticks([0, 1], labels=["0", "block's\nlargest"], fontsize=8)
     caption(figure, text)
     return figure
+
+
+def _draw_image(panel: Axes, image: NDArray, grid: tuple[int, int], query: tuple[int, int] | None, first: str) -> None:
+    panel.axis("off")
+    panel.set_anchor("N")
+    panel.set_title(plain(first), fontsize=8)
+    show(panel, image)
+    lay_grid(panel, image, grid)
+    if query is not None:
+        mark_patch(panel, image, grid, query)

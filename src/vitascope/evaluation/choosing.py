@@ -11,8 +11,8 @@ from vitascope.data.source import Source, Split
 from vitascope.data.statistics import data_hash
 from vitascope.data.training_data import open_training_data
 from vitascope.errors import UserError, did_you_mean
-from vitascope.run.directory import Run
-from vitascope.run.weights import ModelFacts
+from vitascope.run.directory import Outside, Run
+from vitascope.weights.facts import ModelFacts
 
 SPLITS = ("test", "val", "train")
 
@@ -32,8 +32,10 @@ def choose(run: Run, facts: ModelFacts, split: str | None, data: str | None) -> 
     """Without a split: the test images, or all images where other data has only one part."""
     if split is not None and split not in SPLITS:
         raise UserError(f"There is no split '{split}'. {did_you_mean(split, SPLITS)}")
+    if isinstance(run, Outside) and data is None:
+        raise UserError(f"{run.word} was not trained here. Name the images to judge it by: --data NAME or FOLDER.")
     own = here(run.recipe.data)
-    if data is not None and settled(replace(own, name=data)).name != settled(own).name:
+    if data is not None and (isinstance(run, Outside) or settled(replace(own, name=data)).name != settled(own).name):
         return _other_data(replace(own, name=data), facts, split)
     if split in ("val", "train"):
         found = own_images(run, facts, split)
@@ -49,6 +51,8 @@ def choose(run: Run, facts: ModelFacts, split: str | None, data: str | None) -> 
 
 def own_images(run: Run, facts: ModelFacts, split: str) -> Split | None:
     """The run's own validation or training images, exactly those; None where none were held back."""
+    if isinstance(run, Outside):
+        raise UserError(f"{run.word} was not trained here, so it has no images of its own")
     recipe = run.recipe
     if split == "val" and recipe.data.validation == 0:
         return None
@@ -111,11 +115,20 @@ def _renumbered(source: Source, split: str, classes: list[str]) -> Split:
     names = source.classes
     if not source.named and len(names) <= len(classes):
         names = classes[: len(names)]
-    new = [name for name in names if name not in classes]
+    numbers = {_spelt(name): number for number, name in enumerate(classes)} | {
+        name: number for number, name in enumerate(classes)
+    }
+    known = [numbers.get(name, numbers.get(_spelt(name))) for name in names]
+    new = [name for name, number in zip(names, known, strict=True) if number is None]
     if new:
         raise UserError(
             f"{source.name} has classes the run never learnt: {', '.join(new[:5])}{' …' if len(new) > 5 else ''}. "
             f"It knows {', '.join(classes[:10])}{' …' if len(classes) > 10 else ''}."
         )
     found = source.load(split)
-    return replace(found, labels=torch.tensor([classes.index(name) for name in names])[found.labels])
+    return replace(found, labels=torch.tensor(known)[found.labels])
+
+
+def _spelt(name: str) -> str:
+    """Folders say African_elephant, lists say African elephant."""
+    return name.replace("_", " ").strip()

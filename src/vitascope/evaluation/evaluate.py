@@ -19,10 +19,10 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import device_names, machine_name
-from vitascope.run.weights import ModelFacts
 from vitascope.shapes import Logits
 from vitascope.training.hardware import hardware_of
 from vitascope.training.scoring import logits_of
+from vitascope.weights.facts import ModelFacts
 
 WORST = 24
 

@@ -17,11 +17,11 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
 from vitascope.run.files import read_json, write_json
 from vitascope.run.format_probe import answering_speedup
-from vitascope.run.weights import ModelFacts
 from vitascope.shapes import Features
 from vitascope.training.hardware import hardware_of
 from vitascope.training.kernels import Use, choose_kernels, use_kernels
 from vitascope.training.scoring import answers, batch_for
+from vitascope.weights.facts import ModelFacts
 
 WORTH = 1.15  # times faster, or float32 stays
 MOST_LOST = 0.2  # points of accuracy

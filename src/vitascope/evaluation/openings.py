@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vitascope.run.directory import Run
-from vitascope.run.files import append_line
+from vitascope.run.files import append_line, make_folder
 
 FILE = "test-openings.jsonl"
 
@@ -63,6 +63,7 @@ def note_opening(run: Run, **said: Any) -> int:
     """Written before the model sees the images, so that no look goes unnoticed; ties the result's line to this one."""
     tie = 1 + max(0, *(opening.line for opening in read_openings(run)), 0)  # torn lines count below 0
     when = datetime.now(UTC).isoformat(timespec="seconds")
+    make_folder(run.path)  # a model from outside has none yet
     append_line(run.file(FILE), {"opening": tie, "when": when, **said})
     return tie
 

@@ -1,12 +1,14 @@
-"""A run -> its trained model, which knows its classes and how its images are prepared."""
+"""A run, or weights from outside -> the trained model, which knows its classes and how its images are prepared."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitascope.draw.html import html_table
+from vitascope.errors import UserError
 from vitascope.evaluation.evaluate import check_views, evaluate
 from vitascope.evaluation.fast import Fast, make_fast
 from vitascope.evaluation.prediction import Predictions, predictions
@@ -14,22 +16,28 @@ from vitascope.evaluation.reading import Pictures, as_stored
 from vitascope.evaluation.report import Evaluation
 from vitascope.model.anatomy import total_parameters
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.directory import Run, open_run
+from vitascope.run.directory import Outside, Run, open_run, outside
 from vitascope.run.weights import load_weights, read_facts
 from vitascope.shapes import Features
 from vitascope.training.hardware import choose_device, hardware_of
 from vitascope.training.scoring import answers, logits_of
+from vitascope.weights.facts import ModelFacts
+from vitascope.weights.files import ENDINGS
+from vitascope.weights.pretrained import ONLINE, open_weights
 
 
 class TrainedTransformer(VisionTransformer):
     """A VisionTransformer (its input are prepared images) that can also be asked about images as they are."""
 
-    def __init__(self, run: Run, *, best: bool = False) -> None:
-        facts = read_facts(run)
+    def __init__(self, run: Run, facts: ModelFacts, weights: str = "last") -> None:
         super().__init__(facts.model)
-        load_weights(self, run, best=best)
-        self.run, self.facts, self.weights = run, facts, "best" if best else "last"
+        self.run, self.facts, self.weights = run, facts, weights
         self.fast: Fast | None = None
+
+    @property
+    def name(self) -> str:
+        """As users type it."""
+        return self.run.word if isinstance(self.run, Outside) else str(self.run.path)
 
     @property
     def classes(self) -> list[str]:
@@ -75,8 +83,9 @@ class TrainedTransformer(VisionTransformer):
     def _repr_html_(self) -> str:
         config = self.config
         rows = [
-            ["run", str(self.run.path)],
-            ["weights", f"{self.weights} epoch"],
+            ["weights", self.run.word]
+            if isinstance(self.run, Outside)
+            else ["run", f"{self.run.path}, {self.weights} epoch"],
             ["image", f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"],
             ["tokens", str(config.num_tokens)],
             ["blocks", f"{config.depth} of width {config.embed_dim}, {config.num_heads} heads"],
@@ -90,12 +99,38 @@ class TrainedTransformer(VisionTransformer):
 def load(
     run: str | os.PathLike[str], *, best: bool = False, device: str = "cpu", fast: bool = False
 ) -> TrainedTransformer:
-    """A run's trained model, ready to answer: the last epoch's weights, or the best on validation images.
+    """A trained model, ready to answer: a run's (the last epoch's weights, or the best on validation images), or one
+    from outside: timm:NAME, hf:REPO, a weights file, a folder with config.json.
 
     `fast`: on a GPU compiled, in bfloat16 and recorded (the first answers take a while); on a CPU in int8 or bfloat16
     products where that is measured to be faster and loses at most 0.2 points. `model.fast.how` says what was done.
     """
-    model = TrainedTransformer(open_run(run), best=best).to(choose_device(device)).eval()
+    model = _from_outside(str(run), best) if is_outside(run) else _from_run(open_run(run), best)
+    model = model.to(choose_device(device)).eval()
     if fast:
         model.fast = make_fast(model, model.run, model.facts)
+    return model
+
+
+def is_outside(word: str | os.PathLike[str]) -> bool:
+    """Weights by name or file, or a folder that is not a run."""
+    path = Path(word)
+    online = str(word).startswith(ONLINE)
+    return (
+        online or path.suffix in ENDINGS or ((path / "config.json").is_file() and not (path / "recipe.yaml").exists())
+    )
+
+
+def _from_run(run: Run, best: bool) -> TrainedTransformer:
+    model = TrainedTransformer(run, read_facts(run), "best" if best else "last")
+    load_weights(model, run, best=best)
+    return model
+
+
+def _from_outside(word: str, best: bool) -> TrainedTransformer:
+    if best:
+        raise UserError(f"{word} has one set of weights; --best is for runs.")
+    found = open_weights(word)
+    model = TrainedTransformer(outside(word, found.facts.model), found.facts)
+    model.load_state_dict(found.weights)
     return model

@@ -14,6 +14,7 @@ class Recipe:
     """Everything a run is made of."""
 
     name: str = "run"  # a recipe's file name; runs are kept under it
+    weights: str | None = None  # to start from: timm:NAME, hf:REPO, a file, a folder, a run; none: from scratch
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -23,3 +24,6 @@ class Recipe:
             raise UserError(f"name={self.name!r} cannot name a folder of runs. Use letters, digits, - and _.")
         if self.train.patience and self.data.validation == 0:
             raise UserError("train.patience watches validation images, but data.validation=0 holds none back.")
+        if self.weights is None and (self.train.tune != "full" or self.train.freeze):
+            what = f"train.tune={self.train.tune}" if self.train.tune != "full" else f"train.freeze={self.train.freeze}"
+            raise UserError(f"{what} keeps weights as they are, but there are none to keep. Give weights=….")

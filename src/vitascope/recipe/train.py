@@ -6,6 +6,7 @@ from vitascope.errors import UserError, did_you_mean, speaks_for_itself
 
 CHOICES = {
     "optimizer": ("adamw", "muon"),
+    "tune": ("full", "head", "lora"),
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("auto", "float32", "bfloat16", "float16"),
     "compile": ("auto", "always", "never"),  # not yes and no: YAML reads those as true and false
@@ -36,6 +37,10 @@ class TrainConfig:
     label_smoothing: float = 0.1
     ema: float = 0.0  # decay per step of the averaged weights, 0: no averaging; such as 0.999
     layer_decay: float = 1.0  # rate factor per layer counted from the head (BEiT); 1: all equal
+    tune: str = "full"  # what of pretrained weights learns: full (all), head (linear probe), lora (and the head)
+    freeze: int = 0  # the embedding and so many blocks stay as they are, 0: none
+    lora_rank: int = 8  # LoRA (Hu et al. 2022): width of what is added to the query and value projections
+    lora_alpha: float = 16.0  # its strength is lora_alpha / lora_rank
     patience: int = 0  # stop after so many epochs without a better validation accuracy, 0: never
     seed: int = 0  # for the split, the start weights, the order and every draw
     device: str = "auto"  # auto, cpu, cuda, mps
@@ -54,13 +59,13 @@ class TrainConfig:
             if getattr(self, name) not in choices:
                 said = str(getattr(self, name))
                 raise UserError(f"train.{name}={said!r} is unknown. {did_you_mean(said, choices)}")
-        for name in ("epochs", "batch_size", "accumulate"):
+        for name in ("epochs", "batch_size", "accumulate", "lora_rank"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at least 1.")
-        for name in ("lr", "muon_lr", "layer_decay"):
+        for name in ("lr", "muon_lr", "layer_decay", "lora_alpha"):
             if not getattr(self, name) > 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be greater than 0.")
-        for name in ("weight_decay", "clip_grad", "patience", "save_seconds", "seed", "threads", "keep"):
+        for name in ("weight_decay", "clip_grad", "patience", "save_seconds", "seed", "threads", "keep", "freeze"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be 0 or more.")
         for name, most in (("seed", 2**31), ("threads", 1024)):

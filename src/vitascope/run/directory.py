@@ -7,14 +7,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from vitascope.data.config import AugmentConfig, DataConfig
 from vitascope.draw.curves import draw_curves
 from vitascope.draw.html import drawn, html_table
 from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import recipe_yaml
 from vitascope.run.files import make_folder, read_json, write_whole
 from vitascope.run.metrics import curves_of, read_metrics
+
+_MIRRORED = AugmentConfig(flip=0.5)
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,26 @@ class Run:
 
     def __fspath__(self) -> str:
         return str(self.path)
+
+
+@dataclass(frozen=True)
+class Outside(Run):
+    """A model that was not trained here: `path` is only for what is found out about it."""
+
+    word: str
+    model: ModelConfig
+
+    @property
+    def recipe(self) -> Recipe:
+        # Published weights have seen mirror images; those of grey digits are hardly published.
+        return Recipe(name=self.path.name, weights=self.word, model=self.model, data=DataConfig(augment=_MIRRORED))
+
+
+def outside(word: str, model: ModelConfig) -> Outside:
+    """hf:someone/something -> evaluated/hf-someone-something; a file or folder by its own name."""
+    path = Path(word)
+    name = re.sub(r"[^\w.-]+", "-", path.resolve().name.removesuffix(path.suffix) if path.exists() else word)
+    return Outside(Path("evaluated") / name.strip("-."), word, model)
 
 
 def new_run(recipe: Recipe, runs: Path) -> Run:

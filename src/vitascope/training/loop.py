@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vitascope.errors import UserError
+from vitascope.model.lora import plain_state
 from vitascope.run.checkpoint import save_checkpoint
 from vitascope.run.directory import Run
 from vitascope.run.files import append_line, make_folder
@@ -60,14 +61,14 @@ def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
         loader.close()
         if dirty or not run.file("resume.pt").is_file():
             save_state(run, kept)
-    save_weights(run.file("model.safetensors"), session.answering.state_dict())
+    save_weights(run.file("model.safetensors"), plain_state(session.answering))
 
 
 def keep_on_the_way(session: Session, run: Run) -> None:
     """train.keep: the weights as they are after this epoch, for looking at what changed."""
     if session.epoch in session.recipe.train.kept_epochs:
         make_folder(run.file(KEPT))
-        save_weights(run.file(KEPT) / f"epoch-{session.epoch:04d}.safetensors", session.answering.state_dict())
+        save_weights(run.file(KEPT) / f"epoch-{session.epoch:04d}.safetensors", plain_state(session.answering))
 
 
 def save_state(run: Run, state: dict[str, Any]) -> None:

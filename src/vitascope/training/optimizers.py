@@ -13,8 +13,10 @@ UNDECAYED = ("cls_token", "reg_token", "pos_embed")
 
 def make_optimizers(model: nn.Module, config: TrainConfig, captured: bool = False) -> list[torch.optim.Optimizer]:
     """AdamW for all, or Muon for the blocks' matrices and AdamW for the rest. `scale` is each group's rate factor."""
-    named = list(model.named_parameters())
-    depth = 1 + max((int(name.split(".")[1]) for name, _ in named if name.startswith("blocks.")), default=0)
+    depth = 1 + max(
+        (int(name.split(".")[1]) for name, _ in model.named_parameters() if name[:7] == "blocks."), default=0
+    )
+    named = [item for item in model.named_parameters() if item[1].requires_grad]
     scales = {name: config.layer_decay ** (depth + 1 - layer_of(name, depth)) for name, _ in named}
     muon = [item for item in named if config.optimizer == "muon" and is_block_matrix(*item)]
     taken = {name for name, _ in muon}

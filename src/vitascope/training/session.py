@@ -7,11 +7,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitascope.data.statistics import data_hash
 from vitascope.data.training_data import TrainingData
 from vitascope.errors import UserError
+from vitascope.model.lora import plain_state
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import recipe_yaml
@@ -20,6 +21,7 @@ from vitascope.training.averaging import Average
 from vitascope.training.hardware import Hardware, choose_hardware
 from vitascope.training.kernels import Use, choose_kernels, use_kernels
 from vitascope.training.optimizers import make_optimizers
+from vitascope.training.tuning import set_learning
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Session:
 
     def keep_best(self, accuracy: float) -> None:
         self.best_accuracy, self.best_epoch = accuracy, self.epoch
-        self.best = {name: tensor.clone() for name, tensor in self.answering.state_dict().items()}
+        self.best = {name: tensor.clone() for name, tensor in plain_state(self.answering).items()}
 
     def snapshot(self) -> dict[str, Any]:
         """A copy of everything that changes, on the device it is on."""
@@ -110,10 +112,16 @@ class Session:
             torch.cuda.set_rng_state(state["cuda_rng"])
 
 
-def start_session(recipe: Recipe, data: TrainingData, decided: Hardware | None = None) -> Session:
-    """Fresh weights from the seed; `decided` repeats an earlier choice of device, precision and compilation."""
+def start_session(
+    recipe: Recipe, data: TrainingData, decided: Hardware | None = None, weights: dict[str, Tensor] | None = None
+) -> Session:
+    """Fresh weights from the seed, or the given ones; `decided` repeats an earlier choice of device, precision and
+    compilation."""
     torch.manual_seed(recipe.train.seed)
     model = VisionTransformer(recipe.model)
+    if weights is not None:
+        model.load_state_dict(weights)
+    set_learning(model, recipe.train)
     hardware = decided or choose_hardware(recipe, model, recipe.train.epochs * len(data.train))
     torch.set_num_threads(hardware.threads)
     if hardware.device == "cpu":

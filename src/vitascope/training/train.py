@@ -22,11 +22,13 @@ from vitascope.run.files import write_json
 from vitascope.run.machine import record_of_machine
 from vitascope.run.metrics import Events, draw_run_curves, forget_after, read_metrics
 from vitascope.run.trackers import Tracker, open_trackers
-from vitascope.run.weights import ModelFacts, save_facts
+from vitascope.run.weights import read_facts, save_facts
 from vitascope.training.hardware import ALL_THREADS, Hardware
 from vitascope.training.loop import EpochRecord, learn
+from vitascope.training.pretrained import pretrained, settled_word, told
 from vitascope.training.progress import shown
 from vitascope.training.session import Session, start_session
+from vitascope.weights.facts import ModelFacts
 
 
 def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any) -> Run:
@@ -43,9 +45,16 @@ def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
 def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
     data = open_data(recipe, console)
     recipe = complete(recipe, data, console)
+    adapted = pretrained(recipe) if recipe.weights else None
+    if adapted:
+        recipe = replace(recipe, model=adapted.facts.model, weights=settled_word(recipe.weights or ""))
+        data = replace(data, preparation=adapted.facts.preparation)  # as the weights are used to
+        console.print(told(adapted.report), highlight=False, soft_wrap=True)
     run = new_run(recipe, runs)
     console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
-    _learn(run, start_session(recipe, data), console)
+    if adapted:
+        write_json(run.file("adaptation.json"), asdict(adapted.report))
+    _learn(run, start_session(recipe, data, weights=adapted.weights if adapted else None), console)
     return run
 
 
@@ -54,7 +63,13 @@ def resume_run(run: Run, console: Console) -> Run:
         console.print(f"{run.path} is finished already.", highlight=False, soft_wrap=True)
         return run
     recipe, state = run.recipe, load_checkpoint(run)
-    session = start_session(recipe, open_data(recipe, console), _decided_before(run, state))
+    data, weights = open_data(recipe, console), None
+    if recipe.weights and state:
+        data = replace(data, preparation=read_facts(run).preparation)
+    elif recipe.weights:  # stopped before its first checkpoint: it starts again from the weights it started from
+        adapted = pretrained(recipe)
+        data, weights = replace(data, preparation=adapted.facts.preparation), adapted.weights
+    session = start_session(recipe, data, _decided_before(run, state), weights)
     if state:
         session.restore(state)
     forget_after(run.file("metrics.jsonl"), session.epoch)

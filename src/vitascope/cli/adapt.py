@@ -1,0 +1,103 @@
+"""`vitascope adapt`: pretrained weights for images of another size, and what that does to them."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitascope.cli.numbers import count
+from vitascope.cli.tables import console, table
+from vitascope.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from vitascope.weights.adaptation import Report
+
+KEYS = ("img_size", "patch_size", "in_chans", "num_classes", "num_heads")
+
+
+def adapt(
+    weights: Annotated[str, typer.Argument(metavar="WEIGHTS", help="timm:NAME, hf:REPO, a file, a folder, a run.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]…", help="img_size, patch_size, in_chans, num_classes; num_heads."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for the adapted model; weights=FOLDER uses it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON: the report.")] = False,
+) -> None:
+    """What pretrained weights become for other images: what is resampled, how much is lost, dropped, new.
+
+    Example: vitascope adapt timm:deit_tiny_patch16_224 img_size=28 patch_size=4 in_chans=1
+    """
+    from vitascope.run.weights import save_folder
+    from vitascope.training.pretrained import settled_word
+    from vitascope.weights.adaptation import adapt as adapted
+    from vitascope.weights.adaptation import survey
+    from vitascope.weights.pretrained import open_weights
+
+    asked = _asked(words or [])
+    found = open_weights(settled_word(weights), num_heads=asked.pop("num_heads", None))
+    report = survey(found, **asked)
+    if report.refused:
+        if as_json:
+            print(json.dumps(asdict(report)))
+        raise UserError(report.refused)
+    made = adapted(found, **asked)
+    if out is not None:
+        save_folder(out, made.facts, made.weights)
+    if as_json:
+        print(json.dumps(asdict(made.report)))
+        return
+    _tell(made.report)
+    if out is not None:
+        print(f"Adapted model: {out}")
+
+
+def _asked(words: list[str]) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in KEYS:
+            raise UserError(f"'{word}' is not a setting of adapt. {did_you_mean(key, KEYS)}")
+        try:
+            asked[key] = json.loads(value)
+        except ValueError as error:
+            raise UserError(f"{word}: give a whole number, or a pair such as [28,56].") from error
+        if not isinstance(asked[key], int | list) or isinstance(asked[key], bool):
+            raise UserError(f"{word}: give a whole number, or a pair such as [28,56].")
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in asked.items()}
+
+
+def _tell(report: "Report") -> None:
+    before, after = ("×".join(map(str, grid)) for grid in (report.grid_before, report.grid_after))
+    rows = [
+        ["grid of patches", before, after],
+        ["tokens", str(report.tokens_before), str(report.tokens_after)],
+        ["pixels seen", "100 %", f"{report.pixels_seen:.0%}"],
+        ["FLOPs an image", count(report.flops_before), count(report.flops_after)],
+    ]
+    screen = console()
+    screen.print(
+        table(f"{report.weights} ({report.library}'s names)", ["", "before", "after"], rows, right={"before", "after"})
+    )
+    rows = [
+        [item.name, _shape(item.before), _shape(item.after), item.how, f"{item.lost:.1%}"] for item in report.resampled
+    ]
+    if rows:
+        screen.print(table("Resampled", ["weight", "before", "after", "how", "lost"], rows, right={"lost"}))
+    parts = {"left out": report.dropped, "new": report.new, "assumed": report.assumed, "note": report.notes}
+    for name, lines in parts.items():
+        for line in lines:
+            print(f"{name}: {line}")
+    print(f"as they were: {report.kept} tensors")
+    if other := report.alternative:
+        size = other["settings"]["img_size"]
+        print(
+            f"Instead, images could be resized up to img_size={size}: nothing is lost, {other['tokens']} tokens, "
+            f"{count(other['flops'])} FLOPs an image, {other['times_flops']:g} times this."
+        )
+
+
+def _shape(shape: list[int]) -> str:
+    return "×".join(map(str, shape))

@@ -1,0 +1,49 @@
+"""A packed query-key-value projection -> the same with a small addition that learns while it stays (LoRA)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.model.attention import SelfAttention
+
+
+class LoraProjection(nn.Module):
+    """W = W₀ + α/r · B A for queries and for values, W₀ frozen (Hu et al. 2022, section 4.1; B starts at 0).
+
+    `weight` is the whole W, so whoever reads the projection's weight reads what it computes with.
+    """
+
+    def __init__(self, projection: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        width = projection.in_features
+        self.base = nn.Parameter(projection.weight.detach().clone(), requires_grad=False)
+        self.bias = projection.bias
+        self.lora_down = nn.Parameter(projection.weight.new_empty(2, rank, width).uniform_(-(width**-0.5), width**-0.5))
+        self.lora_up = nn.Parameter(projection.weight.new_zeros(2, width, rank))  # queries, values
+        self.strength = alpha / rank
+
+    @property
+    def weight(self) -> Tensor:
+        query, value = self.strength * torch.bmm(self.lora_up, self.lora_down)
+        return self.base + torch.cat([query, torch.zeros_like(query), value])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.linear(tokens, self.weight, self.bias)
+
+
+def add_lora(model: nn.Module, rank: int, alpha: float) -> None:
+    """Every attention's projection learns by a small addition from now on; answers are the same at first."""
+    for module in list(model.modules()):
+        if isinstance(module, SelfAttention) and isinstance(module.qkv, nn.Linear):
+            module.qkv = LoraProjection(module.qkv, rank, alpha)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def plain_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict with additions merged into the weights: what a model without them loads."""
+    state = model.state_dict()
+    for name, module in model.named_modules():
+        if isinstance(module, LoraProjection):
+            for part in ("base", "lora_down", "lora_up"):
+                del state[f"{name}.{part}"]
+            state[f"{name}.weight"] = module.weight.detach()
+    return state

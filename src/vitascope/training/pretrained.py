@@ -1,0 +1,46 @@
+"""A recipe's `weights` -> the weights a training starts from, fitted to the recipe's images and classes."""
+
+from dataclasses import fields
+from pathlib import Path
+
+from vitascope.model.config import ModelConfig
+from vitascope.recipe.schema import Recipe
+from vitascope.run.directory import open_run
+from vitascope.weights.adaptation import CHANGEABLE, Adapted, Report, adapt
+from vitascope.weights.files import ENDINGS
+from vitascope.weights.pretrained import ONLINE, open_weights
+
+# What of recipe.model stays the recipe's; the rest is as the weights are.
+OURS = (*CHANGEABLE, "grad_checkpointing")
+
+
+def pretrained(recipe: Recipe) -> Adapted:
+    found = open_weights(settled_word(recipe.weights or ""))
+    names = [item.name for item in fields(ModelConfig)]
+    kept = [name for name in names if name in OURS or name.endswith(("drop_rate", "drop_path_rate"))]
+    return adapt(found, seed=recipe.train.seed, **{name: getattr(recipe.model, name) for name in kept})
+
+
+def settled_word(word: str) -> str:
+    """The same weights from wherever the program is started; a recipe's folder means its newest run."""
+    path = Path(word).expanduser()
+    if word.startswith(ONLINE) or not path.exists():
+        return word
+    if path.suffix not in ENDINGS and not (path / "config.json").is_file():
+        path = open_run(path).path
+    return str(path.resolve())
+
+
+def told(report: Report) -> str:
+    """In a few lines, for the terminal."""
+    before, after = ("×".join(map(str, grid)) for grid in (report.grid_before, report.grid_after))
+    first = f"Weights: {report.weights} ({report.library}'s names), grid {before} → {after}"
+    lines = [f"{first}, {report.kept} tensors as they were"]
+    for change in report.resampled:
+        lines.append(f"  {change.name}: {change.how}, {change.lost:.0%} lost")
+    if report.dropped:
+        lines.append(f"  left out: {', '.join(report.dropped)}")
+    if report.new:
+        lines.append(f"  new: {', '.join(report.new)}")
+    lines += [f"  assumed: {words}" for words in report.assumed] + [f"  note: {words}" for words in report.notes]
+    return "\n".join(lines)

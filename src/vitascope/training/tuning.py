@@ -1,0 +1,36 @@
+"""Pretrained weights and TrainConfig -> which of them learn: all, the later blocks, additions to them, or the head."""
+
+from torch import nn
+
+from vitascope.errors import UserError
+from vitascope.model.lora import add_lora
+from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.train import TrainConfig
+from vitascope.training.optimizers import layer_of
+
+
+def set_learning(model: VisionTransformer, config: TrainConfig) -> None:
+    """In place. The classifier always learns."""
+    depth = model.config.depth
+    if config.freeze > depth:
+        raise UserError(f"train.freeze={config.freeze}: the model has {depth} blocks.")
+    if config.tune == "lora":
+        add_lora(model, config.lora_rank, config.lora_alpha)
+    for name, weight in model.named_parameters():
+        weight.requires_grad = _learns(name, config, depth)
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise UserError("Nothing would learn: the model has no classifier (num_classes=0).")
+
+
+def _learns(name: str, config: TrainConfig, depth: int) -> bool:
+    if name.startswith("head."):
+        return True
+    if config.freeze and layer_of(name, depth) <= config.freeze:
+        return False
+    return config.tune == "full" or (config.tune == "lora" and ".lora_" in name)
+
+
+def count_learning(model: nn.Module) -> tuple[int, int]:
+    """(numbers that learn, all numbers)."""
+    weights = list(model.parameters())
+    return sum(weight.numel() for weight in weights if weight.requires_grad), sum(weight.numel() for weight in weights)

@@ -1,0 +1,34 @@
+"""What weights alone do not say <-> config.json: sizes, class names, how images are prepared."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from vitascope.data.preparation import Preparation
+from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Enough, with the weights, to use a model without its data."""
+
+    model: ModelConfig
+    classes: list[str]
+    preparation: Preparation
+    stored: tuple[int, int, int]  # channels, rows, columns of an image before it is prepared
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def facts_from(said: Any, where: str) -> ModelFacts:
+    """`said`: what config.json holds, which is at `where`."""
+    try:
+        known = {item.name for item in fields(ModelConfig)}
+        model = ModelConfig(**{name: value for name, value in said["model"].items() if name in known})
+        how = said["preparation"]
+        preparation = Preparation(tuple(how["size"]), tuple(how["mean"]), tuple(how["std"]))
+        stored = tuple(said.get("stored", (model.in_chans, *model.image_shape)))
+        return ModelFacts(model, said["classes"], preparation, stored)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{where} is not whole ({type(error).__name__}). Copy it back, or train again.") from error

@@ -1,0 +1,66 @@
+"""A weights file -> names and tensors; nothing in it is ever executed."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vitascope.errors import UserError
+
+ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
+# Where training scripts put a model's weights inside a checkpoint; DINO's teacher is the one to use.
+INSIDE = ("model_ema", "teacher", "model", "state_dict", "student")
+WRAPPERS = ("module.", "_orig_mod.", "backbone.", "model.")  # of DistributedDataParallel, torch.compile, DINO, others
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The model's weights as float32, without the wrappers' names."""
+    if not path.is_file():
+        raise UserError(f"There is no file {path}.")
+    found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    tensors = {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+    if not tensors:
+        raise UserError(
+            f"{path} holds no weights by name. A whole pickled model cannot be used: save its state_dict()."
+        )
+    return unwrapped({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
+
+
+def unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """backbone.blocks.0 … -> blocks.0 …; what stands beside a wrapped model (DINO's projection) is left out."""
+    for wrapper in WRAPPERS:
+        inside = {name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)}
+        if inside:
+            tensors = inside
+    return tensors
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is not a whole safetensors file ({_first_line(error)}). Fetch it again.") from error
+
+
+def _read_pickle(path: Path) -> dict[str, Any]:
+    """`weights_only` builds tensors and plain containers; anything else in the pickle is refused unread."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch, pickle and zipfile have errors of their own
+        if "weights_only" in str(error) or "Unsupported" in str(error):
+            raise UserError(
+                f"{path} holds more than weights: it asks Python to run code when it is opened. Nothing was run. "
+                "Ask for a .safetensors file."
+            ) from error
+        raise UserError(f"{path} cannot be read as weights ({_first_line(error)}). Fetch it again.") from error
+    for name in INSIDE:
+        if isinstance(found, dict) and isinstance(found.get(name), dict):
+            found = found[name]
+    return found if isinstance(found, dict) else {}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

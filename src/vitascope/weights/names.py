@@ -1,0 +1,176 @@
+"""Another library's weights <-> timm's names, which are ours: transformers', torchvision's, DINO's, MAE's, DINOv2's."""
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitascope.errors import UserError
+
+# Names in files; transformers 5 has shorter ones in memory (q_proj, layers.0), which are read too.
+TRANSFORMERS = (
+    (r"embeddings\.cls_token", "cls_token"),
+    (r"embeddings\.register_tokens", "register_tokens"),
+    (r"embeddings\.distillation_token", "dist_token"),
+    (r"embeddings\.mask_token", "mask_token"),
+    (r"embeddings\.position_embeddings", "pos_embed"),
+    (r"embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.attention\.(?:attention\.query|q_proj)\.", r"blocks.\1.attn.q."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.attention\.(?:attention\.key|k_proj)\.", r"blocks.\1.attn.k."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.attention\.(?:attention\.value|v_proj)\.", r"blocks.\1.attn.v."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.attention\.(?:output\.dense|o_proj)\.", r"blocks.\1.attn.proj."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.(?:intermediate\.dense|mlp\.fc1)\.", r"blocks.\1.mlp.fc1."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.(?:output\.dense|mlp\.fc2)\.", r"blocks.\1.mlp.fc2."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.mlp\.weights_in\.", r"blocks.\1.mlp.fc1."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.mlp\.weights_out\.", r"blocks.\1.mlp.fc2."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.(?:layernorm_before|norm1)\.", r"blocks.\1.norm1."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.(?:layernorm_after|norm2)\.", r"blocks.\1.norm2."),
+    (r"(?:encoder\.layer|layers)\.(\d+)\.layer_scale([12])\.lambda1", r"blocks.\1.ls\2.gamma"),
+    (r"layernorm\.", "norm."),
+    (r"(?:cls_)?classifier\.", "head."),
+    (r"distillation_classifier\.", "head_dist."),
+)
+TORCHVISION = (
+    (r"class_token", "cls_token"),
+    (r"conv_proj\.", "patch_embed.proj."),
+    (r"encoder\.pos_embedding", "pos_embed"),
+    (r"encoder\.layers\.encoder_layer_(\d+)\.ln_1\.", r"blocks.\1.norm1."),
+    (r"encoder\.layers\.encoder_layer_(\d+)\.ln_2\.", r"blocks.\1.norm2."),
+    (r"encoder\.layers\.encoder_layer_(\d+)\.self_attention\.in_proj_", r"blocks.\1.attn.qkv."),
+    (r"encoder\.layers\.encoder_layer_(\d+)\.self_attention\.out_proj\.", r"blocks.\1.attn.proj."),
+    (r"encoder\.layers\.encoder_layer_(\d+)\.mlp\.(?:0|linear_1)\.", r"blocks.\1.mlp.fc1."),
+    (r"encoder\.layers\.encoder_layer_(\d+)\.mlp\.(?:3|linear_2)\.", r"blocks.\1.mlp.fc2."),
+    (r"encoder\.ln\.", "norm."),
+    (r"heads\.head\.", "head."),
+)
+TIMM = ((r"blocks\.(\d+)\.mlp\.w12\.", r"blocks.\1.mlp.fc1."), (r"blocks\.(\d+)\.mlp\.w3\.", r"blocks.\1.mlp.fc2."))
+# Whose names they are -> a name that only those have, and how they are told in ours.
+LIBRARIES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "timm": (r"blocks\.0\.attn\.qkv\.weight", TIMM),
+    "transformers": (r"(?:\w+\.)?embeddings\.patch_embeddings\.projection\.weight", TRANSFORMERS),
+    "torchvision": (r"conv_proj\.weight", TORCHVISION),
+}
+BASES = ("vit.", "deit.", "dinov2.", "dinov2_with_registers.")  # what transformers puts before the trunk's names
+# Parts of a way of training, which answering does not need: MAE's decoder, mask tokens, poolers, projections.
+LEFT_OUT = r"decoder|mask_token|pooler\.|head_dist\.|head\.(?!weight$|bias$)|dino_head|ibot_head"
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """Weights by timm's names, whose they were, and what was left out."""
+
+    library: str
+    weights: dict[str, Tensor]
+    dropped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def to_timm_names(tensors: dict[str, Tensor], where: str) -> Renamed:
+    library = library_of(tensors)
+    if library is None:
+        some = ", ".join(list(tensors)[:3])
+        raise UserError(
+            f"{where} is not a ViT in the names of timm, transformers or torchvision: it has {some} and {len(tensors)} "
+            "names in all."
+        )
+    rules = LIBRARIES[library][1]
+    named = {_rename(_trunk(name) if library == "transformers" else name, rules): t for name, t in tensors.items()}
+    dropped = sorted(name for name in named if re.match(LEFT_OUT, name))
+    weights = _packed({name: tensor for name, tensor in named.items() if name not in dropped})
+    notes = [words for words in (_registers(weights), _distillation(weights), _double_head(weights, dropped)) if words]
+    return Renamed(library, weights, dropped, notes)
+
+
+def library_of(tensors: dict[str, Tensor]) -> str | None:
+    """By a name that only that library's ViTs have."""
+    for library, (mark, _) in LIBRARIES.items():
+        if any(re.fullmatch(mark, name) for name in tensors):
+            return library
+    return None
+
+
+def _trunk(name: str) -> str:
+    return next((name.removeprefix(base) for base in BASES if name.startswith(base)), name)
+
+
+def _rename(name: str, rules: tuple[tuple[str, str], ...]) -> str:
+    for theirs, ours in rules:
+        changed, found = re.subn(rf"^{theirs}", ours, name)
+        if found:
+            return changed
+    return name
+
+
+def _packed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Three projections -> timm's one, in the order query, key, value."""
+    packed: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if found := re.fullmatch(r"(blocks\.\d+\.attn\.)q\.(weight|bias)", name):
+            start, kind = found.groups()
+            parts = [weights.get(f"{start}{part}.{kind}") for part in "qkv"]
+            if any(part is None for part in parts):
+                raise UserError(f"The weights have {name}, but not its key and value beside it.")
+            packed[f"{start}qkv.{kind}"] = torch.cat([part for part in parts if part is not None])
+        elif not re.fullmatch(r"blocks\.\d+\.attn\.[kv]\.(weight|bias)", name):
+            packed[name] = tensor
+    return packed
+
+
+def _registers(weights: dict[str, Tensor]) -> str | None:
+    """DINOv2 adds positions before it puts registers in: the class token's position goes into the token itself."""
+    if "register_tokens" not in weights:
+        return None
+    weights["reg_token"] = weights.pop("register_tokens")
+    table = weights["pos_embed"]
+    weights["cls_token"], weights["pos_embed"] = weights["cls_token"] + table[:, :1], table[:, 1:]
+    return "the class token's position was added into the token: registers have none (as timm reads DINOv2)"
+
+
+def _distillation(weights: dict[str, Tensor]) -> str | None:
+    """DeiT's second token becomes a register: other tokens read it as before."""
+    if "dist_token" not in weights:
+        return None
+    weights["reg_token"] = weights.pop("dist_token")
+    return "DeiT's distillation token became a register; answers are the class token's head alone, not the mean of two"
+
+
+def _double_head(weights: dict[str, Tensor], dropped: list[str]) -> str | None:
+    """transformers' DINOv2 classifies by class token and mean of patches side by side; we read one of them."""
+    head, width = weights.get("head.weight"), weights["patch_embed.proj.weight"].shape[0]
+    if head is None or head.shape[1] == width:
+        return None
+    dropped += [name for name in ("head.weight", "head.bias") if weights.pop(name, None) is not None]
+    return f"the classifier reads {head.shape[1]} features, not one token's {width}: it was left out"
+
+
+def to_transformers_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A plain ViT's weights in the names of transformers' ViTForImageClassification, as its files have them."""
+    told: dict[str, Tensor] = {}
+    fixed = {
+        "cls_token": "vit.embeddings.cls_token",
+        "pos_embed": "vit.embeddings.position_embeddings",
+        "patch_embed.proj.": "vit.embeddings.patch_embeddings.projection.",
+        "norm.": "vit.layernorm.",
+        "head.": "classifier.",
+    }
+    inner = {
+        "norm1.": "layernorm_before.",
+        "attn.proj.": "attention.output.dense.",
+        "norm2.": "layernorm_after.",
+        "mlp.fc1.": "intermediate.dense.",
+        "mlp.fc2.": "output.dense.",
+    }
+    for name, tensor in weights.items():
+        if found := re.fullmatch(r"blocks\.(\d+)\.(.*?)(weight|bias)", name):
+            layer, part, kind = found.groups()
+            start = f"vit.encoder.layer.{layer}."
+            if part == "attn.qkv.":
+                for word, piece in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                    told[f"{start}attention.attention.{word}.{kind}"] = piece.contiguous()
+            else:
+                told[f"{start}{inner[part]}{kind}"] = tensor
+        else:
+            start = next(start for start in fixed if name.startswith(start))
+            told[fixed[start] + name.removeprefix(start)] = tensor
+    return told

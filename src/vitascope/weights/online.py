@@ -1,0 +1,103 @@
+"""timm's and Hugging Face's weights by name: fetched through their own libraries, or a sentence where that fails."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from torch import nn
+
+from vitascope.errors import UserError
+from vitascope.weights.known import Known
+
+PATIENCE = 5.0  # seconds
+
+
+def fetch_timm(name: str) -> nn.Module:
+    """timm's own model with its published weights."""
+    import timm
+
+    if not timm.is_model(name):
+        near = timm.list_models(f"*{name}*")[:3] or timm.list_models("vit_tiny*")[:3]
+        raise UserError(f"timm has no model '{name}'. It has {', '.join(near)}, …")
+    try:
+        with at_once():
+            return timm.create_model(name, pretrained=True).eval()
+    except Exception as error:  # the hub's and the network's errors have no common name
+        raise UserError(
+            f"timm's weights of {name} could not be fetched ({_why(error)}). Without a network: fetch "
+            f"model.safetensors of the repository timm/{_tag(name)} elsewhere, put it on this machine, and give "
+            "weights=PATH."
+        ) from error
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Where the hub cannot be reached, its library uses what it has fetched before, instead of trying for a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not _reachable(constants.ENDPOINT)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _reachable(address: str) -> bool:
+    parts = urlsplit(address)
+    if any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
+        return True  # the way there is not ours to try
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 443), timeout=PATIENCE):
+            return True
+    except OSError:
+        return False
+
+
+def known_of_timm(model: Any) -> Known:
+    """What timm's model says about itself."""
+    from timm.data.config import resolve_model_data_config
+    from timm.models.vision_transformer import VisionTransformer
+
+    if type(model) is not VisionTransformer:  # a subclass computes something else
+        raise UserError(f"timm's {type(model).__name__} is not a plain ViT.")
+    said: dict[str, Any] = resolve_model_data_config(model)
+    first: Any = model.blocks[0]
+    size = tuple(model.patch_embed.img_size)
+    settings = {
+        "img_size": size[0] if size[0] == size[1] else size,
+        "num_heads": first.attn.num_heads,
+        "norm_eps": first.norm1.eps,
+        "global_pool": model.global_pool,
+    }
+    return Known(settings, None, tuple(said["mean"]), tuple(said["std"]), "timm")
+
+
+def fetch_repository(repository: str) -> Path:
+    """A Hugging Face repository's config and weights, from its cache or from the network -> a folder."""
+    from huggingface_hub import snapshot_download
+
+    files = ["config.json", "preprocessor_config.json", "model.safetensors", "pytorch_model.bin"]
+    try:
+        with at_once():
+            return Path(snapshot_download(repository, allow_patterns=files))
+    except Exception as error:  # the hub's and the network's errors have no common name
+        raise UserError(
+            f"The repository {repository} could not be fetched ({_why(error)}). Without a network: fetch its "
+            "config.json and model.safetensors elsewhere, put both into one folder here, and give weights=FOLDER."
+        ) from error
+
+
+def _tag(name: str) -> str:
+    import timm
+
+    config = timm.get_pretrained_cfg(name)
+    return f"{name.split('.')[0]}.{config.tag}" if config is not None and config.tag else name
+
+
+def _why(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

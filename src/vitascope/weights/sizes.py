@@ -1,0 +1,114 @@
+"""Weights by timm's names -> ModelConfig: sizes are read off shapes, what shapes do not say is assumed and told."""
+
+import math
+import re
+from typing import Any
+
+from torch import Tensor
+
+from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig, as_pair
+from vitascope.model.vit import VisionTransformer
+
+HEAD_WIDTH = 64  # of every published plain ViT
+EPS = {"transformers": 1e-12}  # their ViT's; everybody else's is 1e-6
+
+
+def config_of(weights: dict[str, Tensor], library: str, where: str, **known: Any) -> tuple[ModelConfig, list[str]]:
+    """`known`: what a config.json or a user says; it wins over what would be assumed. Also: what was assumed."""
+    needed = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight")
+    missing = [name for name in needed if name not in weights]
+    if missing:
+        raise UserError(f"{where} is not a plain ViT: it has no {missing[0]}.")
+    width, channels, rows, columns = weights["patch_embed.proj.weight"].shape
+    registers = weights["reg_token"].shape[1] if "reg_token" in weights else 0
+    settings: dict[str, Any] = {
+        "patch_size": rows if rows == columns else (rows, columns),
+        "in_chans": channels,
+        "num_classes": weights["head.weight"].shape[0] if "head.weight" in weights else 0,
+        "embed_dim": width,
+        "depth": 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks.")),
+        "class_token": "cls_token" in weights,
+        "reg_tokens": registers,
+        **_block_settings(weights, width),
+    }
+    settings["global_pool"] = _pool(weights)
+    assumed: list[str] = []
+    settings |= _grid(weights, settings, known, assumed, where)
+    settings |= _heads(width, known, assumed, where)
+    settings["norm_eps"] = known.get("norm_eps", EPS.get(library, 1e-6))
+    if "norm_eps" not in known:
+        assumed.append(f"norm_eps={settings['norm_eps']:g}, as {library}'s ViTs have")
+    config = ModelConfig(**(settings | {name: value for name, value in known.items() if value is not None}))
+    check_fits(weights, config, where)
+    return config, assumed
+
+
+def check_fits(weights: dict[str, Tensor], config: ModelConfig, where: str) -> None:
+    """Every weight has its place and every place its weight, of the same shape."""
+    wanted = VisionTransformer(config).state_dict()
+    extra, missing = sorted(set(weights) - set(wanted)), sorted(set(wanted) - set(weights))
+    if extra or missing:
+        words = [f"{what} {', '.join(names[:3])}" for what, names in (("has", extra), ("lacks", missing)) if names]
+        raise UserError(f"{where} does not fit a plain ViT: it {' and '.join(words)}.")
+    for name, weight in weights.items():
+        if weight.shape != wanted[name].shape:
+            raise UserError(
+                f"{where}: {name} has shape {list(weight.shape)}, but the other weights ask for "
+                f"{list(wanted[name].shape)}."
+            )
+
+
+def _block_settings(weights: dict[str, Tensor], width: int) -> dict[str, Any]:
+    wide, narrow = (weights.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2"))
+    gated = wide is not None and narrow is not None and wide.shape[0] == 2 * narrow.shape[1]
+    return {
+        "mlp_ratio": weights["blocks.0.mlp.fc1.weight"].shape[0] / width,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in weights,
+        "proj_bias": "blocks.0.mlp.fc1.bias" in weights,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in weights,
+        "init_values": 1.0 if "blocks.0.ls1.gamma" in weights else None,
+        "norm": "layernorm" if "blocks.0.norm1.bias" in weights else "rmsnorm",
+        "mlp": "swiglu" if gated else "gelu",
+    }
+
+
+def _pool(weights: dict[str, Tensor]) -> str:
+    if any(re.match(r"pool\.score", name) for name in weights):
+        return "seq"
+    return "avg" if "fc_norm.weight" in weights or "cls_token" not in weights else "token"
+
+
+def _grid(
+    weights: dict[str, Tensor], settings: dict[str, Any], known: dict[str, Any], assumed: list[str], where: str
+) -> dict[str, Any]:
+    """The image's size from the number of positions, taken as a square."""
+    table = weights.get("pos_embed")
+    if table is None:
+        if "img_size" not in known:
+            raise UserError(f"{where} has no pos_embed, so nothing tells its image size. Give img_size.")
+        return {"positions": "none"}
+    prefix = int(settings["class_token"]) + settings["reg_tokens"]
+    if "img_size" in known:
+        size, patch = known["img_size"], settings["patch_size"]
+        (height, across), (rows, columns) = as_pair(size), as_pair(patch)
+        return {"no_embed_class": table.shape[1] == (height // rows) * (across // columns)}
+    for places, without in ((table.shape[1] - prefix, False), (table.shape[1], True)):
+        side = math.isqrt(max(places, 0))
+        if places > 0 and side * side == places:
+            rows, columns = as_pair(settings["patch_size"])
+            size = side * rows if rows == columns else (side * rows, side * columns)
+            assumed.append(f"img_size={size}: a square grid of {side}×{side} patches")
+            return {"img_size": size, "no_embed_class": without and prefix > 0}
+    raise UserError(f"{where}: {table.shape[1]} positions are no square grid. Give img_size=[rows,columns].")
+
+
+def _heads(width: int, known: dict[str, Any], assumed: list[str], where: str) -> dict[str, Any]:
+    if known.get("num_heads"):
+        return {}
+    if width % HEAD_WIDTH:
+        raise UserError(
+            f"{where}: embed_dim={width} is no multiple of {HEAD_WIDTH}, so num_heads cannot be guessed. Give it."
+        )
+    assumed.append(f"num_heads={width // HEAD_WIDTH}: embed_dim {width} / {HEAD_WIDTH}")
+    return {"num_heads": width // HEAD_WIDTH}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitascope import explain
     from vitascope.errors import UserError
-    from vitascope.evaluation.trained import load
+    from vitascope.evaluation.trained import from_pretrained, load
     from vitascope.model.attention import SelfAttention
     from vitascope.model.attention2d import SelfAttention2d
     from vitascope.model.config import ModelConfig
@@ -34,6 +34,7 @@ _HOMES = {
     "adapt": "weights.adaptation",
     "attend": "model.scaled_dot_product",
     "causal_mask": "model.masks",
+    "from_pretrained": "evaluation.trained",
     "from_torch": "weights.native",
     "load": "evaluation.trained",
     "patchify": "model.patches",
@@ -55,6 +56,7 @@ __all__ = [
     "attend",
     "causal_mask",
     "explain",
+    "from_pretrained",
     "from_torch",
     "load",
     "patchify",

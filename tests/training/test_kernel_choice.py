@@ -120,9 +120,12 @@ def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(tmp_path, p
         session, _ = session_of(tmp_path, **(EVERYTHING | quiet | how))
         loader, tally = EpochLoader(session), Tally.empty("cuda")
         session.model.train()
-        before = {name: weight.clone() for name, weight in session.model.named_parameters()}
+        before = {name: weight.detach().clone() for name, weight in session.model.named_parameters()}
         losses = losses_of(session, loader, tally, 2)
-        found[capture] = losses, {name: weight - before[name] for name, weight in session.model.named_parameters()}
+        found[capture] = (
+            losses,
+            {name: weight.detach() - before[name] for name, weight in session.model.named_parameters()},
+        )
     assert found["always"][0] == pytest.approx(found["never"][0], rel=1e-4 if precision == "float32" else 1e-2)
     if precision == "float32":
         # Of the way each weight went, not of the weight: Adam's first steps are as long for a gradient near 0, whose

@@ -86,8 +86,10 @@ def _print_tables(found: "Evaluation") -> None:
     ]
     title = "Class by class"
     if len(rows) > MOST_CLASSES:
+        rows = [row for row in rows if row[1] != "0"]
+    if len(rows) > MOST_CLASSES:
         title += f": the {MOST_CLASSES} least recognised (all are in report.json)"
-        scores = list(found.per_class.values())
+        scores = [row for row in found.per_class.values() if row.images]
         order = sorted(range(len(rows)), key=lambda number: (scores[number].recall is None, scores[number].recall or 0))
         rows = [rows[number] for number in order[:MOST_CLASSES]]
     console().print(table(title, columns, rows, right=set(columns[1:6])))

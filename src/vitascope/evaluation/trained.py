@@ -80,6 +80,25 @@ class TrainedTransformer(VisionTransformer):
         told = {"split": split, "data": data, "views": views, "robust": robust}
         return evaluate(self, self.run, self.facts, weights=self.weights, **told)
 
+    def save_pretrained(self, folder: str | os.PathLike[str], *, form: str = "vitascope") -> Path:
+        """A folder with config.json, model.safetensors and a card: for `load`, or (`form`) for timm or transformers."""
+        from vitascope.evaluation.sharing import save_pretrained
+
+        return save_pretrained(self, folder, form=form)
+
+    def push_to_hub(
+        self, repository: str, *, form: str = "vitascope", private: bool = False, token: str | None = None
+    ) -> str:
+        """The same, as a repository on the Hugging Face hub. Its address comes back."""
+        from vitascope.evaluation.sharing import push_to_hub
+
+        return push_to_hub(self, repository, form=form, private=private, token=token)
+
+    @classmethod
+    def from_pretrained(cls, weights: str | os.PathLike[str], *, device: str = "cpu") -> "TrainedTransformer":
+        """The same as `load`: a folder, hf:REPO, timm:NAME, a weights file, or a run."""
+        return load(weights, device=device)
+
     def _repr_html_(self) -> str:
         config = self.config
         rows = [
@@ -134,3 +153,6 @@ def _from_outside(word: str, best: bool) -> TrainedTransformer:
     model = TrainedTransformer(outside(word, found.facts.model), found.facts)
     model.load_state_dict(found.weights)
     return model
+
+
+from_pretrained = TrainedTransformer.from_pretrained

@@ -10,24 +10,9 @@ from timm.layers.norm import RmsNorm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
-
-SAME_WORDS = (
-    *(
-        "img_size",
-        "patch_size",
-        "in_chans",
-        "num_classes",
-        "global_pool",
-        "embed_dim",
-        "depth",
-        "num_heads",
-        "mlp_ratio",
-    ),
-    *("qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token", "reg_tokens", "no_embed_class"),
-)
+from vitascope.weights.forms import SAME_WORDS, refuse_for_timm
 
 
 @dataclass(frozen=True)
@@ -40,15 +25,8 @@ class Agreement:
 
 def timm_twin(config: ModelConfig) -> nn.Module:
     """timm's VisionTransformer with the same settings, where timm has them."""
-    ours_alone = {"seq pooling": config.global_pool == "seq", "causal": config.causal, "relu2": config.mlp == "relu2"}
-    ours_alone |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
-    ours_alone |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
-    missing = [name for name, used in ours_alone.items() if used]
-    if missing:
-        raise UserError(
-            f"timm's VisionTransformer has no {' and no '.join(missing)}: there is nothing to compare with."
-        )
-    settings: dict[str, Any] = {name: getattr(config, name) for name in SAME_WORDS}
+    refuse_for_timm(config)
+    settings: dict[str, Any] = {name: getattr(config, name) for name in (*SAME_WORDS, "num_classes")}
     norm = nn.LayerNorm if config.norm == "layernorm" else RmsNorm
     settings["norm_layer"] = lambda width, **where: norm(width, eps=config.norm_eps, **where)
     settings["pos_embed"] = "learn" if config.positions == "learned" else "none"

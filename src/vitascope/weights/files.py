@@ -1,6 +1,8 @@
 """A weights file -> names and tensors; nothing in it is ever executed."""
 
+import warnings
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -48,13 +50,16 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def _read_pickle(path: Path) -> dict[str, Any]:
     """`weights_only` builds tensors and plain containers; anything else in the pickle is refused unread."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch, pickle and zipfile have errors of their own
-        if "weights_only" in str(error) or "Unsupported" in str(error):
+        with warnings.catch_warnings(action="ignore"):  # about pickle protocols, which nobody here chose
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        if "unsupported global" in str(error).lower() or path.read_bytes()[:1] == b"\x80":
             raise UserError(
                 f"{path} holds more than weights: it asks Python to run code when it is opened. Nothing was run. "
                 "Ask for a .safetensors file."
             ) from error
+        raise UserError(f"{path} cannot be read as weights: it is no whole PyTorch file. Fetch it again.") from error
+    except Exception as error:  # torch and zipfile have errors of their own
         raise UserError(f"{path} cannot be read as weights ({_first_line(error)}). Fetch it again.") from error
     for name in INSIDE:
         if isinstance(found, dict) and isinstance(found.get(name), dict):

@@ -100,4 +100,7 @@ def _tag(name: str) -> str:
 
 
 def _why(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+    words = str(error)
+    if "offline" in words or "local cache" in words or "outgoing traffic" in words:
+        return "the hub cannot be reached, and nothing was fetched before"
+    return (words.splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,92 @@
+"""A trained model -> README.md for whoever gets it: what it is, how to use it, how good it was, where it is from."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitascope.evaluation.openings import read_openings
+from vitascope.model.anatomy import total_parameters
+from vitascope.run.directory import Outside
+
+if TYPE_CHECKING:
+    from vitascope.evaluation.trained import TrainedTransformer
+
+USES = {
+    "vitascope": 'from vitascope import load\n\nmodel = load("FOLDER")\nprint(model.predict("photo.png").labels)',
+    "timm": 'import timm\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True).eval()',
+    "transformers": (
+        "from transformers import ViTForImageClassification\n\n"
+        'model = ViTForImageClassification.from_pretrained("FOLDER").eval()'
+    ),
+}
+
+
+def card(model: "TrainedTransformer", form: str) -> str:
+    """Markdown with the head that the Hugging Face hub reads; every number is from the run's own files."""
+    config = model.config
+    head = ["---", f"library_name: {form}", "pipeline_tag: image-classification", "tags: [vitascope, vit]", "---"]
+    size = f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"
+    what = (
+        f"A vision transformer of {total_parameters(config):,} parameters ({config.depth} blocks of width "
+        f"{config.embed_dim}, {config.num_heads} heads, {config.num_tokens} tokens) for images of {size}. "
+        f"It names one of {len(model.classes)} classes: {', '.join(model.classes[:20])}"
+        f"{' …' if len(model.classes) > 20 else ''}."
+    )
+    prepared = model.facts.preparation
+    use = (
+        f"```python\n{USES[form]}\n```\n\nImages are brought to {prepared.size[0]}×{prepared.size[1]} pixels, divided "
+        f"by 255, then normalised by mean {_rounded(prepared.mean)} and deviation {_rounded(prepared.std)}. It has no "
+        "answer for *none of these*, and its probabilities are as trained, not calibrated."
+    )
+    parts = [
+        "\n".join(head),
+        f"# {model.run.recipe.name}",
+        what,
+        f"## Use\n\n{use}",
+        f"## How good\n\n{_how_good(model)}",
+        f"## Where it comes from\n\n{_origin(model)}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _how_good(model: "TrainedTransformer") -> str:
+    if isinstance(model.run, Outside):
+        return "Not measured here."
+    lines = []
+    rows = model.run.metrics
+    if rows and "val_accuracy" in rows[-1]:
+        lines.append(
+            f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch; images held back from training)."
+        )
+    for opening in read_openings(model.run):
+        if opening.found:
+            data, split, views, weights = opening.what
+            views_words = f", {views} views" if views > 1 else ""
+            lines.append(
+                f"{opening.found['accuracy']:.2%} of {_name(data)}'s {split} images ({weights} epoch's "
+                f"weights{views_words}; look number {opening.number} at them)."
+            )
+    return "\n".join(f"- {line}" for line in lines) or "Not measured yet: `vitascope evaluate` does."
+
+
+def _origin(model: "TrainedTransformer") -> str:
+    if isinstance(model.run, Outside):
+        return f"Weights: `{_name(model.run.word)}`. Written by Vitascope."
+    recipe, machine = model.run.recipe, model.run.machine
+    facts = ("commit", "versions", "training_images")
+    said: dict[str, Any] = {name: machine[name] for name in facts if machine.get(name)}
+    start = f", starting from `{_name(recipe.weights)}`" if recipe.weights else ", from scratch"
+    text = (
+        f"Trained by Vitascope: recipe `{recipe.name}`, data `{_name(recipe.data.name)}`, {recipe.train.epochs} "
+        f"epochs, seed {recipe.train.seed}{start}."
+    )
+    return f"{text}\n\n```json\n{json.dumps(said, indent=1, default=str)}\n```" if said else text
+
+
+def _name(word: str) -> str:
+    """Nobody else has this machine's folders."""
+    return Path(word).name if Path(word).is_absolute() else word
+
+
+def _rounded(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.4f}" for value in values)

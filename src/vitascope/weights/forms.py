@@ -1,0 +1,117 @@
+"""A model of ours -> the files that Vitascope, timm or transformers load it from."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig
+from vitascope.weights.facts import ModelFacts
+from vitascope.weights.names import to_transformers_names
+
+Files = dict[str, dict[str, Any]]  # name -> what the JSON file says
+SAME_WORDS = (
+    *("img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "global_pool"),
+    *("qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token", "reg_tokens", "no_embed_class"),
+)
+TIMM_EPS = 1e-6
+
+
+def for_vitascope(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Files, dict[str, Tensor]]:
+    return {"config.json": facts.as_dict()}, weights
+
+
+def for_timm(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Files, dict[str, Tensor]]:
+    """`timm.create_model("local-dir:FOLDER", pretrained=True)`; the named architecture is overridden in every size."""
+    config = facts.model
+    refuse_for_timm(config)
+    others = {"mlp=swiglu": config.mlp == "swiglu", f"norm_eps={config.norm_eps:g}": config.norm_eps != TIMM_EPS}
+    _refuse("A folder for timm can say no", others)
+    args: dict[str, Any] = {name: getattr(config, name) for name in SAME_WORDS}
+    args["pos_embed"] = "learn" if config.positions == "learned" else "none"
+    if config.norm == "rmsnorm":
+        args["norm_layer"] = "rmsnorm"
+    rows, columns = config.image_shape
+    told = {
+        "input_size": [config.in_chans, rows, columns],
+        "fixed_input_size": True,
+        "mean": list(facts.preparation.mean),
+        "std": list(facts.preparation.std),
+        "interpolation": "bilinear",
+        "crop_pct": 1.0,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        "num_classes": config.num_classes,
+    }
+    said = {"architecture": "vit_tiny_patch16_224", "num_classes": config.num_classes, "num_features": config.embed_dim}
+    said |= {"label_names": facts.classes, "model_args": args, "pretrained_cfg": told}
+    return {"config.json": said}, weights
+
+
+def for_transformers(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Files, dict[str, Tensor]]:
+    """`ViTForImageClassification.from_pretrained(FOLDER)`, and its image processor."""
+    config = facts.model
+    refuse_for_transformers(config)
+    rows, columns = config.image_shape
+    said = {
+        "architectures": ["ViTForImageClassification"],
+        "model_type": "vit",
+        "hidden_size": config.embed_dim,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.hidden_width,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": config.norm_eps,
+        "image_size": rows,
+        "patch_size": config.patch_shape[0],
+        "num_channels": config.in_chans,
+        "qkv_bias": config.qkv_bias,
+        "id2label": {str(number): name for number, name in enumerate(facts.classes)},
+        "label2id": {name: number for number, name in enumerate(facts.classes)},
+    }
+    prepared = {"do_resize": True, "size": {"height": rows, "width": columns}, "resample": 2, "do_rescale": True}
+    prepared |= {"rescale_factor": 1 / 255, "do_normalize": True, "image_processor_type": "ViTImageProcessor"}
+    prepared |= {"image_mean": list(facts.preparation.mean), "image_std": list(facts.preparation.std)}
+    return {"config.json": said, "preprocessor_config.json": prepared}, to_transformers_names(weights)
+
+
+def refuse_for_timm(config: ModelConfig) -> None:
+    """What timm's VisionTransformer does not have."""
+    ours_alone = {"seq pooling": config.global_pool == "seq", "causal": config.causal, "relu2": config.mlp == "relu2"}
+    ours_alone |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
+    ours_alone |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
+    _refuse("timm's VisionTransformer has no", ours_alone)
+
+
+def refuse_for_transformers(config: ModelConfig) -> None:
+    """What transformers' ViT does not have."""
+    ours_alone = {
+        f"global_pool={config.global_pool}": config.global_pool != "token",
+        "registers": config.reg_tokens > 0,
+        f"positions={config.positions}": config.positions != "learned" or config.no_embed_class,
+        f"norm={config.norm}": config.norm != "layernorm",
+        f"mlp={config.mlp}": config.mlp != "gelu",
+        "QK-norm": config.qk_norm,
+        "LayerScale": config.init_values is not None,
+        "output_projection=false": not config.output_projection,
+        "proj_bias=false": not config.proj_bias,
+        "classifier-less form": config.num_classes == 0,
+        "oblong images or patches": config.grid[0] != config.grid[1] or config.patch_shape[0] != config.patch_shape[1],
+    }
+    _refuse("transformers' ViT has no", ours_alone)
+
+
+def _refuse(who: str, found: dict[str, bool]) -> None:
+    missing = [name for name, used in found.items() if used]
+    if missing:
+        raise UserError(f"{who} {' and no '.join(missing)}. Export to ONNX or torch, or save it as Vitascope's.")
+
+
+FORMS: dict[str, Callable[[ModelFacts, dict[str, Tensor]], tuple[Files, dict[str, Tensor]]]] = {
+    "vitascope": for_vitascope,
+    "timm": for_timm,
+    "transformers": for_transformers,
+}

@@ -1,0 +1,70 @@
+"""`vitascope adapt` and weights from outside in every verb, as a user types them."""
+
+import json
+
+import pytest
+from PIL import Image
+from safetensors.torch import save_file
+
+from tests.weights.test_pretrained import small_timm
+
+
+@pytest.fixture
+def weights(tmp_path) -> str:
+    save_file(small_timm().state_dict(), tmp_path / "vit.safetensors")
+    return str(tmp_path / "vit.safetensors")
+
+
+def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path) -> None:
+    out = tmp_path / "adapted"
+    answer = vitascope("adapt", weights, "img_size=28", "patch_size=4", "in_chans=1", "--out", str(out))
+    assert answer.code == 0, answer.err
+    for words in ("4×4", "7×7", "pixels seen", "pseudo-inverse", "num_heads=2: embed_dim 128 / 64", "resized up"):
+        assert words in answer.out
+    answer = vitascope("adapt", str(out), "img_size=56", "--json")
+    said = json.loads(answer.out)
+    assert said["grid_before"] == [7, 7] and said["grid_after"] == [14, 14] and said["pixels_seen"] == 1.0
+
+
+def test_what_sees_too_little_is_refused_and_told_as_json_too(vitascope, weights) -> None:
+    answer = vitascope("adapt", weights, "img_size=28", "in_chans=1", "patch_size=16", "--json")
+    assert answer.code == 2 and answer.err.count("\n") == 1 and "patch_size=4 (grid 7×7)" in answer.err
+    said = json.loads(answer.out)
+    assert said["grid_after"] == [1, 1] and round(said["pixels_seen"], 3) == 0.327 and said["refused"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("imgsize=28",), "Did you mean img_size?"),
+        (("img_size=big",), "give a whole number, or a pair"),
+        (("img_size=true",), "give a whole number, or a pair"),
+        (("num_heads=3",), "num_heads=3 does not divide embed_dim=128"),
+        (("in_chans=0",), "in_chans=0 is too small"),
+    ],
+)
+def test_a_wrong_word_gets_one_sentence(vitascope, weights, words, sentence) -> None:
+    answer = vitascope("adapt", weights, *words)
+    assert answer.code == 2 and sentence in answer.err and answer.err.count("\n") == 1
+
+
+def test_every_verb_takes_weights_from_outside(vitascope, weights, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind in ("0", "1"):
+        (tmp_path / "photos" / kind).mkdir(parents=True)
+        Image.new("RGB", (40, 30), "red").save(tmp_path / "photos" / kind / "a.png")
+    answer = vitascope("predict", weights, "photos", "--json")
+    assert answer.code == 0 and len(json.loads(answer.out)[0]["probabilities"]) == 7
+    answer = vitascope("evaluate", weights, "--data", "photos", "--quick", "--json")
+    assert answer.code == 0 and json.loads(answer.out)["images"] == 2
+    assert (tmp_path / "evaluated" / "vit" / "evaluation").is_dir()
+    answer = vitascope("evaluate", weights)
+    assert answer.code == 2 and "was not trained here. Name the images to judge it by" in answer.err
+    answer = vitascope("anatomy", weights, "img_size=64", "--json")
+    assert answer.code == 0 and json.loads(answer.out)["stages"][0]["shape"] == [1, 3, 64, 64]
+    answer = vitascope("explain", weights, "photos/0/a.png", "--json", "--methods", "attention")
+    assert answer.code == 0, answer.err
+    answer = vitascope("embed", weights, "photos", "--out", "features.npz")
+    assert answer.code == 0 and "2 images × 128 features" in answer.out
+    answer = vitascope("similar", weights, "photos/0/a.png")
+    assert answer.code == 2 and "has no images of its own" in answer.err

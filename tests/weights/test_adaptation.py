@@ -1,0 +1,158 @@
+"""Pretrained weights for other sizes: resampling is timm's, nothing is lost silently, the report is true."""
+
+import pytest
+import torch
+from timm.layers.patch_embed import resample_patch_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models._builder import adapt_input_conv  # as timm's own weights go from colour to grey
+from torch.nn import functional as F
+
+from tests.weights.test_pretrained import apart, small_timm
+from vitascope import ModelConfig, UserError, VisionTransformer, adapt
+from vitascope.data.preparation import Preparation
+from vitascope.model.positions import resample
+from vitascope.weights.adaptation import flops_of, survey
+from vitascope.weights.facts import ModelFacts
+from vitascope.weights.pretrained import Pretrained, named
+from vitascope.weights.resampling import change_channels, patch_error, resample_patch
+
+
+def pretrained(**settings) -> Pretrained:
+    return named(small_timm(**settings).state_dict(), "theirs")
+
+
+@pytest.mark.parametrize(("old", "new"), [((14, 14), (7, 7)), ((14, 14), (8, 8)), ((4, 6), (9, 5)), ((7, 7), (16, 16))])
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+def test_positions_are_resampled_as_timm_does(old, new, prefix) -> None:
+    table = torch.randn(1, prefix + old[0] * old[1], 24)
+    theirs = resample_abs_pos_embed(table, list(new), list(old), num_prefix_tokens=prefix)
+    assert apart(resample(table, old, new, prefix), theirs) < 1e-6
+
+
+@pytest.mark.parametrize("new", [(4, 4), (8, 8), (32, 32), (7, 14), (2, 2)])
+def test_patch_filters_are_resampled_as_timm_does(new) -> None:
+    filters = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 0.02  # as large as real ones
+    theirs = resample_patch_embed(filters, list(new))
+    assert apart(resample_patch(filters, new), theirs) < 1e-6 * max(1.0, theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 6])
+def test_channels_change_as_timm_s_do(channels) -> None:
+    filters = torch.randn(8, 3, 4, 4)
+    assert apart(change_channels(filters, channels), adapt_input_conv(channels, filters)) < 1e-6
+
+
+def test_a_larger_patch_answers_an_enlarged_image_as_before() -> None:
+    filters, patch = torch.randn(6, 2, 4, 4, dtype=torch.float64), torch.randn(1, 2, 4, 4, dtype=torch.float64)
+    larger = F.interpolate(patch, size=(8, 8), mode="bicubic", antialias=True)
+    answers = F.conv2d(larger, resample_patch(filters, (8, 8)))
+    assert apart(answers, F.conv2d(patch, filters)) < 1e-12
+    assert patch_error(filters, resample_patch(filters, (8, 8))) < 1e-12
+
+
+def test_what_a_smaller_patch_loses_is_what_is_measured() -> None:
+    """Against answers to random patches whose neighbouring pixels correlate by 0.95."""
+    filters = torch.randn(6, 1, 8, 8, dtype=torch.float64)
+    smaller = resample_patch(filters, (4, 4))
+    row = 0.95 ** (torch.arange(8)[:, None] - torch.arange(8)).abs().double()
+    root = torch.linalg.cholesky(row)
+    patches = (
+        root @ torch.randn(20000, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) @ root.T
+    )
+    before = F.conv2d(patches, filters)
+    after = F.conv2d(F.interpolate(patches, size=(4, 4), mode="bicubic", antialias=True), smaller)
+    measured = ((after - before).square().mean() / before.square().mean()).sqrt().item()
+    assert patch_error(filters, smaller) == pytest.approx(measured, rel=0.03)
+    assert patch_error(filters, smaller, likeness=1e-9) > patch_error(filters, smaller)
+
+
+@torch.no_grad()
+def test_grey_images_get_the_answer_they_had_in_colour() -> None:
+    found = pretrained()
+    grey = torch.randn(2, 1, 32, 32)
+    made = adapt(found, in_chans=1)
+    assert apart(made.model()(grey), found.model()(grey.expand(-1, 3, -1, -1))) < 1e-5
+    assert made.facts.preparation.mean == pytest.approx(((0.485 + 0.456 + 0.406) / 3,))
+
+
+@torch.no_grad()
+def test_images_enlarged_with_the_patch_get_the_answer_they_had() -> None:
+    found = pretrained()
+    images = torch.randn(2, 3, 32, 32)
+    patches = images.unfold(2, 8, 8).unfold(3, 8, 8)  # each patch enlarged for itself, as the theory has it
+    large = F.interpolate(patches.reshape(-1, 1, 8, 8), size=(16, 16), mode="bicubic", antialias=True)
+    large = large.view(2, 3, 4, 4, 16, 16).permute(0, 1, 2, 4, 3, 5).reshape(2, 3, 64, 64)
+    assert apart(adapt(found, img_size=64, patch_size=16).model()(large), found.model()(images)) < 1e-4
+
+
+def test_the_report_says_what_happened() -> None:
+    found = pretrained(img_size=64, reg_tokens=2)
+    made = adapt(found, img_size=28, patch_size=4, in_chans=1, num_classes=10)
+    report = made.report
+    assert (report.grid_before, report.grid_after) == ([8, 8], [7, 7])
+    assert (report.tokens_before, report.tokens_after, report.pixels_seen) == (67, 52, 1.0)
+    assert [(change.name, change.after) for change in report.resampled] == [
+        ("patch_embed.proj.weight", [128, 3, 4, 4]),
+        ("patch_embed.proj.weight", [128, 1, 4, 4]),
+        ("pos_embed", [1, 52, 128]),
+    ]
+    assert all(0 < change.lost < 1 for change in report.resampled)
+    assert report.new == ["head.weight", "head.bias"] and report.dropped == [
+        "head.weight (7 classes)",
+        "head.bias (7 classes)",
+    ]
+    untouched = [name for name, weight in made.weights.items() if weight is found.weights.get(name)]
+    assert report.kept == len(untouched) == len(made.weights) - 4
+    assert report.flops_after == flops_of(made.facts.model) and report.alternative["tokens"] == 67
+    assert torch.equal(made.weights["pos_embed"][:, :3], found.weights["pos_embed"][:, :3])
+
+
+def test_the_same_sizes_change_nothing() -> None:
+    found = pretrained()
+    made = adapt(found, img_size=32, patch_size=8)
+    assert not made.report.resampled and not made.report.new and not made.report.alternative
+    assert all(made.weights[name] is weight for name, weight in found.weights.items())
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen", "grid", "sentence"),
+    [
+        (
+            {"img_size": 28, "patch_size": 16},
+            256 / 784,
+            [1, 1],
+            "one patch, which has no other to look at and sees 32.7%",
+        ),
+        ({"img_size": 8}, 1.0, [1, 1], "one patch"),
+        ({"img_size": 28}, 576 / 784, [3, 3], "26.5% of the pixels would not be seen"),
+        ({"img_size": 4}, 0.0, [0, 0], "smaller than one patch"),
+    ],
+)
+def test_a_grid_that_sees_too_little_is_refused_with_what_works(asked, seen, grid, sentence) -> None:
+    found = pretrained()
+    report = survey(found, **asked)
+    assert report.pixels_seen == pytest.approx(seen) and report.grid_after == grid
+    with pytest.raises(UserError, match=sentence) as told:
+        adapt(found, **asked)
+    assert "What works:" in str(told.value) and "img_size=32 (images resized up)" in str(told.value)
+    for word in str(told.value).split("patch_size=")[2:]:
+        adapt(found, **(asked | {"patch_size": int(word.split()[0])}))  # what it offers does work
+
+
+@torch.no_grad()
+def test_rotary_and_fixed_positions_are_made_anew_for_the_new_grid() -> None:
+    config = ModelConfig(
+        img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=3, positions="sincos2d+rotary"
+    )
+    model = VisionTransformer(config).eval()
+    facts = ModelFacts(config, list("abc"), Preparation((32, 32), (0.5,) * 3, (0.5,) * 3), (3, 32, 32))
+    found = Pretrained("ours", "vitascope", facts, model.state_dict())
+    made = adapt(found, img_size=48)
+    assert not made.report.resampled and made.model()(torch.randn(1, 3, 48, 48)).shape == (1, 3)
+    assert made.facts.classes == list("abc")
+
+
+def test_a_new_classifier_comes_from_the_seed() -> None:
+    found = pretrained()
+    first, again, other = (adapt(found, num_classes=5, seed=seed).weights["head.weight"] for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)

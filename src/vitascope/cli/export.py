@@ -20,7 +20,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 @app.command()
 def onnx(
     run: RunPath,
-    out: Annotated[Path | None, typer.Option(help="An .onnx file; else RUN/export/model.onnx.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="An .onnx file; else RUN/export/model.onnx or model-int8.onnx.")
+    ] = None,
     maps: Annotated[bool, typer.Option("--maps", help="Also give out all attention maps.")] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Products of 8-bit integers; tells what that costs.")] = False,
     opset: Annotated[int | None, typer.Option(help="ONNX's version of its operators, 18 to 25; else 20.")] = None,

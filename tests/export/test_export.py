@@ -18,7 +18,7 @@ from vitascope.evaluation.choosing import own_images, some_own_images
 from vitascope.explain import attention_maps
 from vitascope.export import export_run, faithful, int8, onnx_file, torch_file, write_int8, write_onnx, write_torch
 from vitascope.export.answering import WithMaps, answering
-from vitascope.run.weights import ModelFacts
+from vitascope.weights.facts import ModelFacts
 
 KINDS = {
     "class token": {},

@@ -10,8 +10,9 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
-from vitascope import UserError, load
+from vitascope import ModelConfig, UserError, VisionTransformer, load
 from vitascope.data.digits import digits
 from vitascope.export import write_onnx
 from vitascope.export.onnx_file import ask_onnx
@@ -71,6 +72,19 @@ def test_torch_writes_a_pt2_file(vitascope, run) -> None:
     answer = vitascope("export", "torch", str(run.path))
     assert answer.code == 0 and answer.err == "" and "torch.export" in answer.out
     assert (run.path / "export" / "model.pt2").is_file()
+
+
+def test_weights_from_outside_are_exported_under_their_own_name(vitascope, tmp_path, monkeypatch) -> None:
+    model = VisionTransformer(
+        ModelConfig(img_size=32, patch_size=16, embed_dim=64, depth=1, num_heads=1, num_classes=3)
+    )
+    save_file(model.state_dict(), tmp_path / "theirs.safetensors")
+    monkeypatch.chdir(tmp_path)
+    answer = vitascope("export", "torch", "theirs.safetensors", "--json")
+    assert answer.code == 0, answer.err
+    said, extra = json.loads(answer.out), {"vitascope.json": ""}
+    torch.export.load(said["path"], extra_files=extra)
+    assert said["compared_on"] == "random" and json.loads(extra["vitascope.json"])["run"] == "theirs"
 
 
 @pytest.mark.parametrize("form", ["onnx", "torch"])

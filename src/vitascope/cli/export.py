@@ -54,7 +54,7 @@ def _export(
     if as_json:
         print(json.dumps(written.as_dict()))
     else:
-        console().print(table(f"{written.format}, from {model.run.path}", ["what", "found"], _rows(written)))
+        console().print(table(f"{written.format}, from {model.name}", ["what", "found"], _rows(written)))
 
 
 def _rows(written: "Written") -> list[list[str]]:

@@ -3,7 +3,7 @@
 import json
 
 import vitascope
-from vitascope.run.weights import ModelFacts
+from vitascope.weights.facts import ModelFacts
 
 FILE = "vitascope.json"  # inside a .pt2 file; an ONNX file has its own place for them
 

@@ -10,6 +10,7 @@ from vitascope.export.int8 import write_int8
 from vitascope.export.onnx_file import OPSET, write_onnx
 from vitascope.export.torch_file import write_torch
 from vitascope.export.written import Written
+from vitascope.run.directory import Outside, Run
 
 JUDGED = 1000  # images at most
 NAMES = {"onnx": "model.onnx", "int8": "model-int8.onnx", "torch": "model.pt2"}
@@ -23,13 +24,19 @@ def export_run(
         raise UserError(f"There is no form '{form}'. {did_you_mean(form, NAMES)}")
     run, facts = model.run, model.facts
     path = out or run.file("export") / NAMES[form]
-    told = {"run": f"{run.recipe.name}/{run.path.resolve().name}", "judged": some_own_images(run, facts, JUDGED)}
+    told = {"run": _name(run), "judged": some_own_images(run, facts, JUDGED)}
     if form == "torch":
         return write_torch(model, facts, path, **told)
     told |= {"maps": maps, "opset": opset or OPSET}
     if form == "onnx":
         return write_onnx(model, facts, path, **told)
     return write_int8(model, facts, path, training=_training_images(model), **told)
+
+
+def _name(run: Run) -> str:
+    """digits/2026-…-seed0, whatever folder that lies in here; weights from outside by their own name."""
+    name = run.path.resolve().name
+    return name if isinstance(run, Outside) else f"{run.recipe.name}/{name}"
 
 
 def _training_images(model: TrainedTransformer) -> Split | None:

@@ -21,8 +21,8 @@ from vitascope.export.speed import compare_speed
 from vitascope.export.written import Accuracy, Int8, Written, quietly
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_whole
-from vitascope.run.weights import ModelFacts
 from vitascope.shapes import Images, Logits
+from vitascope.weights.facts import ModelFacts
 
 BATCH = 64
 CALIBRATED_ON = 256  # training images from which static scales are taken

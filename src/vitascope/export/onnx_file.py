@@ -18,7 +18,7 @@ from vitascope.export.written import Written, check_place, quietly
 from vitascope.model.anatomy import total_parameters
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_whole
-from vitascope.run.weights import ModelFacts
+from vitascope.weights.facts import ModelFacts
 
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 ENDING = ".onnx"

@@ -15,7 +15,7 @@ from vitascope.export.speed import compare_speed
 from vitascope.export.written import Written, check_place, quietly
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_whole
-from vitascope.run.weights import ModelFacts
+from vitascope.weights.facts import ModelFacts
 
 ENDING = ".pt2"
 TOLERANCE = 1e-5  # relative to the largest logit

@@ -17,6 +17,7 @@ Prefix: TypeAlias = Float[Tensor, "one prefix feature"]  # class token and regis
 Heads: TypeAlias = Float[Tensor, "batch head token width"]  # keys or values, one head beside the other
 Queries: TypeAlias = Float[Tensor, "batch head query width"]  # of every token, or only of those that are asked for
 Maps: TypeAlias = Float[Tensor, "batch head query key"]  # who looks at whom; each row sums to 1
+BlockMaps: TypeAlias = Float[Tensor, "batch block head query key"]  # those of all blocks in one tensor
 Mask: TypeAlias = Bool[Tensor, "query key"]  # True: this query may look at this key
 Features: TypeAlias = Float[Tensor, "batch feature"]
 Logits: TypeAlias = Float[Tensor, "batch class"]

@@ -5,7 +5,21 @@ from typing import Annotated
 import typer
 
 import vitascope
-from vitascope.cli import adapt, anatomy, data, demo, doctor, draw, evaluate, explain, predict, record, runs, train
+from vitascope.cli import (
+    adapt,
+    anatomy,
+    data,
+    demo,
+    doctor,
+    draw,
+    evaluate,
+    explain,
+    export,
+    predict,
+    record,
+    runs,
+    train,
+)
 
 app = typer.Typer(
     help="Vision transformers on small image data: build, train, study, look inside.",
@@ -31,6 +45,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 app.add_typer(draw.app, name="draw")
+app.add_typer(export.app, name="export")
 
 
 def _print_version(wanted: bool) -> bool:

@@ -1,0 +1,9 @@
+"""A trained model -> one file for other programs, compared with the model before it is given out."""
+
+from vitascope.export.everything import export_run
+from vitascope.export.int8 import write_int8
+from vitascope.export.onnx_file import write_onnx
+from vitascope.export.torch_file import write_torch
+from vitascope.export.written import Written
+
+__all__ = ["Written", "export_run", "write_int8", "write_onnx", "write_torch"]

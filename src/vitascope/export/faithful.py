@@ -1,0 +1,63 @@
+"""A model and an exported file's answers -> how far they are apart; a file that answers otherwise is refused."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from vitascope.data.preparation import Preparation
+from vitascope.data.source import Split
+from vitascope.errors import UserError
+from vitascope.explain.maps import logits_and_maps, whole_forward
+from vitascope.model.vit import VisionTransformer
+from vitascope.shapes import Images
+
+Ask = Callable[[Tensor], Sequence[Tensor]]  # prepared images -> logits, and maps where the file has them
+Judged = tuple[Split, str]  # stored images with their classes, and which they are: held-back or training
+
+BATCHES = (1, 2, 7)  # none is the batch the file was traced with alone
+OUTPUTS = ("logits", "maps")
+
+
+def images_to_compare(model: VisionTransformer, preparation: Preparation, judged: Judged | None) -> tuple[Images, str]:
+    """One image for each place in the batches, and what they are in words; random ones where no others are here."""
+    wanted = sum(BATCHES)
+    if judged is None:
+        chance = torch.Generator().manual_seed(0)
+        return torch.randn(wanted, model.config.in_chans, *model.config.image_shape, generator=chance), "random"
+    split, words = judged
+    images = preparation(split.evenly(wanted).images)
+    return images[torch.arange(wanted) % len(images)], words
+
+
+def differences(model: VisionTransformer, ask: Ask, images: Images) -> dict[str, float]:
+    """The largest difference of each output, relative to the model's largest value, over batches of several sizes."""
+    batches = images.split(BATCHES)
+    found = [torch.cat(parts) for parts in zip(*(ask(batch) for batch in batches), strict=True)]
+    truth = [torch.cat(parts) for parts in zip(*(_truth(model, batch, len(found)) for batch in batches), strict=True)]
+    return {name: _apart(*pair) for name, *pair in zip(OUTPUTS, found, truth, strict=False)}
+
+
+def refuse_unfaithful(apart: dict[str, float], most: float) -> None:
+    for name, far in apart.items():
+        if not far <= most:
+            raise UserError(
+                f"The exported {name} differ from the model's by {far:.1e} of the largest, more than {most:.0e}: "
+                "no file was written. Please report it, with the model's settings."
+            )
+
+
+@torch.no_grad()
+def _truth(model: VisionTransformer, images: Images, outputs: int) -> Sequence[Tensor]:
+    """By other ways than the file's: all tokens in every block, and maps caught at the fused attention."""
+    images = images.to(next(model.parameters()).device)
+    if outputs == 1:
+        return (whole_forward(model, images).cpu(),)
+    logits, maps = logits_and_maps(model, images)
+    return logits.cpu(), torch.stack(maps, dim=1).cpu()
+
+
+def _apart(found: Tensor, wanted: Tensor) -> float:
+    if found.shape != wanted.shape:
+        return float("inf")
+    return ((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12)).item()

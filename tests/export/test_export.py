@@ -1,0 +1,276 @@
+"""An exported file answers as the model does, whatever the model is made of; one that does not is never written."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper
+
+from tests.model.combinations import TINY
+from vitascope import ModelConfig, UserError, VisionTransformer, load
+from vitascope.data import training_data
+from vitascope.data.preparation import Preparation
+from vitascope.evaluation.choosing import own_images, some_own_images
+from vitascope.explain import attention_maps
+from vitascope.export import export_run, faithful, int8, onnx_file, torch_file, write_int8, write_onnx, write_torch
+from vitascope.export.answering import WithMaps, answering
+from vitascope.weights.facts import ModelFacts
+
+KINDS = {
+    "class token": {},
+    "mean, causal, not square": {
+        "img_size": (4, 12),
+        "patch_size": (4, 2),
+        "in_chans": 1,
+        "class_token": False,
+        "global_pool": "avg",
+        "positions": "learned+rotary",
+        "qk_norm": True,
+        "norm": "rmsnorm",
+        "mlp": "relu2",
+        "causal": True,
+        "depth": 1,
+    },
+    "sequence pooling, registers, no biases": {
+        "img_size": (12, 8),
+        "global_pool": "seq",
+        "reg_tokens": 2,
+        "no_embed_class": True,
+        "positions": "sincos2d+rotary",
+        "mlp": "swiglu",
+        "qk_norm": True,
+        "init_values": None,
+        "qkv_bias": False,
+        "proj_bias": False,
+        "depth": 1,
+    },
+    "sheet A": {
+        "norm": "none",
+        "output_projection": False,
+        "positions": "sinusoidal",
+        "num_classes": 0,
+        "initialize": "torch",
+        "class_token": False,
+        "global_pool": "avg",
+    },
+    "class token, registers, rotary, rates": {
+        "positions": "rotary",
+        "reg_tokens": 1,
+        "norm": "rmsnorm",
+        "qk_norm": True,
+        "grad_checkpointing": True,
+        "depth": 1,
+        **dict.fromkeys(("drop_rate", "attn_drop_rate", "proj_drop_rate", "drop_path_rate", "pos_drop_rate"), 0.1),
+    },
+    "one patch, one block, one head": {
+        "img_size": 4,
+        "positions": "none",
+        "class_token": False,
+        "global_pool": "seq",
+        "depth": 1,
+        "num_heads": 1,
+    },
+}
+
+
+def loud(config: ModelConfig) -> VisionTransformer:
+    """Weights so large that every part matters."""
+    model = VisionTransformer(config).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    return model
+
+
+def facts_of(config: ModelConfig) -> ModelFacts:
+    classes, stored = [f"class {n}" for n in range(config.num_classes)], (config.in_chans, *config.image_shape)
+    halves = (0.5,) * config.in_chans
+    return ModelFacts(config, classes, Preparation(config.image_shape, halves, halves), stored)
+
+
+def images_for(config: ModelConfig, count: int) -> torch.Tensor:
+    return torch.randn(count, config.in_chans, *config.image_shape)
+
+
+def answers_of(path, images) -> list[torch.Tensor]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(answer) for answer in session.run(None, {"images": images.numpy()})]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_is_exported_faithfully(kind, tmp_path) -> None:
+    model = loud(replace(TINY, **KINDS[kind]))
+    facts, pictures = facts_of(model.config), images_for(model.config, 5)
+    written = write_onnx(model, facts, tmp_path / "model.onnx")
+    assert written.differences["logits"] < 1e-5 and written.compared_on == "random"
+    write_torch(model, facts, tmp_path / "model.pt2")
+    module = torch.export.load(tmp_path / "model.pt2").module()
+    with torch.no_grad():
+        wanted, exported = model(pictures), module(pictures)
+    close = {"atol": 1e-5 * wanted.abs().max().item(), "rtol": 0}
+    torch.testing.assert_close(exported, wanted, **close)
+    torch.testing.assert_close(answers_of(tmp_path / "model.onnx", pictures)[0], wanted, **close)
+
+
+@pytest.mark.parametrize("kind", ["mean, causal, not square", "sequence pooling, registers, no biases"])
+def test_the_maps_of_different_kinds_are_the_model_s(kind, tmp_path) -> None:
+    model = loud(replace(TINY, **KINDS[kind]))
+    pictures = images_for(model.config, 5)
+    write_onnx(model, facts_of(model.config), tmp_path / "model.onnx", maps=True)
+    with torch.no_grad():
+        wanted = model(pictures)
+    logits, maps = answers_of(tmp_path / "model.onnx", pictures)
+    torch.testing.assert_close(logits, wanted, atol=1e-5 * wanted.abs().max().item(), rtol=0)
+    torch.testing.assert_close(maps, torch.stack(attention_maps(model, pictures), dim=1), atol=1e-5, rtol=0)
+
+
+def test_a_run_s_file_answers_for_batches_it_was_not_traced_with(run, tmp_path) -> None:
+    model, path = load(run), tmp_path / "model.onnx"
+    held = some_own_images(run, model.facts, 50)
+    written = write_onnx(model, model.facts, path, run="digits/mine", maps=True, judged=held)
+    assert written.compared_on == "held-back" and set(written.differences) == {"logits", "maps"}
+    images = model.facts.preparation(held[0].images)
+    for count in (1, 3, 50):
+        logits, maps = answers_of(path, images[:count])
+        with torch.no_grad():
+            torch.testing.assert_close(logits, model(images[:count]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(maps, torch.stack(attention_maps(model, images[:count]), 1), atol=1e-6, rtol=0)
+
+
+def test_the_file_is_one_and_says_what_its_user_must_know_and_nothing_of_this_machine(run, tmp_path) -> None:
+    model = load(run)
+    write_onnx(model, model.facts, tmp_path / "model.onnx", run="digits/mine", opset=18)
+    write_torch(model, model.facts, tmp_path / "model.pt2", run="digits/mine")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.pt2"]
+    whole = onnx.load(tmp_path / "model.onnx")
+    said, extra = {entry.key: entry.value for entry in whole.metadata_props}, {"vitascope.json": ""}
+    torch.export.load(tmp_path / "model.pt2", extra_files=extra)
+    assert json.loads(extra["vitascope.json"]) == said
+    assert json.loads(said["classes"]) == model.classes and json.loads(said["img_size"]) == [8, 8]
+    assert json.loads(said["mean"]) == list(model.facts.preparation.mean)
+    assert (said["run"], said["in_chans"]) == ("digits/mine", "1") and "/ 255" in said["preparation"]
+    assert whole.opset_import[0].version == 18 and whole.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for file in tmp_path.iterdir():
+        content = file.read_bytes()
+        assert b"vit.py" not in content and str(tmp_path).encode() not in content
+
+
+def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monkeypatch) -> None:
+    opened, real = [], training_data.open_source
+
+    def spied(*words, **more):
+        source = real(*words, **more)
+        return replace(source, load=lambda split: opened.append(split) or source.load(split))
+
+    monkeypatch.setattr(training_data, "open_source", spied)
+    model = load(run)
+    written = export_run(model, "int8", tmp_path / "short.onnx")
+    assert opened and "test" not in opened
+    held, told = own_images(run, model.facts, "val"), written.int8
+    said = answers_of(tmp_path / "short.onnx", model.facts.preparation(held.images))[0].argmax(1)
+    with torch.no_grad():
+        float32 = model(model.facts.preparation(held.images)).argmax(1)
+    assert (told.accuracy.images, told.accuracy.which) == (len(held), "held-back")
+    assert told.accuracy.int8 == pytest.approx((said == held.labels).float().mean().item())
+    assert told.accuracy.float32 == pytest.approx((float32 == held.labels).float().mean().item())
+    assert told.accuracy.agreement == pytest.approx((said == float32).float().mean().item())
+    assert 1e-4 < written.differences["logits"] < 0.2
+    assert any("Integer" in node.op_type or "Quantize" in node.op_type for node in _nodes(tmp_path / "short.onnx"))
+    assert {timing.batch for timing in written.speed} == {1, 64}
+
+
+def test_the_way_to_int8_that_answers_better_on_training_images_is_taken(run, tmp_path, monkeypatch) -> None:
+    model = load(run)
+    training, preparation = own_images(run, model.facts, "train"), model.facts.preparation
+    onnx_file.trace(model, tmp_path / "model.onnx", {}, maps=False, opset=20)
+
+    def ruined(whole, calibration):
+        return _spoilt(whole, whole.with_name("ruined.onnx"), -1.0)
+
+    for worse, better in (("dynamic", "static"), ("static", "dynamic")):
+        with monkeypatch.context() as patch:
+            patch.setitem(int8.WAYS, worse, ruined)
+            assert int8.quantised(tmp_path / "model.onnx", preparation, training)[1] == better
+    assert int8.quantised(tmp_path / "model.onnx", preparation, None)[1] == "dynamic"
+
+
+def test_a_file_with_other_weights_is_refused_and_what_was_there_stays(run, tmp_path, monkeypatch) -> None:
+    model, path = load(run), tmp_path / "model.onnx"
+    path.write_text("an older file")
+    onnx_file.trace(model, tmp_path / "sabotaged", {}, maps=False, opset=20)
+    content = _spoilt(tmp_path / "sabotaged", tmp_path / "sabotaged", 1.001).read_bytes()
+    (tmp_path / "sabotaged").unlink()
+
+    def sabotaged(model, file, words, **how):
+        file.write_bytes(content)
+
+    for module, write in ((onnx_file, write_onnx), (int8, write_int8)):
+        monkeypatch.setattr(module, "trace", sabotaged)
+        with pytest.raises(UserError, match=r"logits differ from the model's by .* no file was written"):
+            write(model, model.facts, path)
+    assert path.read_text() == "an older file" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_torch_file_with_other_weights_is_refused(run, tmp_path, monkeypatch) -> None:
+    def sabotaged(model):
+        twin = answering(model)
+        twin.head.weight *= 1.0001
+        return twin
+
+    monkeypatch.setattr(torch_file, "answering", sabotaged)
+    model = load(run)
+    with pytest.raises(UserError, match="more than 1e-05: no file was written"):
+        write_torch(model, model.facts, tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_maps_that_are_not_the_model_s_are_refused(tmp_path, monkeypatch) -> None:
+    real = WithMaps.forward
+
+    def turned(self, images):
+        logits, maps = real(self, images)
+        return logits, maps.flip(1)
+
+    monkeypatch.setattr(WithMaps, "forward", turned)
+    with pytest.raises(UserError, match="The exported maps differ"):
+        write_onnx(loud(TINY), facts_of(TINY), tmp_path / "model.onnx", maps=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_says_nothing_at_all_is_refused() -> None:
+    model, pictures = loud(TINY), images_for(TINY, 10)
+    for answer in (torch.full((1, 3), float("nan")), torch.zeros(1, 4)):
+        apart = faithful.differences(model, lambda images, said=answer: [said.expand(len(images), -1)], pictures)
+        with pytest.raises(UserError, match="The exported logits differ"):
+            faithful.refuse_unfaithful(apart, 1e-4)
+
+
+def test_few_images_fill_the_batches_and_a_training_model_is_refused(run, tmp_path) -> None:
+    model = load(run)
+    split, words = some_own_images(run, model.facts, 3)
+    images, which = faithful.images_to_compare(model, model.facts.preparation, (split, words))
+    assert len(images) == 10 and which == words and torch.equal(images[3], images[0])
+    with pytest.raises(UserError, match=r"training mode.*model\.eval\(\)"):
+        write_onnx(model.train(), model.facts, tmp_path / "model.onnx")
+
+
+def test_weights_too_large_for_an_onnx_file_are_refused_before_any_work(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(onnx_file, "LARGEST", 1000)
+    with pytest.raises(UserError, match=r"an ONNX file holds 2\. Use: vitascope export torch"):
+        write_onnx(loud(TINY), facts_of(TINY), tmp_path / "model.onnx")
+
+
+def _nodes(path):
+    return onnx.load(path).graph.node
+
+
+def _spoilt(file, out, factor: float):
+    """The same file with the head's weights multiplied."""
+    whole = onnx.load(file)
+    weight = next(tensor for tensor in whole.graph.initializer if tensor.name == "head.weight")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(factor), weight.name))
+    onnx.save(whole, out)
+    return out

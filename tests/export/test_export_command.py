@@ -1,0 +1,129 @@
+"""`vitascope export` as a user meets it: a run, the files beside it, wrong words."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from vitascope import ModelConfig, UserError, VisionTransformer, load
+from vitascope.data.digits import digits
+from vitascope.export import write_onnx
+from vitascope.export.onnx_file import ask_onnx
+
+DOCS = Path(__file__).parents[2] / "docs" / "export.md"
+
+
+def test_onnx_is_written_beside_the_run_and_told_in_a_table(vitascope, run) -> None:
+    answer = vitascope("export", "onnx", str(run.path), "--maps")
+    assert answer.code == 0 and answer.err == ""
+    path = run.path / "export" / "model.onnx"
+    for words in (str(path), "0.0", "verified", "logits to", "maps to", "held-back images", "64 images", "onnxruntime"):
+        assert words in answer.out
+    session = onnxruntime.InferenceSession(path)
+    assert [output.name for output in session.get_outputs()] == ["logits", "maps"]
+    assert session.get_outputs()[1].shape == ["batch", 2, 2, 16, 16]
+    assert session.get_modelmeta().custom_metadata_map["run"] == f"digits/{run.path.name}"
+
+
+def test_the_lines_in_the_docs_answer_as_predict_does(vitascope, run, tmp_path, monkeypatch, capsys) -> None:
+    code = re.search(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[1]
+    picture = digits().load("train").images[3, 0].repeat_interleave(3, 0).repeat_interleave(5, 1)
+    Image.fromarray(picture.numpy()).save(tmp_path / "digit.png")
+    model = load(run)
+    write_onnx(model, model.facts, tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    known: dict = {}
+    exec(code, known)
+    wanted = model.predict("digit.png")[0]
+    assert capsys.readouterr().out.strip() == wanted.label
+    chances = torch.from_numpy(known["logits"][0]).softmax(0)
+    assert chances.max().item() == pytest.approx(wanted.probability, abs=1e-5)
+
+
+def test_int8_prints_only_json_where_asked(vitascope, run, tmp_path) -> None:
+    out = tmp_path / "new" / "short.onnx"
+    answer = vitascope("export", "onnx", str(run.path), "--int8", "--json", "--out", str(out))
+    said = json.loads(answer.out)
+    assert answer.code == 0 and answer.err == "" and said["path"] == str(out)
+    assert said["bytes"] == out.stat().st_size and said["int8"]["method"] in ("dynamic", "static")
+    assert 0 <= said["int8"]["accuracy"]["int8"] <= 1 and said["int8"]["accuracy"]["which"] == "held-back"
+    assert set(said["speed"][0]["times_as_fast"]) == {"onnxruntime", "onnxruntime, int8"}
+
+
+def test_a_run_without_its_data_is_compared_on_random_images(vitascope, run, tmp_path) -> None:
+    moved = tmp_path / run.path.name
+    shutil.copytree(run.path, moved)
+    recipe = moved / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("name: digits", "name: nowhere"))
+    answer = vitascope("export", "onnx", str(moved), "--int8")
+    assert answer.code == 0, answer.err
+    assert "on random images" in answer.out and "the run's images are not here" in answer.out
+    assert "int8 (dynamic)" in answer.out and (moved / "export" / "model-int8.onnx").is_file()
+
+
+def test_torch_writes_a_pt2_file(vitascope, run) -> None:
+    answer = vitascope("export", "torch", str(run.path))
+    assert answer.code == 0 and answer.err == "" and "torch.export" in answer.out
+    assert (run.path / "export" / "model.pt2").is_file()
+
+
+def test_weights_from_outside_are_exported_under_their_own_name(vitascope, tmp_path, monkeypatch) -> None:
+    model = VisionTransformer(
+        ModelConfig(img_size=32, patch_size=16, embed_dim=64, depth=1, num_heads=1, num_classes=3)
+    )
+    save_file(model.state_dict(), tmp_path / "theirs.safetensors")
+    monkeypatch.chdir(tmp_path)
+    answer = vitascope("export", "torch", "theirs.safetensors", "--json")
+    assert answer.code == 0, answer.err
+    said, extra = json.loads(answer.out), {"vitascope.json": ""}
+    torch.export.load(said["path"], extra_files=extra)
+    assert said["compared_on"] == "random" and json.loads(extra["vitascope.json"])["run"] == "theirs"
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch"])
+def test_a_wrong_place_gets_one_sentence(vitascope, run, tmp_path, form) -> None:
+    ending = {"onnx": ".onnx", "torch": ".pt2"}[form]
+    (tmp_path / "file").write_text("")
+    (tmp_path / f"folder{ending}").mkdir()
+    unfinished = tmp_path / run.path.name
+    shutil.copytree(run.path, unfinished)
+    (unfinished / "model.safetensors").unlink()
+    for where, out, sentence in (
+        (run.path, "model.bin", f"The file 'model.bin' must end in {ending}"),
+        (run.path, f"folder{ending}", "is a folder"),
+        (run.path, f"file/model{ending}", "could not be made: File exists. Choose another place with --out."),
+        (run.path, f"/proc/model{ending}", "Choose another place with --out."),
+        (unfinished, f"model{ending}", "has no model.safetensors. Go on with: vitascope resume"),
+        (tmp_path / "none", f"model{ending}", "none"),
+    ):
+        answer = vitascope("export", form, str(where), "--out", str(tmp_path / out))
+        assert answer.code == 2 and sentence in answer.err and answer.err.count("\n") == 1, answer.err
+        assert not answer.out
+
+
+@pytest.mark.parametrize("opset", ["17", "26"])
+def test_an_opset_that_cannot_be_written_is_refused(vitascope, run, opset) -> None:
+    answer = vitascope("export", "onnx", str(run.path), "--opset", opset)
+    assert (
+        answer.code == 2 and answer.err == f"vitascope: --opset {opset} cannot be written. Choose one from 18 to 25.\n"
+    )
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(vitascope, run, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    answer = vitascope("export", "onnx", str(run.path))
+    assert answer.code == 2
+    assert answer.err == 'vitascope: ONNX files need onnxscript. Install with: pip install "vitascope[onnx]"\n'
+
+
+def test_a_file_that_onnxruntime_cannot_read_is_said(tmp_path) -> None:
+    (tmp_path / "torn.onnx").write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"onnxruntime [\d.]+ cannot read the file: "):
+        ask_onnx(tmp_path / "torn.onnx")

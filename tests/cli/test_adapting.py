@@ -1,12 +1,15 @@
 """`vitascope adapt` and weights from outside in every verb, as a user types them."""
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.weights.test_pretrained import small_timm
+from tests.weights.test_pretrained import apart, small_timm
+from vitascope import load
 
 
 @pytest.fixture
@@ -68,3 +71,49 @@ def test_every_verb_takes_weights_from_outside(vitascope, weights, tmp_path, mon
     assert answer.code == 0 and "2 images × 128 features" in answer.out
     answer = vitascope("similar", weights, "photos/0/a.png")
     assert answer.code == 2 and "has no images of its own" in answer.err
+
+
+@pytest.mark.parametrize("form", ["vitascope", "timm", "transformers"])
+def test_a_folder_is_written_and_its_line_of_python_works(vitascope, weights, tmp_path, form) -> None:
+    answer = vitascope("export", "folder", weights, "--out", str(tmp_path / "out"), "--for", form)
+    assert answer.code == 0, answer.err
+    line = next(line for line in answer.out.splitlines() if line.startswith("model = "))
+    names: dict = {}
+    exec("\n".join([*(x for x in answer.out.splitlines() if x.startswith(("import", "from"))), line]), names)
+    images = torch.randn(2, 3, 32, 32)
+    logits = names["model"](images)
+    assert apart(getattr(logits, "logits", logits), load(weights)(images)) < 1e-5
+    assert "## How good" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_what_another_library_lacks_is_refused(vitascope, weights, tmp_path) -> None:
+    vitascope("adapt", weights, "img_size=[32,64]", "--out", str(tmp_path / "oblong"))
+    answer = vitascope(
+        "export", "folder", str(tmp_path / "oblong"), "--out", str(tmp_path / "o"), "--for", "transformers"
+    )
+    assert answer.code == 2 and "transformers' ViT has no oblong images" in answer.err and not (tmp_path / "o").exists()
+    answer = vitascope("export", "folder", weights, "--out", str(tmp_path / "o"), "--for", "keras")
+    assert answer.code == 2 and "form='keras' is unknown" in answer.err
+
+
+def test_the_hub_gets_the_same_folder_and_its_refusal_is_told(vitascope, weights, monkeypatch) -> None:
+    seen = {}
+
+    class Hub:
+        def __init__(self, token=None):
+            pass
+
+        def create_repo(self, repository, private, exist_ok):
+            seen["repository"] = repository, private
+            return f"address of {repository}"
+
+        def upload_folder(self, repo_id, folder_path):
+            seen["files"] = sorted(path.name for path in Path(folder_path).iterdir())
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    answer = vitascope("export", "hub", weights, "me/mine", "--private")
+    assert answer.code == 0 and "address of me/mine" in answer.out
+    assert seen == {"repository": ("me/mine", True), "files": ["README.md", "config.json", "model.safetensors"]}
+    monkeypatch.setattr(Hub, "create_repo", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
+    answer = vitascope("export", "hub", weights, "me/mine")
+    assert answer.code == 2 and "could not be written on the hub (no network)" in answer.err

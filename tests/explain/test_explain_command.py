@@ -53,14 +53,14 @@ def test_a_folder_s_pictures_that_explain_wrote_are_not_explained_again(vitascop
         assert len(said["images"]) == len(images) and any("probes-map" in file for file in said["files"])
 
 
-def test_probes_can_be_about_test_images(vitascope, run, images) -> None:
+def test_probes_can_be_about_test_images(vitascope, run, images, tmp_path) -> None:
     subject = open_subject(str(run.path))
     found = images_of(subject, "test")
     wanted = digits().load("test").evenly(MOST)
     assert found is not None and found[1:] == (wanted.labels.tolist(), "test")
     assert torch.equal(found[0], subject.preparation(wanted.images))
-    answer = vitascope("explain", str(run.path), images[0], "--split", "tset")
-    assert answer.code == 2 and "There is no split 'tset'" in answer.err
+    answer = vitascope("explain", str(run.path), images[0], "--split", "tset", "--out", str(tmp_path / "out"))
+    assert answer.code == 2 and "There is no split 'tset'" in answer.err and not (tmp_path / "out").exists()
 
 
 def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""`vitascope export`: a trained model as one file for other programs."""
+"""`vitascope export`: a trained model as a file or folder for other programs."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,10 @@ from vitascope.cli.tables import console, table
 if TYPE_CHECKING:
     from vitascope.export.written import Written
 
-app = typer.Typer(help="A trained model as one file for other programs: ONNX or torch.export.", no_args_is_help=True)
+app = typer.Typer(
+    help="A trained model for other programs: ONNX, torch.export, a folder for timm or transformers, the hub.",
+    no_args_is_help=True,
+)
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
@@ -40,6 +43,33 @@ def torch(
 ) -> None:
     """A .pt2 file for any batch (torch.export), compared with the model before it is written."""
     _export(run, "torch", out, as_json)
+
+
+@app.command()
+def folder(
+    run: RunPath,
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    form: Annotated[str, typer.Option("--for", help="Who loads it: vitascope, timm or transformers.")] = "vitascope",
+) -> None:
+    """A folder with config.json, model.safetensors and a card, for Vitascope, timm or transformers; opened again."""
+    from vitascope.evaluation.card import use_of
+    from vitascope.evaluation.trained import load
+
+    place = load(run).save_pretrained(out, form=form)
+    print(f"Folder: {place}\n\n{use_of(form, str(place))}")
+
+
+@app.command()
+def hub(
+    run: RunPath,
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="somebody/something on the Hugging Face hub.")],
+    form: Annotated[str, typer.Option("--for", help="Who loads it: vitascope, timm or transformers.")] = "vitascope",
+    private: Annotated[bool, typer.Option("--private", help="Only its owner sees it.")] = False,
+) -> None:
+    """The same folder as a repository on the Hugging Face hub; log in before with: hf auth login."""
+    from vitascope.evaluation.trained import load
+
+    print(f"Repository: {load(run).push_to_hub(repository, form=form, private=private)}")
 
 
 def _export(

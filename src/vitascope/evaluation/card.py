@@ -34,9 +34,10 @@ def card(model: "TrainedTransformer", form: str) -> str:
     )
     prepared = model.facts.preparation
     use = (
-        f"```python\n{USES[form]}\n```\n\nImages are brought to {prepared.size[0]}×{prepared.size[1]} pixels, divided "
-        f"by 255, then normalised by mean {_rounded(prepared.mean)} and deviation {_rounded(prepared.std)}. It has no "
-        "answer for *none of these*, and its probabilities are as trained, not calibrated."
+        f"```python\n{use_of(form, 'FOLDER')}\n```\n\n"
+        f"Images are brought to {prepared.size[0]}×{prepared.size[1]} pixels, divided by 255, then normalised by mean "
+        f"{_rounded(prepared.mean)} and deviation {_rounded(prepared.std)}. It has no answer for *none of these*, and "
+        "its probabilities are as trained, not calibrated."
     )
     parts = [
         "\n".join(head),
@@ -47,6 +48,11 @@ def card(model: "TrainedTransformer", form: str) -> str:
         f"## Where it comes from\n\n{_origin(model)}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def use_of(form: str, folder: str) -> str:
+    """Python that loads the folder."""
+    return USES[form].replace("FOLDER", folder)
 
 
 def _how_good(model: "TrainedTransformer") -> str:

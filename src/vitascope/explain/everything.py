@@ -6,7 +6,7 @@ from pathlib import Path
 from vitascope.evaluation.reading import EXPLAINED, Pictures
 from vitascope.explain.figures import Asked, Written, write_explanations
 from vitascope.explain.over_time import write_over_time
-from vitascope.explain.probing import probe
+from vitascope.explain.probing import images_of, probe
 from vitascope.explain.subject import Subject
 from vitascope.run.files import write_whole
 
@@ -15,9 +15,10 @@ def write_everything(
     subject: Subject, pictures: Pictures, asked: Asked, out: Path, *, probes: bool = True, split: str | None = None
 ) -> Written:
     """`probes`: also what the model is like inside, over the run's own images of this split, and over its epochs."""
+    own = images_of(subject, split) if probes else None  # first: a wrong split is told before anything is drawn
     written = write_explanations(subject, pictures, asked, out)
     if probes:
-        written.files += probe(subject, pictures.images, out, split)
+        written.files += probe(subject, own, pictures.images, out)
         written.files += write_over_time(subject, subject.preparation(pictures.images), out)
     written.files.append(out / EXPLAINED)
     write_whole(out / EXPLAINED, json.dumps(written.as_dict(), indent=1) + "\n")

@@ -90,15 +90,17 @@ def write_probes(subject: Subject, images: Images, labels: list[int] | None, wha
     return [*files, out / "probes.json"]
 
 
-def probe(subject: Subject, given: UInt8Images, out: Path, split: str | None = None) -> list[Path]:
+Own = tuple[Images, list[int], str]  # a run's own images as the model sees them, their classes, and which they are
+
+
+def probe(subject: Subject, own: Own | None, given: UInt8Images, out: Path) -> list[Path]:
     """Over the run's own images, or over the given ones if they are enough; else nothing."""
-    own = images_of(subject, split)
     if own is not None:
         return write_probes(subject, *own, out)
     return write_probes(subject, subject.preparation(given), None, "given", out) if len(given) >= ENOUGH else []
 
 
-def images_of(subject: Subject, split: str | None = None) -> tuple[Images, list[int], str] | None:
+def images_of(subject: Subject, split: str | None = None) -> Own | None:
     """The run's own images as the model sees them, their classes, and which they are; None: there are none here.
 
     Without a split the held-back ones, else training images; test images only when asked for."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from vitascope.errors import UserError, did_you_mean
@@ -117,6 +118,36 @@ def cost(folder: Path, names: list[str]) -> str:
     return "; ".join(str(_read(folder / f"{name}.json")["times_a_written_out_forward"]) for name in names)
 
 
+def pretrained(folder: Path, names: list[str]) -> str:
+    """From scratch against pretrained weights (`python -m benchmarks.pretrained`), the mean over seeds."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in _rows(folder, names):
+        groups.setdefault((row["data"], row["arm"]), []).append(row)
+    lines = []
+    for (data, arm), rows in groups.items():
+        scores = [100 * row["accuracy"] for row in rows]
+        spread = f" ± {stdev(scores):.2f}" if len(scores) > 1 else ""
+        first = 100 * mean(row["first_epoch_train_accuracy"] for row in rows)
+        times = [f"{mean(row[name] for row in rows):.0f}" for name in ("seconds", "cold_seconds")]
+        grid, gflops = "×".join(map(str, rows[0]["grid"])), f"{rows[0]['flops'] / 1e9:.2f}"
+        score = f"**{mean(scores):.2f}{spread} %**"
+        lines.append([data, arm, grid, gflops, str(rows[0]["epochs"]), str(len(rows)), f"{first:.0f} %", score, *times])
+    head = ["data", "start", "grid", "GFLOPs an image", "epochs", "seeds", "right in the first epoch", "accuracy"]
+    return markdown([*head, "seconds", "cold"], lines)
+
+
+def odd_size(folder: Path, names: list[str]) -> str:
+    """What models do with an image of another size than theirs (`python -m benchmarks.odd_size`)."""
+    lines = []
+    for row in _rows(folder, names):
+        grid = "–" if row["grid"] is None else "×".join(map(str, row["grid"]))
+        seen = f"{row['pixels_seen']:.1%}" if "pixels_seen" in row else "–"
+        lines.append(
+            [row["who"], f"{row['image']}×{row['image']}", row["answer"], grid, seen, str(row.get("gflops", "–"))]
+        )
+    return markdown(["model", "image", "what comes", "grid", "pixels its answer depends on", "GFLOPs"], lines)
+
+
 def _bare_speed(row: dict[str, Any]) -> str:
     if "broken" in row:
         return row["broken"]
@@ -169,6 +200,8 @@ KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "growth": growth,
     "faithfulness": faithfulness,
     "cost": cost,
+    "pretrained": pretrained,
+    "odd-size": odd_size,
 }
 
 

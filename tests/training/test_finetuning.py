@@ -4,13 +4,15 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import vitascope
 from tests.training.tiny import TINY, tiny_run
+from tests.weights.test_pretrained import small_timm
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.model.lora import add_lora, plain_state
 from vitascope.recipe.train import TrainConfig
+from vitascope.run.weights import read_facts
 from vitascope.training.optimizers import make_optimizers
 from vitascope.training.tuning import count_learning, set_learning
 
@@ -132,3 +134,14 @@ def test_keeping_weights_needs_weights_to_keep() -> None:
             vitascope.train("digits", quiet=True, **(TINY | words))
     with pytest.raises(UserError, match="There are no weights 'nowhere'"):
         vitascope.train("digits", quiet=True, **(TINY | {"weights": "nowhere"}))
+
+
+def test_images_are_normalised_as_the_weights_are_used_to_also_when_it_goes_on(tmp_path) -> None:
+    save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
+    run = tiny_run(tmp_path / "runs", weights=tmp_path / "w.safetensors", **{"train.epochs": 1, "model.patch_size": 2})
+    prepared = read_facts(run).preparation
+    assert prepared.mean == pytest.approx((0.449,), abs=1e-3) and prepared.std == pytest.approx((0.226,), abs=1e-3)
+    (run.path / "model.safetensors").unlink()
+    (run.path / "resume.pt").unlink()  # as if stopped before the first checkpoint
+    vitascope.resume(run.path, quiet=True)
+    assert read_facts(run).preparation == prepared and run.metrics[0]["train_loss"] < 2.6

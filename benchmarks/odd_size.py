@@ -39,7 +39,7 @@ def row(who: str, model: nn.Module, side: int, channels: int, grid: list[int] | 
     except Exception as error:  # what a user would meet
         return found | {"answer": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     found |= {"answer": "an answer", "gflops": round(counter.get_total_flops() / 1e9, 3)}
-    return found | {"pixels_seen": round(pixels_that_count(model, image), 4)}
+    return found | {"pixels_seen": round(pixels_that_count(model, image), 5)}
 
 
 def main() -> None:

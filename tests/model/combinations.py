@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from vitascope import ModelConfig
-from vitascope.model.config import GLOBAL_POOLS, INITIALIZERS, MLPS, NORMS, POSITIONS
+from vitascope.model.config import ATTENTIONS, GLOBAL_POOLS, INITIALIZERS, MLPS, NORMS, POSITIONS, TOKENIZERS
 
 TINY = ModelConfig(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3, init_values=0.5)
 
@@ -11,6 +11,8 @@ settings = st.fixed_dictionaries(
     {
         "img_size": st.sampled_from([8, (4, 12), (12, 8)]),
         "in_chans": st.sampled_from([1, 3]),
+        "tokenizer": st.sampled_from(TOKENIZERS),
+        "attention": st.sampled_from(ATTENTIONS),
         "num_classes": st.sampled_from([0, 3]),
         "global_pool": st.sampled_from(GLOBAL_POOLS),
         "class_token": st.booleans(),

@@ -35,6 +35,23 @@ def test_flops_are_what_pytorch_counts(changes) -> None:
     assert sum(stage.flops for stage in anatomy(config, batch=2)) == counter.get_total_flops()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer": "spt", "attention": "lsa"},
+        {"tokenizer": "conv", "global_pool": "seq"},
+        {"merge_tokens": 3, "img_size": 16, "reg_tokens": 1},
+        {"drop_tokens": 3, "img_size": 16},
+    ],
+)
+def test_flops_of_answering_are_what_pytorch_counts(changes) -> None:
+    config = replace(TINY, **({"global_pool": "avg"} | changes))
+    model = VisionTransformer(config).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.randn(2, 3, *config.image_shape))
+    assert sum(stage.flops for stage in anatomy(config, batch=2)) == counter.get_total_flops()
+
+
 def test_shapes_are_a_real_models() -> None:
     config = ModelConfig(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=3)
     shapes = {stage.name: stage.shape for stage in anatomy(config, batch=2)}

@@ -25,6 +25,8 @@ def evaluate(
     views: Annotated[int, typer.Option(help="2: each image and its mirror image, averaged.")] = 1,
     best: Annotated[bool, typer.Option("--best", help="The best epoch on validation images, not the last.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the spoilt images, most of the time.")] = False,
+    merge_tokens: Annotated[int | None, typer.Option(help="Join so many like tokens in each block.")] = None,
+    drop_tokens: Annotated[int | None, typer.Option(help="Leave out so many tokens in each block.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Accuracy, classes, calibration, worst errors, robustness. Each opening of the test set is written into the run.
@@ -34,7 +36,7 @@ def evaluate(
     from vitascope.evaluation.figures import write_report
     from vitascope.evaluation.trained import load
 
-    model = load(run, best=best, device="auto")
+    model = load(run, best=best, device="auto", merge_tokens=merge_tokens, drop_tokens=drop_tokens)
     with Console(stderr=True).status("Looking at the images; on a CPU this may take minutes (--quick: less) …"):
         found = model.evaluate(split, data=data, views=views, robust=not quick)
     print_broken(found.choice.skipped)

@@ -1,6 +1,7 @@
 """A run, or weights from outside -> the trained model, which knows its classes and how its images are prepared."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ class TrainedTransformer(VisionTransformer):
         """What the classifier sees of each image; by the faster way, if there is one and nobody asks for gradients."""
         way = self.fast.pooled if self.fast and not self.training and not torch.is_grad_enabled() else None
         return super().pooled(images) if way is None else way(images)
+
+    def answer_with(self, **fewer: int) -> None:
+        """Settings that change how the model answers, not what it has learnt: merge_tokens, drop_tokens."""
+        if fewer:
+            self.config = replace(self.config, **fewer)
+            self.facts = replace(self.facts, model=self.config)
+            self.weights += "".join(f", {name}={count}" for name, count in fewer.items())
 
     def predict(self, images: Any, *, views: int = 1) -> Predictions:
         """Paths, Pillow images, arrays (rows × columns × channels) or tensors (channels first), one or many."""
@@ -116,15 +124,24 @@ class TrainedTransformer(VisionTransformer):
 
 
 def load(
-    run: str | os.PathLike[str], *, best: bool = False, device: str = "cpu", fast: bool = False
+    run: str | os.PathLike[str],
+    *,
+    best: bool = False,
+    device: str = "cpu",
+    fast: bool = False,
+    merge_tokens: int | None = None,
+    drop_tokens: int | None = None,
 ) -> TrainedTransformer:
     """A trained model, ready to answer: a run's (the last epoch's weights, or the best on validation images), or one
     from outside: timm:NAME, hf:REPO, a weights file, a folder with config.json.
 
     `fast`: on a GPU compiled, in bfloat16 and recorded (the first answers take a while); on a CPU in int8 or bfloat16
     products where that is measured to be faster and loses at most 0.2 points. `model.fast.how` says what was done.
+    `merge_tokens`, `drop_tokens`: answer with so many tokens fewer in each block (instead of the run's own setting).
     """
     model = _from_outside(str(run), best) if is_outside(run) else _from_run(open_run(run), best)
+    fewer = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
+    model.answer_with(**{name: count for name, count in fewer.items() if count is not None})
     model = model.to(choose_device(device)).eval()
     if fast:
         model.fast = make_fast(model, model.run, model.facts)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vitascope.errors import UserError
 from vitascope.explain.layout import Layout
 from vitascope.explain.maps import BATCH, Watching, whole_forward, written_out
+from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Features, HeadNumbers, Images, Logits, Maps, Tokens
 
 
@@ -45,10 +46,14 @@ def position_similarity(model: nn.Module, layout: Layout) -> Tensor:
 
 
 def patch_filters(model: nn.Module, count: int = 28) -> tuple[Images, Tensor]:
-    """Principal components of the patch embedding's filters, count × channel × height × width, and their shares."""
+    """Principal components of the patch embedding's filters, count × channel × height × width, and their shares.
+
+    Of a model that sees shifted images too (SPT): what its filters do with the image itself."""
     weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     if weight is None:
         raise UserError(f"{type(model).__name__} has no convolution that embeds patches.")
+    if isinstance(model, VisionTransformer):
+        weight = weight[:, : model.config.in_chans]
     flat = weight.detach().float().flatten(1)
     _, sizes, parts = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
     shares = sizes**2 / (sizes**2).sum()

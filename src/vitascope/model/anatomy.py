@@ -4,11 +4,12 @@ FLOPs count matrix products, two per multiply-add, as PyTorch's FlopCounterMode 
 in float32. The tests hold these numbers against a real model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 from vitascope.errors import UserError
-from vitascope.model.config import ModelConfig
+from vitascope.model.config import CONV_CHANNELS, ModelConfig
 
 BYTES_PER_NUMBER = 4  # float32
 
@@ -34,43 +35,77 @@ def anatomy(config: ModelConfig, *, batch: int = 1, tokens: int | None = None) -
         raise UserError(f"batch={batch} and tokens={tokens} must be at least 1.")
     start = _embedding(config, batch) if tokens is None else [_tokens(config, batch, tokens, parameters=0)]
     count = config.num_tokens if tokens is None else tokens
-    blocks = [stage for index in range(config.depth) for stage in _block(config, batch, count, f"blocks.{index}.")]
+    blocks: list[Stage] = []
+    for index, fewer in enumerate(config.fewer_per_block if tokens is None else [0] * config.depth):
+        blocks += _block(config, batch, count, count - fewer, f"blocks.{index}.")
+        count -= fewer
     return start + blocks + _head(config, batch, count)
 
 
 def _embedding(config: ModelConfig, batch: int) -> list[Stage]:
-    pixels = config.in_chans * prod(config.patch_shape)
     rows = 0 if config.no_embed_class else config.num_prefix_tokens
     table = rows + config.num_patches if config.absolute_positions == "learned" else 0
     return [
         Stage("image", ["batch", "channel", "height", "width"], [batch, config.in_chans, *config.image_shape]),
-        Stage("patches", ["batch", "patch", "pixel"], [batch, config.num_patches, pixels]),
-        Stage(
-            "patch_embed",
-            ["batch", "patch", "feature"],
-            [batch, config.num_patches, config.embed_dim],
-            parameters=(pixels + 1) * config.embed_dim,
-            flops=2 * batch * config.num_patches * pixels * config.embed_dim,
-        ),
+        *(_convolutions(config, batch) if config.tokenizer == "conv" else _patches(config, batch)),
         _tokens(config, batch, config.num_tokens, parameters=(config.num_prefix_tokens + table) * config.embed_dim),
     ]
+
+
+def _patches(config: ModelConfig, batch: int) -> list[Stage]:
+    shifts = config.tokenizer == "spt"
+    channels = config.in_chans * (5 if shifts else 1)
+    pixels = channels * prod(config.patch_shape)
+    embedded = _linear("patch_embed", "feature", batch, config.num_patches, pixels, config.embed_dim, True)
+    found = [Stage("patches", ["batch", "patch", "pixel"], [batch, config.num_patches, pixels])]
+    if shifts:
+        shape = [batch, channels, *config.image_shape]
+        found.insert(0, Stage("shifted", ["batch", "channel", "height", "width"], shape))
+        found.append(replace(found[-1], name="patch_embed.norm", parameters=2 * pixels))
+    return [*found, replace(embedded, axes=["batch", "patch", "feature"])]
+
+
+def _convolutions(config: ModelConfig, batch: int) -> list[Stage]:
+    """Each layer's cost is at full size; what is shown is the picture after pooling."""
+    channels = [config.in_chans, *[CONV_CHANNELS] * (config.conv_layers - 1), config.embed_dim]
+    height, width = config.image_shape
+    found = []
+    for layer, (before, after) in enumerate(pairwise(channels)):
+        weights, pixels = 9 * before * after, (height >> layer) * (width >> layer)
+        shape = [batch, after, height >> layer + 1, width >> layer + 1]
+        axes = ["batch", "channel", "height", "width"]
+        found.append(Stage(f"patch_embed.layers.{3 * layer}", axes, shape, weights, 2 * batch * weights * pixels))
+    shape = [batch, config.num_patches, config.embed_dim]
+    return [*found, Stage("patch_embed", ["batch", "patch", "feature"], shape)]
 
 
 def _tokens(config: ModelConfig, batch: int, count: int, *, parameters: int) -> Stage:
     return Stage("tokens", ["batch", "token", "feature"], [batch, count, config.embed_dim], parameters=parameters)
 
 
-def _block(config: ModelConfig, batch: int, tokens: int, prefix: str) -> list[Stage]:
+def _block(config: ModelConfig, batch: int, tokens: int, after: int, prefix: str) -> list[Stage]:
+    """`after`: tokens that are left for the MLP, where some are merged or dropped."""
     return [
         *_norm(config, prefix + "norm1", batch, tokens),
         *_attention(config, batch, tokens, prefix + "attn."),
         *_layer_scale(config, prefix + "ls1", batch, tokens),
         _vector_stage(config, prefix + "residual1", batch, tokens),
-        *_norm(config, prefix + "norm2", batch, tokens),
-        *_mlp(config, batch, tokens, prefix + "mlp."),
-        *_layer_scale(config, prefix + "ls2", batch, tokens),
-        _vector_stage(config, prefix + "residual2", batch, tokens),
+        *(_fewer(config, batch, tokens, after, prefix) if after < tokens else []),
+        *_norm(config, prefix + "norm2", batch, after),
+        *_mlp(config, batch, after, prefix + "mlp."),
+        *_layer_scale(config, prefix + "ls2", batch, after),
+        _vector_stage(config, prefix + "residual2", batch, after),
     ]
+
+
+def _fewer(config: ModelConfig, batch: int, tokens: int, after: int, prefix: str) -> list[Stage]:
+    left = _vector_stage(config, prefix + ("merged" if config.merge_tokens else "kept"), batch, after)
+    if not config.merge_tokens:
+        return [left]
+    patches = tokens - config.num_prefix_tokens
+    sides = [(patches + 1) // 2, patches // 2]
+    meeting = 2 * batch * prod(sides) * config.head_width
+    return [Stage(prefix + "likeness", ["batch", "first", "second"], [batch, *sides], flops=meeting), left]
 
 
 def _attention(config: ModelConfig, batch: int, tokens: int, prefix: str) -> list[Stage]:
@@ -78,13 +113,14 @@ def _attention(config: ModelConfig, batch: int, tokens: int, prefix: str) -> lis
     per_head = (["batch", "head", "token", "width"], [batch, heads, tokens, head_width])
     weights = width * width + width * config.qkv_bias
     qk_norm = _norm_parameters(config, head_width) if config.qk_norm else 0
+    scales = heads if config.attention == "lsa" else 0
     projecting = 2 * batch * tokens * width * width
     meeting = 2 * batch * tokens * tokens * width
     stages = [
         Stage(prefix + "query", *per_head, parameters=weights + qk_norm, flops=projecting),
         Stage(prefix + "key", *per_head, parameters=weights + qk_norm, flops=projecting),
         Stage(prefix + "value", *per_head, parameters=weights, flops=projecting),
-        Stage(prefix + "maps", ["batch", "head", "query", "key"], [batch, heads, tokens, tokens], flops=meeting),
+        Stage(prefix + "maps", ["batch", "head", "query", "key"], [batch, heads, tokens, tokens], scales, meeting),
         Stage(prefix + "heads", *per_head, flops=meeting),
         Stage(prefix + "joined", ["batch", "token", "feature"], [batch, tokens, width]),
     ]

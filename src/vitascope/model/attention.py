@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from vitascope import kernels
 from vitascope.model.config import check_heads
 from vitascope.model.inputs import check_tokens
-from vitascope.model.masks import additive, causal_mask, check_mask
+from vitascope.model.masks import additive, causal_mask, check_mask, other_mask
 from vitascope.model.norm import make_norm
 from vitascope.model.rotary import rotate
 from vitascope.model.scaled_dot_product import BACKENDS, attend_fused, attention_maps, preferring
@@ -20,8 +20,9 @@ class SelfAttention(nn.Module):
 
     The law: `mix(maps(tokens), tokens) == forward(tokens)` in eval mode. `forward` is the fast path; the two halves are
     the same thing written out, for looking inside. Masks: True means *may look*; shapes query × key,
-    batch × query × key, or batch × head × query × key. `kernel` names the code that the fast path prefers where it
-    can: one of KERNELS; the results differ by rounding only.
+    batch × query × key, or batch × head × query × key. With `local` (LSA: Lee, Lee & Song 2021, section 3.3) no token
+    looks at itself, and every head learns by how much its scores are multiplied (`scale`). `kernel` names the code that
+    the fast path prefers where it can: one of KERNELS; the results differ by rounding only.
     """
 
     KERNELS = ("default", "short", *BACKENDS)
@@ -36,6 +37,7 @@ class SelfAttention(nn.Module):
         proj_bias: bool = True,
         output_projection: bool = True,
         causal: bool = False,
+        local: bool = False,
         norm: str = "layernorm",
         norm_eps: float = 1e-6,
         attn_drop_rate: float = 0.0,
@@ -45,6 +47,7 @@ class SelfAttention(nn.Module):
         check_heads(embed_dim, num_heads)
         self.embed_dim, self.num_heads, self.causal = embed_dim, num_heads, causal
         head_width = embed_dim // num_heads
+        self.scale = nn.Parameter(torch.full((num_heads,), head_width**-0.5)) if local else None
         self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
         self.q_norm = make_norm(norm, head_width, norm_eps) if qk_norm else nn.Identity()
         self.k_norm = make_norm(norm, head_width, norm_eps) if qk_norm else nn.Identity()
@@ -58,14 +61,19 @@ class SelfAttention(nn.Module):
     ) -> Asked:
         """With `first`, only so many tokens, counted from the front, look around; the others are not asked for."""
         check_tokens(tokens, self.embed_dim)
-        dropout = self.attn_drop.p if self.training else 0.0
-        if self.kernel == "short" and mask is None and first is None and not self.causal and not dropout:
+        dropout = self.training and self.attn_drop.p
+        plain = mask is None and first is None and not self.causal and self.scale is None
+        if self.kernel == "short" and plain and not dropout:
             packed = self.qkv(tokens)
             if self._is_short(packed):
                 return self.proj_drop(self.proj(self._attend_short(packed, rotation)))
-        query, key, value = self.queries_keys_values(tokens, rotation, first)
+        return self.gather(*self.queries_keys_values(tokens, rotation, first), mask)
+
+    def gather(self, query: Queries, key: Heads, value: Heads, mask: Tensor | None = None) -> Asked:
+        """What the tokens that ask get from all, by the fused kernel."""
         mask = self.whole_mask(mask, key)
-        mask = mask if mask is None or first is None else mask[..., :first, :]
+        mask = mask if mask is None else mask[..., : query.shape[2], :]
+        dropout = self.attn_drop.p if self.training else 0.0
         with preferring(self.kernel):
             gathered = attend_fused(query, key, value, mask, causal=self.causal, dropout=dropout)
         return self.join(gathered)
@@ -92,7 +100,9 @@ class SelfAttention(nn.Module):
         query, key, value = self._project(tokens, first)
         query, key = self.q_norm(query), self.k_norm(key)
         if rotation is not None:
-            query, key = rotate(query, rotation[:, : query.shape[2]]), rotate(key, rotation)
+            query, key = rotate(query, rotation[..., : query.shape[2], :]), rotate(key, rotation)
+        if self.scale is not None:  # attention divides by √width, which is undone
+            query = query * (self.scale * query.shape[-1] ** 0.5).to(query.dtype)[:, None, None]
         return query, key, value
 
     def _project(self, tokens: Tokens, first: int | None) -> tuple[Queries, Heads, Heads]:
@@ -126,17 +136,17 @@ class SelfAttention(nn.Module):
         return self.proj_drop(self.proj(joined))
 
     def whole_mask(self, mask: Tensor | None, key: Heads) -> Tensor | None:
-        """The caller's mask with a head axis, and the causal mask folded in; None leaves the fast path free."""
-        if mask is None:
-            return None
+        """The caller's mask with a head axis, and this layer's own folded in; None leaves the fast path free."""
         tokens = key.shape[2]
-        scores = torch.Size([*key.shape[:3], tokens])
+        if mask is None:
+            return None if self.scale is None else other_mask(tokens, key.device)
         mask = mask[:, None] if mask.ndim == 3 else mask
-        check_mask(mask, scores)
-        if not self.causal:
-            return mask
-        past = causal_mask(tokens, mask.device)
-        return mask & past if mask.dtype == torch.bool else mask + additive(past)
+        check_mask(mask, torch.Size([*key.shape[:3], tokens]))
+        own = [causal_mask(tokens, key.device)] if self.causal else []
+        own += [] if self.scale is None else [other_mask(tokens, key.device)]
+        for more in own:
+            mask = mask & more if mask.dtype == torch.bool else mask + additive(more)
+        return mask
 
     @property
     def W_Q(self) -> Tensor:

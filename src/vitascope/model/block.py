@@ -49,6 +49,7 @@ def make_attention(config: ModelConfig) -> SelfAttention:
         proj_bias=config.proj_bias,
         output_projection=config.output_projection,
         causal=config.causal,
+        local=config.attention == "lsa",
         norm=config.norm,
         norm_eps=config.norm_eps,
         attn_drop_rate=config.attn_drop_rate,

@@ -12,8 +12,13 @@ POSITIONS = ("learned", "sinusoidal", "sincos2d", "none", "rotary")
 POSITIONS += tuple(f"{absolute}+rotary" for absolute in ("learned", "sinusoidal", "sincos2d"))
 NORMS = ("layernorm", "rmsnorm", "none")
 MLPS = ("gelu", "relu2", "swiglu")
-INITIALIZERS = ("timm", "torch")
+INITIALIZERS = ("timm", "torch", "mimetic")
+TOKENIZERS = ("patch", "spt", "conv")
+ATTENTIONS = ("plain", "lsa")
+CONV_CHANNELS = 64  # between the layers of tokenizer=conv (Hassani et al. 2021)
 CHOICES = {
+    "tokenizer": TOKENIZERS,
+    "attention": ATTENTIONS,
     "global_pool": GLOBAL_POOLS,
     "positions": POSITIONS,
     "norm": NORMS,
@@ -30,6 +35,9 @@ class ModelConfig:
     img_size: Size = 224  # pixels, or (rows, columns)
     patch_size: Size = 16  # pixels, or (rows, columns); must divide img_size
     in_chans: int = 3  # 1 for grey images, 3 for colour
+    tokenizer: str = (
+        "patch"  # patch; spt (shifted patches, Lee et al. 2021); conv (3×3 layers, CCT, Hassani et al. 2021)
+    )
     num_classes: int = 1000  # 0: no classifier, the model returns features
     global_pool: str = (
         "token"  # what the classifier sees: token (class token), avg (mean of patches), seq (learned mean)
@@ -38,6 +46,7 @@ class ModelConfig:
     depth: int = 12  # blocks
     num_heads: int = 12  # must divide embed_dim
     mlp_ratio: float = 4.0  # width of the MLP's first layer, in units of embed_dim (swiglu: value and gate together)
+    attention: str = "plain"  # plain; lsa (nobody looks at itself, a learned scale per head; Lee et al. 2021)
     qkv_bias: bool = True  # bias on queries, keys and values
     qk_norm: bool = False  # normalise queries and keys per head before they meet
     proj_bias: bool = True  # bias on attention's output projection and in the MLP
@@ -57,8 +66,12 @@ class ModelConfig:
     proj_drop_rate: float = 0.0  # dropout after attention's projection and after both MLP layers
     attn_drop_rate: float = 0.0  # dropout on the attention maps
     drop_path_rate: float = 0.0  # stochastic depth: last block's rate, growing linearly from 0 at the first
+    merge_tokens: int = 0  # at inference: in each block so many patches join those most like them (Bolya et al. 2023)
+    drop_tokens: int = 0  # at inference: in each block so many patches are left out, the least looked-at
     grad_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
-    initialize: str = "timm"  # timm, torch (PyTorch's layer defaults; tokens and positions from N(0, 1), as in sheet A)
+    initialize: str = (
+        "timm"  # timm; torch (PyTorch's layers; tokens, positions N(0, 1): sheet A); mimetic (see the docs)
+    )
 
     def __post_init__(self) -> None:
         for name in ("img_size", "patch_size"):
@@ -67,6 +80,8 @@ class ModelConfig:
         self._check_ranges()
         self._check_sizes()
         self._check_tokens()
+        self._check_small_data()
+        self._check_fewer()
 
     @property
     def image_shape(self) -> tuple[int, int]:
@@ -85,6 +100,11 @@ class ModelConfig:
         return height // rows, width // columns
 
     @property
+    def conv_layers(self) -> int:
+        """Of tokenizer=conv: each halves the picture, so a token stands for patch_size pixels."""
+        return self.patch_shape[0].bit_length() - 1
+
+    @property
     def num_patches(self) -> int:
         return self.grid[0] * self.grid[1]
 
@@ -96,6 +116,15 @@ class ModelConfig:
     @property
     def num_tokens(self) -> int:
         return self.num_prefix_tokens + self.num_patches
+
+    @property
+    def fewer_per_block(self) -> list[int]:
+        """By how many tokens each block makes the crowd smaller at inference: at most half of its patches merge."""
+        found, patches = [], self.num_patches
+        for _ in range(self.depth):
+            found.append(min(self.merge_tokens, patches // 2) + min(self.drop_tokens, patches - 1))
+            patches -= found[-1]
+        return found
 
     @property
     def head_width(self) -> int:
@@ -135,7 +164,7 @@ class ModelConfig:
         for name in ("in_chans", "embed_dim", "depth", "num_heads"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small. It must be at least 1.")
-        for name in ("num_classes", "reg_tokens"):
+        for name in ("num_classes", "reg_tokens", "merge_tokens", "drop_tokens"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} is negative. It must be 0 or more.")
         for name in ("mlp_ratio", "norm_eps", "rotary_base"):
@@ -188,6 +217,33 @@ class ModelConfig:
             raise UserError(
                 "causal=true hides the patches from the class token, which stands first: the answer could not depend "
                 "on the image. Choose global_pool=avg or seq."
+            )
+
+    def _check_fewer(self) -> None:
+        if self.merge_tokens and self.drop_tokens:
+            raise UserError(
+                "Tokens are merged (merge_tokens) or dropped (drop_tokens), not both. Set one of them to 0."
+            )
+        if (self.merge_tokens or self.drop_tokens) and self.causal:
+            raise UserError("With causal=true the order of tokens counts, and merging or dropping would break it.")
+
+    def _check_small_data(self) -> None:
+        rows, columns = self.patch_shape
+        if self.tokenizer == "conv" and (rows != columns or rows < 2 or rows & (rows - 1)):
+            raise UserError(
+                f"tokenizer=conv halves the picture once per layer, so patch_size must be 2, 4, 8, …, "
+                f"not {self.patch_size}."
+            )
+        if self.attention == "lsa" and (self.causal or self.num_tokens < 2):
+            alone = "causal=true leaves the first token" if self.causal else "there is one token, which has"
+            raise UserError(
+                f"attention=lsa forbids a token to look at itself, and {alone} nothing else to look at. "
+                "Choose attention=plain."
+            )
+        if self.initialize == "mimetic" and not self.output_projection:
+            raise UserError(
+                "initialize=mimetic sets values and output projection together, but output_projection=false. "
+                "Choose initialize=timm."
             )
 
 

@@ -1,17 +1,17 @@
-"""Tokens -> Features: what the classifier gets to see."""
+"""Tokens -> Features: what the classifier gets to see. A token that stands for many patches counts for all of them."""
 
 from collections.abc import Callable
 
 from torch import nn
 
 from vitascope.model.config import ModelConfig
-from vitascope.shapes import Features, Tokens
+from vitascope.shapes import Features, Sizes, Tokens
 
 
 class ClassTokenPool(nn.Module):
     """The first token, which gathered from all others."""
 
-    def forward(self, tokens: Tokens) -> Features:
+    def forward(self, tokens: Tokens, _: Sizes | None = None) -> Features:
         return tokens[:, 0]
 
 
@@ -22,8 +22,12 @@ class MeanPool(nn.Module):
         super().__init__()
         self.prefix = prefix
 
-    def forward(self, tokens: Tokens) -> Features:
-        return tokens[:, self.prefix :].mean(dim=1)
+    def forward(self, tokens: Tokens, sizes: Sizes | None = None) -> Features:
+        patches = tokens[:, self.prefix :]
+        if sizes is None:
+            return patches.mean(dim=1)
+        sizes = sizes[:, self.prefix :, None]
+        return ((patches * sizes).sum(dim=1) / sizes.sum(dim=1)).to(tokens.dtype)
 
 
 class SequencePool(nn.Module):
@@ -34,9 +38,12 @@ class SequencePool(nn.Module):
         self.prefix = prefix
         self.score = nn.Linear(embed_dim, 1)
 
-    def forward(self, tokens: Tokens) -> Features:
+    def forward(self, tokens: Tokens, sizes: Sizes | None = None) -> Features:
         patches = tokens[:, self.prefix :]
-        weights = self.score(patches).softmax(dim=1)
+        scores = self.score(patches)
+        if sizes is not None:
+            scores = scores + sizes[:, self.prefix :, None].log().to(scores.dtype)
+        weights = scores.softmax(dim=1)
         return (weights * patches).sum(dim=1)
 
 

@@ -1,8 +1,11 @@
-"""Weights before the first step: timm's rule, or PyTorch's with tokens from N(0, 1)."""
+"""Weights before the first step: timm's rule, PyTorch's with tokens from N(0, 1), or attention like a trained one."""
 
 from collections.abc import Callable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from vitascope.model.attention import SelfAttention
 
 
 def like_timm(model: nn.Module) -> None:
@@ -23,7 +26,36 @@ def like_torch(model: nn.Module) -> None:
     _fill_tokens(model, token_std=1.0, position_std=1.0)
 
 
-INITIALIZERS: dict[str, Callable[[nn.Module], None]] = {"timm": like_timm, "torch": like_torch}
+@torch.no_grad()
+def mimetic(model: nn.Module) -> None:
+    """As timm's, but attention starts where training would lead it (Trockman & Kolter 2023, section 4).
+
+    Per head W_Qᵀ W_K ≈ 0.7 Z + 0.7 I: tokens look at what is like them. W_proj W_V ≈ 0.4 Z - 0.4 I over all heads. The
+    authors pair it with sin-cos positions."""
+    like_timm(model)
+    for layer in model.modules():
+        if isinstance(layer, SelfAttention) and isinstance(layer.proj, nn.Linear):
+            width = layer.embed_dim
+            heads = [_halves(0.7, 0.7, layer.W_Q, width // layer.num_heads) for _ in range(layer.num_heads)]
+            layer.W_Q.copy_(torch.cat([query.T for query, _ in heads]))
+            layer.W_K.copy_(torch.cat([key for _, key in heads]))
+            first, second = _halves(0.4, -0.4, layer.W_V, width)
+            layer.W_V.copy_(first.T)  # row vectors: tokens @ first @ second
+            layer.proj.weight.copy_(second.T)
+
+
+def _halves(noise: float, identity: float, like: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Two matrices, width × rank and rank × width, whose product is nearly noise · Z + identity · I.
+
+    Z is drawn from N(0, 1/width)."""
+    width = like.shape[1]
+    whole = noise * torch.randn(width, width, dtype=torch.float64) / width**0.5
+    left, values, right = torch.linalg.svd(whole + identity * torch.eye(width, dtype=torch.float64))
+    root = values[:rank].sqrt()
+    return (left[:, :rank] * root).to(like), (root[:, None] * right[:rank]).to(like)
+
+
+INITIALIZERS: dict[str, Callable[[nn.Module], None]] = {"timm": like_timm, "torch": like_torch, "mimetic": mimetic}
 
 
 def _fill_tokens(model: nn.Module, *, token_std: float, position_std: float) -> None:

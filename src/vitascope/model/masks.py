@@ -16,6 +16,11 @@ def causal_mask(tokens: int, device: torch.device | None = None) -> Mask:
     return torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
 
 
+def other_mask(tokens: int, device: torch.device | None = None) -> Mask:
+    """(query, key): True off the diagonal, so that a token sees all but itself."""
+    return ~torch.eye(tokens, dtype=torch.bool, device=device)
+
+
 def additive(mask: Mask, blocked: float = float("-inf")) -> Tensor:
     """The same mask as numbers to add to the scores: 0 where looking is allowed, `blocked` elsewhere."""
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, blocked)

@@ -1,11 +1,15 @@
-"""Images -> Patches -> PatchTokens: cut each image into rectangles, flatten them, project them."""
+"""Images -> Patches -> PatchTokens: cut each image into rectangles, flatten them, project them; or by convolutions."""
 
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.errors import UserError
-from vitascope.model.config import Size, as_pair, check_size
+from vitascope.model.config import CONV_CHANNELS, ModelConfig, Size, as_pair, check_size
 from vitascope.shapes import Images, Patches, PatchTokens
 
 
@@ -50,6 +54,18 @@ def unpatchify(patches: Tensor, patch_size: Size, grid: tuple[int, int] | None =
     )
 
 
+def shifted(images: Tensor, patch_size: Size) -> Images:
+    """(batch, channel, …) -> (batch, 5 · channel, …): the image, then what stands half a patch above left, above right,
+    below left and below right of every pixel; 0 beyond the border (Lee, Lee & Song 2021, section 3.2)."""
+    down, right = (side // 2 for side in as_pair(check_size("patch_size", patch_size)))
+    if images.ndim != 4:
+        raise UserError(f"Images must be batch × channel × height × width; these have shape {list(images.shape)}.")
+    height, width = images.shape[2:]
+    wide = F.pad(images, (right, right, down, down))
+    corners = [(0, 0), (0, 2 * right), (2 * down, 0), (2 * down, 2 * right)]
+    return torch.cat([images, *(wide[:, :, y : y + height, x : x + width] for y, x in corners)], dim=1)
+
+
 class PatchEmbed(nn.Module):
     """Images -> PatchTokens: the same linear map for every patch."""
 
@@ -61,3 +77,37 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Images) -> PatchTokens:
         return F.linear(patchify(images, self.patch_size), self.proj.weight.flatten(1), self.proj.bias)
+
+
+class ShiftedPatchEmbed(PatchEmbed):
+    """Images -> PatchTokens: patches of the shifted images too, normalised before they are projected (SPT)."""
+
+    def __init__(self, *, patch_size: Size, in_chans: int, embed_dim: int) -> None:
+        super().__init__(patch_size=patch_size, in_chans=5 * in_chans, embed_dim=embed_dim)
+        self.norm = nn.LayerNorm(self.proj.weight[0].numel())
+
+    def forward(self, images: Images) -> PatchTokens:
+        patches = self.norm(patchify(shifted(images, self.patch_size), self.patch_size))
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+
+class ConvEmbed(nn.Module):
+    """Images -> PatchTokens: 3×3 convolutions, each halved by pooling, so that tokens overlap (CCT, section 3.3)."""
+
+    def __init__(self, *, layers: int, in_chans: int, embed_dim: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential()
+        for before, after in pairwise([in_chans, *[CONV_CHANNELS] * (layers - 1), embed_dim]):
+            convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
+            nn.init.kaiming_normal_(convolution.weight)
+            self.layers.extend([convolution, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)])
+
+    def forward(self, images: Images) -> PatchTokens:
+        return rearrange(self.layers(images), "batch feature row column -> batch (row column) feature")
+
+
+TOKENIZERS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "patch": lambda c: PatchEmbed(patch_size=c.patch_size, in_chans=c.in_chans, embed_dim=c.embed_dim),
+    "spt": lambda c: ShiftedPatchEmbed(patch_size=c.patch_size, in_chans=c.in_chans, embed_dim=c.embed_dim),
+    "conv": lambda c: ConvEmbed(layers=c.conv_layers, in_chans=c.in_chans, embed_dim=c.embed_dim),
+}

@@ -5,18 +5,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitascope.errors import UserError
+from vitascope.model import fewer
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
 from vitascope.model.head import POOLS
 from vitascope.model.initialize import INITIALIZERS
 from vitascope.model.inputs import check_images, check_tokens
 from vitascope.model.norm import make_norm
-from vitascope.model.patches import PatchEmbed
+from vitascope.model.patches import TOKENIZERS
 from vitascope.model.positions import position_table
 from vitascope.model.precision import narrowed
 from vitascope.model.rotary import rotation
 from vitascope.model.tokens import assemble, join_prefix
-from vitascope.shapes import Asked, Features, Images, Logits, Tokens
+from vitascope.shapes import Asked, Features, Images, Logits, Sizes, Tokens
 
 
 class VisionTransformer(nn.Module):
@@ -32,7 +33,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.config = config = config or ModelConfig()
         width = config.embed_dim
-        self.patch_embed = PatchEmbed(patch_size=config.patch_size, in_chans=config.in_chans, embed_dim=width)
+        self.patch_embed = TOKENIZERS[config.tokenizer](config)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
         self._hold("pos_embed", position_table(config))
@@ -49,18 +50,22 @@ class VisionTransformer(nn.Module):
         INITIALIZERS[config.initialize](self)
 
     def forward(self, images: Tensor) -> Logits:
-        """The same as forward_head(forward_features(images)), without the last block's tokens that the head ignores."""
+        """forward_head(forward_features(images)), without the last block's tokens that the head ignores; at inference
+        with merged or dropped tokens where the config asks for it."""
         return self.head(self.pooled(images))
 
     def pooled(self, images: Tensor) -> Features:
         """What the classifier sees of each image."""
-        check_images(images, self.config, self.patch_embed.proj.weight)
+        check_images(images, self.config, next(self.patch_embed.parameters()).dtype)
         first = 1 if self.config.global_pool == "token" else None
+        if not self.training and (self.config.merge_tokens or self.config.drop_tokens):
+            tokens, sizes = fewer.encode(self, self.embed(images), first)
+            return self.forward_head(tokens, pre_logits=True, sizes=sizes)
         return self.forward_head(self.encode(self.embed(images), first=first), pre_logits=True)
 
     def forward_features(self, images: Tensor) -> Tokens:
-        """(batch, channel, height, width) -> the last block's tokens, normalised as the head expects them."""
-        check_images(images, self.config, self.patch_embed.proj.weight)
+        """(batch, channel, height, width) -> all tokens of the last block, normalised as the head expects them."""
+        check_images(images, self.config, next(self.patch_embed.parameters()).dtype)
         return self.encode(self.embed(images))
 
     def embed(self, images: Images) -> Tokens:
@@ -83,9 +88,9 @@ class VisionTransformer(nn.Module):
             tokens = self._run(block, tokens, mask, first if number == len(self.blocks) else None)
         return self.norm(tokens)
 
-    def forward_head(self, tokens: Asked, pre_logits: bool = False) -> Features | Logits:
-        """Tokens -> Logits, or the pooled features with `pre_logits`."""
-        features = self.head_drop(self.fc_norm(self.pool(tokens)))
+    def forward_head(self, tokens: Asked, pre_logits: bool = False, sizes: Sizes | None = None) -> Features | Logits:
+        """Tokens -> Logits, or the pooled features with `pre_logits`; `sizes` says how many patches each stands for."""
+        features = self.head_drop(self.fc_norm(self.pool(tokens, sizes)))
         return features if pre_logits else self.head(features)
 
     def _run(self, block: nn.Module, tokens: Tokens, mask: Tensor | None, first: int | None) -> Asked:

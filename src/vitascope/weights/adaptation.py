@@ -141,6 +141,9 @@ def flops_of(config: ModelConfig) -> int:
 
 def _refusal(old: ModelConfig, wanted: dict[str, Any], grid: tuple[int, int], seen: float) -> str | None:
     size, patch = wanted["img_size"], wanted["patch_size"]
+    moved = [name for name in ("patch_size", "in_chans") if wanted[name] != getattr(old, name)]
+    if moved and old.tokenizer != "patch":
+        return f"{moved[0]} cannot change: its filters are not plain patches' (tokenizer={old.tokenizer})."
     if grid[0] * grid[1] > 1 and seen == 1:
         return None
     what = f"With img_size={_words(size)} and patch_size={_words(patch)} "
@@ -177,6 +180,8 @@ def _resized_up(old: ModelConfig, wanted: dict[str, Any], flops: int) -> dict[st
 
 
 def _patches(weights: dict[str, Tensor], old: ModelConfig, new: ModelConfig, changes: list[Change]) -> None:
+    if old.tokenizer != "patch":
+        return  # `_refusal` saw to it that nothing changes
     name = "patch_embed.proj.weight"
     filters = weights[name]
     resized = resample_patch(filters, new.patch_shape)

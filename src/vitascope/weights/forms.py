@@ -16,6 +16,7 @@ SAME_WORDS = (
     *("qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token", "reg_tokens", "no_embed_class"),
 )
 TIMM_EPS = 1e-6
+OURS_ALONE = {"tokenizer": "patch", "attention": "plain", "merge_tokens": 0, "drop_tokens": 0}
 
 
 def for_vitascope(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Files, dict[str, Tensor]]:
@@ -80,9 +81,10 @@ def for_transformers(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Fil
 
 def refuse_for_timm(config: ModelConfig) -> None:
     """What timm's VisionTransformer does not have."""
-    ours_alone = {"seq pooling": config.global_pool == "seq", "causal": config.causal, "relu2": config.mlp == "relu2"}
+    ours_alone = {"seq pooling": config.global_pool == "seq", "relu2": config.mlp == "relu2"}
     ours_alone |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
     ours_alone |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
+    ours_alone |= _of_small_data(config)
     _refuse("timm's VisionTransformer has no", ours_alone)
 
 
@@ -101,7 +103,14 @@ def refuse_for_transformers(config: ModelConfig) -> None:
         "classifier-less form": config.num_classes == 0,
         "oblong images or patches": config.grid[0] != config.grid[1] or config.patch_shape[0] != config.patch_shape[1],
     }
+    ours_alone |= _of_small_data(config)
     _refuse("transformers' ViT has no", ours_alone)
+
+
+def _of_small_data(config: ModelConfig) -> dict[str, bool]:
+    """Nor have others these."""
+    found = {f"{name}={getattr(config, name)}": getattr(config, name) != plain for name, plain in OURS_ALONE.items()}
+    return found | {"causal attention": config.causal}
 
 
 def _refuse(who: str, found: dict[str, bool]) -> None:

@@ -1,0 +1,111 @@
+"""Merging and dropping tokens at inference: laws, and a second implementation that goes patch by patch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.model.combinations import TINY
+from vitascope import ModelConfig, VisionTransformer
+from vitascope.model import fewer as fewer_tokens
+from vitascope.model.fewer import Crowd, dropped, merged
+
+GRID = replace(TINY, img_size=16, reg_tokens=1)  # 16 patches, class token, one register
+
+
+def crowd_of(tokens: torch.Tensor, sizes: list[float] | None = None) -> Crowd:
+    count = tokens.shape[1]
+    given = torch.ones(count) if sizes is None else torch.tensor(sizes)
+    return Crowd(tokens, given.expand(len(tokens), -1), torch.arange(count).expand(len(tokens), -1))
+
+
+def merged_one_by_one(tokens, key, sizes, prefix, fewer):
+    """One image: lists instead of tensors."""
+    likes = F.normalize(key.mean(0), dim=-1)
+    first, second = list(range(prefix, len(tokens), 2)), list(range(prefix + 1, len(tokens), 2))
+    pairs = []
+    for one in first:
+        scores = [float(likes[one] @ likes[other]) for other in second]
+        pairs.append((max(scores), one, second[scores.index(max(scores))]))
+    going = sorted(pairs, key=lambda pair: -pair[0])[:fewer]
+    groups = {token: [token] for token in range(len(tokens)) if token not in {one for _, one, _ in going}}
+    for _, one, other in going:
+        groups[other].append(one)
+    order = [*range(prefix), *(one for one in first if one in groups), *second]
+    total = [sum(sizes[i] for i in groups[token]) for token in order]
+    means = [sum(sizes[i] * tokens[i] for i in groups[token]) / sum(sizes[i] for i in groups[token]) for token in order]
+    return torch.stack(means), total, order
+
+
+@pytest.mark.parametrize(("prefix", "patches", "fewer"), [(0, 8, 3), (2, 9, 4), (1, 6, 3), (1, 2, 1)])
+def test_merging_equals_merging_one_by_one(prefix, patches, fewer) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randn(2, prefix + patches, 6, dtype=torch.float64)
+    key = torch.randn(2, 2, prefix + patches, 3, dtype=torch.float64)
+    sizes = [1.0] * prefix + [float(1 + number % 3) for number in range(patches)]
+    found = merged(crowd_of(tokens, sizes), key, prefix, fewer)
+    for image in range(2):
+        means, total, order = merged_one_by_one(tokens[image], key[image], sizes, prefix, fewer)
+        assert torch.allclose(found.tokens[image], means)
+        assert found.sizes[image].tolist() == total
+        assert found.places[image].tolist() == order
+    assert found.sizes.sum(1).tolist() == [sum(sizes)] * 2  # every patch is still counted
+
+
+@pytest.mark.parametrize("pool", ["token", "avg", "seq"])
+def test_merging_twins_changes_nothing(pool, monkeypatch) -> None:
+    """Patches that come in pairs of equals: one that counts twice is the same as two, in attention and in pooling."""
+    torch.manual_seed(0)
+    config = replace(TINY, img_size=16, positions="none", global_pool=pool, depth=3)
+    model = VisionTransformer(config).double().eval()
+    fewer = VisionTransformer(replace(config, merge_tokens=8)).double().eval()
+    fewer.load_state_dict(model.state_dict())
+    monkeypatch.setattr(ModelConfig, "fewer_per_block", [8, 0, 0])  # all twins meet in the first block
+    halves = torch.randn(3, 3, 16, 2, 4, dtype=torch.float64)
+    twins, others = halves.repeat_interleave(2, dim=-2).flatten(-2), torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    assert torch.allclose(fewer(twins), model(twins), atol=1e-12)
+    assert not torch.allclose(fewer(others), model(others), atol=1e-6)
+
+
+def test_dropping_leaves_out_who_is_least_looked_at() -> None:
+    tokens = torch.arange(5.0)[None, :, None].expand(1, 5, 2)
+    maps = torch.tensor([[0.1, 0.3, 0.05, 0.35, 0.2]] + [[0.2, 0.1, 0.4, 0.1, 0.2]] * 4)[None, None]
+    by_class = dropped(crowd_of(tokens), maps, 1, 2, by_class=True)
+    assert by_class.tokens[0, :, 0].tolist() == [0, 1, 3]
+    by_all = dropped(crowd_of(tokens), maps, 1, 2, by_class=False)
+    assert by_all.places[0].tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("setting", ["merge_tokens", "drop_tokens"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"global_pool": "avg", "class_token": False, "positions": "learned+rotary", "qk_norm": True},
+        {"global_pool": "seq", "attention": "lsa", "tokenizer": "spt", "norm": "rmsnorm", "mlp": "relu2"},
+        {"img_size": (8, 20), "init_values": None},
+    ],
+)
+def test_fewer_tokens_at_inference_with_everything_else(setting, changes) -> None:
+    torch.manual_seed(0)
+    config = replace(GRID, depth=4, **changes)
+    whole = VisionTransformer(config)
+    fewer = VisionTransformer(replace(config, **{setting: 3}))
+    fewer.load_state_dict(whole.state_dict())
+    images = torch.randn(5, 3, *config.image_shape)
+    assert torch.allclose(fewer(images), whole(images), atol=1e-5)  # in training nothing is left out
+    whole.eval()
+    fewer.eval()
+    assert torch.isfinite(fewer(images)).all()
+    assert not torch.allclose(fewer(images), whole(images), atol=1e-5)
+    assert torch.allclose(fewer(images)[2:3], fewer(images[2:3]), atol=1e-5)  # each image for itself
+    assert torch.allclose(fewer.forward_features(images), whole.forward_features(images))
+
+
+def test_the_last_blocks_shortcut_changes_nothing() -> None:
+    model = VisionTransformer(replace(GRID, merge_tokens=3)).eval()
+    images = torch.randn(2, 3, 16, 16)
+    tokens, sizes = fewer_tokens.encode(model, model.embed(images), None)
+    assert tokens.shape[1] == 18 - 3 - 3 and sizes.sum(1).tolist() == [18.0, 18.0]
+    assert torch.allclose(model.forward_head(tokens, sizes=sizes), model(images), atol=1e-6)

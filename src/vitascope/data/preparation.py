@@ -38,7 +38,16 @@ class Preparation:
 
     def fit(self, images: UInt8Images) -> Images:
         """Floats between 0 and 1 with the model's size and channels."""
-        pixels = images.float() / 255
+        return self._sized(images.float() / 255)
+
+    def turned_into(self, other: "Preparation", images: Tensor) -> Images:
+        """Images prepared this way -> as if they had been prepared the other way."""
+        if other == self:
+            return images
+        mean, std = (_column(values, images.dtype, images.device) for values in (self.mean, self.std))
+        return other.normalise(other._sized(images * std + mean))
+
+    def _sized(self, pixels: Tensor) -> Images:
         if tuple(pixels.shape[2:]) != self.size:
             pixels = F.interpolate(pixels, size=self.size, mode="bilinear", antialias=True, align_corners=False)
         channels = len(self.mean)

@@ -130,7 +130,7 @@ def _what(found: Evaluation) -> str:
     views = ", 2 views" if found.views == 2 else ""
     recipe, data = found.run.recipe.name, Path(found.choice.data).name
     of = recipe if recipe == data else f"{recipe} on {data}"
-    epoch = ", best epoch" if found.weights == "best" else ""
+    epoch = found.weights.replace("best", ", best epoch").removeprefix("last")  # and settings of answering
     return f"{of}, {found.choice.split} images{views}{epoch}"
 
 

@@ -6,6 +6,7 @@ from vitascope.errors import UserError, did_you_mean, speaks_for_itself
 
 CHOICES = {
     "optimizer": ("adamw", "muon"),
+    "distill_how": ("soft", "hard"),
     "tune": ("full", "head", "lora"),
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("auto", "float32", "bfloat16", "float16"),
@@ -41,6 +42,10 @@ class TrainConfig:
     freeze: int = 0  # the embedding and so many blocks stay as they are, 0: none
     lora_rank: int = 8  # LoRA (Hu et al. 2022): width of what is added to the query and value projections
     lora_alpha: float = 16.0  # its strength is lora_alpha / lora_rank
+    distill: str | None = None  # a teacher whose answers are learnt too: a run, timm:NAME, hf:REPO, a file, a folder
+    distill_how: str = "soft"  # soft (its probabilities), hard (its choice)
+    distill_share: float = 0.5  # of the loss; the rest is the labels'
+    distill_temperature: float = 1.0  # softens both sides' probabilities; for soft
     patience: int = 0  # stop after so many epochs without a better validation accuracy, 0: never
     seed: int = 0  # for the split, the start weights, the order and every draw
     device: str = "auto"  # auto, cpu, cuda, mps
@@ -62,7 +67,7 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "accumulate", "lora_rank"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at least 1.")
-        for name in ("lr", "muon_lr", "layer_decay", "lora_alpha"):
+        for name in ("lr", "muon_lr", "layer_decay", "lora_alpha", "distill_temperature"):
             if not getattr(self, name) > 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be greater than 0.")
         for name in ("weight_decay", "clip_grad", "patience", "save_seconds", "seed", "threads", "keep", "freeze"):
@@ -71,7 +76,7 @@ class TrainConfig:
         for name, most in (("seed", 2**31), ("threads", 1024)):
             if getattr(self, name) > most:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at most {most}.")
-        for name in ("warmup", "final_lr"):
+        for name in ("warmup", "final_lr", "distill_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name}={getattr(self, name)} is a share: at least 0 and at most 1.")
         for name in ("ema", "momentum", "label_smoothing"):

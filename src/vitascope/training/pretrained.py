@@ -11,7 +11,7 @@ from vitascope.weights.files import ENDINGS
 from vitascope.weights.pretrained import ONLINE, open_weights
 
 # What of recipe.model stays the recipe's; the rest is as the weights are.
-OURS = (*CHANGEABLE, "grad_checkpointing")
+OURS = (*CHANGEABLE, "grad_checkpointing", "merge_tokens", "drop_tokens")
 
 
 def pretrained(recipe: Recipe) -> Adapted:

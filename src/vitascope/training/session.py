@@ -21,6 +21,7 @@ from vitascope.training.averaging import Average
 from vitascope.training.hardware import Hardware, choose_hardware
 from vitascope.training.kernels import Use, choose_kernels, use_kernels
 from vitascope.training.optimizers import make_optimizers
+from vitascope.training.teacher import Teacher, open_teacher
 from vitascope.training.tuning import set_learning
 
 
@@ -41,6 +42,7 @@ class Session:
     best_accuracy: float = -1.0
     best_epoch: int = 0
     best: dict[str, torch.Tensor] | None = None  # the weights of the best epoch on validation
+    teacher: Teacher | None = None
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -143,4 +145,7 @@ def start_session(
         make_optimizers(model, recipe.train, hardware.captured),
         Average(model) if recipe.train.ema else None,
         torch.amp.GradScaler(hardware.device, enabled=hardware.precision == "float16"),
+        teacher=open_teacher(word, data.preparation, data.classes, hardware)
+        if (word := recipe.train.distill)
+        else None,
     )

@@ -10,6 +10,7 @@ from vitascope.data.draws import Draws
 from vitascope.data.mixing import Target
 from vitascope.data.source import Labels, UInt8Images
 from vitascope.training.session import Session
+from vitascope.training.teacher import distilled
 
 
 @dataclass
@@ -53,7 +54,11 @@ def train_step(
     for part, answer in parts:
         with session.hardware.autocast():
             logits = session.forward(part)
-        loss = classify(logits, answer, config.label_smoothing, weights) * (len(part) / len(inputs))
+            taught = session.teacher(part) if session.teacher else None
+        loss = classify(logits, answer, config.label_smoothing, weights)
+        if taught is not None:
+            loss = torch.lerp(loss, distilled(logits, taught, config), config.distill_share)
+        loss = loss * (len(part) / len(inputs))
         session.scaler.scale(loss).backward()
         tally.add(loss.detach(), (logits.detach().argmax(1) == answer.dominant()).sum() / len(inputs), step)
     update(session, decay)

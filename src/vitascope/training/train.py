@@ -45,16 +45,19 @@ def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
 def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
     data = open_data(recipe, console)
     recipe = complete(recipe, data, console)
+    if recipe.train.distill:
+        recipe = replace(recipe, train=replace(recipe.train, distill=settled_word(recipe.train.distill)))
     adapted = pretrained(recipe) if recipe.weights else None
     if adapted:
         recipe = replace(recipe, model=adapted.facts.model, weights=settled_word(recipe.weights or ""))
         data = replace(data, preparation=adapted.facts.preparation)  # as the weights are used to
         console.print(told(adapted.report), highlight=False, soft_wrap=True)
+    session = start_session(recipe, data, weights=adapted.weights if adapted else None)
     run = new_run(recipe, runs)
     console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
     if adapted:
         write_json(run.file("adaptation.json"), asdict(adapted.report))
-    _learn(run, start_session(recipe, data, weights=adapted.weights if adapted else None), console)
+    _learn(run, session, console)
     return run
 
 

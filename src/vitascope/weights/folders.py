@@ -31,14 +31,14 @@ def read_folder(path: Path) -> Found:
         said = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{config} cannot be read ({type(error).__name__}).") from error
-    tensors = read_tensors(_weights_file(path))
+    tensors = read_tensors(weights_file(path))
     for key, reading in READERS.items():
         if isinstance(said, dict) and key in said:
             return Found(tensors, reading(said, path))
     raise UserError(f"{config} is neither Vitascope's nor timm's nor transformers': it has no {', '.join(READERS)}.")
 
 
-def _weights_file(path: Path) -> Path:
+def weights_file(path: Path) -> Path:
     for name in FILES:
         if (path / name).is_file():
             return path / name
@@ -50,20 +50,24 @@ def _ours(said: dict[str, Any], path: Path) -> ModelFacts:
 
 
 def _timm(said: dict[str, Any], path: Path) -> Known:
-    """timm builds the network that the config names, so that it says its sizes itself."""
+    known = known_of_timm(build_timm(said, path))
+    return Known(known.settings, said.get("label_names"), known.mean, known.std, "timm")
+
+
+def build_timm(said: dict[str, Any], path: Path) -> Any:
+    """timm builds the network that the config names, so that it says its sizes itself; its weights are random."""
     import timm
 
     told = said.get("pretrained_cfg", {})
+    kept = ("mean", "std", "input_size")
     try:
-        model = timm.create_model(
+        return timm.create_model(
             said["architecture"], pretrained=False, num_classes=said.get("num_classes", 1000),
-            pretrained_cfg_overlay={name: told[name] for name in ("mean", "std") if name in told},
+            pretrained_cfg_overlay={name: told[name] for name in kept if name in told},
             **said.get("model_args", {}),
         )  # fmt: skip
     except Exception as error:  # a file can say anything
         raise UserError(f"timm cannot build what {path / 'config.json'} says ({type(error).__name__}).") from error
-    known = known_of_timm(model)
-    return Known(known.settings, said.get("label_names"), known.mean, known.std, "timm")
 
 
 def _transformers(said: dict[str, Any], path: Path) -> Known:

@@ -1,0 +1,59 @@
+"""A word for any trained model -> it answers: ours, and every network that timm can build, convolutional ones too."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vitascope.data.preparation import Preparation
+from vitascope.errors import UserError
+from vitascope.weights.files import read_tensors
+from vitascope.weights.folders import build_timm, weights_file
+from vitascope.weights.online import fetch_repository, fetch_timm
+from vitascope.weights.pretrained import open_weights
+
+
+@dataclass(frozen=True)
+class AnyModel:
+    """In eval mode. `classes`: their names, None where only their number is known."""
+
+    module: nn.Module
+    preparation: Preparation
+    num_classes: int
+    classes: list[str] | None
+
+
+def open_any(word: str) -> AnyModel:
+    """`timm:NAME` and folders that timm saved go through timm; everything else is what `weights=` takes."""
+    if word.startswith("timm:"):
+        return _of_timm(fetch_timm(word.removeprefix("timm:")), None)
+    path = fetch_repository(word.removeprefix("hf:")) if word.startswith("hf:") else Path(word).expanduser()
+    said = _config(path)
+    if "architecture" in said:
+        model = build_timm(said, path)
+        try:
+            model.load_state_dict(read_tensors(weights_file(path)))
+        except RuntimeError as error:
+            raise UserError(f"{path}: the weights do not fit {said['architecture']}.") from error
+        return _of_timm(model, said.get("label_names"))
+    found = open_weights(word)
+    return AnyModel(found.model(), found.facts.preparation, found.facts.model.num_classes, found.facts.classes)
+
+
+def _of_timm(model: Any, classes: list[str] | None) -> AnyModel:
+    from timm.data.config import resolve_model_data_config
+
+    said: dict[str, Any] = resolve_model_data_config(model)
+    channels, rows, columns = said["input_size"]
+    mean, std = (tuple(said[name])[:channels] for name in ("mean", "std"))
+    return AnyModel(model.eval(), Preparation((rows, columns), mean, std), model.num_classes, classes)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # whoever opens it next says what is wrong with it
+    return said if isinstance(said, dict) else {}

@@ -1,0 +1,191 @@
+"""A student learns a teacher's answers: what the loss is, whom it may learn from, that it does."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+
+import vitascope
+from tests.training.tiny import tiny_run
+from vitascope import UserError
+from vitascope.data.digits import digits
+from vitascope.data.preparation import Preparation
+from vitascope.recipe.train import TrainConfig
+from vitascope.run.directory import open_run
+from vitascope.run.weights import LAST, read_facts
+from vitascope.training import train
+from vitascope.training.hardware import Hardware
+from vitascope.training.teacher import Teacher, distilled, open_teacher
+from vitascope.weights.any_model import open_any
+
+NAMES = [str(number) for number in range(10)]
+
+
+def save_like_timm(folder, model, architecture, classes=None, **said) -> str:
+    """config.json and model.safetensors, as timm's own save_for_hf writes them."""
+    config = {"architecture": architecture, "num_classes": model.num_classes, "label_names": classes, **said}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(model.state_dict(), folder / "model.safetensors")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def cnn(tmp_path_factory) -> str:
+    """A small convolutional network that knows the digits, trained by a loop of this test's own."""
+    train = digits().load("train")
+    images, labels = train.images.float() / 255, train.labels
+    torch.manual_seed(0)
+    model = timm.create_model("test_efficientnet", num_classes=10, in_chans=1)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    pixels = F.interpolate((images - 0.5) / 0.25, size=(16, 16), mode="bilinear", antialias=True)
+    for _ in range(4):
+        for some in torch.randperm(len(images)).split(64):
+            optimizer.zero_grad()
+            F.cross_entropy(model(pixels[some]), labels[some]).backward()
+            optimizer.step()
+    told = {"input_size": [1, 16, 16], "mean": [0.5], "std": [0.25]}
+    folder = tmp_path_factory.mktemp("cnn")
+    return save_like_timm(folder, model, "test_efficientnet", NAMES, model_args={"in_chans": 1}, pretrained_cfg=told)
+
+
+def test_the_soft_loss_as_worked_out_by_hand() -> None:
+    """Teacher (3/4, 1/4), student (1/2, 1/2): KL = 3/4 ln(3/2) + 1/4 ln(1/2)."""
+    student, teacher = torch.zeros(2, 2), torch.tensor([[3.0, 1.0], [1.0, 3.0]]).log()
+    expected = 0.75 * torch.tensor(1.5).log() + 0.25 * torch.tensor(0.5).log()
+    torch.testing.assert_close(distilled(student, teacher, TrainConfig()), expected)
+    softer = distilled(student, 2 * teacher, TrainConfig(distill_temperature=2.0))
+    torch.testing.assert_close(softer, 4 * expected)
+    assert distilled(teacher, teacher, TrainConfig(distill_temperature=3.0)).abs() < 1e-6
+
+
+def test_temperature_keeps_the_size_of_gradients() -> None:
+    torch.manual_seed(0)
+    taught, start = torch.randn(50, 10, dtype=torch.float64), torch.randn(50, 10, dtype=torch.float64)
+    sizes = []
+    for temperature in (20.0, 40.0):
+        student = start.clone().requires_grad_()
+        distilled(student, taught, TrainConfig(distill_temperature=temperature)).backward()
+        sizes.append(student.grad.norm())
+    assert sizes[1] / sizes[0] == pytest.approx(1, abs=0.05)
+
+
+def test_the_hard_loss_is_the_teachers_choice() -> None:
+    student, taught = torch.randn(5, 4), torch.randn(5, 4)
+    config = TrainConfig(distill_how="hard", distill_temperature=7.0)
+    torch.testing.assert_close(distilled(student, taught, config), F.cross_entropy(student, taught.argmax(1)))
+
+
+def test_the_teacher_sees_the_students_image_in_its_own_size_and_colours() -> None:
+    seen = []
+
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, images):
+            seen.append(images)
+            return images.mean((2, 3))
+
+    ours, theirs = Preparation((4, 4), (0.5,), (0.5,)), Preparation((8, 8), (0.0, 0.5, 1.0), (1.0, 0.5, 2.0))
+    teacher = Teacher(Looking(), ours, theirs, [2, 0, 1])
+    logits = teacher(ours.normalise(torch.full((2, 1, 4, 4), 0.75)))
+    assert seen[0].shape == (2, 3, 8, 8)
+    assert logits[0].tolist() == pytest.approx([-0.125, 0.75, 0.5])
+    assert not logits.requires_grad
+
+
+def test_a_students_labels_may_be_wrong_where_a_cnn_teaches_it(cnn, tmp_path) -> None:
+    """The teacher alone counts (distill_share=1), and the labels are shuffled: the digits are learnt anyway."""
+    parts = {name: digits().load(name) for name in ("train", "test")}
+    arrays = {f"x_{name}": part.images.permute(0, 2, 3, 1).numpy() for name, part in parts.items()}
+    labels = {f"y_{name}": part.labels.numpy() for name, part in parts.items()}
+    shuffled = np.random.default_rng(0).permutation(labels["y_train"])
+    np.savez(tmp_path / "wrong.npz", **arrays, **(labels | {"y_train": shuffled}))
+    told = {
+        "data.name": str(tmp_path / "wrong.npz"),
+        "train.epochs": 15,
+        "data.augment.shift": 0,
+        "train.optimizer": "muon",
+    }
+    taught = {"train.distill": cnn, "train.distill_share": 1.0}
+    alone = tiny_run(tmp_path / "alone", **told)
+    student = tiny_run(tmp_path / "taught", **told, **taught)
+    scores = [vitascope.load(run).evaluate("test", robust=False).accuracy for run in (alone, student)]
+    assert scores[0] < 0.3 and scores[1] > 0.8, scores
+    assert student.recipe.train.distill == cnn
+
+
+@pytest.mark.parametrize("how", ["soft", "hard"])
+def test_learning_from_a_run_goes_on_exactly_after_a_stop(tmp_path, how) -> None:
+    teacher = tiny_run(tmp_path / "teacher", **{"train.epochs": 2})
+    told = {"train.distill": str(tmp_path / "teacher" / "digits"), "train.distill_how": how}  # its newest run
+    whole = tiny_run(tmp_path / "whole", **told)
+    assert whole.recipe.train.distill == str(teacher.path.resolve())
+    plain = tiny_run(tmp_path / "plain")
+    assert whole.metrics[-1]["train_loss"] != plain.metrics[-1]["train_loss"]
+    stopped = _stopped_after_one_epoch(tmp_path / "stopped", told)
+    vitascope.resume(stopped, quiet=True)
+    assert stopped.file(LAST).read_bytes() == whole.file(LAST).read_bytes()
+
+
+def _stopped_after_one_epoch(folder, told):
+    def once(records, *_):
+        yield next(record for record in records if isinstance(record, train.EpochRecord))
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "shown", once)
+        with pytest.raises(KeyboardInterrupt):
+            tiny_run(folder, **told)
+    return open_run(folder / "digits")
+
+
+def test_without_a_share_the_teacher_changes_nothing(cnn, tmp_path) -> None:
+    plain = tiny_run(tmp_path / "plain")
+    taught = tiny_run(tmp_path / "taught", **{"train.distill": cnn, "train.distill_share": 0.0})
+    assert [row["train_loss"] for row in plain.metrics] == [row["train_loss"] for row in taught.metrics]
+
+
+def test_teachers_that_cannot_teach_are_refused_before_a_run_is_made(cnn, tmp_path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    model = timm.create_model("test_resnet", num_classes=7, in_chans=1)
+    word = save_like_timm(other, model, "test_resnet", model_args={"in_chans": 1})
+    for teacher, sentence in [
+        (word, "answers with 7 classes, the data has 10"),
+        (str(tmp_path / "nowhere"), "There are no weights"),
+        ("timm:resnet19", "timm has no model 'resnet19'"),
+    ]:
+        with pytest.raises(UserError, match=sentence):
+            tiny_run(tmp_path / "runs", **{"train.distill": teacher})
+    (other / "config.json").write_text(json.dumps({"architecture": "test_resnet", "num_classes": 10}))
+    with pytest.raises(UserError, match="do not fit test_resnet"):
+        tiny_run(tmp_path / "runs", **{"train.distill": word})
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(UserError, match="distill_share=2"):
+        TrainConfig(distill_share=2.0)
+
+
+def test_classes_are_matched_by_name(tmp_path) -> None:
+    model = timm.create_model("test_resnet", num_classes=3)
+    word = save_like_timm(tmp_path, model, "test_resnet", ["cat", "dog", "owl"])
+    here = Hardware("cpu", "float32", compiled=False, captured=False, threads=1)
+    given = open_any(word).preparation
+    assert open_teacher(word, given, ["owl", "cat", "dog"], here).order == [2, 0, 1]
+    assert open_teacher(word, given, ["cat", "dog", "owl"], here).order is None
+    with pytest.raises(UserError, match="knows no class 'cow'"):
+        open_teacher(word, given, ["owl", "cow", "dog"], here)
+
+
+def test_any_model_of_ours_is_opened_as_it_was_trained(tmp_path) -> None:
+    run = tiny_run(tmp_path, **{"train.epochs": 1})
+    found = open_any(str(run.path))
+    assert found.classes == NAMES and found.preparation == read_facts(run).preparation
+    images = torch.randn(2, 1, 8, 8)
+    torch.testing.assert_close(found.module(images), vitascope.load(run)(images))

@@ -341,3 +341,17 @@ def test_a_run_from_another_machine_finds_its_data_in_this_ones_place(tmp_path, 
 
     assert here(DataConfig(root="/not/here")).root is None
     assert here(DataConfig(root=str(tmp_path))).root == str(tmp_path)
+
+
+def test_a_run_answers_with_fewer_tokens_when_asked(run) -> None:
+    """Other answers, noted as such; the run itself stays as it is."""
+    whole, merged = vitascope.load(run), vitascope.load(run, merge_tokens=2)
+    images = digits().load("test").images[:50]
+    shares = [[item.probability for item in model.predict(images)] for model in (whole, merged)]
+    assert shares[0] != shares[1]
+    found = merged.evaluate("test", robust=False)
+    assert found.weights == "last, merge_tokens=2"
+    assert "merge_tokens=2" in run.file("test-openings.jsonl").read_text()
+    assert vitascope.load(run).config == whole.config
+    with pytest.raises(UserError, match="not both"):
+        vitascope.load(run, merge_tokens=1, drop_tokens=1)

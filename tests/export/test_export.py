@@ -66,6 +66,8 @@ KINDS = {
         "depth": 1,
         **dict.fromkeys(("drop_rate", "attn_drop_rate", "proj_drop_rate", "drop_path_rate", "pos_drop_rate"), 0.1),
     },
+    "convolutions": {"tokenizer": "conv", "patch_size": 2, "global_pool": "seq", "class_token": False, "depth": 1},
+    "shifted patches that do not look at themselves": {"tokenizer": "spt", "attention": "lsa", "depth": 1},
     "one patch, one block, one head": {
         "img_size": 4,
         "positions": "none",
@@ -115,7 +117,18 @@ def test_every_kind_of_model_is_exported_faithfully(kind, tmp_path) -> None:
     torch.testing.assert_close(answers_of(tmp_path / "model.onnx", pictures)[0], wanted, **close)
 
 
-@pytest.mark.parametrize("kind", ["mean, causal, not square", "sequence pooling, registers, no biases"])
+MAPPED = [list(KINDS)[number] for number in (1, 2, -2)]
+
+
+@pytest.mark.parametrize("setting", ["merge_tokens", "drop_tokens"])
+def test_choices_that_hang_on_a_rounding_are_not_exported(setting, tmp_path) -> None:
+    model = VisionTransformer(replace(TINY, **{setting: 1})).eval()
+    with pytest.raises(UserError, match="with all tokens"):
+        write_onnx(model, facts_of(model.config), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", MAPPED)
 def test_the_maps_of_different_kinds_are_the_model_s(kind, tmp_path) -> None:
     model = loud(replace(TINY, **KINDS[kind]))
     pictures = images_for(model.config, 5)

@@ -30,6 +30,11 @@ def answering(model: VisionTransformer, *, maps: bool = False) -> VisionTransfor
     """A copy on the CPU, in float32, without dropout, kernels of its own, gradients or a run."""
     if model.training:
         raise UserError("The model is in training mode, where chance has its say. Call model.eval() first.")
+    if model.config.merge_tokens or model.config.drop_tokens:
+        raise UserError(
+            "Which tokens are merged or dropped can hang on a rounding, so an exported file could not be checked "
+            "against the model. Export it with all tokens: merge_tokens=0, drop_tokens=0."
+        )
     twin = (WithMaps if maps else VisionTransformer)(model.config)
     twin.load_state_dict(model.state_dict())
     return twin.eval().requires_grad_(False)

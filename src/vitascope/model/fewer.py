@@ -76,11 +76,11 @@ def merged(crowd: Crowd, key: Heads, prefix: int, fewer: int) -> Crowd:
         return crowd
     alike = F.normalize(key.mean(1)[:, prefix:].float(), dim=-1)
     best, partner = (alike[:, ::2] @ alike[:, 1::2].transpose(1, 2)).max(-1)
-    order = best.argsort(dim=1, descending=True, stable=True)
+    order = best.topk(best.shape[1], dim=1).indices  # the most alike first
     going, staying = order[:, :fewer], order[:, fewer:].sort(1).values
-    front = torch.arange(prefix, device=key.device).expand(len(key), prefix)
+    front = torch.arange(prefix, device=key.device).expand(key.shape[0], prefix)
     alone = crowd.only(torch.cat([front, prefix + 2 * staying], 1))
-    seconds = torch.arange(prefix + 1, crowd.tokens.shape[1], 2, device=key.device).expand(len(key), -1)
+    seconds = torch.arange(prefix + 1, crowd.tokens.shape[1], 2, device=key.device).expand(key.shape[0], -1)
     leaving, others = crowd.only(prefix + 2 * going), crowd.only(seconds)
     to = partner.gather(1, going)
     sizes = others.sizes.scatter_add(1, to, leaving.sizes)
@@ -101,7 +101,7 @@ def dropped(crowd: Crowd, maps: Maps, prefix: int, fewer: int, by_class: bool) -
         return crowd
     looked_at = (maps[:, :, 0] if by_class else maps.mean(2)).mean(1)
     kept = looked_at[:, prefix:].topk(maps.shape[-1] - prefix - fewer, dim=1).indices.sort(1).values
-    front = torch.arange(prefix, device=maps.device).expand(len(maps), prefix)
+    front = torch.arange(prefix, device=maps.device).expand(maps.shape[0], prefix)
     return crowd.only(torch.cat([front, prefix + kept], 1))
 
 

@@ -1,0 +1,115 @@
+"""`python -m benchmarks.small_data`: what each way to make a ViT fit for little data is worth, one at a time.
+
+The shape of Lee, Lee & Song 2021 (192 wide, 9 blocks, 12 heads, MLP of 384) on CIFAR-10; every arm sees as many images,
+with the same settings and seeds, and has as many parameters within 3 %. `--tune` judges by a tenth of the training
+images; without it all are trained on and the test images are opened once per run. `--base recipe` does the same on top
+of the recipe `cifar10` instead of a plain ViT; `--labels 0.1` keeps a tenth of the labels and as many steps.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.__main__ import RESULTS
+from vitascope import load, train
+from vitascope.model.anatomy import total_flops, total_parameters
+from vitascope.run.files import make_folder, write_json
+from vitascope.run.machine import record_of_machine
+
+PLAIN = {
+    "embed_dim": 192, "depth": 9, "num_heads": 12, "mlp_ratio": 2.0, "class_token": True, "global_pool": "token",
+    "positions": "learned", "qk_norm": False, "norm": "layernorm", "mlp": "gelu", "drop_path_rate": 0.0,
+}  # fmt: skip
+TRAINING = {"optimizer": "adamw", "lr": 1e-3, "schedule": "cosine", "ema": 0.0, "batch_size": 250}
+BOTH = {"tokenizer": "spt", "attention": "lsa"}
+CONV = {"tokenizer": "conv", "global_pool": "seq", "class_token": False}
+DROPOUT = {"proj_drop_rate": 0.1, "pos_drop_rate": 0.1}
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "+ SPT": {"tokenizer": "spt"},
+    "+ LSA": {"attention": "lsa"},
+    "+ SPT + LSA": BOTH,
+    "CCT tokenizer and pooling": CONV | {"mlp_ratio": 1.9},  # thinner MLPs pay for its convolutions
+    "mimetic start": {"initialize": "mimetic"},
+    "mimetic start, sin-cos positions": {"initialize": "mimetic", "positions": "sincos2d"},
+    "plain, dropout 0.1": DROPOUT,
+    "plain, attention dropout 0.1": {"attn_drop_rate": 0.1},
+    "plain, stochastic depth 0.1": {"drop_path_rate": 0.1},
+    "+ SPT + LSA, dropout 0.1": BOTH | DROPOUT,
+    "+ SPT + LSA, stochastic depth 0.1": BOTH | {"drop_path_rate": 0.1},
+}
+FEW = ("plain", "+ SPT + LSA", "CCT tokenizer and pooling")
+ON_RECIPE = ("plain", "+ SPT", "+ LSA", "CCT tokenizer and pooling")
+
+
+def settings(arm: str, asked: argparse.Namespace) -> dict[str, Any]:
+    epochs = round(asked.epochs / asked.labels)
+    chosen: dict[str, Any] = {"data.name": asked.data, "data.validation": 0.1 if asked.tune else 0}
+    chosen |= {"data.fraction": asked.labels, "train.epochs": epochs, "train.device": asked.device}
+    chosen |= {"train.compile": asked.compile}
+    own = ARMS[arm]
+    if asked.base == "recipe":
+        own = {name: value for name, value in own.items() if name not in ("mlp_ratio",)}
+    else:
+        own = PLAIN | own
+        chosen |= {f"train.{name}": value for name, value in TRAINING.items()}
+    if asked.lr:
+        chosen["train.lr"] = asked.lr
+    return chosen | {f"model.{name}": value for name, value in own.items()}
+
+
+def measure(arm: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
+    start = time.perf_counter()
+    run = train(asked.recipe, runs=asked.runs, quiet=True, **settings(arm, asked), **{"train.seed": seed})
+    seconds, rows = time.perf_counter() - start, run.metrics
+    model, recipe = run.recipe.model, run.recipe
+    score = rows[-1]["val_accuracy"] if asked.tune else load(run, device=asked.device).evaluate(robust=False).accuracy
+    row = {"arm": arm, "base": asked.base, "labels": asked.labels, "seed": seed, "accuracy": round(score, 5)}
+    row |= {"parameters": total_parameters(model), "flops": total_flops(model), "lr": recipe.train.lr}
+    row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows), "tokens": model.num_tokens}
+    row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(seconds, 1)}
+    row |= {"seconds": round(sum(line["seconds"] for line in rows), 1)}
+    print(f"{arm:35s} seed {seed}: {score:.2%}, {row['parameters']:,} parameters, {row['seconds']} s", flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", choices=["plain", "recipe"], default="plain")
+    parser.add_argument("--recipe", default="cifar10")
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS))
+    parser.add_argument("--labels", type=float, default=1.0, help="share of the training images")
+    parser.add_argument("--epochs", type=int, default=20, help="of all images; fewer images are seen as often in all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--tune", action="store_true", help="judge by a tenth of the training images")
+    parser.add_argument("--compile", default="never")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--runs", type=Path, default=Path("runs-small-data"))
+    parser.add_argument("--commit")
+    parser.add_argument("--out", type=Path, default=RESULTS / "small-data.json")
+    asked = parser.parse_args()
+    arms = asked.arms or (FEW if asked.labels < 1 else ON_RECIPE if asked.base == "recipe" else list(ARMS))
+    rows = []
+    for arm in arms:
+        rows += [measure(arm, seed, asked) for seed in asked.seeds]
+        record = {
+            "name": asked.out.stem,
+            "command": f"python -m benchmarks.small_data --base {asked.base} --labels {asked.labels} "
+            f"--epochs {asked.epochs} --seeds {' '.join(map(str, asked.seeds))}{' --tune' if asked.tune else ''}",
+            "data": asked.data,
+            "judged_by": "validation" if asked.tune else "test",
+            "device": "cuda" if torch.cuda.is_available() else "cpu",
+            "rows": rows,
+        } | record_of_machine(asked.commit)
+        make_folder(asked.out.parent)
+        write_json(asked.out, record)  # after each arm: what is measured is kept
+    print(f"Record: {asked.out}")
+
+
+if __name__ == "__main__":
+    main()

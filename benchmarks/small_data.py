@@ -7,6 +7,7 @@ of the recipe `cifar10` instead of a plain ViT; `--labels 0.1` keeps a tenth of 
 """
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ import torch
 
 from benchmarks.__main__ import RESULTS
 from vitascope import load, train
+from vitascope.draw.arms import draw_arms
+from vitascope.draw.look import save
 from vitascope.model.anatomy import total_flops, total_parameters
+from vitascope.records.arms import arms_of
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import record_of_machine
 
@@ -76,6 +80,21 @@ def measure(arm: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
+def picture(records: list[Path], out: Path) -> None:
+    """One panel per record."""
+    panels = {}
+    for path in records:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        first, worth = said["rows"][0], arms_of(said["rows"])
+        labels = f"{first['labels']:.0%} of the labels"
+        title = f"{labels}\nplain: {100 * worth[0].accuracy:.1f} %"
+        told = [
+            (arm.name, 100 * arm.gain, 100 * arm.half if arm.half else None) for arm in worth if arm.gain is not None
+        ]
+        panels[title] = told
+    save(draw_arms(panels, "Dots: mean over seeds; bars: 95 % interval of the paired difference; grey: noise."), out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", choices=["plain", "recipe"], default="plain")
@@ -92,7 +111,11 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs-small-data"))
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, default=RESULTS / "small-data.json")
+    parser.add_argument("--draw", nargs="+", type=Path, help="records: draw them into --out (.png) instead")
     asked = parser.parse_args()
+    if asked.draw:
+        picture(asked.draw, asked.out)
+        return
     arms = asked.arms or (FEW if asked.labels < 1 else ON_RECIPE if asked.base == "recipe" else list(ARMS))
     rows = []
     for arm in arms:

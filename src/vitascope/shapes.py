@@ -14,6 +14,7 @@ PatchTokens: TypeAlias = Float[Tensor, "batch patch feature"]
 Tokens: TypeAlias = Float[Tensor, "batch token feature"]  # class token, then registers, then patches
 Asked: TypeAlias = Float[Tensor, "batch asked feature"]  # all tokens, or the first ones, which somebody will read
 Sizes: TypeAlias = Float[Tensor, "batch asked"]  # how many patches each token stands for
+Members: TypeAlias = Float[Tensor, "batch asked everyone"]  # 1 where a token stands for a patch
 Prefix: TypeAlias = Float[Tensor, "one prefix feature"]  # class token and registers, before they meet a batch
 Heads: TypeAlias = Float[Tensor, "batch head token width"]  # keys or values, one head beside the other
 Queries: TypeAlias = Float[Tensor, "batch head query width"]  # of every token, or only of those that are asked for

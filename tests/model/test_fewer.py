@@ -109,3 +109,17 @@ def test_the_last_blocks_shortcut_changes_nothing() -> None:
     tokens, sizes = fewer_tokens.encode(model, model.embed(images), None)
     assert tokens.shape[1] == 18 - 3 - 3 and sizes.sum(1).tolist() == [18.0, 18.0]
     assert torch.allclose(model.forward_head(tokens, sizes=sizes), model(images), atol=1e-6)
+
+
+def test_every_patch_knows_its_token_at_the_end() -> None:
+    """Groups are as large as their tokens' sizes say; dropped patches belong to none."""
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 16, 16)
+    merging = VisionTransformer(replace(GRID, merge_tokens=3)).eval()
+    owner = fewer_tokens.groups(merging, images)
+    _, sizes = fewer_tokens.encode(merging, merging.embed(images), None)
+    for image in range(2):
+        counted = torch.bincount(owner[image], minlength=sizes.shape[1])
+        assert counted[2:].tolist() == sizes[image, 2:].tolist()  # without class token and register
+    dropping = VisionTransformer(replace(GRID, drop_tokens=3)).eval()
+    assert (fewer_tokens.groups(dropping, images) < 0).sum(1).tolist() == [6, 6]

@@ -7,7 +7,10 @@ import typer
 
 from vitascope.errors import UserError, did_you_mean
 
-app = typer.Typer(help="Pictures of positions, masks, and one image's way through a model.", no_args_is_help=True)
+app = typer.Typer(
+    help="Pictures of positions, masks, shifted and merged patches, and one image's way through a model.",
+    no_args_is_help=True,
+)
 
 
 @app.command()
@@ -59,6 +62,31 @@ def story(
         return
     recipe, settings = split_words(words or [])
     print(f"Picture: {draw_fresh_story(read_model(recipe or 'digits', settings), seed, out)}")
+
+
+@app.command(name="shifted")
+def shifted_images(
+    image: Annotated[Path | None, typer.Argument(help="A picture; else a digit.")] = None,
+    patch_size: Annotated[int, typer.Option(help="Of a 32×32 picture; the shift is half of it.")] = 4,
+    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("shifted.png"),
+) -> None:
+    """The five shifted images that tokenizer=spt cuts its patches from."""
+    from vitascope.cli.small_data import draw_shifted
+
+    print(f"Picture: {draw_shifted(image, patch_size, out)}")
+
+
+@app.command()
+def fewer(
+    model: Annotated[str, typer.Argument(help="A run, or weights from outside.")],
+    image: Annotated[Path, typer.Argument(help="A picture.")],
+    tokens: Annotated[int, typer.Option(help="How many less in each block.", min=1)] = 8,
+    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("fewer.png"),
+) -> None:
+    """Which patches merge into one token, and which are dropped, at inference; and what is answered then."""
+    from vitascope.cli.small_data import draw_fewer
+
+    print(f"Picture: {draw_fewer(model, image, tokens, out)}")
 
 
 def _grid(text: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitascope.model.scaled_dot_product import attention_maps
-from vitascope.shapes import Asked, Heads, Maps, Order, Sizes, Tokens
+from vitascope.shapes import Asked, Heads, Images, Maps, Members, Order, Sizes, Tokens
 
 if TYPE_CHECKING:
     from vitascope.model.block import Block
@@ -24,33 +24,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Crowd:
-    """What is left of the tokens: how many patches each stands for, and in whose place it stands."""
+    """What is left of the tokens: how many patches each stands for, and in whose place it stands.
+
+    `members`, where somebody wants to know: 1 for every patch that a token stands for, batch × token × patch."""
 
     tokens: Tokens
     sizes: Sizes
     places: Order
+    members: Members | None = None
 
     def plus(self, found: Tokens) -> "Crowd":
         return replace(self, tokens=self.tokens + found)
 
     def only(self, kept: Order) -> "Crowd":
-        return Crowd(_rows(self.tokens, kept), self.sizes.gather(1, kept), self.places.gather(1, kept))
+        members = None if self.members is None else _rows(self.members, kept)
+        return Crowd(_rows(self.tokens, kept), self.sizes.gather(1, kept), self.places.gather(1, kept), members)
 
 
 def encode(model: "VisionTransformer", tokens: Tokens, first: int | None) -> tuple[Asked, Sizes]:
     """Through all blocks and the final norm, and how many patches each token stands for at the end.
 
     With `first`, the last block gives only so many tokens, counted from the front."""
+    found = crowd_after(model, _all_of(tokens), first)
+    return model.norm(found.tokens), found.sizes
+
+
+@torch.no_grad()
+def groups(model: "VisionTransformer", images: Images) -> Order:
+    """Which token each patch belongs to at the end, batch × patch; -1: it was dropped. For pictures."""
+    tokens = model.embed(images)
+    everyone = torch.eye(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1, -1)
+    crowd = crowd_after(model, replace(_all_of(tokens), members=everyone), None)
+    found = everyone if crowd.members is None else crowd.members
+    told = torch.where(found.sum(1) > 0, found.argmax(1), -1)
+    return told[:, model.config.num_prefix_tokens :]
+
+
+def _all_of(tokens: Tokens) -> Crowd:
     places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
-    crowd = Crowd(tokens, torch.ones_like(places, dtype=torch.float32), places)
+    return Crowd(tokens, torch.ones_like(places, dtype=torch.float32), places)
+
+
+def crowd_after(model: "VisionTransformer", crowd: Crowd, first: int | None) -> Crowd:
+    """Who is left after all blocks."""
     for number, (block, fewer) in enumerate(zip(model.blocks, model.config.fewer_per_block, strict=True)):
         # A token that stands for many is looked at as often as they would be: added to the scores, of any query.
-        bias = crowd.sizes.log().to(tokens.dtype)[:, None, None] if model.config.merge_tokens and number else None
+        bias = crowd.sizes.log().to(crowd.tokens.dtype)[:, None, None] if model.config.merge_tokens and number else None
         turned = None if model.rotation is None else model.rotation[:, crowd.places][:, :, None]
         if first is not None and number + 1 == len(model.blocks):
-            return model.norm(block(crowd.tokens, bias, turned, first)), crowd.sizes[:, :first]
+            return Crowd(block(crowd.tokens, bias, turned, first), crowd.sizes[:, :first], crowd.places[:, :first])
         crowd = _through(model, block, crowd, fewer, bias, turned)  # pyright: ignore[reportArgumentType]
-    return model.norm(crowd.tokens), crowd.sizes
+    return crowd
 
 
 def _through(
@@ -88,10 +112,15 @@ def merged(crowd: Crowd, key: Heads, prefix: int, fewer: int) -> Crowd:
         1, _wide(to, leaving.tokens), (leaving.tokens * leaving.sizes[..., None])
     )
     joined = (sums / sizes[..., None]).to(crowd.tokens.dtype)
+    members = None
+    if leaving.members is not None and others.members is not None and alone.members is not None:
+        members = others.members.scatter_add(1, _wide(to, leaving.members), leaving.members)
+        members = torch.cat([alone.members, members], 1)
     return Crowd(
         torch.cat([alone.tokens, joined], 1),
         torch.cat([alone.sizes, sizes], 1),
         torch.cat([alone.places, others.places], 1),
+        members,
     )
 
 

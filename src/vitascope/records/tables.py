@@ -7,6 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from vitascope.errors import UserError, did_you_mean
+from vitascope.records.arms import arms_of
 from vitascope.records.record import Record, read_record
 from vitascope.run.machine import machine_name
 
@@ -136,6 +137,41 @@ def pretrained(folder: Path, names: list[str]) -> str:
     return markdown([*head, "seconds", "cold"], lines)
 
 
+def small_data(folder: Path, names: list[str]) -> str:
+    """What each change was worth (`python -m benchmarks.small_data`), every record's first arm is its plain one."""
+    lines = []
+    for name in names:
+        for arm in arms_of(_rows(folder, [name])):
+            row, spread = arm.rows[0], "" if arm.spread is None else f" ± {100 * arm.spread:.2f}"
+            worth = "–" if arm.gain is None else f"{100 * arm.gain:+.2f}"
+            worth += "" if arm.half is None else f" ± {100 * arm.half:.2f}"
+            score = f"{100 * arm.accuracy:.2f}{spread} %"
+            seconds = f"{mean(told['seconds'] for told in arm.rows):.0f}"
+            lines.append(
+                [arm.name, millions(row["parameters"]), str(len(arm.rows)), score, worth, arm.verdict, seconds]
+            )
+    return markdown(["model", "parameters", "seeds", "accuracy", "against plain", "", "seconds"], lines)
+
+
+def fewer_tokens(folder: Path, names: list[str]) -> str:
+    """Merging and dropping at inference (`python -m benchmarks.fewer_tokens`)."""
+    rows = _rows(folder, names)
+    judged = ["same_answers"] + (["accuracy"] if all("accuracy" in row for row in rows) else [])
+    lines = [
+        [
+            row["way"].replace("_", " "),
+            str(row["per_block"]),
+            str(row["tokens_at_the_end"]),
+            f"{row['gflops']:.2f}",
+            f"×{row['times_as_fast']:.2f}",
+            *(f"{row[name]:.1%}" for name in judged),
+        ]
+        for row in rows
+    ]
+    head = ["", "in each block", "tokens at the end", "GFLOPs", "speed", *(name.replace("_", " ") for name in judged)]
+    return markdown(head, lines)
+
+
 def odd_size(folder: Path, names: list[str]) -> str:
     """What models do with an image of another size than theirs (`python -m benchmarks.odd_size`)."""
     lines = []
@@ -202,6 +238,8 @@ KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "cost": cost,
     "pretrained": pretrained,
     "odd-size": odd_size,
+    "small-data": small_data,
+    "fewer-tokens": fewer_tokens,
 }
 
 

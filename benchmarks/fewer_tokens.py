@@ -1,0 +1,105 @@
+"""`python -m benchmarks.fewer_tokens MODEL --images FOLDER`: what merging and dropping tokens costs and saves.
+
+MODEL is a run or weights from outside. The same images are answered with all tokens and with fewer, in turns; told are
+FLOPs, images a second, how many answers stay the same, and for a run how many of its held-back images are recognised.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.timing import wait_for
+from vitascope import load
+from vitascope.evaluation.choosing import some_own_images
+from vitascope.evaluation.reading import as_stored
+from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.model.anatomy import total_flops
+from vitascope.run.files import make_folder, write_json
+from vitascope.run.machine import record_of_machine
+
+
+def ways(tokens: int, depth: int) -> list[dict[str, int]]:
+    """None, and per block so many that about an eighth, a quarter, a half and three quarters are gone at the end."""
+    each = sorted({max(1, round(share * tokens / depth)) for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4)})
+    return [{}, *({name: count} for name in ("merge_tokens", "drop_tokens") for count in each)]
+
+
+@torch.no_grad()
+def answers(model: TrainedTransformer, images: torch.Tensor, batch: int) -> torch.Tensor:
+    return torch.cat([model(some).float().cpu() for some in images.split(batch)])
+
+
+def measure(
+    model: TrainedTransformer, images: torch.Tensor, labels: torch.Tensor | None, rounds: int, batch: int
+) -> list[dict[str, Any]]:
+    whole, device = model.config, next(model.parameters()).device.type
+    found = ways(whole.num_patches, whole.depth)
+    logits: list[torch.Tensor] = []
+    times: list[list[float]] = [[] for _ in found]
+    for number in range(rounds + 1):  # the first round warms up and gives the answers
+        for way, settings in enumerate(found):
+            model.answer_with(**({"merge_tokens": 0, "drop_tokens": 0} | settings))
+            wait_for(device)
+            start = time.perf_counter()
+            answer = answers(model, images, batch)
+            if number:
+                times[way].append(time.perf_counter() - start)
+            else:
+                logits.append(answer)
+    rows = []
+    for way, settings in enumerate(found):
+        model.answer_with(**({"merge_tokens": 0, "drop_tokens": 0} | settings))
+        same = (logits[way].argmax(1) == logits[0].argmax(1)).float().mean().item()
+        row: dict[str, Any] = {"way": next(iter(settings), "all tokens"), "per_block": next(iter(settings.values()), 0)}
+        row |= {"tokens_at_the_end": model.config.num_tokens - sum(model.config.fewer_per_block)}
+        row |= {"gflops": round(total_flops(model.config) / 1e9, 4), "same_answers": round(same, 4)}
+        row |= {"images_per_second": round(len(images) / median(times[way]), 1)}
+        row |= {"times_as_fast": round(median(a / b for a, b in zip(times[0], times[way], strict=True)), 3)}
+        if labels is not None:
+            row["accuracy"] = round((logits[way].argmax(1) == labels).float().mean().item(), 4)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--images", help="a folder; without it a run's own held-back images")
+    parser.add_argument("--most", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--commit")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    model = load(asked.model, device=asked.device)
+    if asked.images:
+        stored, labels = as_stored(asked.images, model.facts.stored).images[: asked.most], None
+    else:
+        own = some_own_images(model.run, model.facts, asked.most)
+        if own is None:
+            raise SystemExit("The run's images are not here. Give --images FOLDER.")
+        stored, labels = own[0].images, own[0].labels
+    images = model.facts.preparation(stored).to(next(model.parameters()).device)
+    record = {
+        "name": asked.out.stem,
+        "command": f"python -m benchmarks.fewer_tokens MODEL{' --images FOLDER' if asked.images else ''} "
+        f"--most {asked.most} --batch {asked.batch} --rounds {asked.rounds}",
+        "model": Path(asked.model).name,
+        "images": len(images),
+        "pixels": list(images.shape[1:]),
+        "device": next(model.parameters()).device.type,
+        "rows": measure(model, images, labels, asked.rounds, asked.batch),
+    } | record_of_machine(asked.commit)
+    make_folder(asked.out.parent)
+    write_json(asked.out, record)
+    print(f"Record: {asked.out}")
+
+
+if __name__ == "__main__":
+    main()

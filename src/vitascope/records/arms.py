@@ -1,0 +1,57 @@
+"""Records of ablations -> what each change was worth: mean over seeds, and the difference to the plain arm in pairs."""
+
+import math
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of doing it, over its seeds; shares, not points. The arm that others are held against has no `gain`."""
+
+    name: str
+    rows: list[dict[str, Any]]
+    gain: float | None
+    half: float | None  # of the 95 % interval of `gain`; None: one seed tells nothing about it
+
+    @property
+    def accuracy(self) -> float:
+        return mean(row["accuracy"] for row in self.rows)
+
+    @property
+    def spread(self) -> float | None:
+        return stdev([row["accuracy"] for row in self.rows]) if len(self.rows) > 1 else None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference can be told from the seeds' noise."""
+        if self.gain is None:
+            return "–"
+        if self.half is None:
+            return "one seed"
+        return "helps" if self.gain > self.half else "hurts" if self.gain < -self.half else "cannot be told"
+
+
+def arms_of(rows: list[dict[str, Any]]) -> list[Arm]:
+    """In the order they were measured; the first is what the others are held against, seed by seed."""
+    names = list(dict.fromkeys(row["arm"] for row in rows))
+    groups = {name: [row for row in rows if row["arm"] == name] for name in names}
+    plain = {row["seed"]: row["accuracy"] for row in groups[names[0]]} if names else {}
+    found = []
+    for name, group in groups.items():
+        pairs = [row["accuracy"] - plain[row["seed"]] for row in group if row["seed"] in plain]
+        if name == names[0] or not pairs:
+            found.append(Arm(name, group, None, None))
+        else:
+            found.append(Arm(name, group, mean(pairs), interval(pairs)))
+    return found
+
+
+def interval(values: list[float]) -> float | None:
+    """Half of the 95 % interval of their mean (Student's t)."""
+    if len(values) < 2:
+        return None
+    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))

@@ -36,6 +36,8 @@ def test_the_table_shows_one_block_and_folds_the_rest(vitascope) -> None:
         (("draw", "positions", "--grid", "8", "--kind", "rotary"), "is not a grid"),
         (("draw", "positions", "--grid", "²x2", "--kind", "rotary"), "is not a grid"),
         (("draw", "story", "digits", "in_chans=2"), "A story needs a picture"),
+        (("draw", "shifted", "--patch-size", "1"), "choose 2 to 16"),
+        (("draw", "fewer", "nowhere", "photo.jpg"), "nowhere is not a run"),
         (("anatomy", "depth=4", "cifar10"), "A recipe comes first"),
         (("draw", "positions", "--width", "7"), "must be even"),
         (("draw", "mask", "--out", "mask.txt2"), "Choose an ending"),
@@ -54,6 +56,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(vitascope, words, sentence) -> No
         ("positions", "--kind", "sincos2d"),
         ("positions", "--kind", "rotary", "--grid", "4x6"),
         ("mask",),
+        ("shifted", "--patch-size", "8"),
     ],
     ids=" ".join,
 )

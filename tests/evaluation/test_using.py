@@ -355,3 +355,55 @@ def test_a_run_answers_with_fewer_tokens_when_asked(run) -> None:
     assert vitascope.load(run).config == whole.config
     with pytest.raises(UserError, match="not both"):
         vitascope.load(run, merge_tokens=1, drop_tokens=1)
+
+
+def test_weights_without_a_classifier_give_features_and_say_so_otherwise(tmp_path) -> None:
+    """DINO's and MAE's: embed and similar work, predict and evaluate say what is missing."""
+    import timm
+    from safetensors.torch import save_file
+
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, num_classes=0)
+    save_file(theirs.state_dict(), tmp_path / "features.safetensors")
+    model = vitascope.load(tmp_path / "features.safetensors")
+    paths, _ = saved(tmp_path / "files", 6)
+    found = embed(model, [tmp_path / "files"])
+    assert found.said is None and found.features.shape == (6, 192)
+    with np.load(found.save(tmp_path / "f.npz")) as arrays:
+        assert set(arrays) == {"file", "folder", "features"}
+    alike = similar(model, paths[0], tmp_path / "files", 3)
+    assert alike.said is None and len(alike.labels) == 3 and figures_of(alike)
+    for ask in (lambda: model.predict(paths), lambda: model.evaluate(data=str(tmp_path / "files"), robust=False)):
+        with pytest.raises(UserError, match="has no classifier"):
+            ask()
+
+
+def figures_of(found):
+    from vitascope.evaluation.figures import draw_neighbours
+
+    return draw_neighbours(found)
+
+
+def test_of_a_thousand_classes_the_confusion_shows_those_that_occur() -> None:
+    from vitascope.draw.confusion import draw_confusion
+
+    counts = np.zeros((1000, 1000), dtype=int)
+    counts[7, 7], counts[7, 900], counts[300, 300] = 5, 2, 9
+    figure = draw_confusion(counts, [f"class {number}" for number in range(1000)], "few of many")
+    panel = figure.axes[0]
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["class 7", "class 300", "class 900"]
+    assert "3 of 1000 classes" in figure.get_supxlabel().replace("\n", " ")
+
+
+def test_a_story_follows_one_of_the_run_s_own_images(run, tmp_path) -> None:
+    from vitascope.cli.pictures import draw_trained_story
+
+    with Image.open(draw_trained_story(run.path, tmp_path / "story.png")) as picture:
+        assert picture.width > 1500
+
+
+def test_fewer_tokens_are_drawn_for_a_run(run, tmp_path) -> None:
+    from vitascope.cli.small_data import draw_fewer
+
+    paths, _ = saved(tmp_path / "files", 1)
+    with Image.open(draw_fewer(str(run.path), paths[0], 2, tmp_path / "fewer.png")) as picture:
+        assert picture.width > 500

@@ -12,6 +12,7 @@ from tests.training.tiny import tiny_run
 from vitascope import UserError
 from vitascope.data.policy import resolve
 from vitascope.recipe.reading import read_recipe
+from vitascope.records.arms import arms_of
 from vitascope.records.card import card
 from vitascope.records.filling import fill
 from vitascope.records.record import check_name, make_record, read_record, write_record
@@ -253,3 +254,23 @@ def test_published_records_were_made_as_the_rules_say() -> None:
         assert record.accuracy >= bar and len(record.seeds) >= 3 and set(record.openings) == {1}
         assert record.settings["data.validation"] == 0 and record.settings["data.fraction"] == 1
         assert record.track == "pure" and record.machine_name == "NVIDIA H200"
+
+
+def test_what_a_change_was_worth_is_judged_in_pairs() -> None:
+    """Seeds differ by 2 points, the change is worth 1 in each: pairs tell it, means alone would not."""
+    plain = [0.80, 0.82, 0.84]
+    rows = [{"arm": "plain", "seed": seed, "accuracy": score} for seed, score in enumerate(plain)]
+    rows += [{"arm": "better", "seed": seed, "accuracy": score + 0.01} for seed, score in enumerate(plain)]
+    rows += [
+        {"arm": "noise", "seed": seed, "accuracy": plain[seed] + change}
+        for seed, change in enumerate((0.01, -0.012, 0.004))
+    ]
+    rows += [{"arm": "once", "seed": 1, "accuracy": 0.9}]
+    first, better, noise, once = arms_of(rows)
+    assert (first.gain, first.verdict) == (None, "–")
+    assert (
+        better.gain == pytest.approx(0.01) and better.half == pytest.approx(0, abs=1e-9) and better.verdict == "helps"
+    )
+    assert noise.verdict == "cannot be told"
+    assert noise.half == pytest.approx(4.3027 * 0.011372 / 3**0.5, rel=1e-3)  # Student's t with 2 degrees of freedom
+    assert once.gain == pytest.approx(0.08) and once.verdict == "one seed"

@@ -145,3 +145,9 @@ def test_images_are_normalised_as_the_weights_are_used_to_also_when_it_goes_on(t
     (run.path / "resume.pt").unlink()  # as if stopped before the first checkpoint
     vitascope.resume(run.path, quiet=True)
     assert read_facts(run).preparation == prepared and run.metrics[0]["train_loss"] < 2.6
+
+
+def test_what_the_weights_decide_otherwise_is_told(start, tmp_path, capsys) -> None:
+    told = {"weights": str(start.path), "model.depth": 7, "train.epochs": 1, "train.device": "cpu"}
+    vitascope.train("digits", runs=tmp_path, **told)
+    assert "model.depth: 7 → 2" in capsys.readouterr().out

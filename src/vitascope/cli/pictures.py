@@ -1,6 +1,5 @@
 """The pictures behind `vitascope draw`: tables from the model, drawn as heat maps."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +12,7 @@ from vitascope.draw.heatmap import heatmap
 from vitascope.draw.look import DIVERGING, SEQUENTIAL, caption, new_figure, save
 from vitascope.draw.story import draw_story
 from vitascope.errors import UserError
+from vitascope.evaluation.choosing import some_own_images
 from vitascope.evaluation.trained import load
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
@@ -95,35 +95,51 @@ def draw_causal_mask(tokens: int, out: Path) -> Path:
 def draw_fresh_story(config: ModelConfig, seed: int, out: Path) -> Path:
     """A handwritten digit on its way through a model with fresh weights."""
     torch.manual_seed(seed)
+    _check_story(config)
+    digit = F.interpolate(digits().load("train").images[:1].float(), size=config.image_shape).byte()
+    stored = digit.expand(1, config.in_chans, -1, -1)
     text = "The weights are fresh: nothing has been learnt yet, so all answers are about equally likely."
-    return _draw_story(VisionTransformer(config).eval(), lambda images: images.float() / 255, text, out)
+    return _draw_story(VisionTransformer(config).eval(), stored, stored.float() / 255, "A digit", text, None, out)
 
 
 def draw_trained_story(run: Path, out: Path) -> Path:
-    """The same digit on its way through a run's trained model."""
-    place = open_run(run)
-    text = f"The weights were learnt from {place.recipe.data.name}."
-    model = load(place)
-    return _draw_story(model, model.facts.preparation, text, out)
+    """One of a run's own images on its way through its trained model."""
+    model = load(open_run(run))
+    _check_story(model.config)
+    found = some_own_images(model.run, model.facts, 1)
+    if found is None:
+        raise UserError(f"{run}'s images are not here, so there is none to follow. See its data in {run}/recipe.yaml.")
+    stored, name = found[0].images, model.classes[int(found[0].labels[0])]
+    text = f"The weights were learnt from {Path(model.run.recipe.data.name).name}."
+    what = f"An image of the class {name}"
+    return _draw_story(model, stored, model.facts.preparation(stored), what, text, model.classes, out)
 
 
-def _draw_story(model: VisionTransformer, prepare: Callable[[Tensor], Tensor], weights: str, out: Path) -> Path:
-    config = model.config
+def _check_story(config: ModelConfig) -> None:
     if config.in_chans not in (1, 3) or not config.num_classes:
         raise UserError("A story needs a picture and an answer: in_chans=1 or 3, and num_classes of at least 1.")
-    digit = digits().load("train").images[:1]
-    stored = F.interpolate(digit.float(), size=config.image_shape).byte().expand(1, config.in_chans, -1, -1)
+
+
+def _draw_story(
+    model: VisionTransformer,
+    stored: Tensor,
+    image: Tensor,
+    what: str,
+    weights: str,
+    classes: list[str] | None,
+    out: Path,
+) -> Path:
+    config = model.config
     with torch.inference_mode():
-        image = prepare(stored)
         tokens = model.embed(image)
         block = cast(Block, model.blocks[0])
         maps = block.attn.maps(block.norm1(tokens), rotation=model.rotation)
         answer = model(image).softmax(-1)
     first = " (row 0 is the class token)" if config.class_token else ""
     text = (
-        f"A digit is cut into patches; each becomes a token{first}; each token decides how much to look at each other "
+        f"{what} is cut into patches; each becomes a token{first}; each token decides how much to look at each other "
         f"(first head of the first block); the last state gives the answer. {weights}"
     )
     picture = stored[0].permute(1, 2, 0).squeeze(-1).numpy()
-    figure = draw_story(picture, config.grid, tokens[0].numpy(), maps[0, 0].numpy(), answer[0].numpy(), text)
-    return save(figure, out)
+    parts = (tokens[0].numpy(), maps[0, 0].numpy(), answer[0].numpy())
+    return save(draw_story(picture, config.grid, *parts, text, classes), out)

@@ -77,6 +77,7 @@ def similar(
     if found.found.names:
         columns["file"] = found.found.names
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    title = f"{image}: said {found.said.label} ({found.said.probability:.1%}). Most alike of {found.searched}"
+    said = f"said {found.said.label} ({found.said.probability:.1%}). Most" if found.said else "most"
+    title = f"{image}: {said} alike of {found.searched}"
     console().print(table(title, list(columns), rows, right={"cosine"}))
     print(f"Picture: {save(draw_neighbours(found), out)}")

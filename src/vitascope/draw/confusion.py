@@ -19,6 +19,8 @@ MISTAKES = LinearSegmentedColormap.from_list(
 
 def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
     """Rows: what the image is; columns: what was said. Cells are shares of the row in percent."""
+    whole = counts
+    counts, names = _occurring(counts, names)
     classes = len(names)
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     wrong = shares.copy()
@@ -51,8 +53,20 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
         slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
         panel.set_xticks(range(classes), short, **(slanted if max(map(len, short)) > 3 else {}))
         panel.set_yticks(range(classes), short)
-    caption(
-        figure,
-        "Each row is 100 % of one class. Grey: the share recognised (recall). Coloured: mistakes. An empty row: none.",
+    text = (
+        "Each row is 100 % of one class. Grey: the share recognised (recall). Coloured: mistakes. An empty row: none."
     )
+    if classes < len(whole):
+        text = f"The {classes} of {len(whole)} classes that occur most. " + text
+    caption(figure, text)
     return figure
+
+
+def _occurring(counts: NDArray, names: list[str]) -> tuple[NDArray, list[str]]:
+    """Of many classes those that have images, then those most often said, as many as can be named."""
+    there = counts.sum(1) > 0
+    if len(names) <= MOST_NAMES or there.sum() > MOST_NAMES:
+        return counts, names
+    order = np.argsort(-(counts.sum(0) + counts.sum() * there), kind="stable")[:MOST_NAMES]
+    kept = np.sort(order[(counts.sum(0)[order] > 0) | there[order]])
+    return counts[np.ix_(kept, kept)], [names[number] for number in kept]

@@ -4,11 +4,19 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.look import COLOURS, DIVERGING, SEQUENTIAL, caption, label, new_figure
+from vitascope.draw.look import COLOURS, DIVERGING, SEQUENTIAL, caption, label, new_figure, plain, shorten
+
+MOST_CLASSES = 12
 
 
 def draw_story(
-    image: NDArray, grid: tuple[int, int], tokens: NDArray, attention: NDArray, answer: NDArray, text: str
+    image: NDArray,
+    grid: tuple[int, int],
+    tokens: NDArray,
+    attention: NDArray,
+    answer: NDArray,
+    text: str,
+    classes: list[str] | None = None,
 ) -> Figure:
     """`image`: height × width (× 3); `tokens`: token × feature; `attention`: query × key; `answer`: share per class."""
     figure, panels = new_figure(5, width=15.0, height=3.7)
@@ -28,9 +36,11 @@ def draw_story(
     shown = panels[3].imshow(attention, cmap=SEQUENTIAL, vmin=0, vmax=top, interpolation="nearest")
     figure.colorbar(shown, ax=panels[3], shrink=0.8)
     label(panels[3], "4  attention", "looked at", "looking")
-    panels[4].barh(range(len(answer)), answer * 100, color=COLOURS[0])
+    shown_classes = np.sort(np.argsort(-answer)[:MOST_CLASSES])  # in their order, but of many the likeliest
+    names = [shorten(classes[number], 14) if classes else str(number) for number in shown_classes]
+    panels[4].barh(range(len(names)), answer[shown_classes] * 100, color=COLOURS[0])
     panels[4].invert_yaxis()
-    panels[4].set_yticks(range(len(answer)))
+    panels[4].set_yticks(range(len(names)), [plain(name) for name in names])
     label(panels[4], "5  answer", "probability in %", "class")
     for panel in panels[:4]:
         panel.set_xticks([])

@@ -113,6 +113,8 @@ def _check_classes(name: str, classes: list[str], facts: ModelFacts) -> None:
 def _renumbered(source: Source, split: str, classes: list[str]) -> Split:
     """Classes are matched by name, or by number where the data has only numbers; some may be missing, none new."""
     names = source.classes
+    if not classes:
+        raise UserError("The model has no classifier, so its answers cannot be judged. Fine-tune it: train weights=….")
     if not source.named and len(names) <= len(classes):
         names = classes[: len(names)]
     numbers = {_spelt(name): number for number, name in enumerate(classes)} | {

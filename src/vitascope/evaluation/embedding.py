@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitascope.data.source import UInt8Images
 from vitascope.errors import UserError
 from vitascope.evaluation.prediction import Predictions
 from vitascope.evaluation.reading import read_files
@@ -22,15 +23,18 @@ class Embedding:
 
     files: list[str]
     folders: list[str]
-    said: Predictions
+    images: UInt8Images
+    said: Predictions | None  # None: the model has no classifier
     features: Tensor
     broken: list[str]  # files that could not be read
 
     def save(self, path: Path) -> Path:
-        """.npz with features, file, folder, predicted, probability; or .parquet with the same columns."""
+        """.npz with features, file, folder, and of a classifier predicted and probability; or .parquet with these."""
         check_ending(path)
-        columns = {"file": self.files, "folder": self.folders, "predicted": self.said.labels}
-        content = WRITERS[path.suffix](columns, [item.probability for item in self.said], self.features.numpy())
+        columns: dict[str, list[str] | list[float]] = {"file": self.files, "folder": self.folders}
+        if self.said is not None:
+            columns |= {"predicted": self.said.labels, "probability": [item.probability for item in self.said]}
+        content = WRITERS[path.suffix](columns, self.features.numpy())
         make_folder(path.parent)
         write_whole(path, content)
         return path
@@ -47,12 +51,11 @@ def embed(model: TrainedTransformer, paths: list[Path]) -> Embedding:
     files = pictures.files or []
     folders = [Path(name).resolve().parent.name for name in files]
     said, features = model.predict_with_features(pictures)
-    return Embedding(files, folders, said, features, pictures.broken)
+    return Embedding(files, folders, pictures.images, said, features, pictures.broken)
 
 
-def _as_npz(columns: dict[str, list[str]], shares: list[float], features: NDArray) -> bytes:
-    arrays = {name: np.array(values) for name, values in columns.items()}
-    arrays |= {"probability": np.array(shares), "features": features}
+def _as_npz(columns: dict[str, list[str] | list[float]], features: NDArray) -> bytes:
+    arrays = {name: np.array(values) for name, values in columns.items()} | {"features": features}
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w") as archive:  # not np.savez, whose own argument is called file
         for name, array in arrays.items():
@@ -61,12 +64,12 @@ def _as_npz(columns: dict[str, list[str]], shares: list[float], features: NDArra
     return whole.getvalue()
 
 
-def _as_parquet(columns: dict[str, list[str]], shares: list[float], features: NDArray) -> bytes:
+def _as_parquet(columns: dict[str, list[str] | list[float]], features: NDArray) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     flat = pa.array(features.reshape(-1))
-    table = columns | {"probability": shares, "features": pa.FixedSizeListArray.from_arrays(flat, features.shape[1])}
+    table = columns | {"features": pa.FixedSizeListArray.from_arrays(flat, features.shape[1])}
     whole = io.BytesIO()
     pq.write_table(pa.table(table), whole)
     return whole.getvalue()

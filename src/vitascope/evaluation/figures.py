@@ -71,7 +71,7 @@ def as_html(found: Evaluation) -> str:
 
 def draw_neighbours(found: Neighbours) -> Figure:
     images = [_pixels(found.image), *(_pixels(image) for image in found.found.images)]
-    words = [f"asked\nsaid: {_short(found.said.label)} {found.said.probability:.0%}"]
+    words = ["asked" if found.said is None else f"asked\nsaid: {_short(found.said.label)} {found.said.probability:.0%}"]
     words += [f"{_short(name)}\nalike {share:.3f}" for name, share in zip(found.labels, found.similarity, strict=True)]
     text = (
         f"The image asked about, then the most alike of {found.searched}, with their class (or folder) and the cosine "

@@ -32,7 +32,7 @@ class Neighbours:
     """The image asked about, what the model says of it, and the most alike ones with their similarity (−1 to 1)."""
 
     image: Tensor
-    said: Prediction
+    said: Prediction | None  # None: the model has no classifier
     searched: str
     found: Split
     labels: list[str]
@@ -44,7 +44,8 @@ def similar(model: TrainedTransformer, image: Path, among: Path | None, most: in
     """By the cosine between features; among the run's training images, or the images of a folder."""
     if image.is_dir():
         raise UserError(f"{image} is a folder. Name one image; --among names the folder to search.")
-    asked, query = model.predict_with_features(read_files([image], model.facts.stored))
+    pictures = read_files([image], model.facts.stored)
+    asked, query = model.predict_with_features(pictures)
     query = F.normalize(query, dim=1)
     broken: list[str] = []
     if among is None:
@@ -53,7 +54,7 @@ def similar(model: TrainedTransformer, image: Path, among: Path | None, most: in
         labels = [model.classes[number] for number in split.labels.tolist()]
     else:
         there = embed(model, [among])
-        split = Split(there.said.images, torch.zeros(len(there.files), dtype=torch.long), there.files)
+        split = Split(there.images, torch.zeros(len(there.files), dtype=torch.long), there.files)
         broken = there.broken
         features, labels = there.features, there.folders
         searched = f"{len(split):,} images in {among.name}"
@@ -65,7 +66,8 @@ def similar(model: TrainedTransformer, image: Path, among: Path | None, most: in
     alike = closeness.topk(min(most, len(split)))
     index = alike.indices
     chosen = [labels[number] for number in index.tolist()]
-    return Neighbours(asked.images[0], asked[0], searched, split.part(index), chosen, alike.values.tolist(), broken)
+    said = None if asked is None else asked[0]
+    return Neighbours(pictures.images[0], said, searched, split.part(index), chosen, alike.values.tolist(), broken)
 
 
 def _training_images(model: TrainedTransformer) -> tuple[Split, Tensor]:

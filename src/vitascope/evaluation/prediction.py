@@ -6,6 +6,7 @@ from typing import Any, overload
 
 from vitascope.data.source import UInt8Images
 from vitascope.draw.html import bar, html_table, picture
+from vitascope.errors import UserError
 from vitascope.evaluation.reading import Pictures
 from vitascope.shapes import Logits
 
@@ -74,6 +75,8 @@ class Predictions(Sequence[Prediction]):
 
 def predictions(logits: Logits, pictures: Pictures, classes: list[str]) -> Predictions:
     """Softmax in float64, so that the shares sum to 1."""
+    if not classes:
+        raise UserError("The model has no classifier: it gives features (`vitascope embed`), and `train` can add one.")
     items = []
     for number, shares in enumerate(logits.double().softmax(1).tolist()):
         named = dict(zip(classes, shares, strict=True))

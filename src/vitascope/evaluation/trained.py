@@ -68,9 +68,11 @@ class TrainedTransformer(VisionTransformer):
         """What the classifier sees of each image: one pooled vector."""
         return self.stored_features(as_stored(images, self.facts.stored).images)
 
-    def predict_with_features(self, pictures: Pictures) -> tuple[Predictions, Features]:
-        """Both from one look."""
+    def predict_with_features(self, pictures: Pictures) -> tuple[Predictions | None, Features]:
+        """Both from one look; no predictions where there is no classifier."""
         features = self.stored_features(pictures.images)
+        if not self.classes:
+            return None, features
         with torch.no_grad():
             logits = self.head(features.to(next(self.parameters()).device)).cpu()
         return predictions(logits, pictures, self.classes), features

@@ -82,6 +82,10 @@ class TrainConfig:
         for name in ("ema", "momentum", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at least 0 and below 1.")
+        if self.layer_decay > 1:
+            raise UserError(
+                f"train.layer_decay={self.layer_decay} is a factor per layer, at most 1: 1 makes all equal."
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"train.betas={list(self.betas)} must be at least 0 and below 1.")
         if self.batch_size % self.accumulate:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from vitascope.data.opening import settled
 from vitascope.data.policy import resolve
 from vitascope.data.training_data import TrainingData, open_training_data
 from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import word
@@ -49,6 +50,7 @@ def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
         recipe = replace(recipe, train=replace(recipe.train, distill=settled_word(recipe.train.distill)))
     adapted = pretrained(recipe) if recipe.weights else None
     if adapted:
+        _tell_changes(recipe.model, adapted.facts.model, console)
         recipe = replace(recipe, model=adapted.facts.model, weights=settled_word(recipe.weights or ""))
         data = replace(data, preparation=adapted.facts.preparation)  # as the weights are used to
         console.print(told(adapted.report), highlight=False, soft_wrap=True)
@@ -114,6 +116,14 @@ def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     if stored != wanted:
         console.print(f"Images are stored as {_shape(stored)} and will be fitted to the model's {_shape(wanted)}.")
     return recipe
+
+
+def _tell_changes(asked: ModelConfig, taken: ModelConfig, console: Console) -> None:
+    """Of a recipe's model, what the weights decide otherwise."""
+    both = {item.name: (getattr(asked, item.name), getattr(taken, item.name)) for item in fields(ModelConfig)}
+    words = [f"model.{name}: {old} → {new}" for name, (old, new) in both.items() if old != new]
+    if words:
+        console.print(f"As the weights are: {', '.join(words)}", highlight=False, soft_wrap=True)
 
 
 def _learn(run: Run, session: Session, console: Console) -> None:

@@ -34,7 +34,6 @@ def whole_step(shape: ModelConfig, asked: argparse.Namespace) -> Callable[[], ob
     augment = resolve(recipe.data.augment, "cifar10")
     recipe = replace(recipe, model=shape, data=replace(recipe.data, augment=augment))
     session = start_session(recipe, _noise(shape, asked.batch * STEPS))
-    session.model.train()
     loader, tally = EpochLoader(session), Tally.empty(asked.device)
     step, number = loader.start(0, tally), count()
 

@@ -18,6 +18,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(choices)}."
 
 
+def first_line(error: Exception, most: int = 120) -> str:
+    """What another library's error says, short enough for a sentence; its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+
+
 def speaks_for_itself(config: Class) -> Class:
     """A dataclass that checks its own fields in sentences: the tests' type checker must not speak first."""
     config.__init__.__annotations__.clear()

@@ -1,6 +1,7 @@
 """`vitascope adapt` and weights from outside in every verb, as a user types them."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.weights.test_pretrained import apart, small_timm
-from vitascope import load
+from vitascope import ModelConfig, load
+from vitascope.run.directory import outside
 
 
 @pytest.fixture
@@ -27,6 +29,32 @@ def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path)
     answer = vitascope("adapt", str(out), "img_size=56", "--json")
     said = json.loads(answer.out)
     assert said["grid_before"] == [7, 7] and said["grid_after"] == [14, 14] and said["pixels_seen"] == 1.0
+
+
+def test_a_run_is_no_place_for_an_adapted_model(vitascope, weights, tmp_path) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: mine")
+    answer = vitascope("adapt", weights, "img_size=64", "--out", str(tmp_path))
+    assert answer.code == 2 and "is a run" in answer.err and answer.err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "vit.safetensors"]
+
+
+def test_a_checkpoint_with_other_objects_is_told_which_and_what_to_save(vitascope, tmp_path) -> None:
+    checkpoint = {"model": small_timm().state_dict(), "args": Namespace(lr=1)}
+    torch.save(checkpoint, tmp_path / "checkpoint.pth")
+    answer = vitascope("adapt", str(tmp_path / "checkpoint.pth"))
+    assert answer.code == 2 and "run code" not in answer.err and answer.err.count("\n") == 1
+    assert "other Python objects than tensors (argparse.Namespace). Nothing was run." in answer.err
+    assert "save the state_dict() alone" in answer.err
+
+
+def test_what_is_found_out_about_files_of_the_same_name_is_kept_apart(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("x/model.safetensors", "y/model.safetensors", "y/pytorch_model.bin", "y/vit.pth"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    words = ("x/model.safetensors", "y/model.safetensors", "y/pytorch_model.bin", "y/vit.pth", "y", "hf:a/model")
+    names = [outside(word, ModelConfig()).path.name for word in words]
+    assert names == ["x-model", "y-model", "y-pytorch_model", "vit", "y", "hf-a-model"]
 
 
 def test_what_sees_too_little_is_refused_and_told_as_json_too(vitascope, weights) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from vitascope import ModelConfig, UserError, VisionTransformer, load
 from vitascope.data.digits import digits
-from vitascope.export import write_onnx
+from vitascope.export import faithful, write_onnx
 from vitascope.export.onnx_file import ask_onnx
 
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
@@ -108,7 +108,7 @@ def test_a_wrong_place_gets_one_sentence(vitascope, run, tmp_path, form) -> None
         assert not answer.out
 
 
-@pytest.mark.parametrize("opset", ["17", "26"])
+@pytest.mark.parametrize("opset", ["0", "17", "26"])
 def test_an_opset_that_cannot_be_written_is_refused(vitascope, run, opset) -> None:
     answer = vitascope("export", "onnx", str(run.path), "--opset", opset)
     assert (
@@ -127,3 +127,30 @@ def test_a_file_that_onnxruntime_cannot_read_is_said(tmp_path) -> None:
     (tmp_path / "torn.onnx").write_bytes(b"torn")
     with pytest.raises(UserError, match=r"onnxruntime [\d.]+ cannot read the file: "):
         ask_onnx(tmp_path / "torn.onnx")
+
+
+def test_an_error_of_onnxruntime_without_words_is_said_too(tmp_path, monkeypatch) -> None:
+    def fail(*_, **__):
+        raise RuntimeError
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
+    with pytest.raises(UserError, match="cannot read the file: RuntimeError"):
+        ask_onnx(tmp_path / "model.onnx")
+
+
+def test_files_are_compared_with_exact_products_whatever_a_training_left(run, monkeypatch) -> None:
+    model, seen, real = load(run), [], faithful.whole_forward
+
+    def noted(model, images):
+        seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return real(model, images)
+
+    monkeypatch.setattr(faithful, "whole_forward", noted)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        faithful.differences(model, lambda some: [model(some).detach()], torch.randn(10, 1, 8, 8))
+        assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert set(seen) == {(False, False)}

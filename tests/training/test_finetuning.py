@@ -1,20 +1,28 @@
 """Learning from pretrained weights: what learns, what stays, what is saved, how it goes on."""
 
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import vitascope
-from tests.training.tiny import TINY, tiny_run
+from tests.training.tiny import TINY, tiny_run, untimed
 from tests.weights.test_pretrained import small_timm
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.model.lora import add_lora, plain_state
+from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import TrainConfig
+from vitascope.run.directory import Run
 from vitascope.run.weights import read_facts
+from vitascope.training import loop, rate_finder, train
 from vitascope.training.optimizers import make_optimizers
-from vitascope.training.tuning import count_learning, set_learning
+from vitascope.training.pretrained import pretrained
+from vitascope.training.tuning import count_learning, set_learning, train_mode
 
 CONFIG = ModelConfig(img_size=8, patch_size=2, in_chans=1, embed_dim=32, depth=3, num_heads=2, num_classes=5)
 
@@ -42,6 +50,9 @@ def test_frozen_blocks_and_the_embedding_stay() -> None:
     set_learning(model, TrainConfig(freeze=2))
     assert all(name.startswith(("blocks.2.", "norm.", "head.")) for name in learning(model))
     assert "blocks.2.attn.qkv.weight" in learning(model)
+    lora = VisionTransformer(CONFIG)
+    set_learning(lora, TrainConfig(tune="lora", freeze=2))
+    assert learning(lora) == {"head.weight", "head.bias", *(f"blocks.2.attn.qkv.lora_{x}" for x in ("down", "up"))}
     with pytest.raises(UserError, match="freeze=4: the model has 3 blocks"):
         set_learning(model, TrainConfig(freeze=4))
 
@@ -104,28 +115,37 @@ def test_a_pretrained_network_of_another_shape_keeps_its_own(start, tmp_path) ->
     assert json.loads(run.file("adaptation.json").read_text())["grid_after"] == [2, 2]
 
 
-@pytest.mark.parametrize("tune", ["head", "lora"])
-def test_a_stopped_fine_tuning_goes_on_exactly(start, tune, tmp_path, monkeypatch) -> None:
-    settings = {"weights": start.path, "train.tune": tune, "train.epochs": 4, "train.ema": 0.9}
-    whole = tiny_run(tmp_path / "whole", **settings)
-
-    from vitascope.training import loop, train
-
+def stopped_run(folder: Path, monkeypatch, epoch: int, **settings) -> Run:
+    """Broken off while this epoch, counted from 1, is judged."""
     real = loop.finish_epoch
 
-    def stop_after_two(session, *rest):
-        if session.epoch == 3:
+    def stop(session, *rest):
+        if session.epoch == epoch:
             raise KeyboardInterrupt
         return real(session, *rest)
 
-    monkeypatch.setattr(loop, "finish_epoch", stop_after_two)
-    with pytest.raises(KeyboardInterrupt):
-        tiny_run(tmp_path / "stopped", **settings)
-    monkeypatch.setattr(loop, "finish_epoch", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "finish_epoch", stop)
+        with pytest.raises(KeyboardInterrupt):
+            tiny_run(folder, **settings)
+    return Run(next(folder.glob("*/*")))
+
+
+def assert_same(first: Run, second: Run) -> None:
+    """Bit by bit."""
+    weights, others = (load_file(run.file("model.safetensors")) for run in (first, second))
+    assert weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
+    assert untimed(first) == untimed(second) and read_facts(first) == read_facts(second)
+
+
+@pytest.mark.parametrize("tune", ["head", "lora"])
+def test_a_stopped_fine_tuning_goes_on_exactly(start, tune, tmp_path, monkeypatch) -> None:
+    settings = {"weights": start.path, "train.tune": tune, "train.epochs": 4, "train.ema": 0.9}
+    settings |= {"model.drop_path_rate": 0.3, "model.proj_drop_rate": 0.1}
+    whole = tiny_run(tmp_path / "whole", **settings)
+    run = stopped_run(tmp_path / "stopped", monkeypatch, 3, **settings)
     monkeypatch.setattr(train, "pretrained", lambda recipe: pytest.fail("the weights are not needed any more"))
-    run = vitascope.resume(next((tmp_path / "stopped").glob("*/*")), quiet=True)
-    first, second = (load_file(path.file("model.safetensors")) for path in (whole, run))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_same(vitascope.resume(run.path, quiet=True), whole)
 
 
 def test_keeping_weights_needs_weights_to_keep() -> None:
@@ -136,15 +156,87 @@ def test_keeping_weights_needs_weights_to_keep() -> None:
         vitascope.train("digits", quiet=True, **(TINY | {"weights": "nowhere"}))
 
 
-def test_images_are_normalised_as_the_weights_are_used_to_also_when_it_goes_on(tmp_path) -> None:
+@pytest.mark.parametrize("kept", [True, False], ids=["checkpoint", "no checkpoint"])
+def test_images_are_normalised_as_the_weights_are_used_to_also_when_it_goes_on(kept, tmp_path, monkeypatch) -> None:
     save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
-    run = tiny_run(tmp_path / "runs", weights=tmp_path / "w.safetensors", **{"train.epochs": 1, "model.patch_size": 2})
-    prepared = read_facts(run).preparation
+    settings = {"weights": tmp_path / "w.safetensors", "train.epochs": 2, "model.patch_size": 2}
+    whole = tiny_run(tmp_path / "whole", **settings)
+    prepared = read_facts(whole).preparation
     assert prepared.mean == pytest.approx((0.449,), abs=1e-3) and prepared.std == pytest.approx((0.226,), abs=1e-3)
-    (run.path / "model.safetensors").unlink()
-    (run.path / "resume.pt").unlink()  # as if stopped before the first checkpoint
-    vitascope.resume(run.path, quiet=True)
-    assert read_facts(run).preparation == prepared and run.metrics[0]["train_loss"] < 2.6
+    run = stopped_run(tmp_path / "stopped", monkeypatch, 2, **settings)
+    if not kept:
+        run.file("resume.pt").unlink()  # as if killed before the first checkpoint
+    assert_same(vitascope.resume(run.path, quiet=True), whole)
+
+
+def test_drop_rates_are_the_recipe_s_not_the_weights(start) -> None:
+    rates = {"model.drop_path_rate": 0.3, "model.proj_drop_rate": 0.1, "model.drop_rate": 0.2}
+    words = [f"{key}={value}" for key, value in (TINY | rates | {"weights": start.path}).items()]
+    found = pretrained(read_recipe("digits", words)).facts.model
+    assert (found.drop_path_rate, found.proj_drop_rate, found.drop_rate) == (0.3, 0.1, 0.2)
+    assert start.recipe.model.drop_path_rate == 0 and found.embed_dim == start.recipe.model.embed_dim
+
+
+DROPS = {"pos_drop_rate": 0.5, "proj_drop_rate": 0.5, "attn_drop_rate": 0.5, "drop_path_rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("config", "frozen", "embedding_too"),
+    [
+        (TrainConfig(), 0, False),
+        (TrainConfig(tune="head"), 3, True),
+        (TrainConfig(freeze=2), 2, True),
+        (TrainConfig(tune="lora"), 0, True),
+        (TrainConfig(tune="lora", freeze=1), 1, True),
+    ],
+    ids=["full", "head", "freeze", "lora", "lora and freeze"],
+)
+def test_what_is_frozen_is_free_of_chance(config, frozen, embedding_too) -> None:
+    model, images = VisionTransformer(replace(CONFIG, **DROPS)), torch.randn(16, 1, 8, 8)
+    set_learning(model, config)
+    train_mode(model.eval())
+    assert [block.training for block in model.blocks] == [number >= frozen for number in range(3)]
+    assert all(module.training == block.training for block in model.blocks for module in block.modules())
+    assert model.training and model.head.training and model.head_drop.training and model.norm.training
+    assert model.pos_drop.training == (not embedding_too)
+    first, second = model.pooled(images), model.pooled(images)
+    assert torch.equal(first, second) == (frozen == 3)
+
+
+def test_every_epoch_of_a_linear_probe_sees_the_same_features(start, tmp_path, monkeypatch) -> None:
+    seen, real = [], loop.EpochLoader.start
+
+    def noted(loader, epoch, tally):
+        seen.append([block.training for block in loader.session.model.blocks])
+        return real(loader, epoch, tally)
+
+    monkeypatch.setattr(loop.EpochLoader, "start", noted)
+    tiny_run(tmp_path, weights=start.path, **{"train.tune": "head", "model.drop_path_rate": 0.3})
+    assert seen == [[False, False]] * 3  # validation between the epochs leaves other modes
+
+
+def test_how_much_learns_is_told_where_not_everything_does(start, tmp_path, capsys) -> None:
+    for words, sentence in (({"train.tune": "head"}, "170 of 6,"), ({"train.freeze": 1}, "3,482 of 6,"), ({}, None)):
+        settings = TINY | words | {"weights": start.path, "train.epochs": 1}
+        vitascope.train("digits", runs=tmp_path, **settings)
+        told = re.findall(r"(.*) parameters learn\.", capsys.readouterr().out)
+        assert len(told) == (sentence is not None) and (sentence is None or told[0].startswith(sentence))
+
+
+def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, tmp_path, monkeypatch) -> None:
+    save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
+    sessions, real = [], rate_finder.start_session
+    monkeypatch.setattr(rate_finder, "start_session", lambda *a, **k: sessions.append(real(*a, **k)) or sessions[-1])
+    monkeypatch.setattr(rate_finder, "STEPS", 2)
+    told = {"weights": tmp_path / "w.safetensors", "train.tune": "head", "model.patch_size": 2}
+    recipe = read_recipe("digits", [f"{key}={value}" for key, value in (TINY | told).items()])
+    rate_finder.find_rate(recipe, Console(quiet=True))
+    [session], adapted = sessions, pretrained(recipe)
+    body = {name: weight for name, weight in session.model.state_dict().items() if not name.startswith("head.")}
+    assert body and all(torch.equal(weight, adapted.weights[name]) for name, weight in body.items())
+    assert session.data.preparation == adapted.facts.preparation and learning(session.model) == {
+        "head.weight", "head.bias",
+    }  # fmt: skip
 
 
 def test_what_the_weights_decide_otherwise_is_told(start, tmp_path, capsys) -> None:

@@ -167,6 +167,7 @@ def test_the_model_is_torchvisions_vit(dtype) -> None:
         ),
         (lambda: to_torch(SelfAttention(8, 2, qk_norm=True)), "no QK-norm"),
         (lambda: to_torch(SelfAttention(8, 2, qkv_bias=False)), "bias on both"),
+        (lambda: to_torch(SelfAttention(8, 2, proj_drop_rate=0.5)), "no dropout after its projection"),
         (lambda: to_torch(Block(ModelConfig(embed_dim=8, num_heads=2, mlp="relu2"))), "a GELU MLP"),
         (lambda: to_torch(Block(ModelConfig(embed_dim=8, num_heads=2), drop_path_rate=0.1)), "no stochastic depth"),
         (lambda: to_torch(nn.Linear(2, 2)), "Linear has no counterpart"),

@@ -13,7 +13,7 @@ import torchvision
 from vitascope.data.idx import idx_folder, read_idx_split
 from vitascope.data.npz import npz
 from vitascope.data.source import Source, Split
-from vitascope.errors import UserError
+from vitascope.errors import UserError, first_line
 
 FASHION = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -110,7 +110,7 @@ def _download(name: str, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         NAMED[name].fetch(str(root), download=True)
     except (OSError, RuntimeError) as error:  # no network, a refused folder, a checksum that does not fit
-        raise UserError(f"{_where_to_put(name, root)} (Fetching failed: {str(error).splitlines()[0]})") from error
+        raise UserError(f"{_where_to_put(name, root)} (Fetching failed: {first_line(error)})") from error
 
 
 def _where_to_put(name: str, root: Path) -> str:

@@ -59,8 +59,14 @@ def _how_good(model: "TrainedTransformer") -> str:
     if isinstance(model.run, Outside):
         return "Not measured here."
     lines = []
-    rows = model.run.metrics
-    if rows and "val_accuracy" in rows[-1]:
+    rows = [row for row in model.run.metrics if "val_accuracy" in row]
+    if rows and model.weights.startswith("best"):
+        best = max(rows, key=lambda row: row["val_accuracy"])
+        lines.append(
+            f"Validation accuracy {best['val_accuracy']:.2%} (epoch {best['epoch']}, the best of {len(rows)} on these "
+            "images, which were held back from training)."
+        )
+    elif rows:
         lines.append(
             f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch; images held back from training)."
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.evaluation.choosing import some_own_images
+from vitascope.evaluation.plain import plain_copy
 from vitascope.model.int8 import with_int8_products
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
@@ -57,8 +58,8 @@ def quicker(
     """A copy's fastest way to pooled features, its name, and on a CPU how many times faster its products are.
 
     `many` is the size of full batches on a GPU, where it is known."""
-    plain = _copy(model)
     device = next(model.parameters()).device.type
+    plain = plain_copy(model).to(next(model.parameters()).device)
     if device == "cuda":
         return RecordedAnswers(plain, many), "compiled, bfloat16, recorded as CUDA graphs", None
     if device != "cpu":
@@ -153,13 +154,6 @@ def _bfloat16(model: VisionTransformer) -> Callable[[Tensor], Features]:
 
 
 FORMS: dict[str, Callable[[VisionTransformer], Callable[[Tensor], Features]]] = {"int8": _int8, "bfloat16": _bfloat16}
-
-
-def _copy(model: VisionTransformer) -> VisionTransformer:
-    """Weights and structure only, for answering."""
-    twin = VisionTransformer(model.config).to(next(model.parameters()).device)
-    twin.load_state_dict(model.state_dict())
-    return twin.eval().requires_grad_(False)
 
 
 def _narrow(model: VisionTransformer) -> VisionTransformer:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
+from vitascope.evaluation.plain import plain_copy
 from vitascope.model.block import Block
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import BlockMaps, Logits
@@ -27,7 +28,7 @@ class WithMaps(VisionTransformer):
 
 
 def answering(model: VisionTransformer, *, maps: bool = False) -> VisionTransformer:
-    """A copy on the CPU, in float32, without dropout, kernels of its own, gradients or a run."""
+    """A plain copy, where its answers can be checked."""
     if model.training:
         raise UserError("The model is in training mode, where chance has its say. Call model.eval() first.")
     if model.config.merge_tokens or model.config.drop_tokens:
@@ -35,9 +36,7 @@ def answering(model: VisionTransformer, *, maps: bool = False) -> VisionTransfor
             "Which tokens are merged or dropped can hang on a rounding, so an exported file could not be checked "
             "against the model. Export it with all tokens: merge_tokens=0, drop_tokens=0."
         )
-    twin = (WithMaps if maps else VisionTransformer)(model.config)
-    twin.load_state_dict(model.state_dict())
-    return twin.eval().requires_grad_(False)
+    return plain_copy(model, WithMaps if maps else VisionTransformer)
 
 
 def example(model: VisionTransformer) -> Tensor:

@@ -27,7 +27,7 @@ def export_run(
     told = {"run": _name(run), "judged": some_own_images(run, facts, JUDGED)}
     if form == "torch":
         return write_torch(model, facts, path, **told)
-    told |= {"maps": maps, "opset": opset or OPSET}
+    told |= {"maps": maps, "opset": OPSET if opset is None else opset}
     if form == "onnx":
         return write_onnx(model, facts, path, **told)
     return write_int8(model, facts, path, training=_training_images(model), **told)

@@ -8,9 +8,11 @@ from torch import Tensor
 from vitascope.data.preparation import Preparation
 from vitascope.data.source import Split
 from vitascope.errors import UserError
+from vitascope.evaluation.plain import apart
 from vitascope.explain.maps import logits_and_maps, whole_forward
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Images
+from vitascope.training.hardware import exact_products, hardware_of
 
 Ask = Callable[[Tensor], Sequence[Tensor]]  # prepared images -> logits, and maps where the file has them
 Judged = tuple[Split, str]  # stored images with their classes, and which they are: held-back or training
@@ -35,7 +37,7 @@ def differences(model: VisionTransformer, ask: Ask, images: Images) -> dict[str,
     batches = images.split(BATCHES)
     found = [torch.cat(parts) for parts in zip(*(ask(batch) for batch in batches), strict=True)]
     truth = [torch.cat(parts) for parts in zip(*(_truth(model, batch, len(found)) for batch in batches), strict=True)]
-    return {name: _apart(*pair) for name, *pair in zip(OUTPUTS, found, truth, strict=False)}
+    return {name: apart(*pair) for name, *pair in zip(OUTPUTS, found, truth, strict=False)}
 
 
 def refuse_unfaithful(apart: dict[str, float], most: float) -> None:
@@ -51,13 +53,8 @@ def refuse_unfaithful(apart: dict[str, float], most: float) -> None:
 def _truth(model: VisionTransformer, images: Images, outputs: int) -> Sequence[Tensor]:
     """By other ways than the file's: all tokens in every block, and maps caught at the fused attention."""
     images = images.to(next(model.parameters()).device)
-    if outputs == 1:
-        return (whole_forward(model, images).cpu(),)
-    logits, maps = logits_and_maps(model, images)
-    return logits.cpu(), torch.stack(maps, dim=1).cpu()
-
-
-def _apart(found: Tensor, wanted: Tensor) -> float:
-    if found.shape != wanted.shape:
-        return float("inf")
-    return ((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12)).item()
+    with exact_products(hardware_of(model)):
+        if outputs == 1:
+            return (whole_forward(model, images).cpu(),)
+        logits, maps = logits_and_maps(model, images)
+        return logits.cpu(), torch.stack(maps, dim=1).cpu()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitascope.errors import UserError
+from vitascope.errors import UserError, first_line
 from vitascope.export.answering import answering, any_batch, example
 from vitascope.export.description import described
 from vitascope.export.faithful import OUTPUTS, Ask, Judged, differences, images_to_compare, refuse_unfaithful
@@ -96,7 +96,7 @@ def ask_onnx(file: Path, threads: int = 0) -> Ask:
     try:
         session: Any = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no name of their own
-        reason = str(error).splitlines()[0][:200]
+        reason = first_line(error, 200)
         raise UserError(f"onnxruntime {onnxruntime.__version__} cannot read the file: {reason}") from error
 
     def ask(images: Tensor) -> Sequence[Tensor]:

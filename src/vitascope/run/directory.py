@@ -74,10 +74,20 @@ class Outside(Run):
 
 
 def outside(word: str, model: ModelConfig) -> Outside:
-    """hf:someone/something -> evaluated/hf-someone-something; a file or folder by its own name."""
-    path = Path(word)
-    name = re.sub(r"[^\w.-]+", "-", path.resolve().name.removesuffix(path.suffix) if path.exists() else word)
-    return Outside(Path("evaluated") / name.strip("-."), word, model)
+    """hf:someone/something -> evaluated/hf-someone-something; a file or folder by its own name, with its folder's where
+    every such file has the same (model.safetensors)."""
+    path, name = Path(word), word
+    if path.exists():
+        name = path.resolve().name.removesuffix(path.suffix)
+        if path.is_file() and name in ("model", "pytorch_model"):
+            name = f"{path.resolve().parent.name}-{name}"
+    return Outside(Path("evaluated") / re.sub(r"[^\w.-]+", "-", name).strip("-."), word, model)
+
+
+def refuse_run(folder: Path) -> None:
+    """Before a model is written into a folder: a run has files of the same names."""
+    if (folder / "recipe.yaml").exists():
+        raise UserError(f"{folder} is a run, and its own files would be overwritten. Name another folder.")
 
 
 def new_run(recipe: Recipe, runs: Path) -> Run:

@@ -7,8 +7,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from vitascope.errors import UserError
-from vitascope.run.directory import Run
+from vitascope.errors import UserError, first_line
+from vitascope.run.directory import Run, refuse_run
 from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.weights.facts import ModelFacts, facts_from
 
@@ -26,6 +26,7 @@ def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
 
 def save_folder(folder: Path, facts: ModelFacts, weights: dict[str, Tensor]) -> None:
     """What `weights=FOLDER`, `vitascope.load` and every verb take."""
+    refuse_run(folder)
     make_folder(folder)
     write_json(folder / "config.json", facts.as_dict())
     save_weights(folder / LAST, weights)
@@ -51,6 +52,4 @@ def load_weights(model: nn.Module, run: Run, *, best: bool = False) -> None:
     try:
         model.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError) as error:
-        raise UserError(
-            f"{path} does not fit its config.json, or is not whole: {str(error).splitlines()[0]}"
-        ) from error
+        raise UserError(f"{path} does not fit its config.json, or is not whole: {first_line(error)}") from error

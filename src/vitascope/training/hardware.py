@@ -70,12 +70,15 @@ def hardware_of(model: nn.Module) -> Hardware:
 @contextmanager
 def exact_products(hardware: Hardware) -> Iterator[None]:
     """float32 means float32: no TF32 on CUDA, whatever a training in the same process allowed."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = before and hardware.precision != "float32"
+    products, layers = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    if hardware.precision == "float32":
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False  # in convolutions PyTorch allows it by itself
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32 = products
+        torch.backends.cudnn.allow_tf32 = layers
 
 
 def choose_device(asked: str) -> str:

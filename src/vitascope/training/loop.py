@@ -19,6 +19,7 @@ from vitascope.training.schedule import rate_factor
 from vitascope.training.scoring import score
 from vitascope.training.session import Session
 from vitascope.training.step import Tally
+from vitascope.training.tuning import train_mode
 
 PROGRESS_SECONDS = 0.5
 
@@ -79,7 +80,7 @@ def save_state(run: Run, state: dict[str, Any]) -> None:
 
 
 def run_epoch(session: Session, loader: EpochLoader, tally: Tally) -> Iterator[Progress]:
-    session.model.train()
+    train_mode(session.model)
     one_step_on = loader.start(session.epoch, tally)
     shown, start = time.monotonic(), time.monotonic()
     for step in range(session.steps_per_epoch):

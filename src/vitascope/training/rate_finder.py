@@ -16,7 +16,7 @@ from vitascope.training.feeding import EpochLoader
 from vitascope.training.optimizers import set_rates
 from vitascope.training.session import Session, start_session
 from vitascope.training.step import Tally, train_step
-from vitascope.training.train import complete, open_data
+from vitascope.training.train import decided
 
 LOWEST, HIGHEST, STEPS, SMOOTHING = 1e-5, 1.0, 300, 0.9
 FELL = 0.98  # the loss must fall at least so far for its lowest point to mean something
@@ -66,10 +66,9 @@ class RateCurve:
 
 def find_rate(recipe: Recipe, console: Console) -> RateCurve:
     """Stops early where the loss is far above its best, or not a number."""
-    data = open_data(recipe, console)
-    recipe = complete(recipe, data, console)
+    recipe, data, adapted = decided(recipe, console)
     recipe = replace(recipe, train=replace(recipe.train, capture="never"))  # every step has a rate of its own
-    session = start_session(recipe, data)
+    session = start_session(recipe, data, weights=adapted.weights if adapted else None)
     rates, losses, average, best = [], [], 0.0, math.inf
     for number, loss in enumerate(_losses(session)):
         average = SMOOTHING * average + (1 - SMOOTHING) * loss

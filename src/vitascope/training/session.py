@@ -22,7 +22,7 @@ from vitascope.training.hardware import Hardware, choose_hardware
 from vitascope.training.kernels import Use, choose_kernels, use_kernels
 from vitascope.training.optimizers import make_optimizers
 from vitascope.training.teacher import Teacher, open_teacher
-from vitascope.training.tuning import set_learning
+from vitascope.training.tuning import set_learning, train_mode
 
 
 @dataclass
@@ -128,7 +128,8 @@ def start_session(
     torch.set_num_threads(hardware.threads)
     if hardware.device == "cpu":
         keep_freed_memory()
-    model = model.to(hardware.device).train()
+    model = model.to(hardware.device)
+    train_mode(model)
     if hardware.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         batch = min(recipe.train.batch_size, len(data.train)) // recipe.train.accumulate

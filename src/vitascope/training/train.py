@@ -29,6 +29,8 @@ from vitascope.training.loop import EpochRecord, learn
 from vitascope.training.pretrained import pretrained, settled_word, told
 from vitascope.training.progress import shown
 from vitascope.training.session import Session, start_session
+from vitascope.training.tuning import count_learning
+from vitascope.weights.adaptation import Adapted
 from vitascope.weights.facts import ModelFacts
 
 
@@ -44,16 +46,7 @@ def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
 
 
 def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
-    data = open_data(recipe, console)
-    recipe = complete(recipe, data, console)
-    if recipe.train.distill:
-        recipe = replace(recipe, train=replace(recipe.train, distill=settled_word(recipe.train.distill)))
-    adapted = pretrained(recipe) if recipe.weights else None
-    if adapted:
-        _tell_changes(recipe.model, adapted.facts.model, console)
-        recipe = replace(recipe, model=adapted.facts.model, weights=settled_word(recipe.weights or ""))
-        data = replace(data, preparation=adapted.facts.preparation)  # as the weights are used to
-        console.print(told(adapted.report), highlight=False, soft_wrap=True)
+    recipe, data, adapted = decided(recipe, console)
     session = start_session(recipe, data, weights=adapted.weights if adapted else None)
     run = new_run(recipe, runs)
     console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
@@ -100,6 +93,22 @@ def open_data(recipe: Recipe, console: Console) -> TrainingData:
     return data
 
 
+def decided(recipe: Recipe, console: Console) -> tuple[Recipe, TrainingData, Adapted | None]:
+    """What a training starts from: the complete recipe, its data, and where the recipe names them, fitted weights."""
+    data = open_data(recipe, console)
+    recipe = complete(recipe, data, console)
+    if recipe.train.distill:
+        recipe = replace(recipe, train=replace(recipe.train, distill=settled_word(recipe.train.distill)))
+    if not recipe.weights:
+        return recipe, data, None
+    adapted = pretrained(recipe)
+    _tell_changes(recipe.model, adapted.facts.model, console)
+    recipe = replace(recipe, model=adapted.facts.model, weights=settled_word(recipe.weights))
+    data = replace(data, preparation=adapted.facts.preparation)  # as the weights are used to
+    console.print(told(adapted.report), highlight=False, soft_wrap=True)
+    return recipe, data, adapted
+
+
 def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     """The recipe with everything decided: the data set's policy filled in, the classifier as wide as the classes."""
     stored = tuple(data.train.images.shape[1:])
@@ -129,6 +138,8 @@ def _tell_changes(asked: ModelConfig, taken: ModelConfig, console: Console) -> N
 def _learn(run: Run, session: Session, console: Console) -> None:
     """Write what is known before the first step, learn, and draw the curves however it ends."""
     recipe, data = session.recipe, session.data
+    if recipe.train.tune != "full" or recipe.train.freeze:
+        console.print("{:,} of {:,} parameters learn.".format(*count_learning(session.model)), highlight=False)
     channels, rows, columns = data.train.images.shape[1:]
     stored = (channels, rows, columns)
     save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation, stored))

@@ -30,6 +30,19 @@ def _learns(name: str, config: TrainConfig, depth: int) -> bool:
     return config.tune == "full" or (config.tune == "lora" and ".lora_" in name)
 
 
+def train_mode(model: VisionTransformer) -> None:
+    """In place. What is frozen answers as it always will: no dropout and no stochastic depth where nothing learns."""
+    model.train()
+    tokens = (model.cls_token, model.reg_token, model.pos_embed)
+    embedding = [*model.patch_embed.parameters(), *(weight for weight in tokens if weight is not None)]
+    if not any(weight.requires_grad for weight in embedding):
+        model.patch_embed.eval()
+        model.pos_drop.eval()
+    for block in model.blocks:
+        if not any(weight.requires_grad for weight in block.parameters()):
+            block.eval()
+
+
 def count_learning(model: nn.Module) -> tuple[int, int]:
     """(numbers that learn, all numbers)."""
     weights = list(model.parameters())

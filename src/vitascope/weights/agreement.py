@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
-from vitascope.weights.forms import SAME_WORDS, refuse_for_timm
+from vitascope.weights.forms import refuse_for_timm, timm_words
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,9 @@ class Agreement:
 def timm_twin(config: ModelConfig) -> nn.Module:
     """timm's VisionTransformer with the same settings, where timm has them."""
     refuse_for_timm(config)
-    settings: dict[str, Any] = {name: getattr(config, name) for name in (*SAME_WORDS, "num_classes")}
+    settings: dict[str, Any] = timm_words(config) | {"num_classes": config.num_classes}
     norm = nn.LayerNorm if config.norm == "layernorm" else RmsNorm
     settings["norm_layer"] = lambda width, **where: norm(width, eps=config.norm_eps, **where)
-    settings["pos_embed"] = "learn" if config.positions == "learned" else "none"
     if config.mlp == "swiglu":
         settings |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
     return timm.models.VisionTransformer(**settings)

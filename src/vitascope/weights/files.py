@@ -1,5 +1,6 @@
 """A weights file -> names and tensors; nothing in it is ever executed."""
 
+import re
 import warnings
 from pathlib import Path
 from pickle import UnpicklingError
@@ -10,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitascope.errors import UserError
+from vitascope.errors import UserError, first_line
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 # Where training scripts put a model's weights inside a checkpoint; DINO's teacher is the one to use.
@@ -44,7 +45,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is not a whole safetensors file ({_first_line(error)}). Fetch it again.") from error
+        raise UserError(f"{path} is not a whole safetensors file ({first_line(error)}). Fetch it again.") from error
 
 
 def _read_pickle(path: Path) -> dict[str, Any]:
@@ -55,17 +56,19 @@ def _read_pickle(path: Path) -> dict[str, Any]:
     except UnpicklingError as error:
         if "unsupported global" in str(error).lower() or path.read_bytes()[:1] == b"\x80":
             raise UserError(
-                f"{path} holds more than weights: it asks Python to run code when it is opened. Nothing was run. "
-                "Ask for a .safetensors file."
+                f"{path} holds other Python objects than tensors{_named(error)}. Nothing was run. Where it was made, "
+                "save the state_dict() alone; or ask for a .safetensors file."
             ) from error
         raise UserError(f"{path} cannot be read as weights: it is no whole PyTorch file. Fetch it again.") from error
     except Exception as error:  # torch and zipfile have errors of their own
-        raise UserError(f"{path} cannot be read as weights ({_first_line(error)}). Fetch it again.") from error
+        raise UserError(f"{path} cannot be read as weights ({first_line(error)}). Fetch it again.") from error
     for name in INSIDE:
         if isinstance(found, dict) and isinstance(found.get(name), dict):
             found = found[name]
     return found if isinstance(found, dict) else {}
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+def _named(error: Exception) -> str:
+    """Which object, where PyTorch says it: GLOBAL argparse.Namespace."""
+    found = re.search(r"GLOBAL ([\w.]+)", str(error))
+    return f" ({found.group(1)})" if found else ""

@@ -29,8 +29,7 @@ def for_timm(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Files, dict
     refuse_for_timm(config)
     others = {"mlp=swiglu": config.mlp == "swiglu", f"norm_eps={config.norm_eps:g}": config.norm_eps != TIMM_EPS}
     _refuse("A folder for timm can say no", others)
-    args: dict[str, Any] = {name: getattr(config, name) for name in SAME_WORDS}
-    args["pos_embed"] = "learn" if config.positions == "learned" else "none"
+    args = timm_words(config)
     if config.norm == "rmsnorm":
         args["norm_layer"] = "rmsnorm"
     rows, columns = config.image_shape
@@ -79,11 +78,21 @@ def for_transformers(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Fil
     return {"config.json": said, "preprocessor_config.json": prepared}, to_transformers_names(weights)
 
 
+def timm_words(config: ModelConfig) -> dict[str, Any]:
+    """The settings as timm's VisionTransformer takes them."""
+    words: dict[str, Any] = {name: getattr(config, name) for name in SAME_WORDS}
+    words["pos_embed"] = "learn" if config.positions == "learned" else "none"
+    if int(config.embed_dim * config.mlp_ratio) != config.hidden_width:  # timm rounds down without our allowance
+        words["mlp_ratio"] = (config.hidden_width + 0.5) / config.embed_dim
+    return words
+
+
 def refuse_for_timm(config: ModelConfig) -> None:
     """What timm's VisionTransformer does not have."""
     ours_alone = {"seq pooling": config.global_pool == "seq", "relu2": config.mlp == "relu2"}
     ours_alone |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
     ours_alone |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
+    ours_alone |= {"init_values=0": config.init_values == 0}  # timm takes it for no LayerScale
     ours_alone |= _of_small_data(config)
     _refuse("timm's VisionTransformer has no", ours_alone)
 

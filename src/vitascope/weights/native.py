@@ -29,6 +29,8 @@ def from_torch(layer: nn.Module) -> SelfAttention | Block:
 def to_torch(layer: nn.Module) -> nn.MultiheadAttention | nn.TransformerEncoderLayer:
     """PyTorch's layer (batch first) that computes the same as ours, with a copy of its weights."""
     if isinstance(layer, SelfAttention):
+        if layer.proj_drop.p:
+            raise UserError("nn.MultiheadAttention has no dropout after its projection. Make it with proj_drop_rate=0.")
         return _attention_to_torch(layer)
     if isinstance(layer, Block):
         return _block_to_torch(layer)
@@ -87,7 +89,7 @@ def _block_to_torch(layer: Block) -> nn.TransformerEncoderLayer:
     plain = layer.mlp.activation is ACTIVATIONS["gelu"] and not isinstance(layer.ls1, LayerScale)
     if not isinstance(layer.norm1, nn.LayerNorm) or not plain:
         raise UserError("nn.TransformerEncoderLayer has LayerNorm, a GELU MLP and no LayerScale.")
-    if layer.drop_path1.rate or layer.attn.attn_drop.p != layer.mlp.drop.p:
+    if layer.drop_path1.rate or not layer.attn.attn_drop.p == layer.attn.proj_drop.p == layer.mlp.drop.p:
         raise UserError("nn.TransformerEncoderLayer has one dropout rate for everything and no stochastic depth.")
     attention = _attention_to_torch(layer.attn)  # refuses what has no counterpart
     if attention.in_proj_bias is None:

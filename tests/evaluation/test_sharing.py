@@ -1,0 +1,163 @@
+"""A model saved for others: by the library it is for it answers the same, or nothing is written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import transformers
+
+from vitascope import ModelConfig, UserError, VisionTransformer, load
+from vitascope.data.preparation import Preparation
+from vitascope.evaluation import sharing
+from vitascope.evaluation.fast import Fast
+from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.run.weights import save_folder
+from vitascope.weights.facts import ModelFacts
+from vitascope.weights.forms import FORMS
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
+DROPS = {"pos_drop_rate": 0.3, "proj_drop_rate": 0.3, "attn_drop_rate": 0.3, "drop_path_rate": 0.3, "drop_rate": 0.3}
+
+
+def ours(folder: Path, **settings) -> TrainedTransformer:
+    config = ModelConfig(**(SMALL | settings))
+    model, colours = VisionTransformer(config), config.in_chans
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    preparation = Preparation(config.image_shape, (0.5,) * colours, (0.5,) * colours)
+    classes = [str(number) for number in range(config.num_classes)]
+    facts = ModelFacts(config, classes, preparation, (colours, *config.image_shape))
+    save_folder(folder, facts, model.state_dict())
+    return load(folder)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def largest(first: torch.Tensor, second: torch.Tensor) -> float:
+    return (first - second).abs().max().item()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"embed_dim": 60, "mlp_ratio": 123 / 60},
+        {"mlp_ratio": 1.3},
+        {"reg_tokens": 2, "no_embed_class": True, "init_values": 0.1},
+        {"norm": "rmsnorm", "qk_norm": True},
+        {"global_pool": "avg", "class_token": False, "positions": "none"},
+        {"img_size": (32, 64), "patch_size": (8, 16), "in_chans": 1, "qkv_bias": False},
+        {"num_classes": 0},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_timm_loads_what_is_saved_for_it(settings, tmp_path) -> None:
+    model = ours(tmp_path / "ours", **settings)
+    folder = model.save_pretrained(tmp_path / "out", form="timm")
+    assert int(60 * (123 / 60)) == 122  # timm's own reckoning for the first of these settings
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    images = torch.randn(2, model.config.in_chans, *model.config.image_shape)
+    wanted = model(images)
+    assert largest(theirs(images), wanted) < 1e-5 * wanted.abs().max()
+
+
+def test_a_ratio_that_timm_rounds_as_we_do_is_written_as_it_is(tmp_path) -> None:
+    folder = ours(tmp_path / "ours", mlp_ratio=1.3).save_pretrained(tmp_path / "out", form="timm")
+    assert json.loads((folder / "config.json").read_text())["model_args"]["mlp_ratio"] == 1.3
+
+
+def test_a_layer_scale_of_zero_is_not_for_timm(tmp_path) -> None:
+    model = ours(tmp_path / "ours", init_values=0.0)
+    with pytest.raises(UserError, match="timm's VisionTransformer has no init_values=0"):
+        model.save_pretrained(tmp_path / "out", form="timm")
+    assert model.save_pretrained(tmp_path / "out").is_dir()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_answers_otherwise_is_not_written_and_what_was_there_stays(form, tmp_path, monkeypatch) -> None:
+    model, real = ours(tmp_path / "ours"), FORMS[form]
+
+    def spoilt(facts, weights):
+        return real(facts, weights | {"blocks.1.norm1.weight": weights["blocks.1.norm1.weight"] * 1.001})
+
+    model.save_pretrained(tmp_path / "out", form=form)
+    before = files_of(tmp_path)
+    monkeypatch.setitem(FORMS, form, spoilt)
+    for place in ("out", "new"):
+        with pytest.raises(UserError, match=f"Opened by {form}, .* answers otherwise .* Nothing was written"):
+            model.save_pretrained(tmp_path / place, form=form)
+    assert files_of(tmp_path) == before and sorted(path.name for path in tmp_path.iterdir()) == ["ours", "out"]
+
+
+@pytest.mark.parametrize("form", ["timm", "transformers"])
+def test_a_folder_is_opened_by_the_library_it_is_for(form, tmp_path, monkeypatch) -> None:
+    model, real = ours(tmp_path / "ours"), FORMS[form]
+
+    def other(facts, weights):
+        """A hidden width that is not the weights': our own reader does not ask the config for it."""
+        files, tensors = real(facts, weights)
+        said = files["config.json"]
+        if form == "timm":
+            said["model_args"]["mlp_ratio"] = 2.0
+        else:
+            said["intermediate_size"] = 17
+        return files, tensors
+
+    monkeypatch.setitem(FORMS, form, other)
+    with pytest.raises(UserError, match=f"{form} cannot open what was made for it"):
+        model.save_pretrained(tmp_path / "out", form=form)
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_transformers_is_missing_our_own_reader_checks(tmp_path, monkeypatch) -> None:
+    model = ours(tmp_path / "ours")
+    monkeypatch.setattr(sharing, "find_spec", lambda name: None)
+    monkeypatch.setattr(transformers.ViTForImageClassification, "from_pretrained", lambda *_: pytest.fail("used"))
+    assert model.save_pretrained(tmp_path / "out", form="transformers").is_dir()
+
+
+def test_a_model_that_trains_or_answers_faster_is_saved_as_its_weights_are(tmp_path) -> None:
+    model = ours(tmp_path / "ours", **DROPS).train()
+    model.save_pretrained(tmp_path / "training")
+    assert model.training and all(block.training for block in model.blocks)
+    model.eval()
+    model.fast = Fast(lambda images: torch.zeros(len(images), 48), "very fast")
+    model.save_pretrained(tmp_path / "fast")
+    before, after = (files_of(tmp_path / name)["model.safetensors"] for name in ("ours", "fast"))
+    assert before == after
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_is_never_overwritten(run, form, tmp_path) -> None:
+    before, model = files_of(run.path), ours(tmp_path / "ours")
+    with pytest.raises(UserError, match=r"is a run, and its own files would be overwritten\. Name another folder"):
+        model.save_pretrained(run.path, form=form)
+    with pytest.raises(UserError, match="is a run, and its own files would be overwritten"):
+        save_folder(run.path, model.facts, model.state_dict())
+    assert files_of(run.path) == before
+
+
+def test_a_place_that_cannot_be_written_gets_a_sentence(tmp_path) -> None:
+    model = ours(tmp_path / "ours")
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "inside", Path("/proc/nowhere/model")):
+        with pytest.raises(UserError, match="could not be"):
+            model.save_pretrained(place)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "ours"]
+
+
+def test_a_card_tells_the_accuracy_of_the_weights_it_is_for(run, tmp_path) -> None:
+    place = tmp_path / "copy" / run.path.name
+    shutil.copytree(run.path, place)
+    rows = [row | {"val_accuracy": 0.5} for row in run.metrics]
+    rows[4]["val_accuracy"], rows[-1]["val_accuracy"] = 0.875, 0.25
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for best, there, elsewhere in ((True, "87.50% (epoch 5, the best of 20", "25.00%"), (False, "25.00%", "87.50%")):
+        folder = load(place, best=best).save_pretrained(tmp_path / str(best))
+        card = (folder / "README.md").read_text()
+        assert f"Validation accuracy {there}" in card and elsewhere not in card

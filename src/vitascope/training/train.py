@@ -47,7 +47,7 @@ def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
     recipe = complete(recipe, data, console)
     if recipe.train.distill:
         recipe = replace(recipe, train=replace(recipe.train, distill=settled_word(recipe.train.distill)))
-    adapted = pretrained(recipe) if recipe.weights else None
+    adapted = pretrained(recipe, names_of(data)) if recipe.weights else None
     if adapted:
         recipe = replace(recipe, model=adapted.facts.model, weights=settled_word(recipe.weights or ""))
         data = replace(data, preparation=adapted.facts.preparation)  # as the weights are used to
@@ -70,7 +70,7 @@ def resume_run(run: Run, console: Console) -> Run:
     if recipe.weights and state:
         data = replace(data, preparation=read_facts(run).preparation)
     elif recipe.weights:  # stopped before its first checkpoint: it starts again from the weights it started from
-        adapted = pretrained(recipe)
+        adapted = pretrained(recipe, names_of(data))
         data, weights = replace(data, preparation=adapted.facts.preparation), adapted.weights
     session = start_session(recipe, data, _decided_before(run, state), weights)
     if state:
@@ -96,6 +96,11 @@ def open_data(recipe: Recipe, console: Console) -> TrainingData:
             f"{len(skipped)} image(s) could not be read and are left out: {names}", highlight=False, soft_wrap=True
         )
     return data
+
+
+def names_of(data: TrainingData) -> list[str] | None:
+    """What the data calls its classes; None where they have only numbers."""
+    return data.classes if data.source.named else None
 
 
 def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:

@@ -71,12 +71,57 @@ def test_what_sees_too_little_is_refused_and_told_as_json_too(vitascope, weights
         (("img_size=big",), "give a whole number, or a pair"),
         (("img_size=true",), "give a whole number, or a pair"),
         (("num_heads=3",), "num_heads=3 does not divide embed_dim=128"),
+        (("num_heads=0",), "num_heads=0 is too small"),
+        (("num_heads=[2,2]",), "give a whole number."),
         (("in_chans=0",), "in_chans=0 is too small"),
+        (("patch_size=0",), "patch_size=0 is too small"),
+        (("img_size=0",), "img_size=0 is too small"),
+        (("patch_size=[4,0]",), "is too small"),
+        (("img_size=[1,2,3]",), "is not a size"),
+        (("img_size=[32]",), "is not a size"),
+        (('img_size=["a","b"]',), "is not a size"),
     ],
 )
 def test_a_wrong_word_gets_one_sentence(vitascope, weights, words, sentence) -> None:
     answer = vitascope("adapt", weights, *words)
     assert answer.code == 2 and sentence in answer.err and answer.err.count("\n") == 1
+
+
+def test_what_weights_do_not_tell_can_be_said(vitascope, tmp_path) -> None:
+    for name, settings in {
+        "nopos": {"pos_embed": "none"},
+        "oblong": {"img_size": (32, 40)},
+        "odd": {"embed_dim": 96},
+    }.items():
+        save_file(small_timm(**settings).state_dict(), tmp_path / f"{name}.safetensors")
+    for name, words in {"nopos": "img_size=32", "oblong": "img_size=[32,40]", "odd": "num_heads=2"}.items():
+        file, out = str(tmp_path / f"{name}.safetensors"), str(tmp_path / name)
+        answer = vitascope("predict", file, str(tmp_path))
+        key = words.partition("=")[0]
+        assert answer.code == 2 and f"vitascope adapt {file} {key}=" in answer.err and "--out FOLDER" in answer.err
+        answer = vitascope("adapt", file, words, "--out", out)
+        assert answer.code == 0, answer.err
+        assert str(getattr(load(out).config, key)) == str({"nopos": 32, "oblong": (32, 40), "odd": 2}[name])
+    answer = vitascope("adapt", str(tmp_path / "oblong.safetensors"), "img_size=[64,80]")
+    assert answer.code == 2 and "21 positions are no square grid" in answer.err
+    answer = vitascope("adapt", str(tmp_path / "odd"), "num_heads=3")
+    assert answer.code == 2 and "says num_heads=2 itself" in answer.err
+
+
+def test_what_was_assumed_is_said_by_every_verb(vitascope, weights, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (40, 30), "red").save("a.png")
+    for words in (
+        ("predict", weights, "a.png", "--json"),
+        ("embed", weights, "a.png", "--out", "features.npz"),
+        ("explain", weights, "a.png", "--json", "--methods", "attention", "--no-probes"),
+        ("anatomy", weights, "--json"),
+        ("export", "folder", weights, "--out", "saved"),
+    ):
+        answer = vitascope(*words)
+        assert answer.code == 0 and answer.err.count("vitascope: assumed: num_heads=2: embed_dim 128 / 64") == 1
+    assert load(weights).notes[0].startswith("assumed: img_size=32")
+    assert not load("saved").notes and "assumed" not in vitascope("predict", "saved", "a.png").err
 
 
 def test_every_verb_takes_weights_from_outside(vitascope, weights, tmp_path, monkeypatch) -> None:

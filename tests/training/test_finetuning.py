@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
@@ -14,6 +15,7 @@ import vitascope
 from tests.training.tiny import TINY, tiny_run, untimed
 from tests.weights.test_pretrained import small_timm
 from vitascope import ModelConfig, UserError, VisionTransformer
+from vitascope.data.training_data import open_training_data
 from vitascope.model.lora import add_lora, plain_state
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import TrainConfig
@@ -22,6 +24,7 @@ from vitascope.run.weights import read_facts
 from vitascope.training import loop, rate_finder, train
 from vitascope.training.optimizers import make_optimizers
 from vitascope.training.pretrained import pretrained
+from vitascope.training.train import names_of
 from vitascope.training.tuning import count_learning, set_learning, train_mode
 
 CONFIG = ModelConfig(img_size=8, patch_size=2, in_chans=1, embed_dim=32, depth=3, num_heads=2, num_classes=5)
@@ -243,3 +246,26 @@ def test_what_the_weights_decide_otherwise_is_told(start, tmp_path, capsys) -> N
     told = {"weights": str(start.path), "model.depth": 7, "train.epochs": 1, "train.device": "cpu"}
     vitascope.train("digits", runs=tmp_path, **told)
     assert "model.depth: 7 → 2" in capsys.readouterr().out
+
+
+def test_other_classes_of_the_same_number_get_a_new_classifier(start, tmp_path) -> None:
+    for number in range(10):
+        folder = tmp_path / "photos" / f"thing{number}"
+        folder.mkdir(parents=True)
+        for picture in range(4):
+            Image.new("L", (8, 8), 20 * number + picture).save(folder / f"{picture}.png")
+    settings = {"data.name": str(tmp_path / "photos"), "train.epochs": 1, "train.batch_size": 16}
+    run = tiny_run(tmp_path / "runs", weights=start.path, **settings)
+    report = json.loads(run.file("adaptation.json").read_text())
+    assert report["new"] == ["head.weight", "head.bias"] and "other classes, such as" in report["dropped"][0]
+    report = json.loads(tiny_run(tmp_path / "runs", weights=start.path).file("adaptation.json").read_text())
+    assert not report["new"] and not report["notes"]
+
+
+def test_data_without_names_keeps_the_classifier_and_says_so(start) -> None:
+    recipe = replace(start.recipe, weights=str(start.path))
+    made = pretrained(recipe)
+    assert not made.report.new and "nothing tells what the data's classes are called" in made.report.notes[-1]
+    data = open_training_data(start.recipe.data, start.recipe.model.image_shape, 1, 0)
+    assert names_of(data) == data.classes
+    assert names_of(replace(data, source=replace(data.source, named=False))) is None

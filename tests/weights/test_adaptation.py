@@ -7,13 +7,16 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models._builder import adapt_input_conv  # as timm's own weights go from colour to grey
 from torch.nn import functional as F
 
-from tests.weights.test_pretrained import apart, small_timm
+from tests.weights.test_pretrained import SHARED, apart, real, small_timm
 from vitascope import ModelConfig, UserError, VisionTransformer, adapt
+from vitascope.data.colour import grey
 from vitascope.data.preparation import Preparation
+from vitascope.evaluation.reading import as_stored
 from vitascope.model.positions import resample
-from vitascope.weights.adaptation import flops_of, survey
+from vitascope.weights.adaptation import Adapted, flops_of, survey
 from vitascope.weights.facts import ModelFacts
-from vitascope.weights.pretrained import Pretrained, named
+from vitascope.weights.known import Known
+from vitascope.weights.pretrained import Pretrained, named, open_weights
 from vitascope.weights.resampling import change_channels, patch_error, resample_patch
 
 
@@ -67,12 +70,58 @@ def test_what_a_smaller_patch_loses_is_what_is_measured() -> None:
 
 
 @torch.no_grad()
+def as_in_colour(found: Pretrained, made: Adapted, stored: torch.Tensor) -> float:
+    """How far answers to grey images are apart: shown in colour to the one, in grey to the other, each prepared."""
+    (old, old_way), (new, new_way) = ((m.model(), m.facts.preparation) for m in (found, made))
+    return apart(new(new_way(stored)), old(old_way(stored.expand(-1, 3, -1, -1).contiguous())))
+
+
 def test_grey_images_get_the_answer_they_had_in_colour() -> None:
-    found = pretrained()
-    grey = torch.randn(2, 1, 32, 32)
+    found, stored = pretrained(), torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
     made = adapt(found, in_chans=1)
-    assert apart(made.model()(grey), found.model()(grey.expand(-1, 3, -1, -1))) < 1e-5
+    assert as_in_colour(found, made, stored) < 1e-5
     assert made.facts.preparation.mean == pytest.approx(((0.485 + 0.456 + 0.406) / 3,))
+    assert [change.name for change in made.report.resampled] == ["patch_embed.proj.weight", "patch_embed.proj.bias"]
+    assert made.report.kept == len(made.weights) - 2
+
+
+def test_grey_and_another_patch_together_are_the_two_one_after_the_other() -> None:
+    found, stored = pretrained(), torch.randint(0, 256, (2, 1, 28, 28), dtype=torch.uint8)
+    sizes = {"img_size": 28, "patch_size": 4}
+    assert as_in_colour(adapt(found, **sizes), adapt(found, in_chans=1, **sizes), stored) < 1e-5
+
+
+def test_colours_that_are_normalised_alike_leave_the_bias() -> None:
+    found = named(small_timm().state_dict(), "theirs", Known(mean=(0.5,) * 3, std=(0.5,) * 3))
+    made, stored = adapt(found, in_chans=1), torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
+    assert as_in_colour(found, made, stored) < 1e-5
+    assert made.weights["patch_embed.proj.bias"] is found.weights["patch_embed.proj.bias"]
+
+
+@real
+def test_real_weights_answer_grey_photos_as_in_colour() -> None:
+    found = open_weights(str(SHARED / "weights" / "deit_tiny_patch16_224.safetensors"))
+    photos = SHARED / "photos" / "imagenet"
+    files = [photos / line.split(",")[0] for line in (photos / "labels.csv").read_text().splitlines()[1:7]]
+    stored = as_stored(files, found.facts.stored).images
+    stored = (grey(stored.float() / 255) * 255).round().byte()
+    assert len(stored) == 6 and as_in_colour(found, adapt(found, in_chans=1), stored) < 1e-4
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4, 5, 6])
+@torch.no_grad()
+def test_what_other_channels_lose_is_what_is_measured(channels) -> None:
+    """On images whose channels are the old ones in turn; noise, for which answers' power is the filters' norm."""
+    found = pretrained()
+    made = adapt(found, in_chans=channels)
+    patches = torch.randn(20000, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    shown = patches[:, [channel % 3 for channel in range(channels)]]
+    before, after = (
+        F.conv2d(images, m.weights["patch_embed.proj.weight"]) for images, m in ((patches, found), (shown, made))
+    )
+    measured = ((after - before).square().mean() / before.square().mean()).sqrt().item()
+    lost = [change.lost for change in made.report.resampled] or [0.0]
+    assert lost == pytest.approx([measured], rel=0.03, abs=1e-6) and (measured < 1e-6) == (channels % 3 == 0)
 
 
 @torch.no_grad()
@@ -94,17 +143,25 @@ def test_the_report_says_what_happened() -> None:
     assert [(change.name, change.after) for change in report.resampled] == [
         ("patch_embed.proj.weight", [128, 3, 4, 4]),
         ("patch_embed.proj.weight", [128, 1, 4, 4]),
+        ("patch_embed.proj.bias", [128]),
         ("pos_embed", [1, 52, 128]),
     ]
-    assert all(0 < change.lost < 1 for change in report.resampled)
+    assert all(0 < change.lost < 1 for change in report.resampled if change.name != "patch_embed.proj.bias")
     assert report.new == ["head.weight", "head.bias"] and report.dropped == [
         "head.weight (7 classes)",
         "head.bias (7 classes)",
     ]
     untouched = [name for name, weight in made.weights.items() if weight is found.weights.get(name)]
-    assert report.kept == len(untouched) == len(made.weights) - 4
+    assert report.kept == len(untouched) == len(made.weights) - 5
     assert report.flops_after == flops_of(made.facts.model) and report.alternative["tokens"] == 67
     assert torch.equal(made.weights["pos_embed"][:, :3], found.weights["pos_embed"][:, :3])
+
+
+def test_positions_without_tokens_in_front_are_all_resampled() -> None:
+    found = pretrained(reg_tokens=2, no_embed_class=True)
+    made = adapt(found, img_size=64)
+    wanted = resample(found.weights["pos_embed"], (4, 4), (8, 8), 0)
+    assert torch.equal(made.weights["pos_embed"], wanted) and made.weights["pos_embed"].shape == (1, 64, 128)
 
 
 def test_the_same_sizes_change_nothing() -> None:
@@ -137,6 +194,23 @@ def test_a_grid_that_sees_too_little_is_refused_with_what_works(asked, seen, gri
     assert "What works:" in str(told.value) and "img_size=32 (images resized up)" in str(told.value)
     for word in str(told.value).split("patch_size=")[2:]:
         adapt(found, **(asked | {"patch_size": int(word.split()[0])}))  # what it offers does work
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"patch_size": 0},
+        {"img_size": 0},
+        {"patch_size": (4, 0)},
+        {"img_size": (1, 2, 3)},
+        {"img_size": (32,)},
+        {"img_size": ("a", "b")},
+    ],
+    ids=str,
+)
+def test_a_size_that_is_none_gets_a_sentence(asked) -> None:
+    with pytest.raises(UserError, match=r"is not a size|is too small"):
+        survey(pretrained(), **asked)
 
 
 @torch.no_grad()

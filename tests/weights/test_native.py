@@ -1,7 +1,5 @@
 """Ours and PyTorch's native layers are one, in both directions; transformers' and torchvision's ViT are ours too."""
 
-import itertools
-
 import pytest
 import torch
 import torchvision
@@ -9,6 +7,7 @@ from torch import nn
 
 from vitascope import ModelConfig, SelfAttention, UserError, VisionTransformer, from_torch, to_torch
 from vitascope.model.block import Block
+from vitascope.weights.names import to_timm_names
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -80,60 +79,10 @@ def test_the_model_is_transformers_vit(dtype) -> None:
             img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=3, mlp_ratio=2, norm_eps=1e-12, num_classes=0
         )
     ).to(dtype)
-    ours.load_state_dict(_from_transformers(theirs.state_dict(), depth=2))
+    ours.load_state_dict(to_timm_names(theirs.state_dict(), "theirs").weights)
     images = torch.randn(2, 3, 16, 16, dtype=dtype)
     difference = ours.eval().forward_features(images) - theirs(images).last_hidden_state
     assert difference.abs().max() < TOLERANCE[dtype]
-
-
-TRANSFORMERS_NAMES = {
-    "embeddings.cls_token": "cls_token",
-    "embeddings.position_embeddings": "pos_embed",
-    "embeddings.patch_embeddings.projection.": "patch_embed.proj.",
-    "encoder.layer.": "blocks.",  # transformers 4
-    "layers.": "blocks.",  # transformers 5
-    "attention.attention.": "attention.",
-    "attention.output.dense.": "attn.proj.",
-    "attention.o_proj.": "attn.proj.",
-    "layernorm_before.": "norm1.",
-    "layernorm_after.": "norm2.",
-    "intermediate.dense.": "mlp.fc1.",
-    "output.dense.": "mlp.fc2.",
-    "layernorm.": "norm.",
-}
-
-
-def _from_transformers(state: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
-    found = {_renamed(name, TRANSFORMERS_NAMES): tensor for name, tensor in state.items()}
-    for block, kind in itertools.product(range(depth), ("weight", "bias")):
-        parts = [
-            [name for name in found if name.startswith(f"blocks.{block}.attention.{part}") and name.endswith(kind)]
-            for part in "qkv"
-        ]
-        found[f"blocks.{block}.attn.qkv.{kind}"] = torch.cat([found.pop(name) for [name] in parts])
-    return found
-
-
-def _renamed(name: str, names: dict[str, str]) -> str:
-    for old, new in names.items():
-        name = name.replace(old, new)
-    return name
-
-
-TORCHVISION_NAMES = {
-    "class_token": "cls_token",
-    "encoder.pos_embedding": "pos_embed",
-    "conv_proj": "patch_embed.proj",
-    "encoder.layers.encoder_layer_": "blocks.",
-    "self_attention.in_proj_": "attn.qkv.",
-    "self_attention.out_proj": "attn.proj",
-    "ln_1": "norm1",
-    "ln_2": "norm2",
-    "mlp.0": "mlp.fc1",
-    "mlp.3": "mlp.fc2",
-    "encoder.ln": "norm",
-    "heads.head": "head",
-}
 
 
 @dtypes
@@ -144,8 +93,7 @@ def test_the_model_is_torchvisions_vit(dtype) -> None:
     theirs = shake(theirs).to(dtype)
     config = ModelConfig(img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=3, mlp_ratio=2, num_classes=5)
     ours = VisionTransformer(config).to(dtype).eval()
-    state = theirs.state_dict()
-    ours.load_state_dict({_renamed(name, TORCHVISION_NAMES): tensor for name, tensor in state.items()})
+    ours.load_state_dict(to_timm_names(theirs.state_dict(), "theirs").weights)
     images = torch.randn(2, 3, 16, 16, dtype=dtype)
     assert (ours(images) - theirs(images)).abs().max() < TOLERANCE[dtype]
 

@@ -10,11 +10,13 @@ import typer
 from vitascope.cli.numbers import count
 from vitascope.cli.tables import console, table
 from vitascope.errors import UserError, did_you_mean
+from vitascope.model.config import check_size
 
 if TYPE_CHECKING:
     from vitascope.weights.adaptation import Report
 
-KEYS = ("img_size", "patch_size", "in_chans", "num_classes", "num_heads")
+SIZES = ("img_size", "patch_size")
+KEYS = (*SIZES, "in_chans", "num_classes", "num_heads")
 
 
 def adapt(
@@ -37,7 +39,8 @@ def adapt(
     from vitascope.weights.pretrained import open_weights
 
     asked = _asked(words or [])
-    found = open_weights(settled_word(weights), num_heads=asked.pop("num_heads", None))
+    heads, size = asked.pop("num_heads", None), asked.get("img_size")
+    found = open_weights(settled_word(weights), num_heads=heads, img_size=size)
     report = survey(found, **asked)
     if report.refused:
         if as_json:
@@ -64,9 +67,12 @@ def _asked(words: list[str]) -> dict[str, Any]:
             asked[key] = json.loads(value)
         except ValueError as error:
             raise UserError(f"{word}: give a whole number, or a pair such as [28,56].") from error
-        if not isinstance(asked[key], int | list) or isinstance(asked[key], bool):
-            raise UserError(f"{word}: give a whole number, or a pair such as [28,56].")
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in asked.items()}
+        if key in SIZES and isinstance(asked[key], int | list) and not isinstance(asked[key], bool):
+            asked[key] = check_size(key, asked[key])
+        elif type(asked[key]) is not int:
+            pair = ", or a pair such as [28,56]" if key in SIZES else ""
+            raise UserError(f"{word}: give a whole number{pair}.")
+    return asked
 
 
 def _tell(report: "Report") -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from vitascope.cli import numbers
+from vitascope.cli.loading import loaded
 from vitascope.cli.tables import console, table
 from vitascope.model.anatomy import Stage
 from vitascope.model.anatomy import anatomy as stages_of
@@ -58,9 +59,9 @@ def read_any_model(name: str | None, settings: list[str]) -> ModelConfig:
         return read_model(name, settings)
     if not (name.startswith(("timm:", "hf:")) or Path(name).exists()):
         return read_model(name, settings)  # which says what there is
-    from vitascope.evaluation.trained import load
 
-    known = {item.name: word(getattr(load(name).config, item.name)) for item in fields(ModelConfig)}
+    config = loaded(name).config
+    known = {item.name: word(getattr(config, item.name)) for item in fields(ModelConfig)}
     return read_model(None, [*(f"{key}={value}" for key, value in known.items()), *settings])
 
 

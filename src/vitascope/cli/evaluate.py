@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from vitascope.cli.loading import loaded
 from vitascope.cli.numbers import percent
 from vitascope.cli.tables import console, table
 
@@ -34,9 +35,8 @@ def evaluate(
     Pictures and report.json go to RUN/evaluation/.
     """
     from vitascope.evaluation.figures import write_report
-    from vitascope.evaluation.trained import load
 
-    model = load(run, best=best, device="auto", merge_tokens=merge_tokens, drop_tokens=drop_tokens)
+    model = loaded(run, best=best, device="auto", merge_tokens=merge_tokens, drop_tokens=drop_tokens)
     with Console(stderr=True).status("Looking at the images; on a CPU this may take minutes (--quick: less) …"):
         found = model.evaluate(split, data=data, views=views, robust=not quick)
     print_broken(found.choice.skipped)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from vitascope.cli.evaluate import print_broken
+from vitascope.cli.loading import print_notes
 from vitascope.cli.tables import console, table
 from vitascope.errors import UserError, did_you_mean
 
@@ -48,6 +49,7 @@ def explain(
     if place is not None and len(place) != 2:
         raise UserError(f"--query {query} must be ROW,COLUMN, such as 3,5.")
     subject = open_subject(run, best=best)
+    print_notes(subject.notes)
     pictures = read_files(images, subject.stored)
     number = None if target is None else subject.number_of(target)
     shown = _numbers(blocks, "--blocks"), _numbers(heads, "--heads")

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from vitascope.cli.evaluate import RunPath
+from vitascope.cli.loading import loaded
 from vitascope.cli.tables import console, table
 
 if TYPE_CHECKING:
@@ -53,9 +54,8 @@ def folder(
 ) -> None:
     """A folder with config.json, model.safetensors and a card, for Vitascope, timm or transformers; opened again."""
     from vitascope.evaluation.card import use_of
-    from vitascope.evaluation.trained import load
 
-    place = load(run).save_pretrained(out, form=form)
+    place = loaded(run).save_pretrained(out, form=form)
     print(f"Folder: {place}\n\n{use_of(form, str(place))}")
 
 
@@ -67,18 +67,16 @@ def hub(
     private: Annotated[bool, typer.Option("--private", help="Only its owner sees it.")] = False,
 ) -> None:
     """The same folder as a repository on the Hugging Face hub; log in before with: hf auth login."""
-    from vitascope.evaluation.trained import load
 
-    print(f"Repository: {load(run).push_to_hub(repository, form=form, private=private)}")
+    print(f"Repository: {loaded(run).push_to_hub(repository, form=form, private=private)}")
 
 
 def _export(
     run: Path, form: str, out: Path | None, as_json: bool, *, maps: bool = False, opset: int | None = None
 ) -> None:
-    from vitascope.evaluation.trained import load
     from vitascope.export.everything import export_run
 
-    model = load(run)
+    model = loaded(run)
     with Console(stderr=True).status("Writing the file, comparing it with the model, taking its time …"):
         written = export_run(model, form, out, maps=maps, opset=opset)
     if as_json:

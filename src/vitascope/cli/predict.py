@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from vitascope.cli.evaluate import RunPath, print_broken
+from vitascope.cli.loading import loaded
 from vitascope.cli.tables import console, table
 from vitascope.errors import UserError
 
@@ -23,9 +24,8 @@ def predict(
     """Class and probability for any image file, preprocessed as in training."""
     if as_json and as_csv:
         raise UserError("Choose one of --json and --csv.")
-    from vitascope.evaluation.trained import load
 
-    model = load(run, device="auto")
+    model = loaded(run, device="auto")
     found = model.predict(images, views=views)
     print_broken(found.broken)
     if as_json:
@@ -47,10 +47,9 @@ def embed(
 ) -> None:
     """Each image's features (what the classifier sees), with its file, folder and predicted class."""
     from vitascope.evaluation import embedding
-    from vitascope.evaluation.trained import load
 
     embedding.check_ending(out)
-    found = embedding.embed(load(run, device="auto"), folder)
+    found = embedding.embed(loaded(run, device="auto"), folder)
     found.save(out)
     print_broken(found.broken)
     print(f"{len(found.files):,} images × {found.features.shape[1]} features: {out}")
@@ -67,10 +66,9 @@ def similar(
     from vitascope.draw.look import check_ending, save
     from vitascope.evaluation import neighbours
     from vitascope.evaluation.figures import draw_neighbours
-    from vitascope.evaluation.trained import load
 
     check_ending(out)
-    found = neighbours.similar(load(run, device="auto"), image, among, count)
+    found = neighbours.similar(loaded(run, device="auto"), image, among, count)
     print_broken(found.broken)
     columns = {"class" if among is None else "folder": found.labels}
     columns["cosine"] = [f"{share:.3f}" for share in found.similarity]

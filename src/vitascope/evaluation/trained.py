@@ -34,6 +34,7 @@ class TrainedTransformer(VisionTransformer):
         super().__init__(facts.model)
         self.run, self.facts, self.weights = run, facts, weights
         self.fast: Fast | None = None
+        self.notes: list[str] = []  # of weights from outside: what was assumed, left out or read otherwise
 
     @property
     def name(self) -> str:
@@ -171,6 +172,7 @@ def _from_outside(word: str, best: bool) -> TrainedTransformer:
     found = open_weights(word)
     model = TrainedTransformer(outside(word, found.facts.model), found.facts)
     model.load_state_dict(found.weights)
+    model.notes = found.told
     return model
 
 

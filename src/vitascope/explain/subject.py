@@ -1,6 +1,6 @@
 """A run, `timm:NAME` or a weights file -> the model to look into, with its classes and how its images are prepared."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ class Subject:
     classes: list[str]
     preparation: Preparation
     stored: Stored
+    notes: list[str] = field(default_factory=list)  # what was assumed of weights from outside
 
     @property
     def run(self) -> TrainedTransformer | None:
@@ -49,7 +50,7 @@ def open_subject(word: str, *, best: bool = False) -> Subject:
     if word.startswith("timm:"):
         return _from_timm(word.removeprefix("timm:"))
     model = load(word, best=best)
-    return Subject(model.name, model, model.classes, model.facts.preparation, model.facts.stored)
+    return Subject(model.name, model, model.classes, model.facts.preparation, model.facts.stored, model.notes)
 
 
 def _from_timm(name: str) -> Subject:

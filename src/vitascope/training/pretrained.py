@@ -1,24 +1,31 @@
 """A recipe's `weights` -> the weights a training starts from, fitted to the recipe's images and classes."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import open_run
-from vitascope.weights.adaptation import CHANGEABLE, Adapted, Report, adapt
+from vitascope.weights.adaptation import CHANGEABLE, Adapted, adapt
 from vitascope.weights.files import ENDINGS
 from vitascope.weights.pretrained import ONLINE, open_weights
+from vitascope.weights.report import Report
 
 # What of recipe.model stays the recipe's; the rest is as the weights are.
 OURS = (*CHANGEABLE, "grad_checkpointing", "merge_tokens", "drop_tokens")
 
 
-def pretrained(recipe: Recipe) -> Adapted:
-    found = open_weights(settled_word(recipe.weights or ""))
+def pretrained(recipe: Recipe, classes: list[str] | None = None) -> Adapted:
+    """`classes`: what the data calls them; None where it does not say."""
+    found = open_weights(settled_word(recipe.weights or ""), img_size=recipe.model.img_size)
     names = [item.name for item in fields(ModelConfig)]
     kept = [name for name in names if name in OURS or name.endswith(("drop_rate", "drop_path_rate"))]
-    return adapt(found, seed=recipe.train.seed, **{name: getattr(recipe.model, name) for name in kept})
+    settings = {name: getattr(recipe.model, name) for name in kept}
+    made = adapt(found, classes=classes, seed=recipe.train.seed, **settings)
+    if classes is not None or "head.weight" in made.report.new:
+        return made
+    note = "the classifier was kept: nothing tells what the data's classes are called"
+    return replace(made, report=replace(made.report, notes=[*made.report.notes, note]))
 
 
 def settled_word(word: str) -> str:

@@ -65,7 +65,7 @@ def resume_run(run: Run, console: Console) -> Run:
     if recipe.weights and state:
         data = replace(data, preparation=read_facts(run).preparation)
     elif recipe.weights:  # stopped before its first checkpoint: it starts again from the weights it started from
-        adapted = pretrained(recipe)
+        adapted = pretrained(recipe, names_of(data))
         data, weights = replace(data, preparation=adapted.facts.preparation), adapted.weights
     session = start_session(recipe, data, _decided_before(run, state), weights)
     if state:
@@ -101,12 +101,17 @@ def decided(recipe: Recipe, console: Console) -> tuple[Recipe, TrainingData, Ada
         recipe = replace(recipe, train=replace(recipe.train, distill=settled_word(recipe.train.distill)))
     if not recipe.weights:
         return recipe, data, None
-    adapted = pretrained(recipe)
+    adapted = pretrained(recipe, names_of(data))
     _tell_changes(recipe.model, adapted.facts.model, console)
     recipe = replace(recipe, model=adapted.facts.model, weights=settled_word(recipe.weights))
     data = replace(data, preparation=adapted.facts.preparation)  # as the weights are used to
     console.print(told(adapted.report), highlight=False, soft_wrap=True)
     return recipe, data, adapted
+
+
+def names_of(data: TrainingData) -> list[str] | None:
+    """What the data calls its classes; None where they have only numbers."""
+    return data.classes if data.source.named else None
 
 
 def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:

@@ -1,6 +1,6 @@
 """Pretrained weights and other sizes -> weights for those, and a report of what was resampled, dropped and new."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,50 +9,17 @@ from torch import Tensor
 from vitascope.data.preparation import Preparation
 from vitascope.errors import UserError
 from vitascope.model.anatomy import anatomy
-from vitascope.model.config import ModelConfig, Size, as_pair
+from vitascope.model.config import ModelConfig, Size, as_pair, check_size
 from vitascope.model.positions import resample
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.classifier import fit_classifier
 from vitascope.weights.facts import ModelFacts
 from vitascope.weights.known import class_names
-from vitascope.weights.pretrained import Pretrained, open_weights
-from vitascope.weights.resampling import change_channels, patch_error, resample_patch
+from vitascope.weights.pretrained import Pretrained, open_weights, ready
+from vitascope.weights.report import Change, Report
+from vitascope.weights.resampling import change_channels, channel_error, fold_to_grey, patch_error, resample_patch
 
 CHANGEABLE = ("img_size", "patch_size", "in_chans", "num_classes")
-
-
-@dataclass(frozen=True)
-class Change:
-    """One tensor that is not as it was. `lost` is a share: what cannot be had back from the new one."""
-
-    name: str
-    before: list[int]
-    after: list[int]
-    how: str
-    lost: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """What an adaptation did, or why it was refused."""
-
-    weights: str
-    library: str
-    settings: dict[str, Any]  # asked for
-    grid_before: list[int]  # rows, columns
-    grid_after: list[int]
-    tokens_before: int
-    tokens_after: int
-    pixels_seen: float  # share of the image's pixels that reach a patch
-    flops_before: int  # an image
-    flops_after: int
-    resampled: list[Change] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    new: list[str] = field(default_factory=list)
-    kept: int = 0  # tensors taken over as they are
-    assumed: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    alternative: dict[str, Any] = field(default_factory=dict)  # resizing images up instead
-    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,9 +29,8 @@ class Adapted:
     report: Report
 
     def model(self) -> VisionTransformer:
-        built = VisionTransformer(self.facts.model)
-        built.load_state_dict(self.weights)
-        return built.eval()
+        """Ready to answer."""
+        return ready(self.facts.model, self.weights)
 
 
 def adapt(
@@ -74,36 +40,54 @@ def adapt(
     patch_size: Size | None = None,
     in_chans: int | None = None,
     num_classes: int | None = None,
+    classes: list[str] | None = None,
     seed: int = 0,
     **settings: Any,
 ) -> Adapted:
     """`weights`: opened, or the word for them. `settings` are of ModelConfig, without weights of their own (drop rates
-    and the like). A new classifier is drawn from the seed. Refused where the model would see one patch only, or not all
-    of the image: `survey` says it first."""
-    found = open_weights(weights) if isinstance(weights, str) else weights
-    asked = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "num_classes": num_classes}
+    and the like). A new classifier is drawn from the seed where the number of classes is another, or where `classes`
+    (their names) are others than the weights'. Refused where the model would see one patch only, or not all of the
+    image: `survey` says it first."""
+    found = weights
+    if isinstance(found, str):
+        found = open_weights(found, num_heads=settings.pop("num_heads", None), img_size=img_size)
+    count = _number_of(classes, num_classes)
+    asked = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "num_classes": count}
     report = survey(found, **asked)
     if report.refused:
         raise UserError(report.refused)
     old = found.facts.model
     config = replace(old, **{name: value for name, value in asked.items() if value is not None}, **settings)
+    preparation = _preparation(found.facts.preparation, config)
     tensors, changes = dict(found.weights), []
     _patches(tensors, old, config, changes)
+    _channels(tensors, config, found.facts.preparation, preparation, changes)
     _positions(tensors, old, config, changes)
-    dropped, new = _classifier(tensors, old, config, seed)
+    dropped, notes = fit_classifier(tensors, found, config.num_classes, classes, changes)
+    new = _fill(tensors, config, seed)
     report = replace(
         report,
         resampled=changes,
         dropped=[*found.dropped, *dropped],
         new=new,
+        notes=[*found.notes, *notes],
         kept=len(tensors) - len({change.name for change in changes}) - len(new),
     )
-    return Adapted(_facts(found, config), tensors, report)
+    return Adapted(_facts(found, config, preparation, classes), tensors, report)
 
 
-def survey(found: Pretrained, **asked: Size | None) -> Report:
+def _number_of(classes: list[str] | None, told: int | None) -> int | None:
+    if classes is not None and told not in (None, len(classes)):
+        raise UserError(f"num_classes={told}, but {len(classes)} classes are named. Leave num_classes out.")
+    return told if classes is None else len(classes)
+
+
+def survey(found: Pretrained, **asked: Any) -> Report:
     """The report's numbers before anything is done, and `refused` where it should not be done."""
     old = found.facts.model
+    for name in ("img_size", "patch_size"):
+        if asked.get(name) is not None:
+            asked[name] = check_size(name, asked[name])
     wanted: dict[str, Any] = {
         name: getattr(old, name) if asked.get(name) is None else asked[name] for name in CHANGEABLE
     }
@@ -188,17 +172,29 @@ def _patches(weights: dict[str, Tensor], old: ModelConfig, new: ModelConfig, cha
     if resized is not filters:
         how = "pseudo-inverse resampling (Beyer et al. 2023)"
         changes.append(Change(name, list(filters.shape), list(resized.shape), how, patch_error(filters, resized)))
-    fewer = change_channels(resized, new.in_chans)
-    if fewer is not resized:
-        shared = resized.mean(1, keepdim=True).expand_as(resized)
-        lost = ((resized - shared).norm() / resized.norm()).item() if new.in_chans == 1 else 0.0
-        how = (
-            "summed to grey (what is lost is colour)"
-            if new.in_chans == 1
-            else f"repeated and scaled by {old.in_chans}/{new.in_chans}"
-        )
-        changes.append(Change(name, list(resized.shape), list(fewer.shape), how, lost))
-    weights[name] = fewer
+    weights[name] = resized
+
+
+def _channels(
+    weights: dict[str, Tensor], new: ModelConfig, given: Preparation, wanted: Preparation, changes: list[Change]
+) -> None:
+    """To grey, each colour's own mean and deviation go into filters and bias: grey images are then normalised alike."""
+    old = len(given.mean)
+    if old == new.in_chans:
+        return
+    name, beside = "patch_embed.proj.weight", "patch_embed.proj.bias"
+    filters, bias = weights[name], weights[beside]
+    if new.in_chans == 1:
+        how = "summed to grey, each colour's normalisation folded in (what is lost is colour)"
+        changed, moved = fold_to_grey(filters, bias, (given.mean, given.std), (wanted.mean[0], wanted.std[0]))
+    else:
+        how = f"repeated in turn and scaled by {old}/{new.in_chans}"
+        changed, moved = change_channels(filters, new.in_chans), bias
+    weights[name] = changed
+    changes.append(Change(name, list(filters.shape), list(changed.shape), how, channel_error(filters, changed)))
+    if not torch.equal(moved, bias):
+        weights[beside] = moved
+        changes.append(Change(beside, list(bias.shape), list(bias.shape), "the colours' means folded in", 0.0))
 
 
 def _positions(weights: dict[str, Tensor], old: ModelConfig, new: ModelConfig, changes: list[Change]) -> None:
@@ -215,28 +211,29 @@ def _positions(weights: dict[str, Tensor], old: ModelConfig, new: ModelConfig, c
     weights["pos_embed"] = moved
 
 
-def _classifier(
-    weights: dict[str, Tensor], old: ModelConfig, new: ModelConfig, seed: int
-) -> tuple[list[str], list[str]]:
-    """Another number of classes: the old classifier means nothing for them. Also parts that `settings` ask for."""
-    names = ("head.weight", "head.bias")
-    dropped = [name for name in names if old.num_classes != new.num_classes and weights.pop(name, None) is not None]
+def _fill(weights: dict[str, Tensor], config: ModelConfig, seed: int) -> list[str]:
+    """A new classifier, and parts that `settings` ask for: drawn from the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh = VisionTransformer(new).state_dict()
+        fresh = VisionTransformer(config).state_dict()
     added = [name for name in fresh if name not in weights]
     weights.update({name: fresh[name] for name in added})
-    return [f"{name} ({old.num_classes} classes)" for name in dropped], added
+    return added
 
 
-def _facts(found: Pretrained, config: ModelConfig) -> ModelFacts:
-    before = found.facts
-    mean, std = before.preparation.mean, before.preparation.std
+def _preparation(before: Preparation, config: ModelConfig) -> Preparation:
+    """Normalised as before; by the mean over channels where their number changes."""
+    mean, std = before.mean, before.std
     if len(mean) != config.in_chans:
         mean, std = ((sum(values) / len(values),) * config.in_chans for values in (mean, std))
-    classes = before.classes if config.num_classes == len(before.classes) else class_names(config.num_classes)
-    stored = (config.in_chans, *config.image_shape)
-    return ModelFacts(config, classes, Preparation(config.image_shape, mean, std), stored)
+    return Preparation(config.image_shape, mean, std)
+
+
+def _facts(found: Pretrained, config: ModelConfig, preparation: Preparation, classes: list[str] | None) -> ModelFacts:
+    before = found.facts.classes
+    if classes is None:
+        classes = before if config.num_classes == len(before) else class_names(config.num_classes)
+    return ModelFacts(config, classes, preparation, (config.in_chans, *config.image_shape))
 
 
 def _words(size: Size) -> str:

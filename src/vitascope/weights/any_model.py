@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from vitascope.data.preparation import Preparation
-from vitascope.errors import UserError
+from vitascope.weights.building import build_timm, fill_timm
 from vitascope.weights.files import read_tensors
-from vitascope.weights.folders import build_timm, weights_file
+from vitascope.weights.folders import weights_file
 from vitascope.weights.online import fetch_repository, fetch_timm
 from vitascope.weights.pretrained import open_weights
 
@@ -32,11 +32,7 @@ def open_any(word: str) -> AnyModel:
     path = fetch_repository(word.removeprefix("hf:")) if word.startswith("hf:") else Path(word).expanduser()
     said = _config(path)
     if "architecture" in said:
-        model = build_timm(said, path)
-        try:
-            model.load_state_dict(read_tensors(weights_file(path)))
-        except RuntimeError as error:
-            raise UserError(f"{path}: the weights do not fit {said['architecture']}.") from error
+        model = fill_timm(build_timm(said, path), read_tensors(weights_file(path))[0], str(path))
         return _of_timm(model, said.get("label_names"))
     found = open_weights(word)
     return AnyModel(found.model(), found.facts.preparation, found.facts.model.num_classes, found.facts.classes)

@@ -29,6 +29,13 @@ def facts_from(said: Any, where: str) -> ModelFacts:
         how = said["preparation"]
         preparation = Preparation(tuple(how["size"]), tuple(how["mean"]), tuple(how["std"]))
         stored = tuple(said.get("stored", (model.in_chans, *model.image_shape)))
-        return ModelFacts(model, said["classes"], preparation, stored)
+        facts = ModelFacts(model, said["classes"], preparation, stored)
+        lengths = len(facts.classes), len(preparation.mean), len(preparation.std)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{where} is not whole ({type(error).__name__}). Copy it back, or train again.") from error
+    if lengths != (model.num_classes, model.in_chans, model.in_chans):
+        raise UserError(
+            f"{where} contradicts itself: num_classes={model.num_classes} and in_chans={model.in_chans}, but it lists "
+            f"{lengths[0]} classes, {lengths[1]} means and {lengths[2]} deviations. Copy it back, or train again."
+        )
+    return facts

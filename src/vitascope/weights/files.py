@@ -14,13 +14,13 @@ from torch import Tensor
 from vitascope.errors import UserError, first_line
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
-# Where training scripts put a model's weights inside a checkpoint; DINO's teacher is the one to use.
-INSIDE = ("model_ema", "teacher", "model", "state_dict", "student")
+# Where training scripts put a model's weights inside a checkpoint; averaged ones and DINO's teacher are those to use.
+INSIDE = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "student")
 WRAPPERS = ("module.", "_orig_mod.", "backbone.", "model.")  # of DistributedDataParallel, torch.compile, DINO, others
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The model's weights as float32, without the wrappers' names."""
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """The model's weights as float32, without the wrappers' names; and the names of what stood beside the model."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
     found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
@@ -32,13 +32,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return unwrapped({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
 
 
-def unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """backbone.blocks.0 … -> blocks.0 …; what stands beside a wrapped model (DINO's projection) is left out."""
-    for wrapper in WRAPPERS:
-        inside = {name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)}
-        if inside:
-            tensors = inside
-    return tensors
+def unwrapped(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """model.backbone.blocks.0 … -> blocks.0 …; what stands beside a wrapped model (DINO's projection) is left out."""
+    left_out: list[str] = []
+    while wrapper := next((start for start in WRAPPERS if any(name.startswith(start) for name in tensors)), None):
+        left_out += [name for name in tensors if not name.startswith(wrapper)]
+        tensors = {name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)}
+    return tensors, sorted(left_out)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

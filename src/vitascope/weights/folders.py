@@ -1,6 +1,7 @@
 """A folder with config.json and weights, as Vitascope, timm or transformers write it -> tensors and what is known."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,22 +9,30 @@ from typing import Any
 from torch import Tensor
 
 from vitascope.errors import UserError
+from vitascope.model.config import check_size
+from vitascope.weights.building import build_timm
 from vitascope.weights.facts import ModelFacts, facts_from
 from vitascope.weights.files import read_tensors
 from vitascope.weights.known import Known
 from vitascope.weights.online import known_of_timm
 
 TRANSFORMERS = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn")
+# The norm's epsilon where config.json says none; all others' is 1e-12.
+EPS_OF: dict[str, float] = dict.fromkeys(("dinov2", "dinov2_with_registers", "vit_msn"), 1e-6)
 FILES = ("model.safetensors", "pytorch_model.bin")
+Reader = Callable[[dict[str, Any], Path], tuple[ModelFacts | Known, Any]]
 
 
 @dataclass(frozen=True)
 class Found:
     tensors: dict[str, Tensor]
     known: ModelFacts | Known  # ours says everything
+    beside: list[str]  # names in the file that are not of the model
+    theirs: Any = None  # timm's own network, without these weights, where timm wrote the folder
 
 
-def read_folder(path: Path) -> Found:
+def read_folder(path: Path, file: Path | None = None) -> Found:
+    """`file`: weights that are not the folder's usual ones, such as a run's best."""
     config = path / "config.json"
     if not config.is_file():
         raise UserError(f"{path} has no config.json, so it is no saved model. Name the weights file itself.")
@@ -31,10 +40,10 @@ def read_folder(path: Path) -> Found:
         said = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{config} cannot be read ({type(error).__name__}).") from error
-    tensors = read_tensors(weights_file(path))
-    for key, reading in READERS.items():
-        if isinstance(said, dict) and key in said:
-            return Found(tensors, reading(said, path))
+    if reading := _reader(said):
+        tensors, beside = read_tensors(file or weights_file(path))
+        known, theirs = reading(said, path)
+        return Found(tensors, known, beside, theirs)
     raise UserError(f"{config} is neither Vitascope's nor timm's nor transformers': it has no {', '.join(READERS)}.")
 
 
@@ -45,56 +54,62 @@ def weights_file(path: Path) -> Path:
     raise UserError(f"{path} has no {' or '.join(FILES)}.")
 
 
-def _ours(said: dict[str, Any], path: Path) -> ModelFacts:
-    return facts_from(said, str(path / "config.json"))
-
-
-def _timm(said: dict[str, Any], path: Path) -> Known:
-    known = known_of_timm(build_timm(said, path))
-    return Known(known.settings, said.get("label_names"), known.mean, known.std, "timm")
-
-
-def build_timm(said: dict[str, Any], path: Path) -> Any:
-    """timm builds the network that the config names, so that it says its sizes itself; its weights are random."""
-    import timm
-
-    told = said.get("pretrained_cfg", {})
-    kept = ("mean", "std", "input_size")
+def readable(path: Path) -> bool:
+    """Whether a config.json lies there that is Vitascope's, timm's or transformers'."""
     try:
-        return timm.create_model(
-            said["architecture"], pretrained=False, num_classes=said.get("num_classes", 1000),
-            pretrained_cfg_overlay={name: told[name] for name in kept if name in told},
-            **said.get("model_args", {}),
-        )  # fmt: skip
-    except Exception as error:  # a file can say anything
-        raise UserError(f"timm cannot build what {path / 'config.json'} says ({type(error).__name__}).") from error
+        return _reader(json.loads((path / "config.json").read_text(encoding="utf-8"))) is not None
+    except (OSError, ValueError):
+        return False
 
 
-def _transformers(said: dict[str, Any], path: Path) -> Known:
+def _reader(said: Any) -> Reader | None:
+    return next((read for key, read in READERS.items() if isinstance(said, dict) and key in said), None)
+
+
+def _ours(said: dict[str, Any], path: Path) -> tuple[ModelFacts, None]:
+    return facts_from(said, str(path / "config.json")), None
+
+
+def _timm(said: dict[str, Any], path: Path) -> tuple[Known, Any]:
+    theirs = build_timm(said, path, plain=True)
+    known, names = known_of_timm(theirs), said.get("label_names")
+    return Known(known.settings, _words(names), known.mean, known.std, "timm"), theirs
+
+
+def _transformers(said: dict[str, Any], path: Path) -> tuple[Known, None]:
     if said["model_type"] not in TRANSFORMERS:
         raise UserError(f"{path} holds a '{said['model_type']}'. Plain ViTs can be read: {', '.join(TRANSFORMERS)}.")
     if said.get("hidden_act", "gelu") != "gelu" and not said.get("use_swiglu_ffn"):
         raise UserError(f"{path}: hidden_act={said['hidden_act']}; ours is gelu.")
-    size = said.get("image_size", 224)
-    settings = {
-        "img_size": size if isinstance(size, int) else tuple(size),
-        "num_heads": said.get("num_attention_heads", 12),
-        "norm_eps": said.get("layer_norm_eps", 1e-12),
-    }
-    names = said.get("id2label") or {}
-    classes = [str(names[key]) for key in sorted(names, key=int)] if names else None
-    mean, std = _normalisation(path)
-    return Known(settings, classes, mean, std, "transformers")
+    words = {"image_size": "img_size", "num_attention_heads": "num_heads"}
+    settings = {ours: said[theirs] for theirs, ours in words.items() if said.get(theirs) is not None}
+    if "img_size" in settings:
+        settings["img_size"] = check_size("img_size", settings["img_size"])
+    settings["norm_eps"] = said.get("layer_norm_eps", EPS_OF.get(said["model_type"], 1e-12))
+    names = said.get("id2label")
+    mean, std = _normalisation(path, said.get("num_channels", 3))
+    classes = _words([names[key] for key in sorted(names, key=_number)] if isinstance(names, dict) else None)
+    return Known(settings, classes, mean, std, "transformers"), None
 
 
-def _normalisation(path: Path) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+def _number(key: str) -> int:
+    return int(key) if key.isdigit() else -1
+
+
+def _words(names: Any) -> list[str] | None:
+    return [str(name) for name in names] if isinstance(names, list) and names else None
+
+
+def _normalisation(path: Path, channels: int) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     """From preprocessor_config.json, where transformers keeps it."""
     try:
         said = json.loads((path / "preprocessor_config.json").read_text(encoding="utf-8"))
+        if said.get("do_normalize") is False:
+            return (0.0,) * channels, (1.0,) * channels
         return tuple(map(float, said["image_mean"])), tuple(map(float, said["image_std"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None, None
 
 
 # A key that only this library's config.json has -> how to read it.
-READERS = {"preparation": _ours, "architecture": _timm, "model_type": _transformers}
+READERS: dict[str, Reader] = {"preparation": _ours, "architecture": _timm, "model_type": _transformers}

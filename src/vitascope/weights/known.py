@@ -1,5 +1,6 @@
 """What is known of weights besides the weights: from a config.json, from timm, or by custom."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,16 @@ def class_names(count: int) -> list[str]:
     from timm.data.imagenet_info import ImageNetInfo
 
     info = ImageNetInfo()
-    names = [info.index_to_description(number).split(",")[0] for number in range(count)]
-    # Two cranes and two maillots: a class's name must be its own.
-    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
+    return unique([info.index_to_description(number).split(",")[0] for number in range(count)])
+
+
+def unique(names: list[str]) -> list[str]:
+    """A class's name must be its own: of two cranes each gets its number behind it."""
+    often = Counter(names)
+    return [name if often[name] == 1 else f"{name} ({number})" for number, name in enumerate(names)]
+
+
+def anonymous(classes: list[str]) -> bool:
+    """Nobody named them: they are 0, 1, 2, or transformers' LABEL_0, LABEL_1, LABEL_2."""
+    numbers = range(len(classes))
+    return classes in ([str(number) for number in numbers], [f"LABEL_{number}" for number in numbers])

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,7 @@ class Renamed:
     weights: dict[str, Tensor]
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)  # of ModelConfig, where the names told them
 
 
 def to_timm_names(tensors: dict[str, Tensor], where: str) -> Renamed:
@@ -78,8 +80,9 @@ def to_timm_names(tensors: dict[str, Tensor], where: str) -> Renamed:
     named = {_rename(_trunk(name) if library == "transformers" else name, rules): t for name, t in tensors.items()}
     dropped = sorted(name for name in named if re.match(LEFT_OUT, name))
     weights = _packed({name: tensor for name, tensor in named.items() if name not in dropped})
+    settings = {"no_embed_class": True} if "register_tokens" in weights else {}
     notes = [words for words in (_registers(weights), _distillation(weights), _double_head(weights, dropped)) if words]
-    return Renamed(library, weights, dropped, notes)
+    return Renamed(library, weights, dropped, notes, settings)
 
 
 def library_of(tensors: dict[str, Tensor]) -> str | None:

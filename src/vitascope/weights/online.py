@@ -61,17 +61,20 @@ def _reachable(address: str) -> bool:
 def known_of_timm(model: Any) -> Known:
     """What timm's model says about itself."""
     from timm.data.config import resolve_model_data_config
-    from timm.models.vision_transformer import VisionTransformer
+    from timm.models.vision_transformer import Block, VisionTransformer
 
     if type(model) is not VisionTransformer:  # a subclass computes something else
         raise UserError(f"timm's {type(model).__name__} is not a plain ViT.")
+    first: Any = model.blocks[0] if len(model.blocks) else None
+    if type(first) is not Block or getattr(model.patch_embed, "img_size", None) is None:
+        part = type(model.patch_embed if type(first) is Block else first).__name__
+        raise UserError(f"This model of timm is not a plain ViT: it has {part}.")
     said: dict[str, Any] = resolve_model_data_config(model)
-    first: Any = model.blocks[0]
     size = tuple(model.patch_embed.img_size)
     settings = {
         "img_size": size[0] if size[0] == size[1] else size,
         "num_heads": first.attn.num_heads,
-        "norm_eps": first.norm1.eps,
+        "norm_eps": getattr(first.norm1, "eps", 1e-6),
         "global_pool": model.global_pool,
     }
     return Known(settings, None, tuple(said["mean"]), tuple(said["std"]), "timm")

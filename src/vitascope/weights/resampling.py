@@ -1,5 +1,7 @@
 """Patch filters for one patch size or number of channels -> the same for another."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -37,8 +39,9 @@ def patch_error(filters: Tensor, resized: Tensor, likeness: float = 0.95) -> flo
 
 
 def change_channels(filters: Tensor, channels: int) -> Tensor:
-    """To grey: the sum over channels, exact for grey images shown in colour; from grey, or to other numbers: repeated
-    and scaled, so that an image with the same values in all channels gets the same answer."""
+    """To grey: the sum over channels. Else repeated in turn, cut and scaled by old/new: an image with the same values
+    in all channels gets the same answer where the new number is a multiple of the old one (1 → 3, 3 → 6), and another
+    one elsewhere (`channel_error` says how far off). As timm does it."""
     old = filters.shape[1]
     if old == channels:
         return filters
@@ -46,3 +49,26 @@ def change_channels(filters: Tensor, channels: int) -> Tensor:
         return filters.sum(1, keepdim=True)
     repeated = filters.repeat(1, -(-channels // old), 1, 1)[:, :channels]
     return repeated * (old / channels)
+
+
+def fold_to_grey(
+    filters: Tensor, bias: Tensor, colour: tuple[Sequence[float], Sequence[float]], grey: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """Filters and bias that answer a grey image, normalised by `grey`, as the old ones answer it shown in all colours,
+    normalised by `colour` (mean and deviation, each per channel)."""
+    mean, std = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in colour)
+    exact = filters.double()
+    summed = change_channels(exact * (grey[1] / std), 1)
+    moved = bias.double() + (exact * ((grey[0] - mean) / std)).sum((1, 2, 3))
+    return summed.to(filters.dtype), moved.to(bias.dtype)
+
+
+def channel_error(filters: Tensor, changed: Tensor) -> float:
+    """The share of the filters that is lost. To grey it is colour: all that differs from the mean over channels. Else:
+    how far answers are from the old ones where the new image's channels are the old one's, in turn."""
+    old = filters.shape[1]
+    if changed.shape[1] == 1:
+        back = filters.mean(1, keepdim=True)
+    else:
+        back = torch.stack([changed[:, channel::old].sum(1) for channel in range(old)], 1)
+    return ((filters - back).norm() / filters.norm()).item()

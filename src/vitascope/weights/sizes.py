@@ -7,15 +7,21 @@ from typing import Any
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.model.config import ModelConfig, as_pair
+from vitascope.model.config import ModelConfig, Size, as_pair
 from vitascope.model.vit import VisionTransformer
 
-HEAD_WIDTH = 64  # of every published plain ViT
+HEAD_WIDTH = 64  # of published plain ViTs, but for those of HEADS
+# Width -> heads: ViT-so400m, ViT-H, ViT-g and ViT-G; AIMv2's larger ones.
+HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 2048: 16, 3072: 24}
 EPS = {"transformers": 1e-12}  # their ViT's; everybody else's is 1e-6
 
 
-def config_of(weights: dict[str, Tensor], library: str, where: str, **known: Any) -> tuple[ModelConfig, list[str]]:
-    """`known`: what a config.json or a user says; it wins over what would be assumed. Also: what was assumed."""
+def config_of(
+    weights: dict[str, Tensor], library: str, where: str, *, asked_size: Size | None = None, **known: Any
+) -> tuple[ModelConfig, list[str]]:
+    """`known`: what a config.json or a user says; it wins over what would be assumed. Also: what was assumed.
+
+    `asked_size`: the image's, where nothing else tells it."""
     needed = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight")
     missing = [name for name in needed if name not in weights]
     if missing:
@@ -34,7 +40,7 @@ def config_of(weights: dict[str, Tensor], library: str, where: str, **known: Any
     }
     settings["global_pool"] = _pool(weights)
     assumed: list[str] = []
-    settings |= _grid(weights, settings, known, assumed, where)
+    settings |= _grid(weights, settings, known, asked_size, assumed, where)
     settings |= _heads(width, known, assumed, where)
     settings["norm_eps"] = known.get("norm_eps", EPS.get(library, 1e-6))
     if "norm_eps" not in known:
@@ -80,35 +86,62 @@ def _pool(weights: dict[str, Tensor]) -> str:
 
 
 def _grid(
-    weights: dict[str, Tensor], settings: dict[str, Any], known: dict[str, Any], assumed: list[str], where: str
+    weights: dict[str, Tensor],
+    settings: dict[str, Any],
+    known: dict[str, Any],
+    asked: Size | None,
+    assumed: list[str],
+    where: str,
 ) -> dict[str, Any]:
-    """The image's size from the number of positions, taken as a square."""
-    table = weights.get("pos_embed")
+    """The image's size from the number of positions, taken as a square; else what was asked for, where it fits."""
+    table, (rows, columns) = weights.get("pos_embed"), as_pair(settings["patch_size"])
+    size = known.get("img_size", asked)
     if table is None:
+        if size is None:
+            raise UserError(f"{where} has no pos_embed, so nothing tells its image size. {_give('img_size=32', where)}")
         if "img_size" not in known:
-            raise UserError(f"{where} has no pos_embed, so nothing tells its image size. Give img_size.")
-        return {"positions": "none"}
-    prefix = int(settings["class_token"]) + settings["reg_tokens"]
-    if "img_size" in known:
-        size, patch = known["img_size"], settings["patch_size"]
-        (height, across), (rows, columns) = as_pair(size), as_pair(patch)
-        return {"no_embed_class": table.shape[1] == (height // rows) * (across // columns)}
-    for places, without in ((table.shape[1] - prefix, False), (table.shape[1], True)):
-        side = math.isqrt(max(places, 0))
-        if places > 0 and side * side == places:
-            rows, columns = as_pair(settings["patch_size"])
-            size = side * rows if rows == columns else (side * rows, side * columns)
-            assumed.append(f"img_size={size}: a square grid of {side}×{side} patches")
-            return {"img_size": size, "no_embed_class": without and prefix > 0}
-    raise UserError(f"{where}: {table.shape[1]} positions are no square grid. Give img_size=[rows,columns].")
+            assumed.append(f"img_size={size}: as asked, because the weights do not tell it")
+        return {"positions": "none", "img_size": size}
+    prefix, places = int(settings["class_token"]) + settings["reg_tokens"], table.shape[1]
+    if "img_size" not in known and (side := _side(places, prefix, settings["reg_tokens"], known)):
+        size = side * rows if rows == columns else (side * rows, side * columns)
+        assumed.append(f"img_size={size}: a square grid of {side}×{side} patches")
+        return {"img_size": size, "no_embed_class": prefix > 0 and side * side == places}
+    patches = (as_pair(size)[0] // rows) * (as_pair(size)[1] // columns) if size is not None else 0
+    if "img_size" not in known and patches not in (places, places - prefix):
+        raise UserError(
+            f"{where}: {places} positions are no square grid, so nothing tells which images it was made for. "
+            f"{_give('img_size=[rows,columns]', where)}"
+        )
+    if "img_size" not in known:
+        assumed.append(f"img_size={size}: as asked, because {places} positions are no square grid")
+    return {"img_size": size, "no_embed_class": prefix > 0 and patches == places}
+
+
+def _side(places: int, prefix: int, registers: int, known: dict[str, Any]) -> int | None:
+    """Of the square grid. Nine positions and five tokens in front: 3×3 patches, for published models with registers
+    give positions to patches alone; without registers all tokens have one."""
+    counts = [places, places - prefix] if registers else [places - prefix, places]
+    if "no_embed_class" in known:
+        counts = [places if known["no_embed_class"] else places - prefix]
+    return next((math.isqrt(count) for count in counts if count > 0 and math.isqrt(count) ** 2 == count), None)
 
 
 def _heads(width: int, known: dict[str, Any], assumed: list[str], where: str) -> dict[str, Any]:
-    if known.get("num_heads"):
+    if known.get("num_heads") is not None:
         return {}
+    if width in HEADS:
+        assumed.append(f"num_heads={HEADS[width]}: as published ViTs of embed_dim {width} have")
+        return {"num_heads": HEADS[width]}
     if width % HEAD_WIDTH:
         raise UserError(
-            f"{where}: embed_dim={width} is no multiple of {HEAD_WIDTH}, so num_heads cannot be guessed. Give it."
+            f"{where}: embed_dim={width} is no multiple of {HEAD_WIDTH}, so num_heads cannot be guessed. "
+            f"{_give('num_heads=', where)}"
         )
     assumed.append(f"num_heads={width // HEAD_WIDTH}: embed_dim {width} / {HEAD_WIDTH}")
     return {"num_heads": width // HEAD_WIDTH}
+
+
+def _give(what: str, where: str) -> str:
+    """How a user says what weights do not, once, for every verb."""
+    return f"Say it once, with vitascope adapt {where} {what} --out FOLDER, and use that folder."

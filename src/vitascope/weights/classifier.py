@@ -1,0 +1,37 @@
+"""Pretrained weights and the classes they are wanted for -> the classifier kept, put in order, or left out."""
+
+from torch import Tensor
+
+from vitascope.weights.known import anonymous
+from vitascope.weights.pretrained import Pretrained
+from vitascope.weights.report import Change
+
+PARTS = ("head.weight", "head.bias")
+
+
+def fit_classifier(
+    weights: dict[str, Tensor], found: Pretrained, count: int, classes: list[str] | None, changes: list[Change]
+) -> tuple[list[str], list[str]]:
+    """What is dropped from `weights`, and notes. `classes`: what the data calls them, where that is known."""
+    own, old = found.facts.classes, found.facts.model.num_classes
+    if old != count:
+        return _drop(weights, f"{old} classes"), []
+    if not old or classes is None:
+        return [], []
+    if found.library != "vitascope" and anonymous(own):
+        note = "the classifier was kept: its classes have only numbers, which were taken for the data's in that order"
+        return [], [note]
+    if set(own) != set(classes):
+        other = next((name for name in own if name not in classes), own[0])
+        return _drop(weights, f"for other classes, such as {other}"), []
+    if own != classes:
+        order = [own.index(name) for name in classes]
+        for name in PARTS:
+            shape = list(weights[name].shape)
+            changes.append(Change(name, shape, shape, "rows in the order of the data's classes", 0.0))
+            weights[name] = weights[name][order]
+    return [], []
+
+
+def _drop(weights: dict[str, Tensor], why: str) -> list[str]:
+    return [f"{name} ({why})" for name in PARTS if weights.pop(name, None) is not None]

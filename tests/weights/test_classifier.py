@@ -1,0 +1,63 @@
+"""The old classifier is kept for the classes it was made for, and for no others."""
+
+import pytest
+import torch
+
+from tests.weights.test_pretrained import apart, small_timm
+from vitascope import UserError, adapt
+from vitascope.weights.known import Known
+from vitascope.weights.pretrained import Pretrained, named
+
+OWN = ["ape", "bee", "cat", "dog", "eel", "fox", "gnu"]
+OTHERS = ["ash", "box", "elm", "fig", "fir", "oak", "yew"]
+
+
+def pretrained(classes: list[str] | None = OWN) -> Pretrained:
+    return named(small_timm().state_dict(), "theirs", Known(classes=classes))
+
+
+def test_other_names_get_a_new_classifier() -> None:
+    found = pretrained()
+    made = adapt(found, classes=OTHERS)
+    assert made.report.new == ["head.weight", "head.bias"] and made.facts.classes == OTHERS
+    assert made.report.dropped[0] == "head.weight (for other classes, such as ape)"
+    assert not torch.equal(made.weights["head.weight"], found.weights["head.weight"])
+    assert adapt(found, classes=[*OWN[:6], "hen"]).report.new  # one is enough
+
+
+def test_the_same_names_keep_it() -> None:
+    found = pretrained()
+    made = adapt(found, classes=list(OWN))
+    assert made.weights["head.weight"] is found.weights["head.weight"]
+    assert not made.report.new and not made.report.notes and not made.report.resampled
+
+
+@torch.no_grad()
+def test_another_order_puts_its_rows_in_that_order() -> None:
+    found, images = pretrained(), torch.randn(2, 3, 32, 32)
+    turned = ["dog", "ape", "gnu", "bee", "fox", "cat", "eel"]
+    made = adapt(found, classes=turned)
+    wanted = found.model()(images)[:, [OWN.index(name) for name in turned]]
+    assert apart(made.model()(images), wanted) < 1e-6 and made.facts.classes == turned
+    assert [change.name for change in made.report.resampled] == ["head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize("names", [None, [f"LABEL_{number}" for number in range(7)]])
+def test_classes_without_names_keep_it_and_that_is_said(names) -> None:
+    found = pretrained(names)
+    made = adapt(found, classes=OTHERS)
+    assert made.weights["head.weight"] is found.weights["head.weight"] and made.facts.classes == OTHERS
+    assert "classes have only numbers" in made.report.notes[-1]
+
+
+def test_numbers_that_our_own_data_gave_are_names() -> None:
+    found = pretrained([str(number) for number in range(7)])
+    ours = Pretrained("run", "vitascope", found.facts, found.weights)
+    assert adapt(ours, classes=OTHERS).report.new
+    assert not adapt(ours, classes=list("0123456")).report.notes
+
+
+def test_names_and_number_must_agree() -> None:
+    assert adapt(pretrained(), classes=["a", "b"]).facts.model.num_classes == 2
+    with pytest.raises(UserError, match="num_classes=5, but 2 classes are named"):
+        adapt(pretrained(), num_classes=5, classes=["a", "b"])

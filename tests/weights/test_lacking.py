@@ -1,0 +1,38 @@
+"""What transformers' ViT does not have is refused by name, one by one."""
+
+import pytest
+
+from vitascope import ModelConfig, UserError
+from vitascope.weights.forms import refuse_for_transformers
+
+PLAIN = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"global_pool": "avg"}, "global_pool=avg"),
+        ({"reg_tokens": 1}, "registers"),
+        ({"positions": "rotary"}, "positions=rotary"),
+        ({"no_embed_class": True}, "positions=learned"),
+        ({"norm": "rmsnorm"}, "norm=rmsnorm"),
+        ({"mlp": "relu2"}, "mlp=relu2"),
+        ({"qk_norm": True}, "QK-norm"),
+        ({"init_values": 0.1}, "LayerScale"),
+        ({"output_projection": False}, "output_projection=false"),
+        ({"proj_bias": False}, "proj_bias=false"),
+        ({"num_classes": 0}, "classifier-less form"),
+        ({"img_size": (32, 64)}, "oblong images or patches"),
+        ({"img_size": (32, 64), "patch_size": (8, 16)}, "oblong images or patches"),
+        ({"tokenizer": "spt"}, "tokenizer=spt"),
+        ({"attention": "lsa"}, "attention=lsa"),
+        ({"merge_tokens": 1}, "merge_tokens=1"),
+        ({"drop_tokens": 1}, "drop_tokens=1"),
+        ({"causal": True, "global_pool": "avg"}, "causal attention"),
+    ],
+    ids=str,
+)
+def test_transformers_lacks_are_named(settings, named) -> None:
+    refuse_for_transformers(ModelConfig(**PLAIN))
+    with pytest.raises(UserError, match=f"transformers' ViT has no .*{named}"):
+        refuse_for_transformers(ModelConfig(**(PLAIN | settings)))

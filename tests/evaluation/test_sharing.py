@@ -145,7 +145,7 @@ def test_a_run_is_never_overwritten(run, form, tmp_path) -> None:
 def test_a_place_that_cannot_be_written_gets_a_sentence(tmp_path) -> None:
     model = ours(tmp_path / "ours")
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file" / "inside", Path("/proc/nowhere/model")):
+    for place in (tmp_path / "file", tmp_path / "file" / "inside", Path("/proc/nowhere/model"), Path("/proc/model")):
         with pytest.raises(UserError, match="could not be"):
             model.save_pretrained(place)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "ours"]

@@ -237,9 +237,10 @@ def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, t
     [session], adapted = sessions, pretrained(recipe)
     body = {name: weight for name, weight in session.model.state_dict().items() if not name.startswith("head.")}
     assert body and all(torch.equal(weight, adapted.weights[name]) for name, weight in body.items())
-    assert session.data.preparation == adapted.facts.preparation and learning(session.model) == {
-        "head.weight", "head.bias",
-    }  # fmt: skip
+    assert session.data.preparation == adapted.facts.preparation
+    assert learning(session.model) == {"head.weight", "head.bias"}
+    assert not any(block.training for block in session.model.blocks)
+
 
 
 def test_what_the_weights_decide_otherwise_is_told(start, tmp_path, capsys) -> None:

@@ -242,7 +242,6 @@ def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, t
     assert not any(block.training for block in session.model.blocks)
 
 
-
 def test_what_the_weights_decide_otherwise_is_told(start, tmp_path, capsys) -> None:
     told = {"weights": str(start.path), "model.depth": 7, "train.epochs": 1, "train.device": "cpu"}
     vitascope.train("digits", runs=tmp_path, **told)

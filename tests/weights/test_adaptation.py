@@ -230,3 +230,13 @@ def test_a_new_classifier_comes_from_the_seed() -> None:
     found = pretrained()
     first, again, other = (adapt(found, num_classes=5, seed=seed).weights["head.weight"] for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_settings_that_the_weights_decide_cannot_be_asked_for(tmp_path) -> None:
+    save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
+    assert (
+        adapt(tmp_path / "w.safetensors", patch_size=4, drop_path_rate=0.1).facts.model.drop_path_rate == 0.1
+    )  # a Path
+    for settings, sentence in [({"depth": 3}, "cannot change depth"), ({"imgsize": 28}, "Did you mean img_size")]:
+        with pytest.raises(UserError, match=sentence):
+            adapt(tmp_path / "w.safetensors", **settings)

@@ -188,8 +188,8 @@ def test_a_timm_model_by_name_is_ours_and_another_kind_is_refused(monkeypatch) -
         open_weights("timm:resnet18")
 
 
-def test_without_a_network_one_sentence_says_where_to_put_the_file(monkeypatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", "/nowhere")
+def test_without_a_network_one_sentence_says_where_to_put_the_file(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("vitascope.weights.online._reachable", lambda address: False)
     with pytest.raises(UserError, match=r"repository someone/some-vit could not be fetched.*weights=FOLDER"):
         open_weights("hf:someone/some-vit")
@@ -290,3 +290,21 @@ def test_a_model_is_saved_whole_and_comes_back(tmp_path) -> None:
     again = type(ours).from_pretrained(folder)
     assert isinstance(again, VisionTransformer) and same(again.state_dict(), ours.state_dict())
     assert again.facts == ours.facts and "library_name: vitascope" in (folder / "README.md").read_text()
+
+
+def test_files_without_weights_where_they_are_looked_for_are_told_what_is_there(tmp_path) -> None:
+    torch.save({"net": small_timm().state_dict(), "epoch": 3}, tmp_path / "net.pth")
+    with pytest.raises(
+        UserError, match=r"there is net, epoch in it, and weights are looked for there or under model_ema"
+    ):
+        open_weights(str(tmp_path / "net.pth"))
+    state = small_timm().state_dict()
+    state["blocks.0.mlp.fc1.weight"][0, 0] = float("nan")
+    save_file(state, tmp_path / "nan.safetensors")
+    with pytest.raises(UserError, match=r"blocks.0.mlp.fc1.weight holds numbers that are not finite"):
+        open_weights(str(tmp_path / "nan.safetensors"))
+
+
+def test_a_misspelt_name_of_timm_gets_the_nearest() -> None:
+    with pytest.raises(UserError, match="deit_tiny_patch16_224"):
+        open_weights("timm:deit_tinny_patch16_224")

@@ -1,26 +1,21 @@
 """A recipe's `weights` -> the weights a training starts from, fitted to the recipe's images and classes."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
-from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import open_run
-from vitascope.weights.adaptation import CHANGEABLE, Adapted, adapt
+from vitascope.weights.adaptation import CHANGEABLE, WITHOUT_WEIGHTS, Adapted, adapt
 from vitascope.weights.files import ENDINGS
 from vitascope.weights.pretrained import ONLINE, open_weights
 from vitascope.weights.report import Report
-
-# What of recipe.model stays the recipe's; the rest is as the weights are.
-OURS = (*CHANGEABLE, "grad_checkpointing", "merge_tokens", "drop_tokens")
 
 
 def pretrained(recipe: Recipe, classes: list[str] | None = None) -> Adapted:
     """`classes`: what the data calls them; None where it does not say."""
     found = open_weights(settled_word(recipe.weights or ""), img_size=recipe.model.img_size)
-    names = [item.name for item in fields(ModelConfig)]
-    kept = [name for name in names if name in OURS or name.endswith(("drop_rate", "drop_path_rate"))]
-    settings = {name: getattr(recipe.model, name) for name in kept}
+    # What of recipe.model stays the recipe's; the rest is as the weights are.
+    settings = {name: getattr(recipe.model, name) for name in (*CHANGEABLE, *WITHOUT_WEIGHTS)}
     made = adapt(found, classes=classes, seed=recipe.train.seed, **settings)
     if classes is not None or "head.weight" in made.report.new:
         return made

@@ -1,13 +1,14 @@
 """Pretrained weights and other sizes -> weights for those, and a report of what was resampled, dropped and new."""
 
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitascope.data.preparation import Preparation
-from vitascope.errors import UserError
+from vitascope.errors import UserError, did_you_mean
 from vitascope.model.anatomy import anatomy
 from vitascope.model.config import ModelConfig, Size, as_pair, check_size
 from vitascope.model.positions import resample
@@ -19,6 +20,12 @@ from vitascope.weights.pretrained import Pretrained, open_weights, ready
 from vitascope.weights.report import Change, Report
 from vitascope.weights.resampling import change_channels, channel_error, fold_to_grey, patch_error, resample_patch
 
+WITHOUT_WEIGHTS = tuple(
+    item.name
+    for item in fields(ModelConfig)
+    if item.name.endswith(("drop_rate", "drop_path_rate"))
+    or item.name in ("grad_checkpointing", "merge_tokens", "drop_tokens")
+)
 CHANGEABLE = ("img_size", "patch_size", "in_chans", "num_classes")
 
 
@@ -34,7 +41,7 @@ class Adapted:
 
 
 def adapt(
-    weights: Pretrained | str,
+    weights: Pretrained | str | os.PathLike[str],
     *,
     img_size: Size | None = None,
     patch_size: Size | None = None,
@@ -48,9 +55,12 @@ def adapt(
     and the like). A new classifier is drawn from the seed where the number of classes is another, or where `classes`
     (their names) are others than the weights'. Refused where the model would see one patch only, or not all of the
     image: `survey` says it first."""
+    if strange := [name for name in settings if name not in WITHOUT_WEIGHTS and name != "num_heads"]:
+        known = (*CHANGEABLE, "classes", "num_heads", *WITHOUT_WEIGHTS)
+        raise UserError(f"adapt cannot change {strange[0]}: the weights decide it. {did_you_mean(strange[0], known)}")
     found = weights
-    if isinstance(found, str):
-        found = open_weights(found, num_heads=settings.pop("num_heads", None), img_size=img_size)
+    if not isinstance(found, Pretrained):
+        found = open_weights(os.fspath(found), num_heads=settings.pop("num_heads", None), img_size=img_size)
     count = _number_of(classes, num_classes)
     asked = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "num_classes": count}
     report = survey(found, **asked)

@@ -26,9 +26,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
     tensors = {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
     if not tensors:
+        inside = ", ".join(str(name) for name in list(found)[:5])
         raise UserError(
-            f"{path} holds no weights by name. A whole pickled model cannot be used: save its state_dict()."
+            f"{path} holds no weights by name: there is {inside or 'nothing'} in it, and weights are looked for there "
+            f"or under {', '.join(INSIDE)}. Save the model's state_dict()."
         )
+    if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
+        raise UserError(f"{path}: {broken} holds numbers that are not finite. Such weights answer nothing.")
     return unwrapped({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
 
 

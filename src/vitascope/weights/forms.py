@@ -38,7 +38,7 @@ def for_timm(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Files, dict
         "fixed_input_size": True,
         "mean": list(facts.preparation.mean),
         "std": list(facts.preparation.std),
-        "interpolation": "bilinear",
+        "interpolation": "bicubic",
         "crop_pct": 1.0,
         "first_conv": "patch_embed.proj",
         "classifier": "head",
@@ -72,8 +72,11 @@ def for_transformers(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Fil
         "id2label": {str(number): name for number, name in enumerate(facts.classes)},
         "label2id": {name: number for number, name in enumerate(facts.classes)},
     }
-    prepared = {"do_resize": True, "size": {"height": rows, "width": columns}, "resample": 2, "do_rescale": True}
-    prepared |= {"rescale_factor": 1 / 255, "do_normalize": True, "image_processor_type": "ViTImageProcessor"}
+    # CLIP's processor, because ViT's own squashes oblong pictures: ours are resized, then cut around the centre.
+    prepared = {"image_processor_type": "CLIPImageProcessor", "resample": 3, "do_convert_rgb": config.in_chans == 3}
+    prepared |= {"do_resize": True, "size": {"shortest_edge": rows}}
+    prepared |= {"do_center_crop": True, "crop_size": {"height": rows, "width": columns}}
+    prepared |= {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
     prepared |= {"image_mean": list(facts.preparation.mean), "image_std": list(facts.preparation.std)}
     return {"config.json": said, "preprocessor_config.json": prepared}, to_transformers_names(weights)
 

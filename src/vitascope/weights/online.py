@@ -4,13 +4,14 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from torch import nn
 
-from vitascope.errors import UserError
+from vitascope.errors import UserError, first_line
 from vitascope.weights.known import Known
 
 PATIENCE = 5.0  # seconds
@@ -21,7 +22,7 @@ def fetch_timm(name: str) -> nn.Module:
     import timm
 
     if not timm.is_model(name):
-        near = timm.list_models(f"*{name}*")[:3] or timm.list_models("vit_tiny*")[:3]
+        near = timm.list_models(f"*{name}*")[:3] or get_close_matches(name, timm.list_models(), 3, cutoff=0.3)
         raise UserError(f"timm has no model '{name}'. It has {', '.join(near)}, …")
     try:
         with at_once():
@@ -106,4 +107,4 @@ def _why(error: Exception) -> str:
     words = str(error)
     if "offline" in words or "local cache" in words or "outgoing traffic" in words:
         return "the hub cannot be reached, and nothing was fetched before"
-    return (words.splitlines() or [type(error).__name__])[0][:120]
+    return first_line(error)[:120]

@@ -8,6 +8,7 @@ import transformers
 from torch import nn
 
 from tests.weights.test_pretrained import HF, apart, shaken, small_timm
+from vitascope import UserError
 from vitascope.weights.known import Known
 from vitascope.weights.pretrained import named, open_weights
 
@@ -79,6 +80,9 @@ def test_registers_without_positions_do_not_shrink_a_small_grid() -> None:
     found = named(theirs.state_dict(), "theirs", Known({"num_heads": 4, "norm_eps": 1e-6}))
     assert found.facts.model.grid == (3, 3) and found.facts.model.no_embed_class
     assert apart(found.model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
+    oblong = theirs.state_dict() | {"embeddings.position_embeddings": torch.zeros(1, 1 + 2 * 7, 128)}
+    with pytest.raises(UserError, match="14 positions are no square grid"):  # not 3×3 and five tokens in front
+        named(oblong, "theirs", Known({"num_heads": 4}))
 
 
 @pytest.mark.parametrize("width", [1152, 1280, 1408, 1664])

@@ -29,41 +29,51 @@ def ways(tokens: int, depth: int) -> list[dict[str, int]]:
 
 
 @torch.no_grad()
-def answers(model: TrainedTransformer, images: torch.Tensor, batch: int) -> torch.Tensor:
-    return torch.cat([model(some).float().cpu() for some in images.split(batch)])
-
-
 def measure(
     model: TrainedTransformer, images: torch.Tensor, labels: torch.Tensor | None, rounds: int, batch: int
 ) -> list[dict[str, Any]]:
     whole, device = model.config, next(model.parameters()).device.type
     found = ways(whole.num_patches, whole.depth)
-    logits: list[torch.Tensor] = []
+    logits: list[list[torch.Tensor]] = [[] for _ in found]
     times: list[list[float]] = [[] for _ in found]
     for number in range(rounds + 1):  # the first round warms up and gives the answers
-        for way, settings in enumerate(found):
-            model.answer_with(**({"merge_tokens": 0, "drop_tokens": 0} | settings))
-            wait_for(device)
-            start = time.perf_counter()
-            answer = answers(model, images, batch)
-            if number:
-                times[way].append(time.perf_counter() - start)
-            else:
-                logits.append(answer)
-    rows = []
-    for way, settings in enumerate(found):
-        model.answer_with(**({"merge_tokens": 0, "drop_tokens": 0} | settings))
-        same = (logits[way].argmax(1) == logits[0].argmax(1)).float().mean().item()
-        row: dict[str, Any] = {"way": next(iter(settings), "all tokens"), "per_block": next(iter(settings.values()), 0)}
-        row |= {"tokens_at_the_end": model.config.num_tokens - sum(model.config.fewer_per_block)}
-        row |= {"gflops": round(total_flops(model.config) / 1e9, 4), "same_answers": round(same, 4)}
-        row |= {"images_per_second": round(len(images) / median(times[way]), 1)}
-        row |= {"times_as_fast": round(median(a / b for a, b in zip(times[0], times[way], strict=True)), 3)}
-        if labels is not None:
-            row["accuracy"] = round((logits[way].argmax(1) == labels).float().mean().item(), 4)
-        rows.append(row)
-        print(row, flush=True)
-    return rows
+        for some in images.split(batch):
+            for way, settings in enumerate(found):  # every batch in every way, in turns: others disturb all alike
+                model.answer_with(**({"merge_tokens": 0, "drop_tokens": 0} | settings))
+                wait_for(device)
+                start = time.perf_counter()
+                answer = model(some)
+                wait_for(device)
+                if number:
+                    times[way].append((time.perf_counter() - start) / len(some))
+                else:
+                    logits[way].append(answer.float().cpu())
+    return [
+        _row(model, settings, torch.cat(logits[way]), torch.cat(logits[0]), times[way], times[0], labels)
+        for way, settings in enumerate(found)
+    ]
+
+
+def _row(
+    model: TrainedTransformer,
+    settings: dict[str, int],
+    logits: torch.Tensor,
+    whole: torch.Tensor,
+    times: list[float],
+    of_whole: list[float],
+    labels: torch.Tensor | None,
+) -> dict[str, Any]:
+    model.answer_with(**({"merge_tokens": 0, "drop_tokens": 0} | settings))
+    row: dict[str, Any] = {"way": next(iter(settings), "all tokens"), "per_block": next(iter(settings.values()), 0)}
+    row |= {"tokens_at_the_end": model.config.num_tokens - sum(model.config.fewer_per_block)}
+    row |= {"gflops": round(total_flops(model.config) / 1e9, 4)}
+    row |= {"same_answers": round((logits.argmax(1) == whole.argmax(1)).float().mean().item(), 4)}
+    row |= {"images_per_second": round(1 / median(times), 1)}
+    row |= {"times_as_fast": round(median(a / b for a, b in zip(of_whole, times, strict=True)), 3)}
+    if labels is not None:
+        row["accuracy"] = round((logits.argmax(1) == labels).float().mean().item(), 4)
+    print(row, flush=True)
+    return row
 
 
 def main() -> None:

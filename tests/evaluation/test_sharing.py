@@ -161,3 +161,24 @@ def test_a_card_tells_the_accuracy_of_the_weights_it_is_for(run, tmp_path) -> No
         folder = load(place, best=best).save_pretrained(tmp_path / str(best))
         card = (folder / "README.md").read_text()
         assert f"Validation accuracy {there}" in card and elsewhere not in card
+
+
+@torch.no_grad()
+def test_their_own_preparation_of_an_oblong_photo_gives_our_answer(tmp_path) -> None:
+    """Resized by the shorter side, bicubic, cut around the centre: by timm and by transformers."""
+    from PIL import Image
+    from timm.data import create_transform, resolve_model_data_config
+
+    model = ours(tmp_path / "ours")
+    smooth = torch.rand(3, 6, 9).repeat_interleave(12, 1).repeat_interleave(12, 2)
+    photo = Image.fromarray((255 * smooth).byte().permute(1, 2, 0).numpy())
+    wanted = torch.tensor(list(model.predict(photo)[0].probabilities.values()))
+    folder = model.save_pretrained(tmp_path / "timm", form="timm")
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    prepared = create_transform(**resolve_model_data_config(theirs), is_training=False)(photo)[None]
+    assert largest(theirs(prepared).softmax(1)[0], wanted) < 0.02
+    folder = model.save_pretrained(tmp_path / "transformers", form="transformers")
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    prepared = processor(images=photo, return_tensors="pt")
+    theirs = transformers.ViTForImageClassification.from_pretrained(folder).eval()
+    assert largest(theirs(**prepared).logits.softmax(1)[0], wanted) < 0.02

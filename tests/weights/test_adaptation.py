@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from timm.layers.patch_embed import resample_patch_embed
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models._builder import adapt_input_conv  # as timm's own weights go from colour to grey

@@ -37,9 +37,10 @@ def measure(
     logits: list[list[torch.Tensor]] = [[] for _ in found]
     times: list[list[float]] = [[] for _ in found]
     for number in range(rounds + 1):  # the first round warms up and gives the answers
-        for some in images.split(batch):
-            for way, settings in enumerate(found):  # every batch in every way, in turns: others disturb all alike
-                model.answer_with(**({"merge_tokens": 0, "drop_tokens": 0} | settings))
+        for turn, some in enumerate(images.split(batch)):
+            # Every batch in every way, and another way first each time: what disturbs, disturbs all alike.
+            for way in ((turn + place) % len(found) for place in range(len(found))):
+                model.answer_with(**({"merge_tokens": 0, "drop_tokens": 0} | found[way]))
                 wait_for(device)
                 start = time.perf_counter()
                 answer = model(some)

@@ -73,6 +73,13 @@ def test_two_tokens_that_may_not_look_at_themselves_look_at_each_other() -> None
     assert maps.equal(torch.tensor([[0.0, 1.0], [1.0, 0.0]]).expand(3, 2, 2, 2))
 
 
+def test_one_token_that_may_not_look_at_itself_gets_nothing() -> None:
+    layer, tokens = SelfAttention(8, 2, local=True), torch.randn(3, 1, 8)
+    torch.testing.assert_close(layer(tokens), layer.proj.bias.expand(3, 1, 8))
+    with pytest.raises(UserError, match="Choose one of them"):
+        SelfAttention(8, 2, local=True, causal=True)
+
+
 def test_locality_attention_against_the_equations() -> None:
     torch.manual_seed(0)
     layer = SelfAttention(6, 2, local=True, qkv_bias=False).double()

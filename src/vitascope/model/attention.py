@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope import kernels
+from vitascope.errors import UserError
 from vitascope.model.config import check_heads
 from vitascope.model.inputs import check_tokens
 from vitascope.model.masks import additive, causal_mask, check_mask, other_mask
@@ -45,6 +46,8 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_heads(embed_dim, num_heads)
+        if causal and local:
+            raise UserError("With causal and local the first token could look at nothing. Choose one of them.")
         self.embed_dim, self.num_heads, self.causal = embed_dim, num_heads, causal
         head_width = embed_dim // num_heads
         self.scale = nn.Parameter(torch.full((num_heads,), head_width**-0.5)) if local else None
@@ -71,11 +74,12 @@ class SelfAttention(nn.Module):
 
     def gather(self, query: Queries, key: Heads, value: Heads, mask: Tensor | None = None) -> Asked:
         """What the tokens that ask get from all, by the fused kernel."""
+        sure = mask is None and key.shape[2] > 1  # our own mask leaves everyone somebody to look at
         mask = self.whole_mask(mask, key)
         mask = mask if mask is None else mask[..., : query.shape[2], :]
         dropout = self.attn_drop.p if self.training else 0.0
         with preferring(self.kernel):
-            gathered = attend_fused(query, key, value, mask, causal=self.causal, dropout=dropout)
+            gathered = attend_fused(query, key, value, mask, causal=self.causal, dropout=dropout, sure=sure)
         return self.join(gathered)
 
     def maps(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> Maps:
@@ -142,11 +146,10 @@ class SelfAttention(nn.Module):
             return None if self.scale is None else other_mask(tokens, key.device)
         mask = mask[:, None] if mask.ndim == 3 else mask
         check_mask(mask, torch.Size([*key.shape[:3], tokens]))
-        own = [causal_mask(tokens, key.device)] if self.causal else []
-        own += [] if self.scale is None else [other_mask(tokens, key.device)]
-        for more in own:
-            mask = mask & more if mask.dtype == torch.bool else mask + additive(more)
-        return mask
+        if not self.causal and self.scale is None:
+            return mask
+        own = (causal_mask if self.causal else other_mask)(tokens, key.device)
+        return mask & own if mask.dtype == torch.bool else mask + additive(own)
 
     @property
     def W_Q(self) -> Tensor:

@@ -50,11 +50,20 @@ def attention_maps(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Te
 
 
 def attend_fused(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    dropout: float = 0.0,
+    sure: bool = False,
 ) -> Tensor:
-    """The same as `attend`, by PyTorch's fused kernels: the maps never reach memory."""
-    if mask is None:
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=causal)
+    """The same as `attend`, by PyTorch's fused kernels: the maps never reach memory.
+
+    `sure`: the mask leaves every query a key, so nobody has to look for those that have none."""
+    if mask is None or sure:
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, is_causal=causal)
     check_mask(mask, torch.Size([*query.shape[:-1], key.shape[-2]]))
     mask, empty = fill_empty_rows(mask, query.dtype)
     return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout).masked_fill(empty, 0.0)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -25,7 +26,6 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     wrong = shares.copy()
     np.fill_diagonal(wrong, np.nan)
-    there = counts.sum(1) > 0
     short = [plain(shorten(name, NAME_LENGTH)) for name in names]
     side = float(np.clip(0.55 * classes + 2.4, 4.5, 12))
     figure, (panel,) = new_figure(1, width=side + 1.2, height=side + 0.6)
@@ -34,20 +34,7 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
     shown = panel.imshow(wrong, cmap=MISTAKES, vmin=0, vmax=top)
     figure.colorbar(shown, ax=panel, shrink=0.75, label="mistakes, in % of the row")
     if classes <= MOST_NUMBERS:
-        for row, column in np.ndindex(classes, classes):
-            value, right = shares[row, column], row == column
-            text = f"{value:.1f}" if there[row] and (right or value >= 0.05) else ""
-            colour = "white" if not right and value > 0.6 * top else "black"
-            panel.text(
-                column,
-                row,
-                text,
-                ha="center",
-                va="center",
-                color=colour,
-                fontsize=8,
-                fontweight="bold" if right else None,
-            )
+        _write_numbers(panel, shares, counts.sum(1) > 0, top)
     label(panel, title, "predicted class", "true class")
     if classes <= MOST_NAMES:
         slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
@@ -60,6 +47,14 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
         text = f"The {classes} of {len(whole)} classes that occur most. " + text
     caption(figure, text)
     return figure
+
+
+def _write_numbers(panel: Axes, shares: NDArray, there: NDArray, top: float) -> None:
+    for row, column in np.ndindex(shares.shape):
+        value, right = shares[row, column], row == column
+        text = f"{value:.1f}" if there[row] and (right or value >= 0.05) else ""
+        colour, weight = "white" if not right and value > 0.6 * top else "black", "bold" if right else None
+        panel.text(column, row, text, ha="center", va="center", color=colour, fontsize=8, fontweight=weight)
 
 
 def _occurring(counts: NDArray, names: list[str]) -> tuple[NDArray, list[str]]:

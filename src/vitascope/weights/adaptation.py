@@ -55,9 +55,7 @@ def adapt(
     and the like). A new classifier is drawn from the seed where the number of classes is another, or where `classes`
     (their names) are others than the weights'. Refused where the model would see one patch only, or not all of the
     image: `survey` says it first."""
-    if strange := [name for name in settings if name not in WITHOUT_WEIGHTS and name != "num_heads"]:
-        known = (*CHANGEABLE, "classes", "num_heads", *WITHOUT_WEIGHTS)
-        raise UserError(f"adapt cannot change {strange[0]}: the weights decide it. {did_you_mean(strange[0], known)}")
+    _check_settings(settings)
     found = weights
     if not isinstance(found, Pretrained):
         found = open_weights(os.fspath(found), num_heads=settings.pop("num_heads", None), img_size=img_size)
@@ -90,6 +88,13 @@ def _number_of(classes: list[str] | None, told: int | None) -> int | None:
     if classes is not None and told not in (None, len(classes)):
         raise UserError(f"num_classes={told}, but {len(classes)} classes are named. Leave num_classes out.")
     return told if classes is None else len(classes)
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    known = ("num_heads", *WITHOUT_WEIGHTS)
+    if strange := [name for name in settings if name not in known]:
+        near = did_you_mean(strange[0], (*CHANGEABLE, "classes", *known))
+        raise UserError(f"adapt cannot change {strange[0]}: the weights decide it. {near}")
 
 
 def survey(found: Pretrained, **asked: Any) -> Report:

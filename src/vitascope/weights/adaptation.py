@@ -73,14 +73,9 @@ def adapt(
     _positions(tensors, old, config, changes)
     dropped, notes = fit_classifier(tensors, found, config.num_classes, classes, changes)
     new = _fill(tensors, config, seed)
-    report = replace(
-        report,
-        resampled=changes,
-        dropped=[*found.dropped, *dropped],
-        new=new,
-        notes=[*found.notes, *notes],
-        kept=len(tensors) - len({change.name for change in changes}) - len(new),
-    )
+    kept = len(tensors) - len({change.name for change in changes}) - len(new)
+    told = {"dropped": [*found.dropped, *dropped], "notes": [*found.notes, *notes], "kept": kept}
+    report = replace(report, resampled=changes, new=new, **told)
     return Adapted(_facts(found, config, preparation, classes), tensors, report)
 
 

@@ -8,11 +8,11 @@ of the recipe `cifar10` instead of a plain ViT; `--labels 0.1` keeps a tenth of 
 
 import argparse
 import json
+import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.__main__ import RESULTS
 from vitascope import load, train
@@ -22,6 +22,7 @@ from vitascope.model.anatomy import total_flops, total_parameters
 from vitascope.records.arms import arms_of
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import record_of_machine
+from vitascope.training.hardware import choose_device
 
 PLAIN = {
     "embed_dim": 192, "depth": 9, "num_heads": 12, "mlp_ratio": 2.0, "class_token": True, "global_pool": "token",
@@ -95,6 +96,12 @@ def picture(records: list[Path], out: Path) -> None:
     save(draw_arms(panels, "Dots: mean over seeds; bars: 95 % interval of the paired difference; grey: noise."), out)
 
 
+def without_places(words: list[str]) -> list[str]:
+    """What was asked, without folders of this machine and the commit, which stands elsewhere."""
+    hidden = [place for place, word in enumerate(words) if word in ("--out", "--runs", "--commit")]
+    return [word for place, word in enumerate(words) if place not in hidden and place - 1 not in hidden]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", choices=["plain", "recipe"], default="plain")
@@ -122,11 +129,10 @@ def main() -> None:
         rows += [measure(arm, seed, asked) for seed in asked.seeds]
         record = {
             "name": asked.out.stem,
-            "command": f"python -m benchmarks.small_data --base {asked.base} --labels {asked.labels} "
-            f"--epochs {asked.epochs} --seeds {' '.join(map(str, asked.seeds))}{' --tune' if asked.tune else ''}",
+            "command": f"python -m benchmarks.small_data {shlex.join(without_places(sys.argv[1:]))}",
             "data": asked.data,
             "judged_by": "validation" if asked.tune else "test",
-            "device": "cuda" if torch.cuda.is_available() else "cpu",
+            "device": choose_device(asked.device),
             "rows": rows,
         } | record_of_machine(asked.commit)
         make_folder(asked.out.parent)

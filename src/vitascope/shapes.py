@@ -13,7 +13,7 @@ Patches: TypeAlias = Float[Tensor, "batch patch pixel"]  # pixel = channel · pa
 PatchTokens: TypeAlias = Float[Tensor, "batch patch feature"]
 Tokens: TypeAlias = Float[Tensor, "batch token feature"]  # class token, then registers, then patches
 Asked: TypeAlias = Float[Tensor, "batch asked feature"]  # all tokens, or the first ones, which somebody will read
-Sizes: TypeAlias = Float[Tensor, "batch asked"]  # how many patches each token stands for
+Sizes: TypeAlias = Float[Tensor, "batch counted"]  # how many patches each token stands for
 Members: TypeAlias = Float[Tensor, "batch asked everyone"]  # 1 where a token stands for a patch
 Prefix: TypeAlias = Float[Tensor, "one prefix feature"]  # class token and registers, before they meet a batch
 Heads: TypeAlias = Float[Tensor, "batch head token width"]  # keys or values, one head beside the other

@@ -353,6 +353,10 @@ def test_a_run_answers_with_fewer_tokens_when_asked(run) -> None:
     assert found.weights == "last, merge_tokens=2"
     assert "merge_tokens=2" in run.file("test-openings.jsonl").read_text()
     assert vitascope.load(run).config == whole.config
+    quick = vitascope.load(run, fast=True)
+    quick.answer_with(drop_tokens=3)
+    plain = vitascope.load(run, drop_tokens=3)
+    assert torch.equal(quick.features(images), plain.features(images))  # what was made for all tokens is not used
     with pytest.raises(UserError, match="not both"):
         vitascope.load(run, merge_tokens=1, drop_tokens=1)
 

@@ -53,19 +53,55 @@ def test_merging_equals_merging_one_by_one(prefix, patches, fewer) -> None:
     assert found.sizes.sum(1).tolist() == [sum(sizes)] * 2  # every patch is still counted
 
 
+@pytest.mark.parametrize("attention", ["plain", "lsa"])
 @pytest.mark.parametrize("pool", ["token", "avg", "seq"])
-def test_merging_twins_changes_nothing(pool, monkeypatch) -> None:
-    """Patches that come in pairs of equals: one that counts twice is the same as two, in attention and in pooling."""
+def test_merging_twins_changes_nothing(pool, attention, monkeypatch) -> None:
+    """Patches of which half have a twin: one that counts twice is the same as two, in attention and in pooling."""
     torch.manual_seed(0)
-    config = replace(TINY, img_size=16, positions="none", global_pool=pool, depth=3)
+    config = replace(TINY, img_size=16, positions="none", global_pool=pool, depth=3, attention=attention)
     model = VisionTransformer(config).double().eval()
-    fewer = VisionTransformer(replace(config, merge_tokens=8)).double().eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)  # so that attention is far from uniform
+    fewer = VisionTransformer(replace(config, merge_tokens=4)).double().eval()
     fewer.load_state_dict(model.state_dict())
-    monkeypatch.setattr(ModelConfig, "fewer_per_block", [8, 0, 0])  # all twins meet in the first block
-    halves = torch.randn(3, 3, 16, 2, 4, dtype=torch.float64)
-    twins, others = halves.repeat_interleave(2, dim=-2).flatten(-2), torch.randn(3, 3, 16, 16, dtype=torch.float64)
-    assert torch.allclose(fewer(twins), model(twins), atol=1e-12)
-    assert not torch.allclose(fewer(others), model(others), atol=1e-6)
+    monkeypatch.setattr(ModelConfig, "fewer_per_block", [4, 0, 0])  # the four twins meet in the first block
+    images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    twins = images.clone()
+    twins[..., :8, 4:8], twins[..., :8, 12:] = images[..., :8, :4], images[..., :8, 8:12]
+    assert torch.allclose(fewer(twins), model(twins), atol=1e-10)
+    assert not torch.allclose(fewer(images), model(images), atol=1e-3)
+
+
+def test_who_is_left_keeps_its_place() -> None:
+    """Dropped patches must not shift the others' rotary positions: attention over the kept ones, written out."""
+    torch.manual_seed(0)
+    settings = {"positions": "rotary", "global_pool": "avg", "class_token": False, "reg_tokens": 0, "init_values": None}
+    model = VisionTransformer(replace(GRID, **settings, depth=2, drop_tokens=5)).double().eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    images = torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    first, second = model.blocks
+    tokens = model.embed(images)
+    normed = first.norm1(tokens)
+    maps = first.attn.maps(normed, rotation=model.rotation)
+    kept = maps.mean((0, 1, 2)).topk(11).indices.sort().values
+    tokens = (tokens + first.attn.mix(maps, normed))[:, kept]
+    tokens = tokens + first.mlp(first.norm2(tokens))
+    normed, table = second.norm1(tokens), model.rotation[:, kept]
+    maps = second.attn.maps(normed, rotation=table)
+    tokens = tokens + second.attn.mix(maps, normed)
+    left = maps.mean((0, 1, 2)).topk(6).indices.sort().values
+    tokens = tokens[:, left]
+    tokens = tokens + second.mlp(second.norm2(tokens))
+    assert torch.allclose(model.forward_head(model.norm(tokens)), model(images), atol=1e-10)
+
+
+def test_a_local_token_is_never_left_alone() -> None:
+    config = replace(TINY, img_size=16, attention="lsa", class_token=False, global_pool="avg", drop_tokens=15)
+    assert config.fewer_per_block == [14, 0]
+    merging = VisionTransformer(replace(config, drop_tokens=0, merge_tokens=8, depth=6)).eval()
+    assert merging.config.fewer_per_block == [8, 4, 2, 1, 0, 0]  # one is left, which looks at what it stands for
+    assert torch.isfinite(merging(torch.randn(2, 3, 16, 16))).all()
 
 
 def test_dropping_leaves_out_who_is_least_looked_at() -> None:

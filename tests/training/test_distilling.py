@@ -147,8 +147,9 @@ def _stopped_after_one_epoch(folder, told):
 
 
 def test_without_a_share_the_teacher_changes_nothing(cnn, tmp_path) -> None:
-    plain = tiny_run(tmp_path / "plain")
-    taught = tiny_run(tmp_path / "taught", **{"train.distill": cnn, "train.distill_share": 0.0})
+    chance = {"model.drop_path_rate": 0.3}  # whose draws must not be the teacher's
+    plain = tiny_run(tmp_path / "plain", **chance)
+    taught = tiny_run(tmp_path / "taught", **chance, **{"train.distill": cnn, "train.distill_share": 0.0})
     assert [row["train_loss"] for row in plain.metrics] == [row["train_loss"] for row in taught.metrics]
 
 
@@ -172,15 +173,54 @@ def test_teachers_that_cannot_teach_are_refused_before_a_run_is_made(cnn, tmp_pa
         TrainConfig(distill_share=2.0)
 
 
+HERE = Hardware("cpu", "float32", compiled=False, captured=False, threads=1)
+
+
+def order_of(folder, theirs, classes, **told):
+    folder.mkdir(exist_ok=True)
+    word = save_like_timm(folder, timm.create_model("test_resnet", num_classes=len(classes)), "test_resnet", theirs)
+    return open_teacher(word, open_any(word).preparation, classes, HERE, **told).order
+
+
 def test_classes_are_matched_by_name(tmp_path) -> None:
-    model = timm.create_model("test_resnet", num_classes=3)
-    word = save_like_timm(tmp_path, model, "test_resnet", ["cat", "dog", "owl"])
-    here = Hardware("cpu", "float32", compiled=False, captured=False, threads=1)
-    given = open_any(word).preparation
-    assert open_teacher(word, given, ["owl", "cat", "dog"], here).order == [2, 0, 1]
-    assert open_teacher(word, given, ["cat", "dog", "owl"], here).order is None
+    names = ["cat", "dog", "owl"]
+    assert order_of(tmp_path / "a", names, ["owl", "cat", "dog"]) == [2, 0, 1]
+    assert order_of(tmp_path / "a", names, names) is None
     with pytest.raises(UserError, match="knows no class 'cow'"):
-        open_teacher(word, given, ["owl", "cow", "dog"], here)
+        order_of(tmp_path / "a", names, ["owl", "cow", "dog"])
+
+
+def test_numbers_are_names_where_both_sides_have_them_and_none_where_one_has(tmp_path) -> None:
+    """Folders sort 10 before 2: numbers must be matched as names are."""
+    numbers = [str(number) for number in range(12)]
+    assert order_of(tmp_path / "a", numbers, sorted(numbers)) == [int(name) for name in sorted(numbers)]
+    named = ["cat", "dog", "owl"]
+    assert order_of(tmp_path / "a", ["LABEL_0", "LABEL_1", "LABEL_2"], named) is None
+    assert order_of(tmp_path / "a", named, ["0", "1", "2"], named=False) is None
+    assert order_of(tmp_path / "a", [*named, "cow"], named) is None  # four names for three classes say nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "size"),
+    [("test_resnet", {"in_chans": 1}, (160, 160)), ("test_vit", {"img_size": 32, "in_chans": 1}, (32, 32))],
+)
+def test_a_teacher_saved_by_timm_itself_is_asked_in_its_own_size_and_channels(name, settings, size, tmp_path) -> None:
+    from timm.models import save_for_hf
+
+    model = timm.create_model(name, num_classes=10, **settings)
+    save_for_hf(model, tmp_path, model_args=settings)
+    found = open_any(str(tmp_path))
+    assert found.preparation.size == size and len(found.preparation.mean) == 1
+    assert open_teacher(str(tmp_path), found.preparation, NAMES, HERE)(torch.zeros(2, 1, *size)).shape == (2, 10)
+
+
+def test_a_run_goes_on_only_with_the_teacher_it_began_with(tmp_path) -> None:
+    teacher = tiny_run(tmp_path / "teacher", **{"train.epochs": 1})
+    stopped = _stopped_after_one_epoch(tmp_path / "stopped", {"train.distill": str(teacher.path)})
+    other = tiny_run(tmp_path / "other", **{"train.epochs": 1, "train.seed": 5})
+    teacher.file(LAST).write_bytes(other.file(LAST).read_bytes())
+    with pytest.raises(UserError, match="the teacher's weights have changed"):
+        vitascope.resume(stopped, quiet=True)
 
 
 def test_any_model_of_ours_is_opened_as_it_was_trained(tmp_path) -> None:

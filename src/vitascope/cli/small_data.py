@@ -37,6 +37,7 @@ def draw_shifted(image: Path | None, patch_size: int, out: Path) -> Path:
 def draw_fewer(word: str, image: Path, count: int, out: Path) -> Path:
     """The image; every patch in the mean colour of those that became one token with it; those not dropped."""
     model = load(word)
+    model.answer_with(merge_tokens=0, drop_tokens=0)
     check_readable(model.facts.stored)
     stored = as_stored(image, model.facts.stored).images[:1]
     pixels = model.facts.preparation.fit(stored)

@@ -55,7 +55,10 @@ class TrainedTransformer(VisionTransformer):
         if fewer:
             self.config = replace(self.config, **fewer)
             self.facts = replace(self.facts, model=self.config)
-            self.weights += "".join(f", {name}={count}" for name, count in fewer.items())
+            self.fast = None  # made for other settings
+            self.weights = self.weights.split(",")[0] + "".join(
+                f", {name}={count}" for name, count in fewer.items() if count
+            )
 
     def predict(self, images: Any, *, views: int = 1) -> Predictions:
         """Paths, Pillow images, arrays (rows × columns × channels) or tensors (channels first), one or many."""

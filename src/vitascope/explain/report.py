@@ -158,6 +158,7 @@ def _earlier(model: TrainedTransformer) -> str:
         )
     said = json.loads(told[-1].read_text(encoding="utf-8"))
     views = f", {said['views']} views" if said["views"] > 1 else ""
+    views += "" if said.get("weights", "last") == "last" else f", weights: {escape(said['weights'])}"
     images = f"{said['images']:,} {escape(said['split'])} images{views}"
     text = f"<p>{said['accuracy']:.2%} of {images}, from vitascope evaluate.</p>"
     return text + "".join(_file_picture(path) for path in sorted(told[-1].parent.glob("*.png")))

@@ -1,7 +1,6 @@
 """A run, `timm:NAME` or a weights file -> the model to look into, with its classes and how its images are prepared."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from numpy.typing import NDArray
 from torch import nn
@@ -12,6 +11,7 @@ from vitascope.evaluation.reading import Stored
 from vitascope.evaluation.trained import TrainedTransformer, load
 from vitascope.run.directory import Outside
 from vitascope.shapes import Images
+from vitascope.weights.any_model import of_timm
 from vitascope.weights.known import class_names
 from vitascope.weights.online import fetch_timm
 
@@ -50,15 +50,12 @@ def open_subject(word: str, *, best: bool = False) -> Subject:
     if word.startswith("timm:"):
         return _from_timm(word.removeprefix("timm:"))
     model = load(word, best=best)
+    if model.config.merge_tokens or model.config.drop_tokens:  # explained is the model with all its tokens
+        model.answer_with(merge_tokens=0, drop_tokens=0)
     return Subject(model.name, model, model.classes, model.facts.preparation, model.facts.stored, model.notes)
 
 
 def _from_timm(name: str) -> Subject:
-    from timm.data.config import resolve_model_data_config
-
-    model = fetch_timm(name)
-    said: dict[str, Any] = resolve_model_data_config(model)
-    channels, rows, columns = said["input_size"]
-    preparation = Preparation((rows, columns), tuple(said["mean"]), tuple(said["std"]))
-    classes = class_names(getattr(model, "num_classes", 0))
-    return Subject(f"timm:{name}", model, classes, preparation, (channels, rows, columns))
+    found = of_timm(fetch_timm(name), None)
+    stored = (len(found.preparation.mean), *found.preparation.size)
+    return Subject(f"timm:{name}", found.module, class_names(found.num_classes), found.preparation, stored)

@@ -13,7 +13,7 @@ from vitascope.model.masks import additive, causal_mask, check_mask, other_mask
 from vitascope.model.norm import make_norm
 from vitascope.model.rotary import rotate
 from vitascope.model.scaled_dot_product import BACKENDS, attend_fused, attention_maps, preferring
-from vitascope.shapes import Asked, Heads, Maps, Queries, Rotation, Tokens
+from vitascope.shapes import Asked, Heads, Maps, Queries, Rotation, Sizes, Tokens
 
 
 class SelfAttention(nn.Module):
@@ -72,10 +72,12 @@ class SelfAttention(nn.Module):
                 return self.proj_drop(self.proj(self._attend_short(packed, rotation)))
         return self.gather(*self.queries_keys_values(tokens, rotation, first), mask)
 
-    def gather(self, query: Queries, key: Heads, value: Heads, mask: Tensor | None = None) -> Asked:
-        """What the tokens that ask get from all, by the fused kernel."""
+    def gather(
+        self, query: Queries, key: Heads, value: Heads, mask: Tensor | None = None, sizes: Sizes | None = None
+    ) -> Asked:
+        """What the tokens that ask get from all, by the fused kernel; `sizes`: each stands for so many (`crowded`)."""
         sure = mask is None and key.shape[2] > 1  # our own mask leaves everyone somebody to look at
-        mask = self.whole_mask(mask, key)
+        mask = self.whole_mask(mask, key) if sizes is None else self.crowded(sizes, key)
         mask = mask if mask is None else mask[..., : query.shape[2], :]
         dropout = self.attn_drop.p if self.training else 0.0
         with preferring(self.kernel):
@@ -150,6 +152,16 @@ class SelfAttention(nn.Module):
             return mask
         own = (causal_mask if self.causal else other_mask)(tokens, key.device)
         return mask & own if mask.dtype == torch.bool else mask + additive(own)
+
+    def crowded(self, sizes: Sizes, key: Heads) -> Tensor:
+        """Added to the scores where tokens stand for many: they are looked at as often as those would be.
+
+        A local token does not look at itself, but at the others that it stands for."""
+        bias = sizes.log().to(key.dtype)[:, None, None, :]
+        if self.scale is None:
+            return bias
+        own = torch.eye(key.shape[2], dtype=torch.bool, device=key.device)
+        return torch.where(own, (sizes - 1).log().to(key.dtype)[:, None, None, :], bias)
 
     @property
     def W_Q(self) -> Tensor:

@@ -121,8 +121,9 @@ class ModelConfig:
     def fewer_per_block(self) -> list[int]:
         """By how many tokens each block makes the crowd smaller at inference: at most half of its patches merge."""
         found, patches = [], self.num_patches
+        least = 2 if self.attention == "lsa" and not self.num_prefix_tokens else 1  # a local token needs another
         for _ in range(self.depth):
-            found.append(min(self.merge_tokens, patches // 2) + min(self.drop_tokens, patches - 1))
+            found.append(min(self.merge_tokens, patches // 2) + min(self.drop_tokens, max(0, patches - least)))
             patches -= found[-1]
         return found
 

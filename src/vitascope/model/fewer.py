@@ -36,6 +36,9 @@ class Crowd:
     def plus(self, found: Tokens) -> "Crowd":
         return replace(self, tokens=self.tokens + found)
 
+    def front(self, count: int) -> "Crowd":
+        return Crowd(self.tokens[:, :count], self.sizes[:, :count], self.places[:, :count])
+
     def only(self, kept: Order) -> "Crowd":
         members = None if self.members is None else _rows(self.members, kept)
         return Crowd(_rows(self.tokens, kept), self.sizes.gather(1, kept), self.places.gather(1, kept), members)
@@ -68,28 +71,25 @@ def _all_of(tokens: Tokens) -> Crowd:
 def crowd_after(model: "VisionTransformer", crowd: Crowd, first: int | None) -> Crowd:
     """Who is left after all blocks."""
     for number, (block, fewer) in enumerate(zip(model.blocks, model.config.fewer_per_block, strict=True)):
-        # A token that stands for many is looked at as often as they would be: added to the scores, of any query.
-        bias = crowd.sizes.log().to(crowd.tokens.dtype)[:, None, None] if model.config.merge_tokens and number else None
-        turned = None if model.rotation is None else model.rotation[:, crowd.places][:, :, None]
-        if first is not None and number + 1 == len(model.blocks):
-            return Crowd(block(crowd.tokens, bias, turned, first), crowd.sizes[:, :first], crowd.places[:, :first])
-        crowd = _through(model, block, crowd, fewer, bias, turned)  # pyright: ignore[reportArgumentType]
+        asked = first if number + 1 == len(model.blocks) else None
+        crowd = _through(model, block, crowd, fewer, asked)  # pyright: ignore[reportArgumentType]
     return crowd
 
 
-def _through(
-    model: "VisionTransformer", block: "Block", crowd: Crowd, fewer: int, bias: Tensor | None, turned: Tensor | None
-) -> Crowd:
-    """One block; those that go, go between attention and MLP."""
+def _through(model: "VisionTransformer", block: "Block", crowd: Crowd, fewer: int, first: int | None) -> Crowd:
+    """One block; those that go, go between attention and MLP. Where only the first are asked for, nobody goes."""
     attn, prefix = block.attn, model.config.num_prefix_tokens
-    query, key, value = attn.queries_keys_values(block.norm1(crowd.tokens), turned)
-    if model.config.drop_tokens:
-        maps = attention_maps(query, key, attn.whole_mask(bias, key))
+    turned = None if model.rotation is None else model.rotation[:, crowd.places][:, :, None]
+    query, key, value = attn.queries_keys_values(block.norm1(crowd.tokens), turned, first)
+    if model.config.drop_tokens and first is None:
+        maps = attention_maps(query, key, attn.whole_mask(None, key))
         crowd = crowd.plus(block.ls1(attn.join(maps @ value)))
         crowd = dropped(crowd, maps, prefix, fewer, model.config.global_pool == "token")
     else:
-        crowd = crowd.plus(block.ls1(attn.gather(query, key, value, bias)))
-        crowd = merged(crowd, key, prefix, fewer)
+        alone = crowd.tokens.shape[1] == model.config.num_tokens or bool(model.config.drop_tokens)  # nobody merged yet
+        gathered = attn.gather(query, key, value, sizes=None if alone else crowd.sizes)
+        crowd = (crowd if first is None else crowd.front(first)).plus(block.ls1(gathered))
+        crowd = merged(crowd, key, prefix, fewer) if first is None else crowd
     return crowd.plus(block.ls2(block.mlp(block.norm2(crowd.tokens))))
 
 

@@ -70,6 +70,10 @@ def _fastest(module: Any, tokens: Tensor, more: tuple[object, ...], use: Use) ->
 
 def _key(module: nn.Module, tokens: Tensor, more: tuple[object, ...], use: Use) -> str:
     heads = f" of {module.num_heads} heads, {module.q_norm}" if hasattr(module, "num_heads") else ""
+    if heads:
+        kind: Any = module
+        said = {"local": kind.scale is not None, "causal": kind.causal, "dropout": kind.attn_drop.p > 0}
+        heads += "".join(f", {name}" for name, there in said.items() if there)
     turned = ", turned" if any(isinstance(part, Tensor) for part in more) else ""
     shape, task = "×".join(map(str, tokens.shape)), "training" if use.training else "inference"
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"

@@ -48,7 +48,8 @@ class Session:
     def identity(self) -> dict[str, str]:
         """Short names for the recipe and the training images: a checkpoint fits no others."""
         recipe = hashlib.blake2b(recipe_yaml(self.recipe).encode(), digest_size=8).hexdigest()
-        return {"recipe": recipe, "data": data_hash(self.data.train.images, self.data.train.labels)}
+        data = data_hash(self.data.train.images, self.data.train.labels)
+        return {"recipe": recipe, "data": data, "teacher": self.teacher.fingerprint if self.teacher else ""}
 
     @property
     def batch(self) -> int:
@@ -96,10 +97,15 @@ class Session:
                 f"The run was made on {state['hardware']['device']}, this is {self.hardware.device}: going on would "
                 "not be exact. Resume it there, or start a new run from its recipe.yaml."
             )
-        for what, words in (("recipe", "recipe.yaml has changed"), ("data", "the training images have changed")):
-            if state["identity"][what] != self.identity[what]:
+        changed = {
+            "recipe": "recipe.yaml has",
+            "data": "the training images have",
+            "teacher": "the teacher's weights have",
+        }
+        for what, words in changed.items():
+            if state["identity"].get(what, "") != self.identity[what]:
                 raise UserError(
-                    f"The run cannot go on: {words} since it was stopped. Start a new run from its recipe.yaml."
+                    f"The run cannot go on: {words} changed since it was stopped. Start a new run from its recipe.yaml."
                 )
         self.epoch, self.step = state["epoch"], state["step"]
         self.best_accuracy, self.best_epoch, self.best = state["best_accuracy"], state["best_epoch"], state["best"]
@@ -146,7 +152,9 @@ def start_session(
         make_optimizers(model, recipe.train, hardware.captured),
         Average(model) if recipe.train.ema else None,
         torch.amp.GradScaler(hardware.device, enabled=hardware.precision == "float16"),
-        teacher=open_teacher(word, data.preparation, data.classes, hardware)
-        if (word := recipe.train.distill)
-        else None,
+        teacher=_teacher(recipe.train.distill, data, hardware) if recipe.train.distill else None,
     )
+
+
+def _teacher(word: str, data: TrainingData, hardware: Hardware) -> Teacher:
+    return open_teacher(word, data.preparation, data.classes, hardware, named=data.source.named)

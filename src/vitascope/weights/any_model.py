@@ -28,23 +28,34 @@ class AnyModel:
 def open_any(word: str) -> AnyModel:
     """`timm:NAME` and folders that timm saved go through timm; everything else is what `weights=` takes."""
     if word.startswith("timm:"):
-        return _of_timm(fetch_timm(word.removeprefix("timm:")), None)
+        return of_timm(fetch_timm(word.removeprefix("timm:")), None)
     path = fetch_repository(word.removeprefix("hf:")) if word.startswith("hf:") else Path(word).expanduser()
     said = _config(path)
     if "architecture" in said:
         model = fill_timm(build_timm(said, path), read_tensors(weights_file(path))[0], str(path))
-        return _of_timm(model, said.get("label_names"))
+        return of_timm(model, said.get("label_names"))
     found = open_weights(word)
     return AnyModel(found.model(), found.facts.preparation, found.facts.model.num_classes, found.facts.classes)
 
 
-def _of_timm(model: Any, classes: list[str] | None) -> AnyModel:
+def of_timm(model: Any, classes: list[str] | None) -> AnyModel:
+    """What timm says of its model is the architecture's; the network itself knows its channels and, a ViT, its size."""
     from timm.data.config import resolve_model_data_config
 
     said: dict[str, Any] = resolve_model_data_config(model)
-    channels, rows, columns = said["input_size"]
-    mean, std = (tuple(said[name])[:channels] for name in ("mean", "std"))
-    return AnyModel(model.eval(), Preparation((rows, columns), mean, std), model.num_classes, classes)
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or said["input_size"][1:]
+    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
+    channels = first.in_channels if first is not None else said["input_size"][0]
+    mean, std = (_for_channels(said[name], channels) for name in ("mean", "std"))
+    usable = classes is not None and len(classes) == model.num_classes == len(set(classes))
+    preparation = Preparation((int(size[0]), int(size[1])), mean, std)
+    return AnyModel(model.eval(), preparation, model.num_classes, classes if usable else None)
+
+
+def _for_channels(values: Any, channels: int) -> tuple[float, ...]:
+    """As many as there are channels: of another number their mean."""
+    told = tuple(float(value) for value in values)
+    return told if len(told) == channels else (sum(told) / len(told),) * channels
 
 
 def _config(path: Path) -> dict[str, Any]:

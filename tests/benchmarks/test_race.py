@@ -1,10 +1,14 @@
 """The benchmark's own machinery: contenders are alike, races are fair, a dead contender is told."""
 
+import json
+
 import pytest
 import torch
 
+from benchmarks.__main__ import RESULTS
 from benchmarks.contenders import LIBRARIES, SHAPES
 from benchmarks.growth import BASE, exponent, network
+from benchmarks.guard import device_of, watched
 from benchmarks.race import Arm, Times, percentile, race, ratio
 
 
@@ -51,3 +55,12 @@ def test_a_point_of_growth_changes_one_thing() -> None:
     wide, deep = network(base | {"width": 256}), network(base | {"depth": 2})
     assert (wide.embed_dim, wide.depth, wide.num_tokens) == (256, base["depth"], 64)
     assert (deep.embed_dim, deep.depth) == (base["width"], 2) and network(base | {"tokens": 256}).num_tokens == 256
+
+
+@pytest.mark.parametrize("name", ["bench-cpu", "bench-cuda", "bench-cuda-more"])
+def test_the_guard_finds_what_to_run_again_in_every_record(name) -> None:
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    found = watched(record)
+    assert {row["task"] for row, _ in found} == {"train", "infer"}
+    assert all(row["times_timm"] > 0 and [arm.library for arm in arms] == ["ours", "timm"] for row, arms in found)
+    assert device_of(record) == ("cpu" if name == "bench-cpu" else "cuda")

@@ -1,19 +1,23 @@
 """`make guard`: today's speed beside timm's against the recorded one; fails where we have become slower.
 
-Ratios from one run can be compared between days, seconds cannot: the machine is shared.
+Ratios from one run can be compared between days on one machine; seconds cannot, because it is shared. On another
+machine than the record's, `--against COMMIT` races today's code with that commit's, in turns.
 """
 
 import argparse
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from benchmarks.__main__ import RESULTS, guarded
-from benchmarks.race import Arm, race, ratio
+from benchmarks.race import ROOT, Arm, race, ratio
+from vitascope.run.machine import device_names, machine_name
 
 ALLOWED = 0.9  # of the recorded ratio: the noise of a short race
 
@@ -36,29 +40,53 @@ def watched(record: dict[str, Any]) -> list[tuple[dict[str, Any], list[Arm]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, default=RESULTS / "bench-cpu.json")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--against", metavar="COMMIT", help="race ours of that commit instead of reading what was timed"
+    )
     asked = parser.parse_args()
     record = json.loads(asked.record.read_text(encoding="utf-8"))
-    slower = []
-    for row, arms in watched(record):
-        times = race(
-            row["shape"],
-            row["task"],
-            arms,
-            batch=row["batch"],
-            rounds=asked.rounds,
-            calls=record["calls"],
-            device=device_of(record),
-            threads=torch.get_num_threads(),
+    there, here = (machine_name(machine, device_of(record)) for machine in (record["machine"], device_names()))
+    if there != here and not asked.against:
+        sys.exit(
+            f"The record is of {there}, this is {here}: ratios differ between machines. Record this one (make bench), "
+            "or race an older commit here: python -m benchmarks.guard --against COMMIT."
         )
-        today = ratio(times[arms[1].name], times[arms[0].name]) or 0.0
-        print(f"{row['shape']} {row['task']}: {today:.2f}× timm today, {row['times_timm']:.2f}× recorded", flush=True)
-        if today < ALLOWED * row["times_timm"]:
-            slower.append(f"{row['shape']} {row['task']}")
+    slower = []
+    with TemporaryDirectory() as folder:
+        tree = _checkout(asked.against, Path(folder)) if asked.against else None
+        for row, arms in watched(record):
+            other = replace(arms[0], tree=tree) if tree else arms[1]
+            times = race(
+                row["shape"],
+                row["task"],
+                [arms[0], other],
+                batch=row["batch"],
+                rounds=asked.rounds,
+                calls=record["calls"],
+                device=device_of(record),
+                threads=torch.get_num_threads(),
+            )
+            today, wanted = ratio(times[other.name], times[arms[0].name]) or 0.0, 1.0 if tree else row["times_timm"]
+            words = f"as fast as at {asked.against}" if tree else f"timm today, {wanted:.2f}× recorded"
+            print(f"{row['shape']} {row['task']}: {today:.2f}× {words}", flush=True)
+            slower += [f"{row['shape']} {row['task']}"] if today < ALLOWED * wanted else []
     if slower:
-        sys.exit(f"Slower than recorded: {', '.join(slower)}.")
+        sys.exit(f"Slower than before: {', '.join(slower)}.")
+
+
+def _checkout(commit: str, folder: Path) -> Path:
+    """That commit's files, beside ours."""
+    for words in (
+        ["clone", "--quiet", "--no-checkout", str(ROOT), str(folder)],
+        ["-C", str(folder), "checkout", commit],
+    ):
+        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"git could not check out {commit}: {(done.stderr.splitlines() or ['?'])[0]}")
+    return folder
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Contenders -> their times, in turns: every round each runs once, so that all meet the same noise."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,12 +25,14 @@ class Arm:
     precision: str = "float32"
     task: str | None = None  # 'step', 'recipe': our whole training step; 'fast': our way to answer fast
     again: bool = False  # the same a second time, to show the noise
+    tree: Path | None = None  # another checkout of ours than this one
 
     @property
     def name(self) -> str:
         more = [word for word, said in (("compiled", self.compiled), ("again", self.again)) if said]
         more += [self.precision] if self.precision != "float32" else []
         more += [TASKS[self.task]] if self.task else []
+        more += ["as it was"] if self.tree else []
         return ", ".join([self.library, *more])
 
 
@@ -78,9 +81,11 @@ def race(
 def _start(shape: str, task: str, arm: Arm, batch: int, device: str, threads: int) -> subprocess.Popen[str]:
     words = [arm.library, shape, arm.task or task, "--batch", str(batch), "--device", device, "--threads", str(threads)]
     words += ["--precision", arm.precision] + (["--compiled"] if arm.compiled else [])
+    tree = arm.tree or ROOT
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.worker", *words],
-        cwd=ROOT,
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree / "src")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from benchmarks import guard
 from benchmarks.__main__ import RESULTS
 from benchmarks.contenders import LIBRARIES, SHAPES
 from benchmarks.growth import BASE, exponent, network
@@ -64,3 +65,10 @@ def test_the_guard_finds_what_to_run_again_in_every_record(name) -> None:
     assert {row["task"] for row, _ in found} == {"train", "infer"}
     assert all(row["times_timm"] > 0 and [arm.library for arm in arms] == ["ours", "timm"] for row, arms in found)
     assert device_of(record) == ("cpu" if name == "bench-cpu" else "cuda")
+
+
+def test_the_guard_does_not_compare_machines(monkeypatch) -> None:
+    monkeypatch.setattr(guard, "device_names", lambda: {"cpu": "Abacus, 2 cores, 2 threads", "system": "Linux x86_64"})
+    monkeypatch.setattr("sys.argv", ["guard"])
+    with pytest.raises(SystemExit, match=r"this is Abacus, 2 cores: ratios differ between machines.*--against COMMIT"):
+        guard.main()

@@ -191,9 +191,11 @@ def test_a_timm_model_by_name_is_ours_and_another_kind_is_refused(monkeypatch) -
 def test_without_a_network_one_sentence_says_where_to_put_the_file(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("vitascope.weights.online._reachable", lambda address: False)
-    with pytest.raises(UserError, match=r"repository someone/some-vit could not be fetched.*weights=FOLDER"):
+    with pytest.raises(UserError, match=r"repository someone/some-vit could not be fetched.*into one folder here"):
         open_weights("hf:someone/some-vit")
-    with pytest.raises(UserError, match=r"timm/vit_tiny_patch16_224\.\w+ elsewhere.*weights=PATH"):
+    with pytest.raises(
+        UserError, match=r"timm/vit_tiny_patch16_224\.\w+ elsewhere.*name that folder instead of timm:vit_tiny"
+    ):
         open_weights("timm:vit_tiny_patch16_224")
 
 

@@ -29,9 +29,9 @@ def fetch_timm(name: str) -> nn.Module:
             return timm.create_model(name, pretrained=True).eval()
     except Exception as error:  # the hub's and the network's errors have no common name
         raise UserError(
-            f"timm's weights of {name} could not be fetched ({_why(error)}). Without a network: fetch "
-            f"model.safetensors of the repository timm/{_tag(name)} elsewhere, put it on this machine, and give "
-            "weights=PATH."
+            f"timm's weights of {name} could not be fetched ({_why(error)}). Without a network: fetch config.json and "
+            f"model.safetensors of the repository timm/{_tag(name)} elsewhere, put both into one folder here, and name "
+            f"that folder instead of timm:{name}."
         ) from error
 
 
@@ -92,7 +92,7 @@ def fetch_repository(repository: str) -> Path:
     except Exception as error:  # the hub's and the network's errors have no common name
         raise UserError(
             f"The repository {repository} could not be fetched ({_why(error)}). Without a network: fetch its "
-            "config.json and model.safetensors elsewhere, put both into one folder here, and give weights=FOLDER."
+            "config.json and model.safetensors elsewhere, put both into one folder here, and name that folder instead."
         ) from error
 
 

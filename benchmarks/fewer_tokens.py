@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.records import write_record
 from benchmarks.timing import wait_for
 from vitascope import load
 from vitascope.evaluation.choosing import some_own_images
 from vitascope.evaluation.reading import as_stored
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.model.anatomy import total_flops
-from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import record_of_machine
 
 
 def ways(tokens: int, depth: int) -> list[dict[str, int]]:
@@ -97,18 +96,17 @@ def main() -> None:
             raise SystemExit("The run's images are not here. Give --images FOLDER.")
         stored, labels = own[0].images, own[0].labels
     images = model.facts.preparation(stored).to(next(model.parameters()).device)
-    record = {
-        "name": asked.out.stem,
-        "command": f"python -m benchmarks.fewer_tokens MODEL{' --images FOLDER' if asked.images else ''} "
+    write_record(
+        asked.out,
+        asked.commit,
+        command=f"python -m benchmarks.fewer_tokens MODEL{' --images FOLDER' if asked.images else ''} "
         f"--most {asked.most} --batch {asked.batch} --rounds {asked.rounds}",
-        "model": Path(asked.model).name,
-        "images": len(images),
-        "pixels": list(images.shape[1:]),
-        "device": next(model.parameters()).device.type,
-        "rows": measure(model, images, labels, asked.rounds, asked.batch),
-    } | record_of_machine(asked.commit)
-    make_folder(asked.out.parent)
-    write_json(asked.out, record)
+        model=Path(asked.model).name,
+        images=len(images),
+        pixels=list(images.shape[1:]),
+        device=next(model.parameters()).device.type,
+        rows=measure(model, images, labels, asked.rounds, asked.batch),
+    )
     print(f"Record: {asked.out}")
 
 

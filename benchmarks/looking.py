@@ -10,11 +10,10 @@ import torch
 
 from benchmarks.__main__ import RESULTS
 from benchmarks.contenders import SHAPES
+from benchmarks.records import write_record
 from vitascope import VisionTransformer, attend
 from vitascope.explain import attention_maps
 from vitascope.explain.maps import BATCH
-from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import record_of_machine
 
 
 @torch.no_grad()
@@ -50,17 +49,17 @@ def main() -> None:
     asked = parser.parse_args()
     model = VisionTransformer(SHAPES["256×8"]).eval()
     ratios = cost_of_looking(model, torch.randn(256, 3, 32, 32))
-    record = {
-        "name": asked.out.stem,
-        "command": "python -m benchmarks.looking",
-        "shape": "256×8",
-        "images": 256,
-        "times_a_written_out_forward": round(median(ratios), 2),
-        "rounds": [round(ratio, 3) for ratio in ratios],
-    } | record_of_machine(asked.commit)
-    make_folder(asked.out.parent)
-    write_json(asked.out, record)
-    print(f"{record['times_a_written_out_forward']} times a written-out forward pass. Record: {asked.out}")
+    times = round(median(ratios), 2)
+    write_record(
+        asked.out,
+        asked.commit,
+        command="python -m benchmarks.looking",
+        shape="256×8",
+        images=256,
+        times_a_written_out_forward=times,
+        rounds=[round(ratio, 3) for ratio in ratios],
+    )
+    print(f"{times} times a written-out forward pass. Record: {asked.out}")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from benchmarks.__main__ import RESULTS
+from benchmarks.records import write_record
 from vitascope import load, train
 from vitascope.model.anatomy import total_flops
-from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import record_of_machine
 
 SIZES = {  # image, patch of the coarse and of the fine grid, channels, epochs, batch
     "mnist": (28, 4, 2, 1, 5, 256),
@@ -88,15 +87,14 @@ def main() -> None:
                 rows += [measure(data, arm, seed, rate, asked) for seed in ([0] if asked.tune else asked.seeds)]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     words = f"--data {' '.join(asked.data)} --seeds {' '.join(map(str, asked.seeds))}{' --tune' if asked.tune else ''}"
-    record = {
-        "name": asked.out.stem,
-        "command": f"python -m benchmarks.pretrained --weights FILE {words}",
-        "weights": Path(asked.weights).name,
-        "device": device,
-        "rows": rows,
-    } | record_of_machine(asked.commit)
-    make_folder(asked.out.parent)
-    write_json(asked.out, record)
+    write_record(
+        asked.out,
+        asked.commit,
+        command=f"python -m benchmarks.pretrained --weights FILE {words}",
+        weights=Path(asked.weights).name,
+        device=device,
+        rows=rows,
+    )
     print(f"Record: {asked.out}")
 
 

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import RESULTS
+from benchmarks.records import write_record
 from vitascope import load, train
 from vitascope.draw.arms import draw_arms
 from vitascope.draw.look import save
 from vitascope.model.anatomy import total_flops, total_parameters
 from vitascope.records.arms import arms_of
-from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import record_of_machine
 from vitascope.training.hardware import choose_device
 
 PLAIN = {
@@ -127,16 +126,15 @@ def main() -> None:
     rows = []
     for arm in arms:
         rows += [measure(arm, seed, asked) for seed in asked.seeds]
-        record = {
-            "name": asked.out.stem,
-            "command": f"python -m benchmarks.small_data {shlex.join(without_places(sys.argv[1:]))}",
-            "data": asked.data,
-            "judged_by": "validation" if asked.tune else "test",
-            "device": choose_device(asked.device),
-            "rows": rows,
-        } | record_of_machine(asked.commit)
-        make_folder(asked.out.parent)
-        write_json(asked.out, record)  # after each arm: what is measured is kept
+        write_record(  # after each arm: what is measured is kept
+            asked.out,
+            asked.commit,
+            command=f"python -m benchmarks.small_data {shlex.join(without_places(sys.argv[1:]))}",
+            data=asked.data,
+            judged_by="validation" if asked.tune else "test",
+            device=choose_device(asked.device),
+            rows=rows,
+        )
     print(f"Record: {asked.out}")
 
 

@@ -75,9 +75,8 @@ def points_lost(
     model: VisionTransformer, quick: Callable[[Tensor], Features], form: str, run: Run, facts: ModelFacts
 ) -> float | None:
     """Fewer right answers on the run's own images, in points; None where there are none here. Never test images."""
-    known, config = read_json(run.file("fast.json")), model.config
-    fewer = {name: getattr(config, name) for name in ("merge_tokens", "drop_tokens") if getattr(config, name)}
-    form += "".join(f", {name}={count}" for name, count in fewer.items())
+    known = read_json(run.file("fast.json"))
+    form += "".join(f", {name}={count}" for name, count in model.config.fewer.items())
     if form in known:
         return known[form]["points_lost"]
     found = some_own_images(run, facts, CHECKED)

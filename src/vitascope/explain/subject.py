@@ -9,6 +9,7 @@ from vitascope.data.preparation import Preparation
 from vitascope.errors import UserError
 from vitascope.evaluation.reading import Stored
 from vitascope.evaluation.trained import TrainedTransformer, load
+from vitascope.model.config import FEWER
 from vitascope.run.directory import Outside
 from vitascope.shapes import Images
 from vitascope.weights.any_model import of_timm
@@ -50,8 +51,8 @@ def open_subject(word: str, *, best: bool = False) -> Subject:
     if word.startswith("timm:"):
         return _from_timm(word.removeprefix("timm:"))
     model = load(word, best=best)
-    if model.config.merge_tokens or model.config.drop_tokens:  # explained is the model with all its tokens
-        model.answer_with(merge_tokens=0, drop_tokens=0)
+    if model.config.fewer:  # explained is the model with all its tokens
+        model.answer_with(**dict.fromkeys(FEWER, 0))
     return Subject(model.name, model, model.classes, model.facts.preparation, model.facts.stored, model.notes)
 
 

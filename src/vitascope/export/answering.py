@@ -31,7 +31,7 @@ def answering(model: VisionTransformer, *, maps: bool = False) -> VisionTransfor
     """A plain copy, where its answers can be checked."""
     if model.training:
         raise UserError("The model is in training mode, where chance has its say. Call model.eval() first.")
-    if model.config.merge_tokens or model.config.drop_tokens:
+    if model.config.fewer:
         raise UserError(
             "Which tokens are merged or dropped can hang on a rounding, so an exported file could not be checked "
             "against the model. Export it with all tokens: merge_tokens=0, drop_tokens=0."

@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import prod
 
 from vitascope.errors import UserError
-from vitascope.model.config import CONV_CHANNELS, ModelConfig
+from vitascope.model.config import ModelConfig
 
 BYTES_PER_NUMBER = 4  # float32
 
@@ -67,10 +67,9 @@ def _patches(config: ModelConfig, batch: int) -> list[Stage]:
 
 def _convolutions(config: ModelConfig, batch: int) -> list[Stage]:
     """Each layer's cost is at full size; what is shown is the picture after pooling."""
-    channels = [config.in_chans, *[CONV_CHANNELS] * (config.conv_layers - 1), config.embed_dim]
     height, width = config.image_shape
     found = []
-    for layer, (before, after) in enumerate(pairwise(channels)):
+    for layer, (before, after) in enumerate(pairwise(config.conv_channels)):
         weights, pixels = 9 * before * after, (height >> layer) * (width >> layer)
         shape = [batch, after, height >> layer + 1, width >> layer + 1]
         axes = ["batch", "channel", "height", "width"]

@@ -15,6 +15,7 @@ MLPS = ("gelu", "relu2", "swiglu")
 INITIALIZERS = ("timm", "torch", "mimetic")
 TOKENIZERS = ("patch", "spt", "conv")
 ATTENTIONS = ("plain", "lsa")
+FEWER = ("merge_tokens", "drop_tokens")  # change how a model answers, not what it learns
 CONV_CHANNELS = 64  # between the layers of tokenizer=conv (Hassani et al. 2021)
 CHOICES = {
     "tokenizer": TOKENIZERS,
@@ -100,9 +101,10 @@ class ModelConfig:
         return height // rows, width // columns
 
     @property
-    def conv_layers(self) -> int:
-        """Of tokenizer=conv: each halves the picture, so a token stands for patch_size pixels."""
-        return self.patch_shape[0].bit_length() - 1
+    def conv_channels(self) -> list[int]:
+        """Of tokenizer=conv, before the first layer and after each; every layer halves the picture, to the patch."""
+        layers = self.patch_shape[0].bit_length() - 1
+        return [self.in_chans, *[CONV_CHANNELS] * (layers - 1), self.embed_dim]
 
     @property
     def num_patches(self) -> int:
@@ -116,6 +118,11 @@ class ModelConfig:
     @property
     def num_tokens(self) -> int:
         return self.num_prefix_tokens + self.num_patches
+
+    @property
+    def fewer(self) -> dict[str, int]:
+        """How answers are made with fewer tokens than learning: the one setting of FEWER that is on, or nothing."""
+        return {name: getattr(self, name) for name in FEWER if getattr(self, name)}
 
     @property
     def fewer_per_block(self) -> list[int]:
@@ -221,11 +228,11 @@ class ModelConfig:
             )
 
     def _check_fewer(self) -> None:
-        if self.merge_tokens and self.drop_tokens:
+        if len(self.fewer) > 1:
             raise UserError(
                 "Tokens are merged (merge_tokens) or dropped (drop_tokens), not both. Set one of them to 0."
             )
-        if (self.merge_tokens or self.drop_tokens) and self.causal:
+        if self.fewer and self.causal:
             raise UserError("With causal=true the order of tokens counts, and merging or dropping would break it.")
 
     def _check_small_data(self) -> None:

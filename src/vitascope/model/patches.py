@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.errors import UserError
-from vitascope.model.config import CONV_CHANNELS, ModelConfig, Size, as_pair, check_size
+from vitascope.model.config import ModelConfig, Size, as_pair, check_size
 from vitascope.shapes import Images, Patches, PatchTokens
 
 
@@ -94,10 +94,10 @@ class ShiftedPatchEmbed(PatchEmbed):
 class ConvEmbed(nn.Module):
     """Images -> PatchTokens: 3×3 convolutions, each halved by pooling, so that tokens overlap (CCT, section 3.3)."""
 
-    def __init__(self, *, layers: int, in_chans: int, embed_dim: int) -> None:
+    def __init__(self, channels: list[int]) -> None:
         super().__init__()
         self.layers = nn.Sequential()
-        for before, after in pairwise([in_chans, *[CONV_CHANNELS] * (layers - 1), embed_dim]):
+        for before, after in pairwise(channels):
             convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
             nn.init.kaiming_normal_(convolution.weight)
             self.layers.extend([convolution, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)])
@@ -109,5 +109,5 @@ class ConvEmbed(nn.Module):
 TOKENIZERS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "patch": lambda c: PatchEmbed(patch_size=c.patch_size, in_chans=c.in_chans, embed_dim=c.embed_dim),
     "spt": lambda c: ShiftedPatchEmbed(patch_size=c.patch_size, in_chans=c.in_chans, embed_dim=c.embed_dim),
-    "conv": lambda c: ConvEmbed(layers=c.conv_layers, in_chans=c.in_chans, embed_dim=c.embed_dim),
+    "conv": lambda c: ConvEmbed(c.conv_channels),
 }

@@ -58,7 +58,7 @@ class VisionTransformer(nn.Module):
         """What the classifier sees of each image."""
         check_images(images, self.config, next(self.patch_embed.parameters()).dtype)
         first = 1 if self.config.global_pool == "token" else None
-        if not self.training and (self.config.merge_tokens or self.config.drop_tokens):
+        if not self.training and self.config.fewer:
             tokens, sizes = fewer.encode(self, self.embed(images), first)
             return self.forward_head(tokens, pre_logits=True, sizes=sizes)
         return self.forward_head(self.encode(self.embed(images), first=first), pre_logits=True)

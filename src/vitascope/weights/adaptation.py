@@ -10,12 +10,12 @@ from torch import Tensor
 from vitascope.data.preparation import Preparation
 from vitascope.errors import UserError, did_you_mean
 from vitascope.model.anatomy import anatomy
-from vitascope.model.config import ModelConfig, Size, as_pair, check_size
+from vitascope.model.config import FEWER, ModelConfig, Size, as_pair, check_size
 from vitascope.model.positions import resample
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.classifier import fit_classifier
 from vitascope.weights.facts import ModelFacts
-from vitascope.weights.known import class_names
+from vitascope.weights.known import class_names, for_channels
 from vitascope.weights.pretrained import Pretrained, open_weights, ready
 from vitascope.weights.report import Change, Report
 from vitascope.weights.resampling import change_channels, channel_error, fold_to_grey, patch_error, resample_patch
@@ -23,8 +23,7 @@ from vitascope.weights.resampling import change_channels, channel_error, fold_to
 WITHOUT_WEIGHTS = tuple(
     item.name
     for item in fields(ModelConfig)
-    if item.name.endswith(("drop_rate", "drop_path_rate"))
-    or item.name in ("grad_checkpointing", "merge_tokens", "drop_tokens")
+    if item.name.endswith(("drop_rate", "drop_path_rate")) or item.name in ("grad_checkpointing", *FEWER)
 )
 CHANGEABLE = ("img_size", "patch_size", "in_chans", "num_classes")
 
@@ -233,9 +232,7 @@ def _fill(weights: dict[str, Tensor], config: ModelConfig, seed: int) -> list[st
 
 def _preparation(before: Preparation, config: ModelConfig) -> Preparation:
     """Normalised as before; by the mean over channels where their number changes."""
-    mean, std = before.mean, before.std
-    if len(mean) != config.in_chans:
-        mean, std = ((sum(values) / len(values),) * config.in_chans for values in (mean, std))
+    mean, std = (for_channels(values, config.in_chans) for values in (before.mean, before.std))
     return Preparation(config.image_shape, mean, std)
 
 

@@ -1,6 +1,5 @@
 """A word for any trained model -> it answers: ours, and every network that timm can build, convolutional ones too."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from torch import nn
 from vitascope.data.preparation import Preparation
 from vitascope.weights.building import build_timm, fill_timm
 from vitascope.weights.files import read_tensors
-from vitascope.weights.folders import weights_file
+from vitascope.weights.folders import config_of_folder, weights_file
+from vitascope.weights.known import for_channels
 from vitascope.weights.online import fetch_repository, fetch_timm
 from vitascope.weights.pretrained import open_weights
 
@@ -30,7 +30,7 @@ def open_any(word: str) -> AnyModel:
     if word.startswith("timm:"):
         return of_timm(fetch_timm(word.removeprefix("timm:")), None)
     path = fetch_repository(word.removeprefix("hf:")) if word.startswith("hf:") else Path(word).expanduser()
-    said = _config(path)
+    said = config_of_folder(path)  # whoever opens it next says what is wrong with it
     if "architecture" in said:
         model = fill_timm(build_timm(said, path), read_tensors(weights_file(path))[0], str(path))
         return of_timm(model, said.get("label_names"))
@@ -46,21 +46,7 @@ def of_timm(model: Any, classes: list[str] | None) -> AnyModel:
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or said["input_size"][1:]
     first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     channels = first.in_channels if first is not None else said["input_size"][0]
-    mean, std = (_for_channels(said[name], channels) for name in ("mean", "std"))
+    mean, std = (for_channels(said[name], channels) for name in ("mean", "std"))
     usable = classes is not None and len(classes) == model.num_classes == len(set(classes))
     preparation = Preparation((int(size[0]), int(size[1])), mean, std)
     return AnyModel(model.eval(), preparation, model.num_classes, classes if usable else None)
-
-
-def _for_channels(values: Any, channels: int) -> tuple[float, ...]:
-    """As many as there are channels: of another number their mean."""
-    told = tuple(float(value) for value in values)
-    return told if len(told) == channels else (sum(told) / len(told),) * channels
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        said = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # whoever opens it next says what is wrong with it
-    return said if isinstance(said, dict) else {}

@@ -56,10 +56,16 @@ def weights_file(path: Path) -> Path:
 
 def readable(path: Path) -> bool:
     """Whether a config.json lies there that is Vitascope's, timm's or transformers'."""
+    return _reader(config_of_folder(path)) is not None
+
+
+def config_of_folder(path: Path) -> dict[str, Any]:
+    """What its config.json says; nothing where there is none that can be read."""
     try:
-        return _reader(json.loads((path / "config.json").read_text(encoding="utf-8"))) is not None
+        said = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _reader(said: Any) -> Reader | None:

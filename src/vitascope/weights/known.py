@@ -1,6 +1,7 @@
 """What is known of weights besides the weights: from a config.json, from timm, or by custom."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,12 @@ class Known:
 def imagenet_normalisation(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """ImageNet's mean and deviation for colour images; halves for others."""
     return (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.5,) * channels, (0.5,) * channels)
+
+
+def for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """A mean or deviation for each channel; where their number is another, the mean of all."""
+    told = tuple(float(value) for value in values)
+    return told if len(told) == channels else (sum(told) / len(told),) * channels
 
 
 def class_names(count: int) -> list[str]:

@@ -103,6 +103,8 @@ class ConvEmbed(nn.Module):
             self.layers.extend([convolution, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)])
 
     def forward(self, images: Images) -> PatchTokens:
+        if images.is_cuda:  # features last in memory: convolutions are faster so, and a token's features lie together
+            images = images.contiguous(memory_format=torch.channels_last)
         return rearrange(self.layers(images), "batch feature row column -> batch (row column) feature")
 
 

@@ -97,7 +97,7 @@ def picture(records: list[Path], out: Path) -> None:
 
 def without_places(words: list[str]) -> list[str]:
     """What was asked, without folders of this machine and the commit, which stands elsewhere."""
-    hidden = [place for place, word in enumerate(words) if word in ("--out", "--runs", "--commit")]
+    hidden = [place for place, word in enumerate(words) if word in ("--out", "--runs", "--commit", "--go-on")]
     return [word for place, word in enumerate(words) if place not in hidden and place - 1 not in hidden]
 
 
@@ -117,14 +117,18 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs-small-data"))
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, default=RESULTS / "small-data.json")
+    parser.add_argument("--go-on", type=Path, help="a record of the same settings: its arms are kept, not repeated")
     parser.add_argument("--draw", nargs="+", type=Path, help="records: draw them into --out (.png) instead")
     asked = parser.parse_args()
     if asked.draw:
         picture(asked.draw, asked.out)
         return
     arms = asked.arms or (FEW if asked.labels < 1 else ON_RECIPE if asked.base == "recipe" else list(ARMS))
-    rows = []
+    known = json.loads(asked.go_on.read_text(encoding="utf-8")) if asked.go_on else {"rows": []}
+    rows = known["rows"]
     for arm in arms:
+        if any(row["arm"] == arm for row in rows):
+            continue
         rows += [measure(arm, seed, asked) for seed in asked.seeds]
         write_record(  # after each arm: what is measured is kept
             asked.out,
@@ -133,6 +137,11 @@ def main() -> None:
             data=asked.data,
             judged_by="validation" if asked.tune else "test",
             device=choose_device(asked.device),
+            **(
+                {"went_on_from": {name: known.get(name) for name in ("command", "commit", "date")}}
+                if asked.go_on
+                else {}
+            ),
             rows=rows,
         )
     print(f"Record: {asked.out}")

@@ -126,22 +126,19 @@ def main() -> None:
     arms = asked.arms or (FEW if asked.labels < 1 else ON_RECIPE if asked.base == "recipe" else list(ARMS))
     known = json.loads(asked.go_on.read_text(encoding="utf-8")) if asked.go_on else {"rows": []}
     rows = known["rows"]
-    for arm in arms:
-        if any(row["arm"] == arm for row in rows):
+    told = {"went_on_from": {name: known.get(name) for name in ("command", "commit", "date")}} if asked.go_on else {}
+    for arm, seed in ((arm, seed) for arm in arms for seed in asked.seeds):
+        if any((row["arm"], row["seed"]) == (arm, seed) for row in rows):
             continue
-        rows += [measure(arm, seed, asked) for seed in asked.seeds]
-        write_record(  # after each arm: what is measured is kept
+        rows.append(measure(arm, seed, asked))
+        write_record(  # after each run: what is measured is kept
             asked.out,
             asked.commit,
             command=f"python -m benchmarks.small_data {shlex.join(without_places(sys.argv[1:]))}",
             data=asked.data,
             judged_by="validation" if asked.tune else "test",
             device=choose_device(asked.device),
-            **(
-                {"went_on_from": {name: known.get(name) for name in ("command", "commit", "date")}}
-                if asked.go_on
-                else {}
-            ),
+            **told,
             rows=rows,
         )
     print(f"Record: {asked.out}")

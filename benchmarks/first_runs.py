@@ -85,7 +85,7 @@ def seconds_to(rows: list[dict[str, Any]], bar: float) -> float | None:
 def overhead(run: Run, rounds: int = 5) -> float:
     """1 - (bare step time × steps) / (epoch time without evaluation): the same steps again and again, nothing else."""
     session = start_session(run.recipe, open_data(run.recipe, console_for(quiet=True)))
-    loader, tally = EpochLoader(session), Tally.empty(session.hardware.device)
+    loader, tally = EpochLoader(session), Tally.empty(session)
     step_on, times = loader.start(0, tally), []
     for _ in range(rounds):
         if loader.captured:

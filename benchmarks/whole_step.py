@@ -34,7 +34,7 @@ def whole_step(shape: ModelConfig, asked: argparse.Namespace) -> Callable[[], ob
     augment = resolve(recipe.data.augment, "cifar10")
     recipe = replace(recipe, model=shape, data=replace(recipe.data, augment=augment))
     session = start_session(recipe, _noise(shape, asked.batch * STEPS))
-    loader, tally = EpochLoader(session), Tally.empty(asked.device)
+    loader, tally = EpochLoader(session), Tally.empty(session)
     step, number = loader.start(0, tally), count()
 
     def call() -> None:

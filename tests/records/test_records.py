@@ -274,3 +274,26 @@ def test_what_a_change_was_worth_is_judged_in_pairs() -> None:
     assert noise.verdict == "cannot be told"
     assert noise.half == pytest.approx(4.3027 * 0.011372 / 3**0.5, rel=1e-3)  # Student's t with 2 degrees of freedom
     assert once.gain == pytest.approx(0.08) and once.verdict == "one seed"
+
+
+def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> None:
+    """Two stages, two seeds: images and seconds of both stages, and a command that names no place of this machine."""
+    from tests.training.tiny import tiny_run
+    from vitascope.records.track import track_of
+
+    before = [tiny_run(tmp_path, **{"train.objective": "mae", "train.seed": seed}) for seed in (1, 2)]
+    runs = [
+        tiny_run(tmp_path / "later", **{"weights": stage.path, "train.epochs": 1, "train.seed": seed})
+        for stage, seed in zip(before, (1, 2), strict=True)
+    ]
+    made = make_record(runs, "two-stages")
+    assert made.track == "ssl" == track_of(before[0])
+    assert made.images_seen == before[0].metrics[-1]["images_seen"] + runs[0].metrics[-1]["images_seen"]
+    assert made.seconds[0] > sum(row["seconds"] for row in before[0].metrics[1:])
+    assert made.settings["weights"] == "recipe:digits" and str(tmp_path) not in made.command
+    assert not any(key.startswith(("dino.", "mae.")) for key in made.settings)
+    assert track_of(tiny_run(tmp_path, **{"model.tokenizer": "spt", "train.epochs": 1})) == "tokenizer"
+    other = tiny_run(tmp_path, **{"train.objective": "mae", "train.seed": 2, "mae.mask": 0.5})
+    odd = tiny_run(tmp_path / "later", **{"weights": other.path, "train.epochs": 1, "train.seed": 2})
+    with pytest.raises(UserError, match=r"The runs differ in mae\.mask"):
+        make_record([runs[0], odd], "two-stages")

@@ -41,10 +41,10 @@ def losses_of(session, loader: EpochLoader, tally: Tally, epochs: int) -> list[f
 
 def weights_after(folder, captured: bool, epochs: int = 2) -> tuple[dict, list[float]]:
     session, _ = session_of(folder, **(EVERYTHING | QUIET))
-    loader, tally = EpochLoader(session), Tally.empty("cpu")
+    loader, tally = EpochLoader(session), Tally.empty(session)
     session.model.train()
     if captured:
-        loader.captured = ReplayedByHand(session, loader.images, loader.labels, loader.weights, tally)
+        loader.captured = ReplayedByHand(session, loader.images, loader.labels, tally)
         object.__setattr__(session.hardware, "captured", True)
     losses = losses_of(session, loader, tally, epochs)
     return session.answering.state_dict() | session.model.state_dict(), losses
@@ -60,8 +60,8 @@ def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
 def test_warming_up_leaves_no_trace_in_weights_averages_or_momenta(tmp_path) -> None:
     session, _ = session_of(tmp_path, **(EVERYTHING | QUIET))
     before = session.snapshot()
-    loader, tally = EpochLoader(session), Tally.empty("cpu")
-    step = ReplayedByHand(session, loader.images, loader.labels, loader.weights, tally)
+    loader, tally = EpochLoader(session), Tally.empty(session)
+    step = ReplayedByHand(session, loader.images, loader.labels, tally)
     step.load(*loader.next(0))
     loader.close()
     after = session.snapshot()

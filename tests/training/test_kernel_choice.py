@@ -118,7 +118,7 @@ def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(tmp_path, p
         quiet = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0, "train.device": "cuda"}
         how = {"train.precision": precision, "train.capture": capture}
         session, _ = session_of(tmp_path, **(EVERYTHING | quiet | how))
-        loader, tally = EpochLoader(session), Tally.empty("cuda")
+        loader, tally = EpochLoader(session), Tally.empty(session)
         session.model.train()
         before = {name: weight.detach().clone() for name, weight in session.model.named_parameters()}
         losses = losses_of(session, loader, tally, 2)

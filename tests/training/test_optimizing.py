@@ -140,12 +140,12 @@ def test_the_average_follows_by_its_decay() -> None:
 
 def test_the_loss_of_mixed_and_smoothed_labels_by_hand() -> None:
     from vitascope.data.mixing import Target
-    from vitascope.training.step import classify
+    from vitascope.training.classify import cross_entropy
 
     target = Target(torch.tensor([0]), torch.tensor([1]), torch.tensor([0.7]))
     logits = torch.randn(1, 10)
     wanted = torch.full((10,), 0.01)
     wanted[0], wanted[1] = 0.64, 0.28  # smoothing 0.1 over 10 classes, mixed 0.7 to 0.3
     expected = -(wanted * logits.log_softmax(1)[0]).sum()
-    assert classify(logits, target, 0.1, None).item() == pytest.approx(expected.item(), abs=1e-6)
+    assert cross_entropy(logits, target, 0.1, None).item() == pytest.approx(expected.item(), abs=1e-6)
     assert math.isclose(wanted.sum().item(), 1, abs_tol=1e-6)

@@ -66,7 +66,8 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path) -> 
 def session_of(folder: Path, **settings):
     words = [f"{key}={value}" for key, value in (TINY | settings).items()]
     recipe = read_recipe("digits", words)
-    recipe = replace(recipe, data=replace(recipe.data, augment=resolve(recipe.data.augment, "digits")))
+    objective = recipe.train.objective
+    recipe = replace(recipe, data=replace(recipe.data, augment=resolve(recipe.data.augment, "digits", 1, objective)))
     data = open_training_data(recipe.data, (8, 8), 1, recipe.train.seed)
     return start_session(recipe, data), new_run(recipe, folder)
 
@@ -137,11 +138,11 @@ def test_a_torn_or_foreign_checkpoint_is_refused_and_nothing_is_lost(tmp_path) -
 
 
 def test_a_loss_that_is_not_a_number_stops_names_the_step_and_keeps_the_state(tmp_path, monkeypatch) -> None:
-    from vitascope.training import step as module
+    from vitascope.training import classify as module
 
     session, run = session_of(tmp_path)
-    real, bad = module.classify, session.steps_per_epoch + 3
-    monkeypatch.setattr(module, "classify", lambda *a: real(*a) * (float("nan") if session.step == bad else 1))
+    real, bad = module.cross_entropy, session.steps_per_epoch + 3
+    monkeypatch.setattr(module, "cross_entropy", lambda *a: real(*a) * (float("nan") if session.step == bad else 1))
     with pytest.raises(UserError, match=rf"not a number at step {bad + 1} \(epoch 2\)"):
         list(learn(session, run))
     kept = torch.load(run.file("resume.pt"), weights_only=True)

@@ -16,6 +16,7 @@ from vitascope.cli import (
     explain,
     export,
     predict,
+    probe,
     record,
     runs,
     train,
@@ -36,6 +37,7 @@ app.command("predict")(predict.predict)
 app.command("embed")(predict.embed)
 app.command("similar")(predict.similar)
 app.command("explain")(explain.explain)
+app.command("probe")(probe.probe)
 app.command("report")(explain.report)
 app.command("record")(record.record)
 app.command("results")(record.results)

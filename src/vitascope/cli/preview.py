@@ -3,33 +3,60 @@
 from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
+from vitascope.data.config import AugmentConfig
 from vitascope.data.description import PREVIEW_SIZE
 from vitascope.data.draws import epoch_draws, one_step
 from vitascope.data.policy import resolve
+from vitascope.data.preparation import Preparation
+from vitascope.data.source import Split
 from vitascope.data.training_data import open_training_data
 from vitascope.draw.gallery import draw_gallery
 from vitascope.draw.look import save
+from vitascope.recipe.pretrain import DinoConfig
 from vitascope.recipe.reading import read_recipe
+from vitascope.training.dino import GLOBALS, view_policies
 
 ROWS, VARIANTS = 6, 8
 
 
 def draw_preview(name: str, settings: list[str], root: str | None, seed: int, out: Path) -> Path:
-    """Each row is one image and eight of its training versions."""
-    config = read_recipe(None, settings).data
-    config = replace(config, name=name, root=root or config.root, validation=0.0)
+    """Each row is one image and eight of its training versions; with train.objective=dino its crops."""
+    recipe = read_recipe(None, settings)
+    config = replace(recipe.data, name=name, root=root or recipe.data.root, validation=0.0)
     data = open_training_data(config, *PREVIEW_SIZE, seed)
-    policy = resolve(config.augment, name, data.train.images.shape[1])
+    policy = resolve(config.augment, name, data.train.images.shape[1], recipe.train.objective)
     height, width = data.train.images.shape[2:]
     prepare = replace(data.preparation, size=(height, width))
     chosen = data.train.evenly(ROWS)
-    draws = epoch_draws(policy, VARIANTS, len(chosen), seed, epoch=0)
-    columns = [prepare.undone(prepare(chosen.images))]
-    for variant in range(VARIANTS):
-        varied, _ = prepare.varied(chosen.images, chosen.labels, one_step(draws, variant), policy)
-        columns.append(prepare.undone(varied))
+    if recipe.train.objective == "dino":
+        versions, titles = _crops(prepare, chosen, policy, recipe.dino, seed)
+    else:
+        versions, titles = _varied(prepare, chosen, policy, seed)
+    columns = [prepare.undone(part) for part in (prepare(chosen.images), *versions)]
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(len(chosen))]
     names = [data.classes[label] for label in chosen.labels.tolist()]
     used = ", ".join(f"{key} {value:g}" for key, value in policy.in_effect.items())
-    text = f"{data.source.name}: the stored image, then {VARIANTS} versions as training sees it ({used or 'as it is'})."
-    return save(draw_gallery(rows, names, ["stored", *[f"draw {n + 1}" for n in range(VARIANTS)]], text), out)
+    seen = "as training sees it" if recipe.train.objective != "dino" else "as DINO's student sees it"
+    text = f"{data.source.name}: the stored image, then {len(versions)} versions {seen} ({used or 'as it is'})."
+    return save(draw_gallery(rows, names, ["stored", *titles], text), out)
+
+
+def _varied(prepare: Preparation, chosen: Split, policy: AugmentConfig, seed: int) -> tuple[list[Tensor], list[str]]:
+    draws = epoch_draws(policy, VARIANTS, len(chosen), seed, epoch=0)
+    found = [
+        prepare.varied(chosen.images, chosen.labels, one_step(draws, number), policy)[0] for number in range(VARIANTS)
+    ]
+    return found, [f"draw {number + 1}" for number in range(VARIANTS)]
+
+
+def _crops(
+    prepare: Preparation, chosen: Split, policy: AugmentConfig, dino: DinoConfig, seed: int
+) -> tuple[list[Tensor], list[str]]:
+    """Two large ones, which the teacher sees too, and the small ones."""
+    found, small = [], (dino.local_size, dino.local_size)
+    for view, own in enumerate(view_policies(policy, dino)):
+        draws = one_step(epoch_draws(own, 1, len(chosen), seed, 0, view), 0)
+        found.append(prepare.view(chosen.images, draws, own, small if view >= GLOBALS else None))
+    return found, ["large 1", "large 2", *[f"small {number + 1}" for number in range(dino.local_crops)]]

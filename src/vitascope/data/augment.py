@@ -7,7 +7,7 @@ from vitascope.data.colour import jitter
 from vitascope.data.config import AugmentConfig
 from vitascope.data.draws import Draws
 from vitascope.data.randaugment import randaugment
-from vitascope.data.warp import turn_and_stretch
+from vitascope.data.warp import cut_out, turn_and_stretch
 from vitascope.shapes import Images
 
 
@@ -64,8 +64,12 @@ def vary_stored(images: Tensor, draws: Draws, policy: AugmentConfig) -> Tensor:
     return images
 
 
-def vary_pixels(images: Images, draws: Draws, policy: AugmentConfig) -> Images:
-    """What is done to pixels between 0 and 1: turn and stretch, RandAugment, colour."""
+def vary_pixels(
+    images: Tensor, draws: Draws, policy: AugmentConfig, crop_size: tuple[int, int] | None = None
+) -> Images:
+    """What is done to pixels between 0 and 1: cut out, turn and stretch, RandAugment, colour."""
+    if "crop" in draws:
+        images = cut_out(images, draws["crop"], (policy.crop or 0.0, policy.crop_most or 1.0), crop_size)
     if "warp" in draws:
         images = turn_and_stretch(images, draws["warp"])
     if "operation" in draws:

@@ -46,9 +46,19 @@ def turn_hue(images: Images, share: Tensor) -> Images:
     return (middle + cosine * (images - middle) + sine * beside).clamp(0, 1)
 
 
+def lose_colour(images: Images, chosen: Tensor) -> Images:
+    return torch.where(_per_image(chosen), grey(images), images)
+
+
+def invert_bright(images: Images, chosen: Tensor) -> Images:
+    """Solarize the chosen images: what is brighter than one half becomes as dark as it was bright."""
+    return torch.where(_per_image(chosen) & (images >= 0.5), 1 - images, images)
+
+
 def jitter(images: Images, draws: Draws) -> Images:
-    """Brightness, contrast, saturation, hue, as far as they were drawn."""
+    """Brightness, contrast, saturation, hue, and some without colour or solarized, as far as they were drawn."""
     steps = {"brightness": brighten, "contrast": change_contrast, "saturation": saturate, "hue": turn_hue}
+    steps |= {"grey": lose_colour, "solarize": invert_bright}
     for name, change in steps.items():
         if name in draws:
             images = change(images, draws[name])

@@ -16,12 +16,16 @@ class AugmentConfig:
     flip: float | None = None  # share of images mirrored left to right (never for digits)
     shift: int | None = None  # up to this many pixels in each direction
     shift_fill: str | None = None  # what comes in at the edge: zero, reflect
+    crop: float | None = None  # smallest share of the area that is cut out and enlarged, 0: the whole image stays
+    crop_most: float | None = None  # largest such share
     rotate: float | None = None  # turned by up to this many degrees either way
     scale: float | None = None  # stretched by a factor drawn from 1 ± this
     brightness: float | None = None  # factor drawn from 1 ± this; the same for contrast and saturation
     contrast: float | None = None
     saturation: float | None = None
     hue: float | None = None  # turned by up to this share of the colour circle
+    grey: float | None = None  # share of images that lose their colours
+    solarize: float | None = None  # share of images whose bright half is inverted
     randaugment: int | None = None  # operations per image (Cubuk et al. 2020), 0: none
     magnitude: float | None = None  # RandAugment's strength in torchvision's dialect, of 30
     erase: float | None = None  # share of images with a rectangle wiped out (Zhong et al. 2020)
@@ -31,7 +35,7 @@ class AugmentConfig:
     mix_share: float | None = None  # share of images that are mixed; with both kinds, half each
 
     def __post_init__(self) -> None:
-        for name in ("flip", "erase", "erase_area", "mix_share"):
+        for name in ("flip", "crop", "crop_most", "grey", "solarize", "erase", "erase_area", "mix_share"):
             _check_between(name, getattr(self, name), 0, 1)
         _check_between("rotate", self.rotate, 0, 180)
         _check_between("scale", self.scale, 0, 0.9)
@@ -41,13 +45,18 @@ class AugmentConfig:
         _check_between("magnitude", self.magnitude, 0, 30)
         for name in ("shift", "randaugment", "mixup", "cutmix"):
             _check_between(name, getattr(self, name), 0, 1000)
+        if self.crop and self.crop_most is not None and self.crop > self.crop_most:
+            raise UserError(
+                f"data.augment.crop={self.crop} is the smallest share, crop_most={self.crop_most} the largest."
+            )
         if self.shift_fill is not None and self.shift_fill not in FILLS:
             raise UserError(f"shift_fill={self.shift_fill!r} is unknown. {did_you_mean(self.shift_fill, FILLS)}")
 
     @property
     def in_effect(self) -> dict[str, float]:
         """What really varies an image: not 0, and not the detail of something that is 0."""
-        needs = {"magnitude": self.randaugment, "erase_area": self.erase, "mix_share": self.mixup or self.cutmix}
+        needs = {"crop_most": self.crop, "magnitude": self.randaugment, "erase_area": self.erase}
+        needs["mix_share"] = self.mixup or self.cutmix
         said = {item.name: getattr(self, item.name) for item in fields(self)}
         return {k: v for k, v in said.items() if isinstance(v, int | float) and v and needs.get(k, True)}
 

@@ -27,19 +27,22 @@ def epoch_order(
     return torch.from_numpy(chosen).view(steps, batch)
 
 
-def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch: int) -> Draws:
-    """name -> step × image (…): only what the policy uses."""
-    rng = np.random.default_rng([seed, epoch, 1])
+def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch: int, view: int = 0) -> Draws:
+    """name -> step × image (…): only what the policy uses. Another `view` of the same images has its own draws."""
+    rng = np.random.default_rng([seed, epoch, 1, view] if view else [seed, epoch, 1])
     shape = (steps, batch)
     shift, rounds, flip, hue = policy.shift or 0, policy.randaugment or 0, policy.flip or 0.0, policy.hue or 0.0
     parts = {
         "flip": (flip, lambda: rng.random(shape) < flip),
         "shift": (shift, lambda: rng.integers(-shift, shift + 1, (*shape, 2))),
+        "crop": (policy.crop, lambda: rng.random((*shape, 4))),
         "warp": (policy.rotate or policy.scale, lambda: _warps(rng, policy, shape)),
         "brightness": (policy.brightness, lambda: _factors(rng, policy.brightness, shape)),
         "contrast": (policy.contrast, lambda: _factors(rng, policy.contrast, shape)),
         "saturation": (policy.saturation, lambda: _factors(rng, policy.saturation, shape)),
         "hue": (hue, lambda: rng.uniform(-hue, hue, shape)),
+        "grey": (policy.grey, lambda: rng.random(shape) < (policy.grey or 0.0)),
+        "solarize": (policy.solarize, lambda: rng.random(shape) < (policy.solarize or 0.0)),
         "operation": (rounds, lambda: rng.integers(0, 14, (*shape, rounds))),
         "sign": (rounds, lambda: rng.integers(0, 2, (*shape, rounds)) * 2.0 - 1),
         "erase": (policy.erase, lambda: rng.random((*shape, 5))),
@@ -47,6 +50,11 @@ def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch:
     }
     made = {name: torch.from_numpy(np.asarray(make())) for name, (used, make) in parts.items() if used}
     return {name: draw.float() if draw.is_floating_point() else draw for name, draw in made.items()}
+
+
+def epoch_noise(numbers: int, steps: int, batch: int, seed: int, epoch: int) -> Tensor:
+    """step × image × number, evenly between 0 and 1: which patches are hidden."""
+    return torch.from_numpy(np.random.default_rng([seed, epoch, 2]).random((steps, batch, numbers), dtype=np.float32))
 
 
 def one_step(draws: Draws, step: int) -> Draws:

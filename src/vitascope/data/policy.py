@@ -9,12 +9,16 @@ NOTHING = AugmentConfig(
     flip=0.0,
     shift=0,
     shift_fill="zero",
+    crop=0.0,
+    crop_most=1.0,
     rotate=0.0,
     scale=0.0,
     brightness=0.0,
     contrast=0.0,
     saturation=0.0,
     hue=0.0,
+    grey=0.0,
+    solarize=0.0,
     randaugment=0,
     magnitude=9.0,
     erase=0.0,
@@ -35,11 +39,35 @@ POLICIES = {
 NEVER_FLIPPED = ("digits", "mnist")
 
 
-def resolve(asked: AugmentConfig, name: str, channels: int = 3) -> AugmentConfig:
+def resolve(asked: AugmentConfig, name: str, channels: int = 3, objective: str = "classify") -> AugmentConfig:
     """The settings in full: what was asked, and the data set's policy for the rest (photos' for one's own)."""
-    whole = asked.filled_from(POLICIES.get(name, PHOTOS if channels == 3 else SIGNS))
+    policy = POLICIES.get(name, PHOTOS if channels == 3 else SIGNS)
+    if objective != "classify":
+        _check_unmixed(asked, objective)
+        policy = _without_labels(policy, objective, channels)
+    whole = asked.filled_from(policy)
     if name in NEVER_FLIPPED and whole.flip:
         raise UserError(
             f"data.augment.flip={whole.flip}: a mirrored digit is another sign. {name} is never flipped; set 0."
         )
     return whole
+
+
+def _without_labels(policy: AugmentConfig, objective: str, channels: int) -> AugmentConfig:
+    """Nothing is mixed or wiped out. MAE: crops and mirror images only (He et al. 2022, appendix A.1). DINO: other
+    light and colours as well (Caron et al. 2021; no blur, which leaves little of 32 pixels); `dino` says the crops."""
+    plain = replace(policy, mixup=0.0, cutmix=0.0, erase=0.0, randaugment=0)
+    if channels != 3:
+        return plain
+    plain = replace(plain, shift=0, brightness=0.0, contrast=0.0, saturation=0.0)
+    if objective == "mae":
+        return replace(plain, crop=0.2)
+    return replace(plain, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grey=0.2, solarize=0.2)
+
+
+def _check_unmixed(asked: AugmentConfig, objective: str) -> None:
+    if asked.mixup or asked.cutmix:
+        name = "mixup" if asked.mixup else "cutmix"
+        raise UserError(f"data.augment.{name} mixes labels, and train.objective={objective} has none. Leave it out.")
+    if objective == "dino" and asked.crop:
+        raise UserError(f"data.augment.crop={asked.crop}: dino.global_area says how dino crops.")

@@ -29,12 +29,19 @@ class Preparation:
         return self.normalise(self.fit(images))
 
     def varied(self, images: UInt8Images, labels: Labels, draws: Draws, policy: AugmentConfig) -> tuple[Images, Target]:
-        """With variation: mirror and move, RandAugment and colour, normalise, erase, mix."""
+        """With variation, and mixed."""
+        pixels = self.view(images, draws, policy)
+        return mix(pixels, labels, draws["mix"]) if "mix" in draws else (pixels, unmixed(labels))
+
+    def view(
+        self, images: UInt8Images, draws: Draws, policy: AugmentConfig, crop_size: tuple[int, int] | None = None
+    ) -> Images:
+        """One variation: mirror and move, cut out, RandAugment and colour, normalise, erase."""
         pixels = self.fit(vary_stored(images, draws, policy))
-        pixels = self.normalise(vary_pixels(pixels, draws, policy))
+        pixels = self.normalise(vary_pixels(pixels, draws, policy, crop_size))
         if "erase" in draws:
             pixels = erase(pixels, draws["erase"], policy.erase or 0.0, policy.erase_area or 0.0)
-        return mix(pixels, labels, draws["mix"]) if "mix" in draws else (pixels, unmixed(labels))
+        return pixels
 
     def fit(self, images: UInt8Images) -> Images:
         """Floats between 0 and 1 with the model's size and channels."""

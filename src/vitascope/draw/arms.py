@@ -1,5 +1,8 @@
 """What changes were worth -> a dot and its interval for each, left or right of nothing."""
 
+from statistics import mean
+from typing import Any
+
 from matplotlib.figure import Figure
 
 from vitascope.draw.look import COLOURS, caption, label, new_figure
@@ -22,4 +25,25 @@ def draw_arms(panels: dict[str, list[Worth]], text: str) -> Figure:
         axis.grid(axis="x", alpha=0.25)
         label(axis, title, "points against the plain model", "")
     caption(figure, text)
+    return figure
+
+
+def draw_shares(rows: list[dict[str, Any]]) -> Figure:
+    """Accuracy over the share of the labels, a line for each arm: dots are seeds, lines go through their means."""
+    figure, [panel] = new_figure(1, width=7.0, height=4.6)
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    for colour, arm in zip(COLOURS, arms, strict=False):
+        own = [row for row in rows if row["arm"] == arm]
+        shares = sorted({row["labels"] for row in own})
+        means = [mean(100 * row["accuracy"] for row in own if row["labels"] == share) for share in shares]
+        panel.plot([100 * row["labels"] for row in own], [100 * row["accuracy"] for row in own], "o", color=colour)
+        panel.plot([100 * share for share in shares], means, color=colour, label=arm)
+    panel.set_xscale("log")
+    shares = sorted({100 * row["labels"] for row in rows})
+    panel.set_xticks(shares, [f"{share:g}" for share in shares])
+    panel.minorticks_off()
+    panel.grid(alpha=0.25)
+    panel.legend(frameon=False)
+    label(panel, "What learning without labels is worth", "labels in %", "accuracy in %")
+    caption(figure, "Dots are seeds, lines go through their means. All starts are fine-tuned in the same way.")
     return figure

@@ -1,4 +1,4 @@
-"""Loss and accuracy over epochs -> two panels, training and validation in each."""
+"""Loss and accuracy over epochs -> a panel each, training and validation in it."""
 
 from typing import Any
 
@@ -9,24 +9,31 @@ from matplotlib.ticker import MaxNLocator
 from vitascope.draw.look import COLOURS, caption, label, new_figure
 
 Points = list[tuple[float, float]]
-UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %"}
+UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %", "teacher": "nats"}
+WITH_LABELS = (
+    "Training is measured on varied (augmented, mixed, smoothed) images while weights still change, so its loss may "
+    "lie above validation's and its accuracy below."
+)
+WITHOUT_LABELS = (
+    "Learnt without labels. Accuracies are of validation images: by a linear probe and by the nearest training images. "
+)
 
 
 def draw_curves(curves: dict[str, dict[str, Points]], title: str) -> Figure:
     """`curves[loss or accuracy][train or validation]` are (epoch, value); accuracies are fractions."""
-    figure, panels = new_figure(2, width=10.0, height=4.4)
+    without_labels = "nearest neighbours" in curves["accuracy"]
+    figure, panels = new_figure(len(curves), width=5.0 * len(curves), height=4.4)
     for panel, (kind, lines) in zip(panels, curves.items(), strict=True):
-        for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
+        for colour, (name, points) in zip(COLOURS, ((n, p) for n, p in lines.items() if p), strict=False):
+            name = "linear probe" if without_labels and name == "validation" else name
             marker = "o" if len(points) <= 20 else None
             draw_line(panel, kind, points, color=colour, label=name, marker=marker, markersize=4)
         if any(lines.values()):
             panel.legend(frameon=False)
         over_epochs(panel, kind)
-    caption(
-        figure,
-        f"{title}. Training is measured on varied (augmented, mixed, smoothed) images while weights still change, so "
-        "its loss may lie above validation's and its accuracy below.",
-    )
+    if without_labels:
+        panels[0].set_ylabel("loss")
+    caption(figure, f"{title}. {WITHOUT_LABELS if without_labels else WITH_LABELS}")
     return figure
 
 

@@ -1,10 +1,13 @@
 """Small images -> one picture: in named rows and columns, or as tiles with a few words above each."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 
 from vitascope.draw.look import COLOURS, caption, plain
 
@@ -44,6 +47,17 @@ def draw_tiles(
         panels[framed].spines[:].set(color=COLOURS[1], linewidth=3)
     caption(figure, text)
     return figure
+
+
+def save_mosaic(rows: Sequence[NDArray], path: Path, zoom: int = 4, gap: int = 2) -> Path:
+    """Rows of images (image × height × width × 1 or 3, between 0 and 1) as one small PNG without words."""
+    lines = []
+    for images in rows:
+        wide = np.pad(images, ((0, 0), (gap, gap), (gap, gap), (0, 0)), constant_values=1.0)
+        lines.append(np.concatenate(list(wide), axis=1))
+    pixels = (np.concatenate(lines) * 255).round().astype(np.uint8).repeat(zoom, 0).repeat(zoom, 1)
+    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(path)
+    return path
 
 
 def _show(panel: Axes, image: NDArray) -> None:

@@ -17,7 +17,7 @@ from vitascope.model.positions import position_table
 from vitascope.model.precision import narrowed
 from vitascope.model.rotary import rotation
 from vitascope.model.tokens import assemble, join_prefix
-from vitascope.shapes import Asked, Features, Images, Logits, Sizes, Tokens
+from vitascope.shapes import Asked, Features, Images, Logits, Rotation, Sizes, Tokens
 
 
 class VisionTransformer(nn.Module):
@@ -74,18 +74,22 @@ class VisionTransformer(nn.Module):
         tokens = self.pos_drop(assemble(self.patch_embed(images), prefix, self.pos_embed))
         return narrowed(tokens)  # under autocast the tokens between the blocks have its format too
 
-    def encode(self, tokens: Tensor, mask: Tensor | None = None, first: int | None = None) -> Asked:
+    def encode(
+        self, tokens: Tensor, mask: Tensor | None = None, first: int | None = None, rotation: Tensor | None = None
+    ) -> Asked:
         """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C).
 
-        With `first`, the last block gives only so many tokens, counted from the front."""
+        With `first`, the last block gives only so many tokens, counted from the front. `rotation` is for tokens that
+        stand elsewhere than all patches of an image do."""
         check_tokens(tokens, self.config.embed_dim)
-        if self.rotation is not None and tokens.shape[1] != self.rotation.shape[1]:
+        turned = self.rotation if rotation is None else rotation
+        if turned is not None and tokens.shape[1] != turned.shape[-2]:
             raise UserError(
                 f"{tokens.shape[1]} tokens were given, but positions={self.config.positions} turns the "
-                f"{self.rotation.shape[1]} tokens of a {self.config.grid[0]}×{self.config.grid[1]} grid."
+                f"{turned.shape[-2]} tokens of a {self.config.grid[0]}×{self.config.grid[1]} grid."
             )
         for number, block in enumerate(self.blocks, start=1):
-            tokens = self._run(block, tokens, mask, first if number == len(self.blocks) else None)
+            tokens = self._run(block, tokens, mask, turned, first if number == len(self.blocks) else None)
         return self.norm(tokens)
 
     def forward_head(self, tokens: Asked, pre_logits: bool = False, sizes: Sizes | None = None) -> Features | Logits:
@@ -93,10 +97,12 @@ class VisionTransformer(nn.Module):
         features = self.head_drop(self.fc_norm(self.pool(tokens, sizes)))
         return features if pre_logits else self.head(features)
 
-    def _run(self, block: nn.Module, tokens: Tokens, mask: Tensor | None, first: int | None) -> Asked:
+    def _run(
+        self, block: nn.Module, tokens: Tokens, mask: Tensor | None, turned: Rotation | None, first: int | None
+    ) -> Asked:
         if self.config.grad_checkpointing and self.training:
-            return checkpoint(block, tokens, mask, self.rotation, first, use_reentrant=False)
-        return block(tokens, mask, self.rotation, first)
+            return checkpoint(block, tokens, mask, turned, first, use_reentrant=False)
+        return block(tokens, mask, turned, first)
 
     def _rotation(self) -> Tensor:
         config = self.config

@@ -12,7 +12,13 @@ from vitascope.recipe.schema import Recipe
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_HOMES = {"model": "ModelConfig", "data": "DataConfig", "train": "TrainConfig"}
+_HOMES = {
+    "model": "ModelConfig",
+    "data": "DataConfig",
+    "train": "TrainConfig",
+    "dino": "DinoConfig",
+    "mae": "MaeConfig",
+}
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
@@ -88,7 +94,7 @@ def _sentence(error: Exception, schema: "DictConfig") -> str:
         level = schema
         for parent in parents:
             level = level[parent]
-        for part in ("train", "model", "data") if not parents else ():
+        for part in ("train", "model", "data", "dino", "mae") if not parents else ():
             if last in schema[part]:
                 return f"There is no setting '{key}'. Did you mean {part}.{last}?"
         return f"There is no setting '{key}'. {did_you_mean(last, map(str, level))}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from vitascope.data.config import DataConfig
 from vitascope.errors import UserError, speaks_for_itself
 from vitascope.model.config import ModelConfig
+from vitascope.recipe.pretrain import DinoConfig, MaeConfig
 from vitascope.recipe.train import TrainConfig
 
 
@@ -14,10 +15,12 @@ class Recipe:
     """Everything a run is made of."""
 
     name: str = "run"  # a recipe's file name; runs are kept under it
-    weights: str | None = None  # to start from: timm:NAME, hf:REPO, a file, a folder, a run; none: from scratch
+    weights: str | None = None  # to start from: timm:NAME, hf:REPO, a file, a folder, a run; recipe:NAME: trained first
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    dino: DinoConfig = field(default_factory=DinoConfig)  # for train.objective=dino
+    mae: MaeConfig = field(default_factory=MaeConfig)  # for train.objective=mae
 
     def __post_init__(self) -> None:
         if not self.name or any(sign in self.name for sign in "/\\:") or self.name.startswith("."):
@@ -27,3 +30,56 @@ class Recipe:
         if self.weights is None and (self.train.tune != "full" or self.train.freeze):
             what = f"train.tune={self.train.tune}" if self.train.tune != "full" else f"train.freeze={self.train.freeze}"
             raise UserError(f"{what} keeps weights as they are, but there are none to keep. Give weights=….")
+        if self.train.objective != "classify":
+            self._check_without_labels()
+
+    def _check_without_labels(self) -> None:
+        train, model, objective = self.train, self.model, self.train.objective
+        for name, wanted in (("patience", 0), ("distill", None), ("tune", "full"), ("freeze", 0)):
+            if getattr(train, name) != wanted:
+                raise UserError(
+                    f"train.{name}={getattr(train, name)} is for training with labels, not for train.objective="
+                    f"{objective}. Leave it out."
+                )
+        if self.data.balance != "none":
+            raise UserError(
+                f"data.balance={self.data.balance} weighs labels, and train.objective={objective} has none."
+            )
+        if objective == "dino":
+            _check_crops(self.dino, model)
+        else:
+            _check_masking(model)
+
+
+def _check_crops(dino: DinoConfig, model: ModelConfig) -> None:
+    rows, columns = model.patch_shape
+    size = dino.local_size
+    if dino.local_crops and (size % rows or size % columns or size > min(model.image_shape)):
+        raise UserError(
+            f"dino.local_size={size} must be a multiple of patch_size={model.patch_size} and at most "
+            f"img_size={model.img_size}."
+        )
+    if dino.local_crops and model.absolute_positions == "sinusoidal":
+        raise UserError(
+            "positions=sinusoidal count along one line and fit no smaller crop. Choose sincos2d or learned."
+        )
+    if (
+        dino.local_crops
+        and model.attention == "lsa"
+        and (size // rows) * (size // columns) + model.num_prefix_tokens < 2
+    ):
+        raise UserError(f"attention=lsa: a crop of dino.local_size={size} is one token, which has nobody to look at.")
+    if dino.teacher_momentum == 1:
+        raise UserError("dino.teacher_momentum=1: the teacher would never learn. The default is 0.996.")
+
+
+def _check_masking(model: ModelConfig) -> None:
+    if model.tokenizer != "patch":
+        raise UserError(
+            f"train.objective=mae hides patches, but tokenizer={model.tokenizer} shows each token its neighbours. "
+            "Choose model.tokenizer=patch."
+        )
+    if model.causal:
+        raise UserError("train.objective=mae gives the encoder patches from anywhere; causal=true needs all, in order.")
+    if model.num_patches < 2:
+        raise UserError("train.objective=mae hides some patches and shows others; the model has only one.")

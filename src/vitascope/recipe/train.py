@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 from vitascope.errors import UserError, did_you_mean, speaks_for_itself
 
+OBJECTIVES = ("classify", "dino", "mae")
 CHOICES = {
+    "objective": OBJECTIVES,
     "optimizer": ("adamw", "muon"),
     "distill_how": ("soft", "hard"),
     "tune": ("full", "head", "lora"),
@@ -22,6 +24,7 @@ TRACKERS = ("wandb", "mlflow")
 class TrainConfig:
     """The defaults train a small ViT from scratch on a small data set."""
 
+    objective: str = "classify"  # classify (by labels); without labels: dino (Caron et al. 2021), mae (He et al. 2022)
     epochs: int = 100  # passes over the training images
     batch_size: int = 128  # images per step of the optimizer; the last, smaller batch of an epoch is left out
     accumulate: int = 1  # parts in which a batch is worked off: less memory, same result
@@ -31,6 +34,7 @@ class TrainConfig:
     momentum: float = 0.95  # Muon's
     betas: tuple[float, float] = (0.9, 0.999)  # AdamW's
     weight_decay: float = 0.05  # on matrices only: not on biases, norms, tokens, positions
+    final_weight_decay: float | None = None  # reached by a cosine at the end; none: weight_decay throughout
     schedule: str = "cosine"  # after the warm-up: cosine, linear, constant
     warmup: float = 0.1  # share of all steps in which the rate rises linearly from 0
     final_lr: float = 0.0  # the rate at the end, as a share of the peak
@@ -46,6 +50,7 @@ class TrainConfig:
     distill_how: str = "soft"  # soft (its probabilities), hard (its choice)
     distill_share: float = 0.5  # of the loss; the rest is the labels'
     distill_temperature: float = 1.0  # softens both sides' probabilities; for soft
+    watch: int = 0  # without labels: neighbours and linear probe every so many epochs, 0: about ten times in all
     patience: int = 0  # stop after so many epochs without a better validation accuracy, 0: never
     seed: int = 0  # for the split, the start weights, the order and every draw
     device: str = "auto"  # auto, cpu, cuda, mps
@@ -70,7 +75,17 @@ class TrainConfig:
         for name in ("lr", "muon_lr", "layer_decay", "lora_alpha", "distill_temperature"):
             if not getattr(self, name) > 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be greater than 0.")
-        for name in ("weight_decay", "clip_grad", "patience", "save_seconds", "seed", "threads", "keep", "freeze"):
+        for name in (
+            "weight_decay",
+            "clip_grad",
+            "patience",
+            "save_seconds",
+            "seed",
+            "threads",
+            "keep",
+            "freeze",
+            "watch",
+        ):
             if not getattr(self, name) >= 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be 0 or more.")
         for name, most in (("seed", 2**31), ("threads", 1024)):
@@ -82,6 +97,9 @@ class TrainConfig:
         for name in ("ema", "momentum", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at least 0 and below 1.")
+        self._check_together()
+
+    def _check_together(self) -> None:
         if self.layer_decay > 1:
             raise UserError(
                 f"train.layer_decay={self.layer_decay} is a factor per layer, at most 1: 1 makes all equal."
@@ -90,10 +108,17 @@ class TrainConfig:
             raise UserError(f"train.betas={list(self.betas)} must be at least 0 and below 1.")
         if self.batch_size % self.accumulate:
             raise UserError(f"train.accumulate={self.accumulate} does not divide train.batch_size={self.batch_size}.")
+        if self.final_weight_decay is not None and self.final_weight_decay < 0:
+            raise UserError(f"train.final_weight_decay={self.final_weight_decay} must be 0 or more.")
         if self.keep > self.epochs:
             raise UserError(f"train.keep={self.keep} must be at most train.epochs={self.epochs}.")
         if unknown := [name for name in self.track if name not in TRACKERS]:
             raise UserError(f"train.track: there is no {unknown[0]!r}. {did_you_mean(unknown[0], TRACKERS)}")
+
+    @property
+    def watched_every(self) -> int:
+        """Epochs from one look at the features to the next."""
+        return self.watch or max(1, self.epochs // 10)
 
     @property
     def kept_epochs(self) -> set[int]:

@@ -4,11 +4,16 @@ from typing import Any
 
 from vitascope.recipe.schema import Recipe
 
+SECTIONS = ("dino", "mae")  # each for the objective of its name
+
 
 def recipe_yaml(recipe: Recipe) -> str:
+    """Of the objectives' sections only the one in use."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.structured(recipe))
+    whole = OmegaConf.to_container(OmegaConf.structured(recipe))
+    unused = [name for name in SECTIONS if name != recipe.train.objective]
+    return OmegaConf.to_yaml({key: value for key, value in dict(whole).items() if key not in unused})  # pyright: ignore
 
 
 def word(value: Any) -> str:

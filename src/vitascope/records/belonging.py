@@ -5,6 +5,7 @@ from typing import Any
 
 from vitascope.errors import UserError
 from vitascope.records.settings import differing
+from vitascope.records.track import published, stage_before
 from vitascope.run.directory import Run
 from vitascope.run.machine import machine_name
 
@@ -33,8 +34,10 @@ def check_one_thing(runs: list[Run], facts: list[dict[str, Any]], commit: str | 
     seeds = [run.recipe.train.seed for run in runs]
     if repeated := [seed for seed in set(seeds) if seeds.count(seed) > 1]:
         raise UserError(f"Seed {repeated[0]} is there more than once; a record has one number per seed.")
-    if other := [key for key in differing([run.recipe for run in runs]) if key != "train.seed"]:
-        raise UserError(f"The runs differ in {', '.join(other[:4])}. One record is one recipe with several seeds.")
+    stages = [stage for run in runs if (stage := stage_before(run))]
+    for recipes in ([published(run) for run in runs], [stage.recipe for stage in stages]):
+        if other := [key for key in differing(recipes) if key != "train.seed"] if recipes else []:
+            raise UserError(f"The runs differ in {', '.join(other[:4])}. One record is one recipe with several seeds.")
     check_same("machines", [machine_name(fact["machine"], fact["hardware"]["device"]) for fact in facts])
     check_same("commits", [str(fact["commit"]) for fact in facts])
     check_same("versions of torch", [str(fact["versions"].get("torch")) for fact in facts])

@@ -13,6 +13,14 @@ SHOWN = (
     *("train.schedule", "train.label_smoothing", "train.ema", "data.validation", "data.fraction"),
 )
 
+ORIGINS = {
+    "pure": "Trained from scratch on",
+    "tokenizer": "Trained from scratch on",
+    "ssl": "Trained without labels and then with them on",
+    "teacher": "Trained with another model's answers on",
+    "pretrained": "Fine-tuned from weights made elsewhere on",
+}
+
 
 def card(record: Record, file: str) -> str:
     """Markdown; every number is the record's."""
@@ -33,10 +41,11 @@ def card(record: Record, file: str) -> str:
 
 
 def _what(record: Record) -> str:
+    other = "" if record.track in ("pretrained", "teacher") else ", no other data"
     return (
         f"A vision transformer of {record.params:,} parameters ({record.track} track, {record.tokens} tokens) that "
-        f"names one of {len(record.recall)} classes for an image of {record.data}. Trained from scratch on "
-        f"{record.training_images:,} images, {record.images_seen:,} images seen, no other data."
+        f"names one of {len(record.recall)} classes for an image of {record.data}. {ORIGINS[record.track]} "
+        f"{record.training_images:,} images, {record.images_seen:,} images seen{other}."
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -15,12 +16,11 @@ from vitascope.model.anatomy import total_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.records.belonging import check_one_thing, check_same, facts_of
 from vitascope.records.settings import command_for, flat_settings
+from vitascope.records.track import published, stage_before, track_of
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import machine_name
-from vitascope.run.metrics import steady_seconds, whole_seconds
-
-TRACK = "pure"  # non-overlapping patches, attention, MLP: all that can be built so far
+from vitascope.run.metrics import Row, steady_seconds, whole_seconds
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
     """Test images are opened only for runs that were not scored in this manner before; the first number counts."""
     facts = [facts_of(run) for run in runs]
     check_one_thing(runs, facts, commit)
-    recipe = runs[0].recipe
+    recipe = published(runs[0])
     check_views(recipe, views)
     found = [_scored(run, views) for run in runs]
     check_same("test images", [str(opening.data_hash) for opening in found])
@@ -79,17 +79,18 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
     after = [_test_seconds(opening, where) for opening in found]
     seeds = [run.recipe.train.seed for run in runs]
     rows = [run.metrics for run in runs]
+    before = [stage.metrics if (stage := stage_before(run)) else [] for run in runs]  # that counts too
     classes = found[0].found["recall"]
     return Record(
         name=name,
         recipe=recipe.name,
         data=Path(recipe.data.name).name,
-        track=TRACK,
+        track=track_of(runs[0]),
         params=total_parameters(recipe.model),
         tokens=recipe.model.num_tokens,
         epochs=rows[0][-1]["epoch"],
         training_images=facts[0].get("training_images", rows[0][-1]["images_seen"] // rows[0][-1]["epoch"]),
-        images_seen=rows[0][-1]["images_seen"],
+        images_seen=sum(part[-1]["images_seen"] for part in (before[0], rows[0]) if part),
         views=views,
         seeds=seeds,
         test_accuracy=[opening.found["accuracy"] for opening in found],
@@ -97,8 +98,8 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         ece=[opening.found["ece"] for opening in found],
         recall={label: [opening.found["recall"][label] for opening in found] for label in classes},
         openings=[opening.number for opening in found],
-        seconds=[round(steady_seconds(row) + more, 2) for row, more in zip(rows, after, strict=True)],
-        cold_seconds=[round(whole_seconds(row) + more, 2) for row, more in zip(rows, after, strict=True)],
+        seconds=_together(steady_seconds, before, rows, after),
+        cold_seconds=_together(whole_seconds, before, rows, after),
         hardware=facts[0]["hardware"],
         machine=facts[0]["machine"],
         versions=facts[0]["versions"],
@@ -107,6 +108,14 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         command=_command(recipe, seeds, name, views),
         settings=flat_settings(recipe) | {"train.seed": seeds},
     )
+
+
+def _together(
+    count: Callable[[list[Row]], float], before: list[list[Row]], rows: list[list[Row]], after: list[float]
+) -> list[float]:
+    """Per run: the stage before it, its own epochs, the test logits."""
+    parts = zip(before, rows, after, strict=True)
+    return [round((count(early) if early else 0.0) + count(own) + more, 2) for early, own, more in parts]
 
 
 def _command(recipe: Recipe, seeds: list[int], name: str, views: int) -> str:

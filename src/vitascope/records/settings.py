@@ -8,17 +8,18 @@ from typing import Any
 from vitascope.data.policy import resolve
 from vitascope.recipe.reading import read_recipe, recipe_names
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import word
+from vitascope.recipe.writing import SECTIONS, word
 
 PRIVATE = ("data.root", "data.download", "train.track", "train.save_seconds")  # a machine's business, not a result's
 
 
 def flat_settings(recipe: Recipe) -> dict[str, Any]:
-    """`{"model.depth": 8, …}`, without what belongs to a machine; a path is only its last name."""
+    """`{"model.depth": 8, …}`, without what belongs to a machine and what is not used; a path is only its last name."""
     found: dict[str, Any] = {}
     _flatten("", asdict(recipe), found)
     found["data.name"] = Path(found["data.name"]).name
-    return {key: value for key, value in found.items() if key not in PRIVATE}
+    unused = [f"{name}." for name in SECTIONS if name != recipe.train.objective]
+    return {key: v for key, v in found.items() if key not in PRIVATE and not key.startswith(tuple(unused))}
 
 
 def differing(recipes: list[Recipe]) -> dict[str, list[Any]]:
@@ -43,7 +44,7 @@ def _changes(name: str, recipe: Recipe) -> dict[str, Any]:
     """What must be set to turn the named recipe, with its data's policy filled in, into this one."""
     base = read_recipe(name)
     data = replace(base.data, name=recipe.data.name)
-    augment = resolve(base.data.augment, recipe.data.name, recipe.model.in_chans)
+    augment = resolve(base.data.augment, recipe.data.name, recipe.model.in_chans, base.train.objective)
     base = replace(base, data=replace(data, augment=augment))
     found = {key: values[1] for key, values in differing([base, recipe]).items()}
     own = read_recipe(name).data.name

@@ -12,6 +12,7 @@ from vitascope.errors import UserError
 from vitascope.run.files import write_whole
 
 Row = dict[str, Any]
+LOSS_AND_ACCURACY = ("loss", "accuracy")
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -66,19 +67,19 @@ def draw_run_curves(path: Path, rows: list[Row], title: str) -> None:
 
 
 def curves_of(rows: list[Row]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """`[loss or accuracy][train or validation]`: (epoch, value)."""
-    epochs = [row["epoch"] for row in rows]
-    return {
-        kind: {
-            split: [
-                (epoch, row[f"{prefix}_{kind}"])
-                for epoch, row in zip(epochs, rows, strict=True)
-                if f"{prefix}_{kind}" in row
-            ]
-            for split, prefix in (("train", "train"), ("validation", "val"))
-        }
-        for kind in ("loss", "accuracy")
-    }
+    """`[loss or accuracy][train or validation]`: (epoch, value); of DINO also `[teacher]`, how its answers are."""
+    kinds = {kind: _lines(rows, {"train": f"train_{kind}", "validation": f"val_{kind}"}) for kind in LOSS_AND_ACCURACY}
+    if any("knn_accuracy" in row for row in rows):
+        kinds["accuracy"] |= _lines(rows, {"nearest neighbours": "knn_accuracy"})
+    if any("teacher_entropy" in row for row in rows):
+        kinds["teacher"] = _lines(
+            rows, {"entropy": "teacher_entropy", "student's distance": "divergence", "ln K: all alike": "uniform_loss"}
+        )
+    return kinds
+
+
+def _lines(rows: list[Row], names: dict[str, str]) -> dict[str, list[tuple[float, float]]]:
+    return {word: [(row["epoch"], row[name]) for row in rows if name in row] for word, name in names.items()}
 
 
 def whole_seconds(rows: list[Row]) -> float:

@@ -1,15 +1,18 @@
 """Weights over many steps -> their exponential average, which often answers better than the last step's."""
 
 import copy
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Averaged = TypeVar("Averaged", bound=nn.Module)
 
-class Average:
+
+class Average(Generic[Averaged]):
     """A copy of the model whose weights follow by `decay` per step; early on faster, so that the start is forgotten."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Averaged) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
 
     @torch.no_grad()

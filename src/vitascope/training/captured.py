@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from vitascope.data.draws import Draws
-from vitascope.training.averaging import decay_at
 from vitascope.training.optimizers import set_rates
-from vitascope.training.schedule import rate_factor
+from vitascope.training.schedule import Values, step_values
 from vitascope.training.session import Session
 from vitascope.training.step import Tally, train_step
 
@@ -23,14 +22,13 @@ WARM_UP = 3  # steps before recording, in which kernels are chosen and memory is
 class CapturedStep:
     """`load` an epoch, then call once per step."""
 
-    def __init__(self, session: Session, images: Tensor, labels: Tensor, weights: Tensor | None, tally: Tally) -> None:
-        self.session, self.images, self.labels, self.weights, self.tally = session, images, labels, weights, tally
-        device, config = session.hardware.device, session.recipe.train
+    def __init__(self, session: Session, images: Tensor, labels: Tensor, tally: Tally) -> None:
+        self.session, self.images, self.labels, self.tally = session, images, labels, tally
+        device = session.hardware.device
         self.place = torch.zeros((), dtype=torch.long, device=device)  # step within the epoch
         self.count = torch.zeros((), dtype=torch.long, device=device)  # step within the run
-        steps = range(session.steps + WARM_UP)
-        self.factors = torch.tensor([rate_factor(step, session.steps, config) for step in steps], device=device)
-        self.decays = torch.tensor([decay_at(step, config.ema) for step in steps], device=device)
+        rows = [step_values(step, session.steps, session.recipe) for step in range(session.steps + WARM_UP)]
+        self.tables = {name: torch.tensor([row[name] for row in rows], device=device) for name in rows[0]}
         for optimizer in session.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=device)
@@ -66,10 +64,11 @@ class CapturedStep:
         at = self.place.view(1)
         index = self.order.index_select(0, at)[0]
         draws = {name: draw.index_select(0, at)[0] for name, draw in self.draws.items()}
-        set_rates(self.session.optimizers, self.factors.index_select(0, self.count.view(1))[0])
-        decay = self.decays.index_select(0, self.count.view(1))[0]
+        now = self.count.view(1)
+        values: Values = {name: table.index_select(0, now)[0] for name, table in self.tables.items()}
+        set_rates(self.session.optimizers, values["rate"])
         batch = self.images[index], self.labels[index]
-        train_step(self.session, *batch, draws, self.tally, self.weights, self.count, decay)
+        train_step(self.session, *batch, draws, self.tally, self.count, values)
         self.place.add_(1)
         self.count.add_(1)
 
@@ -95,6 +94,7 @@ class CapturedStep:
 def put_back(session: Session, state: dict[str, Any]) -> None:
     """Undo steps in place: the recorded graph knows the tensors by their addresses."""
     session.model.load_state_dict(state["model"])
+    session.objective.extra.load_state_dict(state["extra"])
     if session.average:
         session.average.model.load_state_dict(state["average"])
     for optimizer, saved in zip(session.optimizers, state["optimizers"], strict=True):

@@ -6,12 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from vitascope.data.draws import Draws, epoch_draws, epoch_order, one_step
+from vitascope.data.draws import Draws, epoch_order, one_step
 from vitascope.data.training_data import class_weights
-from vitascope.training.averaging import decay_at
 from vitascope.training.captured import CapturedStep
 from vitascope.training.optimizers import set_rates
-from vitascope.training.schedule import rate_factor
+from vitascope.training.schedule import Values, step_values
 from vitascope.training.session import Session
 from vitascope.training.step import Tally, train_step
 
@@ -24,11 +23,10 @@ class EpochLoader:
         train, config = session.data.train, session.recipe.data
         self.home = self.device if self._fits(train.images) else "cpu"
         self.images, self.labels = train.images.to(self.home), train.labels.to(self.home)
-        weights = class_weights(train.labels, len(session.data.classes)) if config.balance != "none" else None
-        self.weights = weights.to(self.device) if weights is not None and config.balance == "loss" else None
         self.chances = None
-        if weights is not None and config.balance == "sampling":
-            self.chances = (weights[train.labels].double() / weights[train.labels].double().sum()).numpy()
+        if config.balance == "sampling":
+            weights = class_weights(train.labels, len(session.data.classes))[train.labels].double()
+            self.chances = (weights / weights.sum()).numpy()
         self.captured: CapturedStep | None = None
         self.pool = ThreadPoolExecutor(1)
         self.ahead: dict[int, Future[tuple[Tensor, Draws]]] = {}
@@ -47,16 +45,16 @@ class EpochLoader:
             tally.clear()
             return lambda step: self._plain_step(order[step], one_step(draws, step), tally)
         if self.captured is None:
-            self.captured = CapturedStep(self.session, self.images, self.labels, self.weights, tally)
+            self.captured = CapturedStep(self.session, self.images, self.labels, tally)
         captured = self.captured
         captured.load(order, draws)
         return lambda step: captured()
 
     def _plain_step(self, index: Tensor, draws: Draws, tally: Tally) -> None:
-        session, config = self.session, self.session.recipe.train
-        set_rates(session.optimizers, rate_factor(session.step, session.steps, config))
-        decay = decay_at(session.step, config.ema)
-        train_step(session, *self.batch(index), draws, tally, self.weights, session.step, decay)
+        session = self.session
+        values: Values = {**step_values(session.step, session.steps, session.recipe)}
+        set_rates(session.optimizers, values["rate"])
+        train_step(session, *self.batch(index), draws, tally, session.step, values)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.images[index], self.labels[index]
@@ -69,7 +67,7 @@ class EpochLoader:
         session, seed = self.session, self.session.recipe.train.seed
         steps, batch = session.steps_per_epoch, session.batch
         order = epoch_order(len(session.data.train), steps, batch, seed, epoch, self.chances)
-        return order, epoch_draws(session.recipe.data.augment, steps, batch, seed, epoch)
+        return order, session.objective.draws(steps, batch, epoch)
 
     def _fits(self, images: Tensor) -> bool:
         if self.device != "cuda":

@@ -42,7 +42,7 @@ class Hardware:
 def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
     """`images` are all images the run will see, for the guess whether compiling pays."""
     device = choose_device(recipe.train.device)
-    flops = 3 * total_flops(recipe.model)  # forward, and twice that backward, per image
+    flops = 3 * total_flops(recipe.model) * passes(recipe)  # forward, and twice that backward, per image
     threads = recipe.train.threads or ALL_THREADS
     if device == "cpu" and not recipe.train.threads and flops * recipe.train.batch_size < ONE_THREAD_BELOW:
         threads = 1
@@ -59,6 +59,14 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
         raise UserError(f"train.capture=always needs a CUDA device and no float16; this is {device} in {precision}.")
     captured = can_capture and recipe.train.capture != "never"
     return Hardware(device, precision, compiled, captured, threads)
+
+
+def passes(recipe: Recipe) -> float:
+    """How many images' work the model does per image that is learnt from; heads and decoders are left out."""
+    if recipe.train.objective == "dino":  # two large crops, also by the teacher, forward only; and the small ones
+        height, width = recipe.model.image_shape
+        return 2 + 2 / 3 + recipe.dino.local_crops * recipe.dino.local_size**2 / (height * width)
+    return 1 - recipe.mae.mask if recipe.train.objective == "mae" else 1.0
 
 
 def hardware_of(model: nn.Module) -> Hardware:

@@ -14,14 +14,15 @@ from vitascope.run.checkpoint import save_checkpoint
 from vitascope.run.directory import Run
 from vitascope.run.files import append_line, make_folder
 from vitascope.run.weights import KEPT, save_weights
+from vitascope.training.alarm import Alarm
 from vitascope.training.feeding import EpochLoader
 from vitascope.training.schedule import rate_factor
-from vitascope.training.scoring import score
 from vitascope.training.session import Session
 from vitascope.training.step import Tally
 from vitascope.training.tuning import train_mode
 
 PROGRESS_SECONDS = 0.5
+ALARMS = "alarms.jsonl"
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ class EpochRecord:
     """What an epoch came to; the same numbers as its line in metrics.jsonl."""
 
     row: dict[str, Any]
+    alarm: Alarm | None = None
 
 
 def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
     """Train to the end. However the loop is left, the last whole epoch's state is in resume.pt."""
     kept, saved_at, dirty = session.snapshot(), time.monotonic(), False
-    loader, tally = EpochLoader(session), Tally.empty(session.hardware.device)
+    loader, tally = EpochLoader(session), Tally.empty(session)
     try:
         while session.epoch < session.recipe.train.epochs and not out_of_patience(session):
             start = time.monotonic()
@@ -81,6 +83,7 @@ def save_state(run: Run, state: dict[str, Any]) -> None:
 
 def run_epoch(session: Session, loader: EpochLoader, tally: Tally) -> Iterator[Progress]:
     train_mode(session.model)
+    session.objective.extra.train()
     one_step_on = loader.start(session.epoch, tally)
     shown, start = time.monotonic(), time.monotonic()
     for step in range(session.steps_per_epoch):
@@ -96,7 +99,8 @@ def run_epoch(session: Session, loader: EpochLoader, tally: Tally) -> Iterator[P
 def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
     """The epoch's training numbers; the one place where the host waits for the device."""
     finite = torch.stack([weight.isfinite().all() for weight in session.answering.parameters()]).all()
-    loss, right, bad, whole = torch.stack([tally.loss, tally.right, tally.bad_step.float(), finite.float()]).tolist()
+    found = [*tally.sums.values(), tally.bad_step.float(), finite.float()]
+    *sums, bad, whole = torch.stack(found).tolist()
     seconds = time.monotonic() - start
     if bad >= 0:
         raise UserError(_broken(f"The loss was not a number at step {int(bad) + 1}", session.epoch + 1))
@@ -108,25 +112,26 @@ def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
         "step": session.step,
         "images_seen": session.step * session.batch,
         "lr": session.recipe.train.lr * rate_factor(session.step - 1, session.steps, session.recipe.train),
-        "train_loss": loss / steps,
-        "train_accuracy": right / steps,
+        **{name: total / steps for name, total in zip(tally.sums, sums, strict=True)},
         "train_seconds": round(seconds, 4),
         "images_per_second": round(steps * session.batch / seconds, 1),
     }
 
 
 def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float) -> EpochRecord:
-    """Look at the validation images, keep the best weights, write the line."""
-    if session.data.validation is not None:
-        found = score(session.answering, session.data.validation, session.data.preparation, session.hardware)
-        if not math.isfinite(found.loss):
-            raise UserError(_broken("The validation loss was not a number", session.epoch))
-        row |= {"val_loss": found.loss, "val_accuracy": found.accuracy}
-        if found.accuracy > session.best_accuracy:
-            session.keep_best(found.accuracy)
+    """Look at images that are not learnt from, keep the best weights, write the line."""
+    row |= session.objective.look(session.epoch)
+    if not math.isfinite(row.get("val_loss", 0.0)):
+        raise UserError(_broken("The validation loss was not a number", session.epoch))
+    if row.get(session.objective.measure, -1.0) > session.best_accuracy:
+        session.keep_best(row[session.objective.measure])
     row["seconds"] = round(time.monotonic() - start, 4)
     append_line(run.file("metrics.jsonl"), row)
-    return EpochRecord(row)
+    session.objective.draw(run.path, session.epoch)
+    found = session.objective.alarm(row)
+    if found:
+        append_line(run.file(ALARMS), {"epoch": session.epoch, "kind": found.kind, "text": found.text})
+    return EpochRecord(row, found)
 
 
 def _broken(what: str, epoch: int) -> str:

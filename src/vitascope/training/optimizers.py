@@ -8,26 +8,38 @@ from torch import Tensor, nn
 from vitascope.recipe.train import TrainConfig
 from vitascope.training.muon import Muon
 
-UNDECAYED = ("cls_token", "reg_token", "pos_embed")
+UNDECAYED = ("cls_token", "reg_token", "pos_embed", "mask_token", "prototypes")
 
 
-def make_optimizers(model: nn.Module, config: TrainConfig, captured: bool = False) -> list[torch.optim.Optimizer]:
-    """AdamW for all, or Muon for the blocks' matrices and AdamW for the rest. `scale` is each group's rate factor."""
+def make_optimizers(
+    model: nn.Module, config: TrainConfig, captured: bool = False, extra: nn.Module | None = None
+) -> list[torch.optim.Optimizer]:
+    """AdamW for all, or Muon for the blocks' matrices and AdamW for the rest. `scale` is each group's rate factor;
+    `decayed`: the decay changes from step to step, and `decay_weights` does it."""
     depth = 1 + max(
         (int(name.split(".")[1]) for name, _ in model.named_parameters() if name[:7] == "blocks."), default=0
     )
-    named = [item for item in model.named_parameters() if item[1].requires_grad]
+    beside = extra.named_parameters("extra") if extra is not None else ()
+    named = [item for item in (*model.named_parameters(), *beside) if item[1].requires_grad]
     scales = {name: config.layer_decay ** (depth + 1 - layer_of(name, depth)) for name, _ in named}
     muon = [item for item in named if config.optimizer == "muon" and is_block_matrix(*item)]
     taken = {name for name, _ in muon}
     rest = [item for item in named if item[0] not in taken]
     fused = all(weight.device.type in ("cpu", "cuda") for _, weight in rest)
-    groups = _groups(rest, scales, lambda name, w: {"weight_decay": config.weight_decay * is_decayed(name, w)})
+    changing = config.final_weight_decay is not None
+    decay = 0.0 if changing else config.weight_decay
+
+    def decaying(name: str, weight: nn.Parameter) -> dict[str, Any]:
+        decayed = is_decayed(name, weight)
+        return {"weight_decay": decay * decayed, "decayed": changing and decayed}
+
+    groups = _groups(rest, scales, decaying)
     adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused, capturable=captured)
     optimizers: list[torch.optim.Optimizer] = [adamw]
     if muon:
-        groups = _groups(muon, scales, lambda name, _: {"parts": 3 if name.endswith("qkv.weight") else 1})
-        optimizers.append(Muon(groups, config.muon_lr, config.momentum, config.weight_decay))
+        parts = {name: 3 if name.endswith("qkv.weight") else 1 for name, _ in muon}
+        groups = _groups(muon, scales, lambda name, _: {"parts": parts[name], "decayed": changing})
+        optimizers.append(Muon(groups, config.muon_lr, config.momentum, decay))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"] * group["scale"]
@@ -42,11 +54,11 @@ def layer_of(name: str, depth: int) -> int:
 
 
 def is_decayed(name: str, weight: nn.Parameter) -> bool:
-    return weight.ndim >= 2 and name not in UNDECAYED
+    return weight.ndim >= 2 and name.split(".")[-1] not in UNDECAYED
 
 
 def is_block_matrix(name: str, weight: nn.Parameter) -> bool:
-    return name.startswith("blocks.") and weight.ndim == 2
+    return ".blocks." in f".{name}" and weight.ndim == 2
 
 
 def set_rates(optimizers: list[torch.optim.Optimizer], factor: float | Tensor) -> None:
@@ -57,6 +69,15 @@ def set_rates(optimizers: list[torch.optim.Optimizer], factor: float | Tensor) -
                 group["lr"].copy_(group["peak"] * factor)
             else:
                 group["lr"] = group["peak"] * factor
+
+
+@torch.no_grad()
+def decay_weights(optimizers: list[torch.optim.Optimizer], decay: float | Tensor) -> None:
+    """Before the step, as AdamW does it: every decayed weight shrinks by its rate times the decay."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if group["decayed"]:
+                torch._foreach_mul_(group["params"], 1 - group["lr"] * decay)  # pyright: ignore
 
 
 def _groups(named: list[tuple[str, nn.Parameter]], scales: dict[str, float], settings: Any) -> list[dict[str, Any]]:

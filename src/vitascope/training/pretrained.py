@@ -16,7 +16,10 @@ def pretrained(recipe: Recipe, classes: list[str] | None = None) -> Adapted:
     found = open_weights(settled_word(recipe.weights or ""), img_size=recipe.model.img_size)
     # What of recipe.model stays the recipe's; the rest is as the weights are.
     settings = {name: getattr(recipe.model, name) for name in (*CHANGEABLE, *WITHOUT_WEIGHTS)}
-    made = adapt(found, classes=classes, seed=recipe.train.seed, **settings)
+    # A linear probe has seen labels that this training may be meant to do without.
+    keep = not found.facts.probe
+    made = adapt(found, classes=classes, keep_classifier=keep, seed=recipe.train.seed, **settings)
+    made = replace(made, facts=replace(made.facts, probe=False))
     if classes is not None or "head.weight" in made.report.new:
         return made
     note = "the classifier was kept: nothing tells what the data's classes are called"

@@ -9,9 +9,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from vitascope.training.loop import EpochRecord
 from vitascope.training.loop import Progress as Between
 
+SHARES = {
+    "train_accuracy": "accuracy",
+    "knn_accuracy": "neighbours",
+    "val_accuracy": "validation",
+}
+
 
 def shown(records: Iterator[Between | EpochRecord], epochs: int, done: int, console: Console) -> Iterator[EpochRecord]:
-    """Pass the epochs' records on, and show all of them."""
+    """Pass the epochs' records on, and show all of them; alarms once each."""
+    records = _sounding(records, console)
     if not (console.is_terminal or console.is_jupyter):
         yield from _as_lines(records, epochs, console)
         return
@@ -34,6 +41,15 @@ def shown(records: Iterator[Between | EpochRecord], epochs: int, done: int, cons
                     bar.update(task, description=f"epoch {done + 1}/{epochs}  {record.images_per_second:,.0f} images/s")
 
 
+def _sounding(records: Iterator[Between | EpochRecord], console: Console) -> Iterator[Between | EpochRecord]:
+    told: set[str] = set()
+    for record in records:
+        if isinstance(record, EpochRecord) and record.alarm and record.alarm.kind not in told:
+            told.add(record.alarm.kind)
+            console.print(f"Epoch {record.row['epoch']}: {record.alarm.text}", style="bold red", soft_wrap=True)
+        yield record
+
+
 def _as_lines(records: Iterator[Between | EpochRecord], epochs: int, console: Console) -> Iterator[EpochRecord]:
     """A line for each epoch, but not more than two a second."""
     last = 0.0
@@ -46,9 +62,10 @@ def _as_lines(records: Iterator[Between | EpochRecord], epochs: int, console: Co
 
 
 def describe(row: dict[str, float], epochs: int) -> str:
-    """epoch 3/20  loss 1.234  accuracy 56.7 %  validation 55.1 %  12,345 images/s."""
+    """epoch 3/20  loss 1.234  accuracy 56.7 %  validation 55.1 %  12,345 images/s. Without labels: a linear
+    probe's."""
     width = len(str(epochs))
-    text = f"epoch {row['epoch']:>{width}}/{epochs}  loss {row['train_loss']:.3f}  accuracy {row['train_accuracy']:.1%}"
-    if "val_accuracy" in row:
-        text += f"  validation {row['val_accuracy']:.1%}"
+    text = f"epoch {row['epoch']:>{width}}/{epochs}  loss {row['train_loss']:.3f}"
+    words = SHARES | ({"val_accuracy": "linear probe"} if "train_accuracy" not in row else {})
+    text += "".join(f"  {word} {row[name]:.1%}" for name, word in words.items() if name in row)
     return f"{text}  {row['images_per_second']:,.0f} images/s"

@@ -14,6 +14,7 @@ from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
 from vitascope.training.feeding import EpochLoader
 from vitascope.training.optimizers import set_rates
+from vitascope.training.schedule import Values, step_values
 from vitascope.training.session import Session, start_session
 from vitascope.training.step import Tally, train_step
 from vitascope.training.train import decided
@@ -97,10 +98,9 @@ def _losses(session: Session) -> Iterator[float]:
                 if number == STEPS:
                     return
                 set_rates(session.optimizers, _rate(number) / session.recipe.train.lr)
-                tally = Tally.empty(session.hardware.device)
-                train_step(
-                    session, *loader.batch(order[step]), one_step(draws, step), tally, loader.weights, number, 0.0
-                )
+                tally = Tally.empty(session)
+                values: Values = {**step_values(number, STEPS, session.recipe)}
+                train_step(session, *loader.batch(order[step]), one_step(draws, step), tally, number, values)
                 yield tally.loss.item()
                 number += 1
     finally:

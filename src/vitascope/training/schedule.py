@@ -1,8 +1,14 @@
-"""A step's number -> the share of the peak rate: up in a line, then down by cosine or in a line."""
+"""A step's number -> what changes from step to step: the rate, the average's decay, and what an objective needs."""
 
 import math
 
+from torch import Tensor
+
+from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
+from vitascope.training.averaging import decay_at
+
+Values = dict[str, float | Tensor]  # numbers, or tensors on the device where the step is recorded
 
 
 def rate_factor(step: int, steps: int, config: TrainConfig) -> float:
@@ -13,3 +19,23 @@ def rate_factor(step: int, steps: int, config: TrainConfig) -> float:
     done = (step - warm) / max(1, steps - warm)
     falling = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}[config.schedule]
     return config.final_lr + (1 - config.final_lr) * falling
+
+
+def step_values(step: int, steps: int, recipe: Recipe) -> dict[str, float]:
+    """By name. `rate` is a share of the peak; `decay` is the average's."""
+    train, dino, done = recipe.train, recipe.dino, step / max(1, steps)
+    values = {"rate": rate_factor(step, steps, train), "decay": decay_at(step, train.ema)}
+    if train.final_weight_decay is not None:
+        values["weight_decay"] = by_cosine(train.weight_decay, train.final_weight_decay, done)
+    if train.objective == "dino":
+        warm = min(1.0, done / dino.teacher_warmup) if dino.teacher_warmup else 1.0
+        rise = dino.final_teacher_temperature - dino.teacher_temperature
+        values["decay"] = by_cosine(dino.teacher_momentum, 1.0, done)
+        values["teacher_temperature"] = dino.teacher_temperature + warm * rise
+        values["last_layer"] = float(step >= round(dino.freeze_last * steps))
+    return values
+
+
+def by_cosine(start: float, end: float, done: float) -> float:
+    """From `start` to `end`, slowly at both ends."""
+    return end + (start - end) * (1 + math.cos(math.pi * done)) / 2

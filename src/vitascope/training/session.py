@@ -18,10 +18,12 @@ from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import recipe_yaml
 from vitascope.training.allocator import keep_freed_memory
 from vitascope.training.averaging import Average
+from vitascope.training.dino import GLOBALS
 from vitascope.training.hardware import Hardware, choose_hardware
 from vitascope.training.kernels import Use, choose_kernels, use_kernels
+from vitascope.training.objective import Learning, Objective
+from vitascope.training.objectives import make_objective
 from vitascope.training.optimizers import make_optimizers
-from vitascope.training.teacher import Teacher, open_teacher
 from vitascope.training.tuning import set_learning, train_mode
 
 
@@ -33,23 +35,22 @@ class Session:
     data: TrainingData
     hardware: Hardware
     model: VisionTransformer
-    forward: nn.Module  # the model, compiled or not
+    objective: Objective
     optimizers: list[torch.optim.Optimizer]
-    average: Average | None
+    average: Average[VisionTransformer] | None
     scaler: torch.amp.GradScaler
     epoch: int = 0
     step: int = 0
     best_accuracy: float = -1.0
     best_epoch: int = 0
     best: dict[str, torch.Tensor] | None = None  # the weights of the best epoch on validation
-    teacher: Teacher | None = None
 
     @cached_property
     def identity(self) -> dict[str, str]:
         """Short names for the recipe and the training images: a checkpoint fits no others."""
         recipe = hashlib.blake2b(recipe_yaml(self.recipe).encode(), digest_size=8).hexdigest()
         data = data_hash(self.data.train.images, self.data.train.labels)
-        return {"recipe": recipe, "data": data, "teacher": self.teacher.fingerprint if self.teacher else ""}
+        return {"recipe": recipe, "data": data, "teacher": self.objective.fingerprint}
 
     @property
     def batch(self) -> int:
@@ -83,6 +84,7 @@ class Session:
             "hardware": asdict(self.hardware),
             "identity": self.identity,
             "model": self.model.state_dict(),
+            "extra": self.objective.extra.state_dict(),
             "average": self.average.model.state_dict() if self.average else None,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "scaler": self.scaler.state_dict(),
@@ -110,6 +112,7 @@ class Session:
         self.epoch, self.step = state["epoch"], state["step"]
         self.best_accuracy, self.best_epoch, self.best = state["best_accuracy"], state["best_epoch"], state["best"]
         self.model.load_state_dict(state["model"])
+        self.objective.extra.load_state_dict(state.get("extra", {}))
         if self.average:
             self.average.model.load_state_dict(state["average"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
@@ -139,22 +142,20 @@ def start_session(
     if hardware.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         batch = min(recipe.train.batch_size, len(data.train)) // recipe.train.accumulate
+        batch *= GLOBALS if recipe.train.objective == "dino" else 1
         use = Use(batch, hardware.dtype, training=True, compiled=hardware.compiled)
         hardware = replace(hardware, kernels=decided.kernels if decided else choose_kernels(model, use))
         use_kernels(model, hardware.kernels)
-    forward = torch.compile(model) if hardware.compiled else model
+    average = Average(model) if recipe.train.ema else None
+    learning = Learning(recipe, data, hardware, model, average)
+    objective = make_objective(learning)
     return Session(
         recipe,
         data,
         hardware,
         model,
-        forward,  # pyright: ignore[reportArgumentType]
-        make_optimizers(model, recipe.train, hardware.captured),
-        Average(model) if recipe.train.ema else None,
+        objective,
+        make_optimizers(model, recipe.train, hardware.captured, objective.extra),
+        learning.average,
         torch.amp.GradScaler(hardware.device, enabled=hardware.precision == "float16"),
-        teacher=_teacher(recipe.train.distill, data, hardware) if recipe.train.distill else None,
     )
-
-
-def _teacher(word: str, data: TrainingData, hardware: Hardware) -> Teacher:
-    return open_teacher(word, data.preparation, data.classes, hardware, named=data.source.named)

@@ -16,7 +16,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import word
+from vitascope.recipe.writing import recipe_yaml, word
 from vitascope.run.checkpoint import load_checkpoint
 from vitascope.run.directory import Run, new_run, open_run
 from vitascope.run.files import write_json
@@ -29,6 +29,7 @@ from vitascope.training.loop import EpochRecord, learn
 from vitascope.training.pretrained import pretrained, settled_word, told
 from vitascope.training.progress import shown
 from vitascope.training.session import Session, start_session
+from vitascope.training.stages import STAGE, stage_before
 from vitascope.training.tuning import count_learning
 from vitascope.weights.adaptation import Adapted
 from vitascope.weights.facts import ModelFacts
@@ -46,6 +47,8 @@ def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
 
 
 def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
+    if recipe.weights and recipe.weights.startswith(STAGE):
+        recipe = replace(recipe, weights=str(_earlier_stage(recipe, runs, console).path))
     recipe, data, adapted = decided(recipe, console)
     session = start_session(recipe, data, weights=adapted.weights if adapted else None)
     run = new_run(recipe, runs)
@@ -54,6 +57,19 @@ def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
         write_json(run.file("adaptation.json"), asdict(adapted.report))
     _learn(run, session, console)
     return run
+
+
+def _earlier_stage(recipe: Recipe, runs: Path, console: Console) -> Run:
+    """weights=recipe:NAME: a run of that recipe on the same data and seed. One that is there already is used, one that
+    was stopped goes on."""
+    first = stage_before(recipe)
+    console.print(f"First stage: {first.name}", highlight=False)
+    wanted = recipe_yaml(decided(first, console_for(quiet=True))[0])
+    for place in sorted((runs / first.name).glob("*/recipe.yaml"), reverse=True):
+        run = Run(place.parent)
+        if recipe_yaml(run.recipe) == wanted:
+            return resume_run(run, console)
+    return train_recipe(first, runs, console)
 
 
 def resume_run(run: Run, console: Console) -> Run:
@@ -117,7 +133,7 @@ def names_of(data: TrainingData) -> list[str] | None:
 def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     """The recipe with everything decided: the data set's policy filled in, the classifier as wide as the classes."""
     stored = tuple(data.train.images.shape[1:])
-    augment = resolve(recipe.data.augment, recipe.data.name, stored[0])
+    augment = resolve(recipe.data.augment, recipe.data.name, stored[0], recipe.train.objective)
     recipe = replace(recipe, data=replace(settled(recipe.data), augment=augment))
     if recipe.model.num_classes != len(data.classes):
         console.print(f"model.num_classes: {recipe.model.num_classes} → {len(data.classes)}, the data's classes")
@@ -147,7 +163,8 @@ def _learn(run: Run, session: Session, console: Console) -> None:
         console.print("{:,} of {:,} parameters learn.".format(*count_learning(session.model)), highlight=False)
     channels, rows, columns = data.train.images.shape[1:]
     stored = (channels, rows, columns)
-    save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation, stored))
+    probe = recipe.train.objective != "classify"
+    save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation, stored, probe))
     write_json(run.file("machine.json"), _machine_facts(run, session))
     events = Events(run.path, read_metrics(run.file("metrics.jsonl")))
     trackers = open_trackers(recipe, run)
@@ -192,7 +209,8 @@ def summary(run: Run, has_test: bool) -> str:
     seconds = sum(row["seconds"] for row in rows)
     text = f"{rows[-1]['epoch']} epochs in {seconds:.1f} s, training loss {rows[-1]['train_loss']:.3f}"
     if "val_accuracy" in rows[-1]:
-        text += f", validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch)"
+        what = "validation accuracy" if "train_accuracy" in rows[-1] else "linear probe on validation images"
+        text += f", {what} {rows[-1]['val_accuracy']:.2%} (last epoch)"
     how = "Score it on the test images, once:" if has_test else "Look at it more closely (there are no test images):"
     end = "" if has_test else " --split val" if "val_accuracy" in rows[-1] else " --split train"
     return f"{text}\nCurves: {run.file('curves.png')}\n{how} vitascope evaluate {run.path}{end}"

@@ -47,13 +47,14 @@ def adapt(
     in_chans: int | None = None,
     num_classes: int | None = None,
     classes: list[str] | None = None,
+    keep_classifier: bool = True,
     seed: int = 0,
     **settings: Any,
 ) -> Adapted:
     """`weights`: opened, or the word for them. `settings` are of ModelConfig, without weights of their own (drop rates
     and the like). A new classifier is drawn from the seed where the number of classes is another, or where `classes`
-    (their names) are others than the weights'. Refused where the model would see one patch only, or not all of the
-    image: `survey` says it first."""
+    (their names) are others than the weights', or where it is not to be kept. Refused where the model would see one
+    patch only, or not all of the image: `survey` says it first."""
     _check_settings(settings)
     found = weights
     if not isinstance(found, Pretrained):
@@ -70,7 +71,7 @@ def adapt(
     _patches(tensors, old, config, changes)
     _channels(tensors, config, found.facts.preparation, preparation, changes)
     _positions(tensors, old, config, changes)
-    dropped, notes = fit_classifier(tensors, found, config.num_classes, classes, changes)
+    dropped, notes = fit_classifier(tensors, found, config.num_classes, classes, changes, keep=keep_classifier)
     new = _fill(tensors, config, seed)
     kept = len(tensors) - len({change.name for change in changes}) - len(new)
     told = {"dropped": [*found.dropped, *dropped], "notes": [*found.notes, *notes], "kept": kept}
@@ -240,7 +241,7 @@ def _facts(found: Pretrained, config: ModelConfig, preparation: Preparation, cla
     before = found.facts.classes
     if classes is None:
         classes = before if config.num_classes == len(before) else class_names(config.num_classes)
-    return ModelFacts(config, classes, preparation, (config.in_chans, *config.image_shape))
+    return ModelFacts(config, classes, preparation, (config.in_chans, *config.image_shape), found.facts.probe)
 
 
 def _words(size: Size) -> str:

@@ -10,10 +10,18 @@ PARTS = ("head.weight", "head.bias")
 
 
 def fit_classifier(
-    weights: dict[str, Tensor], found: Pretrained, count: int, classes: list[str] | None, changes: list[Change]
+    weights: dict[str, Tensor],
+    found: Pretrained,
+    count: int,
+    classes: list[str] | None,
+    changes: list[Change],
+    *,
+    keep: bool = True,
 ) -> tuple[list[str], list[str]]:
     """What is dropped from `weights`, and notes. `classes`: what the data calls them, where that is known."""
     own, old = found.facts.classes, found.facts.model.num_classes
+    if not keep:
+        return _drop(weights, "a linear probe's" if found.facts.probe else "not wanted"), []
     if old != count:
         return _drop(weights, f"{old} classes"), []
     if not old or classes is None:

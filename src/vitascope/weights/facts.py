@@ -16,6 +16,7 @@ class ModelFacts:
     classes: list[str]
     preparation: Preparation
     stored: tuple[int, int, int]  # channels, rows, columns of an image before it is prepared
+    probe: bool = False  # learnt without labels: the classifier was fitted to the finished features
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -29,7 +30,7 @@ def facts_from(said: Any, where: str) -> ModelFacts:
         how = said["preparation"]
         preparation = Preparation(tuple(how["size"]), tuple(how["mean"]), tuple(how["std"]))
         stored = tuple(said.get("stored", (model.in_chans, *model.image_shape)))
-        facts = ModelFacts(model, said["classes"], preparation, stored)
+        facts = ModelFacts(model, said["classes"], preparation, stored, bool(said.get("probe", False)))
         lengths = len(facts.classes), len(preparation.mean), len(preparation.std)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{where} is not whole ({type(error).__name__}). Copy it back, or train again.") from error

@@ -1,0 +1,166 @@
+"""`python -m benchmarks.pretraining`: when learning without labels pays, with 1, 10 and 100 % of the labels.
+
+Three starts of one model: from scratch, after DINO, after MAE. Every share of the labels is fine-tuned in the same way
+from each (equal fine-tuning); from scratch also for as long as pretraining and fine-tuning take together, counted in
+FLOPs (equal compute). Without `--tune` all training images are used and the test images opened once per run; the
+features are judged by their neighbours and a linear probe too. What is measured is kept after each run; `--go-on`
+takes a record and measures what is missing.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.__main__ import RESULTS
+from benchmarks.records import write_record
+from benchmarks.small_data import without_places
+from vitascope import load, train
+from vitascope.draw.arms import draw_shares
+from vitascope.draw.look import save
+from vitascope.evaluation.probe import probe
+from vitascope.model.anatomy import total_flops, total_parameters
+from vitascope.run.directory import Run
+from vitascope.training.hardware import choose_device, passes
+
+STARTS = ("dino", "mae")
+SCRATCH, LONGER = "from scratch", "from scratch, as much compute"
+AFTER = {"dino": "after DINO", "mae": "after MAE"}
+
+
+def common(asked: argparse.Namespace) -> dict[str, Any]:
+    validation = 0.1 if asked.tune else 0
+    return {"data.name": asked.data, "data.validation": validation, "train.device": asked.device}
+
+
+def pretrain(start: str, seed: int, asked: argparse.Namespace) -> Run:
+    """Fifty thousand images without labels, or a run that is there already."""
+    known = sorted((asked.runs / f"{asked.data}-{start}").glob(f"*-seed{seed}/model.safetensors"))
+    if known:
+        return Run(known[-1].parent)
+    chosen: dict[str, Any] = common(asked) | {"train.seed": seed}
+    if epochs := {"dino": asked.dino_epochs, "mae": asked.mae_epochs}[start]:
+        chosen["train.epochs"] = epochs
+    return train(f"{asked.data}-{start}", runs=asked.runs, quiet=False, **chosen)
+
+
+def features(start: str, run: Run, asked: argparse.Namespace) -> dict[str, Any]:
+    """What the frozen features are worth, on test images (or validation's, to tune)."""
+    found = probe(load(run, device=asked.device), "val" if asked.tune else "test")
+    seconds = sum(row["seconds"] for row in run.metrics)
+    row = {"arm": AFTER[start], "kind": "features", "seed": run.recipe.train.seed, "knn": round(found.knn, 4)}
+    row |= {"linear": round(found.linear, 4), "spread": round(found.spread, 4), "seconds": round(seconds, 1)}
+    row |= {"epochs": len(run.metrics), "flops": total(run), "images_seen": run.metrics[-1]["images_seen"]}
+    print(row, flush=True)
+    return row
+
+
+def total(run: Run) -> float:
+    """FLOPs of a run's training: forward, and twice that backward, of all crops or visible patches."""
+    return 3.0 * total_flops(run.recipe.model) * passes(run.recipe) * run.metrics[-1]["images_seen"]
+
+
+def finetune(arm: str, share: float, seed: int, start: Run | None, more: float, asked: argparse.Namespace) -> dict:
+    """`more`: how many times the usual epochs."""
+    steps = asked.steps if share == 1 else max(1, round(asked.steps * asked.fewer))
+    images = asked.images * (0.9 if asked.tune else 1) * share
+    epochs = max(1, round(more * steps * asked.batch / max(images, asked.batch)))
+    chosen = common(asked) | {"data.fraction": share, "train.epochs": epochs, "train.seed": seed}
+    chosen |= {"train.batch_size": asked.batch, "train.compile": asked.compile}
+    if start is not None:
+        chosen |= {"weights": str(start.path.resolve()), "train.layer_decay": asked.layer_decay}
+        chosen |= {"train.muon_lr": asked.muon_lr, "train.lr": asked.lr}
+    began = time.perf_counter()
+    run = train(asked.data, runs=asked.runs / "finetuned", quiet=True, **chosen)
+    rows, model = run.metrics, load(run, device=asked.device)
+    score = rows[-1]["val_accuracy"] if asked.tune else model.evaluate(robust=False).accuracy
+    row = {"arm": arm, "kind": "fine-tuned", "labels": share, "seed": seed, "accuracy": round(score, 5)}
+    row |= {"epochs": epochs, "images_seen": rows[-1]["images_seen"], "flops": total(run)}
+    row |= {"seconds": round(sum(line["seconds"] for line in rows), 1)}
+    row |= {"cold_seconds": round(time.perf_counter() - began, 1), "parameters": total_parameters(run.recipe.model)}
+    print(f"{arm:32s} {share:.0%} of the labels, seed {seed}: {score:.2%}, {row['seconds']} s", flush=True)
+    return row
+
+
+class Record:
+    """Rows, written after each."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        known = json.loads(asked.go_on.read_text(encoding="utf-8")) if asked.go_on else {"rows": []}
+        self.rows: list[dict[str, Any]] = known["rows"]
+        self.told = {"went_on_from": {k: known.get(k) for k in ("command", "commit", "date")}} if asked.go_on else {}
+
+    def has(self, **what: Any) -> bool:
+        return any(all(row.get(key) == value for key, value in what.items()) for row in self.rows)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        write_record(
+            self.asked.out,
+            self.asked.commit,
+            command=f"python -m benchmarks.pretraining {shlex.join(without_places(sys.argv[1:]))}",
+            data=self.asked.data,
+            judged_by="validation" if self.asked.tune else "test",
+            device=choose_device(self.asked.device),
+            **self.told,
+            rows=self.rows,
+        )
+
+
+def measure(seed: int, asked: argparse.Namespace, record: Record) -> None:
+    starts = {start: pretrain(start, seed, asked) for start in asked.starts}
+    for start, run in starts.items():
+        if not record.has(arm=AFTER[start], kind="features", seed=seed):
+            record.add(features(start, run, asked))
+    for share in asked.labels:
+        for arm, run in {SCRATCH: None, **{AFTER[start]: run for start, run in starts.items()}}.items():
+            if not record.has(arm=arm, labels=share, seed=seed):
+                record.add(finetune(arm, share, seed, run, 1.0, asked))
+        if starts and asked.longer and not record.has(arm=LONGER, labels=share, seed=seed):
+            usual = next(row for row in record.rows if row["arm"] == SCRATCH and row.get("labels") == share)
+            more = 1 + max(total(run) for run in starts.values()) / usual["flops"]
+            record.add(finetune(LONGER, share, seed, None, min(more, asked.longest), asked))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="cifar10", help="DATA-dino and DATA-mae are the recipes")
+    parser.add_argument("--images", type=int, default=50_000, help="training images of the data")
+    parser.add_argument("--starts", nargs="*", choices=STARTS, default=list(STARTS))
+    parser.add_argument("--labels", nargs="+", type=float, default=[0.01, 0.1, 1.0])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--dino-epochs", type=int)
+    parser.add_argument("--mae-epochs", type=int)
+    parser.add_argument("--steps", type=int, default=3000, help="of fine-tuning with all labels")
+    parser.add_argument("--fewer", type=float, default=0.5, help="share of those steps with fewer labels")
+    parser.add_argument("--longer", action=argparse.BooleanOptionalAction, default=True, help="scratch, equal compute")
+    parser.add_argument("--longest", type=float, default=100.0, help="at most so many times the usual epochs")
+    parser.add_argument("--batch", type=int, default=500)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--muon-lr", type=float, default=0.01)
+    parser.add_argument("--layer-decay", type=float, default=0.8)
+    parser.add_argument("--tune", action="store_true", help="judge by a tenth of the training images")
+    parser.add_argument("--compile", default="never")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--runs", type=Path, default=Path("runs-pretraining"))
+    parser.add_argument("--commit")
+    parser.add_argument("--out", type=Path, default=RESULTS / "pretraining.json")
+    parser.add_argument("--go-on", type=Path, help="a record of the same settings: its rows are kept, not repeated")
+    parser.add_argument("--draw", type=Path, help="a record: draw it into --out (.png) instead")
+    asked = parser.parse_args()
+    if asked.draw:
+        rows = json.loads(asked.draw.read_text(encoding="utf-8"))["rows"]
+        save(draw_shares([row for row in rows if row["kind"] == "fine-tuned"]), asked.out)
+        return
+    record = Record(asked)
+    for seed in asked.seeds:
+        measure(seed, asked, record)
+    print(f"Record: {asked.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A run's features -> how well its nearest neighbours and a linear probe recognise images: frozen weights, no training.
+
+Neighbours as in Wu et al. 2018 and DINO (20 by cosine, votes weighted by exp(similarity / 0.07)); the linear probe is a
+logistic regression on the training images' features.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vitascope.data.source import Split
+from vitascope.data.split import stratified_part
+from vitascope.errors import UserError
+from vitascope.evaluation.choosing import choose, own_images
+from vitascope.evaluation.intervals import wilson
+from vitascope.evaluation.openings import note_opening, note_result
+from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.training.evidence import NEIGHBOURS, fit_probe, nearest_answers, spread
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Shares of the asked images that are recognised, with 95 % intervals."""
+
+    split: str
+    images: int
+    known: int  # training images whose features and labels are used
+    neighbours: int
+    knn: float
+    knn_interval: tuple[float, float]
+    linear: float
+    linear_interval: tuple[float, float]
+    spread: float  # of the features: 1 everywhere, 0 all the same
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def probe(
+    model: TrainedTransformer,
+    split: str | None = None,
+    *,
+    neighbours: int = NEIGHBOURS,
+    most: int = 0,
+    labels: float = 1.0,
+) -> Probed:
+    """`split`: val (the default) or test. `most`: training images to learn from, 0: all; `labels`: a share of them."""
+    _check(split, neighbours, most, labels)
+    train = own_images(model.run, model.facts, "train")
+    if train is None:
+        raise UserError("The run has no training images.")
+    share = labels * min(1.0, most / len(train)) if most else labels
+    train = train.part(stratified_part(train.labels, share, seed=model.run.recipe.train.seed))
+    chosen = choose(model.run, model.facts, split or "val", None)
+    tie = None
+    if chosen.split == "test":
+        tie = note_opening(model.run, data=chosen.data, split="test", views=1, weights=f"probe, {model.weights}")
+    found = _probed(model, train, chosen.images, chosen.split, neighbours)
+    if tie is not None:
+        note_result(model.run, tie, {"accuracy": found.linear, "knn_accuracy": found.knn})
+    return found
+
+
+def _probed(model: TrainedTransformer, train: Split, asked: Split, split: str, neighbours: int) -> Probed:
+    device, classes = next(model.parameters()).device, len(model.classes)
+    known, features = (model.stored_features(part.images).to(device) for part in (train, asked))
+    labels, wanted = train.labels.to(device), asked.labels.to(device)
+    nearest = nearest_answers(known, labels, features, classes, neighbours)
+    linear = fit_probe(known, labels, classes)(features).argmax(1)
+    right = [int((answers == wanted).sum()) for answers in (nearest, linear)]
+    shares = [count / len(asked) for count in right]
+    intervals = [wilson(count, len(asked)) for count in right]
+    return Probed(
+        split=split,
+        images=len(asked),
+        known=len(train),
+        neighbours=min(neighbours, len(train)),
+        knn=shares[0],
+        knn_interval=intervals[0],
+        linear=shares[1],
+        linear_interval=intervals[1],
+        spread=spread(features),
+    )
+
+
+def _check(split: str | None, neighbours: int, most: int, labels: float) -> None:
+    if split == "train":
+        raise UserError("The training images are what the probe learns from. Choose --split val or test.")
+    if neighbours < 1:
+        raise UserError(f"--neighbours {neighbours} must be at least 1.")
+    if most < 0:
+        raise UserError(f"--most {most} must be 0 (all) or more.")
+    if not 0 < labels <= 1:
+        raise UserError(f"--labels {labels} is a share: greater than 0 and at most 1.")

@@ -1,0 +1,62 @@
+"""Labels -> the loss of answering otherwise: cross-entropy, with a teacher's answers where there is one."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitascope.data.draws import Draws
+from vitascope.data.mixing import Target
+from vitascope.data.source import Labels, UInt8Images
+from vitascope.data.training_data import class_weights
+from vitascope.training.objective import Inputs, Learning, Numbers, Objective
+from vitascope.training.schedule import Values
+from vitascope.training.scoring import score
+from vitascope.training.teacher import Teacher, distilled, open_teacher
+
+
+class Classify(Objective):
+    numbers = ("train_loss", "train_accuracy")
+
+    def __init__(self, learning: Learning) -> None:
+        super().__init__(learning)
+        data, config = learning.data, learning.recipe
+        self.forward = learning.compiled(learning.model)
+        self.weights: Tensor | None = None  # per class, for data.balance=loss
+        if config.data.balance == "loss":
+            self.weights = class_weights(data.train.labels, len(data.classes)).to(learning.hardware.device)
+        self.teacher: Teacher | None = None
+        if config.train.distill:
+            self.teacher = open_teacher(
+                config.train.distill, data.preparation, data.classes, learning.hardware, named=data.source.named
+            )
+            self.fingerprint = self.teacher.fingerprint
+
+    def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
+        policy = self.learning.recipe.data.augment
+        inputs, target = self.learning.data.preparation.varied(images, labels, draws, policy)
+        return inputs, target.own, target.partner, target.share
+
+    def told(self, inputs: Inputs, values: Values) -> Numbers:
+        images, target = inputs[0], Target(*inputs[1:])
+        config = self.learning.recipe.train
+        with self.learning.hardware.autocast():
+            logits = self.forward(images)
+            taught = self.teacher(images) if self.teacher else None
+        loss = cross_entropy(logits, target, config.label_smoothing, self.weights)
+        if taught is not None:
+            loss = torch.lerp(loss, distilled(logits, taught, config), config.distill_share)
+        right = (logits.detach().argmax(1) == target.dominant()).float().mean()
+        return {"train_loss": loss, "train_accuracy": right}
+
+    def look(self, epoch: int) -> dict[str, float]:
+        data = self.learning.data
+        if data.validation is None:
+            return {}
+        found = score(self.learning.answering, data.validation, data.preparation, self.learning.hardware)
+        return {"val_loss": found.loss, "val_accuracy": found.accuracy}
+
+
+def cross_entropy(logits: Tensor, target: Target, smoothing: float, weights: Tensor | None) -> Tensor:
+    """Against mixed and smoothed labels, in float32."""
+    answers = target.probabilities(logits.shape[1])
+    return F.cross_entropy(logits.float(), answers, weight=weights, label_smoothing=smoothing)

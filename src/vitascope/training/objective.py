@@ -1,0 +1,87 @@
+"""What a step of learning wants: the same loop for labels, for DINO and for MAE; each objective says its own part."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vitascope.data.draws import Draws, epoch_draws
+from vitascope.data.source import Labels, UInt8Images
+from vitascope.data.training_data import TrainingData
+from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.schema import Recipe
+from vitascope.training.alarm import Alarm
+from vitascope.training.averaging import Average
+from vitascope.training.hardware import Hardware
+from vitascope.training.schedule import Values
+
+Part = TypeVar("Part", bound=nn.Module)
+Inputs = tuple[Tensor, ...]  # what a step learns from, images along the first axis of each
+Numbers = dict[str, Tensor]  # what a step tells, the loss among them
+
+
+@dataclass
+class Learning:
+    """What an objective works with."""
+
+    recipe: Recipe
+    data: TrainingData
+    hardware: Hardware
+    model: VisionTransformer
+    average: Average[VisionTransformer] | None
+
+    @property
+    def answering(self) -> VisionTransformer:
+        """The model that is evaluated and saved: averaged if averaging is on."""
+        return self.average.model if self.average else self.model
+
+    @property
+    def batch(self) -> int:
+        return min(self.recipe.train.batch_size, len(self.data.train))
+
+    def compiled(self, module: Part) -> Part:
+        return torch.compile(module) if self.hardware.compiled else module  # pyright: ignore[reportReturnType]
+
+
+class Objective:
+    """One per session. `extra` are modules that belong to the learning alone, such as a decoder; their weights that ask
+    for gradients learn with the model's, and all of it is in the checkpoint."""
+
+    numbers: tuple[str, ...] = ("train_loss",)  # what is averaged over an epoch, the loss first
+    measure: str = "val_accuracy"  # the number of a row that the best epoch is chosen by
+    fingerprint: str = ""  # a short name for what else the run depends on
+
+    def __init__(self, learning: Learning) -> None:
+        self.learning = learning
+        self.extra = nn.Module()
+
+    def draws(self, steps: int, batch: int, epoch: int) -> Draws:
+        """Every random number of an epoch, step × image (…)."""
+        recipe = self.learning.recipe
+        return epoch_draws(recipe.data.augment, steps, batch, recipe.train.seed, epoch)
+
+    def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
+        raise NotImplementedError
+
+    def told(self, inputs: Inputs, values: Values) -> Numbers:
+        """By the names in `numbers`, each a mean over the images; the first is what is learnt from."""
+        raise NotImplementedError
+
+    def before_update(self, values: Values) -> None:
+        """Gradients are there, weights are still the old ones."""
+
+    def after_update(self, values: Values) -> None:
+        """Weights are new; the average has followed."""
+
+    def look(self, epoch: int) -> dict[str, float]:
+        """After an epoch (counted from 1): what the row gets besides, from images that are not learnt from."""
+        return {}
+
+    def draw(self, folder: Path, epoch: int) -> None:
+        """After an epoch: pictures for the run's folder."""
+
+    def alarm(self, row: dict[str, float]) -> Alarm | None:
+        """After an epoch: whether something has gone wrong that its numbers show."""
+        return None

@@ -1,0 +1,280 @@
+"""DINO: the loss by hand and by a second computation, schedules, centre, frozen prototypes, crops, collapse."""
+
+import math
+
+import pytest
+import torch
+
+from tests.training.test_captured import ReplayedByHand, losses_of
+from tests.training.test_runs import same_weights, session_of
+from tests.training.tiny import tiny_run
+from vitascope import ModelConfig, UserError, VisionTransformer
+from vitascope.data.config import AugmentConfig
+from vitascope.data.policy import resolve
+from vitascope.model.other_size import OtherSize
+from vitascope.model.prototypes import PrototypeHead
+from vitascope.recipe.pretrain import DinoConfig
+from vitascope.recipe.reading import read_recipe
+from vitascope.training.alarm import alarm
+from vitascope.training.dino import dino_loss, view_policies
+from vitascope.training.feeding import EpochLoader
+from vitascope.training.loop import learn
+from vitascope.training.schedule import step_values
+from vitascope.training.step import Tally
+from vitascope.training.train import console_for, resume_run
+
+DINO = {
+    "train.objective": "dino",
+    "dino.prototypes": 32,
+    "dino.hidden": 16,
+    "dino.bottleneck": 8,
+    "dino.local_crops": 2,
+    "dino.local_size": 4,
+    "train.epochs": 3,
+}
+
+
+def test_the_loss_by_hand() -> None:
+    """Two views, two prototypes: sigmoid(1) = 0.731059, so the loss is 0.731059 · 1.313262 + 0.268941 · 0.313262."""
+    student = torch.tensor([[[0.1, 0.0]], [[0.0, 0.1]]])
+    teacher = torch.tensor([[[0.04, 0.0]], [[0.0, 0.04]]])
+    found = dino_loss(student, teacher, torch.zeros(2), 0.1, 0.04)
+    assert found.loss.item() == pytest.approx(1.044320, abs=1e-5)
+    assert found.entropy.item() == pytest.approx(0.582203, abs=1e-5)
+    assert found.used.item() == pytest.approx(2.0, abs=1e-5)
+
+
+def test_equal_answers_cost_ln_k_whatever_the_temperatures() -> None:
+    same = torch.full((4, 3, 1024), 0.3)
+    found = dino_loss(same, same[:2], torch.zeros(1024), 0.1, 0.04)
+    assert found.loss.item() == pytest.approx(math.log(1024), abs=1e-4)
+    assert found.divergence.item() == pytest.approx(0, abs=1e-4)
+
+
+def test_the_loss_is_the_mean_over_all_pairs_of_different_crops() -> None:
+    """A second computation: pair by pair, image by image, in float64."""
+    student, teacher, centre = torch.randn(5, 3, 7), torch.randn(2, 3, 7), torch.randn(7)
+    pairs = []
+    for their, t in enumerate(teacher.double()):
+        for our, s in enumerate(student.double()):
+            if our != their:
+                wanted = torch.softmax((t - centre.double()) / 0.5, 1)
+                pairs.append(-(wanted * torch.log_softmax(s / 0.2, 1)).sum(1).mean())
+    assert len(pairs) == 2 * (5 - 1)
+    found = dino_loss(student, teacher, centre, 0.2, 0.5)
+    assert found.loss.item() == pytest.approx(torch.stack(pairs).mean().item(), rel=1e-5)
+
+
+def test_the_loss_ignores_a_constant_in_teacher_and_centre_and_the_order_of_small_crops() -> None:
+    student, teacher, centre, more = torch.randn(5, 3, 7), torch.randn(2, 3, 7), torch.randn(7), torch.randn(7)
+    loss = dino_loss(student, teacher, centre, 0.1, 0.07).loss
+    torch.testing.assert_close(dino_loss(student, teacher + more, centre + more, 0.1, 0.07).loss, loss)
+    torch.testing.assert_close(dino_loss(student[[0, 1, 4, 2, 3]], teacher, centre, 0.1, 0.07).loss, loss)
+    swapped = dino_loss(student[[1, 0, 2, 3, 4]], teacher, centre, 0.1, 0.07).loss
+    assert not torch.isclose(swapped, loss)  # the large ones are paired with the teacher's
+
+
+def test_schedules_start_and_end_where_they_should() -> None:
+    words = ["train.objective=dino", "train.weight_decay=0.04", "train.final_weight_decay=0.4", "dino.freeze_last=0.05"]
+    recipe = read_recipe("digits-dino", [*words, "dino.teacher_momentum=0.996", "dino.final_teacher_temperature=0.07"])
+    first, tenth, middle, last = (step_values(step, 100, recipe) for step in (0, 10, 50, 99))
+    assert first["decay"] == pytest.approx(0.996) and middle["decay"] == pytest.approx(0.998)
+    assert last["decay"] == pytest.approx(0.999999, abs=1e-6) and last["decay"] < 1
+    assert first["teacher_temperature"] == pytest.approx(0.04)
+    assert tenth["teacher_temperature"] == last["teacher_temperature"] == pytest.approx(0.07)
+    assert step_values(5, 100, recipe)["teacher_temperature"] == pytest.approx(0.055)
+    assert first["weight_decay"] == pytest.approx(0.04) and middle["weight_decay"] == pytest.approx(0.22)
+    assert [step_values(step, 100, recipe)["last_layer"] for step in (0, 4, 5, 99)] == [0, 0, 1, 1]
+
+
+def test_a_changing_decay_is_adamws_own_decay(tmp_path) -> None:
+    """0.3 throughout, done by AdamW itself and done step by step: the same weights."""
+    one = tiny_run(tmp_path, **{"train.weight_decay": 0.3, "train.optimizer": "muon"})
+    other = tiny_run(
+        tmp_path, **{"train.weight_decay": 0.3, "train.final_weight_decay": 0.3, "train.optimizer": "muon"}
+    )
+    assert untimed_losses(one) == pytest.approx(untimed_losses(other), rel=1e-5)
+    weaker = tiny_run(
+        tmp_path, **{"train.weight_decay": 0.3, "train.final_weight_decay": 0.0, "train.optimizer": "muon"}
+    )
+    assert untimed_losses(weaker) != pytest.approx(untimed_losses(one), rel=1e-5)
+
+
+def untimed_losses(run) -> list[float]:
+    return [row["train_loss"] for row in run.metrics]
+
+
+def stepped(tmp_path, steps: int, **settings):
+    """A session after so many plain steps."""
+    session, _ = session_of(tmp_path, **(DINO | settings))
+    loader, tally = EpochLoader(session), Tally.empty(session)
+    one_step_on = loader.start(0, tally)
+    for step in range(steps):
+        one_step_on(step)
+        session.step += 1
+    loader.close()
+    return session
+
+
+def test_the_centre_moves_a_tenth_towards_what_the_teacher_said(tmp_path) -> None:
+    session, _ = session_of(tmp_path, **DINO)
+    heads, said = session.objective.heads, []
+    real = session.objective.teacher.forward
+    session.objective.teacher.forward = lambda crops: said.append(real(crops)) or said[-1]
+    loader = EpochLoader(session)
+    loader.start(0, Tally.empty(session))(0)
+    loader.close()
+    assert said[0].shape[0] == 2 * session.batch  # the two large crops only
+    torch.testing.assert_close(heads.centre, 0.1 * said[0].mean(0))
+    assert (heads.seen == 0).all()
+
+
+def test_the_teacher_follows_the_student_and_gets_no_gradient(tmp_path) -> None:
+    session = stepped(tmp_path, 1, **{"dino.teacher_momentum": 0.5, "dino.freeze_last": 0})
+    before, _ = session_of(tmp_path, **(DINO | {"dino.teacher_momentum": 0.5}))
+    heads, old = session.objective.heads, before.objective.heads
+    for new, was, student in zip(
+        heads.teacher.parameters(), old.teacher.parameters(), heads.student.parameters(), strict=True
+    ):
+        torch.testing.assert_close(new, (was + student) / 2, atol=1e-6, rtol=1e-4)
+        assert new.grad is None and not new.requires_grad
+    assert all(not weight.requires_grad for weight in session.average.model.parameters())
+    assert not any(weight.requires_grad for weight in session.model.head.parameters())
+
+
+def test_prototypes_are_frozen_at_first_and_learn_later(tmp_path) -> None:
+    start, _ = session_of(tmp_path, **DINO)
+    drawn = start.objective.heads.student.prototypes
+    frozen = stepped(tmp_path, 3, **{"dino.freeze_last": 1.0})
+    free = stepped(tmp_path, 3, **{"dino.freeze_last": 0.0})
+    assert torch.equal(frozen.objective.heads.student.prototypes, drawn)
+    assert not torch.allclose(free.objective.heads.student.prototypes, drawn)
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_the_head_answers_with_cosines(batch_norm) -> None:
+    head = PrototypeHead(embed_dim=8, hidden=16, bottleneck=4, prototypes=50, batch_norm=batch_norm)
+    answers = head(10 * torch.randn(20, 8))
+    assert answers.abs().max() <= 1 + 1e-6 and answers.std() > 0.1
+    with torch.no_grad():
+        head.prototypes.mul_(3)  # only directions count
+    again = head.eval()(torch.ones(2, 8) * torch.tensor([[1.0], [2.0]]))
+    assert again.abs().max() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("positions", ["learned", "sincos2d", "rotary", "learned+rotary", "none"])
+@pytest.mark.parametrize("class_token", [True, False])
+def test_a_model_sees_its_own_size_through_other_size_as_ever(positions, class_token) -> None:
+    pool = "token" if class_token else "avg"
+    config = ModelConfig(
+        img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=4, positions=positions, class_token=class_token,
+        global_pool=pool,
+    )  # fmt: skip
+    model, images = VisionTransformer(config).eval(), torch.randn(3, 3, 16, 16)
+    torch.testing.assert_close(OtherSize(config, (16, 16))(model, images), model.pooled(images), atol=1e-5, rtol=1e-5)
+    small = OtherSize(config, (8, 8))(model, images[..., :8, :8])
+    assert small.shape == (3, 32) and small.isfinite().all()
+
+
+def test_views_are_two_large_crops_and_small_ones_and_only_the_second_is_solarized() -> None:
+    augment = resolve(AugmentConfig(), "cifar10", 3, "dino")
+    first, second, *small = view_policies(augment, DinoConfig(local_crops=3))
+    assert (first.crop, first.crop_most) == (second.crop, second.crop_most) == (0.4, 1.0)
+    assert len(small) == 3 and (small[0].crop, small[0].crop_most) == (0.15, 0.4)
+    assert first.solarize == small[0].solarize == 0 and second.solarize == 0.2
+    assert not augment.cutmix and not augment.mixup and not augment.shift
+
+
+def test_every_crop_of_an_image_has_its_own_draws(tmp_path) -> None:
+    session, _ = session_of(tmp_path, **DINO)
+    draws = session.objective.draws(2, 5, epoch=0)
+    assert {name.split("/")[0] for name in draws} == {"0", "1", "2", "3"}
+    assert not torch.equal(draws["0/crop"], draws["1/crop"]) and not torch.equal(draws["2/crop"], draws["3/crop"])
+    crops = session.objective.prepare(
+        session.data.train.images[:5], session.data.train.labels[:5], {name: draw[0] for name, draw in draws.items()}
+    )
+    assert [tuple(crop.shape[2:]) for crop in crops] == [(8, 8), (8, 8), (4, 4), (4, 4)]
+
+
+def test_a_run_without_labels_goes_on_as_if_it_had_not_been_stopped(tmp_path) -> None:
+    whole = tiny_run(tmp_path / "whole", **DINO)
+    session, run = session_of(tmp_path / "cut", **(DINO | {"train.save_seconds": 1000}))
+    records = learn(session, run)
+    while session.epoch < 2:
+        next(records)
+    records.close()
+    assert not run.finished
+    resume_run(run, console_for(quiet=True))
+    assert same_weights(run, whole)
+
+
+def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
+    """RMSNorm, because a LayerNorm's last bias has no gradient behind a batch norm, and AdamW enlarges its rounding."""
+    weights = []
+    settings = {"train.final_weight_decay": 0.2, "dino.freeze_last": 0.2, "model.norm": "rmsnorm"}
+    for captured in (False, True):
+        session, _ = session_of(tmp_path, **(DINO | settings))
+        loader, tally = EpochLoader(session), Tally.empty(session)
+        session.model.train()
+        if captured:
+            loader.captured = ReplayedByHand(session, loader.images, loader.labels, tally)
+            object.__setattr__(session.hardware, "captured", True)
+        losses_of(session, loader, tally, 2)
+        weights.append(session.answering.state_dict() | session.objective.extra.state_dict())
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_the_alarm_tells_the_two_collapses_and_is_silent_otherwise() -> None:
+    healthy = {"epoch": 5, "train_loss": 5.0, "teacher_entropy": 4.4, "divergence": 0.6, "prototypes_used": 300.0}
+    assert alarm(healthy, 20, 1024) is None
+    uniform = healthy | {"train_loss": 6.931, "teacher_entropy": 6.930, "divergence": 0.001, "prototypes_used": 1024.0}
+    found = alarm(uniform, 20, 1024)
+    assert found.kind == "uniform" and "ln 1024 = 6.931" in found.text and "teacher_temperature" in found.text
+    assert alarm(uniform | {"epoch": 1}, 20, 1024) is None  # before anything was learnt, answers are alike
+    one = healthy | {"train_loss": 0.0, "teacher_entropy": 0.0, "divergence": 0.0, "prototypes_used": 1.0}
+    assert alarm(one, 20, 1024).kind == "one answer" and "centre_momentum" in alarm(one, 20, 1024).text
+    same = healthy | {"feature_spread": 0.001}
+    assert alarm(same, 20, 1024).kind == "features" and alarm({"epoch": 9, "feature_spread": 0.2}, 20) is None
+    assert alarm({"epoch": 9, "feature_spread": 0.001}, 20).kind == "features"
+
+
+def test_a_student_that_collapses_sounds_the_alarm_and_the_recipe_does_not(tmp_path, capsys) -> None:
+    """Without centring and with a hurried teacher every image gets the same answer."""
+    import vitascope
+
+    settings = {"train.epochs": 6, "dino.hidden": 64, "dino.bottleneck": 32}
+    bad = {"dino.centre_momentum": 1.0, "dino.teacher_momentum": 0.5, "dino.batch_norm": False, "train.muon_lr": 0.05}
+    run = vitascope.train("digits-dino", runs=tmp_path, **settings, **bad)
+    assert "one answer" in run.file("alarms.jsonl").read_text()
+    assert capsys.readouterr().out.count("every image gets the same answer") == 1
+    healthy = vitascope.train("digits-dino", runs=tmp_path, **settings)
+    assert not healthy.file("alarms.jsonl").exists()
+
+
+REFUSED = {
+    "dino.local_size=5": "dino.local_size=5 must be a multiple of patch_size=2",
+    "dino.local_size=16": "at most img_size=8",
+    "train.patience=3": "train.patience=3 is for training with labels",
+    "train.distill=x": "train.distill=x is for training with labels",
+    "data.balance=loss": "data.balance=loss weighs labels",
+    "dino.teacher_momentum=1": "the teacher would never learn",
+    "dino.global_area=[0.9,0.5]": "0 < from ≤ to ≤ 1",
+    "dino.prototypes=1": "dino.prototypes=1 is too small",
+    "dino.student_temperature=0": "must be greater than 0",
+    "model.positions=sinusoidal": "fit no smaller crop",
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_cannot_be_is_refused_in_one_sentence(word) -> None:
+    with pytest.raises(UserError) as error:
+        read_recipe("digits-dino", [word])
+    assert REFUSED[word] in str(error.value)
+
+
+def test_mixing_and_a_second_word_on_crops_are_refused() -> None:
+    with pytest.raises(UserError, match="cutmix mixes labels, and train"):
+        resolve(AugmentConfig(cutmix=1.0), "cifar10", 3, "dino")
+    with pytest.raises(UserError, match="says how dino crops"):
+        resolve(AugmentConfig(crop=0.5), "cifar10", 3, "dino")

@@ -1,0 +1,225 @@
+"""What is read off features without labels: neighbours, linear probe, spread; and where that leads: fine-tuning."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitascope
+from tests.training.tiny import TINY, tiny_run
+from vitascope import UserError
+from vitascope.data.config import AugmentConfig
+from vitascope.data.draws import epoch_draws
+from vitascope.data.policy import NOTHING
+from vitascope.data.warp import cut_out
+from vitascope.recipe.reading import read_recipe
+from vitascope.training.evidence import DECAY, fit_probe, nearest_answers, spread
+from vitascope.training.stages import stage_before
+
+QUICK = {"train.epochs": 8, "train.watch": 4}
+
+
+def test_neighbours_vote_by_nearness() -> None:
+    """By hand: a very near neighbour outvotes two farther ones; each weighs exp(similarity / 0.07)."""
+    known = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])
+    labels = torch.tensor([1, 0, 0])
+    assert nearest_answers(known, labels, torch.tensor([[2.0, 0.1]]), 2, most=3).tolist() == [1]
+    assert nearest_answers(known, labels, torch.tensor([[0.1, 5.0]]), 2, most=1).tolist() == [0]
+    asked = torch.randn(2500, 2)  # in more than one part
+    assert len(nearest_answers(known, labels, asked, 2)) == 2500
+
+
+def test_the_linear_probe_is_scikit_learns_logistic_regression() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    rng = torch.Generator().manual_seed(0)
+    features = torch.randn(300, 6, generator=rng) * torch.tensor([1.0, 5, 0.2, 1, 1, 1]) + 3
+    labels = (features[:, 0] + features[:, 1] / 5 + torch.randn(300, generator=rng)).sign().clamp(min=0).long()
+    labels[:60] = 2
+    scaled = (features - features.mean(0)) / features.std(0)
+    theirs = LogisticRegression(C=1 / (2 * 300 * DECAY), tol=1e-8, max_iter=5000).fit(scaled.numpy(), labels.numpy())
+    ours = fit_probe(features, labels, 3)(features).softmax(1).numpy()
+    np.testing.assert_allclose(ours, theirs.predict_proba(scaled.numpy()), atol=2e-3)
+
+
+def test_a_feature_that_never_changes_does_not_break_the_probe() -> None:
+    features = torch.cat([torch.randn(50, 3), torch.ones(50, 1)], dim=1)
+    probe = fit_probe(features, (features[:, 0] > 0).long(), 2)
+    assert probe.weight.isfinite().all() and (probe(features).argmax(1) == (features[:, 0] > 0)).float().mean() > 0.95
+
+
+def test_the_spread_is_one_everywhere_and_zero_for_all_the_same() -> None:
+    assert spread(torch.randn(2000, 64)) == pytest.approx(1, abs=0.01)
+    assert spread(torch.ones(10, 5) * torch.arange(1, 11)[:, None]) == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize("recipe", ["digits-dino", "digits-mae"])
+def test_learning_without_labels_improves_the_linear_probe_over_random_features(tmp_path, recipe) -> None:
+    """On test images: the first look is at what hardly any step has changed."""
+    settings = {"train.epochs": 20, "train.watch": 20, "data.validation": 0.3}
+    still = {"train.lr": 1e-9, "train.muon_lr": 1e-9, "train.epochs": 1}
+    random = vitascope.train(recipe, runs=tmp_path, quiet=True, **(settings | still))
+    learnt = vitascope.train(recipe, runs=tmp_path, quiet=True, **settings)
+    before, after = (run.metrics[-1]["val_accuracy"] for run in (random, learnt))
+    assert after > before + 0.15
+    assert learnt.metrics[-1]["knn_accuracy"] > random.metrics[-1]["knn_accuracy"] + 0.15
+    assert not learnt.file("alarms.jsonl").exists()
+
+
+def test_labels_are_only_looked_at_so_shuffling_them_changes_no_weight(tmp_path, monkeypatch) -> None:
+    """All weights but the classifier's are the same whatever the labels say."""
+    from vitascope.training import train as module
+
+    plain = tiny_run(tmp_path, **{"train.objective": "mae"})
+    real = module.open_data
+
+    def shuffled(recipe, console):
+        data = real(recipe, console)
+        order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(1))
+        object.__setattr__(data.train, "labels", data.train.labels[order])
+        return data
+
+    monkeypatch.setattr(module, "open_data", shuffled)
+    other = tiny_run(tmp_path, **{"train.objective": "mae"})
+    ours, theirs = (load_file(run.file("model.safetensors")) for run in (plain, other))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours if not name.startswith("head."))
+    assert not torch.equal(ours["head.weight"], theirs["head.weight"])
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    return tiny_run(tmp_path_factory.mktemp("mae"), **{"train.objective": "mae", "train.ema": 0.9})
+
+
+def test_a_pretraining_run_answers_explains_and_exports_like_any_other(pretrained, tmp_path, vitascope) -> None:
+    """Its classifier is the linear probe of its last epoch, fitted to all training images."""
+    run = str(pretrained.path)
+    scored = json.loads(vitascope("evaluate", run, "--split", "val", "--quick", "--json").out)
+    assert scored["accuracy"] == pytest.approx(pretrained.metrics[-1]["val_accuracy"], abs=1e-6)
+    assert vitascope("export", "onnx", run, "--out", str(tmp_path / "x.onnx")).code == 0
+    image = pretrained.file("reconstructions/epoch-0001.png")
+    assert vitascope("explain", run, str(image), "--out", str(tmp_path / "seen")).code == 0
+    listed = vitascope("runs", "list", "--runs", str(pretrained.path.parent.parent))
+    assert listed.code == 0 and "digits" in listed.out
+
+
+def test_probe_tells_neighbours_and_linear_and_notes_a_look_at_test_images(pretrained, vitascope) -> None:
+    run = str(pretrained.path)
+    told = vitascope("probe", run)
+    assert told.code == 0 and "20 nearest neighbours" in told.out and "linear probe" in told.out
+    found = json.loads(vitascope("probe", run, "--json").out)
+    assert found["linear"] == pytest.approx(pretrained.metrics[-1]["val_accuracy"], abs=0.012)
+    assert found["knn"] == pytest.approx(pretrained.metrics[-1]["knn_accuracy"], abs=0.012)
+    before = pretrained.file("test-openings.jsonl").exists()
+    few = json.loads(vitascope("probe", run, "--split", "test", "--labels", "0.1", "--json").out)
+    assert few["known"] == 80 and few["split"] == "test"
+    assert not before and '"probe, last"' in pretrained.file("test-openings.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--split", "train"], "what the probe learns from"),
+        (["--split", "nothing"], "There is no split 'nothing'"),
+        (["--neighbours", "0"], "must be at least 1"),
+        (["--labels", "1.5"], "is a share"),
+        (["--most", "-1"], "must be 0 (all) or more"),
+    ],
+)
+def test_probe_refuses(pretrained, vitascope, words, text) -> None:
+    answer = vitascope("probe", str(pretrained.path), *words)
+    assert answer.code == 2 and text in answer.err
+
+
+def test_fine_tuning_begins_with_a_new_classifier_and_the_learnt_blocks(pretrained, tmp_path) -> None:
+    """The probe has seen all labels; a fine-tuning with a tenth of them must not."""
+    still = {"train.epochs": 1, "train.lr": 1e-9, "train.muon_lr": 1e-9}
+    run = tiny_run(tmp_path, **{"weights": pretrained.path, "data.fraction": 0.1}, **still)
+    report = json.loads(run.file("adaptation.json").read_text())
+    assert report["new"] == ["head.weight", "head.bias"] and "a linear probe's" in report["dropped"][0]
+    before, after = load_file(pretrained.file("model.safetensors")), load_file(run.file("model.safetensors"))
+    torch.testing.assert_close(after["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0)
+    assert not torch.allclose(after["head.weight"], before["head.weight"])
+    assert json.loads(run.file("config.json").read_text())["probe"] is False
+    again = tiny_run(tmp_path, **{"weights": run.path, "train.epochs": 1})  # its classifier was learnt: it is kept
+    assert json.loads(again.file("adaptation.json").read_text())["new"] == []
+
+
+def test_one_recipe_names_both_stages_and_the_first_is_not_repeated(tmp_path, capsys) -> None:
+    first = tmp_path / "before.yaml"
+    settings = "".join(f"  {key.removeprefix('train.')}: {value}\n" for key, value in TINY.items() if "train." in key)
+    model = "model: {img_size: 8, patch_size: 2, in_chans: 1, num_classes: 10, embed_dim: 16, depth: 2, num_heads: 2}\n"
+    first.write_text(f"data: {{name: digits}}\n{model}train:\n  objective: mae\n{settings}mae: {{decoder_dim: 16}}\n")
+    later = tmp_path / "later.yaml"
+    later.write_text(
+        f"weights: recipe:{first}\ndata: {{name: digits, validation: 0.2, fraction: 0.5}}\n{model}train:\n{settings}"
+    )
+    run = vitascope.train(str(later), runs=tmp_path / "runs", **{"train.seed": 4})
+    [before] = (tmp_path / "runs" / "before").iterdir()
+    stage = vitascope.run.directory.open_run(before).recipe
+    assert (stage.data.validation, stage.data.fraction, stage.train.seed) == (0.2, 1.0, 4)
+    assert run.recipe.weights == str(before.resolve())
+    vitascope.train(str(later), runs=tmp_path / "runs", quiet=True, **{"train.seed": 4, "train.lr": 2e-3})
+    assert len(list((tmp_path / "runs" / "before").iterdir())) == 1
+    vitascope.train(str(later), runs=tmp_path / "runs", quiet=True, **{"train.seed": 5})
+    assert len(list((tmp_path / "runs" / "before").iterdir())) == 2
+    assert "First stage: before" in capsys.readouterr().out
+
+
+def test_a_stage_holds_the_same_images_back_and_has_no_stage_of_its_own(tmp_path) -> None:
+    stage = stage_before(read_recipe("cifar10-ssl", ["data.validation=0.3", "train.seed=9"]))
+    assert stage.train.objective == "dino" and stage.data.validation == 0.3 and stage.train.seed == 9
+    third = tmp_path / "third.yaml"
+    third.write_text("weights: recipe:cifar10-ssl\n")
+    with pytest.raises(UserError, match="Two stages are the most"):
+        stage_before(read_recipe(str(third)))
+    with pytest.raises(UserError, match="There is no recipe 'nothing'"):
+        stage_before(read_recipe("cifar10", ["weights=recipe:nothing"]))
+
+
+def test_a_crop_is_a_rectangle_of_the_image_enlarged() -> None:
+    """By hand: a quarter of the area, in the middle and in the corners of an image that counts its columns."""
+    image = torch.arange(8.0).expand(1, 1, 8, 8).contiguous()
+    half = torch.tensor(0.5)
+
+    def cut(row: float, column: float) -> torch.Tensor:
+        return cut_out(image, torch.tensor([[half, half, row, column]]), (0.25, 0.25), (4, 4))[0, 0]
+
+    assert cut(0.5, 0.5)[0].tolist() == pytest.approx([2, 3, 4, 5], abs=1e-5)
+    assert cut(0.0, 0.0)[3].tolist() == pytest.approx([0, 1, 2, 3], abs=1e-5)
+    assert cut(1.0, 1.0)[3].tolist() == pytest.approx([4, 5, 6, 7], abs=1e-5)
+    whole = cut_out(image, torch.full((1, 4), 0.5), (1.0, 1.0))
+    torch.testing.assert_close(whole, image, atol=1e-5, rtol=0)
+
+
+def test_crops_have_the_asked_share_of_the_area() -> None:
+    """Read off a picture of coordinates: how far the outermost pixels of the crop lie apart."""
+    side = torch.linspace(-1 + 1 / 64, 1 - 1 / 64, 64)
+    places = torch.stack(torch.meshgrid(side, side, indexing="ij")).expand(500, 2, 64, 64)
+    draw = epoch_draws(AugmentConfig(crop=0.2), 1, 500, seed=0, epoch=0)["crop"][0]
+    crops = cut_out(places, draw, (0.2, 0.6), (32, 32))
+    tall, wide = (crops[:, 0, -1, 0] - crops[:, 0, 0, 0]) / 2, (crops[:, 1, 0, -1] - crops[:, 1, 0, 0]) / 2
+    area = (tall * 32 / 31) * (wide * 32 / 31)
+    assert area.min() > 0.19 and area.max() < 0.61 and area.mean() == pytest.approx(0.4, abs=0.02)
+    ratio = wide / tall
+    assert ratio.min() > 0.74 and ratio.max() < 1.35 and crops.abs().max() <= 1
+
+
+def test_grey_and_solarized_shares_and_a_crop_for_labels_too(tmp_path) -> None:
+    from dataclasses import replace
+
+    from vitascope.data.colour import invert_bright, lose_colour
+
+    draws = epoch_draws(replace(NOTHING, grey=0.25, solarize=0.5), 10, 1000, seed=0, epoch=0)
+    assert draws["grey"].float().mean() == pytest.approx(0.25, abs=0.02)
+    assert draws["solarize"].float().mean() == pytest.approx(0.5, abs=0.02)
+    image = torch.tensor([0.2, 0.9, 0.5]).view(1, 3, 1, 1).expand(2, 3, 1, 1)
+    turned = invert_bright(image, torch.tensor([True, False]))
+    assert turned[0].flatten().tolist() == pytest.approx([0.2, 0.1, 0.5]) and torch.equal(turned[1], image[1])
+    assert lose_colour(image, torch.tensor([True, False]))[0].unique().numel() == 1
+    run = tiny_run(tmp_path, **{"data.augment.crop": 0.5, "train.epochs": 1})
+    assert run.recipe.data.augment.crop == 0.5 and run.recipe.data.augment.crop_most == 1.0
+    with pytest.raises(UserError, match="is the smallest share"):
+        AugmentConfig(crop=0.9, crop_most=0.5)

@@ -1,10 +1,10 @@
 """A recipe -> a finished run: open the data, make the run, learn, leave everything in its directory."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
@@ -35,6 +35,12 @@ from vitascope.weights.adaptation import Adapted
 from vitascope.weights.facts import ModelFacts
 
 
+class Watcher(Tracker, Protocol):
+    """A tracker that hears of the run itself, too."""
+
+    def begin(self, run: Run) -> None: ...
+
+
 def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any) -> Run:
     """Train a recipe (a name or a path) with settings such as **{"train.epochs": 5}; the finished run comes back."""
     words = [f"{key}={word(value)}" for key, value in settings.items()]
@@ -46,7 +52,8 @@ def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
     return resume_run(open_run(run), console_for(quiet))
 
 
-def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
+def train_recipe(recipe: Recipe, runs: Path, console: Console, watchers: Sequence[Watcher] = ()) -> Run:
+    """`watchers` are told when the run begins, and every epoch; what they raise stops it, saved."""
     if recipe.weights and recipe.weights.startswith(STAGE):
         recipe = replace(recipe, weights=str(_earlier_stage(recipe, runs, console).path))
     recipe, data, adapted = decided(recipe, console)
@@ -55,7 +62,7 @@ def train_recipe(recipe: Recipe, runs: Path, console: Console) -> Run:
     console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
     if adapted:
         write_json(run.file("adaptation.json"), asdict(adapted.report))
-    _learn(run, session, console)
+    _learn(run, session, console, watchers)
     return run
 
 
@@ -72,7 +79,7 @@ def _earlier_stage(recipe: Recipe, runs: Path, console: Console) -> Run:
     return train_recipe(first, runs, console)
 
 
-def resume_run(run: Run, console: Console) -> Run:
+def resume_run(run: Run, console: Console, watchers: Sequence[Watcher] = ()) -> Run:
     if run.finished:
         console.print(f"{run.path} is finished already.", highlight=False, soft_wrap=True)
         return run
@@ -88,7 +95,7 @@ def resume_run(run: Run, console: Console) -> Run:
         session.restore(state)
     forget_after(run.file("metrics.jsonl"), session.epoch)
     console.print(f"Run: {run.path}, going on after epoch {session.epoch}", highlight=False, soft_wrap=True)
-    _learn(run, session, console)
+    _learn(run, session, console, watchers)
     return run
 
 
@@ -156,7 +163,7 @@ def _tell_changes(asked: ModelConfig, taken: ModelConfig, console: Console) -> N
         console.print(f"As the weights are: {', '.join(words)}", highlight=False, soft_wrap=True)
 
 
-def _learn(run: Run, session: Session, console: Console) -> None:
+def _learn(run: Run, session: Session, console: Console, watchers: Sequence[Watcher] = ()) -> None:
     """Write what is known before the first step, learn, and draw the curves however it ends."""
     recipe, data = session.recipe, session.data
     if recipe.train.tune != "full" or recipe.train.freeze:
@@ -167,8 +174,10 @@ def _learn(run: Run, session: Session, console: Console) -> None:
     save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation, stored, probe))
     write_json(run.file("machine.json"), _machine_facts(run, session))
     events = Events(run.path, read_metrics(run.file("metrics.jsonl")))
-    trackers = open_trackers(recipe, run)
+    trackers: list[Tracker] = [*open_trackers(recipe, run), *watchers]
     try:
+        for watcher in watchers:
+            watcher.begin(run)
         _follow(shown(learn(session, run), recipe.train.epochs, session.epoch, console), events, trackers)
     except KeyboardInterrupt:
         console.print(f"Stopped. Go on with: vitascope resume {run.path}", highlight=False, soft_wrap=True)

@@ -1,0 +1,125 @@
+"""`vitascope study`: what a setting does, over seeds, and how sure we are."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitascope.cli.tables import console, table
+from vitascope.errors import UserError
+from vitascope.recipe.reading import recipe_names
+
+if TYPE_CHECKING:
+    from vitascope.study.design import Design
+    from vitascope.study.queue import Queue
+
+UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def study(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECIPE KEY=A,B,C…", help="A recipe, and settings with several values."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every combination.")] = 5,
+    search: Annotated[int, typer.Option(help="Instead of the whole grid, so many tries chosen by Optuna.")] = 0,
+    judge: Annotated[str, typer.Option(help="val (images held back), or test.")] = "val",
+    budget: Annotated[
+        str | None, typer.Option(help="Start no run after so long, such as 30m; the next call goes on.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes at once on this machine.")] = 1,
+    name: Annotated[str | None, typer.Option(help="The study's name; else made from recipe and settings.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="A database that machines share, as Optuna writes it: postgresql://…")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where studies are kept.")] = Path("studies"),
+    retry: Annotated[bool, typer.Option("--retry", help="Try failed runs again.")] = False,
+) -> None:
+    """Vary settings, train every combination with several seeds, and say what can be told from noise.
+
+    Stopped or killed, the same command goes on; finished runs are never repeated.
+
+    Example: vitascope study digits model.embed_dim=16,32,64 --seeds 5
+    """
+    if not words or "=" in words[0]:
+        raise UserError(f"Name a recipe first: {', '.join(recipe_names())}, or a path to a .yaml file.")
+    if judge not in ("val", "test"):
+        raise UserError(f"--judge {judge} is unknown. Choose val or test.")
+    if jobs < 1:
+        raise UserError(f"--jobs {jobs} must be at least 1.")
+    until = None if budget is None else time.monotonic() + _seconds(budget)
+    from vitascope.study.design import design
+
+    made = design(words[0], words[1:], seeds, search=search, judge=judge)
+    called = name or _name(words[0], made.varied)
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", called):
+        raise UserError(f"--name {called} cannot name a folder. Use letters, digits, - and _.")
+    _run(made, out / called, called, storage, until, jobs, retry)
+
+
+def _run(
+    made: "Design", folder: Path, called: str, storage: str | None, until: float | None, jobs: int, retry: bool
+) -> None:
+    from vitascope.run.files import make_folder
+    from vitascope.study.queue import Queue, default_storage
+    from vitascope.study.running import show, work_off
+
+    make_folder(folder, "Choose another place with --out.")
+    queue = Queue(made, storage or default_storage(folder), called)
+    if retry:
+        print(f"{queue.retry_failed()} failed run(s) wait again.")
+    waiting = sum(trial.state.name == "WAITING" for trial in queue.trials)
+    print(f"Study: {folder}, {len(queue.trials)} trials, {waiting} waiting")
+    others = [_helper(number, folder) for number in range(2, jobs + 1)]
+    try:
+        for told in work_off(queue, folder, until):
+            show(told, console())
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on.")
+        for other in others:
+            other.terminate()
+        sys.exit(130)
+    finally:
+        for other in others:
+            other.wait()
+        _tell(queue, folder)
+
+
+def _helper(number: int, folder: Path) -> "subprocess.Popen[bytes]":
+    """The same command once more, as one worker."""
+    words = sys.argv[1:]
+    place = next(index for index, word in enumerate(words) if word.split("=")[0] == "--jobs")
+    rest = words[:place] + words[place + (1 if "=" in words[place] else 2) :]
+    rest = [word for word in rest if word != "--retry"]
+    log = (folder / f"worker-{number}.log").open("wb")
+    return subprocess.Popen([sys.executable, "-m", "vitascope", *rest], stdout=log, stderr=subprocess.STDOUT)
+
+
+def _tell(queue: "Queue", folder: Path) -> None:
+    from vitascope.study.answer import answer
+    from vitascope.study.report import notes, write_report
+    from vitascope.study.report import table as rows_of
+
+    found = answer(queue.design, queue.trials)
+    page = write_report(found, folder)
+    head, rows = rows_of(found)
+    if rows:
+        console().print(table("What was found", [column or " " for column in head], rows))
+    for line in [found.sentence, *notes(found)[1:]]:
+        print(line)
+    print(f"Report: {page}")
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found:
+        raise UserError(f"--budget {text} is no time. Write 90s, 30m or 2h.")
+    return float(found[1]) * UNITS[found[2] or "s"]
+
+
+def _name(recipe: str, varied: list[str]) -> str:
+    return "-".join([Path(recipe).stem, *(key.split(".")[-1] for key in varied)])

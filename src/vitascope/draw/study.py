@@ -1,0 +1,126 @@
+"""Numbers of a study -> its pictures: curves with bands, accuracy over a setting, a heat map, accuracy against cost."""
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
+
+from vitascope.draw.curves import UNITS, over_epochs
+from vitascope.draw.heatmap import heatmap
+from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure, plain, shorten
+
+Curves = dict[str, list[list[float]]]  # train_loss, val_accuracy, … -> one list of epochs per seed
+
+
+def draw_bands(cells: dict[str, Curves], text: str) -> Figure:
+    """Loss and accuracy over epochs: a colour per cell, validation full, training dashed, bands from the lowest to the
+    highest seed."""
+    figure, panels = new_figure(2, width=11.0, height=4.8)
+    colours = shades(len(cells))
+    for panel, kind in zip(panels, ("loss", "accuracy"), strict=True):
+        scale = 100 if kind == "accuracy" else 1
+        for colour, curves in zip(colours, cells.values(), strict=True):
+            for split, style, wide in (("train", "--", 0.9), ("val", "-", 1.8)):
+                lines = curves.get(f"{split}_{kind}")
+                if lines:
+                    _band(panel, scale * _even(lines), colour, style, wide, shaded=split == "val")
+        over_epochs(panel, kind)
+        panel.set_ylabel(UNITS[kind])
+    names = [
+        Line2D([], [], color=colour, label=plain(shorten(name, 40)))
+        for colour, name in zip(colours, cells, strict=True)
+    ]
+    names += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training (varied images)")]
+    panels[1].legend(handles=names, loc="lower right", fontsize=8)
+    caption(figure, text)
+    return figure
+
+
+def draw_effects(panels: dict[str, dict[str, list[float]]], text: str) -> Figure:
+    """`panels[setting][value]`: accuracies of all runs with that value. Dots are runs, bars means."""
+    figure, axes = new_figure(len(panels), width=max(5.0, 4.2 * len(panels)), height=4.2)
+    for axis, (setting, values) in zip(axes, panels.items(), strict=True):
+        for place, found in enumerate(values.values()):
+            spread = np.linspace(-0.08, 0.08, len(found)) if len(found) > 1 else [0.0]
+            axis.plot(place + np.asarray(spread), [100 * share for share in found], "o", color=COLOURS[0], alpha=0.5)
+            axis.plot([place - 0.25, place + 0.25], [100 * mean(found)] * 2, color=COLOURS[1], linewidth=2.5)
+        axis.set_xticks(range(len(values)), [shorten(value, 14) for value in values])
+        axis.grid(axis="y", alpha=0.25)
+        label(axis, setting, setting, "accuracy in %")
+    caption(figure, text)
+    return figure
+
+
+def draw_grid(rows: Sequence[str], columns: Sequence[str], values: Any, axes: tuple[str, str], text: str) -> Figure:
+    """A heat map over two settings, in percent."""
+    figure, [panel] = new_figure(1, width=2.4 + 0.9 * len(columns), height=1.9 + 0.7 * len(rows))
+    heatmap(
+        figure,
+        panel,
+        100 * np.asarray(values, dtype=float),
+        title="accuracy in %",
+        x=axes[1],
+        y=axes[0],
+        colours=SEQUENTIAL,
+        numbers="{:.1f}",
+    )
+    panel.set_xticks(range(len(columns)), columns)
+    panel.set_yticks(range(len(rows)), rows)
+    caption(figure, text)
+    return figure
+
+
+def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bool]]], text: str) -> Figure:
+    """`panels[cost]`: cost, accuracy, half of its interval, name, whether nothing beats it. Points have numbers, which
+    the legend explains."""
+    figure, axes = new_figure(len(panels), width=4.6 * len(panels), height=4.6)
+    for axis, (cost, points) in zip(axes, panels.items(), strict=True):
+        for number, (place, accuracy, half, _, ahead) in enumerate(points, start=1):
+            colour = COLOURS[1] if ahead else "#999999"
+            error = 100 * half if half else None
+            axis.errorbar(
+                place, 100 * accuracy, yerr=error, fmt="o", color=colour, capsize=2, markersize=5, elinewidth=1
+            )
+            axis.annotate(str(number), (place, 100 * accuracy), (5, 4), textcoords="offset points", fontsize=9)
+        front = sorted((point[0], 100 * point[1]) for point in points if point[4])
+        axis.plot(*zip(*front, strict=True), color=COLOURS[1], linewidth=1)
+        costs = [point[0] for point in points]
+        if min(costs) > 0 and max(costs) > 4 * min(costs):
+            axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_ylim(top=min(axis.get_ylim()[1], 101.0))
+        axis.grid(alpha=0.25)
+        label(axis, f"against {cost}", cost, "accuracy in %")
+    names = [point[3] for point in next(iter(panels.values()))]
+    told = [
+        Line2D([], [], linestyle="", label=plain(f"{place}: {shorten(name, 44)}"))
+        for place, name in enumerate(names, 1)
+    ]
+    figure.legend(handles=told, loc="outside right upper", fontsize=8, handlelength=0, title="combinations")
+    caption(figure, text)
+    return figure
+
+
+def shades(count: int) -> list[Any]:
+    """Of the palette where there are few, of the sequential map where there are many."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    return [colormaps[SEQUENTIAL](place) for place in np.linspace(0, 0.92, count)]
+
+
+def _even(lines: list[list[float]]) -> Any:
+    """seed × epoch, as long as the shortest."""
+    shortest = min(map(len, lines))
+    return np.array([line[:shortest] for line in lines])
+
+
+def _band(panel: Any, values: Any, colour: Any, style: str, wide: float, *, shaded: bool) -> None:
+    epochs = np.arange(1, values.shape[1] + 1)
+    panel.plot(epochs, values.mean(0), color=colour, linestyle=style, linewidth=wide)
+    if shaded and len(values) > 1:
+        panel.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)

@@ -1,0 +1,1 @@
+"""Many runs -> what a setting does, and how sure we are."""

@@ -1,0 +1,139 @@
+"""Finished trials -> what each setting did: mean and interval over seeds, and what can be told apart."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import mean
+from typing import Any
+
+from vitascope.records.arms import interval
+from vitascope.study.design import Design
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination and what its seeds came to."""
+
+    settings: dict[str, str]
+    results: dict[int, dict[str, Any]]  # by seed
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in self.settings.items())
+
+    @property
+    def accuracies(self) -> list[float]:
+        return [found["accuracy"] for found in self.results.values()]
+
+    @property
+    def accuracy(self) -> float:
+        return mean(self.accuracies)
+
+    @property
+    def half(self) -> float | None:
+        """Half of the 95 % interval of the mean (Student's t over seeds); None for one seed."""
+        return interval(self.accuracies)
+
+    def number(self, name: str) -> float:
+        """The mean over seeds of parameters, flops, seconds or images_seen."""
+        return mean(found[name] for found in self.results.values())
+
+    def last(self, name: str) -> float | None:
+        """The last epoch's mean of a curve."""
+        found = [found["curves"][name][-1] for found in self.results.values() if name in found["curves"]]
+        return mean(found) if found else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of a cell to the best one, seed by seed."""
+
+    points: float
+    half: float | None
+
+    @property
+    def verdict(self) -> str:
+        if self.half is None:
+            return "one seed"
+        return "worse" if self.points < -self.half else "better" if self.points > self.half else "cannot be told"
+
+
+@dataclass(frozen=True)
+class Answer:
+    design: Design
+    cells: list[Cell]  # in the order of the grid; of a search the best first
+    failed: list[tuple[str, str]]  # which, and why
+    left_off: int  # tries of a search that were stopped early
+    waiting: int
+
+    @cached_property
+    def best(self) -> Cell:
+        return max(self.cells, key=lambda cell: cell.accuracy)
+
+    def against_best(self, cell: Cell) -> Difference | None:
+        """None for the best itself, and where no seed is in both."""
+        common = [seed for seed in cell.results if seed in self.best.results]
+        if cell is self.best or not common:
+            return None
+        pairs = [cell.results[seed]["accuracy"] - self.best.results[seed]["accuracy"] for seed in common]
+        return Difference(mean(pairs), interval(pairs))
+
+    @property
+    def as_good(self) -> list[Cell]:
+        """Those that cannot be told from the best."""
+        found = [(cell, self.against_best(cell)) for cell in self.cells]
+        return [cell for cell, other in found if other is not None and other.verdict == "cannot be told"]
+
+    @property
+    def sentence(self) -> str:
+        """What a reader should take home."""
+        if not self.cells:
+            return "No run has finished."
+        said = f"Best: {self.best.name} with {_percent(self.best)}"
+        if len(self.best.results) < 2:
+            return f"{said}. With one seed nothing can be said about chance: take --seeds 5."
+        if len(self.as_good) == len(self.cells) - 1 and self.as_good:
+            return f"{said}, but no value can be told from it with {len(self.best.results)} seeds."
+        if not self.as_good:
+            return f"{said}; every other is worse, beyond the seeds' noise."
+        return f"{said}; not to be told from it: {'; '.join(cell.name for cell in self.as_good)}."
+
+    def front(self, cost: str) -> list[Cell]:
+        """Pareto: cells that no other beats in accuracy without costing more."""
+        return [
+            cell
+            for cell in self.cells
+            if not any(
+                other.number(cost) <= cell.number(cost)
+                and other.accuracy >= cell.accuracy
+                and (other.number(cost), other.accuracy) != (cell.number(cost), cell.accuracy)
+                for other in self.cells
+            )
+        ]
+
+
+def answer(design: Design, trials: list[Any]) -> Answer:
+    """`trials`: of the storage."""
+    found: dict[tuple[tuple[str, str], ...], dict[int, dict[str, Any]]] = {}
+    failed, waiting, left_off = [], 0, 0
+    for trial in trials:
+        told, state = trial.user_attrs, trial.state.name
+        if state == "COMPLETE":
+            results = {int(seed): result for seed, result in told["results"].items()}
+            found.setdefault(tuple(told["cell"].items()), {}).update(results)
+        elif state == "FAIL":
+            settings = ", ".join(f"{key}={value}" for key, value in told.get("cell", {}).items())
+            failed.append((f"{settings}, seed {told['seeds'][0]}", told.get("failed", "unknown")))
+        waiting += state in ("WAITING", "RUNNING")
+        left_off += state == "PRUNED"
+    cells = [Cell(dict(settings), dict(sorted(results.items()))) for settings, results in found.items()]
+    if design.search:
+        cells.sort(key=lambda cell: -cell.accuracy)
+    else:
+        order = {tuple(cell.items()): place for place, cell in enumerate(design.cells)}
+        cells.sort(key=lambda cell: order.get(tuple(cell.settings.items()), len(order)))
+    return Answer(design, cells, failed, left_off, waiting)
+
+
+def _percent(cell: Cell) -> str:
+    half = "" if cell.half is None else f" ± {100 * cell.half:.2f}"
+    return f"{100 * cell.accuracy:.2f}{half} %"

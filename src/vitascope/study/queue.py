@@ -1,0 +1,226 @@
+"""A design and a storage -> trials, each taken by one worker only: Optuna's storages keep them, on one machine or many.
+
+All trials wait in the storage from the start. A worker asks for the next one; the storage gives it to nobody else. A
+worker that died leaves its trial taken: who comes later finds that nobody has said for minutes that he is at it (or, on
+the same machine, that the process is gone), and puts it back with the run it had begun.
+"""
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitascope.errors import UserError, first_line
+from vitascope.study.design import Design, spelt
+
+ALIVE_EVERY, DEAD_AFTER = 20.0, 300.0  # seconds
+TRIES = 3  # to open a storage
+
+
+@dataclass
+class Trial:
+    """One cell and its seeds. `told` are notes kept with it in the storage."""
+
+    handle: Any
+    cell: dict[str, str]
+    seeds: list[int]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return dict(self.handle.user_attrs)
+
+    def note(self, name: str, value: Any) -> None:
+        self.handle.set_user_attr(name, value)
+
+
+class Queue:
+    """The trials of one study in a storage."""
+
+    def __init__(self, design: Design, url: str, name: str) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.design, self.optuna = design, optuna
+        for tries in range(TRIES, 0, -1):  # two workers that come at once may hinder each other in making the tables
+            try:
+                self.study = self._open(url, name)
+                break
+            except ImportError as error:
+                hint = "PostgreSQL's comes with pip install 'vitascope[postgresql]'."
+                raise UserError(f"The storage {_hidden(url)} needs a driver that is not installed. {hint}") from error
+            except Exception as error:  # a driver's own, a database's own
+                if tries == 1:
+                    raise UserError(f"The storage {_hidden(url)} cannot be reached: {first_line(error)}") from error
+                time.sleep(0.5)
+        self._belongs()
+        self._fill()
+
+    def _open(self, url: str, name: str) -> Any:
+        samplers, pruners = self.optuna.samplers, self.optuna.pruners
+        return self.optuna.create_study(
+            storage=self.optuna.storages.RDBStorage(url),
+            study_name=name,
+            sampler=samplers.TPESampler(n_startup_trials=10),
+            pruner=pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3),
+            direction="maximize",
+            load_if_exists=True,
+        )
+
+    def take(self) -> Trial | None:
+        """The next one that nobody has; None where none is waiting."""
+        self._put_back_abandoned()
+        while any(trial.state.name == "WAITING" for trial in self.trials):
+            handle = self.study.ask()
+            if handle.number not in {trial.number for trial in self.trials}:
+                # There twice, or new because others took the last one in between.
+                self.study.tell(handle, state=self.optuna.trial.TrialState.FAIL)
+                continue
+            cell = handle.user_attrs.get("cell")
+            trial = Trial(handle, self._chosen(handle) if cell is None else cell, list(handle.user_attrs["seeds"]))
+            trial.note("cell", trial.cell)
+            trial.note("worker", [socket.gethostname(), os.getpid()])
+            return trial
+        return None
+
+    def finish(self, trial: Trial, value: float) -> None:
+        self.study.tell(trial.handle, value)
+
+    def give_up(self, trial: Trial, why: str) -> None:
+        """A failed run is reported, not fatal."""
+        trial.note("failed", why)
+        self.study.tell(trial.handle, state=self.optuna.trial.TrialState.FAIL)
+
+    def prune(self, trial: Trial) -> None:
+        self.study.tell(trial.handle, state=self.optuna.trial.TrialState.PRUNED)
+
+    def back(self, trial: Trial) -> None:
+        """Stopped by the user: it waits again, with what it has."""
+        self._enqueue(trial.handle.number, trial.told)
+        self.study.tell(trial.handle, state=self.optuna.trial.TrialState.FAIL)
+
+    @property
+    def trials(self) -> list[Any]:
+        """Each that is wanted once: not those that were put back (their successor stands for them), and not those that
+        two workers put in at the same time."""
+        known = [trial for trial in self.study.get_trials(deepcopy=False) if "seeds" in trial.user_attrs]
+        replaced = {trial.user_attrs.get("again") for trial in known}
+        known = [trial for trial in known if trial.number not in replaced and not _lost(trial)]
+        if self.design.search:
+            return known[: self.design.search]
+        first: dict[Any, Any] = {}
+        for trial in known:
+            first.setdefault(_key(trial.user_attrs["cell"], trial.user_attrs["seeds"]), trial)
+        return list(first.values())
+
+    @contextmanager
+    def at_it(self, trial: Trial) -> Iterator[None]:
+        """While inside, the storage hears every now and then that somebody works on the trial."""
+        done = threading.Event()
+
+        def say() -> None:
+            while not done.wait(ALIVE_EVERY):
+                with suppress(Exception):  # a storage that is away for a moment
+                    trial.note("alive", time.time())
+
+        trial.note("alive", time.time())
+        thread = threading.Thread(target=say, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def retry_failed(self) -> int:
+        """Failed trials wait again."""
+        failed = [trial for trial in self.trials if trial.state.name == "FAIL"]
+        for trial in failed:
+            self._enqueue(trial.number, trial.user_attrs)
+        return len(failed)
+
+    def _belongs(self) -> None:
+        known = self.study.user_attrs.get("identity")
+        if known is None:
+            self.study.set_user_attr("identity", self.design.identity)
+        elif known != self.design.identity:
+            raise UserError(
+                f"The study {self.study.study_name} is there already and varies something else, or other settings are "
+                "fixed. Name another: --name NAME."
+            )
+
+    def _fill(self) -> None:
+        """What is wanted and not there yet waits."""
+        for attributes in self._missing():
+            self.study.enqueue_trial({}, user_attrs=attributes)
+
+    def _missing(self) -> list[dict[str, Any]]:
+        if self.design.search:
+            seeds = list(self.design.seeds)
+            return [{"seeds": seeds} for _ in range(self.design.search - len(self.trials))]
+        known = {_key(trial.user_attrs["cell"], trial.user_attrs["seeds"]) for trial in self.trials}
+        wanted = [{"cell": cell, "seeds": [seed]} for seed in self.design.seeds for cell in self.design.cells]
+        return [trial for trial in wanted if _key(**trial) not in known]
+
+    def _chosen(self, handle: Any) -> dict[str, str]:
+        """A search's next try."""
+        cell = {key: str(handle.suggest_categorical(key, values)) for key, values in self.design.axes.items()}
+        for key, found in self.design.ranges.items():
+            if found.whole:
+                value = handle.suggest_int(key, int(found.low), int(found.high), log=found.log)
+            else:
+                value = handle.suggest_float(key, found.low, found.high, log=found.log)
+            cell[key] = spelt(found, value)
+        return cell
+
+    def _put_back_abandoned(self) -> None:
+        for trial in self.trials:
+            if trial.state.name != "RUNNING" or not _abandoned(trial.user_attrs):
+                continue
+            with suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # another worker was faster
+                self.study._storage.set_trial_state_values(trial._trial_id, state=self.optuna.trial.TrialState.FAIL)
+                self._enqueue(trial.number, trial.user_attrs)
+
+    def _enqueue(self, number: int, told: dict[str, Any]) -> None:
+        kept = {name: value for name, value in told.items() if name not in ("worker", "alive", "failed", "again")}
+        self.study.enqueue_trial({}, user_attrs=kept | {"again": number})
+
+
+def _key(cell: dict[str, str], seeds: list[int]) -> tuple[Any, ...]:
+    return (*sorted(cell.items()), *seeds)
+
+
+def _lost(trial: Any) -> bool:
+    """Closed for being put back, by a worker that died before it could."""
+    return trial.state.name == "FAIL" and "failed" not in trial.user_attrs
+
+
+def _abandoned(told: dict[str, Any]) -> bool:
+    host, process = told.get("worker", (None, None))
+    if host == socket.gethostname() and process is not None:
+        return process == os.getpid() or not _is_there(int(process))
+    return time.time() - told.get("alive", time.time()) > DEAD_AFTER
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def default_storage(folder: Path) -> str:
+    return f"sqlite:///{folder / 'study.db'}"
+
+
+def _hidden(url: str) -> str:
+    """Without the password."""
+    return re.sub(r"(://[^:/@]+):[^@]*@", r"\1:…@", url)

@@ -1,0 +1,154 @@
+"""An answer -> report.md, report.html and the pictures in a study's folder."""
+
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from vitascope.draw.html import drawn, html_table
+from vitascope.draw.look import save
+from vitascope.draw.study import draw_bands, draw_effects, draw_grid, draw_pareto
+from vitascope.records.tables import markdown, millions
+from vitascope.run.files import make_folder, write_json, write_whole
+from vitascope.study.answer import Answer, Cell
+
+MOST_CURVES = 12
+COSTS = {"parameters": "parameters", "FLOPs per image": "flops", "seconds of training": "seconds"}
+STYLE = (
+    "body{font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em}td,th{padding:.2em .7em;text-align:left}"
+)
+
+
+def write_report(found: Answer, folder: Path) -> Path:
+    """report.html stands alone; report.md refers to the pictures beside it; answer.json has the numbers."""
+    make_folder(folder)
+    pictures = figures(found)
+    for name, figure in pictures.items():
+        save(figure, folder / f"{name}.png")
+    head, rows = table(found)
+    title = f"Study: {found.design.recipe}, {' and '.join(found.design.varied)}"
+    words = [found.sentence, *notes(found)]
+    images = [f"![{name}]({name}.png)" for name in pictures]
+    write_whole(folder / "report.md", "\n\n".join([f"# {title}", *words, markdown(head, rows), *images]) + "\n")
+    body = "".join(f"<p>{escape(line)}</p>" for line in words) + html_table(head, rows)
+    body += "".join(f"<p>{drawn(figure)}</p>" for figure in pictures.values())
+    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    write_whole(folder / "report.html", f"{page}<h1>{escape(title)}</h1>{body}</html>\n")
+    write_json(folder / "answer.json", as_dict(found))
+    return folder / "report.html"
+
+
+def table(found: Answer) -> tuple[list[str], list[list[str]]]:
+    """A row per combination."""
+    head = [
+        *found.design.varied,
+        "seeds",
+        "accuracy",
+        "against the best",
+        "",
+        "train",
+        "parameters",
+        "FLOPs",
+        "seconds",
+    ]
+    rows = []
+    for cell in found.cells:
+        other = found.against_best(cell)
+        half = "" if cell.half is None else f" ± {100 * cell.half:.2f}"
+        train = cell.last("train_accuracy")
+        rows.append(
+            [
+                *(cell.settings.get(key, "") for key in found.design.varied),
+                str(len(cell.results)),
+                f"{100 * cell.accuracy:.2f}{half} %",
+                "–" if other is None else _points(other.points, other.half),
+                "best" if cell is found.best else "" if other is None else other.verdict,
+                "–" if train is None else f"{100 * train:.1f} %",
+                millions(round(cell.number("parameters"))),
+                millions(round(cell.number("flops"))),
+                f"{cell.number('seconds'):.1f}",
+            ]
+        )
+    return head, rows
+
+
+def notes(found: Answer) -> list[str]:
+    """How it was judged, what is missing, and what the numbers mean."""
+    which = "validation images (held back from training)" if found.design.judge == "val" else "test images"
+    lines = [
+        f"Judged by {which}, last epoch. ± is half of the 95 % interval of the mean over seeds (Student's t); "
+        "differences to the best are taken seed by seed, and whoever picks the best of many picks some luck with it.",
+    ]
+    if found.waiting:
+        lines.append(f"{found.waiting} trial(s) have not been run yet: the same command goes on with them.")
+    if found.left_off:
+        lines.append(f"{found.left_off} trial(s) of the search were left off early.")
+    return lines + [f"Failed: {which}: {why}" for which, why in found.failed]
+
+
+def figures(found: Answer) -> dict[str, Figure]:
+    if not found.cells:
+        return {}
+    shown = sorted(found.cells, key=lambda cell: -cell.accuracy)[:MOST_CURVES]
+    shown = [cell for cell in found.cells if cell in shown]
+    text = "Lines are means over seeds, bands go from the lowest to the highest seed of the validation images."
+    text += f" The {MOST_CURVES} best of {len(found.cells)} are shown." if len(shown) < len(found.cells) else ""
+    pictures = {"curves": draw_bands({cell.name: _curves(cell) for cell in shown}, text)}
+    pictures["effects"] = draw_effects(_effects(found), "Dots are runs (all that have this value), bars their means.")
+    if len(found.design.axes) == 2 and not found.design.ranges:
+        pictures["grid"] = _grid(found)
+    points = {
+        title: [
+            (cell.number(cost), cell.accuracy, cell.half, cell.name, cell in found.front(cost)) for cell in found.cells
+        ]
+        for title, cost in COSTS.items()
+    }
+    pictures["pareto"] = draw_pareto(points, "Orange: no other is as good for less. Bars: 95 % interval over seeds.")
+    return pictures
+
+
+def as_dict(found: Answer) -> dict[str, object]:
+    cells = [
+        {
+            "settings": cell.settings,
+            "accuracy": cell.accuracy,
+            "half_of_interval": cell.half,
+            "by_seed": {seed: result["accuracy"] for seed, result in cell.results.items()},
+            **{name: cell.number(name) for name in ("parameters", "flops", "seconds", "images_seen")},
+        }
+        for cell in found.cells
+    ]
+    design = found.design
+    told = {"recipe": design.recipe, "fixed": list(design.fixed), "varied": design.varied, "judge": design.judge}
+    return told | {"sentence": found.sentence, "cells": cells, "failed": found.failed, "waiting": found.waiting}
+
+
+def _curves(cell: Cell) -> dict[str, list[list[float]]]:
+    names = dict.fromkeys(name for found in cell.results.values() for name in found["curves"])
+    return {
+        name: [found["curves"][name] for found in cell.results.values() if name in found["curves"]] for name in names
+    }
+
+
+def _effects(found: Answer) -> dict[str, dict[str, list[float]]]:
+    effects: dict[str, dict[str, list[float]]] = {}
+    for key in found.design.varied:
+        values = found.design.axes.get(key) or sorted({cell.settings[key] for cell in found.cells}, key=float)
+        by_value = {
+            value: [a for cell in found.cells if cell.settings[key] == value for a in cell.accuracies]
+            for value in values
+        }
+        effects[key] = {value: accuracies for value, accuracies in by_value.items() if accuracies}
+    return effects
+
+
+def _grid(found: Answer) -> Figure:
+    (down, rows), (across, columns) = found.design.axes.items()
+    known = {(cell.settings[down], cell.settings[across]): cell.accuracy for cell in found.cells}
+    values = [[known.get((row, column), float("nan")) for column in columns] for row in rows]
+    text = "Means over seeds; the table says which differences are more than noise."
+    return draw_grid(rows, columns, values, (down, across), text)
+
+
+def _points(points: float, half: float | None) -> str:
+    return f"{100 * points:+.2f}" + ("" if half is None else f" ± {100 * half:.2f}")

@@ -1,0 +1,139 @@
+"""Trials -> finished runs: each taken from the queue, trained or resumed, judged, and told to the storage."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from vitascope.errors import UserError, first_line
+from vitascope.evaluation.trained import load
+from vitascope.model.anatomy import total_flops, total_parameters
+from vitascope.run.directory import Run
+from vitascope.study.design import Design
+from vitascope.study.queue import Queue, Trial
+from vitascope.training.train import Watcher, console_for, resume_run, train_recipe
+
+CURVES = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
+
+
+class NotWorthItError(Exception):
+    """A search's try that is worse than the others were at this point."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of a trial, for whoever shows it."""
+
+    number: int
+    cell: dict[str, str]
+    seeds: list[int]
+    accuracy: float | None
+    failed: str | None
+    left: int
+
+
+def work_off(queue: Queue, folder: Path, until: float | None = None) -> Iterator[Told]:
+    """Until nothing waits or the time is over; a trial that has begun is finished."""
+    while until is None or time.monotonic() < until:
+        trial = queue.take()
+        if trial is None:
+            return
+        accuracy, failed = None, None
+        try:
+            with queue.at_it(trial):
+                accuracy = _measure(queue, trial, folder)
+            queue.finish(trial, accuracy)
+        except NotWorthItError:
+            failed = "left off: worse than the others at this epoch"
+            queue.prune(trial)
+        except KeyboardInterrupt:
+            queue.back(trial)
+            raise
+        except Exception as error:  # whatever a training may say: the others go on
+            failed = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+            queue.give_up(trial, failed)
+        left = sum(found.state.name == "WAITING" for found in queue.trials)
+        yield Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, left)
+
+
+def _measure(queue: Queue, trial: Trial, folder: Path) -> float:
+    """The mean over the trial's seeds; what is known of a seed already is not done again."""
+    done: dict[str, dict[str, Any]] = trial.told.get("results", {})
+    for seed in trial.seeds:
+        if str(seed) not in done:
+            run = _run(queue, trial, seed, folder)
+            done = done | {str(seed): result(run, queue.design)}
+            trial.note("results", done)
+    return sum(found["accuracy"] for found in done.values()) / len(done)
+
+
+def _run(queue: Queue, trial: Trial, seed: int, folder: Path) -> Run:
+    """Trained, or gone on with where the trial had begun it here."""
+    begun = trial.told.get("begun")
+    watchers: list[Watcher] = [Pruning(trial)] if queue.design.search and seed == trial.seeds[0] else []
+    if begun and begun[0] == seed and (folder / begun[1] / "recipe.yaml").is_file():
+        return resume_run(Run(folder / begun[1]), console_for(quiet=True), watchers)
+    watchers.append(Beginning(trial, seed, folder))
+    return train_recipe(queue.design.recipe_for(trial.cell, seed), folder / "runs", console_for(quiet=True), watchers)
+
+
+class Beginning:
+    """Notes where the run lies as soon as it is made."""
+
+    def __init__(self, trial: Trial, seed: int, folder: Path) -> None:
+        self.trial, self.seed, self.folder = trial, seed, folder
+
+    def begin(self, run: Run) -> None:
+        self.trial.note("begun", [self.seed, str(run.path.relative_to(self.folder))])
+
+    def add(self, row: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Pruning:
+    """Tells the search every epoch's validation accuracy, and stops where that is not worth going on."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+
+    def begin(self, run: Run) -> None:
+        pass
+
+    def add(self, row: dict[str, Any]) -> None:
+        if "val_accuracy" in row:
+            self.trial.handle.report(row["val_accuracy"], row["epoch"])
+            if self.trial.handle.should_prune():
+                raise NotWorthItError
+
+    def close(self) -> None:
+        pass
+
+
+def result(run: Run, design: Design) -> dict[str, Any]:
+    """What the answer needs of a run, small enough for a storage."""
+    rows, recipe = run.metrics, run.recipe
+    accuracy = rows[-1].get("val_accuracy", 0.0)
+    if design.judge == "test":
+        accuracy = load(run, device="auto").evaluate(robust=False).accuracy
+    curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVES}
+    return {
+        "accuracy": accuracy,
+        "seconds": round(sum(row["seconds"] for row in rows), 2),
+        "parameters": total_parameters(recipe.model),
+        "flops": total_flops(recipe.model),
+        "images_seen": rows[-1]["images_seen"],
+        "curves": {name: values for name, values in curves.items() if values},
+    }
+
+
+def show(told: Told, console: Console) -> None:
+    cell = ", ".join(f"{key}={value}" for key, value in told.cell.items())
+    seeds = f"seed {told.seeds[0]}" if len(told.seeds) == 1 else f"{len(told.seeds)} seeds"
+    what = told.failed if told.accuracy is None else f"{told.accuracy:.2%}"
+    console.print(f"{cell}, {seeds}: {what}  ({told.left} waiting)", highlight=False, soft_wrap=True)

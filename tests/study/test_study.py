@@ -1,0 +1,354 @@
+"""Studies: cells checked first, nothing repeated or lost, nobody takes the same trial twice, honest intervals."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import pytest
+
+from vitascope import UserError
+from vitascope.records.arms import interval
+from vitascope.study.answer import answer
+from vitascope.study.design import Range, design, split_values
+from vitascope.study.queue import Queue, _hidden, default_storage
+from vitascope.study.report import write_report
+from vitascope.study.running import work_off
+
+QUICK = ["train.epochs=1", "train.device=cpu", "train.precision=float32", "model.depth=1"]
+
+
+def test_words_become_cells_the_last_setting_changing_fastest() -> None:
+    made = design("digits", ["model.depth=1,2", "train.epochs=3", "model.embed_dim=16,32"], 2)
+    assert [tuple(cell.values()) for cell in made.cells] == [("1", "16"), ("1", "32"), ("2", "16"), ("2", "32")]
+    assert made.fixed == ("train.epochs=3",) and made.seeds == (1, 2)
+    recipe = made.recipe_for(made.cells[1], 7)
+    assert (recipe.model.depth, recipe.model.embed_dim, recipe.train.epochs, recipe.train.seed) == (1, 32, 3, 7)
+    assert split_values("[0.9,0.95],[0.9,0.99]") == ["[0.9,0.95]", "[0.9,0.99]"]
+
+
+def test_ranges_are_whole_or_not_and_logarithmic_where_far_apart() -> None:
+    made = design("digits", ["train.lr=1e-4..1e-2", "model.depth=1..4", "data.augment.shift=0..2"], 1, search=5)
+    assert made.ranges["train.lr"] == Range(1e-4, 1e-2, whole=False) and made.ranges["train.lr"].log
+    assert made.ranges["model.depth"].whole and not made.ranges["model.depth"].log
+    assert not made.ranges["data.augment.shift"].log
+
+
+REFUSED = {
+    ("model.depht=1,2",): "Did you mean",
+    (
+        "model.embed_dim=32,33",
+        "model.num_heads=4",
+    ): "The combination model.embed_dim=33 cannot be: num_heads=4 does not",
+    ("model.patch_size=2,3",): "The combination model.patch_size=3 cannot be",
+    ("train.epochs=3",): "Nothing is varied",
+    ("model.depth=1,1",): "has the value 1 twice",
+    ("model.depth=1,,2",): "has an empty value",
+    ("model.depth=1,2", "model.depth=3,4"): "is varied twice",
+    ("train.seed=1,2",): "train.seed is what --seeds varies",
+    ("train.lr=1e-4..1e-2",): "only a search takes",
+    ("train.lr=1..0.1",): "the first number must be the smaller",
+    ("model.depth=1,2", "data.validation=0"): "judged by validation images",
+    ("depth",): "is not a setting",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_what_cannot_be_is_refused_before_anything_runs(words) -> None:
+    with pytest.raises(UserError) as error:
+        design("digits", list(words), 2)
+    assert REFUSED[words] in str(error.value)
+
+
+def test_a_storage_that_cannot_be_reached_is_named_without_its_password(tmp_path) -> None:
+    made = design("digits", ["model.depth=1,2"], 1)
+    with pytest.raises(UserError, match="The storage sqlite:////nowhere"):
+        Queue(made, "sqlite:////nowhere/at/all/study.db", "x")
+    with pytest.raises(UserError) as error:
+        Queue(made, f"postgresql://me:secret@127.0.0.1:{_free_port()}/db", "x")
+    assert "me:…@127.0.0.1" in str(error.value) and "secret" not in str(error.value).split("cannot be reached")[0]
+    assert _hidden("sqlite:///x.db") == "sqlite:///x.db"
+
+
+def worked_off(tmp_path: Path, words: list[str], seeds: int, **more):
+    made = design("digits", [*QUICK, *words], seeds, **more)
+    queue = Queue(made, default_storage(tmp_path), "study")
+    return queue, list(work_off(queue, tmp_path))
+
+
+def test_every_cell_and_seed_is_run_once_and_the_same_command_repeats_nothing(tmp_path) -> None:
+    queue, told = worked_off(tmp_path, ["model.embed_dim=16,32"], 2)
+    assert sorted((one.cell["model.embed_dim"], *one.seeds) for one in told) == [
+        ("16", 1), ("16", 2), ("32", 1), ("32", 2),
+    ]  # fmt: skip
+    runs = list((tmp_path / "runs" / "digits").iterdir())
+    assert len(runs) == 4
+    _, again = worked_off(tmp_path, ["model.embed_dim=16,32"], 2)
+    assert again == [] and len(list((tmp_path / "runs" / "digits").iterdir())) == 4
+    _, more = worked_off(tmp_path, ["model.embed_dim=16,32"], 3)  # a study grows: only the new seed is run
+    assert sorted(one.seeds[0] for one in more) == [3, 3]
+    found = answer(queue.design, queue.trials)
+    assert [len(cell.results) for cell in found.cells] == [3, 3] and found.waiting == 0
+    recorded = {json.loads((run / "metrics.jsonl").read_text())["val_accuracy"] for run in runs}
+    assert {found.cells[0].results[1]["accuracy"], found.cells[1].results[2]["accuracy"]} <= recorded
+
+
+def test_another_study_of_the_same_name_is_refused(tmp_path) -> None:
+    Queue(design("digits", ["model.depth=1,2"], 1), default_storage(tmp_path), "study")
+    with pytest.raises(UserError, match="varies something else"):
+        Queue(design("digits", ["model.embed_dim=16,32"], 1), default_storage(tmp_path), "study")
+
+
+def test_a_failed_run_is_reported_and_the_others_go_on_and_retry_tries_again(tmp_path, monkeypatch) -> None:
+    from vitascope.study import running
+
+    real = running.train_recipe
+
+    def failing(recipe, *rest):
+        if recipe.model.embed_dim == 32:
+            raise RuntimeError("the disk is full\nand more")
+        return real(recipe, *rest)
+
+    monkeypatch.setattr(running, "train_recipe", failing)
+    queue, told = worked_off(tmp_path, ["model.embed_dim=16,32,48"], 1)
+    assert [one.failed for one in told] == [None, "RuntimeError: the disk is full", None]
+    found = answer(queue.design, queue.trials)
+    assert len(found.cells) == 2 and found.failed == [("model.embed_dim=32, seed 1", "RuntimeError: the disk is full")]
+    monkeypatch.setattr(running, "train_recipe", real)
+    assert worked_off(tmp_path, ["model.embed_dim=16,32,48"], 1)[1] == []  # not by itself
+    assert queue.retry_failed() == 1
+    assert [one.cell["model.embed_dim"] for one in work_off(queue, tmp_path)] == ["32"]
+    assert answer(queue.design, queue.trials).failed == [] and len(answer(queue.design, queue.trials).cells) == 3
+
+
+def command(tmp_path: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "vitascope", "study", "digits", *words, "--out", str(tmp_path)]
+
+
+def test_a_killed_study_goes_on_without_repeating_or_losing_a_run(tmp_path) -> None:
+    """SIGKILL in the middle of the second run: the first is kept, the second goes on from its last epoch."""
+    words = ["train.epochs=40", "train.device=cpu", "train.save_seconds=0", "model.depth=1,2", "--seeds", "1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command(tmp_path, *words), env=environment, stdout=subprocess.DEVNULL)
+    folder = tmp_path / "digits-depth"
+    _until(lambda: any(_epochs(run) >= 3 for run in _runs(folder)[1:]), process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = _runs(folder)
+    assert len(before) == 2 and (before[0] / "model.safetensors").exists()
+    assert not (before[1] / "model.safetensors").exists()
+    first = (before[0] / "metrics.jsonl").read_text()
+    done = subprocess.run(command(tmp_path, *words), env=environment, capture_output=True, text=True, check=True)
+    assert _runs(folder) == before and (before[0] / "metrics.jsonl").read_text() == first
+    assert _epochs(before[1]) == 40 and "resumed" in (before[1] / "machine.json").read_text()
+    assert "2 trials, 1 waiting" in done.stdout or "2 trials, 0 waiting" in done.stdout
+    said = json.loads((folder / "answer.json").read_text())
+    assert len(said["cells"]) == 2 and said["waiting"] == 0 and said["failed"] == []
+
+
+def _runs(folder: Path) -> list[Path]:
+    return sorted((folder / "runs" / "digits").glob("*"))
+
+
+def _epochs(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def _until(true, process, seconds: float = 120) -> None:
+    start = time.monotonic()
+    while not true():
+        assert process.poll() is None and time.monotonic() - start < seconds
+        time.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return place.getsockname()[1]
+
+
+def _postgres() -> tuple[str, str] | None:
+    """initdb and pg_ctl, on the path or where Debian puts them."""
+    places = [None, *(str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))]
+    for place in places:
+        found = shutil.which("initdb", path=place), shutil.which("pg_ctl", path=place)
+        if all(found):
+            return found
+    return None
+
+
+@pytest.fixture
+def database(tmp_path):
+    """A real PostgreSQL server of its own. It refuses to run as root, so root starts it as another user."""
+    found = _postgres()
+    if found is None:
+        pytest.skip("there is no PostgreSQL on this machine")
+    pytest.importorskip("psycopg")
+    place, port, user = Path("/tmp") / f"vitascope-pg-{os.getpid()}", _free_port(), []
+    if os.getuid() == 0:
+        if shutil.which("runuser") is None or subprocess.run(["id", "nobody"], capture_output=True).returncode:
+            pytest.skip("PostgreSQL does not run as root, and there is no other user")
+        user = ["runuser", "-u", "nobody", "--"]
+    place.mkdir()
+    try:
+        if user:
+            shutil.chown(place, "nobody")
+        base = {"check": True, "capture_output": True, "cwd": "/"}
+        subprocess.run([*user, found[0], "-D", place / "db", "-U", "me", "-A", "trust"], **base)
+        options = f"-p {port} -k {place} -c listen_addresses=127.0.0.1 -c fsync=off"
+        subprocess.run([*user, found[1], "-D", place / "db", "-o", options, "-l", place / "log", "-w", "start"], **base)
+        try:
+            yield f"postgresql://me@127.0.0.1:{port}/postgres"
+        finally:
+            subprocess.run([*user, found[1], "-D", place / "db", "-m", "immediate", "stop"], **base)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from vitascope.study import running
+from vitascope.study.design import design
+from vitascope.study.queue import Queue
+
+def measured(queue, trial, folder):
+    time.sleep(0.05)
+    trial.note("results", {str(trial.seeds[0]): {"accuracy": 0.5}})
+    return 0.5
+
+running._measure = measured
+queue = Queue(design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6), sys.argv[1], "shared")
+for told in running.work_off(queue, Path(".")):
+    print(told.number, sorted(told.cell.items()), told.seeds, flush=True)
+"""
+
+
+def test_two_workers_on_one_postgresql_study_never_run_the_same_trial_twice(database) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, database], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [worker.communicate(timeout=120)[0].splitlines() for worker in workers]
+    lines = [line for part in said for line in part]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert len(lines) == len(set(lines)) == 24
+    assert len({line.split(" ", 1)[1] for line in lines}) == 24  # 4 cells of 6 seeds, each once
+    assert all(part for part in said)  # both worked
+
+
+def test_the_interval_holds_the_true_mean_95_times_in_100() -> None:
+    """Simulated: 4,000 studies of 3 and of 5 seeds."""
+    rng = np.random.default_rng(0)
+    for seeds in (3, 5):
+        draws = rng.normal(0.9, 0.02, (4000, seeds))
+        held = [abs(mean(row) - 0.9) <= interval(list(row)) for row in draws.tolist()]
+        assert np.mean(held) == pytest.approx(0.95, abs=0.012)
+
+
+class FakeTrial:
+    def __init__(self, cell, seed, accuracy, flops=1.0):
+        curves = {"train_loss": [2.0, 1.0], "val_accuracy": [0.1, accuracy]}
+        found = {
+            "accuracy": accuracy,
+            "seconds": 1.0,
+            "parameters": 10,
+            "flops": flops,
+            "images_seen": 5,
+            "curves": curves,
+        }
+        self.user_attrs = {"cell": cell, "seeds": [seed], "results": {str(seed): found}}
+        self.state = type("State", (), {"name": "COMPLETE"})
+
+
+def fake(accuracies: dict[str, list[float]], flops: dict[str, float] | None = None):
+    made = design("digits", [f"model.depth={','.join(accuracies)}"], len(next(iter(accuracies.values()))))
+    trials = [
+        FakeTrial({"model.depth": value}, seed, accuracy, (flops or {}).get(value, 1.0))
+        for value, found in accuracies.items()
+        for seed, accuracy in enumerate(found, start=1)
+    ]
+    return answer(made, trials)
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    """By hand: the seeds differ by 10 points, the cells by 1 with each seed: paired, that is no noise at all."""
+    found = fake({"1": [0.50, 0.60, 0.70], "2": [0.51, 0.61, 0.712]})
+    assert found.best.settings == {"model.depth": "2"}
+    other = found.against_best(found.cells[0])
+    assert other.points == pytest.approx(-0.010667, abs=1e-5) and other.verdict == "worse"
+    assert other.half == pytest.approx(4.302653 * 0.0011547 / 3**0.5, rel=1e-3)
+    assert found.cells[0].half > 0.2  # while each mean alone is unsure
+    unsure = fake({"1": [0.50, 0.62, 0.69], "2": [0.51, 0.61, 0.71]})
+    assert (
+        unsure.against_best(unsure.cells[0]).verdict == "cannot be told" and "no value can be told" in unsure.sentence
+    )
+    assert "With one seed nothing" in fake({"1": [0.5], "2": [0.6]}).sentence
+
+
+def test_nothing_on_the_pareto_front_is_beaten_for_less() -> None:
+    found = fake({"1": [0.5], "2": [0.7], "3": [0.6], "4": [0.7]}, {"1": 1, "2": 2, "3": 3, "4": 4})
+    assert [cell.settings["model.depth"] for cell in found.front("flops")] == ["1", "2"]
+
+
+def test_the_report_tells_everything_in_markdown_and_in_one_page(tmp_path) -> None:
+    made = design("digits", ["model.depth=1,2", "model.embed_dim=16,32"], 2)
+    trials = [
+        FakeTrial(cell, seed, 0.5 + 0.01 * place + 0.001 * seed)
+        for place, cell in enumerate(made.cells)
+        for seed in (1, 2)
+    ]
+    page = write_report(answer(made, trials), tmp_path)
+    text, html = (tmp_path / "report.md").read_text(), page.read_text()
+    assert "| 2 | 32 | 2 | 53.15" in text and "![grid](grid.png)" in text and "±" in text
+    assert html.count("data:image/png;base64") == 4 and 'src="http' not in html and "curves.png" not in html
+    assert {file.name for file in tmp_path.glob("*.png")} == {"curves.png", "effects.png", "grid.png", "pareto.png"}
+    assert json.loads((tmp_path / "answer.json").read_text())["cells"][0]["by_seed"] == {"1": 0.501, "2": 0.502}
+
+
+def test_a_search_tries_so_many_and_finds_the_better_rate(tmp_path) -> None:
+    words = ["train.epochs=4", "train.device=cpu", "model.depth=1", "train.lr=1e-9..1e-2", "train.optimizer=adamw"]
+    made = design("digits", words, 1, search=8)
+    queue = Queue(made, default_storage(tmp_path), "search")
+    told = list(work_off(queue, tmp_path))
+    assert len(told) == 8
+    found = answer(made, queue.trials)
+    assert len(found.cells) + found.left_off == 8
+    assert float(found.best.settings["train.lr"]) > 1e-5 and found.cells[0] is found.best
+
+
+def test_the_command_line(tmp_path, vitascope) -> None:
+    where = ["--out", str(tmp_path)]
+    done = vitascope("study", "digits", *QUICK, "model.embed_dim=16,32", "--seeds", "2", *where)
+    assert done.code == 0 and "Report:" in done.out and "Best: embed_dim=" in done.out
+    assert (
+        vitascope("study", "digits", *QUICK, "model.embed_dim=16,32", "--seeds", "2", *where).out.count("seed 1") == 0
+    )
+    stopped = vitascope("study", "digits", *QUICK, "model.mlp_ratio=1,2", "--seeds", "1", "--budget", "0s", *where)
+    assert stopped.code == 0 and "2 trial(s) have not been run yet" in stopped.out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "Name a recipe first"),
+        (["digits", "model.depth=1,2", "--budget", "soon"], "--budget soon is no time"),
+        (["digits", "model.depth=1,2", "--judge", "train"], "--judge train is unknown"),
+        (["digits", "model.depth=1,2", "--jobs", "0"], "must be at least 1"),
+        (["digits", "model.depth=1,2", "--seeds", "0"], "--seeds 0 must be at least 1"),
+        (["digits", "model.depth=1,2", "--name", "a/b"], "cannot name a folder"),
+        (["nothing", "model.depth=1,2"], "There is no recipe 'nothing'"),
+    ],
+)
+def test_wrong_words_are_refused(words, text, tmp_path, vitascope) -> None:
+    told = vitascope("study", *words, "--out", str(tmp_path))
+    assert told.code == 2 and text in told.err and not list(tmp_path.iterdir())

@@ -1,10 +1,10 @@
 """`python -m benchmarks.pretraining`: when learning without labels pays, with 1, 10 and 100 % of the labels.
 
-Three starts of one model: from scratch, after DINO, after MAE. Every share of the labels is fine-tuned in the same way
-from each (equal fine-tuning); from scratch also for as long as pretraining and fine-tuning take together, counted in
-FLOPs (equal compute). Without `--tune` all training images are used and the test images opened once per run; the
-features are judged by their neighbours and a linear probe too. What is measured is kept after each run; `--go-on`
-takes a record and measures what is missing.
+Three starts of one model: from scratch, after DINO, after MAE. Every share of the labels is fine-tuned in as many steps
+from each (the rates are each start's own); from scratch also for as long as pretraining and fine-tuning take together,
+counted in FLOPs (equal compute). Without `--tune` all training images are used and the test images opened once per run;
+the features are judged by their neighbours and a linear probe too. What is measured is kept after each run; `--go-on`
+takes a record of the same settings and measures what is missing.
 """
 
 import argparse
@@ -38,12 +38,14 @@ def common(asked: argparse.Namespace) -> dict[str, Any]:
 
 def pretrain(start: str, seed: int, asked: argparse.Namespace) -> Run:
     """Fifty thousand images without labels, or a run that is there already."""
-    known = sorted((asked.runs / f"{asked.data}-{start}").glob(f"*-seed{seed}/model.safetensors"))
-    if known:
-        return Run(known[-1].parent)
+    wanted = {"dino": asked.dino_epochs, "mae": asked.mae_epochs}[start]
+    for place in sorted((asked.runs / f"{asked.data}-{start}").glob(f"*-seed{seed}/model.safetensors"), reverse=True):
+        recipe = Run(place.parent).recipe
+        if recipe.data.validation == common(asked)["data.validation"] and wanted in (None, recipe.train.epochs):
+            return Run(place.parent)
     chosen: dict[str, Any] = common(asked) | {"train.seed": seed}
-    if epochs := {"dino": asked.dino_epochs, "mae": asked.mae_epochs}[start]:
-        chosen["train.epochs"] = epochs
+    if wanted:
+        chosen["train.epochs"] = wanted
     return train(f"{asked.data}-{start}", runs=asked.runs, quiet=False, **chosen)
 
 
@@ -123,7 +125,8 @@ def measure(seed: int, asked: argparse.Namespace, record: Record) -> None:
         if starts and asked.longer and not record.has(arm=LONGER, labels=share, seed=seed):
             usual = next(row for row in record.rows if row["arm"] == SCRATCH and row.get("labels") == share)
             more = 1 + max(total(run) for run in starts.values()) / usual["flops"]
-            record.add(finetune(LONGER, share, seed, None, min(more, asked.longest), asked))
+            row = finetune(LONGER, share, seed, None, min(more, asked.longest), asked)
+            record.add(row | {"times_as_long": min(more, asked.longest), "equal_compute": more <= asked.longest})
 
 
 def main() -> None:

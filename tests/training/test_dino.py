@@ -25,6 +25,7 @@ from vitascope.training.train import console_for, resume_run
 
 DINO = {
     "train.objective": "dino",
+    "train.ema": 0,
     "dino.prototypes": 32,
     "dino.hidden": 16,
     "dino.bottleneck": 8,
@@ -263,6 +264,12 @@ REFUSED = {
     "dino.prototypes=1": "dino.prototypes=1 is too small",
     "dino.student_temperature=0": "must be greater than 0",
     "model.positions=sinusoidal": "fit no smaller crop",
+    "train.ema=0.9": "the average is the teacher",
+    "train.accumulate=2": "dino.batch_norm needs the whole batch",
+    "mae.mask=0.5": "mae.… is for train.objective=mae",
+    "dino.global_area=0.5": "is a pair, from and to",
+    "dino.global_area=[0.5]": "is a pair, from and to",
+    "weights=recipe:": "names no recipe",
 }
 
 
@@ -271,6 +278,17 @@ def test_what_cannot_be_is_refused_in_one_sentence(word) -> None:
     with pytest.raises(UserError) as error:
         read_recipe("digits-dino", [word])
     assert REFUSED[word] in str(error.value)
+
+
+def test_without_batch_norm_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
+    settings = DINO | {"dino.batch_norm": False, "train.epochs": 1}
+    whole, parts = (tiny_run(tmp_path, **settings, **{"train.accumulate": count}) for count in (1, 4))
+    assert parts.metrics[0]["train_loss"] == pytest.approx(whole.metrics[0]["train_loss"], rel=1e-4)
+
+
+def test_a_rate_is_not_searched_by_a_loss_that_collapse_lowers(vitascope, tmp_path) -> None:
+    told = vitascope("lr-find", "digits-dino", "--out", str(tmp_path / "x.png"))
+    assert told.code == 2 and "also falls by collapsing" in told.err
 
 
 def test_mixing_and_a_second_word_on_crops_are_refused() -> None:

@@ -15,6 +15,7 @@ from vitascope.data.draws import epoch_draws
 from vitascope.data.policy import NOTHING
 from vitascope.data.warp import cut_out
 from vitascope.recipe.reading import read_recipe
+from vitascope.records.catalogue import entry
 from vitascope.training.evidence import DECAY, fit_probe, nearest_answers, spread
 from vitascope.training.stages import stage_before
 
@@ -57,7 +58,7 @@ def test_the_spread_is_one_everywhere_and_zero_for_all_the_same() -> None:
 
 @pytest.mark.parametrize("recipe", ["digits-dino", "digits-mae"])
 def test_learning_without_labels_improves_the_linear_probe_over_random_features(tmp_path, recipe) -> None:
-    """On test images: the first look is at what hardly any step has changed."""
+    """On validation images, against a run whose steps change nothing."""
     settings = {"train.epochs": 20, "train.watch": 20, "data.validation": 0.3}
     still = {"train.lr": 1e-9, "train.muon_lr": 1e-9, "train.epochs": 1}
     random = vitascope.train(recipe, runs=tmp_path, quiet=True, **(settings | still))
@@ -68,11 +69,13 @@ def test_learning_without_labels_improves_the_linear_probe_over_random_features(
     assert not learnt.file("alarms.jsonl").exists()
 
 
-def test_labels_are_only_looked_at_so_shuffling_them_changes_no_weight(tmp_path, monkeypatch) -> None:
-    """All weights but the classifier's are the same whatever the labels say."""
+@pytest.mark.parametrize("objective", ["mae", "dino"])
+def test_labels_are_only_looked_at_so_shuffling_them_changes_no_weight(tmp_path, monkeypatch, objective) -> None:
+    """All weights but the classifier's are the same whatever the training images' labels say."""
     from vitascope.training import train as module
 
-    plain = tiny_run(tmp_path, **{"train.objective": "mae"})
+    settings = {"train.objective": objective} | ({"dino.local_size": 4, "train.ema": 0} if objective == "dino" else {})
+    plain = tiny_run(tmp_path, **settings)
     real = module.open_data
 
     def shuffled(recipe, console):
@@ -82,7 +85,7 @@ def test_labels_are_only_looked_at_so_shuffling_them_changes_no_weight(tmp_path,
         return data
 
     monkeypatch.setattr(module, "open_data", shuffled)
-    other = tiny_run(tmp_path, **{"train.objective": "mae"})
+    other = tiny_run(tmp_path, **settings)
     ours, theirs = (load_file(run.file("model.safetensors")) for run in (plain, other))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours if not name.startswith("head."))
     assert not torch.equal(ours["head.weight"], theirs["head.weight"])
@@ -116,6 +119,7 @@ def test_probe_tells_neighbours_and_linear_and_notes_a_look_at_test_images(pretr
     few = json.loads(vitascope("probe", run, "--split", "test", "--labels", "0.1", "--json").out)
     assert few["known"] == 80 and few["split"] == "test"
     assert not before and '"probe, last"' in pretrained.file("test-openings.jsonl").read_text()
+    assert entry(pretrained).test_accuracy is None  # a probe's number is not the run's
 
 
 @pytest.mark.parametrize(
@@ -126,6 +130,7 @@ def test_probe_tells_neighbours_and_linear_and_notes_a_look_at_test_images(pretr
         (["--neighbours", "0"], "must be at least 1"),
         (["--labels", "1.5"], "is a share"),
         (["--most", "-1"], "must be 0 (all) or more"),
+        (["--most", "3"], "10 classes need at least an image each"),
     ],
 )
 def test_probe_refuses(pretrained, vitascope, words, text) -> None:
@@ -223,3 +228,24 @@ def test_grey_and_solarized_shares_and_a_crop_for_labels_too(tmp_path) -> None:
     assert run.recipe.data.augment.crop == 0.5 and run.recipe.data.augment.crop_most == 1.0
     with pytest.raises(UserError, match="is the smallest share"):
         AugmentConfig(crop=0.9, crop_most=0.5)
+
+
+def test_weights_that_saw_the_validation_images_are_told_of(pretrained, tmp_path, capsys) -> None:
+    import vitascope
+
+    for seed, told in ((0, False), (1, True)):
+        settings = TINY | {"weights": pretrained.path, "train.seed": seed, "train.epochs": 1}
+        vitascope.train("digits", runs=tmp_path, **settings)
+        assert ("validation will look too good" in capsys.readouterr().out) is told
+
+
+def test_a_later_stage_that_says_nothing_of_the_model_takes_the_first_ones(tmp_path) -> None:
+    import vitascope
+
+    later = tmp_path / "later.yaml"
+    later.write_text("weights: recipe:digits-mae\ndata: {name: digits}\ntrain: {epochs: 1, device: cpu}\n")
+    first = {"train.epochs": 30}
+    vitascope.train("digits-mae", runs=tmp_path / "runs", quiet=True, **{"train.device": "cpu"}, **first)
+    run = vitascope.train(str(later), runs=tmp_path / "runs", quiet=True)
+    assert run.recipe.model.img_size == 8 and run.recipe.model.embed_dim == 32
+    assert len(list((tmp_path / "runs" / "digits-mae").iterdir())) == 1

@@ -15,7 +15,7 @@ from vitascope.data.training_data import open_training_data
 from vitascope.draw.gallery import draw_gallery
 from vitascope.draw.look import save
 from vitascope.recipe.pretrain import DinoConfig
-from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.reading import read_recipe, recipe_names
 from vitascope.training.dino import GLOBALS, view_policies
 
 ROWS, VARIANTS = 6, 8
@@ -23,7 +23,7 @@ ROWS, VARIANTS = 6, 8
 
 def draw_preview(name: str, settings: list[str], root: str | None, seed: int, out: Path) -> Path:
     """Each row is one image and eight of its training versions; with train.objective=dino its crops."""
-    recipe = read_recipe(None, settings)
+    recipe = read_recipe(_base(name, settings), settings)
     config = replace(recipe.data, name=name, root=root or recipe.data.root, validation=0.0)
     data = open_training_data(config, *PREVIEW_SIZE, seed)
     policy = resolve(config.augment, name, data.train.images.shape[1], recipe.train.objective)
@@ -41,6 +41,12 @@ def draw_preview(name: str, settings: list[str], root: str | None, seed: int, ou
     seen = "as training sees it" if recipe.train.objective != "dino" else "as DINO's student sees it"
     text = f"{data.source.name}: the stored image, then {len(versions)} versions {seen} ({used or 'as it is'})."
     return save(draw_gallery(rows, names, ["stored", *titles], text), out)
+
+
+def _base(name: str, settings: list[str]) -> str | None:
+    """The recipe without labels that ships for this data, where such an objective is asked for: it knows the sizes."""
+    asked = [f"{name}-{word.partition('=')[2]}" for word in settings if word.startswith("train.objective=")]
+    return next((found for found in asked if found in recipe_names()), None)
 
 
 def _varied(prepare: Preparation, chosen: Split, policy: AugmentConfig, seed: int) -> tuple[list[Tensor], list[str]]:

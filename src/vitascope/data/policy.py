@@ -69,5 +69,11 @@ def _check_unmixed(asked: AugmentConfig, objective: str) -> None:
     if asked.mixup or asked.cutmix:
         name = "mixup" if asked.mixup else "cutmix"
         raise UserError(f"data.augment.{name} mixes labels, and train.objective={objective} has none. Leave it out.")
-    if objective == "dino" and asked.crop:
-        raise UserError(f"data.augment.crop={asked.crop}: dino.global_area says how dino crops.")
+    for name in ("crop", "crop_most") if objective == "dino" else ("erase",):
+        if getattr(asked, name):
+            why = (
+                "dino.global_area says how dino crops"
+                if objective == "dino"
+                else "mae would have to paint what is wiped out"
+            )
+            raise UserError(f"data.augment.{name}={getattr(asked, name)}: {why}.")

@@ -71,7 +71,7 @@ def _how_good(model: "TrainedTransformer") -> str:
             f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch; images held back from training)."
         )
     for opening in read_openings(model.run):
-        if opening.found:
+        if opening.of_the_run:
             data, split, views, weights = opening.what
             views_words = f", {views} views" if views > 1 else ""
             lines.append(

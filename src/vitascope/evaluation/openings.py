@@ -26,6 +26,11 @@ class Opening:
     found: dict[str, Any]
 
     @property
+    def of_the_run(self) -> bool:
+        """A finished look at the run's own answers, not at a probe's on its features."""
+        return bool(self.found) and self.weights in ("last", "best")
+
+    @property
     def what(self) -> tuple[str, str, int, str]:
         return self.data, self.split, self.views, self.weights
 

@@ -48,8 +48,12 @@ def probe(
     train = own_images(model.run, model.facts, "train")
     if train is None:
         raise UserError("The run has no training images.")
+    if 0 < most < len(model.classes):
+        raise UserError(f"--most {most}: {len(model.classes)} classes need at least an image each.")
     share = labels * min(1.0, most / len(train)) if most else labels
     train = train.part(stratified_part(train.labels, share, seed=model.run.recipe.train.seed))
+    if split in (None, "val") and model.run.recipe.data.validation == 0:
+        raise UserError("The run held no images back (data.validation=0). Use --split test.")
     chosen = choose(model.run, model.facts, split or "val", None)
     tie = None
     if chosen.split == "test":

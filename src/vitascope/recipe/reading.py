@@ -57,6 +57,10 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
         if "=" not in word or word.startswith("="):
             hint = " A recipe comes first." if word in recipe_names() else ""
             raise UserError(f"'{word}' is not a setting. Write key=value, such as model.depth=8.{hint}")
+        if word == "weights=recipe:":
+            raise UserError("weights=recipe: names no recipe. Write weights=recipe:NAME, such as recipe:digits-mae.")
+        if word.startswith("dino.") and "_area=" in word and not _is_pair(word):
+            raise UserError(f"{word} is a pair, from and to: {word.partition('=')[0]}=[0.4,1]")
         if word.endswith("=???"):  # OmegaConf's sign for "missing", which it would ignore
             raise UserError(f"{word} is not a value. Leave the setting out for its default.")
     schema = OmegaConf.structured(Recipe)
@@ -71,6 +75,11 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(f"The recipe {name} cannot be read: it must be a text file of settings ({error}).") from error
     except YAMLError as error:
         raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
+
+
+def _is_pair(word: str) -> bool:
+    text = word.partition("=")[2].strip()
+    return text[:1] in "[(" and text[-1:] in "])" and text.count(",") == 1
 
 
 def read_model(name: str | None, overrides: Sequence[str] = ()) -> ModelConfig:

@@ -32,6 +32,11 @@ class Recipe:
             raise UserError(f"{what} keeps weights as they are, but there are none to keep. Give weights=….")
         if self.train.objective != "classify":
             self._check_without_labels()
+        for name, config, plain in (("dino", self.dino, DinoConfig()), ("mae", self.mae, MaeConfig())):
+            if config != plain and self.train.objective != name:
+                raise UserError(
+                    f"{name}.… is for train.objective={name}; this is train.objective={self.train.objective}."
+                )
 
     def _check_without_labels(self) -> None:
         train, model, objective = self.train, self.model, self.train.objective
@@ -46,6 +51,12 @@ class Recipe:
                 f"data.balance={self.data.balance} weighs labels, and train.objective={objective} has none."
             )
         if objective == "dino":
+            if train.ema:
+                raise UserError(
+                    f"train.ema={train.ema}: with DINO the average is the teacher (dino.teacher_momentum). Set train.ema=0."
+                )
+            if train.accumulate > 1 and self.dino.batch_norm:
+                raise UserError(f"train.accumulate={train.accumulate}: dino.batch_norm needs the whole batch.")
             _check_crops(self.dino, model)
         else:
             _check_masking(model)

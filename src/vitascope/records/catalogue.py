@@ -38,7 +38,7 @@ def find_runs(folder: Path) -> list[Run]:
 
 def entry(run: Run) -> Entry:
     recipe, rows = run.recipe, run.metrics
-    own = [opening for opening in read_openings(run) if opening.data == recipe.data.name and opening.found]
+    own = [opening for opening in read_openings(run) if opening.data == recipe.data.name and opening.of_the_run]
     return Entry(
         run=str(run.path),
         recipe=recipe.name,

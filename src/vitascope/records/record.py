@@ -16,7 +16,7 @@ from vitascope.model.anatomy import total_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.records.belonging import check_one_thing, check_same, facts_of
 from vitascope.records.settings import command_for, flat_settings
-from vitascope.records.track import published, stage_before, track_of
+from vitascope.records.track import published, stages_before, track_of
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import machine_name
@@ -79,7 +79,7 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
     after = [_test_seconds(opening, where) for opening in found]
     seeds = [run.recipe.train.seed for run in runs]
     rows = [run.metrics for run in runs]
-    before = [stage.metrics if (stage := stage_before(run)) else [] for run in runs]  # that counts too
+    before = [[stage.metrics for stage in stages_before(run)] for run in runs]  # that counts too
     classes = found[0].found["recall"]
     return Record(
         name=name,
@@ -90,7 +90,7 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         tokens=recipe.model.num_tokens,
         epochs=rows[0][-1]["epoch"],
         training_images=facts[0].get("training_images", rows[0][-1]["images_seen"] // rows[0][-1]["epoch"]),
-        images_seen=sum(part[-1]["images_seen"] for part in (before[0], rows[0]) if part),
+        images_seen=sum(part[-1]["images_seen"] for part in (*before[0], rows[0])),
         views=views,
         seeds=seeds,
         test_accuracy=[opening.found["accuracy"] for opening in found],
@@ -105,17 +105,22 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         versions=facts[0]["versions"],
         commit=facts[0]["commit"] or commit,
         date=max(fact["date"] for fact in facts),
-        command=_command(recipe, seeds, name, views),
+        command="; ".join([*map(_stage_command, stages_before(runs[0])), _command(recipe, seeds, name, views)]),
         settings=flat_settings(recipe) | {"train.seed": seeds},
     )
 
 
 def _together(
-    count: Callable[[list[Row]], float], before: list[list[Row]], rows: list[list[Row]], after: list[float]
+    count: Callable[[list[Row]], float], before: list[list[list[Row]]], rows: list[list[Row]], after: list[float]
 ) -> list[float]:
-    """Per run: the stage before it, its own epochs, the test logits."""
+    """Per run: the stages before it, its own epochs, the test logits."""
     parts = zip(before, rows, after, strict=True)
-    return [round((count(early) if early else 0.0) + count(own) + more, 2) for early, own, more in parts]
+    return [round(sum(map(count, early)) + count(own) + more, 2) for early, own, more in parts]
+
+
+def _stage_command(stage: Run) -> str:
+    """What a stage before was trained with, the later runs' seeds one after the other."""
+    return command_for(published(stage), [stage.recipe.train.seed])
 
 
 def _command(recipe: Recipe, seeds: list[int], name: str, views: int) -> str:

@@ -26,6 +26,12 @@ def stage_before(run: Run) -> Run | None:
     return None
 
 
+def stages_before(run: Run) -> list[Run]:
+    """All of them, the first one first."""
+    before = stage_before(run)
+    return [] if before is None else [*stages_before(before), before]
+
+
 def track_of(run: Run) -> str:
     recipe, before = run.recipe, stage_before(run)
     if recipe.train.distill:

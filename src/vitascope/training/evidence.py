@@ -46,7 +46,8 @@ def nearest_answers(known: Features, labels: Labels, asked: Tensor, classes: int
 
 def fit_probe(features: Features, labels: Labels, classes: int) -> Probe:
     """Logistic regression by L-BFGS on standardised features; the standardisation is folded into the weights."""
-    mean, deviation = features.mean(0), features.std(0).clamp(min=1e-6)
+    mean, deviation = features.mean(0), features.std(0, correction=0)
+    deviation = torch.maximum(deviation, 1e-4 * mean.abs() + 1e-6)  # what never changes stays as it is
     inputs = (features - mean) / deviation
     weight = torch.zeros(classes, features.shape[1], device=features.device, requires_grad=True)
     bias = torch.zeros(classes, device=features.device, requires_grad=True)
@@ -60,8 +61,9 @@ def fit_probe(features: Features, labels: Labels, classes: int) -> Probe:
         return loss.item()
 
     optimizer.step(closure)
-    weight, bias = weight.detach() / deviation, bias.detach()
-    return Probe(weight, bias - weight @ mean)
+    folded = weight.detach().double() / deviation.double()
+    moved = bias.detach().double() - folded @ mean.double()
+    return Probe(folded.to(features.dtype), moved.to(features.dtype))
 
 
 def spread(features: Features) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -62,11 +62,16 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
 
 
 def passes(recipe: Recipe) -> float:
-    """How many images' work the model does per image that is learnt from; heads and decoders are left out."""
+    """How many images' work is done per image that is learnt from; DINO's head is left out."""
     if recipe.train.objective == "dino":  # two large crops, also by the teacher, forward only; and the small ones
         height, width = recipe.model.image_shape
         return 2 + 2 / 3 + recipe.dino.local_crops * recipe.dino.local_size**2 / (height * width)
-    return 1 - recipe.mae.mask if recipe.train.objective == "mae" else 1.0
+    if recipe.train.objective == "mae":
+        mae, model = recipe.mae, recipe.model
+        sizes = {"embed_dim": mae.decoder_dim, "depth": mae.decoder_depth, "num_heads": mae.decoder_heads}
+        decoder = replace(model, mlp_ratio=4.0, mlp="gelu", positions="sincos2d", attention="plain", **sizes)
+        return 1 - mae.mask + total_flops(decoder) / total_flops(model)
+    return 1.0
 
 
 def hardware_of(model: nn.Module) -> Hardware:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitascope.recipe.schema import Recipe
-from vitascope.run.directory import open_run
+from vitascope.run.directory import is_run, open_run
 from vitascope.weights.adaptation import CHANGEABLE, WITHOUT_WEIGHTS, Adapted, adapt
 from vitascope.weights.files import ENDINGS
 from vitascope.weights.pretrained import ONLINE, open_weights
@@ -24,6 +24,22 @@ def pretrained(recipe: Recipe, classes: list[str] | None = None) -> Adapted:
         return made
     note = "the classifier was kept: nothing tells what the data's classes are called"
     return replace(made, report=replace(made.report, notes=[*made.report.notes, note]))
+
+
+def seen_before(recipe: Recipe) -> str | None:
+    """A warning where the weights come from a run on the same data that held other images back."""
+    path = Path(recipe.weights or "")
+    if recipe.data.validation == 0 or not is_run(path):
+        return None
+    earlier = open_run(path).recipe
+    same = earlier.data.name == recipe.data.name
+    ours, theirs = ((one.train.seed, one.data.validation) for one in (recipe, earlier))
+    if not same or ours == theirs:
+        return None
+    return (
+        "  note: the weights have learnt from some of the images held back here, so validation will look too good. "
+        f"With train.seed={theirs[0]} data.validation={theirs[1]} the same images are held back."
+    )
 
 
 def settled_word(word: str) -> str:

@@ -67,6 +67,10 @@ class RateCurve:
 
 def find_rate(recipe: Recipe, console: Console) -> RateCurve:
     """Stops early where the loss is far above its best, or not a number."""
+    if recipe.train.objective == "dino":
+        raise UserError(
+            "DINO's loss also falls by collapsing, so it does not tell which rate is good. Try a few: vitascope study"
+        )
     recipe, data, adapted = decided(recipe, console)
     recipe = replace(recipe, train=replace(recipe.train, capture="never"))  # every step has a rate of its own
     session = start_session(recipe, data, weights=adapted.weights if adapted else None)

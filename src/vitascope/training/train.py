@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from vitascope.data.opening import settled
 from vitascope.data.policy import resolve
+from vitascope.data.statistics import data_hash
 from vitascope.data.training_data import TrainingData, open_training_data
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
@@ -25,8 +27,8 @@ from vitascope.run.metrics import Events, draw_run_curves, forget_after, read_me
 from vitascope.run.trackers import Tracker, open_trackers
 from vitascope.run.weights import read_facts, save_facts
 from vitascope.training.hardware import ALL_THREADS, Hardware
-from vitascope.training.loop import EpochRecord, learn
-from vitascope.training.pretrained import pretrained, settled_word, told
+from vitascope.training.loop import ALARMS, EpochRecord, learn
+from vitascope.training.pretrained import pretrained, seen_before, settled_word, told
 from vitascope.training.progress import shown
 from vitascope.training.session import Session, start_session
 from vitascope.training.stages import STAGE, stage_before
@@ -55,7 +57,9 @@ def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
 def train_recipe(recipe: Recipe, runs: Path, console: Console, watchers: Sequence[Watcher] = ()) -> Run:
     """`watchers` are told when the run begins, and every epoch; what they raise stops it, saved."""
     if recipe.weights and recipe.weights.startswith(STAGE):
-        recipe = replace(recipe, weights=str(_earlier_stage(recipe, runs, console).path))
+        first = _earlier_stage(recipe, runs, console)
+        model = first.recipe.model if recipe.model == ModelConfig() else recipe.model  # a recipe may say nothing of it
+        recipe = replace(recipe, weights=str(first.path), model=model)
     recipe, data, adapted = decided(recipe, console)
     session = start_session(recipe, data, weights=adapted.weights if adapted else None)
     run = new_run(recipe, runs)
@@ -71,11 +75,13 @@ def _earlier_stage(recipe: Recipe, runs: Path, console: Console) -> Run:
     was stopped goes on."""
     first = stage_before(recipe)
     console.print(f"First stage: {first.name}", highlight=False)
-    wanted = recipe_yaml(decided(first, console_for(quiet=True))[0])
+    complete_first, data, _ = decided(first, console_for(quiet=True))
+    images = data_hash(data.train.images, data.train.labels)
     for place in sorted((runs / first.name).glob("*/recipe.yaml"), reverse=True):
         run = Run(place.parent)
-        if recipe_yaml(run.recipe) == wanted:
-            return resume_run(run, console)
+        with suppress(UserError):  # another version's recipe
+            if recipe_yaml(run.recipe) == recipe_yaml(complete_first) and run.machine.get("data_hash") == images:
+                return resume_run(run, console)
     return train_recipe(first, runs, console)
 
 
@@ -93,7 +99,9 @@ def resume_run(run: Run, console: Console, watchers: Sequence[Watcher] = ()) -> 
     session = start_session(recipe, data, _decided_before(run, state), weights)
     if state:
         session.restore(state)
-    forget_after(run.file("metrics.jsonl"), session.epoch)
+    for name in ("metrics.jsonl", ALARMS):
+        if run.file(name).is_file():
+            forget_after(run.file(name), session.epoch)
     console.print(f"Run: {run.path}, going on after epoch {session.epoch}", highlight=False, soft_wrap=True)
     _learn(run, session, console, watchers)
     return run
@@ -129,6 +137,8 @@ def decided(recipe: Recipe, console: Console) -> tuple[Recipe, TrainingData, Ada
     recipe = replace(recipe, model=adapted.facts.model, weights=settled_word(recipe.weights))
     data = replace(data, preparation=adapted.facts.preparation)  # as the weights are used to
     console.print(told(adapted.report), highlight=False, soft_wrap=True)
+    if warning := seen_before(recipe):
+        console.print(warning, highlight=False, soft_wrap=True)
     return recipe, data, adapted
 
 

@@ -52,9 +52,7 @@ class Recipe:
             )
         if objective == "dino":
             if train.ema:
-                raise UserError(
-                    f"train.ema={train.ema}: with DINO the average is the teacher (dino.teacher_momentum). Set train.ema=0."
-                )
+                raise UserError(f"train.ema={train.ema}: with DINO the average is the teacher. Set train.ema=0.")
             if train.accumulate > 1 and self.dino.batch_norm:
                 raise UserError(f"train.accumulate={train.accumulate}: dino.batch_norm needs the whole batch.")
             _check_crops(self.dino, model)

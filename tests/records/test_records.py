@@ -293,6 +293,8 @@ def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> Non
     assert made.settings["weights"] == "recipe:digits" and str(tmp_path) not in made.command
     assert not any(key.startswith(("dino.", "mae.")) for key in made.settings)
     assert track_of(tiny_run(tmp_path, **{"model.tokenizer": "spt", "train.epochs": 1})) == "tokenizer"
+    twice = tiny_run(tmp_path, **{"weights": tiny_run(tmp_path, **{"train.epochs": 1}).path, "train.epochs": 1})
+    assert track_of(twice) == "staged"
     other = tiny_run(tmp_path, **{"train.objective": "mae", "train.seed": 2, "mae.mask": 0.5})
     odd = tiny_run(tmp_path / "later", **{"weights": other.path, "train.epochs": 1, "train.seed": 2})
     with pytest.raises(UserError, match=r"The runs differ in mae\.mask"):

@@ -270,6 +270,7 @@ REFUSED = {
     "dino.global_area=0.5": "is a pair, from and to",
     "dino.global_area=[0.5]": "is a pair, from and to",
     "weights=recipe:": "names no recipe",
+    "model.merge_tokens=1": "model.merge_tokens is for answering",
 }
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from vitascope import ModelConfig, VisionTransformer
 from vitascope.recipe.train import TrainConfig
 from vitascope.training.averaging import Average, decay_at
-from vitascope.training.muon import Muon, _orthogonalised, orthogonalise
+from vitascope.training.muon import Muon, orthogonalise, orthogonalised
 from vitascope.training.optimizers import make_optimizers, set_rates
 from vitascope.training.schedule import rate_factor
 
@@ -43,12 +43,12 @@ def test_orthogonalising_ignores_scale_and_follows_turns_and_transposes() -> Non
 
 def test_a_batch_of_matrices_is_each_alone_and_qkv_is_three() -> None:
     updates = [torch.randn(12, 4), torch.randn(4, 4), torch.randn(12, 4)]
-    together = _orthogonalised(updates, parts=1)
+    together = orthogonalised(updates, parts=1)
     for update, step in zip(updates, together, strict=True):
         rows, columns = update.shape
         expected = orthogonalise(update[None])[0] * max(1, rows / columns) ** 0.5
         torch.testing.assert_close(step, expected, atol=1e-5, rtol=1e-4)
-    [packed] = _orthogonalised([updates[0]], parts=3)
+    [packed] = orthogonalised([updates[0]], parts=3)
     for part, update in zip(packed.chunk(3), updates[0].chunk(3), strict=True):
         torch.testing.assert_close(part, orthogonalise(update[None])[0], atol=1e-5, rtol=1e-4)
 

@@ -14,6 +14,7 @@ from vitascope.draw.curves import UNITS, over_epochs
 from vitascope.draw.heatmap import heatmap
 from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure, plain, shorten
 
+MOST_NAMES = 16  # in a legend
 Curves = dict[str, list[list[float]]]  # train_loss, val_accuracy, … -> one list of epochs per seed
 
 
@@ -86,7 +87,8 @@ def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bo
             axis.errorbar(
                 place, 100 * accuracy, yerr=error, fmt="o", color=colour, capsize=2, markersize=5, elinewidth=1
             )
-            axis.annotate(str(number), (place, 100 * accuracy), (5, 4), textcoords="offset points", fontsize=9)
+            if ahead or len(points) <= MOST_NAMES:
+                axis.annotate(str(number), (place, 100 * accuracy), (5, 4), textcoords="offset points", fontsize=9)
         front = sorted((point[0], 100 * point[1]) for point in points if point[4])
         axis.plot(*zip(*front, strict=True), color=COLOURS[1], linewidth=1)
         costs = [point[0] for point in points]
@@ -96,11 +98,10 @@ def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bo
         axis.set_ylim(top=min(axis.get_ylim()[1], 101.0))
         axis.grid(alpha=0.25)
         label(axis, f"against {cost}", cost, "accuracy in %")
-    names = [point[3] for point in next(iter(panels.values()))]
-    told = [
-        Line2D([], [], linestyle="", label=plain(f"{place}: {shorten(name, 44)}"))
-        for place, name in enumerate(names, 1)
-    ]
+    best = {number for points in panels.values() for number, point in enumerate(points, 1) if point[4]}
+    names = [(number, point[3]) for number, point in enumerate(next(iter(panels.values())), 1)]
+    shown = names if len(names) <= MOST_NAMES else [pair for pair in names if pair[0] in best][:MOST_NAMES]
+    told = [Line2D([], [], linestyle="", label=plain(f"{number}: {shorten(name, 44)}")) for number, name in shown]
     figure.legend(handles=told, loc="outside right upper", fontsize=8, handlelength=0, title="combinations")
     caption(figure, text)
     return figure
@@ -121,6 +122,7 @@ def _even(lines: list[list[float]]) -> Any:
 
 def _band(panel: Any, values: Any, colour: Any, style: str, wide: float, *, shaded: bool) -> None:
     epochs = np.arange(1, values.shape[1] + 1)
-    panel.plot(epochs, values.mean(0), color=colour, linestyle=style, linewidth=wide)
+    marker = "o" if len(epochs) == 1 else None
+    panel.plot(epochs, values.mean(0), color=colour, linestyle=style, linewidth=wide, marker=marker)
     if shaded and len(values) > 1:
         panel.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)

@@ -50,6 +50,10 @@ class Recipe:
             raise UserError(
                 f"data.balance={self.data.balance} weighs labels, and train.objective={objective} has none."
             )
+        if model.fewer:
+            raise UserError(
+                f"model.{next(iter(model.fewer))} is for answering; train.objective={objective} does without."
+            )
         if objective == "dino":
             if train.ema:
                 raise UserError(f"train.ema={train.ema}: with DINO the average is the teacher. Set train.ema=0.")

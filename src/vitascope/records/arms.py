@@ -50,8 +50,8 @@ def arms_of(rows: list[dict[str, Any]]) -> list[Arm]:
     return found
 
 
-def interval(values: list[float]) -> float | None:
-    """Half of the 95 % interval of their mean (Student's t)."""
+def interval(values: list[float], comparisons: int = 1) -> float | None:
+    """Half of the 95 % interval of their mean (Student's t); wider where several are to hold together (Bonferroni)."""
     if len(values) < 2:
         return None
-    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return float(student.ppf(1 - 0.025 / comparisons, len(values) - 1)) * stdev(values) / math.sqrt(len(values))

@@ -17,6 +17,7 @@ ORIGINS = {
     "pure": "Trained from scratch on",
     "tokenizer": "Trained from scratch on",
     "ssl": "Trained without labels and then with them on",
+    "staged": "Trained in stages, each with labels, last on",
     "teacher": "Trained with another model's answers on",
     "pretrained": "Fine-tuned from weights made elsewhere on",
 }

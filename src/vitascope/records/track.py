@@ -2,7 +2,7 @@
 
 pure: patches that do not overlap, attention, MLP, from scratch; tokenizer: shifted patches or convolutions; ssl: first
 without labels on the same data; teacher: with another model's answers; pretrained: from weights that were made
-elsewhere.
+elsewhere; staged: with labels on the same data first.
 """
 
 from dataclasses import replace
@@ -40,7 +40,7 @@ def track_of(run: Run) -> str:
         if before.recipe.data.name != recipe.data.name:
             return "pretrained"
         earlier = track_of(before)
-        return "ssl" if earlier in ("pure", "tokenizer") and before.recipe.train.objective != "classify" else earlier
+        return "staged" if earlier in ("pure", "tokenizer") else earlier
     if recipe.weights:
         return "pretrained"
     if recipe.train.objective != "classify":

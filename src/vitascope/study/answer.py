@@ -54,6 +54,8 @@ class Difference:
     def verdict(self) -> str:
         if self.half is None:
             return "one seed"
+        if not self.half:  # no spread at all among a few seeds is luck, not certainty
+            return "cannot be told"
         return "worse" if self.points < -self.half else "better" if self.points > self.half else "cannot be told"
 
 
@@ -67,7 +69,9 @@ class Answer:
 
     @cached_property
     def best(self) -> Cell:
-        return max(self.cells, key=lambda cell: cell.accuracy)
+        """Among those with the most seeds: fewer are luckier."""
+        most = max(len(cell.results) for cell in self.cells)
+        return max((cell for cell in self.cells if len(cell.results) == most), key=lambda cell: cell.accuracy)
 
     def against_best(self, cell: Cell) -> Difference | None:
         """None for the best itself, and where no seed is in both."""
@@ -75,13 +79,14 @@ class Answer:
         if cell is self.best or not common:
             return None
         pairs = [cell.results[seed]["accuracy"] - self.best.results[seed]["accuracy"] for seed in common]
-        return Difference(mean(pairs), interval(pairs))
+        return Difference(mean(pairs), interval(pairs, max(1, len(self.cells) - 1)))
 
     @property
     def as_good(self) -> list[Cell]:
-        """Those that cannot be told from the best."""
-        found = [(cell, self.against_best(cell)) for cell in self.cells]
-        return [cell for cell, other in found if other is not None and other.verdict == "cannot be told"]
+        """Those of which it cannot be said that they are worse than the best."""
+        others = [cell for cell in self.cells if cell is not self.best]
+        found = [(cell, self.against_best(cell)) for cell in others]
+        return [cell for cell, other in found if other is None or other.verdict != "worse"]
 
     @property
     def sentence(self) -> str:
@@ -89,9 +94,11 @@ class Answer:
         if not self.cells:
             return "No run has finished."
         said = f"Best: {self.best.name} with {_percent(self.best)}"
+        if len(self.cells) == 1:
+            return f"{said}; nothing else has finished."
         if len(self.best.results) < 2:
             return f"{said}. With one seed nothing can be said about chance: take --seeds 5."
-        if len(self.as_good) == len(self.cells) - 1 and self.as_good:
+        if len(self.as_good) == len(self.cells) - 1:
             return f"{said}, but no value can be told from it with {len(self.best.results)} seeds."
         if not self.as_good:
             return f"{said}; every other is worse, beyond the seeds' noise."
@@ -119,7 +126,8 @@ def answer(design: Design, trials: list[Any]) -> Answer:
         told, state = trial.user_attrs, trial.state.name
         if state == "COMPLETE":
             results = {int(seed): result for seed, result in told["results"].items()}
-            found.setdefault(tuple(told["cell"].items()), {}).update(results)
+            settings = tuple((key, told["cell"][key]) for key in design.varied)
+            found.setdefault(settings, {}).update(results)
         elif state == "FAIL":
             settings = ", ".join(f"{key}={value}" for key, value in told.get("cell", {}).items())
             failed.append((f"{settings}, seed {told['seeds'][0]}", told.get("failed", "unknown")))

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from typing import Any
 
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
+from vitascope.recipe.writing import recipe_yaml
 
 MOST = 10_000  # runs: more are a mistake in the words
 LOG_FROM = 10.0  # a range whose ends differ by this factor is searched on a logarithmic scale
@@ -52,7 +53,10 @@ class Design:
     @property
     def identity(self) -> str:
         """A short name for exactly this study; how many runs are wanted of it may grow."""
-        said = [self.recipe, sorted(self.fixed), self.judge, bool(self.search), sorted(self.varied)]
+        base = replace(read_recipe(self.recipe, self.fixed), name="recipe")
+        said: list[Any] = [recipe_yaml(base), self.judge, bool(self.search), sorted(self.varied)]
+        if self.search:  # a sampler learns over one space
+            said += [sorted(self.axes.items()), sorted((key, str(found)) for key, found in self.ranges.items())]
         return hashlib.blake2b(json.dumps(said).encode(), digest_size=6).hexdigest()
 
     def recipe_for(self, cell: dict[str, str], seed: int) -> Recipe:
@@ -65,7 +69,7 @@ class Design:
             raise UserError("Nothing is varied. Give a setting several values: model.depth=2,4,8")
         if self.ranges and not self.search:
             raise UserError(f"{next(iter(self.ranges))} is a range, which only a search takes: --search 20")
-        runs = len(self.cells) * len(self.seeds)
+        runs = math.prod(map(len, self.axes.values())) * len(self.seeds)
         if not self.search and runs > MOST:
             raise UserError(f"That is {runs:,} runs. Vary less, or let --search 50 choose.")
         for cell in self._corners():
@@ -81,7 +85,7 @@ class Design:
         """All cells of a grid; of a search every value, with the ends of every range."""
         ends = {key: [spelt(found, found.low), spelt(found, found.high)] for key, found in self.ranges.items()}
         every = self.axes | ends
-        return [dict(zip(every, values, strict=True)) for values in product(*every.values())][:MOST]
+        return [dict(zip(every, values, strict=True)) for values in islice(product(*every.values()), MOST)]
 
 
 def spelt(found: Range, value: float) -> str:

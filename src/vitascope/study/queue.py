@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,10 @@ class Queue:
                 # There twice, or new because others took the last one in between.
                 self.study.tell(handle, state=self.optuna.trial.TrialState.FAIL)
                 continue
+            handle.set_user_attr("worker", [socket.gethostname(), os.getpid()])
             cell = handle.user_attrs.get("cell")
             trial = Trial(handle, self._chosen(handle) if cell is None else cell, list(handle.user_attrs["seeds"]))
             trial.note("cell", trial.cell)
-            trial.note("worker", [socket.gethostname(), os.getpid()])
             return trial
         return None
 
@@ -92,9 +93,15 @@ class Queue:
         self.study.tell(trial.handle, value)
 
     def give_up(self, trial: Trial, why: str) -> None:
-        """A failed run is reported, not fatal."""
-        trial.note("failed", why)
-        self.study.tell(trial.handle, state=self.optuna.trial.TrialState.FAIL)
+        """A failed run is reported, not fatal; nor is a storage that is away, or a trial that somebody else has now."""
+        with suppress(Exception):
+            trial.note("failed", why)
+            self.study.tell(trial.handle, state=self.optuna.trial.TrialState.FAIL)
+
+    def known(self, cell: dict[str, str]) -> dict[str, dict[str, Any]]:
+        """What finished trials found for the same combination, by seed: a search may come back to one."""
+        same = [t.user_attrs for t in self.trials if t.state.name == "COMPLETE" and t.user_attrs["cell"] == cell]
+        return {seed: found for told in same for seed, found in told["results"].items()}
 
     def prune(self, trial: Trial) -> None:
         self.study.tell(trial.handle, state=self.optuna.trial.TrialState.PRUNED)
@@ -114,7 +121,10 @@ class Queue:
         if self.design.search:
             return known[: self.design.search]
         first: dict[Any, Any] = {}
+        wanted = {_key(cell, [seed]) for cell in self.design.cells for seed in self.design.seeds}
         for trial in known:
+            if _key(trial.user_attrs["cell"], trial.user_attrs["seeds"]) not in wanted:
+                continue  # of the same study, when it was larger
             first.setdefault(_key(trial.user_attrs["cell"], trial.user_attrs["seeds"]), trial)
         return list(first.values())
 
@@ -180,7 +190,7 @@ class Queue:
 
     def _put_back_abandoned(self) -> None:
         for trial in self.trials:
-            if trial.state.name != "RUNNING" or not _abandoned(trial.user_attrs):
+            if trial.state.name != "RUNNING" or not _abandoned(trial.user_attrs, trial.datetime_start):
                 continue
             with suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # another worker was faster
                 self.study._storage.set_trial_state_values(trial._trial_id, state=self.optuna.trial.TrialState.FAIL)
@@ -200,11 +210,13 @@ def _lost(trial: Any) -> bool:
     return trial.state.name == "FAIL" and "failed" not in trial.user_attrs
 
 
-def _abandoned(told: dict[str, Any]) -> bool:
+def _abandoned(told: dict[str, Any], began: datetime | None) -> bool:
+    """Nobody has said for minutes that he is at it; or, on this machine, the process is gone."""
     host, process = told.get("worker", (None, None))
-    if host == socket.gethostname() and process is not None:
-        return process == os.getpid() or not _is_there(int(process))
-    return time.time() - told.get("alive", time.time()) > DEAD_AFTER
+    if host == socket.gethostname() and process is not None and not _is_there(int(process)):
+        return True
+    last = told.get("alive") or (began.timestamp() if began else 0.0)
+    return time.time() - last > DEAD_AFTER
 
 
 def _is_there(process: int) -> bool:
@@ -218,9 +230,11 @@ def _is_there(process: int) -> bool:
 
 
 def default_storage(folder: Path) -> str:
+    if any(sign in str(folder) for sign in "?#%"):
+        raise UserError(f"{folder}: no database can lie in a folder with ?, # or % in its name. Choose another: --out")
     return f"sqlite:///{folder / 'study.db'}"
 
 
 def _hidden(url: str) -> str:
     """Without the password."""
-    return re.sub(r"(://[^:/@]+):[^@]*@", r"\1:…@", url)
+    return re.sub(r":[^:/@]*@", ":…@", url)

@@ -77,7 +77,8 @@ def notes(found: Answer) -> list[str]:
     which = "validation images (held back from training)" if found.design.judge == "val" else "test images"
     lines = [
         f"Judged by {which}, last epoch. ± is half of the 95 % interval of the mean over seeds (Student's t); "
-        "differences to the best are taken seed by seed, and whoever picks the best of many picks some luck with it.",
+        "differences to the best are taken seed by seed, with intervals that hold for all together (Bonferroni); "
+        "whoever picks the best of many picks some luck with it.",
     ]
     if found.waiting:
         lines.append(f"{found.waiting} trial(s) have not been run yet: the same command goes on with them.")
@@ -97,12 +98,12 @@ def figures(found: Answer) -> dict[str, Figure]:
     pictures["effects"] = draw_effects(_effects(found), "Dots are runs (all that have this value), bars their means.")
     if len(found.design.axes) == 2 and not found.design.ranges:
         pictures["grid"] = _grid(found)
-    points = {
-        title: [
-            (cell.number(cost), cell.accuracy, cell.half, cell.name, cell in found.front(cost)) for cell in found.cells
+    points = {}
+    for title, cost in COSTS.items():
+        front = found.front(cost)
+        points[title] = [
+            (cell.number(cost), cell.accuracy, cell.half, cell.name, cell in front) for cell in found.cells
         ]
-        for title, cost in COSTS.items()
-    }
     pictures["pareto"] = draw_pareto(points, "Orange: no other is as good for less. Bars: 95 % interval over seeds.")
     return pictures
 

@@ -62,6 +62,10 @@ def work_off(queue: Queue, folder: Path, until: float | None = None) -> Iterator
 def _measure(queue: Queue, trial: Trial, folder: Path) -> float:
     """The mean over the trial's seeds; what is known of a seed already is not done again."""
     done: dict[str, dict[str, Any]] = trial.told.get("results", {})
+    if queue.design.search:
+        wanted = set(map(str, trial.seeds))
+        done = {seed: found for seed, found in queue.known(trial.cell).items() if seed in wanted} | done
+        trial.note("results", done)
     for seed in trial.seeds:
         if str(seed) not in done:
             run = _run(queue, trial, seed, folder)

@@ -57,6 +57,11 @@ class Classify(Objective):
 
 
 def cross_entropy(logits: Tensor, target: Target, smoothing: float, weights: Tensor | None) -> Tensor:
-    """Against mixed and smoothed labels, in float32."""
-    answers = target.probabilities(logits.shape[1])
-    return F.cross_entropy(logits.float(), answers, weight=weights, label_smoothing=smoothing)
+    """Against mixed and smoothed labels, in float32 at least."""
+    return soft_cross_entropy(logits, target.probabilities(logits.shape[1]), smoothing, weights)
+
+
+def soft_cross_entropy(logits: Tensor, answers: Tensor, smoothing: float, weights: Tensor | None = None) -> Tensor:
+    """Against a probability for each class."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, answers.to(logits.dtype), weight=weights, label_smoothing=smoothing)

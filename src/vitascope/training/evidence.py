@@ -74,8 +74,8 @@ def spread(features: Features) -> float:
 
 
 class Evidence:
-    """Looks at the features every few epochs, and leaves the linear probe in the model as its classifier: the last one
-    is fitted to all training images, so that a finished run answers like any other."""
+    """Looks at the features every few epochs, and leaves the linear probe in the model as its classifier: at the end
+    one that is fitted to all training images, so that a finished run answers like any other."""
 
     def __init__(self, learning: Learning) -> None:
         self.learning, data = learning, learning.data
@@ -89,10 +89,9 @@ class Evidence:
         config = self.learning.recipe.train
         if epoch % config.watched_every and epoch != config.epochs:
             return {}
-        some = self.learning.data.train if epoch == config.epochs else self.some
-        known = features_of(self.learning, some)
+        known = features_of(self.learning, self.some)
         row = {"feature_spread": spread(known)}
-        labels, classes = some.labels.to(known.device), len(self.learning.data.classes)
+        labels, classes = self.some.labels.to(known.device), len(self.learning.data.classes)
         probe = fit_probe(known, labels, classes)
         self._put_in(probe)
         validation = self.learning.data.validation
@@ -100,6 +99,10 @@ class Evidence:
             asked, right = features_of(self.learning, validation), validation.labels.to(known.device)
             row["knn_accuracy"] = _share(nearest_answers(known, labels, asked, classes) == right)
             row["val_accuracy"] = _share(probe(asked).argmax(1) == right)
+        if epoch == config.epochs and len(self.some) < len(self.learning.data.train):
+            train = self.learning.data.train
+            every = features_of(self.learning, train)
+            self._put_in(fit_probe(every, train.labels.to(every.device), classes))
         return row
 
     @torch.no_grad()

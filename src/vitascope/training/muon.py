@@ -36,7 +36,7 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             updates = [self._momentum(weight, weight.grad, group["momentum"]) for weight in weights]
-            for weight, update in zip(weights, _orthogonalised(updates, group["parts"]), strict=True):
+            for weight, update in zip(weights, orthogonalised(updates, group["parts"]), strict=True):
                 weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update * group["lr"])
 
     def _momentum(self, weight: nn.Parameter, gradient: Tensor, decay: float) -> Tensor:
@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
         return torch.lerp(gradient, average, decay)
 
 
-def _orthogonalised(updates: list[Tensor], parts: int) -> list[Tensor]:
+def orthogonalised(updates: list[Tensor], parts: int) -> list[Tensor]:
     """All matrices of one shape in one batch; scaled by √(rows/columns) where taller than wide (Jordan)."""
     shapes: dict[torch.Size, list[int]] = defaultdict(list)
     for index, update in enumerate(updates):

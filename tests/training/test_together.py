@@ -1,0 +1,81 @@
+"""Many models at once: equal to training each alone, in float64, with everything that does not need chance inside."""
+
+import pytest
+import torch
+
+from tests.training.test_captured import losses_of
+from tests.training.test_runs import session_of
+from vitascope import UserError
+from vitascope.training.feeding import EpochLoader
+from vitascope.training.step import Tally
+from vitascope.training.together import together
+
+PLAIN = {"train.epochs": 2, "train.device": "cpu", "train.precision": "float32", "train.threads": 1}
+
+
+def doubled(folder, **settings):
+    """A session that computes in float64."""
+    session, _ = session_of(folder, **(PLAIN | settings))
+    for module in (session.model, *([session.average.model] if session.average else [])):
+        module.double()
+    real = session.objective.prepare
+
+    def prepare(*given):
+        return tuple(part.double() if part.is_floating_point() else part for part in real(*given))
+
+    session.objective.prepare = prepare
+    return session
+
+
+WAYS = {
+    "adamw": {"train.optimizer": "adamw", "train.ema": 0},
+    "muon, averaged, mixed": {"train.optimizer": "muon", "train.ema": 0.9, "data.augment.cutmix": 1.0},
+    "class token, rotary, qk-norm": {
+        "model.class_token": "true",
+        "model.global_pool": "token",
+        "model.positions": "learned+rotary",
+        "model.qk_norm": "true",
+        "model.norm": "rmsnorm",
+        "model.mlp": "relu2",
+    },
+}
+OWN = [
+    {"train.seed": 1},
+    {"train.seed": 2, "train.lr": 5e-3, "train.weight_decay": 0.2},
+    {"train.seed": 3, "train.muon_lr": 0.05},
+]
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_three_models_together_are_three_models_alone(tmp_path, way) -> None:
+    alone = []
+    for own in OWN:
+        session = doubled(tmp_path, **way, **own)
+        losses_of(session, EpochLoader(session), Tally.empty(session), 2)
+        alone.append(session)
+    crowd = together([doubled(tmp_path, **way, **own) for own in OWN])
+    start = [dict(session.model.state_dict()) for session in crowd.sessions]
+    for epoch in range(2):
+        losses = crowd.epoch(epoch)
+    crowd.give_back()
+    for number, (session, single) in enumerate(zip(crowd.sessions, alone, strict=True)):
+        for name, weight in single.answering.state_dict().items():
+            torch.testing.assert_close(session.answering.state_dict()[name], weight, atol=1e-9, rtol=1e-7)
+        assert any(not torch.equal(start[number][name], w) for name, w in single.model.state_dict().items())
+    assert losses.shape == (3,) and losses.isfinite().all() and len(losses.unique()) == 3
+
+
+REFUSED = [
+    ([{}, {"model.depth": 3}], "differ in train.seed, lr"),
+    ([{}, {"train.batch_size": 32}], "differ in train.seed, lr"),
+    ([{"model.drop_path_rate": 0.1}] * 2, "without dropout and stochastic depth"),
+    ([{"train.layer_decay": 0.8}] * 2, "does without train.layer_decay=0.8"),
+    ([{"train.objective": "mae"}] * 2, "from scratch with labels"),
+    ([{"data.balance": "loss"}] * 2, "without data.balance"),
+]
+
+
+@pytest.mark.parametrize(("settings", "text"), REFUSED, ids=[text for _, text in REFUSED])
+def test_what_cannot_learn_together_is_refused(tmp_path, settings, text) -> None:
+    with pytest.raises(UserError, match=text):
+        together([session_of(tmp_path, **(PLAIN | own))[0] for own in settings])

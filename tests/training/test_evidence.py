@@ -104,6 +104,8 @@ def test_a_pretraining_run_answers_explains_and_exports_like_any_other(pretraine
     assert vitascope("export", "onnx", run, "--out", str(tmp_path / "x.onnx")).code == 0
     image = pretrained.file("reconstructions/epoch-0001.png")
     assert vitascope("explain", run, str(image), "--out", str(tmp_path / "seen")).code == 0
+    assert vitascope("export", "folder", run, "--out", str(tmp_path / "folder")).code == 0
+    assert "the classifier is a linear probe" in (tmp_path / "folder" / "README.md").read_text()
     listed = vitascope("runs", "list", "--runs", str(pretrained.path.parent.parent))
     assert listed.code == 0 and "digits" in listed.out
 

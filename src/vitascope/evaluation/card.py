@@ -50,6 +50,9 @@ def card(model: "TrainedTransformer", form: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+PROBE = "Learnt without labels; the classifier is a linear probe, fitted to the finished features."
+
+
 def use_of(form: str, folder: str) -> str:
     """Python that loads the folder."""
     return USES[form].replace("FOLDER", folder)
@@ -58,10 +61,10 @@ def use_of(form: str, folder: str) -> str:
 def _how_good(model: "TrainedTransformer") -> str:
     if isinstance(model.run, Outside):
         return "Not measured here."
-    lines = []
+    lines = [PROBE] if model.facts.probe else []
     rows = [row for row in model.run.metrics if "val_accuracy" in row]
     if rows and model.weights.startswith("best"):
-        best = max(rows, key=lambda row: row["val_accuracy"])
+        best = max(rows, key=lambda row: row["knn_accuracy" if "knn_accuracy" in row else "val_accuracy"])
         lines.append(
             f"Validation accuracy {best['val_accuracy']:.2%} (epoch {best['epoch']}, the best of {len(rows)} on these "
             "images, which were held back from training)."

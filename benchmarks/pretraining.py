@@ -9,22 +9,20 @@ takes a record of the same settings and measures what is missing.
 
 import argparse
 import json
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import RESULTS
-from benchmarks.records import write_record
-from benchmarks.small_data import without_places
+from benchmarks.records import GrowingRecord, add_run_options
 from vitascope import load, train
 from vitascope.draw.arms import draw_shares
 from vitascope.draw.look import save
 from vitascope.evaluation.probe import probe
 from vitascope.model.anatomy import total_flops, total_parameters
 from vitascope.run.directory import Run
-from vitascope.training.hardware import choose_device, passes
+from vitascope.run.metrics import whole_seconds
+from vitascope.training.hardware import passes
 
 STARTS = ("dino", "mae")
 SCRATCH, LONGER = "from scratch", "from scratch, as much compute"
@@ -52,9 +50,12 @@ def pretrain(start: str, seed: int, asked: argparse.Namespace) -> Run:
 def features(start: str, run: Run, asked: argparse.Namespace) -> dict[str, Any]:
     """What the frozen features are worth, on test images (or validation's, to tune)."""
     found = probe(load(run, device=asked.device), "val" if asked.tune else "test")
-    seconds = sum(row["seconds"] for row in run.metrics)
     row = {"arm": AFTER[start], "kind": "features", "seed": run.recipe.train.seed, "knn": round(found.knn, 4)}
-    row |= {"linear": round(found.linear, 4), "spread": round(found.spread, 4), "seconds": round(seconds, 1)}
+    row |= {
+        "linear": round(found.linear, 4),
+        "spread": round(found.spread, 4),
+        "seconds": round(whole_seconds(run.metrics), 1),
+    }
     row |= {"epochs": len(run.metrics), "flops": total(run), "images_seen": run.metrics[-1]["images_seen"]}
     print(row, flush=True)
     return row
@@ -81,39 +82,13 @@ def finetune(arm: str, share: float, seed: int, start: Run | None, more: float, 
     score = rows[-1]["val_accuracy"] if asked.tune else model.evaluate(robust=False).accuracy
     row = {"arm": arm, "kind": "fine-tuned", "labels": share, "seed": seed, "accuracy": round(score, 5)}
     row |= {"epochs": epochs, "images_seen": rows[-1]["images_seen"], "flops": total(run)}
-    row |= {"seconds": round(sum(line["seconds"] for line in rows), 1)}
+    row |= {"seconds": round(whole_seconds(rows), 1)}
     row |= {"cold_seconds": round(time.perf_counter() - began, 1), "parameters": total_parameters(run.recipe.model)}
     print(f"{arm:32s} {share:.0%} of the labels, seed {seed}: {score:.2%}, {row['seconds']} s", flush=True)
     return row
 
 
-class Record:
-    """Rows, written after each."""
-
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self.asked = asked
-        known = json.loads(asked.go_on.read_text(encoding="utf-8")) if asked.go_on else {"rows": []}
-        self.rows: list[dict[str, Any]] = known["rows"]
-        self.told = {"went_on_from": {k: known.get(k) for k in ("command", "commit", "date")}} if asked.go_on else {}
-
-    def has(self, **what: Any) -> bool:
-        return any(all(row.get(key) == value for key, value in what.items()) for row in self.rows)
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        write_record(
-            self.asked.out,
-            self.asked.commit,
-            command=f"python -m benchmarks.pretraining {shlex.join(without_places(sys.argv[1:]))}",
-            data=self.asked.data,
-            judged_by="validation" if self.asked.tune else "test",
-            device=choose_device(self.asked.device),
-            **self.told,
-            rows=self.rows,
-        )
-
-
-def measure(seed: int, asked: argparse.Namespace, record: Record) -> None:
+def measure(seed: int, asked: argparse.Namespace, record: GrowingRecord) -> None:
     starts = {start: pretrain(start, seed, asked) for start in asked.starts}
     for start, run in starts.items():
         if not record.has(arm=AFTER[start], kind="features", seed=seed):
@@ -146,20 +121,14 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--muon-lr", type=float, default=0.01)
     parser.add_argument("--layer-decay", type=float, default=0.8)
-    parser.add_argument("--tune", action="store_true", help="judge by a tenth of the training images")
-    parser.add_argument("--compile", default="never")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--runs", type=Path, default=Path("runs-pretraining"))
-    parser.add_argument("--commit")
-    parser.add_argument("--out", type=Path, default=RESULTS / "pretraining.json")
-    parser.add_argument("--go-on", type=Path, help="a record of the same settings: its rows are kept, not repeated")
+    add_run_options(parser, runs="runs-pretraining", out=RESULTS / "pretraining.json")
     parser.add_argument("--draw", type=Path, help="a record: draw it into --out (.png) instead")
     asked = parser.parse_args()
     if asked.draw:
         rows = json.loads(asked.draw.read_text(encoding="utf-8"))["rows"]
         save(draw_shares([row for row in rows if row["kind"] == "fine-tuned"]), asked.out)
         return
-    record = Record(asked)
+    record = GrowingRecord("benchmarks.pretraining", asked)
     for seed in asked.seeds:
         measure(seed, asked, record)
     print(f"Record: {asked.out}")

@@ -1,13 +1,61 @@
-"""What a benchmark found -> its file in results/, with machine, versions and commit."""
+"""What a benchmark found -> its file in results/, with machine, versions and commit; at once, or run by run."""
 
+import argparse
+import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import record_of_machine
+from vitascope.training.hardware import choose_device
 
 
 def write_record(out: Path, commit: str | None, **said: Any) -> None:
     """Under its file's name."""
     make_folder(out.parent)
     write_json(out, {"name": out.stem} | said | record_of_machine(commit))
+
+
+def add_run_options(parser: argparse.ArgumentParser, *, runs: str, out: Path) -> None:
+    """What every benchmark that trains asks."""
+    parser.add_argument("--tune", action="store_true", help="judge by a tenth of the training images")
+    parser.add_argument("--compile", default="never")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--runs", type=Path, default=Path(runs))
+    parser.add_argument("--commit")
+    parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--go-on", type=Path, help="a record of the same settings: its rows are kept, not repeated")
+
+
+class GrowingRecord:
+    """Rows, written after each: what is measured is kept. `asked` has what `add_run_options` asks, and `data`."""
+
+    def __init__(self, module: str, asked: argparse.Namespace) -> None:
+        self.module, self.asked = module, asked
+        known = json.loads(asked.go_on.read_text(encoding="utf-8")) if asked.go_on else {"rows": []}
+        self.rows: list[dict[str, Any]] = known["rows"]
+        self.told = {"went_on_from": {k: known.get(k) for k in ("command", "commit", "date")}} if asked.go_on else {}
+
+    def has(self, **what: Any) -> bool:
+        return any(all(row.get(key) == value for key, value in what.items()) for row in self.rows)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        write_record(
+            self.asked.out,
+            self.asked.commit,
+            command=f"python -m {self.module} {shlex.join(_without_places(sys.argv[1:]))}",
+            data=self.asked.data,
+            judged_by="validation" if self.asked.tune else "test",
+            device=choose_device(self.asked.device),
+            **self.told,
+            rows=self.rows,
+        )
+
+
+def _without_places(words: list[str]) -> list[str]:
+    """What was asked, without folders of this machine and the commit, which stands elsewhere."""
+    hidden = [place for place, word in enumerate(words) if word in ("--out", "--runs", "--commit", "--go-on")]
+    return [word for place, word in enumerate(words) if place not in hidden and place - 1 not in hidden]

@@ -8,20 +8,18 @@ of the recipe `cifar10` instead of a plain ViT; `--labels 0.1` keeps a tenth of 
 
 import argparse
 import json
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import RESULTS
-from benchmarks.records import write_record
+from benchmarks.records import GrowingRecord, add_run_options
 from vitascope import load, train
 from vitascope.draw.arms import draw_arms
 from vitascope.draw.look import save
 from vitascope.model.anatomy import total_flops, total_parameters
 from vitascope.records.arms import arms_of
-from vitascope.training.hardware import choose_device
+from vitascope.run.metrics import whole_seconds
 
 PLAIN = {
     "embed_dim": 192, "depth": 9, "num_heads": 12, "mlp_ratio": 2.0, "class_token": True, "global_pool": "token",
@@ -75,7 +73,7 @@ def measure(arm: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     row |= {"parameters": total_parameters(model), "flops": total_flops(model), "lr": recipe.train.lr}
     row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows), "tokens": model.num_tokens}
     row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(seconds, 1)}
-    row |= {"seconds": round(sum(line["seconds"] for line in rows), 1)}
+    row |= {"seconds": round(whole_seconds(rows), 1)}
     print(f"{arm:35s} seed {seed}: {score:.2%}, {row['parameters']:,} parameters, {row['seconds']} s", flush=True)
     return row
 
@@ -95,12 +93,6 @@ def picture(records: list[Path], out: Path) -> None:
     save(draw_arms(panels, "Dots: mean over seeds; bars: 95 % interval of the paired difference; grey: noise."), out)
 
 
-def without_places(words: list[str]) -> list[str]:
-    """What was asked, without folders of this machine and the commit, which stands elsewhere."""
-    hidden = [place for place, word in enumerate(words) if word in ("--out", "--runs", "--commit", "--go-on")]
-    return [word for place, word in enumerate(words) if place not in hidden and place - 1 not in hidden]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", choices=["plain", "recipe"], default="plain")
@@ -111,36 +103,17 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20, help="of all images; fewer images are seen as often in all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--lr", type=float)
-    parser.add_argument("--tune", action="store_true", help="judge by a tenth of the training images")
-    parser.add_argument("--compile", default="never")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--runs", type=Path, default=Path("runs-small-data"))
-    parser.add_argument("--commit")
-    parser.add_argument("--out", type=Path, default=RESULTS / "small-data.json")
-    parser.add_argument("--go-on", type=Path, help="a record of the same settings: its arms are kept, not repeated")
+    add_run_options(parser, runs="runs-small-data", out=RESULTS / "small-data.json")
     parser.add_argument("--draw", nargs="+", type=Path, help="records: draw them into --out (.png) instead")
     asked = parser.parse_args()
     if asked.draw:
         picture(asked.draw, asked.out)
         return
     arms = asked.arms or (FEW if asked.labels < 1 else ON_RECIPE if asked.base == "recipe" else list(ARMS))
-    known = json.loads(asked.go_on.read_text(encoding="utf-8")) if asked.go_on else {"rows": []}
-    rows = known["rows"]
-    told = {"went_on_from": {name: known.get(name) for name in ("command", "commit", "date")}} if asked.go_on else {}
+    record = GrowingRecord("benchmarks.small_data", asked)
     for arm, seed in ((arm, seed) for arm in arms for seed in asked.seeds):
-        if any((row["arm"], row["seed"]) == (arm, seed) for row in rows):
-            continue
-        rows.append(measure(arm, seed, asked))
-        write_record(  # after each run: what is measured is kept
-            asked.out,
-            asked.commit,
-            command=f"python -m benchmarks.small_data {shlex.join(without_places(sys.argv[1:]))}",
-            data=asked.data,
-            judged_by="validation" if asked.tune else "test",
-            device=choose_device(asked.device),
-            **told,
-            rows=rows,
-        )
+        if not record.has(arm=arm, seed=seed):
+            record.add(measure(arm, seed, asked))
     print(f"Record: {asked.out}")
 
 

@@ -39,22 +39,28 @@ def losses_of(session, loader: EpochLoader, tally: Tally, epochs: int) -> list[f
     return losses
 
 
-def weights_after(folder, captured: bool, epochs: int = 2) -> tuple[dict, list[float]]:
-    session, _ = session_of(folder, **(EVERYTHING | QUIET))
+def weights_after(folder, captured: bool, epochs: int = 2, **settings) -> tuple[dict, list[float]]:
+    """What all that learns has become."""
+    session, _ = session_of(folder, **settings)
     loader, tally = EpochLoader(session), Tally.empty(session)
     session.model.train()
     if captured:
         loader.captured = ReplayedByHand(session, loader.images, loader.labels, tally)
         object.__setattr__(session.hardware, "captured", True)
     losses = losses_of(session, loader, tally, epochs)
-    return session.answering.state_dict() | session.model.state_dict(), losses
+    averaged = {f"average.{name}": weight for name, weight in session.answering.state_dict().items()}
+    return averaged | session.model.state_dict() | session.objective.extra.state_dict(prefix="extra."), losses
 
 
-def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
-    plain, recorded = weights_after(tmp_path, captured=False), weights_after(tmp_path, captured=True)
+def check_recorded_as_plain(folder, **settings) -> None:
+    plain, recorded = (weights_after(folder, captured, **settings) for captured in (False, True))
     assert recorded[1] == pytest.approx(plain[1], rel=1e-5)
     for name, tensor in plain[0].items():
         torch.testing.assert_close(recorded[0][name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
+    check_recorded_as_plain(tmp_path, **(EVERYTHING | QUIET))
 
 
 def test_warming_up_leaves_no_trace_in_weights_averages_or_momenta(tmp_path) -> None:

@@ -3,22 +3,17 @@
 import pytest
 import torch
 
-from tests.training.test_captured import ReplayedByHand, losses_of
-from tests.training.test_runs import same_weights, session_of
+from tests.training.test_captured import check_recorded_as_plain
+from tests.training.test_runs import check_goes_on_after_a_stop, check_refused
 from tests.training.tiny import tiny_run
-from vitascope import ModelConfig, UserError, VisionTransformer
+from vitascope import ModelConfig, VisionTransformer
 from vitascope.data.config import AugmentConfig
 from vitascope.data.draws import epoch_noise
 from vitascope.data.policy import resolve
 from vitascope.model.masked import Decoder, encode_visible, visible_count, visible_patches
 from vitascope.model.patches import patchify
 from vitascope.recipe.pretrain import MaeConfig
-from vitascope.recipe.reading import read_recipe
-from vitascope.training.feeding import EpochLoader
-from vitascope.training.loop import learn
 from vitascope.training.mae import Autoencoder, mae_loss, wanted_pixels
-from vitascope.training.step import Tally
-from vitascope.training.train import console_for, resume_run
 
 MAE = {"train.objective": "mae", "mae.decoder_dim": 16, "mae.decoder_depth": 1, "mae.decoder_heads": 2}
 
@@ -165,14 +160,7 @@ def _block(block, theirs: dict) -> None:
 
 
 def test_a_run_leaves_pictures_and_goes_on_as_if_it_had_not_been_stopped(tmp_path) -> None:
-    whole = tiny_run(tmp_path / "whole", **MAE)
-    session, run = session_of(tmp_path / "cut", **(MAE | {"train.save_seconds": 1000}))
-    records = learn(session, run)
-    while session.epoch < 2:
-        next(records)
-    records.close()
-    resume_run(run, console_for(quiet=True))
-    assert same_weights(run, whole)
+    whole = check_goes_on_after_a_stop(tmp_path, **MAE)
     pictures = sorted(file.name for file in whole.file("reconstructions").iterdir())
     assert pictures == ["epoch-0001.png", "epoch-0002.png", "epoch-0003.png"]
     assert whole.file("reconstructions.png").is_file()
@@ -182,19 +170,8 @@ def test_a_run_leaves_pictures_and_goes_on_as_if_it_had_not_been_stopped(tmp_pat
 
 def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
     """Without biases of keys, which change nothing: their gradient is rounding, which AdamW enlarges."""
-    weights = []
     settings = {"train.optimizer": "muon", "train.ema": 0.9, "model.qkv_bias": "false"}
-    for captured in (False, True):
-        session, _ = session_of(tmp_path, **(MAE | settings))
-        loader, tally = EpochLoader(session), Tally.empty(session)
-        session.model.train()
-        if captured:
-            loader.captured = ReplayedByHand(session, loader.images, loader.labels, tally)
-            object.__setattr__(session.hardware, "captured", True)
-        losses_of(session, loader, tally, 2)
-        weights.append(session.answering.state_dict() | session.objective.extra.state_dict())
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(weights[1][name], tensor, atol=1e-5, rtol=1e-4)
+    check_recorded_as_plain(tmp_path, **(MAE | settings))
 
 
 def test_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
@@ -221,9 +198,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("word", REFUSED)
 def test_what_cannot_be_is_refused_in_one_sentence(word) -> None:
-    with pytest.raises(UserError) as error:
-        read_recipe("digits-mae", [word])
-    assert REFUSED[word] in str(error.value)
+    check_refused("digits-mae", word, REFUSED[word])
 
 
 def test_the_defaults_of_the_paper() -> None:

@@ -72,6 +72,26 @@ def session_of(folder: Path, **settings):
     return start_session(recipe, data), new_run(recipe, folder)
 
 
+def check_goes_on_after_a_stop(folder: Path, **settings) -> Run:
+    """Left after two epochs and resumed: the weights of a run that was not stopped, which comes back."""
+    whole = tiny_run(folder / "whole", **settings)
+    session, run = session_of(folder / "cut", **(settings | {"train.save_seconds": 1000}))
+    records = learn(session, run)
+    while session.epoch < 2:
+        next(records)
+    records.close()
+    assert not run.finished
+    resume_run(run, console_for(quiet=True))
+    assert same_weights(run, whole)
+    return whole
+
+
+def check_refused(recipe: str, word: str, text: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_recipe(recipe, [word])
+    assert text in str(error.value)
+
+
 @pytest.mark.parametrize("epochs_before", [0, 1, 2])
 @pytest.mark.parametrize("settings", [TINY, EVERYTHING], ids=["plain", "everything"])
 def test_an_abandoned_run_goes_on_as_if_it_had_not_been(tmp_path, epochs_before, settings) -> None:

@@ -8,7 +8,7 @@ from tests.training.test_runs import session_of
 from vitascope import UserError
 from vitascope.training.feeding import EpochLoader
 from vitascope.training.step import Tally
-from vitascope.training.together import together
+from vitascope.training.together import Together
 
 PLAIN = {"train.epochs": 2, "train.device": "cpu", "train.precision": "float32", "train.threads": 1}
 
@@ -53,7 +53,7 @@ def test_three_models_together_are_three_models_alone(tmp_path, way) -> None:
         session = doubled(tmp_path, **way, **own)
         losses_of(session, EpochLoader(session), Tally.empty(session), 2)
         alone.append(session)
-    crowd = together([doubled(tmp_path, **way, **own) for own in OWN])
+    crowd = Together([doubled(tmp_path, **way, **own) for own in OWN])
     start = [dict(session.model.state_dict()) for session in crowd.sessions]
     for epoch in range(2):
         losses = crowd.epoch(epoch)
@@ -78,4 +78,4 @@ REFUSED = [
 @pytest.mark.parametrize(("settings", "text"), REFUSED, ids=[text for _, text in REFUSED])
 def test_what_cannot_learn_together_is_refused(tmp_path, settings, text) -> None:
     with pytest.raises(UserError, match=text):
-        together([session_of(tmp_path, **(PLAIN | own))[0] for own in settings])
+        Together([session_of(tmp_path, **(PLAIN | own))[0] for own in settings])

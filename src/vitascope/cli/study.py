@@ -11,7 +11,7 @@ import typer
 
 from vitascope.cli.tables import console, table
 from vitascope.errors import UserError
-from vitascope.recipe.reading import recipe_names
+from vitascope.recipe.reading import recipe_first
 
 if TYPE_CHECKING:
     from vitascope.study.design import Design
@@ -45,8 +45,7 @@ def study(
 
     Example: vitascope study digits model.embed_dim=16,32,64 --seeds 5
     """
-    if not words or "=" in words[0]:
-        raise UserError(f"Name a recipe first: {', '.join(recipe_names())}, or a path to a .yaml file.")
+    recipe, settings = recipe_first(words)
     if judge not in ("val", "test"):
         raise UserError(f"--judge {judge} is unknown. Choose val or test.")
     if jobs < 1:
@@ -54,8 +53,8 @@ def study(
     until = None if budget is None else time.monotonic() + _seconds(budget)
     from vitascope.study.design import design
 
-    made = design(words[0], words[1:], seeds, search=search, judge=judge)
-    called = name or _name(words[0], made.varied)
+    made = design(recipe, settings, seeds, search=search, judge=judge)
+    called = name or _name(recipe, made.varied)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", called):
         raise UserError(f"--name {called} cannot name a folder. Use letters, digits, - and _.")
     _run(made, out / called, called, storage, until, jobs, retry)
@@ -72,8 +71,7 @@ def _run(
     queue = Queue(made, storage or default_storage(folder), called)
     if retry:
         print(f"{queue.retry_failed()} failed run(s) wait again.")
-    waiting = sum(trial.state.name == "WAITING" for trial in queue.trials)
-    print(f"Study: {folder}, {len(queue.trials)} trials, {waiting} waiting")
+    print(f"Study: {folder}, {len(queue.trials)} trials, {queue.waiting} waiting")
     others = [_helper(number, folder) for number in range(2, jobs + 1)]
     try:
         for told in work_off(queue, folder, until):

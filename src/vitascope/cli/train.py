@@ -10,8 +10,7 @@ import typer
 
 from vitascope.cli.evaluate import RunPath
 from vitascope.cli.tables import console
-from vitascope.errors import UserError
-from vitascope.recipe.reading import read_recipe, recipe_names
+from vitascope.recipe.reading import read_recipe, recipe_first
 from vitascope.recipe.schema import Recipe
 
 Words = Annotated[
@@ -62,9 +61,7 @@ def lr_find(
 
 
 def _read(words: list[str] | None) -> Recipe:
-    if not words or "=" in words[0]:
-        raise UserError(f"Name a recipe first: {', '.join(recipe_names())}, or a path to a .yaml file.")
-    return read_recipe(words[0], words[1:])
+    return read_recipe(*recipe_first(words))
 
 
 def _stoppable(work: Callable[[], object]) -> None:

@@ -47,6 +47,13 @@ def split_words(words: list[str]) -> tuple[str | None, list[str]]:
     return None, words
 
 
+def recipe_first(words: Sequence[str] | None) -> tuple[str, list[str]]:
+    """The recipe that must come first, and the settings after it."""
+    if not words or "=" in words[0]:
+        raise UserError(f"Name a recipe first: {', '.join(recipe_names())}, or a path to a .yaml file.")
+    return words[0], list(words[1:])
+
+
 def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe (or the defaults, without a name) with key=value overrides, every key and value checked."""
     from omegaconf import OmegaConf

@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 from vitascope.records.arms import interval
-from vitascope.study.design import Design
+from vitascope.study.design import Design, named
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in self.settings.items())
+        return named({key.split(".")[-1]: value for key, value in self.settings.items()})
 
     @property
     def accuracies(self) -> list[float]:
@@ -129,8 +129,7 @@ def answer(design: Design, trials: list[Any]) -> Answer:
             settings = tuple((key, told["cell"][key]) for key in design.varied)
             found.setdefault(settings, {}).update(results)
         elif state == "FAIL":
-            settings = ", ".join(f"{key}={value}" for key, value in told.get("cell", {}).items())
-            failed.append((f"{settings}, seed {told['seeds'][0]}", told.get("failed", "unknown")))
+            failed.append((f"{named(told.get('cell', {}))}, seed {told['seeds'][0]}", told.get("failed", "unknown")))
         waiting += state in ("WAITING", "RUNNING")
         left_off += state == "PRUNED"
     cells = [Cell(dict(settings), dict(sorted(results.items()))) for settings, results in found.items()]

@@ -76,8 +76,7 @@ class Design:
             try:
                 recipe = self.recipe_for(cell, self.seeds[0])
             except UserError as error:
-                told = ", ".join(f"{key}={value}" for key, value in cell.items())
-                raise UserError(f"The combination {told} cannot be: {error}") from error
+                raise UserError(f"The combination {named(cell)} cannot be: {error}") from error
             if self.judge == "val" and recipe.data.validation == 0:
                 raise UserError("A study is judged by validation images, but data.validation=0. Or take --judge test.")
 
@@ -86,6 +85,11 @@ class Design:
         ends = {key: [spelt(found, found.low), spelt(found, found.high)] for key, found in self.ranges.items()}
         every = self.axes | ends
         return [dict(zip(every, values, strict=True)) for values in islice(product(*every.values()), MOST)]
+
+
+def named(cell: dict[str, str]) -> str:
+    """As its settings are typed."""
+    return ", ".join(f"{key}={value}" for key, value in cell.items())
 
 
 def spelt(found: Range, value: float) -> str:

@@ -76,7 +76,7 @@ class Queue:
     def take(self) -> Trial | None:
         """The next one that nobody has; None where none is waiting."""
         self._put_back_abandoned()
-        while any(trial.state.name == "WAITING" for trial in self.trials):
+        while self.waiting:
             handle = self.study.ask()
             if handle.number not in {trial.number for trial in self.trials}:
                 # There twice, or new because others took the last one in between.
@@ -127,6 +127,10 @@ class Queue:
                 continue  # of the same study, when it was larger
             first.setdefault(_key(trial.user_attrs["cell"], trial.user_attrs["seeds"]), trial)
         return list(first.values())
+
+    @property
+    def waiting(self) -> int:
+        return sum(trial.state.name == "WAITING" for trial in self.trials)
 
     @contextmanager
     def at_it(self, trial: Trial) -> Iterator[None]:

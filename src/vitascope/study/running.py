@@ -12,9 +12,10 @@ from vitascope.errors import UserError, first_line
 from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import total_flops, total_parameters
 from vitascope.run.directory import Run
-from vitascope.study.design import Design
+from vitascope.run.metrics import whole_seconds
+from vitascope.study.design import Design, named
 from vitascope.study.queue import Queue, Trial
-from vitascope.training.train import Watcher, console_for, resume_run, train_recipe
+from vitascope.training.train import console_for, resume_run, train_recipe
 
 CURVES = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
 
@@ -55,8 +56,7 @@ def work_off(queue: Queue, folder: Path, until: float | None = None) -> Iterator
         except Exception as error:  # whatever a training may say: the others go on
             failed = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
             queue.give_up(trial, failed)
-        left = sum(found.state.name == "WAITING" for found in queue.trials)
-        yield Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, left)
+        yield Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
 
 
 def _measure(queue: Queue, trial: Trial, folder: Path) -> float:
@@ -77,46 +77,30 @@ def _measure(queue: Queue, trial: Trial, folder: Path) -> float:
 def _run(queue: Queue, trial: Trial, seed: int, folder: Path) -> Run:
     """Trained, or gone on with where the trial had begun it here."""
     begun = trial.told.get("begun")
-    watchers: list[Watcher] = [Pruning(trial)] if queue.design.search and seed == trial.seeds[0] else []
+    watchers = [Following(trial, seed, folder, prunes=bool(queue.design.search) and seed == trial.seeds[0])]
     if begun and begun[0] == seed and (folder / begun[1] / "recipe.yaml").is_file():
         return resume_run(Run(folder / begun[1]), console_for(quiet=True), watchers)
-    watchers.append(Beginning(trial, seed, folder))
     return train_recipe(queue.design.recipe_for(trial.cell, seed), folder / "runs", console_for(quiet=True), watchers)
 
 
-class Beginning:
-    """Notes where the run lies as soon as it is made."""
+class Following:
+    """Notes where the run lies as soon as it is made; for a search tells every epoch's validation accuracy, and stops
+    where that is not worth going on."""
 
-    def __init__(self, trial: Trial, seed: int, folder: Path) -> None:
-        self.trial, self.seed, self.folder = trial, seed, folder
+    def __init__(self, trial: Trial, seed: int, folder: Path, *, prunes: bool) -> None:
+        self.trial, self.seed, self.folder, self.prunes = trial, seed, folder, prunes
 
     def begin(self, run: Run) -> None:
         self.trial.note("begun", [self.seed, str(run.path.relative_to(self.folder))])
 
     def add(self, row: dict[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Pruning:
-    """Tells the search every epoch's validation accuracy, and stops where that is not worth going on."""
-
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
-
-    def begin(self, run: Run) -> None:
-        pass
-
-    def add(self, row: dict[str, Any]) -> None:
-        if "val_accuracy" in row:
+        if self.prunes and "val_accuracy" in row:
             self.trial.handle.report(row["val_accuracy"], row["epoch"])
             if self.trial.handle.should_prune():
                 raise NotWorthItError
 
     def close(self) -> None:
-        pass
+        """A tracker's end; there is nothing to end."""
 
 
 def result(run: Run, design: Design) -> dict[str, Any]:
@@ -128,7 +112,7 @@ def result(run: Run, design: Design) -> dict[str, Any]:
     curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVES}
     return {
         "accuracy": accuracy,
-        "seconds": round(sum(row["seconds"] for row in rows), 2),
+        "seconds": round(whole_seconds(rows), 2),
         "parameters": total_parameters(recipe.model),
         "flops": total_flops(recipe.model),
         "images_seen": rows[-1]["images_seen"],
@@ -137,7 +121,6 @@ def result(run: Run, design: Design) -> dict[str, Any]:
 
 
 def show(told: Told, console: Console) -> None:
-    cell = ", ".join(f"{key}={value}" for key, value in told.cell.items())
     seeds = f"seed {told.seeds[0]}" if len(told.seeds) == 1 else f"{len(told.seeds)} seeds"
     what = told.failed if told.accuracy is None else f"{told.accuracy:.2%}"
-    console.print(f"{cell}, {seeds}: {what}  ({told.left} waiting)", highlight=False, soft_wrap=True)
+    console.print(f"{named(told.cell)}, {seeds}: {what}  ({told.left} waiting)", highlight=False, soft_wrap=True)

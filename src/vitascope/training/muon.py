@@ -48,6 +48,11 @@ class Muon(torch.optim.Optimizer):
         return torch.lerp(gradient, average, decay)
 
 
+def parts_of(name: str) -> int:
+    """How many matrices a parameter packs along its first axis: the qkv projection three."""
+    return 3 if name.endswith("qkv.weight") else 1
+
+
 def orthogonalised(updates: list[Tensor], parts: int) -> list[Tensor]:
     """All matrices of one shape in one batch; scaled by √(rows/columns) where taller than wide (Jordan)."""
     shapes: dict[torch.Size, list[int]] = defaultdict(list)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.recipe.train import TrainConfig
-from vitascope.training.muon import Muon
+from vitascope.training.muon import Muon, parts_of
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed", "mask_token", "prototypes")
 
@@ -37,8 +37,7 @@ def make_optimizers(
     adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused, capturable=captured)
     optimizers: list[torch.optim.Optimizer] = [adamw]
     if muon:
-        parts = {name: 3 if name.endswith("qkv.weight") else 1 for name, _ in muon}
-        groups = _groups(muon, scales, lambda name, _: {"parts": parts[name], "decayed": changing})
+        groups = _groups(muon, scales, lambda name, _: {"parts": parts_of(name), "decayed": changing})
         optimizers.append(Muon(groups, config.muon_lr, config.momentum, decay))
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -16,9 +16,9 @@ from vitascope.data.draws import Draws, epoch_order, one_step
 from vitascope.data.mixing import Target
 from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
-from vitascope.training.classify import Classify, soft_cross_entropy
+from vitascope.training.classify import soft_cross_entropy
 from vitascope.training.kernels import use_kernels
-from vitascope.training.muon import orthogonalised
+from vitascope.training.muon import orthogonalised, parts_of
 from vitascope.training.optimizers import is_block_matrix, is_decayed
 from vitascope.training.schedule import step_values
 from vitascope.training.session import Session
@@ -158,8 +158,8 @@ class Together:
         for name in self.by_muon:
             average = self.moments[name].lerp_(gradients[name], 1 - momentum)
             updates.append(torch.lerp(gradients[name], average, momentum))
-        for parts in (1, 3):  # the packed qkv projection counts as three matrices
-            names = [name for name in self.by_muon if (3 if name.endswith("qkv.weight") else 1) == parts]
+        for parts in sorted(set(map(parts_of, self.by_muon))):
+            names = [name for name in self.by_muon if parts_of(name) == parts]
             mine = [update for name, update in zip(self.by_muon, updates, strict=True) if name in names]
             flat = orthogonalised([matrix for update in mine for matrix in update], parts)
             for place, name in enumerate(names):
@@ -168,13 +168,6 @@ class Together:
                 weight = self.weights[name]
                 lr = _beside(self.muon_lr * rate, weight)
                 weight.mul_(1 - lr * _beside(self.decay, weight)).sub_(step * lr)
-
-
-def together(sessions: list[Session]) -> Together:
-    for session in sessions:
-        if not isinstance(session.objective, Classify):
-            raise UserError("Learning together is for training from scratch with labels.")
-    return Together(sessions)
 
 
 def _beside(values: Tensor, like: Tensor) -> Tensor:

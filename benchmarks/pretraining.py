@@ -131,6 +131,7 @@ def main() -> None:
     record = GrowingRecord("benchmarks.pretraining", asked)
     for seed in asked.seeds:
         measure(seed, asked, record)
+    record.write()
     print(f"Record: {asked.out}")
 
 

@@ -26,7 +26,9 @@ def add_run_options(parser: argparse.ArgumentParser, *, runs: str, out: Path) ->
     parser.add_argument("--runs", type=Path, default=Path(runs))
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, default=out)
-    parser.add_argument("--go-on", type=Path, help="a record of the same settings: its rows are kept, not repeated")
+    parser.add_argument(
+        "--go-on", type=Path, nargs="+", default=[], help="records of the same settings: rows are kept, not repeated"
+    )
 
 
 class GrowingRecord:
@@ -34,15 +36,23 @@ class GrowingRecord:
 
     def __init__(self, module: str, asked: argparse.Namespace) -> None:
         self.module, self.asked = module, asked
-        known = json.loads(asked.go_on.read_text(encoding="utf-8")) if asked.go_on else {"rows": []}
-        self.rows: list[dict[str, Any]] = known["rows"]
-        self.told = {"went_on_from": {k: known.get(k) for k in ("command", "commit", "date")}} if asked.go_on else {}
+        known = [json.loads(place.read_text(encoding="utf-8")) for place in asked.go_on]
+        self.rows: list[dict[str, Any]] = []
+        for row in (row for record in known for row in record["rows"]):
+            if row not in self.rows:
+                self.rows.append(row)
+        before = [{key: record.get(key) for key in ("command", "commit", "date")} for record in known]
+        self.told = {"went_on_from": before} if before else {}
 
     def has(self, **what: Any) -> bool:
         return any(all(row.get(key) == value for key, value in what.items()) for row in self.rows)
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
+        self.write()
+
+    def write(self) -> None:
+        """All rows so far; also called once at the end, so that records can be put together."""
         write_record(
             self.asked.out,
             self.asked.commit,

@@ -114,6 +114,7 @@ def main() -> None:
     for arm, seed in ((arm, seed) for arm in arms for seed in asked.seeds):
         if not record.has(arm=arm, seed=seed):
             record.add(measure(arm, seed, asked))
+    record.write()
     print(f"Record: {asked.out}")
 
 

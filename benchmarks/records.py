@@ -12,6 +12,10 @@ from vitascope.run.machine import record_of_machine
 from vitascope.training.hardware import choose_device
 
 
+FROM = ("command", "commit", "date")
+HIDDEN = ("--out", "--runs", "--commit", "--go-on")
+
+
 def write_record(out: Path, commit: str | None, **said: Any) -> None:
     """Under its file's name."""
     make_folder(out.parent)
@@ -41,7 +45,7 @@ class GrowingRecord:
         for row in (row for record in known for row in record["rows"]):
             if row not in self.rows:
                 self.rows.append(row)
-        before = [{key: record.get(key) for key in ("command", "commit", "date")} for record in known]
+        before = [earlier for record in known for earlier in _went_before(record)]
         self.told = {"went_on_from": before} if before else {}
 
     def has(self, **what: Any) -> bool:
@@ -65,7 +69,17 @@ class GrowingRecord:
         )
 
 
+def _went_before(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Where a record's rows come from: what it went on from itself, and its own command."""
+    earlier = record.get("went_on_from", [])
+    return [*([earlier] if isinstance(earlier, dict) else earlier), {k: record.get(k) for k in FROM}]
+
+
 def _without_places(words: list[str]) -> list[str]:
     """What was asked, without folders of this machine and the commit, which stands elsewhere."""
-    hidden = [place for place, word in enumerate(words) if word in ("--out", "--runs", "--commit", "--go-on")]
-    return [word for place, word in enumerate(words) if place not in hidden and place - 1 not in hidden]
+    kept, hiding = [], False
+    for word in words:
+        hiding = word in HIDDEN if word.startswith("--") else hiding
+        if not hiding:
+            kept.append(word)
+    return kept

@@ -14,6 +14,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
+import vitascope
 from vitascope import UserError
 from vitascope.records.arms import interval
 from vitascope.study.answer import answer
@@ -405,3 +406,38 @@ def test_the_command_line(tmp_path, vitascope) -> None:
 def test_wrong_words_are_refused(words, text, tmp_path, vitascope) -> None:
     told = vitascope("study", *words, "--out", str(tmp_path))
     assert told.code == 2 and text in told.err and not list(tmp_path.iterdir())
+
+
+def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
+    words = [*QUICK, "model.embed_dim=16,32", "train.batch_size=64"]
+    found = []
+    for place, together in (("alone", 1), ("many", 3)):
+        queue = Queue(design("digits", words, 3), default_storage(make(tmp_path / place)), "study")
+        told = list(work_off(queue, tmp_path / place, together=together))
+        assert len(told) == 6 and not any(one.failed for one in told)
+        found.append(answer(queue.design, queue.trials))
+    alone, many = found
+    for one, other in zip(alone.cells, many.cells, strict=True):
+        assert one.settings == other.settings and list(other.results) == [1, 2, 3]
+        for seed, result in one.results.items():
+            curves = other.results[seed]["curves"]
+            assert curves["val_loss"] == pytest.approx(result["curves"]["val_loss"], abs=2e-4)
+            assert curves["train_loss"] == pytest.approx(result["curves"]["train_loss"], abs=2e-4)
+            assert curves["train_accuracy"] == pytest.approx(result["curves"]["train_accuracy"], abs=2e-3)
+    lines = [file.read_text().splitlines() for file in (tmp_path / "many").rglob("metrics.jsonl")]
+    rows = [json.loads(line) for own in lines for line in own]
+    assert {row["together"] for row in rows} == {3}  # they did learn together
+    runs = sorted((tmp_path / "many").rglob("model.safetensors"))
+    assert len(runs) == 6 and vitascope.load(runs[0].parent).evaluate(robust=False).accuracy > 0
+
+
+def test_one_that_breaks_does_not_break_the_others(tmp_path) -> None:
+    words = [*QUICK, "train.lr=1e-3,1e30", "train.optimizer=adamw", "train.clip_grad=0"]
+    queue = Queue(design("digits", words, 1), default_storage(tmp_path), "study")
+    told = {one.cell["train.lr"]: one for one in work_off(queue, tmp_path, together=2)}
+    assert told["1e-3"].accuracy is not None and "not a number" in told["1e30"].failed
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

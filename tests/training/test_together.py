@@ -56,13 +56,14 @@ def test_three_models_together_are_three_models_alone(tmp_path, way) -> None:
     crowd = Together([doubled(tmp_path, **way, **own) for own in OWN])
     start = [dict(session.model.state_dict()) for session in crowd.sessions]
     for epoch in range(2):
-        losses = crowd.epoch(epoch)
+        losses, right = crowd.epoch(epoch)
     crowd.give_back()
     for number, (session, single) in enumerate(zip(crowd.sessions, alone, strict=True)):
         for name, weight in single.answering.state_dict().items():
             torch.testing.assert_close(session.answering.state_dict()[name], weight, atol=1e-9, rtol=1e-7)
         assert any(not torch.equal(start[number][name], w) for name, w in single.model.state_dict().items())
     assert losses.shape == (3,) and losses.isfinite().all() and len(losses.unique()) == 3
+    assert ((right > 0) & (right < 1)).all()
 
 
 REFUSED = [

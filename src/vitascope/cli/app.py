@@ -19,6 +19,7 @@ from vitascope.cli import (
     probe,
     record,
     runs,
+    sheet,
     study,
     train,
 )
@@ -43,6 +44,7 @@ app.command("report")(explain.report)
 app.command("record")(record.record)
 app.command("results")(record.results)
 app.command("study")(study.study)
+app.command("sheet")(sheet.sheet)
 app.command("lr-find")(train.lr_find)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)

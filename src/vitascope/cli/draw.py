@@ -40,7 +40,8 @@ def mask(
     out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("mask.png"),
 ) -> None:
     """The causal mask, as numbers and as a picture: 0 on and below the diagonal, −10,000 above (sheet C)."""
-    from vitascope.cli.pictures import draw_causal_mask, mask_as_text
+    from vitascope.cli.pictures import draw_causal_mask
+    from vitascope.sheets.pictures import mask_as_text
 
     print(mask_as_text(tokens) if tokens <= 12 else f"{tokens}×{tokens}: too large to print")
     print(f"Picture: {draw_causal_mask(tokens, out)}")

@@ -9,37 +9,25 @@ from torch.nn import functional as F
 
 from vitascope.data.digits import digits
 from vitascope.draw.heatmap import heatmap
-from vitascope.draw.look import DIVERGING, SEQUENTIAL, caption, new_figure, save
+from vitascope.draw.look import DIVERGING, caption, new_figure, save
 from vitascope.draw.story import draw_story
 from vitascope.errors import UserError
 from vitascope.evaluation.choosing import some_own_images
 from vitascope.evaluation.trained import load
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
-from vitascope.model.masks import additive, causal_mask
-from vitascope.model.positions import sincos2d, sinusoidal
+from vitascope.model.positions import sincos2d
 from vitascope.model.rotary import rotation
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import open_run
-
-BLOCKED = -10_000.0  # sheet C's number for "not allowed"; in the model it is -inf
+from vitascope.sheets.pictures import mask_figure, positions_figure
 
 
 def draw_sinusoidal(length: int | None, width: int | None, out: Path) -> Path:
     """Sheet D's two tables, 100 × 16 and 1000 × 160, or one of the asked size."""
     asked = length is not None or width is not None
     sizes = [(length or 100, width or 16)] if asked else [(100, 16), (1000, 160)]
-    figure, panels = new_figure(len(sizes), width=5.2 * len(sizes), height=4.4)
-    for panel, (positions, features) in zip(panels, sizes, strict=True):
-        values = sinusoidal(positions, features).T.numpy()
-        title = f"{positions} positions × {features} features"
-        heatmap(figure, panel, values, title=title, x="position", y="feature", colours=DIVERGING, bar="value")
-    caption(
-        figure,
-        "Sinusoidal positions: even features are sines, odd ones cosines. Each pair turns more slowly than the one "
-        "above it, so every position has its own column, and a longer sequence only adds columns.",
-    )
-    return save(figure, out)
+    return save(positions_figure(sizes), out)
 
 
 def draw_grid_positions(kind: str, grid: tuple[int, int], width: int, out: Path) -> Path:
@@ -61,35 +49,8 @@ def draw_grid_positions(kind: str, grid: tuple[int, int], width: int, out: Path)
     return save(figure, out)
 
 
-def mask_as_text(tokens: int) -> str:
-    """The mask's numbers, a line per query."""
-    rows = additive(causal_mask(tokens), BLOCKED).tolist()
-    return "\n".join(" ".join(f"{value:>7,.0f}" for value in row) for row in rows)
-
-
 def draw_causal_mask(tokens: int, out: Path) -> Path:
-    """What is added to the scores so that no token sees a later one."""
-    values = additive(causal_mask(tokens), BLOCKED).numpy()
-    figure, panels = new_figure(1, width=5.6, height=5.0)
-    numbers = "{:,.0f}" if tokens <= 12 else None
-    title = f"Causal mask for {tokens} tokens"
-    bar = "added to the score"
-    heatmap(
-        figure,
-        panels[0],
-        values,
-        title=title,
-        x="key (who is looked at)",
-        y="query (who looks)",
-        colours=SEQUENTIAL,
-        bar=bar,
-        numbers=numbers,
-    )
-    caption(
-        figure,
-        "0 leaves a score as it is; −10,000 makes its softmax weight 0. Token 0 sees only itself, the last sees all.",
-    )
-    return save(figure, out)
+    return save(mask_figure(tokens), out)
 
 
 def draw_fresh_story(config: ModelConfig, seed: int, out: Path) -> Path:

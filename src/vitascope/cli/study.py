@@ -32,6 +32,10 @@ def study(
         str | None, typer.Option(help="Start no run after so long, such as 30m; the next call goes on.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes at once on this machine.")] = 1,
+    together: Annotated[
+        int | None,
+        typer.Option(help="Runs of one shape that learn as one computation; else as suits the device, 1: each alone."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="The study's name; else made from recipe and settings.")] = None,
     storage: Annotated[
         str | None, typer.Option(help="A database that machines share, as Optuna writes it: postgresql://…")
@@ -50,6 +54,8 @@ def study(
         raise UserError(f"--judge {judge} is unknown. Choose val or test.")
     if jobs < 1:
         raise UserError(f"--jobs {jobs} must be at least 1.")
+    if together is not None and together < 1:
+        raise UserError(f"--together {together} must be at least 1.")
     until = None if budget is None else time.monotonic() + _seconds(budget)
     from vitascope.study.design import design
 
@@ -57,11 +63,18 @@ def study(
     called = name or _name(recipe, made.varied)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", called):
         raise UserError(f"--name {called} cannot name a folder. Use letters, digits, - and _.")
-    _run(made, out / called, called, storage, until, jobs, retry)
+    _run(made, out / called, called, storage, until, jobs, retry, together)
 
 
 def _run(
-    made: "Design", folder: Path, called: str, storage: str | None, until: float | None, jobs: int, retry: bool
+    made: "Design",
+    folder: Path,
+    called: str,
+    storage: str | None,
+    until: float | None,
+    jobs: int,
+    retry: bool,
+    together: int | None,
 ) -> None:
     from vitascope.run.files import make_folder
     from vitascope.study.queue import Queue, default_storage
@@ -74,7 +87,7 @@ def _run(
     print(f"Study: {folder}, {len(queue.trials)} trials, {queue.waiting} waiting")
     others = [_helper(number, folder) for number in range(2, jobs + 1)]
     try:
-        for told in work_off(queue, folder, until):
+        for told in work_off(queue, folder, until, together):
             show(told, console())
     except KeyboardInterrupt:
         print("Stopped. The same command goes on.")

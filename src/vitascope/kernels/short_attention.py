@@ -213,7 +213,7 @@ def _settings(qkv: Tensor, q_weight: Tensor | None, rotation: Tensor | None, hea
         "ROTARY": rotation is not None,
         "SCALE": width**-0.5,
         "EPS": eps,
-        "num_warps": 4,
+        "num_warps": 1 if tokens <= 16 else 4,
     }
 
 
@@ -226,6 +226,16 @@ def _(qkv, *_):
 def _(gradient, qkv, *rest):
     *_, heads, _ = rest
     return qkv.new_empty(qkv.shape), gradient.new_empty(2, qkv.shape[2] // 3 // heads, dtype=torch.float32)
+
+
+# Many models at once (training/together.py): their images are one longer batch. The norms' weights would differ.
+@short_attention.register_vmap
+def _(_, in_dims, qkv, *rest):
+    q_weight, _, rotation, heads, eps = rest
+    if q_weight is not None or in_dims[3] is not None:
+        raise NotImplementedError("Norms and rotations that differ from model to model.")
+    every = qkv.movedim(in_dims[0], 0)
+    return short_attention(every.flatten(0, 1), None, None, rotation, heads, eps).unflatten(0, every.shape[:2]), 0
 
 
 def _remember(ctx, inputs, output):

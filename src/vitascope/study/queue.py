@@ -10,7 +10,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -82,12 +82,29 @@ class Queue:
                 # There twice, or new because others took the last one in between.
                 self.study.tell(handle, state=self.optuna.trial.TrialState.FAIL)
                 continue
-            handle.set_user_attr("worker", [socket.gethostname(), os.getpid()])
-            cell = handle.user_attrs.get("cell")
-            trial = Trial(handle, self._chosen(handle) if cell is None else cell, list(handle.user_attrs["seeds"]))
-            trial.note("cell", trial.cell)
-            return trial
+            return self._taken(handle)
         return None
+
+    def take_more(self, most: int, alike: Callable[[dict[str, str], int], bool]) -> list[Trial]:
+        """Of a grid, more that wait and are alike, for who learns many at once."""
+        taken: list[Trial] = []
+        running = self.optuna.trial.TrialState.RUNNING
+        for waiting in self.trials:
+            told = waiting.user_attrs
+            if len(taken) == most or waiting.state.name != "WAITING" or "begun" in told:
+                continue
+            if alike(told["cell"], told["seeds"][0]):
+                with suppress(self.optuna.exceptions.UpdateFinishedTrialError):
+                    if self.study._storage.set_trial_state_values(waiting._trial_id, state=running):
+                        taken.append(self._taken(self.optuna.trial.Trial(self.study, waiting._trial_id)))
+        return taken
+
+    def _taken(self, handle: Any) -> Trial:
+        handle.set_user_attr("worker", [socket.gethostname(), os.getpid()])
+        cell = handle.user_attrs.get("cell")
+        trial = Trial(handle, self._chosen(handle) if cell is None else cell, list(handle.user_attrs["seeds"]))
+        trial.note("cell", trial.cell)
+        return trial
 
     def finish(self, trial: Trial, value: float) -> None:
         self.study.tell(trial.handle, value)

@@ -90,11 +90,7 @@ def notes(found: Answer) -> list[str]:
 def figures(found: Answer) -> dict[str, Figure]:
     if not found.cells:
         return {}
-    shown = sorted(found.cells, key=lambda cell: -cell.accuracy)[:MOST_CURVES]
-    shown = [cell for cell in found.cells if cell in shown]
-    text = "Lines are means over seeds, bands go from the lowest to the highest seed of the validation images."
-    text += f" The {MOST_CURVES} best of {len(found.cells)} are shown." if len(shown) < len(found.cells) else ""
-    pictures = {"curves": draw_bands({cell.name: _curves(cell) for cell in shown}, text)}
+    pictures = {"curves": bands(found)}
     pictures["effects"] = draw_effects(_effects(found), "Dots are runs (all that have this value), bars their means.")
     if len(found.design.axes) == 2 and not found.design.ranges:
         pictures["grid"] = _grid(found)
@@ -106,6 +102,15 @@ def figures(found: Answer) -> dict[str, Figure]:
         ]
     pictures["pareto"] = draw_pareto(points, "Orange: no other is as good for less. Bars: 95 % interval over seeds.")
     return pictures
+
+
+def bands(found: Answer, names: dict[str, str] | None = None) -> Figure:
+    """Curves over epochs; `names` for cells instead of their own."""
+    shown = sorted(found.cells, key=lambda cell: -cell.accuracy)[:MOST_CURVES]
+    shown = [cell for cell in found.cells if cell in shown]
+    text = "Lines are means over seeds, bands go from the lowest to the highest seed of the validation images."
+    text += f" The {MOST_CURVES} best of {len(found.cells)} are shown." if len(shown) < len(found.cells) else ""
+    return draw_bands({(names or {}).get(cell.name, cell.name): _curves(cell) for cell in shown}, text)
 
 
 def as_dict(found: Answer) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from rich.console import Console
 from vitascope.errors import UserError, first_line
 from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import total_flops, total_parameters
+from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.run.metrics import whole_seconds
 from vitascope.study.design import Design, named
 from vitascope.study.queue import Queue, Trial
+from vitascope.training.crowd import fitting, train_together
+from vitascope.training.together import check_together
 from vitascope.training.train import console_for, resume_run, train_recipe
 
 CURVES = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
@@ -36,27 +40,87 @@ class Told:
     left: int
 
 
-def work_off(queue: Queue, folder: Path, until: float | None = None) -> Iterator[Told]:
-    """Until nothing waits or the time is over; a trial that has begun is finished."""
+def work_off(queue: Queue, folder: Path, until: float | None = None, together: int | None = None) -> Iterator[Told]:
+    """Until nothing waits or the time is over; a trial that has begun is finished. `together`: how many runs of one
+    shape learn as one computation at most; None: what suits the device."""
     while until is None or time.monotonic() < until:
         trial = queue.take()
         if trial is None:
             return
-        accuracy, failed = None, None
-        try:
-            with queue.at_it(trial):
-                accuracy = _measure(queue, trial, folder)
-            queue.finish(trial, accuracy)
-        except NotWorthItError:
-            failed = "left off: worse than the others at this epoch"
-            queue.prune(trial)
-        except KeyboardInterrupt:
+        others = _company(queue, trial, together)
+        if others:
+            yield from _many(queue, [trial, *others], folder)
+        else:
+            yield _one(queue, trial, folder)
+
+
+def _one(queue: Queue, trial: Trial, folder: Path) -> Told:
+    accuracy, failed = None, None
+    try:
+        with queue.at_it(trial):
+            accuracy = _measure(queue, trial, folder)
+        queue.finish(trial, accuracy)
+    except NotWorthItError:
+        failed = "left off: worse than the others at this epoch"
+        queue.prune(trial)
+    except KeyboardInterrupt:
+        queue.back(trial)
+        raise
+    except Exception as error:  # whatever a training may say: the others go on
+        failed = _said(error)
+        queue.give_up(trial, failed)
+    return Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
+
+
+def _company(queue: Queue, trial: Trial, together: int | None) -> list[Trial]:
+    """Waiting trials of the same shape, to learn with this one."""
+    if queue.design.search or "begun" in trial.told or together == 1:
+        return []
+    own = queue.design.recipe_for(trial.cell, trial.seeds[0])
+    most = fitting(own) if together is None else together
+    return queue.take_more(most - 1, lambda cell, seed: _alike(own, queue.design.recipe_for(cell, seed)))
+
+
+def _alike(one: Recipe, other: Recipe) -> bool:
+    try:
+        check_together([one, other])
+    except UserError:
+        return False
+    return True
+
+
+def _many(queue: Queue, trials: list[Trial], folder: Path) -> Iterator[Told]:
+    """As one computation; what goes wrong for all is told of each."""
+    recipes = [queue.design.recipe_for(trial.cell, trial.seeds[0]) for trial in trials]
+    try:
+        with ExitStack() as stack:
+            for trial in trials:
+                stack.enter_context(queue.at_it(trial))
+            found = [_judged(run, queue.design) for run in train_together(recipes, folder / "runs")]
+    except KeyboardInterrupt:
+        for trial in trials:
             queue.back(trial)
-            raise
-        except Exception as error:  # whatever a training may say: the others go on
-            failed = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
-            queue.give_up(trial, failed)
+        raise
+    except Exception as error:  # as above
+        found = [_said(error)] * len(trials)
+    for trial, came in zip(trials, found, strict=True):
+        accuracy, failed = None, None
+        if isinstance(came, str):
+            failed = came
+            queue.give_up(trial, came)
+        else:
+            trial.note("results", {str(trial.seeds[0]): came})
+            accuracy = came["accuracy"]
+            queue.finish(trial, accuracy)
         yield Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
+
+
+def _judged(run: Run | UserError, design: Design) -> dict[str, Any] | str:
+    return result(run, design) if isinstance(run, Run) else _said(run)
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _measure(queue: Queue, trial: Trial, folder: Path) -> float:

@@ -53,7 +53,7 @@ def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
             yield from run_epoch(session, loader, tally)
             row = epoch_row(session, tally, start)  # waits for the device; raises where the loss was not a number
             session.epoch += 1
-            record = finish_epoch(session, run, row, start)
+            record = finish_epoch(session, run, row | session.objective.look(session.epoch), start)
             keep_on_the_way(session, run)
             kept, dirty = session.snapshot(), True
             if time.monotonic() - saved_at >= session.recipe.train.save_seconds:
@@ -103,9 +103,9 @@ def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
     *sums, bad, whole = torch.stack(found).tolist()
     seconds = time.monotonic() - start
     if bad >= 0:
-        raise UserError(_broken(f"The loss was not a number at step {int(bad) + 1}", session.epoch + 1))
+        raise UserError(broken(f"The loss was not a number at step {int(bad) + 1}", session.epoch + 1))
     if not whole:
-        raise UserError(_broken("The weights were not numbers any more", session.epoch + 1))
+        raise UserError(broken("The weights were not numbers any more", session.epoch + 1))
     steps = session.steps_per_epoch
     return {
         "epoch": session.epoch + 1,
@@ -118,14 +118,13 @@ def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
     }
 
 
-def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float) -> EpochRecord:
-    """Look at images that are not learnt from, keep the best weights, write the line."""
-    row |= session.objective.look(session.epoch)
+def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float, shared: int = 1) -> EpochRecord:
+    """Keep the best weights, write the line. The row has what images that are not learnt from say."""
     if not math.isfinite(row.get("val_loss", 0.0)):
-        raise UserError(_broken("The validation loss was not a number", session.epoch))
+        raise UserError(broken("The validation loss was not a number", session.epoch))
     if row.get(session.objective.measure, -1.0) > session.best_accuracy:
         session.keep_best(row[session.objective.measure])
-    row["seconds"] = round(time.monotonic() - start, 4)
+    row["seconds"] = round((time.monotonic() - start) / shared, 4)
     append_line(run.file("metrics.jsonl"), row)
     session.objective.draw(run.path, session.epoch)
     found = session.objective.alarm(row)
@@ -134,7 +133,7 @@ def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float) 
     return EpochRecord(row, found)
 
 
-def _broken(what: str, epoch: int) -> str:
+def broken(what: str, epoch: int) -> str:
     advice = "Try a smaller train.lr, train.clip_grad=1, or train.precision=float32."
     return f"{what} (epoch {epoch}). The state before that epoch is kept. {advice}"
 

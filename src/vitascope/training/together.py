@@ -1,21 +1,26 @@
 """Sessions of one shape -> one batched computation: many small models learn at once, each as if it were alone.
 
 A small model leaves most of a device idle. Runs that differ only in their seed, rates or decay have tensors of the same
-shapes, so their weights are stacked and every step is done for all of them at once (`torch.func.vmap`). Each model
-keeps its own images, order, draws, rates and average.
+shapes, so all weights of all models lie in one table (model × weight) and every step is done for all of them at once:
+`torch.func.vmap` batches the forward pass over models, and the sum of the losses passes each model its own gradient.
+Each model keeps its own images, order, draws, rates and average. On a GPU the step is recorded, as a single run's is.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitascope.data.draws import Draws, epoch_order, one_step
-from vitascope.data.mixing import Target
+from vitascope.data.draws import Draws, epoch_order
+from vitascope.data.mixing import Target, mix, unmixed
+from vitascope.data.preparation import Preparation
 from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
+from vitascope.shapes import Images
+from vitascope.training.captured import WARM_UP
 from vitascope.training.classify import soft_cross_entropy
 from vitascope.training.kernels import use_kernels
 from vitascope.training.muon import orthogonalised, parts_of
@@ -23,8 +28,8 @@ from vitascope.training.optimizers import is_block_matrix, is_decayed
 from vitascope.training.schedule import step_values
 from vitascope.training.session import Session
 
-Stacked = dict[str, Tensor]  # a parameter's name -> model × its shape
 EPS = 1e-8  # AdamW's
+SCORED = 2**17  # images × models that are scored at once, at 64 tokens
 
 
 def check_together(recipes: list[Recipe]) -> None:
@@ -33,7 +38,7 @@ def check_together(recipes: list[Recipe]) -> None:
     if len(alike) > 1:
         raise UserError("Only runs that differ in train.seed, lr, muon_lr and weight_decay alone can learn together.")
     train, model = recipes[0].train, recipes[0].model
-    if train.objective != "classify" or train.distill or train.tune != "full" or train.freeze:
+    if train.objective != "classify" or train.distill or train.tune != "full" or train.freeze or recipes[0].weights:
         raise UserError("Learning together is for training from scratch with labels.")
     rates = (model.drop_rate, model.pos_drop_rate, model.proj_drop_rate, model.attn_drop_rate, model.drop_path_rate)
     if any(rates):
@@ -41,135 +46,250 @@ def check_together(recipes: list[Recipe]) -> None:
     for name, wanted in (("accumulate", 1), ("layer_decay", 1.0), ("final_weight_decay", None), ("patience", 0)):
         if getattr(train, name) != wanted:
             raise UserError(f"Learning together does without train.{name}={getattr(train, name)}.")
-    if recipes[0].data.balance != "none" or model.grad_checkpointing:
-        raise UserError("Learning together does without data.balance and model.grad_checkpointing.")
+    if recipes[0].data.balance != "none" or model.grad_checkpointing or train.precision == "float16":
+        raise UserError("Learning together does without data.balance, model.grad_checkpointing and float16.")
 
 
 def _without_own(recipe: Recipe) -> Recipe:
     return replace(recipe, train=replace(recipe.train, seed=0, lr=1.0, muon_lr=1.0, weight_decay=0.0))
 
 
+@dataclass(frozen=True)
+class Prepared(Preparation):
+    """One batch with the images of all models in turn: each is normalised by its own model's mean and deviation."""
+
+    means: Tensor  # model × 1 × channel × 1 × 1
+    deviations: Tensor
+
+    def normalise(self, pixels: Images) -> Images:
+        apart = pixels.unflatten(0, (len(self.means), -1))
+        return ((apart - self.means) / self.deviations).flatten(0, 1)
+
+
 class Together:
-    """Many models as one. Afterwards `give_back` puts each one's weights into its session."""
+    """Many models as one. `give_back` puts each one's weights into its session."""
 
     def __init__(self, sessions: list[Session]) -> None:
         check_together([session.recipe for session in sessions])
-        self.sessions, self.first = sessions, sessions[0]
+        self.sessions, self.first, self.count = sessions, sessions[0], len(sessions)
         self.config, self.device = self.first.recipe.train, self.first.hardware.device
         self.batch, self.steps_per_epoch = self.first.batch, self.first.steps_per_epoch
-        use_kernels(self.first.model, {})  # our own cannot be batched over models
-        models = [dict(session.model.named_parameters()) for session in sessions]
-        self.weights: Stacked = {name: torch.stack([m[name].detach() for m in models]) for name in models[0]}
-        self.average = {name: weight.clone() for name, weight in self.weights.items()} if self.config.ema else None
-        self.images = [session.data.train.images.to(self.device) for session in sessions]
-        self.labels = [session.data.train.labels.to(self.device) for session in sessions]
-        muon = self.config.optimizer == "muon"
-        named = dict(self.first.model.named_parameters())
-        self.by_muon = [name for name, weight in named.items() if muon and is_block_matrix(name, weight)]
-        self.decayed = {name: is_decayed(name, weight) for name, weight in named.items()}
-        self.moments = {name: torch.zeros_like(weight) for name, weight in self.weights.items()}
-        rest = [name for name in self.weights if name not in self.by_muon]
-        self.squares = {name: torch.zeros_like(self.weights[name]) for name in rest}
-        dtype = next(iter(self.weights.values())).dtype
+        short = self.first.hardware.kernels.get("attention") == "short" and not self.first.recipe.model.qk_norm
+        use_kernels(self.first.model, {"attention": "short"} if short else {})  # the others cannot be batched so
+        self._lay_out()
+        self.images, self.labels = self._stacked("images"), self._stacked("labels")
+        means, deviations = (self._numbers(name) for name in ("mean", "std"))
+        self.prepared = Prepared(**vars(self.first.data.preparation), means=means, deviations=deviations)
         self.lr, self.muon_lr, self.decay = (
-            torch.tensor([getattr(session.recipe.train, name) for session in sessions], device=self.device, dtype=dtype)
+            self.table.new_tensor([getattr(session.recipe.train, name) for session in sessions])[:, None]
             for name in ("lr", "muon_lr", "weight_decay")
         )
-        self.step = 0
+        rows = [self._values(step) for step in range(self.first.steps + WARM_UP)]
+        self.values = {name: self.table.new_tensor([row[name] for row in rows]) for name in rows[0]}
+        self.place, self.step = (torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(2))
+        self.told = self.table.new_zeros(2, self.count)  # loss and share of right answers, summed over an epoch
+        self.forward = torch.compile(self._losses) if self.first.hardware.compiled else self._losses
+        self.update = torch.compile(self._update) if self.first.hardware.compiled else self._update
+        self.order: Tensor | None = None
+        self.draws: Draws = {}
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def _lay_out(self) -> None:
+        """All weights side by side in one table, those that Muon changes last; parameters are views of it."""
+        named = dict(self.first.model.named_parameters())
+        muon = self.config.optimizer == "muon"
+        by_muon = [name for name, weight in named.items() if muon and is_block_matrix(name, weight)]
+        names = [name for name in named if name not in by_muon] + by_muon
+        sizes = [named[name].numel() for name in names]
+        models = [dict(session.model.named_parameters()) for session in self.sessions]
+        rows = [torch.cat([model[name].detach().flatten() for name in names]) for model in models]
+        self.table = torch.stack(rows)
+        views = zip(names, self.table.split(sizes, dim=1), strict=True)
+        self.weights = {
+            name: view.unflatten(1, named[name].shape).detach().requires_grad_() if named[name].ndim else view[:, 0]
+            for name, view in views
+        }
+        self.average = self.table.clone() if self.config.ema else None
+        self.adams = sum(size for name, size in zip(names, sizes, strict=True) if name not in by_muon)
+        self.by_muon, self.shapes, self.sizes = by_muon, [named[name].shape for name in names], sizes
+        decayed = [torch.full((size,), is_decayed(name, named[name])) for name, size in zip(names, sizes, strict=True)]
+        self.decayed = torch.cat(decayed).to(self.table)
+        self.moments, self.squares = torch.zeros_like(self.table), torch.zeros_like(self.table[:, : self.adams])
 
     def epoch(self, number: int) -> Tensor:
-        """One pass for all; the mean loss of each model comes back."""
-        plans = [self._plan(session, number) for session in self.sessions]
-        total = torch.zeros(len(self.sessions), device=self.device)
-        for step in range(self.steps_per_epoch):
-            total += self._step([(order[step], one_step(draws, step)) for order, draws in plans])
-            self.step += 1
-        return total / self.steps_per_epoch
+        """One pass for all. Two rows come back: the mean loss of each model, and its share of right answers."""
+        self._load(number)
+        self.told.zero_()
+        for _ in range(self.steps_per_epoch):
+            self.graph.replay() if self.graph else self._step()
+        return self.told / self.steps_per_epoch
 
     def give_back(self) -> None:
         """Every model's weights into its session, averages into averages."""
-        for number, session in enumerate(self.sessions):
-            session.model.load_state_dict({name: weight[number] for name, weight in self.weights.items()}, strict=False)
-            if session.average and self.average:
-                own = {name: weight[number] for name, weight in self.average.items()}
-                session.average.model.load_state_dict(own, strict=False)
+        for table, name in ((self.table, "model"), (self.average, "average")):
+            if table is None:
+                continue
+            for number, session in enumerate(self.sessions):
+                model = session.model if name == "model" or session.average is None else session.average.model
+                own = self._as_weights(table[number : number + 1])
+                model.load_state_dict({name: weight[0] for name, weight in own.items()}, strict=False)
+
+    @torch.no_grad()
+    def scores(self) -> list[dict[str, float]]:
+        """What each answers to its own validation images; empty where there are none."""
+        held = [session.data.validation for session in self.sessions]
+        if any(split is None for split in held):
+            return [{} for _ in self.sessions]
+        images = torch.stack([split.images for split in held if split]).to(self.device)
+        labels = torch.stack([split.labels for split in held if split]).to(self.device)
+        weights = self._as_weights(self.table if self.average is None else self.average)
+        tokens = self.first.recipe.model.num_tokens
+        at_once = max(1, SCORED * 64 // tokens // self.count // 8)
+        parts = []
+        for part in images.split(at_once, dim=1):
+            pixels = self.prepared(part.flatten(0, 1)).unflatten(0, part.shape[:2]).to(self.table.dtype)
+            parts.append(self._logits(weights, pixels).float())
+        logits = torch.cat(parts, dim=1)
+        loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").mean(1).tolist()
+        right = (logits.argmax(-1) == labels).double().mean(1).tolist()
+        return [{"val_loss": one, "val_accuracy": other} for one, other in zip(loss, right, strict=True)]
+
+    def _stacked(self, name: str) -> Tensor:
+        parts = [getattr(session.data.train, name) for session in self.sessions]
+        return torch.stack(parts).to(self.device)
+
+    def _numbers(self, name: str) -> Tensor:
+        """model × 1 × channel × 1 × 1, float32 as a single run's."""
+        rows = [getattr(session.data.preparation, name) for session in self.sessions]
+        return torch.tensor(rows, device=self.device)[:, None, :, None, None]
+
+    def _values(self, step: int) -> dict[str, float]:
+        first, second = self.config.betas
+        corrections = {"first": 1 - first ** (step + 1), "second": 1 - second ** (step + 1)}
+        return step_values(step, self.first.steps, self.first.recipe) | corrections
+
+    def _as_weights(self, table: Tensor) -> dict[str, Tensor]:
+        parts = zip(self.weights, table.split(self.sizes, dim=1), self.shapes, strict=True)
+        return {name: part.unflatten(1, shape) if len(shape) else part[:, 0] for name, part, shape in parts}
+
+    def _load(self, epoch: int) -> None:
+        """The epoch's order and draws, step × model × image (…), into the places the recorded step reads."""
+        plans = [self._plan(session, epoch) for session in self.sessions]
+        order = torch.stack([plan[0] for plan in plans], dim=1).to(self.device)
+        draws = {name: torch.stack([plan[1][name] for plan in plans], dim=1).to(self.device) for name in plans[0][1]}
+        if self.order is None:
+            self.order, self.draws = order, draws
+        self.order.copy_(order)
+        for name, draw in draws.items():
+            self.draws[name].copy_(draw)
+        if self.graph is None and self.first.hardware.captured:
+            self._record()
+        self.place.zero_()
+        self.step.fill_(epoch * self.steps_per_epoch)
 
     def _plan(self, session: Session, epoch: int) -> tuple[Tensor, Draws]:
         seed, images = session.recipe.train.seed, len(session.data.train)
         order = epoch_order(images, self.steps_per_epoch, self.batch, seed, epoch)
-        draws = session.objective.draws(self.steps_per_epoch, self.batch, epoch)
-        return order.to(self.device), {name: draw.to(self.device) for name, draw in draws.items()}
+        return order, session.objective.draws(self.steps_per_epoch, self.batch, epoch)
 
-    def _step(self, plans: list[tuple[Tensor, Draws]]) -> Tensor:
-        images, answers = [], []
-        for number, (session, (index, draws)) in enumerate(zip(self.sessions, plans, strict=True)):
-            given = session.objective.prepare(self.images[number][index], self.labels[number][index], draws)
-            images.append(given[0])
-            answers.append(Target(*given[1:]).probabilities(len(session.data.classes)))
-        with self.first.hardware.autocast(), sdpa_kernel(SDPBackend.MATH):  # the others cannot be batched over models
-            gradients, losses = vmap(grad_and_value(self._loss))(
-                self.weights, torch.stack(images), torch.stack(answers)
-            )
-        self._update(gradients)
-        return losses.detach().float()
+    def _record(self) -> None:
+        """As `CapturedStep`: warm up, record, put everything back as it was."""
+        changing = [self.table, self.moments, self.squares, *([] if self.average is None else [self.average])]
+        before = [tensor.clone() for tensor in changing]
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(WARM_UP):
+                self.place.zero_()
+                self._step()
+        torch.cuda.current_stream().wait_stream(beside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._step()
+        for tensor, old in zip(changing, before, strict=True):
+            tensor.copy_(old)
+        self.told.zero_()
 
-    def _loss(self, weights: Stacked, images: Tensor, answers: Tensor) -> Tensor:
-        """Of one model; vmap does it for all."""
-        return soft_cross_entropy(
-            functional_call(self.first.model, weights, (images,)), answers, self.config.label_smoothing
+    def _step(self) -> None:
+        if self.order is None:
+            return
+        index = self.order.index_select(0, self.place)[0]
+        draws = {name: draw.index_select(0, self.place)[0] for name, draw in self.draws.items()}
+        model = torch.arange(self.count, device=self.device)[:, None]
+        pixels, answers, wanted = self._given(self.images[model, index], self.labels[model, index], draws)
+        losses, right = self.forward(self.weights, pixels, answers, wanted)
+        gradients = torch.autograd.grad(losses.sum(), list(self.weights.values()))
+        self.update([gradient.detach() for gradient in gradients])
+        self.told += torch.stack([losses.detach(), right]).to(self.told.dtype)
+        self.place.add_(1)
+        self.step.add_(1)
+
+    def _given(self, images: Tensor, labels: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
+        """Varied and mixed, model × image (…); only mixing must know which images are of one model."""
+        alone = {name: draw.flatten(0, 1) for name, draw in draws.items() if name != "mix"}
+        pixels = self.prepared.view(images.flatten(0, 1), alone, self.first.recipe.data.augment)
+        pixels = pixels.unflatten(0, images.shape[:2])
+        if "mix" in draws:
+            pixels, own, partner, share = vmap(_mixed)(pixels, labels, draws["mix"])
+            target = Target(own.flatten(), partner.flatten(), share.flatten().to(self.table.dtype))
+        else:
+            target = unmixed(labels.flatten())
+        answers = target.probabilities(len(self.first.data.classes)).unflatten(0, labels.shape)
+        return pixels.to(self.table.dtype), answers, target.dominant().unflatten(0, labels.shape)
+
+    def _losses(self, weights: dict[str, Tensor], images: Tensor, answers: Tensor, wanted: Tensor):
+        """Each model's loss, and its share of right answers."""
+        logits = self._logits(weights, images)
+        losses = vmap(lambda said, answer: soft_cross_entropy(said, answer, self.config.label_smoothing))(
+            logits, answers
         )
+        return losses, (logits.detach().argmax(-1) == wanted).float().mean(1)
+
+    def _logits(self, weights: dict[str, Tensor], images: Tensor) -> Tensor:
+        with self.first.hardware.autocast(), sdpa_kernel(SDPBackend.MATH):  # the others cannot be batched over models
+            return vmap(lambda own, seen: functional_call(self.first.model, own, (seen,)))(weights, images)
 
     @torch.no_grad()
-    def _update(self, gradients: Stacked) -> None:
-        gradients = self._clipped(gradients)
-        values = step_values(self.step, self.first.steps, self.first.recipe)
-        for name in self.squares:
-            self._adamw(name, gradients[name], float(values["rate"]))
+    def _update(self, gradients: list[Tensor]) -> None:
+        gradient = torch.cat([part.flatten(1) for part in gradients], dim=1)
+        now = {name: values.index_select(0, self.step) for name, values in self.values.items()}
+        if self.config.clip_grad:  # each model's by their own norm
+            norm = gradient.norm(dim=1, keepdim=True)
+            gradient = gradient * (self.config.clip_grad / (norm + 1e-6)).clamp(max=1.0)
+        self._adamw(gradient[:, : self.adams], now)
         if self.by_muon:
-            self._muon(gradients, float(values["rate"]))
-        if self.average:
-            torch._foreach_lerp_(list(self.average.values()), list(self.weights.values()), 1 - float(values["decay"]))  # pyright: ignore
+            self._muon(gradient[:, self.adams :], now["rate"])
+        if self.average is not None:
+            self.average.lerp_(self.table, 1 - now["decay"])
 
-    def _clipped(self, gradients: Stacked) -> Stacked:
-        """Each model's gradients by their own common norm."""
-        if not self.config.clip_grad:
-            return gradients
-        squares = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients.values()])
-        factor = (self.config.clip_grad / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)
-        return {name: gradient * _beside(factor, gradient) for name, gradient in gradients.items()}
-
-    def _adamw(self, name: str, gradient: Tensor, rate: float) -> None:
+    def _adamw(self, gradient: Tensor, now: dict[str, Tensor]) -> None:
         """Loshchilov & Hutter 2019, with a rate and a decay per model."""
         first, second = self.config.betas
-        weight, moment, square = self.weights[name], self.moments[name], self.squares[name]
-        lr = _beside(self.lr * rate, weight)
-        if self.decayed[name]:
-            weight.mul_(1 - lr * _beside(self.decay, weight))
+        weight, moment, lr = self.table[:, : self.adams], self.moments[:, : self.adams], self.lr * now["rate"]
+        weight.mul_(1 - lr * self.decay * self.decayed[: self.adams])
         moment.lerp_(gradient, 1 - first)
-        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        count = self.step + 1
-        size = (square / (1 - second**count)).sqrt() + EPS
-        weight.sub_(lr / (1 - first**count) * moment / size)
+        self.squares.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        size = (self.squares / now["second"]).sqrt() + EPS
+        weight.sub_(lr / now["first"] * moment / size)
 
-    def _muon(self, gradients: Stacked, rate: float) -> None:
+    def _muon(self, gradient: Tensor, rate: Tensor) -> None:
         """All matrices of all models in few batches."""
-        momentum = self.config.momentum
-        updates = []
-        for name in self.by_muon:
-            average = self.moments[name].lerp_(gradients[name], 1 - momentum)
-            updates.append(torch.lerp(gradients[name], average, momentum))
-        for parts in sorted(set(map(parts_of, self.by_muon))):
-            names = [name for name in self.by_muon if parts_of(name) == parts]
-            mine = [update for name, update in zip(self.by_muon, updates, strict=True) if name in names]
-            flat = orthogonalised([matrix for update in mine for matrix in update], parts)
+        moment, weight = self.moments[:, self.adams :], self.table[:, self.adams :]
+        moment.lerp_(gradient, 1 - self.config.momentum)
+        pulled = torch.lerp(gradient, moment, self.config.momentum)
+        count = len(self.by_muon)
+        parts = zip(pulled.split(self.sizes[-count:], dim=1), self.shapes[-count:], strict=True)
+        matrices = dict(zip(self.by_muon, (part.unflatten(1, shape) for part, shape in parts), strict=True))
+        steps: dict[str, Tensor] = {}
+        for packed in sorted(set(map(parts_of, self.by_muon))):
+            names = [name for name in self.by_muon if parts_of(name) == packed]
+            flat = orthogonalised([matrix for name in names for matrix in matrices[name]], packed)
             for place, name in enumerate(names):
-                count = len(self.sessions)
-                step = torch.stack(flat[place * count : (place + 1) * count])
-                weight = self.weights[name]
-                lr = _beside(self.muon_lr * rate, weight)
-                weight.mul_(1 - lr * _beside(self.decay, weight)).sub_(step * lr)
+                steps[name] = torch.stack(flat[place * self.count : (place + 1) * self.count]).flatten(1)
+        lr = self.muon_lr * rate
+        weight.mul_(1 - lr * self.decay).sub_(torch.cat([steps[name] for name in self.by_muon], dim=1) * lr)
 
 
-def _beside(values: Tensor, like: Tensor) -> Tensor:
-    """One number per model, shaped to multiply its tensor."""
-    return values.view(-1, *[1] * (like.ndim - 1))
+def _mixed(images: Tensor, labels: Tensor, draw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    pixels, target = mix(images, labels, draw)
+    return pixels, target.own, target.partner, target.share

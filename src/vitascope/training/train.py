@@ -178,11 +178,7 @@ def _learn(run: Run, session: Session, console: Console, watchers: Sequence[Watc
     recipe, data = session.recipe, session.data
     if recipe.train.tune != "full" or recipe.train.freeze:
         console.print("{:,} of {:,} parameters learn.".format(*count_learning(session.model)), highlight=False)
-    channels, rows, columns = data.train.images.shape[1:]
-    stored = (channels, rows, columns)
-    probe = recipe.train.objective != "classify"
-    save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation, stored, probe))
-    write_json(run.file("machine.json"), _machine_facts(run, session))
+    write_facts(run, session)
     events = Events(run.path, read_metrics(run.file("metrics.jsonl")))
     trackers: list[Tracker] = [*open_trackers(recipe, run), *watchers]
     try:
@@ -199,6 +195,15 @@ def _learn(run: Run, session: Session, console: Console, watchers: Sequence[Watc
             tracker.close()
         draw_run_curves(run.file("curves.png"), run.metrics, f"{recipe.name}, seed {recipe.train.seed}")
     console.print(summary(run, "test" in data.source.splits), highlight=False, soft_wrap=True)
+
+
+def write_facts(run: Run, session: Session) -> None:
+    """What is known before the first step."""
+    recipe, data = session.recipe, session.data
+    channels, rows, columns = data.train.images.shape[1:]
+    probe = recipe.train.objective != "classify"
+    save_facts(run, ModelFacts(recipe.model, data.classes, data.preparation, (channels, rows, columns), probe))
+    write_json(run.file("machine.json"), _machine_facts(run, session))
 
 
 def _machine_facts(run: Run, session: Session) -> dict[str, Any]:

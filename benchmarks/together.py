@@ -1,0 +1,84 @@
+"""`python -m benchmarks.together`: how fast many small models learn as one computation, beside one alone.
+
+64 wide, 4 blocks, 16 tokens (MNIST in patches of 7), batch 256, AdamW; the whole step is in the clock: images, forward,
+backward, update. Every row is a process of its own.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.__main__ import RESULTS
+from benchmarks.records import write_record
+from vitascope.model.anatomy import total_flops, total_parameters
+from vitascope.recipe.reading import read_recipe
+from vitascope.training.session import start_session
+from vitascope.training.together import Together
+from vitascope.training.train import console_for, decided
+
+SHAPE = ["model.img_size=28", "model.patch_size=7", "model.in_chans=1", "model.embed_dim=64", "model.depth=4"]
+SHAPE += ["model.num_heads=2", "model.class_token=false", "model.global_pool=avg", "train.batch_size=256"]
+SHAPE += ["train.epochs=3", "data.augment.shift=0"]
+
+
+def measure(models: int, compiled: bool, asked: argparse.Namespace) -> dict[str, object]:
+    words = [*SHAPE, f"data.name={asked.data}", f"train.compile={'always' if compiled else 'never'}"]
+    base, data, _ = decided(read_recipe("sheet-d", words), console_for(quiet=True))
+    sessions = []
+    for seed in range(models):
+        recipe = replace(base, train=replace(base.train, seed=seed))
+        sessions.append(start_session(recipe, data, sessions[0].hardware if sessions else None))
+    start = time.perf_counter()
+    crowd = Together(sessions)
+    crowd.epoch(0).tolist()
+    cold = time.perf_counter() - start
+    times = []
+    for epoch in (1, 2):
+        crowd._load(epoch)  # draws are made ahead of the steps
+        start = time.perf_counter()
+        for _ in range(crowd.steps_per_epoch):
+            crowd.graph.replay() if crowd.graph else crowd._step()
+        crowd.told.tolist()
+        times.append(time.perf_counter() - start)
+    images = models * crowd.steps_per_epoch * crowd.batch
+    flops = 3 * total_flops(base.model) * images / min(times)
+    row = {"models": models, "compiled": compiled, "attention": sessions[0].model.blocks[0].attn.kernel}
+    row |= {"images_per_second": round(images / min(times)), "tflops": round(flops / 1e12, 1)}
+    row |= {"milliseconds_a_step": round(1e3 * min(times) / crowd.steps_per_epoch, 3), "cold_seconds": round(cold, 1)}
+    return row | {"parameters": total_parameters(base.model), "batch": crowd.batch}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", type=int, default=[1, 8, 32, 128])
+    parser.add_argument("--compiled", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--data", default="mnist")
+    parser.add_argument("--commit")
+    parser.add_argument("--out", type=Path, default=RESULTS / "together-cuda.json")
+    parser.add_argument("--one", action="store_true", help="measure here and print: what each process does")
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measure(asked.models[0], bool(asked.compiled[0]), asked)))
+        return
+    rows = []
+    for compiled in asked.compiled:
+        for models in asked.models:
+            words = ["--one", "--models", str(models), "--compiled", str(compiled), "--data", asked.data]
+            done = subprocess.run([sys.executable, "-m", "benchmarks.together", *words], capture_output=True, text=True)
+            if done.returncode:
+                print(f"{models} models, compiled={compiled}: failed\n{done.stderr[-1500:]}", flush=True)
+                continue
+            rows.append(json.loads(done.stdout.splitlines()[-1]))
+            print(rows[-1], flush=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    write_record(asked.out, asked.commit, command="python -m benchmarks.together", device=device, rows=rows)
+
+
+if __name__ == "__main__":
+    main()

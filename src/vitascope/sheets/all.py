@@ -1,0 +1,36 @@
+"""A sheet's letter -> its report."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from vitascope.errors import UserError
+from vitascope.sheets import a, b, c, d, e
+from vitascope.sheets.lab import QUICK_SEEDS, Lab
+from vitascope.sheets.writing import Report
+
+SHEETS = {"A": a, "B": b, "C": c, "D": d, "E": e}
+
+
+def run_sheet(
+    letter: str,
+    out: Path,
+    *,
+    seeds: int | None = None,
+    quick: bool = False,
+    device: str = "auto",
+    commit: str | None = None,
+    console: Console,
+) -> Path:
+    """Runs all of it, or goes on; the page's path comes back."""
+    sheet = SHEETS.get(letter.upper())
+    if sheet is None:
+        raise UserError(f"There is no sheet {letter}. Choose one of {', '.join(SHEETS)}.")
+    count = seeds if seeds is not None else QUICK_SEEDS if quick else 5
+    if count < 1:
+        raise UserError(f"--seeds {count} must be at least 1.")
+    letter = letter.upper()
+    work = out / f"{letter}-{'quick' if quick else 'full'}"
+    report = Report(letter, sheet.TITLE, quick, out)
+    sheet.run(Lab(work, count, quick, console, device), report)
+    return report.write(commit)

@@ -1,0 +1,179 @@
+"""Sheet C: one head, many heads, a causal mask, and CIFAR-10."""
+
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from vitascope.data.training_data import open_training_data
+from vitascope.model.single_head import SingleHeadAttention
+from vitascope.model.vit import VisionTransformer
+from vitascope.sheets.b import SMALL
+from vitascope.sheets.lab import Lab, percent
+from vitascope.sheets.pictures import mask_as_text, mask_figure
+from vitascope.sheets.writing import Report
+from vitascope.study.answer import Cell
+from vitascope.study.report import bands
+from vitascope.weights.native import from_torch
+
+TITLE = "one head, many heads, a causal mask, and CIFAR-10"
+FULL = ["train.epochs=30", "data.augment.shift=0,4"]
+QUICK = ["train.epochs=6", "data.augment.shift=0,4", *SMALL]
+
+
+def run(lab: Lab, report: Report) -> None:
+    _weights(report)
+    report.heading("The causal mask for 5 tokens")
+    report.code(mask_as_text(5))
+    report.picture("mask", mask_figure(5))
+    found = lab.study("variation", "sheet-c", QUICK if lab.quick else FULL)
+    without, varied = found.cells
+    _data(lab, report)
+    _training(report, varied, bands(found, {without.name: "flip only", varied.name: "flip and shift"}))
+    other = found.against_best(without) or found.against_best(varied)
+    _answers(report, without, varied, other.verdict if other else "cannot be told")
+    report.numbers |= {"accuracy": varied.accuracies, "without_shift": without.accuracies}
+
+
+def _weights(report: Report) -> None:
+    one = SingleHeadAttention(256, key_width=64, value_width=256, bias=False)
+    shapes = {name: _of(getattr(one, name).weight.T) for name in ("query", "key", "value")}
+    torch.manual_seed(0)
+    native = nn.MultiheadAttention(768, 12, batch_first=True)
+    ours: Any = from_torch(native).eval()
+    tokens = torch.randn(2, 5, 768)
+    with torch.no_grad():
+        apart = float((native.eval()(tokens, tokens, tokens)[0] - ours(tokens)).abs().max())
+    report.heading("Whose weights are whose")
+    report.table(
+        ["weight (input × output)", "the sheet", "here"],
+        [
+            ["one head, width 256: W_q", "256 × 64", shapes["query"]],
+            ["W_k", "256 × 64 (its prose swaps it with W_v)", shapes["key"]],
+            ["W_v", "256 × 256", shapes["value"]],
+            ["12 heads, width 768: W_q, W_k, W_v", "768 × 768 each", _of(ours.W_Q)],
+            [
+                "inside nn.MultiheadAttention",
+                "in_proj_weight[0], [1], [2]",
+                "rows [0:768], [768:1536], [1536:] of " + _of(native.in_proj_weight),
+            ],
+        ],
+    )
+    row = native.in_proj_weight[0]
+    report.text(
+        f"""`in_proj_weight[0]` is a single row of {row.numel()} numbers, not W_Q: the sheet's mistake. Cut into three
+        blocks of 768 rows, the weights give the same output in our layer as in PyTorch's: the largest difference is
+        {apart:.1e}. (PyTorch stores output × input; the table gives input × output, as the sheet does.)"""
+    )
+
+
+def _data(lab: Lab, report: Report) -> None:
+    recipe = lab.run("variation").recipe
+    data = open_training_data(recipe.data, recipe.model.image_shape, 3, 1)
+    std = ", ".join(f"{value:.4f}" for value in data.preparation.std)
+    model = VisionTransformer(recipe.model).eval()
+    with torch.no_grad():
+        tokens = model.embed(torch.zeros(2, 3, 32, 32))
+        encoded = model.encode(tokens)
+    report.heading("CIFAR-10")
+    report.table(
+        ["what", "the sheet", "here"],
+        [
+            ["std of the training images", "0.2023, 0.1994, 0.2010", f"{std} (measured on the training images)"],
+            [
+                "validation images",
+                "are the test set",
+                "held back from the training images; the test set is not touched",
+            ],
+            ["variation", "flip, 32-crop with padding 4", "the same, on the device, each image by its own draw"],
+            ["batch", "192", str(recipe.train.batch_size)],
+            ["tokens into and out of the encoder", "batch × 65 × 256", f"{_of(tokens)} → {_of(encoded)}"],
+        ],
+    )
+    report.text(
+        """The sheet's std is a well-known wrong one: the mean of the images' own deviations instead of the deviation of
+        all pixels. `model.encode(tokens)` takes embeddings, as the sheet's encoder does."""
+    )
+
+
+def _training(report: Report, cell: Cell, figure: Figure) -> None:
+    curves = [found["curves"] for found in cell.results.values()]
+    length = len(curves[0]["val_accuracy"])
+    epochs = [max(1, round(length * share)) for share in (1 / 3, 2 / 3, 1)]
+    rows = []
+    for epoch in epochs:
+        means = {name: sum(own[name][epoch - 1] for own in curves) / len(curves) for name in curves[0]}
+        rows.append(
+            [
+                str(epoch),
+                f"{100 * means['train_accuracy']:.1f} %",
+                f"{100 * means['val_accuracy']:.1f} %",
+                f"{means['train_loss']:.3f}",
+                f"{means['val_loss']:.3f}",
+            ]
+        )
+    report.picture("curves", figure)
+    report.table(["epochs", "training accuracy", "held-back accuracy", "training loss", "held-back loss"], rows)
+    report.text(
+        f"""The rows are prefixes of one run each, as in the sheet, over {len(curves)} seeds. Accuracy rises with the
+        epochs; the sheet draws it falling because it reversed the list. The rate falls to zero only at epoch
+        {length}, so the earlier rows are points on the way, not what a shorter run would reach (for that see sheet
+        B)."""
+    )
+
+
+def _answers(report: Report, without: Cell, varied: Cell, verdict: str) -> None:
+    report.heading("The questions")
+    report.asked(
+        "What is single-head attention?",
+        """One set of projections W_q, W_k, W_v and one map: every token gathers one weighted average of all values. The
+        value width is free; queries and keys must have the same width, because they are multiplied.""",
+    )
+    report.asked(
+        "What is multi-head attention, how does it differ, and why many heads?",
+        """The features are divided among h heads; each has its own map in its own narrower space, the outputs are put
+        side by side and mixed by an output projection. Parameters and products are those of one head of full width;
+        but one softmax can favour one pattern per token, h of them can follow h patterns (near neighbours, same
+        colour, the class token) at once.""",
+    )
+    report.asked(
+        "What are the main layers of a transformer?",
+        """Embedding and positions; blocks of (norm, multi-head attention, residual sum, norm, MLP, residual sum); a
+        last norm; a head.""",
+    )
+    report.asked(
+        "What is the purpose of layer norm?",
+        """It brings every token's features to mean 0 and deviation 1 (then a learned scale and shift), independent of
+        batch and of other tokens, so that the size of what enters attention and MLP does not grow from block to block
+        and one learning rate suits all.""",
+    )
+    report.asked(
+        "How do training and testing differ?",
+        """While training, images are varied, dropout is on, gradients are kept and weights change; when testing nothing
+        is varied or dropped, and nothing is learnt: `model.eval()` and no gradients.""",
+    )
+    report.asked(
+        "What are skip connections for?",
+        """They carry a block's input past it, so gradients reach early blocks undiminished.""",
+    )
+    report.asked(
+        "How does a trained transformer classify; what are its input and output?",
+        """The image (channel × 32 × 32, normalised) becomes 64 patch tokens and a class token; after the blocks the
+        class token's last state goes through the head, which gives a score per class; the largest is the answer, the
+        softmax of all a probability for each.""",
+    )
+    report.asked(
+        "Which augmentations, why, and how does validation preprocessing differ?",
+        f"""Flip with probability ½ and a shift by up to 4 pixels while training; only normalisation for held-back and
+        test images, which must stay the question that is asked. Measured here: {percent(varied)} with the shift,
+        {percent(without)} without (same seeds: {verdict} by more than the seeds' noise allows). Without it the model
+        learns the training images by heart: {100 * (without.last("train_accuracy") or 0):.0f} % of them against {
+            100
+            * (varied.last("train_accuracy") or 0):.0f} %. Nothing here rotates, and a CNN is not invariant to rotation:
+        convolutions are equivariant to translation.""",
+    )
+
+
+def _of(tensor: torch.Tensor) -> str:
+    return " × ".join(map(str, tensor.shape))

@@ -1,0 +1,177 @@
+"""Sheet D: three studies on MNIST, what attention costs, an image that is too small, and little data."""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from vitascope.draw.growth import draw_growth
+from vitascope.errors import UserError
+from vitascope.model.anatomy import anatomy
+from vitascope.model.attention_cost import TOKEN_COUNTS, WAYS, exponent, measure_attention
+from vitascope.model.config import ModelConfig
+from vitascope.sheets.d_questions import answers
+from vitascope.sheets.lab import Lab
+from vitascope.sheets.pictures import positions_figure
+from vitascope.sheets.writing import Report
+from vitascope.study.answer import Answer
+from vitascope.study.report import bands, table
+from vitascope.training.hardware import choose_device
+
+TITLE = "three studies on MNIST, what attention costs, a small image, little data"
+STUDIES = {
+    "width": ("model.embed_dim=16,32,64,128", "32 best, 16 converges slightly slower, 128 worst and slowest"),
+    "patch": ("model.patch_size=2,4,7,14,28", "2 “has problem with the learning”, 14 ideal, 28 is no patching at all"),
+    "depth": ("model.depth=2,4,6,8", "6 best, 8 unstable, 2 starts worse and ends well"),
+}
+QUICK = ["data.fraction=0.03", "train.epochs=4"]
+FEW = ["data.fraction=0.0186", "train.epochs=100"]  # 1,000 images
+FEW_QUICK = ["data.fraction=0.0186", "train.epochs=5"]
+REMEDIES = {
+    "SPT": "model.tokenizer=patch,spt",
+    "LSA": "model.attention=plain,lsa",
+    "dropout 0.1": "model.proj_drop_rate=0,0.1",
+    "stochastic depth 0.1": "model.drop_path_rate=0,0.1",
+    "varied images (shift by 2)": "data.augment.shift=0,2",
+}
+
+
+def run(lab: Lab, report: Report) -> None:
+    report.text(
+        """The model: pre-norm blocks (LayerNorm → multi-head attention with output projection → sum → LayerNorm →
+        GELU MLP → sum), class token, sinusoidal positions (`vitascope anatomy sheet-d`); 4 heads, batch 128, AdamW
+        1e-3. Studies are judged by images held back from training; the test images are not touched."""
+    )
+    report.heading("The position embedding")
+    report.picture("positions", positions_figure([(100, 16), (1000, 160)]))
+    found = {name: _study(lab, report, name) for name in STUDIES}
+    costs = _cost(report)
+    _small_image(report)
+    gains = _little_data(lab, report)
+    answers(report, found, costs, gains)
+    report.numbers |= {name: {cell.name: cell.accuracies for cell in one.cells} for name, one in found.items()}
+
+
+def _study(lab: Lab, report: Report, name: str) -> Answer:
+    words, claimed = STUDIES[name]
+    found = lab.study(name, "sheet-d", [words, *(QUICK if lab.quick else [])])
+    report.heading(f"Study: {words}")
+    report.picture(name, bands(found))
+    head, rows = table(found)
+    report.table([text or "verdict" for text in head], rows)
+    report.text(f"The sheet: {claimed}. Here, over {lab.seeds} seeds: {found.sentence} {stability(found)}")
+    return found
+
+
+def stability(found: Answer) -> str:
+    """Which value's seeds lie furthest apart, which the sheet calls unstable from one run."""
+    spreads = {cell.name: 100 * (max(cell.accuracies) - min(cell.accuracies)) for cell in found.cells}
+    name = max(spreads, key=lambda one: spreads[one])
+    told = ", ".join(f"{one}: {spread:.2f}" for one, spread in spreads.items())
+    return f"Points between the worst and the best seed: {told}; widest for {name}."
+
+
+def _cost(report: Report) -> dict[str, dict[str, float]]:
+    device = choose_device("auto")
+    costs = measure_attention(4, 64, TOKEN_COUNTS, device)
+    fits: dict[str, dict[str, float]] = {}
+    for way in WAYS:
+        own = [cost for cost in costs if cost.way == way]
+        counts = [cost.tokens for cost in own]
+        fits[way] = {
+            "time": exponent(counts, [cost.seconds for cost in own]),
+            "memory": exponent(counts, [float(cost.peak_bytes) for cost in own]),
+        }
+    report.heading("What attention costs as tokens grow")
+    report.picture("cost", _cost_figure(costs, fits))
+    rows = [[way, f"tokens^{fit['time']:.2f}", f"tokens^{fit['memory']:.2f}"] for way, fit in fits.items()]
+    report.table(["measured here, 4 heads of 64", "time", "memory"], [["the sheet", "tokens²", "tokens²"], *rows])
+    stages = {stage.name: stage.flops for stage in anatomy(ModelConfig(32, 4, embed_dim=256, depth=1, num_heads=4))}
+    attention = {name.split(".")[-1]: flops for name, flops in stages.items() if ".attn." in name}
+    projections = sum(flops for name, flops in attention.items() if name in ("query", "key", "value", "proj", "joined"))
+    meeting = sum(attention.values()) - projections
+    report.text(
+        f"""At 65 tokens of width 256 the projections cost {projections / 1e6:.1f} million operations and the maps
+        with what is gathered along them {meeting / 1e6:.1f}: the N² part is the small one until N is as large as the
+        width."""
+    )
+    return fits
+
+
+def _cost_figure(costs: list, fits: dict[str, dict[str, float]]) -> Figure:
+    panels = {}
+    for panel, field, kind, factor in (
+        ("time in ms", "seconds", "time", 1e3),
+        ("peak memory in MiB", "peak_bytes", "memory", 2.0**-20),
+    ):
+        panels[panel] = {
+            f"{way} (tokens^{fits[way][kind]:.2f})": [
+                (cost.tokens, getattr(cost, field) * factor) for cost in costs if cost.way == way
+            ]
+            for way in WAYS
+        }
+    text = "Forward, batch 1, float32. Written out, the maps are kept; the fused kernel never holds them."
+    return draw_growth(panels, x="tokens", title="4 heads of width 64", caption_text=text)
+
+
+def _small_image(report: Report) -> None:
+    """What timm does with 28 × 28 pixels, tried."""
+    import timm
+    import torch
+
+    report.heading("A 28 × 28 image for vit_base_patch16_224")
+    with torch.no_grad():
+        try:
+            timm.create_model("vit_tiny_patch16_224")(torch.zeros(1, 3, 28, 28))
+            said = "answers"
+        except AssertionError as error:
+            said = str(error)
+        model: Any = timm.create_model("vit_tiny_patch16_224", img_size=28)
+    grid = model.patch_embed.grid_size
+    try:
+        ModelConfig(img_size=28, patch_size=16)
+        ours = "accepted"
+    except UserError as error:
+        ours = str(error)
+    seen = grid[0] * grid[1] * 256 / 784
+    report.table(
+        ["what", "what happens"],
+        [
+            ["timm, unchanged", said],
+            [
+                "timm, img_size=28",
+                f"a grid of {grid[0]} × {grid[1]} patches that sees {seen:.1%} of the pixels, silently",
+            ],
+            ["Vitascope, img_size=28, patch_size=16", ours],
+        ],
+    )
+    report.text(
+        """(Tried with timm's tiny model, which checks sizes as the base one does.) The sheet blames self-attention. It
+        is the position table, which has 196 places, and the size check; attention takes any number of tokens. A
+        CNN with
+        global pooling runs on 28 × 28, but shrinks it to less than one pixel after 32-fold downsampling. What to do:
+        resize the images, or resample the table and cut smaller patches (`vitascope adapt`; measured in
+        [docs/pretrained.md](https://github.com/vitascope/vitascope/blob/main/docs/pretrained.md))."""
+    )
+
+
+def _little_data(lab: Lab, report: Report) -> dict[str, tuple[float, float | None, str]]:
+    report.heading("Little data: a thousand images")
+    gains: dict[str, tuple[float, float | None, str]] = {}
+    rows = []
+    for name, words in REMEDIES.items():
+        place = "few-" + words.split("=")[0].split(".")[-1]
+        found = lab.study(place, "sheet-d", [words, *(FEW_QUICK if lab.quick else FEW)])
+        plain, changed = found.cells
+        better = found.best is changed
+        other = found.against_best(plain if better else changed)
+        points, half = (0.0, None) if other is None else ((-other.points if better else other.points), other.half)
+        verdict = (
+            "cannot be told" if other is None or other.verdict == "cannot be told" else "helps" if better else "hurts"
+        )
+        verdict = "one seed" if other is not None and other.verdict == "one seed" else verdict
+        gains[name] = (points, half, verdict)
+        half_text = "" if half is None else f" ± {100 * half:.2f}"
+        rows.append([name, f"{100 * plain.accuracy:.2f} %", f"{100 * points:+.2f}{half_text}", verdict])
+    report.table(["change", "without", "points", "verdict"], rows)
+    report.text("Paired over seeds, 95 % intervals; the rest as above.")
+    return gains

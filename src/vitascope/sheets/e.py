@@ -1,0 +1,84 @@
+"""Sheet E: an exercise with tests, and 25, 50 and 70 % on CIFAR-10."""
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch.nn import functional as F
+
+from vitascope.model.attention2d import SelfAttention2d
+from vitascope.model.config import ModelConfig
+from vitascope.model.patches import patchify, unpatchify
+from vitascope.model.vit import VisionTransformer
+from vitascope.sheets.b import SMALL
+from vitascope.sheets.lab import Lab, percent, reached
+from vitascope.sheets.writing import Report
+from vitascope.study.report import bands
+from vitascope.weights.native import to_torch
+
+TITLE = "an exercise with tests, and 25, 50 and 70 % on CIFAR-10"
+FULL = ["train.epochs=10,20"]
+QUICK = ["train.epochs=2,4", *SMALL]
+MARKS = (0.25, 0.50, 0.70)
+
+
+def run(lab: Lab, report: Report) -> None:
+    _against_native(report)
+    found = lab.study("accuracy", "sheet-c", QUICK if lab.quick else FULL)
+    report.heading("25, 50 and 70 % of held-back images")
+    report.text(
+        """The model of `vitascope train sheet-c` (Dosovitskiy et al. 2021's, small), no test images touched. Seconds
+        are of training alone, at the end of the first epoch that was good enough; a run of few epochs gets there
+        sooner, because its rate falls sooner."""
+    )
+    head = ["held-back accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in found.cells)]
+    rows = [[f"{mark:.0%}", "2", *(str(reached(cell, mark)) for cell in found.cells)] for mark in MARKS]
+    rows.append(["at the end", "", *(f"{percent(cell)}, {cell.number('seconds'):.0f} s" for cell in found.cells)])
+    report.table(head, rows)
+    report.picture(
+        "curves", bands(found, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in found.cells})
+    )
+    times = {str(mark): [reached(cell, mark).seconds for cell in found.cells] for mark in MARKS}
+    report.numbers |= {"accuracy": {cell.name: cell.accuracies for cell in found.cells}, "seconds": times}
+    report.text(
+        """To check a solution of your own against PyTorch's layers and be told which mistake it has: `vitascope check
+        FILE.py`; skeletons with the sheet's points: `vitascope exercise start`."""
+    )
+
+
+def _against_native(report: Report) -> None:
+    """The sheet's parts beside PyTorch's native layers, forward and gradient."""
+    rows = []
+    for heads in (1, 4):
+        ours = SelfAttention2d(32, heads).double().eval()
+        grid = torch.randn(2, 32, 3, 5, dtype=torch.float64, requires_grad=True)
+        tokens = rearrange(grid, "batch feature row column -> batch (row column) feature")
+        native: Any = to_torch(ours.attn).eval()
+        theirs = native(tokens, tokens, tokens, need_weights=False)[0]
+        theirs = rearrange(theirs, "batch (row column) feature -> batch feature row column", row=3)
+        rows.append([f"SelfAttention2d, {heads} head(s)", "nn.MultiheadAttention", *_apart(ours(grid), theirs, grid)])
+    rows.append(_block_row())
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
+    unfolded = F.unfold(images, 4, stride=4).mT
+    rows.append(["patchify", "F.unfold", *_apart(patchify(images, 4), unfolded, images)])
+    back = unpatchify(patchify(images, 4), 4, (2, 2))
+    rows.append(["patchify and back", "the images", *_apart(back, images, images)])
+    report.heading("Parts against PyTorch's own layers (float64)")
+    report.table(["ours", "native", "largest difference, forward", "gradient"], rows)
+    report.text(
+        """All of these are unit tests of Vitascope. The logic is written out in `SelfAttention.maps` and `mix`; the
+        fused path, which does not count for the sheet, gives the same numbers (a test)."""
+    )
+
+
+def _block_row() -> list[str]:
+    ours = VisionTransformer(ModelConfig(embed_dim=32, num_heads=4, depth=1)).blocks[0].double().eval()
+    native = to_torch(ours).eval()
+    tokens = torch.randn(2, 5, 32, dtype=torch.float64, requires_grad=True)
+    return ["Block", "nn.TransformerEncoderLayer(norm_first=True)", *_apart(ours(tokens), native(tokens), tokens)]
+
+
+def _apart(ours: torch.Tensor, theirs: torch.Tensor, given: torch.Tensor) -> list[str]:
+    numbers = torch.randn_like(ours)
+    one, other = (torch.autograd.grad((found * numbers).sum(), given, retain_graph=True)[0] for found in (ours, theirs))
+    return [f"{float((ours - theirs).detach().abs().max()):.0e}", f"{float((one - other).abs().max()):.0e}"]

@@ -1,0 +1,87 @@
+"""Where a sheet's experiments are done: each a small study in the sheet's folder, so that a stopped sheet goes on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from vitascope.errors import UserError
+from vitascope.run.directory import Run
+from vitascope.run.files import make_folder
+from vitascope.study.answer import Answer, Cell, answer
+from vitascope.study.design import design
+from vitascope.study.queue import Queue, default_storage
+from vitascope.study.running import show, work_off
+
+QUICK_SEEDS = 2
+
+
+@dataclass(frozen=True)
+class Lab:
+    """One sheet's folder, seeds and haste."""
+
+    folder: Path
+    seeds: int
+    quick: bool
+    console: Console
+    device: str = "auto"
+
+    def study(self, name: str, recipe: str, words: list[str], *, judge: str = "val") -> Answer:
+        """Every combination of the settings with all seeds; what is done already is not done again."""
+        self.console.print(f"{name}: {recipe} {' '.join(words)}", highlight=False, soft_wrap=True)
+        made = design(recipe, [*words, f"train.device={self.device}"], self.seeds, judge=judge)
+        folder = self.folder / name
+        make_folder(folder, "Choose another place with --out.")
+        queue = Queue(made, default_storage(folder), name)
+        for told in work_off(queue, folder):
+            show(told, self.console)
+        found = answer(made, queue.trials)
+        if found.failed:
+            which, why = found.failed[0]
+            raise UserError(f"{name}: {which} failed: {why}")
+        return found
+
+    def run(self, name: str, **settings: object) -> Run:
+        """A finished run of a study: the first whose recipe says so, such as data.fraction=0.8."""
+        for place in sorted((self.folder / name / "runs").glob("*/*/model.safetensors")):
+            recipe = Run(place.parent).recipe
+            said = {key: getattr(getattr(recipe, key.split(".")[0]), key.split(".")[1]) for key in settings}
+            if said == settings:
+                return Run(place.parent)
+        raise UserError(f"{self.folder / name} has no run with {settings}.")
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When a cell's seeds first were as good as a number, in epochs and seconds, and how many never were."""
+
+    epochs: list[int]
+    seconds: list[float]
+    never: int
+
+    def __str__(self) -> str:
+        if not self.epochs:
+            return "never"
+        low, high = min(self.epochs), max(self.epochs)
+        epochs = f"{low}" if low == high else f"{low}–{high}"
+        text = f"epoch {epochs}, {sum(self.seconds) / len(self.seconds):.1f} s"
+        return text if not self.never else f"{text} ({self.never} of {len(self.epochs) + self.never} seeds never)"
+
+
+def reached(cell: Cell, accuracy: float) -> Reached:
+    """By validation images, at the ends of epochs; seconds are the run's, shared evenly among its epochs."""
+    epochs, seconds, never = [], [], 0
+    for found in cell.results.values():
+        curve = found["curves"]["val_accuracy"]
+        first = next((epoch for epoch, value in enumerate(curve, start=1) if value >= accuracy), None)
+        if first is None:
+            never += 1
+        else:
+            epochs.append(first)
+            seconds.append(found["seconds"] * first / len(curve))
+    return Reached(epochs, seconds, never)
+
+
+def percent(cell: Cell) -> str:
+    half = "" if cell.half is None else f" ± {100 * cell.half:.2f}"
+    return f"{100 * cell.accuracy:.2f}{half} %"

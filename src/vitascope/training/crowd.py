@@ -1,0 +1,102 @@
+"""Recipes of one shape -> finished runs that learnt together: each leaves what a run alone would, but no checkpoint."""
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitascope.errors import UserError
+from vitascope.model.anatomy import total_flops
+from vitascope.model.lora import plain_state
+from vitascope.recipe.schema import Recipe
+from vitascope.run.directory import Run, new_run
+from vitascope.run.metrics import draw_run_curves
+from vitascope.run.weights import save_weights
+from vitascope.training.hardware import ALL_THREADS, choose_device
+from vitascope.training.loop import broken, finish_epoch, keep_on_the_way
+from vitascope.training.schedule import rate_factor
+from vitascope.training.session import Session, start_session
+from vitascope.training.together import Together, check_together
+from vitascope.training.train import Watcher, console_for, decided, write_facts
+
+MOST = 32
+FULL = 3e11  # FLOPs of a step that keep a GPU busy: a model that has more gains nothing from company
+
+
+def fitting(recipe: Recipe) -> int:
+    """How many runs like this one should learn together: 1 where they cannot, or where it gains nothing."""
+    try:
+        check_together([recipe])
+    except UserError:
+        return 1
+    if choose_device(recipe.train.device) != "cuda":  # two cores are busy with one
+        return 1
+    return max(1, min(MOST, int(FULL / (3 * total_flops(recipe.model) * recipe.train.batch_size))))
+
+
+def train_together(
+    recipes: list[Recipe], folder: Path, watchers: Sequence[Sequence[Watcher]] = ()
+) -> list[Run | UserError]:
+    """In the order of the recipes; a run whose loss is no number any more is an error, and the others go on."""
+    quiet = console_for(quiet=True)
+    sessions: list[Session] = []
+    for recipe in recipes:
+        recipe, data, _ = decided(recipe, quiet)
+        sessions.append(start_session(recipe, data, sessions[0].hardware if sessions else None))
+    crowd = Together(sessions)
+    runs: list[Run | UserError] = [new_run(session.recipe, folder) for session in sessions]
+    told = list(watchers) or [()] * len(runs)
+    for run, session, own in zip(runs, sessions, told, strict=True):
+        if isinstance(run, Run):
+            write_facts(run, session)
+            for watcher in own:
+                watcher.begin(run)
+    try:
+        for epoch in range(sessions[0].recipe.train.epochs):
+            _one_epoch(crowd, runs, epoch, told)
+    finally:
+        torch.set_num_threads(ALL_THREADS)
+    for run, session in zip(runs, sessions, strict=True):
+        if isinstance(run, Run):
+            draw_run_curves(
+                run.file("curves.png"), run.metrics, f"{session.recipe.name}, seed {session.recipe.train.seed}"
+            )
+            save_weights(run.file("model.safetensors"), plain_state(session.answering))
+    return runs
+
+
+def _one_epoch(crowd: Together, runs: list[Run | UserError], epoch: int, told: Sequence[Sequence[Watcher]]) -> None:
+    start = time.monotonic()
+    losses, rights = crowd.epoch(epoch).tolist()  # waits for the device
+    seconds = time.monotonic() - start
+    crowd.give_back()
+    for number, (session, looked) in enumerate(zip(crowd.sessions, crowd.scores(), strict=True)):
+        run = runs[number]
+        session.epoch, session.step = epoch + 1, (epoch + 1) * crowd.steps_per_epoch
+        if not isinstance(run, Run):
+            continue
+        if not math.isfinite(losses[number] + looked.get("val_loss", 0.0)):
+            runs[number] = UserError(broken("The loss was not a number", epoch + 1))
+            continue
+        row = _row(session, seconds, len(runs)) | {"train_loss": losses[number], "train_accuracy": rights[number]}
+        record = finish_epoch(session, run, row | looked, start, len(runs))
+        keep_on_the_way(session, run)
+        for watcher in told[number]:
+            watcher.add(record.row)
+
+
+def _row(session: Session, seconds: float, count: int) -> dict[str, Any]:
+    """A run's times are its share of the crowd's."""
+    train = session.recipe.train
+    return {
+        "epoch": session.epoch,
+        "step": session.step,
+        "images_seen": session.step * session.batch,
+        "lr": train.lr * rate_factor(session.step - 1, session.steps, train),
+        "train_seconds": round(seconds / count, 4),
+        "images_per_second": round(session.steps_per_epoch * session.batch * count / seconds, 1),
+        "together": count,
+    }

@@ -11,7 +11,6 @@ from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import record_of_machine
 from vitascope.training.hardware import choose_device
 
-
 FROM = ("command", "commit", "date")
 HIDDEN = ("--out", "--runs", "--commit", "--go-on")
 

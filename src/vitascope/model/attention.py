@@ -15,6 +15,8 @@ from vitascope.model.rotary import rotate
 from vitascope.model.scaled_dot_product import BACKENDS, attend_fused, attention_maps, preferring
 from vitascope.shapes import Asked, Heads, Maps, Queries, Rotation, Sizes, Tokens
 
+WRITTEN = "written"  # a kernel that is none: for many models at once, over which the fused ones cannot be batched
+
 
 class SelfAttention(nn.Module):
     """Each token gathers from all tokens; every head decides for itself where to look.
@@ -81,6 +83,10 @@ class SelfAttention(nn.Module):
         mask = self.whole_mask(mask, key) if sizes is None else self.crowded(sizes, key)
         mask = mask if mask is None else mask[..., : query.shape[2], :]
         dropout = self.attn_drop.p if self.training else 0.0
+        if self.kernel == WRITTEN and not dropout:
+            if self.causal and mask is None:
+                mask = causal_mask(key.shape[2], key.device)[: query.shape[2]]
+            return self.join(attention_maps(query, key, mask) @ value)
         with preferring(self.kernel):
             gathered = attend_fused(query, key, value, mask, causal=self.causal, dropout=dropout, sure=sure)
         return self.join(gathered)

@@ -9,7 +9,8 @@ from vitascope.study.report import bands
 
 TITLE = "shapes through attention, and curves at three lengths"
 FULL = ["train.epochs=10,30,50"]
-SMALL = ["data.fraction=0.1", "model.embed_dim=64", "model.depth=3", "model.num_heads=4"]
+SMALL = ["data.fraction=0.1", "model.embed_dim=64", "model.depth=3", "model.num_heads=4"]  # for a CPU, with --quick
+SMALL += ["train.batch_size=64", "train.lr=1e-3"]
 QUICK = ["train.epochs=1,3,5", *SMALL]
 
 
@@ -93,10 +94,9 @@ def _answers(report: Report) -> None:
     report.heading("The questions")
     report.asked(
         "How is self-attention computed, in five steps?",
-        """1. Project every token to a query, a key and a value. 2. Multiply every query with every "
-        "key. 3. Divide by
-        the root of the key width. 4. Softmax over the keys, so that every query's weights sum to 1. 5. Average the values
-        with these weights.""",
+        """1. Project every token to a query, a key and a value. 2. Multiply every query with every key.
+        3. Divide by the root of the key width. 4. Softmax over the keys, so that every query's weights sum to 1.
+        5. Average the values with these weights.""",
     )
     report.asked(
         "Name three uses.",

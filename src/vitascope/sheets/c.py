@@ -9,6 +9,7 @@ from torch import nn
 from vitascope.data.training_data import open_training_data
 from vitascope.model.single_head import SingleHeadAttention
 from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.reading import read_recipe
 from vitascope.sheets.b import SMALL
 from vitascope.sheets.lab import Lab, percent
 from vitascope.sheets.pictures import mask_as_text, mask_figure
@@ -29,7 +30,7 @@ def run(lab: Lab, report: Report) -> None:
     report.picture("mask", mask_figure(5))
     found = lab.study("variation", "sheet-c", QUICK if lab.quick else FULL)
     without, varied = found.cells
-    _data(lab, report)
+    _data(report)
     _training(report, varied, bands(found, {without.name: "flip only", varied.name: "flip and shift"}))
     other = found.against_best(without) or found.against_best(varied)
     _answers(report, without, varied, other.verdict if other else "cannot be told")
@@ -68,9 +69,9 @@ def _weights(report: Report) -> None:
     )
 
 
-def _data(lab: Lab, report: Report) -> None:
-    recipe = lab.run("variation").recipe
-    data = open_training_data(recipe.data, recipe.model.image_shape, 3, 1)
+def _data(report: Report) -> None:
+    recipe = read_recipe("sheet-c")  # the whole of it, whatever was shortened
+    data = open_training_data(recipe.data, recipe.model.image_shape, 3, recipe.train.seed)
     std = ", ".join(f"{value:.4f}" for value in data.preparation.std)
     model = VisionTransformer(recipe.model).eval()
     with torch.no_grad():

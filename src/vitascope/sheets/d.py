@@ -23,9 +23,9 @@ STUDIES = {
     "patch": ("model.patch_size=2,4,7,14,28", "2 “has problem with the learning”, 14 ideal, 28 is no patching at all"),
     "depth": ("model.depth=2,4,6,8", "6 best, 8 unstable, 2 starts worse and ends well"),
 }
-QUICK = ["data.fraction=0.03", "train.epochs=4"]
+QUICK = ["data.fraction=0.02", "train.epochs=3", "train.batch_size=32"]
 FEW = ["data.fraction=0.0186", "train.epochs=100"]  # 1,000 images
-FEW_QUICK = ["data.fraction=0.0186", "train.epochs=5"]
+FEW_QUICK = ["data.fraction=0.0186", "train.epochs=4", "train.batch_size=16"]
 REMEDIES = {
     "SPT": "model.tokenizer=patch,spt",
     "LSA": "model.attention=plain,lsa",
@@ -146,11 +146,10 @@ def _small_image(report: Report) -> None:
     )
     report.text(
         """(Tried with timm's tiny model, which checks sizes as the base one does.) The sheet blames self-attention. It
-        is the position table, which has 196 places, and the size check; attention takes any number of tokens. A
-        CNN with
-        global pooling runs on 28 × 28, but shrinks it to less than one pixel after 32-fold downsampling. What to do:
-        resize the images, or resample the table and cut smaller patches (`vitascope adapt`; measured in
-        [docs/pretrained.md](https://github.com/vitascope/vitascope/blob/main/docs/pretrained.md))."""
+        is the position table, which has 196 places, and the size check; attention takes any number of tokens. A CNN
+        with global pooling runs on 28 × 28, but shrinks it to less than one pixel after 32-fold downsampling. What to
+        do: resize the images, or resample the table and cut smaller patches: `vitascope adapt`, measured in
+        docs/pretrained.md."""
     )
 
 

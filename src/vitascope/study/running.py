@@ -17,8 +17,8 @@ from vitascope.run.directory import Run
 from vitascope.run.metrics import whole_seconds
 from vitascope.study.design import Design, named
 from vitascope.study.queue import Queue, Trial
+from vitascope.training.alike import check_together
 from vitascope.training.crowd import fitting, train_together
-from vitascope.training.together import check_together
 from vitascope.training.train import console_for, resume_run, train_recipe
 
 CURVES = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")

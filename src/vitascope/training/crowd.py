@@ -15,11 +15,12 @@ from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run, new_run
 from vitascope.run.metrics import draw_run_curves
 from vitascope.run.weights import save_weights
+from vitascope.training.alike import check_together
 from vitascope.training.hardware import ALL_THREADS, choose_device
 from vitascope.training.loop import broken, finish_epoch, keep_on_the_way
 from vitascope.training.schedule import rate_factor
 from vitascope.training.session import Session, start_session
-from vitascope.training.together import Together, check_together
+from vitascope.training.together import Together
 from vitascope.training.train import Watcher, console_for, decided, write_facts
 
 MOST = 32

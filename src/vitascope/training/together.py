@@ -6,20 +6,20 @@ shapes, so all weights of all models lie in one table (model × weight) and ever
 Each model keeps its own images, order, draws, rates and average. On a GPU the step is recorded, as a single run's is.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitascope.data.draws import Draws, epoch_order
 from vitascope.data.mixing import Target, mix, unmixed
 from vitascope.data.preparation import Preparation
-from vitascope.errors import UserError
-from vitascope.recipe.schema import Recipe
+from vitascope.kernels import HERE
+from vitascope.model.attention import WRITTEN
 from vitascope.shapes import Images
+from vitascope.training.alike import check_together
 from vitascope.training.captured import WARM_UP
 from vitascope.training.classify import soft_cross_entropy
 from vitascope.training.kernels import use_kernels
@@ -29,29 +29,7 @@ from vitascope.training.schedule import step_values
 from vitascope.training.session import Session
 
 EPS = 1e-8  # AdamW's
-SCORED = 2**17  # images × models that are scored at once, at 64 tokens
-
-
-def check_together(recipes: list[Recipe]) -> None:
-    """They may differ in seed, rates and decay; the rest decides shapes and what a step does."""
-    alike = {repr(_without_own(recipe)) for recipe in recipes}
-    if len(alike) > 1:
-        raise UserError("Only runs that differ in train.seed, lr, muon_lr and weight_decay alone can learn together.")
-    train, model = recipes[0].train, recipes[0].model
-    if train.objective != "classify" or train.distill or train.tune != "full" or train.freeze or recipes[0].weights:
-        raise UserError("Learning together is for training from scratch with labels.")
-    rates = (model.drop_rate, model.pos_drop_rate, model.proj_drop_rate, model.attn_drop_rate, model.drop_path_rate)
-    if any(rates):
-        raise UserError("Learning together does without dropout and stochastic depth. Set their rates to 0.")
-    for name, wanted in (("accumulate", 1), ("layer_decay", 1.0), ("final_weight_decay", None), ("patience", 0)):
-        if getattr(train, name) != wanted:
-            raise UserError(f"Learning together does without train.{name}={getattr(train, name)}.")
-    if recipes[0].data.balance != "none" or model.grad_checkpointing or train.precision == "float16":
-        raise UserError("Learning together does without data.balance, model.grad_checkpointing and float16.")
-
-
-def _without_own(recipe: Recipe) -> Recipe:
-    return replace(recipe, train=replace(recipe.train, seed=0, lr=1.0, muon_lr=1.0, weight_decay=0.0))
+SCORED = 2**20  # tokens of all models that are scored at once
 
 
 @dataclass(frozen=True)
@@ -74,8 +52,7 @@ class Together:
         self.sessions, self.first, self.count = sessions, sessions[0], len(sessions)
         self.config, self.device = self.first.recipe.train, self.first.hardware.device
         self.batch, self.steps_per_epoch = self.first.batch, self.first.steps_per_epoch
-        short = self.first.hardware.kernels.get("attention") == "short" and not self.first.recipe.model.qk_norm
-        use_kernels(self.first.model, {"attention": "short"} if short else {})  # the others cannot be batched so
+        use_kernels(self.first.model, {"attention": _kernel(self.first)})
         self._lay_out()
         self.images, self.labels = self._stacked("images"), self._stacked("labels")
         means, deviations = (self._numbers(name) for name in ("mean", "std"))
@@ -143,8 +120,7 @@ class Together:
         images = torch.stack([split.images for split in held if split]).to(self.device)
         labels = torch.stack([split.labels for split in held if split]).to(self.device)
         weights = self._as_weights(self.table if self.average is None else self.average)
-        tokens = self.first.recipe.model.num_tokens
-        at_once = max(1, SCORED * 64 // tokens // self.count // 8)
+        at_once = max(1, SCORED // self.first.recipe.model.num_tokens // self.count)
         parts = []
         for part in images.split(at_once, dim=1):
             pixels = self.prepared(part.flatten(0, 1)).unflatten(0, part.shape[:2]).to(self.table.dtype)
@@ -246,7 +222,7 @@ class Together:
         return losses, (logits.detach().argmax(-1) == wanted).float().mean(1)
 
     def _logits(self, weights: dict[str, Tensor], images: Tensor) -> Tensor:
-        with self.first.hardware.autocast(), sdpa_kernel(SDPBackend.MATH):  # the others cannot be batched over models
+        with self.first.hardware.autocast():
             return vmap(lambda own, seen: functional_call(self.first.model, own, (seen,)))(weights, images)
 
     @torch.no_grad()
@@ -288,6 +264,14 @@ class Together:
                 steps[name] = torch.stack(flat[place * self.count : (place + 1) * self.count]).flatten(1)
         lr = self.muon_lr * rate
         weight.mul_(1 - lr * self.decay).sub_(torch.cat([steps[name] for name in self.by_muon], dim=1) * lr)
+
+
+def _kernel(session: Session) -> str:
+    """Our own for few tokens, where it works (its QK-norm has one model's weights), else attention written out."""
+    hardware, model = session.hardware, session.recipe.model
+    fits = hardware.device == "cuda" and hardware.precision == "bfloat16" and HERE
+    plain = not model.qk_norm and not model.causal and model.attention == "plain" and not model.fewer_per_block[0]
+    return "short" if fits and plain and model.num_tokens <= 128 and model.head_width in (32, 64, 128) else WRITTEN
 
 
 def _mixed(images: Tensor, labels: Tensor, draw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

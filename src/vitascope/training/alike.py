@@ -1,0 +1,28 @@
+"""Recipes -> whether their runs can learn together, as one computation."""
+
+from dataclasses import replace
+
+from vitascope.errors import UserError
+from vitascope.recipe.schema import Recipe
+
+
+def check_together(recipes: list[Recipe]) -> None:
+    """They may differ in seed, rates and decay; the rest decides shapes and what a step does."""
+    alike = {repr(_without_own(recipe)) for recipe in recipes}
+    if len(alike) > 1:
+        raise UserError("Only runs that differ in train.seed, lr, muon_lr and weight_decay alone can learn together.")
+    train, model = recipes[0].train, recipes[0].model
+    if train.objective != "classify" or train.distill or train.tune != "full" or train.freeze or recipes[0].weights:
+        raise UserError("Learning together is for training from scratch with labels.")
+    rates = (model.drop_rate, model.pos_drop_rate, model.proj_drop_rate, model.attn_drop_rate, model.drop_path_rate)
+    if any(rates):
+        raise UserError("Learning together does without dropout and stochastic depth. Set their rates to 0.")
+    for name, wanted in (("accumulate", 1), ("layer_decay", 1.0), ("final_weight_decay", None), ("patience", 0)):
+        if getattr(train, name) != wanted:
+            raise UserError(f"Learning together does without train.{name}={getattr(train, name)}.")
+    if recipes[0].data.balance != "none" or model.grad_checkpointing or train.precision == "float16":
+        raise UserError("Learning together does without data.balance, model.grad_checkpointing and float16.")
+
+
+def _without_own(recipe: Recipe) -> Recipe:
+    return replace(recipe, train=replace(recipe.train, seed=0, lr=1.0, muon_lr=1.0, weight_decay=0.0))

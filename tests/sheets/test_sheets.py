@@ -1,0 +1,113 @@
+"""The sheets: what they say of shapes is computed, of training is measured, and a second call repeats nothing."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.study.test_study import fake
+from vitascope import UserError
+from vitascope.sheets import a, b, c, d, e
+from vitascope.sheets.all import run_sheet
+from vitascope.sheets.d_questions import _claim
+from vitascope.sheets.lab import reached
+from vitascope.sheets.pictures import mask_numbers, positions_figure
+from vitascope.sheets.writing import Report
+from vitascope.study.answer import Cell
+
+QUIET = Console(quiet=True)
+
+
+def report_of(letter: str, folder: Path) -> Report:
+    return Report(letter, "a test", True, folder)
+
+
+def text_of(report: Report) -> str:
+    page = report.write("abc")
+    return page.with_suffix(".md").read_text()
+
+
+def test_an_unknown_sheet_and_no_seeds_are_refused(tmp_path) -> None:
+    with pytest.raises(UserError, match="There is no sheet F"):
+        run_sheet("F", tmp_path, console=QUIET)
+    with pytest.raises(UserError, match="--seeds 0"):
+        run_sheet("A", tmp_path, seeds=0, console=QUIET)
+
+
+def test_sheet_b_corrects_the_shapes(tmp_path) -> None:
+    report = report_of("B", tmp_path)
+    b._shapes(report)
+    text = text_of(report)
+    assert "softmax(Kᵀ Q / √768): 6 × 6" in text and "V · map: 768 × 6" in text
+    for shape in ("1 × 12 × 5 × 5", "1 × 5 × 12 × 64"):
+        assert text.count(shape) >= 2  # the sheet's and ours
+
+
+def test_sheet_c_finds_whose_weights_are_whose(tmp_path) -> None:
+    report = report_of("C", tmp_path)
+    c._weights(report)
+    text = text_of(report)
+    assert re.search(r"W_v \| 256 × 256 \| 256 × 256", text) and "of 2304 × 768" in text
+    assert float(re.search(r"largest difference is ([\d.e-]+)\.", text)[1]) < 1e-5
+    assert mask_numbers(5).tolist()[1] == [0, 0, -10_000, -10_000, -10_000]
+
+
+def test_sheet_e_compares_with_pytorchs_layers(tmp_path) -> None:
+    report = report_of("E", tmp_path)
+    e._against_native(report)
+    apart = [float(number) for number in re.findall(r"\b\de[-+]\d\d\b", text_of(report))]
+    assert len(apart) == 10 and max(apart) < 1e-12
+
+
+def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(d, "TOKEN_COUNTS", (64, 128, 256))
+    report = report_of("D", tmp_path)
+    fits = d._cost(report)
+    d._small_image(report)
+    text = text_of(report)
+    assert set(fits) == {"written out", "fused"} and "sees 32.7% of the pixels" in text
+    assert "projections cost 34.1 million operations" in text and "does not divide" in text
+    assert (tmp_path / "D-cost.png").is_file() and (tmp_path / "D.html").read_text().count("data:image/png") == 1
+    assert len(positions_figure([(10, 8)]).axes) == 2
+
+
+def test_a_claim_holds_or_not_by_the_seeds() -> None:
+    """The sheet's favourite depth is 6."""
+    told = _claim("depth", fake({"4": [0.90, 0.91, 0.92], "6": [0.95, 0.96, 0.971]}))
+    assert "6 is the best here too (96.03" in told and "every other value is worse" in told
+    told = _claim("depth", fake({"4": [0.95, 0.96, 0.971], "6": [0.90, 0.91, 0.92]}))
+    assert "is not the best: depth=4" in told
+    told = _claim("depth", fake({"4": [0.95, 0.92, 0.90], "6": [0.90, 0.93, 0.91]}))
+    assert "cannot be told from the best" in told
+
+
+def test_when_an_accuracy_is_reached() -> None:
+    def result(*curve):
+        return {"accuracy": curve[-1], "seconds": 10.0, "curves": {"val_accuracy": list(curve)}}
+
+    found = reached(Cell({}, {1: result(0.1, 0.5, 0.8, 0.9), 2: result(0.6, 0.7, 0.7, 0.7)}), 0.5)
+    assert found.epochs == [2, 1] and found.seconds == [5.0, 2.5] and found.never == 0
+    found = reached(Cell({}, {1: result(0.1, 0.5, 0.8, 0.9), 2: result(0.6, 0.7, 0.7, 0.7)}), 0.8)
+    assert str(found) == "epoch 3, 7.5 s (1 of 2 seeds never)"
+    assert str(reached(Cell({}, {1: result(0.1)}), 0.8)) == "never"
+
+
+def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None:
+    """On the digits that come with scikit-learn, which are as many tokens."""
+    digits = ["data.name=digits", "model.img_size=8", "model.patch_size=2", "train.batch_size=64"]
+    monkeypatch.setattr(a, "QUICK", [*digits, "data.fraction=0.1,0.5", "train.epochs=2"])
+    for _ in range(2):
+        page = run_sheet("a", tmp_path, seeds=2, quick=True, device="cpu", commit="abc", console=QUIET)
+        runs = sorted((tmp_path / "A-quick").rglob("model.safetensors"))
+        times = [run.stat().st_mtime_ns for run in runs]
+        assert len(runs) == 4
+    assert [run.stat().st_mtime_ns for run in runs] == times
+    text = page.with_suffix(".md").read_text()
+    assert "94.61 % after 1,000 epochs" in text and "Shortened" in text and "17 × 17" in text
+    for asked in ("Q, K and V", "softmax", "attention map, what", "self-attention?", "graph network", "residual"):
+        assert asked in text
+    assert all((tmp_path / name).is_file() for name in re.findall(r"\]\(([\w-]+\.png)\)", text))
+    told = json.loads((tmp_path / "A.json").read_text())
+    assert len(told["accuracy"]) == 2 and told["commit"] == "abc" and told["quick"] is True

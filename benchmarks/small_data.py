@@ -87,10 +87,22 @@ def picture(records: list[Path], out: Path) -> None:
         labels = f"{first['labels']:.0%} of the labels"
         title = f"{labels}\nplain: {100 * worth[0].accuracy:.1f} %"
         told = [
-            (arm.name, 100 * arm.gain, 100 * arm.half if arm.half else None) for arm in worth if arm.gain is not None
+            (
+                arm.name if arm.base == worth[0].name else f"{arm.name}\n(against {arm.base})",
+                100 * arm.gain,
+                100 * arm.half if arm.half else None,
+            )
+            for arm in worth
+            if arm.gain is not None
         ]
         panels[title] = told
-    save(draw_arms(panels, "Dots: mean over seeds; bars: 95 % interval of the paired difference; grey: noise."), out)
+    save(
+        draw_arms(
+            panels,
+            "Against the plain model, or what is named. Dots: mean over seeds; bars: 95 % interval of the paired difference; grey: noise, or one seed.",
+        ),
+        out,
+    )
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from tests.study.test_study import fake
 from vitascope import UserError
 from vitascope.sheets import a, b, c, d, e
 from vitascope.sheets.all import run_sheet
-from vitascope.sheets.d_questions import _claim
 from vitascope.sheets.lab import reached
 from vitascope.sheets.pictures import mask_numbers, positions_figure
 from vitascope.sheets.writing import Report
@@ -75,11 +74,11 @@ def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
 
 def test_a_claim_holds_or_not_by_the_seeds() -> None:
     """The sheet's favourite depth is 6."""
-    told = _claim("depth", fake({"4": [0.90, 0.91, 0.92], "6": [0.95, 0.96, 0.971]}))
+    told = d._claim("depth", fake({"4": [0.90, 0.91, 0.92], "6": [0.95, 0.96, 0.971]}))
     assert "6 is the best here too (96.03" in told and "every other value is worse" in told
-    told = _claim("depth", fake({"4": [0.95, 0.96, 0.971], "6": [0.90, 0.91, 0.92]}))
+    told = d._claim("depth", fake({"4": [0.95, 0.96, 0.971], "6": [0.90, 0.91, 0.92]}))
     assert "is not the best: depth=4" in told
-    told = _claim("depth", fake({"4": [0.95, 0.92, 0.90], "6": [0.90, 0.93, 0.91]}))
+    told = d._claim("depth", fake({"4": [0.95, 0.92, 0.90], "6": [0.90, 0.93, 0.91]}))
     assert "cannot be told from the best" in told
 
 

@@ -32,10 +32,7 @@ def study(
         str | None, typer.Option(help="Start no run after so long, such as 30m; the next call goes on.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes at once on this machine.")] = 1,
-    together: Annotated[
-        int | None,
-        typer.Option(help="Runs of one shape that learn as one computation; else as suits the device, 1: each alone."),
-    ] = None,
+    together: Annotated[int | None, typer.Option(help="Runs learning as one computation; else as suits.")] = None,
     name: Annotated[str | None, typer.Option(help="The study's name; else made from recipe and settings.")] = None,
     storage: Annotated[
         str | None, typer.Option(help="A database that machines share, as Optuna writes it: postgresql://…")
@@ -52,10 +49,9 @@ def study(
     recipe, settings = recipe_first(words)
     if judge not in ("val", "test"):
         raise UserError(f"--judge {judge} is unknown. Choose val or test.")
-    if jobs < 1:
-        raise UserError(f"--jobs {jobs} must be at least 1.")
-    if together is not None and together < 1:
-        raise UserError(f"--together {together} must be at least 1.")
+    for option, number in (("--jobs", jobs), ("--together", together)):
+        if number is not None and number < 1:
+            raise UserError(f"{option} {number} must be at least 1.")
     until = None if budget is None else time.monotonic() + _seconds(budget)
     from vitascope.study.design import design
 

@@ -23,7 +23,7 @@ def draw_arms(panels: dict[str, list[Worth]], text: str) -> Figure:
         axis.set_yticks(range(len(found)), [name for name, _, _ in reversed(found)])
         axis.set_ylim(-0.6, len(found) - 0.4)
         axis.grid(axis="x", alpha=0.25)
-        label(axis, title, "points against the plain model", "")
+        label(axis, title, "points", "")
     caption(figure, text)
     return figure
 

@@ -16,6 +16,7 @@ class Arm:
     rows: list[dict[str, Any]]
     gain: float | None
     half: float | None  # of the 95 % interval of `gain`; None: one seed tells nothing about it
+    base: str = ""  # the arm it is held against
 
     @property
     def accuracy(self) -> float:
@@ -36,17 +37,19 @@ class Arm:
 
 
 def arms_of(rows: list[dict[str, Any]]) -> list[Arm]:
-    """In the order they were measured; the first is what the others are held against, seed by seed."""
+    """In the order they were measured. Each is held against the first, seed by seed; one that is called like another
+    and something more ("+ SPT, dropout 0.1") against that other."""
     names = list(dict.fromkeys(row["arm"] for row in rows))
     groups = {name: [row for row in rows if row["arm"] == name] for name in names}
-    plain = {row["seed"]: row["accuracy"] for row in groups[names[0]]} if names else {}
     found = []
     for name, group in groups.items():
-        pairs = [row["accuracy"] - plain[row["seed"]] for row in group if row["seed"] in plain]
+        base = next((other for other in names if name.startswith(f"{other}, ")), names[0])
+        known = {row["seed"]: row["accuracy"] for row in groups[base]}
+        pairs = [row["accuracy"] - known[row["seed"]] for row in group if row["seed"] in known]
         if name == names[0] or not pairs:
             found.append(Arm(name, group, None, None))
         else:
-            found.append(Arm(name, group, mean(pairs), interval(pairs)))
+            found.append(Arm(name, group, mean(pairs), interval(pairs), base))
     return found
 
 

@@ -146,11 +146,10 @@ def small_data(folder: Path, names: list[str]) -> str:
             worth = "–" if arm.gain is None else f"{100 * arm.gain:+.2f}"
             worth += "" if arm.half is None else f" ± {100 * arm.half:.2f}"
             score = f"{100 * arm.accuracy:.2f}{spread} %"
-            seconds = f"{mean(told['seconds'] for told in arm.rows):.0f}"
             lines.append(
-                [arm.name, millions(row["parameters"]), str(len(arm.rows)), score, worth, arm.verdict, seconds]
+                [arm.name, millions(row["parameters"]), str(len(arm.rows)), score, arm.base or "–", worth, arm.verdict]
             )
-    return markdown(["model", "parameters", "seeds", "accuracy", "against plain", "", "seconds"], lines)
+    return markdown(["model", "parameters", "seeds", "accuracy", "against", "points", ""], lines)
 
 
 def fewer_tokens(folder: Path, names: list[str]) -> str:

@@ -1,9 +1,11 @@
 """Sheet A: a minimal ViT on MNIST, and its attention map."""
 
 from vitascope.model.anatomy import total_parameters
+from vitascope.run.directory import Run
 from vitascope.sheets.lab import Lab, percent, reached
 from vitascope.sheets.pictures import map_figure
 from vitascope.sheets.writing import Report
+from vitascope.study.answer import Cell
 from vitascope.study.report import bands
 
 TITLE = "a minimal ViT on MNIST, and its attention map"
@@ -41,7 +43,14 @@ def run(lab: Lab, report: Report) -> None:
         ],
     )
     report.picture("curves", bands(found, {few.name: f"{counts[0]:,} images", many.name: f"{counts[1]:,} images"}))
+    report.numbers |= {"accuracy": many.accuracies, "accuracy_few": few.accuracies}
+    report.numbers |= {"reached": [when.epochs, when.seconds]}
+    _look(report, first)
+
+
+def _look(report: Report, first: Run) -> None:
     report.heading("The attention map")
+    model = first.recipe.model
     figure, maps = map_figure(first)
     report.picture("map", figure)
     tokens, own = len(maps), maps.diagonal()
@@ -52,69 +61,21 @@ def run(lab: Lab, report: Report) -> None:
         average, and in {strongest} of {tokens} rows its own place is the strongest: looking at oneself is not the
         rule."""
     )
-    _answers(report, model.embed_dim, tokens, float(maps[0, 1:].max()))
-    report.numbers |= {
-        "accuracy": many.accuracies,
-        "accuracy_few": few.accuracies,
-        "reached": [when.epochs, when.seconds],
-    }
+    sizes = {"width": model.embed_dim, "root": model.embed_dim**0.5, "tokens": tokens, "edges": tokens**2}
+    report.questions(**sizes, largest=float(maps[0, 1:].max()))
 
 
-def _curve(cell) -> list[float]:
+def _curve(cell: Cell) -> list[float]:
     return next(iter(cell.results.values()))["curves"]["val_accuracy"]
 
 
-def _epochs(cell) -> str:
+def _epochs(cell: Cell) -> str:
     return f"{len(_curve(cell))} epochs, {cell.number('seconds'):.0f} s a run"
 
 
-def _converged(cell) -> str:
+def _converged(cell: Cell) -> str:
     """The first epoch from which on the mean curve stays within half a point of its last value."""
     curves = [found["curves"]["val_accuracy"] for found in cell.results.values()]
     mean = [sum(values) / len(values) for values in zip(*curves, strict=True)]
     late = [epoch for epoch, value in enumerate(mean, start=1) if abs(value - mean[-1]) > 0.005]
     return f"within half a point of the end from epoch {(late[-1] if late else 0) + 1} on"
-
-
-def _answers(report: Report, width: int, tokens: int, largest: float) -> None:
-    report.heading("The questions")
-    report.asked(
-        "What do Q, K and V mean, and how are they used?",
-        f"""Every token is turned into three vectors by three learned projections. Its query says what it looks for,
-        its key what it offers to be found by, its value what it hands over. Each query is multiplied with all keys;
-        the products, after the softmax, are weights; the output of a token is the values' average with these weights.
-        With three different inputs, queries come from one set of tokens and keys and values from others; here all
-        three come from the same {tokens} tokens.""",
-    )
-    report.asked(
-        "What is the role of the softmax, and of the scale?",
-        f"""The softmax turns a query's scores into weights that are positive and sum to 1, so the output stays an
-        average of values, and it can be learnt because it is smooth. A product of two vectors of {width} independent
-        numbers of size 1 has a standard deviation of √{width} = {width**0.5:.1f}; unscaled, the softmax of such
-        scores puts nearly everything on one key, where its gradient is almost zero. Dividing by √d brings them back
-        to size 1.""",
-    )
-    report.asked(
-        "What is the attention map, what are its dimensions, how is it read?",
-        f"""softmax(Q Kᵀ / √d): batch × tokens × tokens, here 1 × {tokens} × {tokens} (with many heads, one such
-        matrix each). Row i says where token i looks; column j how much everyone looks at token j. The class token's
-        row, laid over the image, shows which patches its answer is gathered from; the strongest patch above has
-        {largest:.2f}. It says where information was fetched, not yet that it decided the answer.""",
-    )
-    report.asked(
-        "What is self-attention?",
-        """Attention whose queries, keys and values are made from the same tokens: the image looks at itself.""",
-    )
-    report.asked(
-        "Why is attention called a fully connected graph network?",
-        f"""Take tokens as nodes. Every node receives from every node, itself included, along an edge whose weight is
-        computed from the two nodes: here {tokens}² = {tokens**2:,} directed edges, anew for every image. One block is
-        one round of messages. Positions are not part of the graph: without a position embedding, as here, the class
-        token's answer does not change when the patches change places.""",
-    )
-    report.asked(
-        "Why residual connections?",
-        """x + f(x) lets the gradient pass unchanged beside every block, so that deep stacks learn from the start; a
-        block only has to learn what to add, and can do nothing by adding nothing. Attention alone only averages:
-        without the sum every block would make tokens more alike.""",
-    )

@@ -35,7 +35,7 @@ def run(lab: Lab, report: Report) -> None:
     report.table(head, rows)
     report.text(found.sentence)
     report.numbers |= {"accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in found.cells}}
-    _answers(report)
+    report.questions()
 
 
 def _shapes(report: Report) -> None:
@@ -60,6 +60,10 @@ def _shapes(report: Report) -> None:
         a score is a product of two columns, Kᵀ Q, and the softmax runs over the keys, down each column (the columns
         above sum to {maps.sum(0).min():.4f} to {maps.sum(0).max():.4f})."""
     )
+    _heads(report)
+
+
+def _heads(report: Report) -> None:
     tokens = torch.randn(1, 5, 768)
     layer = SelfAttention(768, 12).eval()
     with torch.no_grad():
@@ -88,34 +92,3 @@ def _shapes(report: Report) -> None:
 
 def _of(tensor: torch.Tensor) -> str:
     return " × ".join(map(str, tensor.shape))
-
-
-def _answers(report: Report) -> None:
-    report.heading("The questions")
-    report.asked(
-        "How is self-attention computed, in five steps?",
-        """1. Project every token to a query, a key and a value. 2. Multiply every query with every key.
-        3. Divide by the root of the key width. 4. Softmax over the keys, so that every query's weights sum to 1.
-        5. Average the values with these weights.""",
-    )
-    report.asked(
-        "Name three uses.",
-        """Language (translation, language models), vision (classification as here, detection, segmentation), generative
-        models (text, and images by diffusion transformers).""",
-    )
-    report.asked(
-        "Name four advantages over CNNs.",
-        """Global context: every token can reach every other in the first block, where a 3 × 3 convolution sees its
-        neighbours. Input sizes: attention takes any number of tokens (see below for what does not). Informative
-        regions: the weights depend on the image, a convolution's are the same everywhere. Parallel computation: all
-        pairs at once; but so are a convolution's positions: convolutions are not sequential, recurrent networks
-        are.""",
-    )
-    report.asked(
-        "Do transformers take any input size, and CNNs not?",
-        """B says yes, D the opposite. Measured in our tests: attention and the blocks run on any number of tokens; a
-        learned position table and a size check do not, and have to be resampled (`vitascope adapt`); rotary and
-        sinusoidal positions are computed for any size. A CNN's convolutions take any size as well, and with global
-        pooling before the classifier so does the whole network; with a flattened last map it does not. So neither is
-        a property of attention or of convolution, but of how positions and the head are built.""",
-    )

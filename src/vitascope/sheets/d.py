@@ -9,11 +9,10 @@ from vitascope.errors import UserError
 from vitascope.model.anatomy import anatomy
 from vitascope.model.attention_cost import TOKEN_COUNTS, WAYS, exponent, measure_attention
 from vitascope.model.config import ModelConfig
-from vitascope.sheets.d_questions import answers
-from vitascope.sheets.lab import Lab
+from vitascope.sheets.lab import Lab, percent
 from vitascope.sheets.pictures import positions_figure
 from vitascope.sheets.writing import Report
-from vitascope.study.answer import Answer
+from vitascope.study.answer import Answer, Cell
 from vitascope.study.report import bands, table
 from vitascope.training.hardware import choose_device
 
@@ -23,6 +22,8 @@ STUDIES = {
     "patch": ("model.patch_size=2,4,7,14,28", "2 “has problem with the learning”, 14 ideal, 28 is no patching at all"),
     "depth": ("model.depth=2,4,6,8", "6 best, 8 unstable, 2 starts worse and ends well"),
 }
+CLAIMS = {"width": "32", "patch": "14", "depth": "6"}
+NAMES = {"width": "embed_dim", "patch": "patch size", "depth": "blocks"}
 QUICK = ["data.fraction=0.02", "train.epochs=3", "train.batch_size=32"]
 FEW = ["data.fraction=0.0186", "train.epochs=100"]  # 1,000 images
 FEW_QUICK = ["data.fraction=0.0186", "train.epochs=4", "train.batch_size=16"]
@@ -47,7 +48,10 @@ def run(lab: Lab, report: Report) -> None:
     costs = _cost(report)
     _small_image(report)
     gains = _little_data(lab, report)
-    answers(report, found, costs, gains)
+    out, fused = costs["written out"], costs["fused"]
+    claims = " ".join(_claim(name, one) for name, one in found.items())
+    told = "; ".join(f"{name} {points} points ({verdict})" for name, (points, verdict) in gains.items())
+    report.questions(time=out["time"], memory=out["memory"], fused=fused["memory"], claims=claims, told=told)
     report.numbers |= {name: {cell.name: cell.accuracies for cell in one.cells} for name, one in found.items()}
 
 
@@ -153,24 +157,48 @@ def _small_image(report: Report) -> None:
     )
 
 
-def _little_data(lab: Lab, report: Report) -> dict[str, tuple[float, float | None, str]]:
+def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
+    """Per change its points and the verdict."""
     report.heading("Little data: a thousand images")
-    gains: dict[str, tuple[float, float | None, str]] = {}
+    gains: dict[str, tuple[str, str]] = {}
     rows = []
     for name, words in REMEDIES.items():
         place = "few-" + words.split("=")[0].split(".")[-1]
         found = lab.study(place, "sheet-d", [words, *(FEW_QUICK if lab.quick else FEW)])
         plain, changed = found.cells
-        better = found.best is changed
-        other = found.against_best(plain if better else changed)
-        points, half = (0.0, None) if other is None else ((-other.points if better else other.points), other.half)
-        verdict = (
-            "cannot be told" if other is None or other.verdict == "cannot be told" else "helps" if better else "hurts"
-        )
-        verdict = "one seed" if other is not None and other.verdict == "one seed" else verdict
-        gains[name] = (points, half, verdict)
-        half_text = "" if half is None else f" ± {100 * half:.2f}"
-        rows.append([name, f"{100 * plain.accuracy:.2f} %", f"{100 * points:+.2f}{half_text}", verdict])
-    report.table(["change", "without", "points", "verdict"], rows)
-    report.text("Paired over seeds, 95 % intervals; the rest as above.")
+        gains[name] = _gain(found, plain, changed)
+        rows.append([name, percent(plain), percent(changed), *gains[name]])
+    report.table(["change", "without", "with", "points", ""], rows)
+    report.text("Differences are taken seed by seed, with 95 % intervals; the rest as above.")
     return gains
+
+
+def _gain(found: Answer, plain: Cell, changed: Cell) -> tuple[str, str]:
+    better = found.best is changed
+    other = found.against_best(plain if better else changed)
+    if other is None:
+        return "–", "not compared"
+    half = "" if other.half is None else f" ± {100 * other.half:.2f}"
+    verdict = ("helps" if better else "hurts") if other.verdict == "worse" else other.verdict
+    return f"{100 * (-other.points if better else other.points):+.2f}{half}", verdict
+
+
+def _claim(name: str, found: Answer) -> str:
+    """Whether the sheet's favourite is the best here."""
+    claimed = next((cell for cell in found.cells if next(iter(cell.settings.values())) == CLAIMS[name]), None)
+    best = found.best
+    if claimed is None:
+        return f"{NAMES[name]}: {found.sentence}"
+    if claimed is best:
+        rest = "and every other value is worse" if not found.as_good else "but others cannot be told from it"
+        return f"{NAMES[name]}: the sheet's {CLAIMS[name]} is the best here too ({percent(claimed)}), {rest}."
+    other = found.against_best(claimed)
+    if other is not None and other.verdict == "worse":
+        return (
+            f"{NAMES[name]}: the sheet's {CLAIMS[name]} ({percent(claimed)}) is not the best: {best.name} reaches "
+            f"{percent(best)}, beyond the seeds' noise."
+        )
+    return (
+        f"{NAMES[name]}: the sheet's {CLAIMS[name]} ({percent(claimed)}) cannot be told from the best, {best.name} "
+        f"({percent(best)})."
+    )

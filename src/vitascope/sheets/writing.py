@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,13 @@ class Report:
     def picture(self, name: str, figure: Figure) -> None:
         self.parts.append(("picture", (f"{self.sheet}-{name}", figure)))
 
-    def asked(self, question: str, answer: str) -> None:
-        """A question of the sheet, and its answer."""
-        self.parts.append(("asked", (question, " ".join(answer.split()))))
+    def questions(self, **numbers: Any) -> None:
+        """The sheet's questions and our answers, from questions/SHEET.md; `numbers` fill what stands in {}."""
+        self.heading("The questions")
+        place = resources.files("vitascope.sheets") / "questions" / f"{self.sheet}.md"
+        for part in place.read_text(encoding="utf-8").split("## ")[1:]:
+            question, _, answer = part.partition("\n")
+            self.parts.append(("asked", (question.strip(), " ".join(answer.split()).format(**numbers))))
 
     def write(self, commit: str | None = None) -> Path:
         """SHEET.md, its pictures, SHEET.html and SHEET.json; the page's path comes back."""

@@ -43,6 +43,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "+ SPT + LSA, dropout 0.1": BOTH | DROPOUT,
     "+ SPT + LSA, stochastic depth 0.1": BOTH | {"drop_path_rate": 0.1},
 }
+CAPTION = (
+    "Against the plain model, or what is named. Dots: mean over seeds; bars: 95 % interval of the paired difference;"
+)
 FEW = ("plain", "+ SPT + LSA", "CCT tokenizer and pooling")
 ON_RECIPE = ("plain", "+ SPT", "+ LSA", "CCT tokenizer and pooling")
 
@@ -99,7 +102,7 @@ def picture(records: list[Path], out: Path) -> None:
     save(
         draw_arms(
             panels,
-            "Against the plain model, or what is named. Dots: mean over seeds; bars: 95 % interval of the paired difference; grey: noise, or one seed.",
+            f"{CAPTION} grey: noise, or one seed.",
         ),
         out,
     )

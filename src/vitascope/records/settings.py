@@ -1,11 +1,13 @@
 """Recipes -> their settings as words, what differs between them, and the command that repeats one."""
 
 import shlex
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from vitascope.data.policy import resolve
+from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe, recipe_names
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import SECTIONS, word
@@ -32,7 +34,10 @@ def differing(recipes: list[Recipe]) -> dict[str, list[Any]]:
 
 def command_for(recipe: Recipe, seeds: list[int]) -> str:
     """The words that train it again, from whichever recipe that ships is nearest."""
-    changes = {name: _changes(name, recipe) for name in recipe_names()}
+    changes: dict[str, dict[str, Any]] = {}
+    for known in recipe_names():
+        with suppress(UserError):  # of a recipe that cannot be for these images, such as mirrored digits
+            changes[known] = _changes(known, recipe)
     name = min(changes, key=lambda known: (len(changes[known]), known != recipe.name))
     words = [shlex.quote(f"{key}={word(value)}") for key, value in changes[name].items() if key != "train.seed"]
     seed = f"train.seed={seeds[0]}" if len(seeds) == 1 else "train.seed=$seed"

@@ -43,11 +43,15 @@ def cards(folder: Path, names: list[str]) -> str:
 def sentence(folder: Path, names: list[str]) -> str:
     """For a recipe's first lines: accuracy, time, machine."""
     return "; ".join(
-        f"{accuracy_words(record)} of the {record.data} test images ({len(record.seeds)} seeds, last epoch, "
+        f"{accuracy_words(record)} of the {record.data} test images ({_counted(len(record.seeds))}, last epoch, "
         f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
         f"{seconds_words(record.seconds)} s, {seconds_words([max(record.cold_seconds)])} s cold, {record.machine_name}"
         for _, record in _records(folder, names)
     )
+
+
+def _counted(seeds: int) -> str:
+    return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def accuracy(folder: Path, names: list[str]) -> str:

@@ -299,3 +299,25 @@ def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> Non
     odd = tiny_run(tmp_path / "later", **{"weights": other.path, "train.epochs": 1, "train.seed": 2})
     with pytest.raises(UserError, match=r"The runs differ in mae\.mask"):
         make_record([runs[0], odd], "two-stages")
+
+
+def test_tables_of_learning_without_labels(tmp_path) -> None:
+    """By hand: means 70 and 80 %, deviations √2 and 0; one seed has none."""
+    fine = [
+        ("from scratch", 0.1, 0.69),
+        ("from scratch", 0.1, 0.71),
+        ("from scratch", 1.0, 0.95),
+        ("after DINO", 0.1, 0.8),
+    ]
+    rows: list[dict] = [{"kind": "fine-tuned", "arm": a, "labels": b, "accuracy": c} for a, b, c in fine]
+    rows += [
+        {"kind": "features", "arm": "after DINO", "knn": knn, "linear": 0.8, "epochs": 40, "seconds": 80}
+        for knn in (0.7, 0.72)
+    ]
+    (tmp_path / "pretraining.json").write_text(json.dumps({"rows": rows}))
+    lines = KINDS["pretraining"](tmp_path, ["pretraining"]).splitlines()
+    assert lines[0] == "|  | 10% of the labels | 100% of the labels |"
+    assert lines[2] == "| from scratch | 70.00 ± 1.41 % | 95.00 % |" and lines[3] == "| after DINO | 80.00 % | – |"
+    assert KINDS["features"](tmp_path, ["pretraining"]).splitlines()[2] == (
+        "| after DINO | 40 | 2 | 71.00 ± 1.41 % | 80.00 ± 0.00 % | 80 |"
+    )

@@ -21,8 +21,8 @@ def record(
 
     The first opening of the test set counts; a run that was never scored is scored now.
     """
+    from vitascope.records.reading import accuracy_words
     from vitascope.records.record import check_name, make_record, write_record
-    from vitascope.records.tables import accuracy_words
     from vitascope.run.directory import open_run
 
     check_name(name)

@@ -3,8 +3,8 @@
 from statistics import mean
 
 from vitascope.data.config import AugmentConfig
+from vitascope.records.reading import accuracy_words, markdown
 from vitascope.records.record import Record
-from vitascope.records.tables import accuracy_words, markdown
 
 SHOWN = (
     *("model.img_size", "model.patch_size", "model.in_chans", "model.embed_dim", "model.depth", "model.num_heads"),

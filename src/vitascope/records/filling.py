@@ -11,8 +11,9 @@ from pathlib import Path
 
 from vitascope.errors import UserError, did_you_mean
 from vitascope.records.card import card
+from vitascope.records.reading import find_records
 from vitascope.records.record import read_record
-from vitascope.records.tables import KINDS, find_records, sentence
+from vitascope.records.tables import KINDS, sentence
 
 MARK = re.compile(r"(<!-- results: (?P<words>[^>]*?) -->)(?P<old>.*?)(<!-- end results -->)", re.DOTALL)
 START = re.compile(r"<!--\s*results\b")

@@ -1,22 +1,17 @@
 """Records -> Markdown: tables and sentences that stand in README and docs."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
 
-from vitascope.errors import UserError, did_you_mean
-from vitascope.records.arms import arms_of
-from vitascope.records.record import Record, read_record
-from vitascope.run.machine import machine_name
+from vitascope.records import measured
+from vitascope.records.reading import accuracy_words, markdown, millions, records_named, seconds_words
 
 
 def table(folder: Path, names: list[str]) -> str:
     """One row per record, every machine's apart."""
     head = ["record", "parameters", "tokens", "images seen", "views", "seeds", "test accuracy", "seconds", "cold"]
     rows = []
-    for path, record in _records(folder, names):
+    for path, record in records_named(folder, names):
         rows.append(
             [
                 f"[{record.name}]({{results}}/{path.name})",
@@ -36,7 +31,7 @@ def table(folder: Path, names: list[str]) -> str:
 
 def cards(folder: Path, names: list[str]) -> str:
     """A list of links to the model cards."""
-    found = [path.stem for path, _ in _records(folder, names)]
+    found = [path.stem for path, _ in records_named(folder, names)]
     return ", ".join(f"[{stem}]({{cards}}/{stem}.md)" for stem in found)
 
 
@@ -46,7 +41,7 @@ def sentence(folder: Path, names: list[str]) -> str:
         f"{accuracy_words(record)} of the {record.data} test images ({_counted(len(record.seeds))}, last epoch, "
         f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
         f"{seconds_words(record.seconds)} s, {seconds_words([max(record.cold_seconds)])} s cold, {record.machine_name}"
-        for _, record in _records(folder, names)
+        for _, record in records_named(folder, names)
     )
 
 
@@ -55,177 +50,7 @@ def _counted(seeds: int) -> str:
 
 
 def accuracy(folder: Path, names: list[str]) -> str:
-    return "; ".join(accuracy_words(record) for _, record in _records(folder, names))
-
-
-def bench(folder: Path, names: list[str]) -> str:
-    """`make bench`'s races, a column each: images a second (a single image: milliseconds), × the fastest eager peer."""
-    cells: dict[str, dict[str, str]] = {}
-    for row in _rows(folder, names):
-        race = f"{row['shape']} {row['task']}"
-        cells.setdefault(row["who"], {})[race] = _speed(row)
-    races = list(dict.fromkeys(race for row in cells.values() for race in row))
-    return markdown(["", *races], [[who, *(row.get(race, "–") for race in races)] for who, row in cells.items()])
-
-
-def races(folder: Path, names: list[str]) -> str:
-    """A GPU's races, a row each: what `vitascope` itself runs, beside the peers."""
-    rows: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
-    for row in _rows(folder, names):
-        who = ", ".join(word for word in row["who"].split(", ") if word not in ("bfloat16", "float32"))
-        rows.setdefault((row["shape"], row["task"], row["batch"]), {})[who] = row
-    peers = ["timm", "timm, compiled", "transformers", "torchvision", "vit-pytorch"]
-    lines = []
-    for (shape, task, batch), found in rows.items():
-        ours = found["ours, compiled, whole step" if task == "train" else "ours, fast"]
-        beside = [_bare_speed(found[peer]) if peer in found else "–" for peer in peers]
-        ahead = [f"×{ours[name]:.2f}" for name in ("times_timm", "times_timm_compiled")]
-        share = "–" if task == "latency" else f"{ours['share_of_matrix_rate']:.0%}"
-        lines.append([f"{shape} {task}, batch {batch}", f"**{_bare_speed(ours)}**", *ahead, share, *beside])
-    return markdown(["race", "ours", "× timm", "× timm compiled", "of the matrix rate", *peers], lines)
-
-
-def growth(folder: Path, names: list[str]) -> str:
-    """With which power of each size the time of a training step grows, beside its FLOPs."""
-    rows = []
-    for name in names:
-        said = _read(folder / f"{name}.json")
-        for axis, told in said["exponents"].items():
-            sizes = [row[axis] for row in said["rows"] if row["axis"] == axis]
-            machine = machine_name(said["machine"], said["device"])
-            rows.append([machine, axis, f"{min(sizes)} – {max(sizes)}", f"{told['milliseconds']}", f"{told['flops']}"])
-    return markdown(["on", "size", "from – to", "time ~ size^", "FLOPs ~ size^"], rows)
-
-
-def faithfulness(folder: Path, names: list[str]) -> str:
-    """How faithful each explanation is, by deletion and insertion; random order is what it must beat."""
-    rows = []
-    for name in names:
-        said = _read(folder / f"{name}.json")
-        for row in said["rows"]:
-            alike = row.get("alike_with_shuffled_weights")
-            rows.append(
-                [
-                    f"`{said['recipe']}`, {said['images']} images",
-                    row["method"],
-                    f"{row['insertion'] - row['deletion']:+.3f}",
-                    f"{row['deletion']:.3f} ± {row['deletion_error']:.3f}",
-                    f"{row['insertion']:.3f} ± {row['insertion_error']:.3f}",
-                    "–" if alike is None else f"{alike:+.2f}",
-                ]
-            )
-    head = ["run", "method", "insertion − deletion", "deletion (low is good)", "insertion (high is good)"]
-    return markdown([*head, "alike with shuffled weights"], rows)
-
-
-def cost(folder: Path, names: list[str]) -> str:
-    """How many times a written-out forward pass all maps cost."""
-    return "; ".join(str(_read(folder / f"{name}.json")["times_a_written_out_forward"]) for name in names)
-
-
-def pretrained(folder: Path, names: list[str]) -> str:
-    """From scratch against pretrained weights (`python -m benchmarks.pretrained`), the mean over seeds."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in _rows(folder, names):
-        groups.setdefault((row["data"], row["arm"]), []).append(row)
-    lines = []
-    for (data, arm), rows in groups.items():
-        scores = [100 * row["accuracy"] for row in rows]
-        spread = f" ± {stdev(scores):.2f}" if len(scores) > 1 else ""
-        first = 100 * mean(row["first_epoch_train_accuracy"] for row in rows)
-        times = [f"{mean(row[name] for row in rows):.0f}" for name in ("seconds", "cold_seconds")]
-        grid, gflops = "×".join(map(str, rows[0]["grid"])), f"{rows[0]['flops'] / 1e9:.2f}"
-        score = f"**{mean(scores):.2f}{spread} %**"
-        lines.append([data, arm, grid, gflops, str(rows[0]["epochs"]), str(len(rows)), f"{first:.0f} %", score, *times])
-    head = ["data", "start", "grid", "GFLOPs an image", "epochs", "seeds", "right in the first epoch", "accuracy"]
-    return markdown([*head, "seconds", "cold"], lines)
-
-
-def small_data(folder: Path, names: list[str]) -> str:
-    """What each change was worth (`python -m benchmarks.small_data`), every record's first arm is its plain one."""
-    lines = []
-    for name in names:
-        for arm in arms_of(_rows(folder, [name])):
-            row, spread = arm.rows[0], "" if arm.spread is None else f" ± {100 * arm.spread:.2f}"
-            worth = "–" if arm.gain is None else f"{100 * arm.gain:+.2f}"
-            worth += "" if arm.half is None else f" ± {100 * arm.half:.2f}"
-            score = f"{100 * arm.accuracy:.2f}{spread} %"
-            lines.append(
-                [arm.name, millions(row["parameters"]), str(len(arm.rows)), score, arm.base or "–", worth, arm.verdict]
-            )
-    return markdown(["model", "parameters", "seeds", "accuracy", "against", "points", ""], lines)
-
-
-def fewer_tokens(folder: Path, names: list[str]) -> str:
-    """Merging and dropping at inference (`python -m benchmarks.fewer_tokens`)."""
-    rows = _rows(folder, names)
-    judged = ["same_answers"] + (["accuracy"] if all("accuracy" in row for row in rows) else [])
-    lines = [
-        [
-            row["way"].replace("_", " "),
-            str(row["per_block"]),
-            str(row["tokens_at_the_end"]),
-            f"{row['gflops']:.2f}",
-            f"×{row['times_as_fast']:.2f}",
-            *(f"{row[name]:.1%}" for name in judged),
-        ]
-        for row in rows
-    ]
-    head = ["", "in each block", "tokens at the end", "GFLOPs", "speed", *(name.replace("_", " ") for name in judged)]
-    return markdown(head, lines)
-
-
-def odd_size(folder: Path, names: list[str]) -> str:
-    """What models do with an image of another size than theirs (`python -m benchmarks.odd_size`)."""
-    lines = []
-    for row in _rows(folder, names):
-        grid = "–" if row["grid"] is None else "×".join(map(str, row["grid"]))
-        seen = f"{row['pixels_seen']:.1%}" if "pixels_seen" in row else "–"
-        lines.append(
-            [row["who"], f"{row['image']}×{row['image']}", row["answer"], grid, seen, str(row.get("gflops", "–"))]
-        )
-    return markdown(["model", "image", "what comes", "grid", "pixels its answer depends on", "GFLOPs"], lines)
-
-
-def _bare_speed(row: dict[str, Any]) -> str:
-    if "broken" in row:
-        return row["broken"]
-    if row["task"] == "latency":
-        return f"{row['milliseconds']:.2f} ms (p99 {row['p99_milliseconds']:.2f})"
-    return f"{row['images_per_second']:,.0f}"
-
-
-def _speed(row: dict[str, Any]) -> str:
-    if "broken" in row:
-        return row["broken"]
-    speed = f"{row['milliseconds']:.1f} ms" if row["task"] == "latency" else f"{row['images_per_second']:,.0f}"
-    return f"{speed} (×{row['times_fastest_peer']:.2f})"
-
-
-def bars(folder: Path, names: list[str]) -> str:
-    """When a sheet's bar was passed (`python -m benchmarks.first_runs`, one seed each)."""
-    rows = []
-    for name in names:
-        machine = _read(folder / f"{name}.json")["machine"]
-        for row in _rows(folder, [name]):
-            passed, device = row.get("bar_passed_after_seconds"), row["hardware"]["device"]
-            compiled = "compiled" if row["hardware"]["compiled"] else "not compiled"
-            overhead = "–" if device == "cpu" else f"{row['overhead']:.1%}"  # on a shared CPU it is noise
-            rows.append(
-                [
-                    f"`{row['recipe']}`",
-                    f"{machine_name(machine, device)}, {compiled}",
-                    millions(row["images_seen"]),
-                    f"{row['bar']:.2%}",
-                    "not passed" if passed is None else f"{passed:.1f}",
-                    f"{row['test_accuracy']:.2%}",
-                    f"{row['images_per_second']:,.0f}",
-                    overhead,
-                    name,
-                ]
-            )
-    head = ["recipe", "on", "images seen", "bar", "passed after, s", "test accuracy at the end", "images/s"]
-    return markdown([*head, "loop's overhead", "record"], rows)
+    return "; ".join(accuracy_words(record) for _, record in records_named(folder, names))
 
 
 KINDS: dict[str, Callable[[Path, list[str]], str]] = {
@@ -233,67 +58,16 @@ KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "cards": cards,
     "sentence": sentence,
     "accuracy": accuracy,
-    "bench": bench,
-    "bars": bars,
-    "races": races,
-    "growth": growth,
-    "faithfulness": faithfulness,
-    "cost": cost,
-    "pretrained": pretrained,
-    "odd-size": odd_size,
-    "small-data": small_data,
-    "fewer-tokens": fewer_tokens,
+    "bench": measured.bench,
+    "bars": measured.bars,
+    "races": measured.races,
+    "growth": measured.growth,
+    "faithfulness": measured.faithfulness,
+    "cost": measured.cost,
+    "pretrained": measured.pretrained,
+    "odd-size": measured.odd_size,
+    "small-data": measured.small_data,
+    "fewer-tokens": measured.fewer_tokens,
+    "pretraining": measured.pretraining,
+    "features": measured.features,
 }
-
-
-def accuracy_words(record: Record) -> str:
-    spread = "" if record.spread is None else f" ± {100 * record.spread:.2f}"
-    return f"{100 * record.accuracy:.2f}{spread} %"
-
-
-def seconds_words(seconds: list[float]) -> str:
-    """One number where seeds agree to the second (below ten to the tenth), else from – to."""
-    low, high = (f"{value:.{0 if value >= 10 else 1}f}" for value in (min(seconds), max(seconds)))
-    return low if low == high else f"{low}–{high}"
-
-
-def millions(number: int) -> str:
-    return f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number / 1e3:.0f} k"
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def find_records(folder: Path) -> dict[str, list[Path]]:
-    """Name -> its files, one per machine. A record is what has seeds and an accuracy for each."""
-    found: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob("*.json")):
-        said = _read(path)
-        if "test_accuracy" in said and "seeds" in said:
-            found.setdefault(said["name"], []).append(path)
-    return found
-
-
-def _records(folder: Path, names: list[str]) -> list[tuple[Path, Record]]:
-    """The named ones, or all."""
-    known = find_records(folder)
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) if known else "There is none at all: write one with vitascope record."
-            raise UserError(f"There is no record '{name}' in {folder}. {hint}")
-    return [(path, read_record(path)) for name in names or sorted(known) for path in known[name]]
-
-
-def _rows(folder: Path, names: list[str]) -> list[dict[str, Any]]:
-    if not names:
-        raise UserError("This kind of results needs the name of a record.")
-    return [row for name in names for row in _read(folder / f"{name}.json").get("rows", [])]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return {**json.loads(path.read_text(encoding="utf-8"))}
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} cannot be read as a record ({type(error).__name__}).") from error

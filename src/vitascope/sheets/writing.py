@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from vitascope.draw.html import drawn, html_table
 from vitascope.draw.look import save
-from vitascope.records.tables import markdown
+from vitascope.records.reading import markdown
 from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.run.machine import machine_name, record_of_machine
 from vitascope.training.hardware import choose_device

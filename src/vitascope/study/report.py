@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from vitascope.draw.html import drawn, html_table
 from vitascope.draw.look import save
 from vitascope.draw.study import draw_bands, draw_effects, draw_grid, draw_pareto
-from vitascope.records.tables import markdown, millions
+from vitascope.records.reading import markdown, millions
 from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.study.answer import Answer, Cell
 

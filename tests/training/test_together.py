@@ -80,3 +80,16 @@ REFUSED = [
 def test_what_cannot_learn_together_is_refused(tmp_path, settings, text) -> None:
     with pytest.raises(UserError, match=text):
         Together([session_of(tmp_path, **(PLAIN | own))[0] for own in settings])
+
+
+def test_warming_up_leaves_no_trace(tmp_path) -> None:
+    """What a GPU does before it records the step: afterwards all is as it was, and the epoch is the same."""
+    way = WAYS["muon, averaged, mixed"]
+    fresh, warm = (Together([doubled(tmp_path, **way, **own) for own in OWN]) for _ in range(2))
+    warm._load(0)
+    with warm._leaving_no_trace():
+        warm._warm_up()
+        assert not torch.equal(warm.table, fresh.table)
+    for _ in range(2):
+        assert torch.equal(fresh.epoch(0), warm.epoch(0)) and torch.equal(fresh.table, warm.table)
+    assert torch.equal(fresh.average, warm.average)

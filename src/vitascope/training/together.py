@@ -6,6 +6,8 @@ shapes, so all weights of all models lie in one table (model × weight) and ever
 Each model keeps its own images, order, draws, rates and average. On a GPU the step is recorded, as a single run's is.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -170,21 +172,29 @@ class Together:
 
     def _record(self) -> None:
         """As `CapturedStep`: warm up, record, put everything back as it was."""
-        changing = [self.table, self.moments, self.squares, *([] if self.average is None else [self.average])]
-        before = [tensor.clone() for tensor in changing]
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(WARM_UP):
-                self.place.zero_()
+        with self._leaving_no_trace():
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                self._warm_up()
+            torch.cuda.current_stream().wait_stream(beside)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
                 self._step()
-        torch.cuda.current_stream().wait_stream(beside)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+
+    def _warm_up(self) -> None:
+        for _ in range(WARM_UP):
+            self.place.zero_()
             self._step()
+
+    @contextmanager
+    def _leaving_no_trace(self) -> Iterator[None]:
+        changing = [self.table, self.moments, self.squares, self.told, self.place, self.step]
+        changing += [] if self.average is None else [self.average]
+        before = [tensor.clone() for tensor in changing]
+        yield
         for tensor, old in zip(changing, before, strict=True):
             tensor.copy_(old)
-        self.told.zero_()
 
     def _step(self) -> None:
         if self.order is None:

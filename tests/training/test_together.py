@@ -57,6 +57,7 @@ def test_three_models_together_are_three_models_alone(tmp_path, way) -> None:
     start = [dict(session.model.state_dict()) for session in crowd.sessions]
     for epoch in range(2):
         losses, right = crowd.epoch(epoch)
+    crowd.close()
     crowd.give_back()
     for number, (session, single) in enumerate(zip(crowd.sessions, alone, strict=True)):
         for name, weight in single.answering.state_dict().items():
@@ -93,3 +94,5 @@ def test_warming_up_leaves_no_trace(tmp_path) -> None:
     for _ in range(2):
         assert torch.equal(fresh.epoch(0), warm.epoch(0)) and torch.equal(fresh.table, warm.table)
     assert torch.equal(fresh.average, warm.average)
+    fresh.close()
+    warm.close()

@@ -1,9 +1,12 @@
-"""Recipes -> whether their runs can learn together, as one computation."""
+"""Recipes -> whether their runs can learn together, as one computation, and by which attention."""
 
 from dataclasses import replace
 
 from vitascope.errors import UserError
+from vitascope.kernels import HERE
+from vitascope.model.attention import WRITTEN
 from vitascope.recipe.schema import Recipe
+from vitascope.training.session import Session
 
 
 def check_together(recipes: list[Recipe]) -> None:
@@ -26,3 +29,11 @@ def check_together(recipes: list[Recipe]) -> None:
 
 def _without_own(recipe: Recipe) -> Recipe:
     return replace(recipe, train=replace(recipe.train, seed=0, lr=1.0, muon_lr=1.0, weight_decay=0.0))
+
+
+def kernel_for(session: Session) -> str:
+    """Our own for few tokens, where it works (its QK-norm has one model's weights), else attention written out."""
+    hardware, model = session.hardware, session.recipe.model
+    fits = hardware.device == "cuda" and hardware.precision == "bfloat16" and HERE
+    plain = not model.qk_norm and not model.causal and model.attention == "plain" and not model.fewer_per_block[0]
+    return "short" if fits and plain and model.num_tokens <= 128 and model.head_width in (32, 64, 128) else WRITTEN

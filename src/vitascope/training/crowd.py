@@ -59,6 +59,7 @@ def train_together(
         for epoch in range(sessions[0].recipe.train.epochs):
             _one_epoch(crowd, runs, epoch, told)
     finally:
+        crowd.close()
         torch.set_num_threads(ALL_THREADS)
     for run, session in zip(runs, sessions, strict=True):
         if isinstance(run, Run):

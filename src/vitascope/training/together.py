@@ -7,6 +7,7 @@ Each model keeps its own images, order, draws, rates and average. On a GPU the s
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,10 +19,8 @@ from torch.nn import functional as F
 from vitascope.data.draws import Draws, epoch_order
 from vitascope.data.mixing import Target, mix, unmixed
 from vitascope.data.preparation import Preparation
-from vitascope.kernels import HERE
-from vitascope.model.attention import WRITTEN
 from vitascope.shapes import Images
-from vitascope.training.alike import check_together
+from vitascope.training.alike import check_together, kernel_for
 from vitascope.training.captured import WARM_UP
 from vitascope.training.classify import soft_cross_entropy
 from vitascope.training.kernels import use_kernels
@@ -54,7 +53,7 @@ class Together:
         self.sessions, self.first, self.count = sessions, sessions[0], len(sessions)
         self.config, self.device = self.first.recipe.train, self.first.hardware.device
         self.batch, self.steps_per_epoch = self.first.batch, self.first.steps_per_epoch
-        use_kernels(self.first.model, {"attention": _kernel(self.first)})
+        use_kernels(self.first.model, {"attention": kernel_for(self.first)})
         self._lay_out()
         self.images, self.labels = self._stacked("images"), self._stacked("labels")
         means, deviations = (self._numbers(name) for name in ("mean", "std"))
@@ -69,6 +68,8 @@ class Together:
         self.told = self.table.new_zeros(2, self.count)  # loss and share of right answers, summed over an epoch
         self.forward = torch.compile(self._losses) if self.first.hardware.compiled else self._losses
         self.update = torch.compile(self._update) if self.first.hardware.compiled else self._update
+        self.pool = ThreadPoolExecutor(1)
+        self.ahead: dict[int, Future[tuple[Tensor, Draws]]] = {}
         self.order: Tensor | None = None
         self.draws: Draws = {}
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -102,6 +103,9 @@ class Together:
         for _ in range(self.steps_per_epoch):
             self.graph.replay() if self.graph else self._step()
         return self.told / self.steps_per_epoch
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
 
     def give_back(self) -> None:
         """Every model's weights into its session, averages into averages."""
@@ -151,12 +155,13 @@ class Together:
         return {name: part.unflatten(1, shape) if len(shape) else part[:, 0] for name, part, shape in parts}
 
     def _load(self, epoch: int) -> None:
-        """The epoch's order and draws, step × model × image (…), into the places the recorded step reads."""
-        plans = [self._plan(session, epoch) for session in self.sessions]
-        order = torch.stack([plan[0] for plan in plans], dim=1).to(self.device)
-        draws = {name: torch.stack([plan[1][name] for plan in plans], dim=1).to(self.device) for name in plans[0][1]}
+        """The epoch's order and draws into the places the recorded step reads; the next one's are made meanwhile."""
+        order, draws = (self.ahead.pop(epoch, None) or self.pool.submit(self._plans, epoch)).result()
+        if epoch + 1 < self.config.epochs:
+            self.ahead[epoch + 1] = self.pool.submit(self._plans, epoch + 1)
         if self.order is None:
-            self.order, self.draws = order, draws
+            self.order = order.to(self.device)
+            self.draws = {name: draw.to(self.device) for name, draw in draws.items()}
         self.order.copy_(order)
         for name, draw in draws.items():
             self.draws[name].copy_(draw)
@@ -164,6 +169,12 @@ class Together:
             self._record()
         self.place.zero_()
         self.step.fill_(epoch * self.steps_per_epoch)
+
+    def _plans(self, epoch: int) -> tuple[Tensor, Draws]:
+        """step × model × image (…)."""
+        plans = [self._plan(session, epoch) for session in self.sessions]
+        draws = {name: torch.stack([plan[1][name] for plan in plans], dim=1) for name in plans[0][1]}
+        return torch.stack([plan[0] for plan in plans], dim=1), draws
 
     def _plan(self, session: Session, epoch: int) -> tuple[Tensor, Draws]:
         seed, images = session.recipe.train.seed, len(session.data.train)
@@ -274,14 +285,6 @@ class Together:
                 steps[name] = torch.stack(flat[place * self.count : (place + 1) * self.count]).flatten(1)
         lr = self.muon_lr * rate
         weight.mul_(1 - lr * self.decay).sub_(torch.cat([steps[name] for name in self.by_muon], dim=1) * lr)
-
-
-def _kernel(session: Session) -> str:
-    """Our own for few tokens, where it works (its QK-norm has one model's weights), else attention written out."""
-    hardware, model = session.hardware, session.recipe.model
-    fits = hardware.device == "cuda" and hardware.precision == "bfloat16" and HERE
-    plain = not model.qk_norm and not model.causal and model.attention == "plain" and not model.fewer_per_block[0]
-    return "short" if fits and plain and model.num_tokens <= 128 and model.head_width in (32, 64, 128) else WRITTEN
 
 
 def _mixed(images: Tensor, labels: Tensor, draw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -51,6 +51,7 @@ REFUSED = {
     ("model.patch_size=2,3",): "The combination model.patch_size=3 cannot be",
     ("train.epochs=3",): "Nothing is varied",
     ("model.depth=1,1",): "has the value 1 twice",
+    ("train.lr=1e-3,0.001",): "has the value 1e-3 twice",
     ("model.depth=1,,2",): "has an empty value",
     ("model.depth=1,2", "model.depth=3,4"): "is varied twice",
     ("train.seed=1,2",): "train.seed is what --seeds varies",
@@ -265,6 +266,14 @@ for told in running.work_off(queue, Path(".")):
 
 
 def test_two_workers_on_one_postgresql_study_never_run_the_same_trial_twice(database) -> None:
+    check_two_workers(database)
+
+
+def test_two_workers_on_one_file_never_run_the_same_trial_twice(tmp_path) -> None:
+    check_two_workers(default_storage(tmp_path))
+
+
+def check_two_workers(database: str) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     workers = [
         subprocess.Popen([sys.executable, "-c", WORKER, database], env=environment, stdout=subprocess.PIPE, text=True)

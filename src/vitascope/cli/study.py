@@ -91,8 +91,9 @@ def _run(
             other.terminate()
         sys.exit(130)
     finally:
-        for other in others:
-            other.wait()
+        for number, other in enumerate(others, start=2):
+            if other.wait() > 0:
+                print(f"Worker {number} did not get to its end: see {folder / f'worker-{number}.log'}")
         _tell(queue, folder)
 
 

@@ -139,9 +139,18 @@ def split_values(text: str) -> list[str]:
 def _different(key: str, values: list[str]) -> list[str]:
     if "" in values:
         raise UserError(f"{key}={','.join(values)} has an empty value. Write {key}=a,b,c without spaces.")
-    if repeated := [value for value in values if values.count(value) > 1]:
+    same = [_meaning(value) for value in values]
+    if repeated := [value for value, meant in zip(values, same, strict=True) if same.count(meant) > 1]:
         raise UserError(f"{key} has the value {repeated[0]} twice.")
     return values
+
+
+def _meaning(value: str) -> float | str:
+    """1e-3 and 0.001 are one value."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def _range(key: str, text: str) -> Range | None:

@@ -1,5 +1,6 @@
 """What a sheet found -> its report: text, tables, pictures in order, as Markdown and as one page that stands alone."""
 
+import re
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
@@ -109,5 +110,10 @@ def _as_html(kind: str, content: Any) -> str:
     if kind == "picture":
         return f"<p>{drawn(content[1])}</p>"
     if kind == "asked":
-        return f"<p><b>{escape(content[0])}</b> {escape(content[1])}</p>"
-    return f"<p>{escape(content)}</p>"
+        return f"<p><b>{escape(content[0])}</b> {_marked(content[1])}</p>"
+    return f"<p>{_marked(content)}</p>"
+
+
+def _marked(text: str) -> str:
+    """`code` as such."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

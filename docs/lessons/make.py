@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
+import torch
 from PIL import Image
 
 HERE = Path(__file__).parent
 PAGES = sorted(HERE.glob("[0-9]-*.md"))
-CELL = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text(?: within=(?P<within>[\d.]+))?\n(?P<shown>.*?)```\n)?", re.S)
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+CELL = re.compile(
+    r"```python\n(?P<code>.*?)```\n(?:\n```text(?: within=(?P<within>[\d.]+))?\n(?P<shown>.*?)```\n)?", re.S
+)
+NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 RELATIVE = re.compile(r"\]\((?!https?://|#)")
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-COLOURS = 256  # in a picture: enough for axes, words and a colour map, and a third of the bytes
+COLOURS = (256, 128, 64)  # in a picture: as many as fit into LARGEST
+LARGEST = 60_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -93,13 +97,21 @@ def make(page: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         text = filled(text, list(run(text, page.name)))
         for picture in sorted(Path("images").glob("*.png")):
-            small = Image.open(picture).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-            small.save(HERE / "images" / picture.name, optimize=True)
+            shrink(picture, HERE / "images" / picture.name)
     page.write_text(text, encoding="utf-8")
     notebook_of(page).write_text(notebook(text), encoding="utf-8")
 
 
+def shrink(picture: Path, small: Path) -> None:
+    """The same picture with a palette, in as few bytes as a page should have."""
+    for colours in COLOURS:
+        Image.open(picture).convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(small, optimize=True)
+        if small.stat().st_size <= LARGEST:
+            return
+
+
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # these models are too small for more
     asked = os.environ.get("LESSON", "")
     for page in PAGES:
         if page.name.startswith(asked):

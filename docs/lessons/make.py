@@ -65,14 +65,12 @@ def agree(shown: str, printed: str, within: float) -> bool:
 
 
 def filled(text: str, printed: list[str]) -> str:
-    """The page with what its code printed; what is near enough stays as it was."""
+    """The page with what its code printed."""
     words = iter(printed)
 
     def fill(found: re.Match[str]) -> str:
-        said, within = next(words), found["within"]
-        if found["shown"] and agree(found["shown"], said, float(within or 0)):
-            return found[0]
-        allowed = f" within={within}" if within else ""
+        said = next(words)
+        allowed = f" within={found['within']}" if found["within"] else ""
         return f"```python\n{found['code']}```\n" + (f"\n```text{allowed}\n{said}```\n" if said else "")
 
     return CELL.sub(fill, text)

@@ -16,6 +16,7 @@ LESSONS = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 PICTURE = re.compile(r"!\[(?P<said>[^\]]*)\]\((?P<path>[^)]+)\)")
 # Figures of the sheets, which no code of ours prints.
 OF_THE_SHEETS = {"0.2023", "0.1994", "0.2010", "0.2470", "0.2435", "0.2616"}
+SAME = 0.4  # of 255, on average: the palette makes 0.2, a frame around another patch 0.6
 TRAINED = ("6-", "7-")  # other machines may learn a little differently
 
 
@@ -42,7 +43,7 @@ def test_a_lesson_s_code_prints_and_draws_what_its_page_shows(
         new, old = pixels(Path(name)), pixels(HERE / name)
         assert new.shape == old.shape, name
         if not page.name.startswith(TRAINED):
-            assert np.abs(new - old).mean() < 4, f"{name} shows something else: make lessons"
+            assert np.abs(new - old).mean() < SAME, f"{name} shows something else: make lessons"
 
 
 def test_there_are_seven_lessons_each_pointing_to_the_next_and_the_contents_name_all() -> None:

@@ -5,7 +5,7 @@ hash = $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('$(1)','r
 PACKAGES := .venv/packages-$(call hash,requirements.lock)
 READY := .venv/ready-$(call hash,pyproject.toml)
 
-.PHONY: help demo test check bench growth guard results lock clean
+.PHONY: help demo test check bench growth guard results lessons lock clean
 
 help:            ## what can be made
 	@$(PYTHON) -c "import re; [print(f'make {t:<8}{d}') for t, d in re.findall(r'(?m)^([a-z]+):.*?## (.*)', open('Makefile').read())]"
@@ -45,6 +45,9 @@ guard: $(READY)  ## has our speed beside timm's fallen below the recorded one?
 
 results: $(READY) ## README's and the docs' numbers and the model cards, from results/*.json
 	@$(BIN)/python -m vitascope results README.md docs/*.md benchmarks/README.md src/vitascope/recipes/*.yaml --cards docs/cards
+
+lessons: $(READY) ## run the lessons' pages: what they print, their pictures, their notebooks
+	@$(BIN)/python docs/lessons/make.py
 
 lock:            ## pin every package again (needs uv)
 	uv pip compile --universal --python-version 3.11 --extra dev --no-header --no-annotate --upgrade --quiet pyproject.toml --output-file requirements.lock

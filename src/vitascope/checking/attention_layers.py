@@ -1,11 +1,13 @@
 """Which linear maps of a reader's module belong to attention, and the choices a right attention may make."""
 
+import re
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitascope.checking.naming import source_of
+from vitascope.checking.naming import letter_of, source_of, words_of
 from vitascope.checking.reference import HEADS, LEAKS, MAPS, MASKS, SCALES, Options, Switch
 from vitascope.checking.weights import (
     THIRDS,
@@ -57,12 +59,16 @@ def wrong_rows(allowed: list[str]) -> list[Switch]:
     return [Switch("wrong-in-proj-slice", {"rows": rows}) for rows in cuts]
 
 
+def single_rows(text: str) -> list[str]:
+    """`in_proj_weight[0]` is one row of 3 · width, not the queries' weight (sheet C)."""
+    found = re.search(r"(in_proj\w*|qkv\w*\.weight|w_?qkv)\[\s*[012]\s*\]", text)
+    return ["wrong-in-proj-slice"] if found else []
+
+
 def weights_under(maps: list[LinearMap], options: Options, heads: int) -> Weights:
     """The weights for the reference, with a wrong cut where one is switched on."""
     chosen = options["assignment"]
     if "rows" in options:
-        from dataclasses import replace
-
         chosen = replace(chosen, rows=options["rows"])
     return assigned(maps, chosen, heads)
 
@@ -78,8 +84,6 @@ def attention_maps_of(maps: list[LinearMap], width: int) -> list[LinearMap]:
 
 
 def _says_attention(name: str) -> bool:
-    from vitascope.checking.naming import letter_of, words_of
-
     words = set(words_of(name))
     if words & {"mlp", "ffn", "ff", "feedforward", "feed", "fc", "linear"} and not words & {"attn", "attention", "mha"}:
         return False

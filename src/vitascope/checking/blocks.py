@@ -84,7 +84,7 @@ def block_readings(module: nn.Module, width: int) -> list[Reading]:
         swaps.append(({"norms_swapped": True}, (f"{names[0]} is attention's norm and {names[1]} the MLP's",)))
     return [
         ({**bend, **chosen, **swap}, (*bend_words, *words, *swap_words))
-        for (swap, swap_words), (chosen, words), (bend, bend_words) in product(swaps, attending, bends_of(module)[:5])
+        for (swap, swap_words), (chosen, words), (bend, bend_words) in product(swaps, attending, bends_of(module))
     ]
 
 

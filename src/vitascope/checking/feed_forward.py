@@ -13,7 +13,7 @@ from vitascope.checking.attention_layers import Reading, norm_arguments
 from vitascope.checking.building import takes
 from vitascope.checking.dot_product import picked
 from vitascope.checking.instances import Instances
-from vitascope.checking.naming import argument_roles, called_with, words_of
+from vitascope.checking.naming import argument_roles, called_with, source_of, words_of
 from vitascope.checking.reference import Options, Switch
 from vitascope.checking.subject import Case, Inputs, Subject, Way, drawn
 from vitascope.checking.weights import LinearMap, linear_maps, norms_of
@@ -42,10 +42,12 @@ def bend_readings(prefix: str = "") -> list[tuple[dict[str, Any], tuple[str, ...
 
 
 def bends_of(module: nn.Module) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-    """All bends, those first that the module holds as a layer."""
-    held = {nn.GELU: "GELU", nn.ReLU: "ReLU", nn.SiLU: "SiLU", nn.Tanh: "tanh"}
-    first = [name for part in module.modules() for kind, name in held.items() if isinstance(part, kind)]
-    return sorted(bend_readings(), key=lambda reading: reading[0]["bend"] not in first)
+    """The bends that the module's layers or text speak of; all where they are silent."""
+    texts = [source_of(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch.")]
+    text = "".join([*texts, *map(str, module.modules())]).lower()
+    spoken = [name for name in BENDS if name.split()[0].lower() in text.replace("leakyrelu", "leaky")]
+    held = isinstance(module, nn.TransformerEncoderLayer) or not spoken
+    return [reading for reading in bend_readings() if held or reading[0]["bend"] in spoken]
 
 
 class FeedForward(Subject):

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitascope.checking.attention_layers import Reading, wrong_rows
+from vitascope.checking.attention_layers import Reading, single_rows, wrong_rows
 from vitascope.checking.dot_product import attention_evidence, picked
 from vitascope.checking.heads import AXES
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
-from vitascope.checking.naming import argument_roles, called_with, prose_of, words_of
+from vitascope.checking.naming import argument_roles, called_with, prose_of, source_of, words_of
 from vitascope.checking.reference import HEADS, LEAKS, MAPS, MASKS, SCALES, Options, Switch, multi_head
 from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn
 from vitascope.checking.weights import row_numbers
@@ -153,6 +153,9 @@ class AttentionFunction(Subject):
     def forms(self, way: Way) -> list[Switch]:
         lacking = self.weights and self.heads_given and "wo" not in self.weights
         return [Switch("missing-output-projection", {"projected": False})] if lacking else []
+
+    def guessed(self, way: Way | None) -> list[str]:
+        return single_rows(source_of(self.thing))
 
     def evidence(self, way: Way, theirs: Tensor, ours: Tensor) -> list[str]:
         return attention_evidence(self, way, theirs, ours) if "v" in self.roles.values() else []

@@ -12,12 +12,13 @@ from vitascope.checking.attention_layers import (
     attention_readings,
     attention_switches,
     norm_arguments,
+    single_rows,
     weights_under,
 )
 from vitascope.checking.dot_product import attention_evidence, picked
 from vitascope.checking.instances import Instances
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
-from vitascope.checking.naming import argument_roles, prose_of
+from vitascope.checking.naming import argument_roles, prose_of, source_of
 from vitascope.checking.reference import Options, Switch, multi_head
 from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn
 from vitascope.checking.weights import linear_maps, norms_of
@@ -172,6 +173,9 @@ class AttentionModule(Subject):
 
     def parameters(self, way: Way, case: Case) -> list[Tensor]:
         return list(self.module(case).parameters())
+
+    def guessed(self, way: Way | None) -> list[str]:
+        return single_rows(source_of(type(self.sample)))
 
     def evidence(self, way: Way, theirs: Tensor, ours: Tensor) -> list[str]:
         lines = attention_evidence(self, way, theirs, ours)

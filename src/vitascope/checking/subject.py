@@ -88,6 +88,10 @@ class Subject(ABC):
         """What can be said of an unknown mistake."""
         return []
 
+    def guessed(self, way: Way | None) -> list[str]:
+        """Mistakes that are seen from properties or from the text where no variant has the reader's numbers."""
+        return []
+
     def native(self) -> str:
         """PyTorch's layer behind the comparison."""
         return "PyTorch"

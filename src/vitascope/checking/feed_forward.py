@@ -1,6 +1,7 @@
 """The part `feed-forward`: two linear maps with a bend between, as nn.TransformerEncoderLayer has them."""
 
 import inspect
+import re
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -45,7 +46,11 @@ def bends_of(module: nn.Module) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
     """The bends that the module's layers or text speak of; all where they are silent."""
     texts = [source_of(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch.")]
     text = "".join([*texts, *map(str, module.modules())]).lower()
-    spoken = [name for name in BENDS if name.split()[0].lower() in text.replace("leakyrelu", "leaky")]
+    spoken = [name for name in BENDS if re.search(rf"(?<![a-z]){name.split()[0].lower()}", text)]
+    if "approximate='tanh'" not in text and 'approximate="tanh"' not in text and "0.044715" not in text:
+        spoken = [name for name in spoken if name != "GELU by tanh"]
+    if "1.702" not in text:
+        spoken = [name for name in spoken if name != "GELU by 1.702"]
     held = isinstance(module, nn.TransformerEncoderLayer) or not spoken
     return [reading for reading in bend_readings() if held or reading[0]["bend"] in spoken]
 

@@ -18,7 +18,7 @@ from vitascope.checking.subject import Calm, Case, Inputs, Subject, Way
 from vitascope.errors import first_line
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-4}  # of the largest number
-RARE = {"split", "norms_swapped"}  # choices that are not tried together with two mistakes
+RARE = {"split", "norms_swapped", "mean_pool"}  # rare choices, tried last and not with two mistakes
 PATIENCE = 25.0  # seconds for the search among pairs of mistakes
 
 
@@ -171,15 +171,14 @@ def explain(bench: Bench, ways: list[Way], cases: list[Case]) -> Finding | None:
     """The fewest mistakes that give the reader's numbers in every case; None where none do."""
     end = time.monotonic() + PATIENCE
     readings = {way.words: bench.subject.readings(way) for way in ways}
-    for count in (0, 1, 2):
+    for count, rare in ((0, False), (0, True), (1, False), (2, False), (1, True)):
         for way in ways:
             forms = tuple(bench.subject.forms(way))
+            choices = [one for one in readings[way.words] if bool(RARE & one[0].keys()) == rare]
             for switches in _sets(bench.subject.switches(way), count):
-                if count == 2 and time.monotonic() > end:
+                if time.monotonic() > end:
                     return None
-                for reading, words in readings[way.words]:
-                    if count == 2 and RARE & reading.keys():
-                        continue
+                for reading, words in choices:
                     finding = Finding(way, reading, words, (*forms, *switches))
                     if fits(bench, finding, cases):
                         return finding

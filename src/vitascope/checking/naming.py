@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 LETTERS = {
@@ -24,14 +25,20 @@ BLOCKED = r"(true|1|one|ones)[^.\n]{0,25}?(block|hid|ignor|forbid|mask(ed)? out|
 
 def words_of(name: str) -> list[str]:
     """`W_Q` -> w, q; `outProj.weight` -> out, proj, weight."""
+    return list(_words(name))
+
+
+@lru_cache(maxsize=4096)
+def _words(name: str) -> tuple[str, ...]:
     parts = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
-    return [word for word in re.split(r"[^A-Za-z]+", parts.lower()) if word]
+    return tuple(word for word in re.split(r"[^A-Za-z]+", parts.lower()) if word)
 
 
 def compact(name: str) -> str:
     return "".join(words_of(name))
 
 
+@lru_cache(maxsize=4096)
 def letter_of(name: str) -> str | None:
     """q, k, v, o or qkv, where a layer's or weight's name tells."""
     for part in reversed(name.split(".")):

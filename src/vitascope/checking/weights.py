@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations, product
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +39,19 @@ class Assignment:
     rows: str = "qkv"  # where a packed weight has queries, keys and values
 
 
+_REMEMBERED: WeakKeyDictionary[nn.Module, list[LinearMap]] = WeakKeyDictionary()
+
+
 def linear_maps(module: nn.Module) -> list[LinearMap]:
     """Linear layers, 1×1 convolutions and raw matrices, in the order in which they were made."""
+    if torch.is_grad_enabled():  # views for a gradient are made anew
+        return _linear_maps(module)
+    if module not in _REMEMBERED:
+        _REMEMBERED[module] = _linear_maps(module)
+    return _REMEMBERED[module]
+
+
+def _linear_maps(module: nn.Module) -> list[LinearMap]:
     found, raw_biases = [], {}
     for path, part in module.named_modules():
         prefix = f"{path}." if path else ""

@@ -4,6 +4,7 @@ import inspect
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +47,20 @@ class Anatomy:
     table: Tensor | None
 
 
+_REMEMBERED: WeakKeyDictionary[nn.Module, dict[tuple[int, int], Anatomy]] = WeakKeyDictionary()
+
+
 def anatomy(module: nn.Module, width: int = 12, patches: int = 9) -> Anatomy:
     """By shape, by name and by where they stand."""
+    if torch.is_grad_enabled():
+        return _anatomy(module, width, patches)
+    known = _REMEMBERED.setdefault(module, {})
+    if (width, patches) not in known:
+        known[width, patches] = _anatomy(module, width, patches)
+    return known[width, patches]
+
+
+def _anatomy(module: nn.Module, width: int, patches: int) -> Anatomy:
     blocks = blocks_of(module)
     inside = {id(part) for one in blocks for part in one.modules()}
     outside = [part for part in module.modules() if id(part) not in inside]
@@ -133,8 +146,9 @@ class ViT(Subject):
 
     def ours(self, way: Way, case: Case, inputs: Inputs, options: Options) -> Tensor:
         found = anatomy(self.module(), self.width, self.side**2)
-        cut = patches_of(inputs["images"], self.size, {k: v for k, v in options.items() if k in ("pixels", "order_of", "cut")}
-                         | ({"order": options["patch_order"]} if "patch_order" in options else {}))  # fmt: skip
+        order = {"order": options["patch_order"]} if "patch_order" in options else {}
+        chosen = {name: options[name] for name in ("pixels", "cut") if name in options}
+        cut = patches_of(inputs["images"], self.size, chosen | order)
         tokens = assemble(projected(cut, found.patch.weight, found.patch.bias), found.token, found.table, options)
         for one in found.blocks:
             if options.get("position") == "each-block" and found.table is not None:
@@ -150,10 +164,11 @@ class ViT(Subject):
         if isinstance(found.patch, nn.Linear):
             pixels = [({"pixels": order}, (f"a patch's numbers run {words}",)) for order, words in PIXELS.items()]
         pools: list[Reading] = [({"pool": "token"}, ())] if found.token is not None else []
+        rare: dict[str, Any] = {} if found.token is None else {"mean_pool": True}
         for how in ("patches", "all") if found.token is not None else ("all",):
             for late in (False, True) if found.norms else (False,):
                 words = f"the head reads the mean of {how if how == 'all' else 'the'} tokens"
-                pools.append(({"pool": how, "norm_late": late}, (words,)))
+                pools.append(({"pool": how, "norm_late": late} | rare, (words,)))
         told = () if found.table is not None else ("there is no position table",)
         told += () if found.norms else ("no norm stands before the head; Dosovitskiy et al. have one",)
         inner = block_readings(found.blocks[0], self.width)

@@ -33,9 +33,7 @@ def attention_readings(module: nn.Module, maps: list[LinearMap]) -> list[Reading
         causals.append(({"causal": True}, ("it masks later tokens by itself",)))
     return [
         ({"assignment": chosen, **split, **causal}, (*words, *split_words, *causal_words))
-        for (chosen, words), (split, split_words), (causal, causal_words) in product(
-            assignments(maps), splits, causals
-        )
+        for (chosen, words), (split, split_words), (causal, causal_words) in product(assignments(maps), splits, causals)
     ]
 
 

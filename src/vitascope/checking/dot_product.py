@@ -1,9 +1,9 @@
 """The part `attention`: f(q, k, v[, mask]), against F.scaled_dot_product_attention."""
 
-import torch
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
@@ -78,8 +78,12 @@ class DotProduct(Subject):
 
     def _forced_width(self) -> int | None:
         """A module that was told its width, or a temperature, works for this one only."""
-        return 4 if isinstance(self.thing, nn.Module) and any(compact(k) for k in vars(self.thing) if k[0] != "_"
-                                                             and k != "training") else None
+        return (
+            4
+            if isinstance(self.thing, nn.Module)
+            and any(compact(k) for k in vars(self.thing) if k[0] != "_" and k != "training")
+            else None
+        )
 
     def inputs(self, case: Case) -> Inputs:
         s = case.sizes
@@ -189,5 +193,7 @@ def attention_evidence(subject: Subject, way: Way, theirs: Tensor, ours: Tensor)
         sums = torch.allclose(ones, torch.ones_like(ones), atol=1e-4)
         lines.append(f"Each row of the map sums to one: {'yes' if sums else 'no'}.")
         double = subject.theirs(way, case, inputs | {"v": 2 * inputs["v"]})
-        lines.append(f"Twice the values give twice the output: {'yes' if torch.allclose(double, 2 * theirs) else 'no'}.")
+        lines.append(
+            f"Twice the values give twice the output: {'yes' if torch.allclose(double, 2 * theirs) else 'no'}."
+        )
     return lines

@@ -23,7 +23,9 @@ PATCHES = [
     Switch("patches-in-column-order", {"order": "(column row)"}),
     *(Switch("pixels-interleaved", {"cut": how}) for how in (*CUTS, "strips", "channel strips")),
 ]
-CLASS_TOKEN = [Switch("class-token-at-end", {"class_at": how}) for how in ("end", "end, read first", "start, read last")]
+CLASS_TOKEN = [
+    Switch("class-token-at-end", {"class_at": how}) for how in ("end", "end, read first", "start, read last")
+]
 POSITIONS = [
     Switch("position-misplaced", {"position": how})
     for how in ("before", "not-class", "none", "end", "rolled", "class-only", "twice", "each-block")

@@ -55,7 +55,9 @@ def chosen(module: ModuleType, name: str | None, part: str | None) -> tuple[dict
     if name is not None:
         if not hasattr(module, name):
             there = list(candidates(module))
-            raise UserError(f"There is no {name} in it. {did_you_mean(name, there) if there else 'It defines nothing.'}")
+            raise UserError(
+                f"There is no {name} in it. {did_you_mean(name, there) if there else 'It defines nothing.'}"
+            )
         return {name: getattr(module, name)}, []
     known, others = recognised(module)
     if part is not None:

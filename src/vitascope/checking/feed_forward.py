@@ -183,7 +183,9 @@ def _function_roles(function: Any) -> dict[str, str]:
     """x first; weights and biases by their names and order."""
     roles = argument_roles(function)
     names = [name for name in roles if roles[name] not in ("dropout", "training")]
-    required = [n for n in names if inspect.signature(function).parameters[n].default in (inspect.Parameter.empty, None)]
+    required = [
+        n for n in names if inspect.signature(function).parameters[n].default in (inspect.Parameter.empty, None)
+    ]
     roles[required[0]] = "x"
     biases = [n for n in required[1:] if n.lower().startswith("b") or "bias" in words_of(n)]
     weights = [n for n in required[1:] if n not in biases]

@@ -43,7 +43,10 @@ FUNCTIONS: dict[str, Maker] = MODULES | {
 PARTS = list(MODULES)
 # The first that fits a name wins; a name is read without case and underscores.
 PATTERNS = [
-    ("causal-mask", r"(causal|subsequent|lookahead|autoregressive|triangular|future).*mask|^(make|create|build|get)?mask$"),
+    (
+        "causal-mask",
+        r"(causal|subsequent|lookahead|autoregressive|triangular|future).*mask|^(make|create|build|get)?mask$",
+    ),
     ("class-token", r"cls|class(ification)?token|prepend"),
     ("sinusoidal-positions", r"sinus|positional?(enc|emb|table)|^positions?$|^pe$|posenc|posemb|sincos"),
     ("patchify", r"patch(?!.*transformer)"),

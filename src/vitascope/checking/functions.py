@@ -25,7 +25,9 @@ class AttentionFunction(Subject):
     def __init__(self, name: str, thing: Any, polarity: str | None = None, part: str = part) -> None:
         self.name, self.thing, self.part = name, thing, part
         self.roles = self._roles(thing)
-        self.weights = [role for role in self.roles.values() if role[0] in "wb" and role[1:] in ("q", "k", "v", "o", "qkv")]
+        self.weights = [
+            role for role in self.roles.values() if role[0] in "wb" and role[1:] in ("q", "k", "v", "o", "qkv")
+        ]
         self.heads_given = "heads" in self.roles.values()
         masks = [argument for argument, role in self.roles.items() if role == "mask"]
         self.forms_of_mask = forms_for(masks[0], prose_of(thing), polarity) if masks else []

@@ -288,6 +288,8 @@ def crashed(subject: Subject, bench: Bench) -> Report:
     words = f"{type(errors[0]).__name__}: {first_line(errors[0], 200)}" if errors else "nothing"
     named = subject.guessed(None) or ["unknown"]
     report = Report(subject.part, subject.name, False, named, evidence=[f"It raised, for every input: {words}"])
-    report.hints = [MISTAKES[name].hint for name in named if name != "unknown"] or ["Call it yourself with small random tensors, and print the shapes step by step."]
+    report.hints = [MISTAKES[name].hint for name in named if name != "unknown"] or [
+        "Call it yourself with small random tensors, and print the shapes step by step."
+    ]
     report.first_difference = {"check": case.name, "index": None, "expected": None, "got": None, "error": words}
     return report

@@ -16,11 +16,26 @@ LETTERS = {
 FILLERS = {"w", "b", "weight", "weights", "bias", "proj", "projection", "linear", "lin", "matrix", "to", "layer", "fc"}
 FILLERS |= {"mat", "kernel", "mlp", "embed", "net", "head", "heads", "mix", "c", "param", "transform", "map"}
 TOKENS = {"x", "tokens", "input", "inputs", "token", "hidden", "embeddings", "embedding", "seq", "sequence", "src"}
-TOKENS |= {"embeddings", "hiddenstates", "h", "z", "features", "inp", "patches", "img", "image", "images", "grid", "fmap"}
-HEADS = {"numheads", "nheads", "heads", "head", "nhead", "h", "numhead", "headcount", "numberofheads", "nh", "nhead"}
+TOKENS |= {
+    "embeddings",
+    "hiddenstates",
+    "h",
+    "z",
+    "features",
+    "inp",
+    "patches",
+    "img",
+    "image",
+    "images",
+    "grid",
+    "fmap",
+}
+HEADS = {"numheads", "nheads", "heads", "head", "nhead", "h", "numhead", "headcount", "numberofheads", "nh"}
 HEADS |= {"numattentionheads", "headnum", "numh"}
 MAY = r"(true|1|one|ones|nonzero)[^.\n]{0,25}?(may|can|keep|kept|allowed|allow|visible|attend|see|look|valid)"
-BLOCKED = r"(true|1|one|ones)[^.\n]{0,25}?(block|hid|ignor|forbid|mask(ed)? out|pad|cannot|must not|not allowed|not attend)"
+BLOCKED = (
+    r"(true|1|one|ones)[^.\n]{0,25}?(block|hid|ignor|forbid|mask(ed)? out|pad|cannot|must not|not allowed|not attend)"
+)
 
 
 def words_of(name: str) -> list[str]:
@@ -84,7 +99,7 @@ def _argument_role(name: str) -> str:
         return "padding" if "padding" in words else "mask"
     if weight:
         return weight
-    if len(name) > 1 and whole in HEADS or whole in HEADS - {"h"} or ("heads" in words and "dim" not in words):
+    if (len(name) > 1 and whole in HEADS) or whole in HEADS - {"h"} or ("heads" in words and "dim" not in words):
         return "heads"
     for letter in "qkv":
         if whole in LETTERS[letter]:

@@ -60,7 +60,7 @@ class Patchify(Subject):
         for size in (4, 16, 8, 2, 7, 14):
             try:
                 result = self.thing(torch.zeros(2, 3, 3 * size, 3 * size))
-            except Exception:  # noqa: BLE001, S112
+            except Exception:
                 continue
             if isinstance(result, Tensor) and result.numel() == 2 * 27 * size * size and 9 in result.shape:
                 return size
@@ -157,7 +157,7 @@ def _folded(out: Tensor, batch: int, count: int, patch: int) -> Tensor:
     """Patches that kept their axes are flattened by us."""
     if out.ndim == 3 and out.shape[:2] != (batch, count) and out.shape[2] == count and out.shape[0] == batch:
         return out.transpose(1, 2)
-    if patch and out.shape[0] == batch or batch == 1:
+    if (patch and out.shape[0] == batch) or batch == 1:
         return out.reshape(batch, count, -1)
     return out
 

@@ -12,8 +12,30 @@ from vitascope.checking.naming import called_with, compact
 from vitascope.checking.reference import Options, Switch
 from vitascope.checking.subject import Case, Inputs, Subject, Way
 
-LENGTH = {"length", "seqlen", "maxlen", "numpositions", "npositions", "positions", "n", "t", "l", "numtokens", "maxlength"}
-LENGTH |= {"sequencelength", "seqlength", "ntokens", "tokens", "maxpositions", "numpatches", "maxseqlen", "count", "pos"}
+LENGTH = {
+    "length",
+    "seqlen",
+    "maxlen",
+    "numpositions",
+    "npositions",
+    "positions",
+    "n",
+    "t",
+    "l",
+    "numtokens",
+    "maxlength",
+}
+LENGTH |= {
+    "sequencelength",
+    "seqlength",
+    "ntokens",
+    "tokens",
+    "maxpositions",
+    "numpatches",
+    "maxseqlen",
+    "count",
+    "pos",
+}
 LENGTH |= {"maxposition", "position", "nposition", "len", "seq", "numpos", "npos", "contextlength", "blocksize", "rows"}
 BASES = (1000.0, 100.0, 1e5, 100000.0, 2.718281828459045, 10.0, 1e6, 500.0)
 WRONG = [
@@ -51,9 +73,10 @@ class Sinusoidal(Subject):
         self.is_module = isinstance(thing, type | nn.Module)
         if self.is_module:
             self.instances = Instances(thing, {"width": 8, "length": 12, "dropout": 0.1}, ("width", "length"))
-            self.takes_length = not isinstance(thing, nn.Module) and 12 in arguments_for(
-                thing, self.instances.sizes, ("width", "length")
-            ).values()
+            self.takes_length = (
+                not isinstance(thing, nn.Module)
+                and 12 in arguments_for(thing, self.instances.sizes, ("width", "length")).values()
+            )
         else:
             self.roles = _roles(thing)
 
@@ -96,7 +119,13 @@ class Sinusoidal(Subject):
             out = called_with(self.thing, values, self.roles)
         out = torch.as_tensor(out) if not isinstance(out, Tensor) else out
         while out.ndim > 2:
-            out = out[0] if out.shape[0] in (1, 3) and out.shape[0] != length else out.squeeze(1) if out.shape[1] == 1 else out[0]
+            out = (
+                out[0]
+                if out.shape[0] in (1, 3) and out.shape[0] != length
+                else out.squeeze(1)
+                if out.shape[1] == 1
+                else out[0]
+            )
         return out.to(self.dtype)
 
     def ours(self, way: Way, case: Case, inputs: Inputs, options: Options) -> Tensor:
@@ -128,7 +157,7 @@ class Sinusoidal(Subject):
         waves = torch.allclose(found[3], twice * found[2] - found[1], atol=1e-3)
         if not ((zero | one).all() and waves):
             return []
-        order = one[1::2].all() and zero[0::2].all() or one[found.shape[1] // 2 :].all()
+        order = (one[1::2].all() and zero[0::2].all()) or one[found.shape[1] // 2 :].all()
         return ["wrong-frequency"] if order else ["sin-cos-swapped", "wrong-frequency"]
 
     def evidence(self, way: Way, theirs: Tensor, ours: Tensor) -> list[str]:

@@ -1,6 +1,5 @@
 """What the judge needs to know about one part: how to call the reader's code, and how the same is computed rightly."""
 
-import torch
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode

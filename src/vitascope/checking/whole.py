@@ -184,7 +184,9 @@ class ViT(Subject):
         found = anatomy(self.sample, self.width, self.side**2)
         there = {switch.id for switch in self.forms(way)}
         inner = [s for s in block_switches(found.blocks[0], self.width) if s.id not in there]
-        patch = [Switch(s.id, {"patch_order": s.options["order"]} if "order" in s.options else s.options) for s in PATCHES]
+        patch = [
+            Switch(s.id, {"patch_order": s.options["order"]} if "order" in s.options else s.options) for s in PATCHES
+        ]
         tokens = CLASS_TOKEN if found.token is not None else []
         tables = POSITIONS if found.table is not None else []
         final = [Switch("missing-norm", {"final": False})] if found.norms else []

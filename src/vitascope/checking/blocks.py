@@ -19,9 +19,9 @@ from vitascope.checking.feed_forward import bends_of, feed_forward, mlp_maps
 from vitascope.checking.heads import AttentionModule
 from vitascope.checking.instances import Instances
 from vitascope.checking.masks import forms_for
-from vitascope.checking.naming import argument_roles, prose_of, words_of
+from vitascope.checking.naming import argument_roles, words_of
 from vitascope.checking.reference import Options, Switch, multi_head
-from vitascope.checking.subject import Case, Inputs, Way, allowed_pairs
+from vitascope.checking.subject import Case, Inputs, Way, allowed_pairs, plain_mask
 from vitascope.checking.weights import linear_maps, norms_of
 
 WRONG = [
@@ -109,7 +109,7 @@ class TransformerBlock(AttentionModule):
     """A class or an instance."""
 
     part = "transformer-block"
-    axes = ("batch", "token")
+    axes = (("batch", "token"),)
 
     def __init__(self, name: str, thing: Any, polarity: str | None = None) -> None:
         self.name = name
@@ -118,7 +118,8 @@ class TransformerBlock(AttentionModule):
         self.sample = self.instances.make({})
         self.roles = argument_roles(self.sample.forward)
         masks = [argument for argument, role in self.roles.items() if role == "mask"]
-        self.forms_of_mask = forms_for(masks[0], prose_of(type(self.sample)), polarity) if masks else []
+        self.forms_of_mask = forms_for(masks[0], type(self.sample), polarity) if masks else []
+        self.plain = plain_mask(self.sample.forward, self.roles)
 
     def native(self) -> str:
         return "nn.TransformerEncoderLayer(norm_first=True)"

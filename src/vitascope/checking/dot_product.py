@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
-from vitascope.checking.naming import argument_roles, called_with, compact, prose_of
+from vitascope.checking.naming import argument_roles, called_with, compact
 from vitascope.checking.reference import LEAKS, MAPS, MASKS, SCALES, Options, Switch, attend
-from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn
+from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask
 
 AXES = {
     "rows": "q, k and v are batch × token × feature",
@@ -36,7 +36,8 @@ class DotProduct(Subject):
         self.call_of = call
         self.roles = named_roles(argument_roles(call))
         masks = [argument for argument, role in self.roles.items() if role == "mask"]
-        self.forms_of_mask = forms_for(masks[0], prose_of(thing), polarity) if masks else []
+        self.forms_of_mask = forms_for(masks[0], thing, polarity) if masks else []
+        self.plain = plain_mask(call, self.roles)
         self.causal = not masks and "causal" in name.lower()
 
     @staticmethod
@@ -53,12 +54,12 @@ class DotProduct(Subject):
     def cases(self) -> list[Case]:
         sizes = {"batch": 2, "heads": 3, "queries": 5, "keys": 5, "width": 4, "value": 4}
         small = self._forced_width()
-        own = "causal" if self.causal else None
+        own = "causal" if self.causal else self.plain
         cases = [
             Case("five tokens", sizes, own),
             Case("odd sizes", sizes | {"batch": 3, "heads": 2, "queries": 7, "keys": 7, "width": 9, "value": 9}, own),
             Case("one token", sizes | {"queries": 1, "keys": 1}, own),
-            Case("more keys than queries", sizes | {"keys": 6}, None, False),
+            Case("more keys than queries", sizes | {"keys": 6}, self.plain, False),
             Case("values of another width", sizes | {"value": 3}, own, False),
         ]
         if self.forms_of_mask:
@@ -66,7 +67,7 @@ class DotProduct(Subject):
         return [case for case in cases if small is None or case.sizes["width"] == small]
 
     def tiny_cases(self) -> list[Case]:
-        own = "causal" if self.causal else None
+        own = "causal" if self.causal else self.plain
         grown = [(t, d) for t in (1, 2, 3) for d in (1, 2)]
         plain = [Case(f"{t} tokens of width {d}", self._tiny(t, d), own, tiny=True) for t, d in grown]
         masked = [Case(f"{t} tokens, causal", self._tiny(t, 1), "causal", tiny=True) for t in (2, 3)]

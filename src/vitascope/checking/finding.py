@@ -15,7 +15,7 @@ from vitascope.checking.dot_product import DotProduct
 from vitascope.checking.feed_forward import FeedForward
 from vitascope.checking.functions import AttentionFunction
 from vitascope.checking.heads import AttentionModule, AttentionOverGrid
-from vitascope.checking.naming import argument_roles, compact, weight_role
+from vitascope.checking.naming import argument_roles, compact, source_of, weight_role
 from vitascope.checking.patches import Patchify
 from vitascope.checking.positions import Sinusoidal
 from vitascope.checking.subject import Subject
@@ -48,7 +48,7 @@ PATTERNS = [
         r"(causal|subsequent|lookahead|autoregressive|triangular|future).*mask|^(make|create|build|get)?mask$",
     ),
     ("class-token", r"cls|class(ification)?token|prepend"),
-    ("sinusoidal-positions", r"sinus|positional?(enc|emb|table)|^positions?$|^pe$|posenc|posemb|sincos"),
+    ("sinusoidal-positions", r"sinus|position|^pe$|posenc|posemb|sincos"),
     ("patchify", r"patch(?!.*transformer)"),
     ("self-attention-2d", r"(att(n|ention)).*2d|2d.*att(n|ention)|gridattention|spatialattention"),
     ("feed-forward", r"feedforward|^ffn?\d*$|mlp|ffn"),
@@ -77,12 +77,12 @@ def _of_class(part: str | None, thing: Any) -> str | None:
         roles = list(argument_roles(kind.forward, skip=1).values())
         given = {"q", "k", "v"} <= set(roles) and not _has_layers(kind)
         return "attention" if given else "multi-head-attention"
+    if part == "sinusoidal-positions" and "sin" not in source_of(kind).replace("sinusoidal", ""):
+        return None  # a learned table
     return part
 
 
 def _has_layers(kind: type) -> bool:
-    from vitascope.checking.naming import source_of
-
     text = source_of(kind)
     return not text or bool(re.search(r"Linear|Parameter|Conv|MultiheadAttention", text))
 

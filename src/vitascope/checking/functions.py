@@ -9,9 +9,9 @@ from vitascope.checking.attention_layers import Reading, single_rows, wrong_rows
 from vitascope.checking.dot_product import attention_evidence, picked
 from vitascope.checking.heads import AXES
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
-from vitascope.checking.naming import argument_roles, called_with, prose_of, source_of, words_of
+from vitascope.checking.naming import argument_roles, called_with, source_of, words_of
 from vitascope.checking.reference import HEADS, LEAKS, MAPS, MASKS, SCALES, Options, Switch, multi_head
-from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn
+from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask
 from vitascope.checking.weights import row_numbers
 
 FLIPPED = "the weights are input × output: x @ W"
@@ -30,7 +30,8 @@ class AttentionFunction(Subject):
         ]
         self.heads_given = "heads" in self.roles.values()
         masks = [argument for argument, role in self.roles.items() if role == "mask"]
-        self.forms_of_mask = forms_for(masks[0], prose_of(thing), polarity) if masks else []
+        self.forms_of_mask = forms_for(masks[0], thing, polarity) if masks else []
+        self.plain = plain_mask(thing, self.roles)
         words = {word for argument, role in self.roles.items() if role in self.weights for word in words_of(argument)}
         self.strict = bool(words & {"weight", "proj", "weights"})
 
@@ -50,10 +51,10 @@ class AttentionFunction(Subject):
             return {"batch": batch, "width": width, "heads": heads, "rows": rows, "columns": columns}
 
         cases = [
-            Case("three heads, five tokens", sizes(12, 3, 2, 1, 5)),
-            Case("one head", sizes(8, 1, 2, 2, 2)),
-            Case("odd sizes", sizes(15, 5, 3, 1, 7)),
-            Case("one token", sizes(12, 3, 2, 1, 1)),
+            Case("three heads, five tokens", sizes(12, 3, 2, 1, 5), self.plain),
+            Case("one head", sizes(8, 1, 2, 2, 2), self.plain),
+            Case("odd sizes", sizes(15, 5, 3, 1, 7), self.plain),
+            Case("one token", sizes(12, 3, 2, 1, 1), self.plain),
         ]
         if self.forms_of_mask:
             same = sizes(12, 3, 2, 1, 5)
@@ -66,6 +67,7 @@ class AttentionFunction(Subject):
             Case(
                 f"{t} tokens of width {d}, {h} heads",
                 {"batch": 1, "width": d, "heads": h, "rows": 1, "columns": t},
+                self.plain,
                 tiny=True,
             )
             for d, h, t in grown
@@ -89,15 +91,18 @@ class AttentionFunction(Subject):
     def groups(self) -> list[list[Way]]:
         forms = self.forms_of_mask or [None]
         talls = [False, True] if "wqkv" in self.weights else [False]
-        axes = ["grid", "grid-last"] if self.part == "self-attention-2d" else ["batch", "token", "single"]
+        axes = [["grid"], ["grid-last"]] if self.part == "self-attention-2d" else [["batch", "token"], ["single"]]
         stacked = [False, True] if {"wq", "wk", "wv"} <= set(self.weights) else [False]
         return [
-            [Way(_words(a, form, tall, heads), {"axes": a, "form": form, "tall": tall, "stacked": heads})
-             for form in forms]
+            [
+                Way(_words(a, form, tall, heads), {"axes": a, "form": form, "tall": tall, "stacked": heads})
+                for a in group
+                for form in forms
+            ]
             for heads in stacked
-            for a in axes
+            for group in axes
             for tall in talls
-        ]  # fmt: skip
+        ]
 
     def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
         axes, heads = way.settings["axes"], case.sizes["heads"]

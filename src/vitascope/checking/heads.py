@@ -18,9 +18,9 @@ from vitascope.checking.attention_layers import (
 from vitascope.checking.dot_product import attention_evidence, picked
 from vitascope.checking.instances import Instances
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
-from vitascope.checking.naming import argument_roles, prose_of, source_of
+from vitascope.checking.naming import argument_roles, source_of
 from vitascope.checking.reference import Options, Switch, multi_head
-from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn
+from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask
 from vitascope.checking.weights import linear_maps, norms_of
 
 AXES = {
@@ -36,7 +36,7 @@ class AttentionModule(Subject):
     """A class or an instance with weights of its own."""
 
     part = "multi-head-attention"
-    axes = ("batch", "token", "single")
+    axes: tuple[tuple[str, ...], ...] = (("batch", "token"), ("single",))
 
     def __init__(self, name: str, thing: Any, polarity: str | None = None) -> None:
         self.name = name
@@ -44,7 +44,8 @@ class AttentionModule(Subject):
         self.sample = self.instances.make({"width": 12, "heads": 3})
         self.roles = argument_roles(self.sample.forward)
         masks = [argument for argument, role in self.roles.items() if role == "mask"]
-        self.forms_of_mask = forms_for(masks[0], prose_of(type(self.sample)), polarity) if masks else []
+        self.forms_of_mask = forms_for(masks[0], type(self.sample), polarity) if masks else []
+        self.plain = plain_mask(self.sample.forward, self.roles)
         if isinstance(self.sample, nn.MultiheadAttention):
             self.forms_of_mask = ["blocked"]
 
@@ -56,10 +57,10 @@ class AttentionModule(Subject):
             return {"batch": batch, "width": width, "heads": heads, "rows": 1, "columns": tokens}
 
         cases = [
-            Case("three heads, five tokens", sizes(12, 3, 2, 5) | self._grid(2, 3)),
-            Case("one head", sizes(8, 1, 2, 4) | self._grid(2, 2)),
-            Case("odd sizes", sizes(15, 5, 3, 7) | self._grid(3, 5)),
-            Case("one token", sizes(12, 3, 2, 1) | self._grid(1, 1)),
+            Case("three heads, five tokens", sizes(12, 3, 2, 5) | self._grid(2, 3), self.plain),
+            Case("one head", sizes(8, 1, 2, 4) | self._grid(2, 2), self.plain),
+            Case("odd sizes", sizes(15, 5, 3, 7) | self._grid(3, 5), self.plain),
+            Case("one token", sizes(12, 3, 2, 1) | self._grid(1, 1), self.plain),
         ]
         if self.forms_of_mask:
             masked = sizes(12, 3, 2, 5) | self._grid(2, 3)
@@ -75,6 +76,7 @@ class AttentionModule(Subject):
             Case(
                 f"{tokens} tokens of width {width}, {heads} heads",
                 {"batch": 1, "width": width, "heads": heads, "rows": 1, "columns": tokens},
+                self.plain,
                 tiny=True,
             )
             for width, heads, tokens in grown
@@ -89,18 +91,17 @@ class AttentionModule(Subject):
         return given
 
     def groups(self) -> list[list[Way]]:
-        forms = self.forms_of_mask or [None]
         return [
             [
                 Way((AXES[axes],) if form is None else (AXES[axes], FORMS[form][0]), {"axes": axes, "form": form})
-                for form in forms
+                for axes in group
+                for form in self.forms_of_mask or [None]
             ]
-            for axes in self._possible_axes()
+            for group in self._possible_axes()
         ]
 
-    def _possible_axes(self) -> list[str]:
-        first = getattr(self.sample, "batch_first", None)
-        return ["token"] if first is False else list(self.axes)
+    def _possible_axes(self) -> list[tuple[str, ...]]:
+        return [("token",)] if getattr(self.sample, "batch_first", None) is False else list(self.axes)
 
     def module(self, case: Case) -> nn.Module:
         return self.instances.make(case.sizes, self.dtype, self.training)
@@ -194,7 +195,7 @@ class AttentionOverGrid(AttentionModule):
     """The same over the cells of a grid."""
 
     part = "self-attention-2d"
-    axes = ("grid", "grid-last")
+    axes = (("grid",), ("grid-last",))
 
     def native(self) -> str:
         return "nn.MultiheadAttention over the cells"

@@ -127,8 +127,14 @@ def describe(report: Report, bench: Bench, finding: Finding | None, right: Findi
     report.hints = [MISTAKES[name].hint for name in report.mistakes]
     if report.passed:
         return
-    report.first_difference = first_difference(bench, right)
-    report.example = example_lines(bench, right)
+    absent = [switch.id for switch in subject.forms(way)] if finding else []
+    if absent:
+        lacking = {"check": "its layers", "index": None, "expected": "one more", "got": absent[0].replace("-", " ")}
+        report.table.insert(0, Row("its layers", False, ", ".join(MISTAKES[name].meaning for name in absent)))
+        report.first_difference = lacking
+    else:
+        report.first_difference = first_difference(bench, right)
+        report.example = example_lines(bench, right)
     first = next(case for case in subject.cases() if case.required)
     theirs, ours = bench.theirs(way, first), bench.ours(way, first, right.reading)
     if finding is None and isinstance(theirs, Tensor) and isinstance(ours, Tensor):

@@ -1,11 +1,12 @@
 """A mask in the five forms that people write, and which of them a reader's text rules out."""
 
+import re
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-from vitascope.checking.naming import compact, polarity_in
+from vitascope.checking.naming import compact, polarity_in, prose_of, source_of
 
 FORMS: dict[str, tuple[str, Callable[[Tensor, torch.dtype], Tensor]]] = {
     "may": ("in a boolean mask, True means may look", lambda allowed, dtype: allowed),
@@ -21,12 +22,16 @@ MEANS_MAY = {"allowed", "visible", "keep", "valid", "keepmask", "attendmask", "a
 MEANS_BLOCKED = {"blocked", "forbidden", "hidden", "blockedmask", "ignore", "ignoremask", "hiddenmask"}
 
 
-def forms_for(argument: str, prose: str, known: str | None = None) -> list[str]:
+NOT_ADDED = r"1(\.0*)?\s*-\s*\w*mask|~\s*\w*mask|mask\w*\s*==\s*(0|False)|masked_fill"
+
+
+def forms_for(argument: str, thing: object, known: str | None = None) -> list[str]:
     """All forms, or those that agree with the argument's name, the reader's words, or his own causal mask."""
+    prose, added = prose_of(thing), not re.search(NOT_ADDED, source_of(thing))
     name = compact(argument)
     told = "may" if name in MEANS_MAY else "blocked" if name in MEANS_BLOCKED else polarity_in(prose) or known
     wrong = {"may": ("blocked", "zeros"), "blocked": ("may", "ones"), None: ()}[told]
-    return [form for form in FORMS if form not in wrong]
+    return [form for form in FORMS if form not in wrong and (added or form != "add")]
 
 
 def tried_shapes(mask: Tensor, shape: Iterable[int]) -> list[Tensor]:

@@ -118,6 +118,6 @@ def difference_words(difference: dict[str, Any]) -> str:
     if "error" in difference:
         return f"{difference['check']}: it raised {difference['error']}"
     if difference["index"] is None:
-        return f"{difference['check']}: expected shape {difference['expected']}, got {difference['got']}"
+        return f"{difference['check']}: expected {difference['expected']}, got {difference['got']}"
     where = ", ".join(map(str, difference["index"]))
     return f"{difference['check']}, output[{where}]: expected {difference['expected']:.6g}, got {difference['got']:.6g}"

@@ -31,7 +31,7 @@ def difference(bench: "Bench", right: "Finding", case: "Case") -> dict[str, Any]
     if isinstance(theirs, Exception):
         return found | {"error": f"{type(theirs).__name__}: {first_line(theirs, 200)}"}
     if theirs.shape != ours.shape:
-        return found | {"expected": list(ours.shape), "got": list(theirs.shape)}
+        return found | {"expected": f"shape {list(ours.shape)}", "got": f"shape {list(theirs.shape)}"}
     theirs, ours = theirs.double(), ours.double()
     wrong = ~torch.isclose(theirs, ours, rtol=0.0, atol=1e-5 * max(ours.abs().max().item(), 1e-3))
     if not wrong.any():

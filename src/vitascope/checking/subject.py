@@ -1,7 +1,8 @@
 """What the judge needs to know about one part: how to call the reader's code, and how the same is computed rightly."""
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,10 +149,21 @@ def shuffle_weights(module: nn.Module) -> None:
                 parameter.add_(1.0)
 
 
+def plain_mask(function: Callable[..., Any], roles: Mapping[str, str]) -> str | None:
+    """The mask of a case without one: where the reader's code insists on a mask, it allows everything."""
+    parameters = inspect.signature(function).parameters
+    insists = any(
+        role == "mask" and parameters[name].default is inspect.Parameter.empty for name, role in roles.items()
+    )
+    return "all" if insists else None
+
+
 def allowed_pairs(case: Case, queries: int, keys: int) -> Tensor | None:
     """True where a query may look at a key; every query has one to look at and, for two or more, one it must not."""
     if case.mask is None:
         return None
+    if case.mask == "all":
+        return torch.ones(queries, keys, dtype=torch.bool)
     if case.mask in ("causal", "loud"):
         return torch.ones(queries, keys, dtype=torch.bool).tril()
     with seeded("mask"):

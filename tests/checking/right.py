@@ -85,7 +85,14 @@ def multi_head(r: Random, style: str | None = None, name: str | None = None) -> 
     arguments = r.sample([width, heads], 2) + (["dropout=0.0"] if dropout else [])
     init = [f"width, {kept} = {width}, {heads}", *layers]
     init += ["self.drop = nn.Dropout(dropout)"] if dropout else []
-    body = ["b, t, e = x.shape", f"h = {kept}", "d = e // h", *use, split_and_mix(r), "out = OUT(out)".replace("OUT", _OUT[0])]
+    body = [
+        "b, t, e = x.shape",
+        f"h = {kept}",
+        "d = e // h",
+        *use,
+        split_and_mix(r),
+        "out = OUT(out)".replace("OUT", _OUT[0]),
+    ]
     body += ["out = self.drop(out)"] if dropout else []
     first = r.random() < 0.2
     if first:
@@ -100,8 +107,17 @@ def _projections(r: Random, style: str, bias: str) -> tuple[list[str], list[str]
     out = r.choice(["proj", "out_proj", "W_o", "to_out", "fc_out", "output", "o"])
     _OUT[0] = f"self.{out}"
     last = f"self.{out} = nn.Linear(width, width{bias})"
-    q, k, v = r.choice([("q_proj", "k_proj", "v_proj"), ("W_q", "W_k", "W_v"), ("to_q", "to_k", "to_v"),
-                        ("query", "key", "value"), ("wq", "wk", "wv"), ("queries", "keys", "values"), ("q", "k", "v")])
+    q, k, v = r.choice(
+        [
+            ("q_proj", "k_proj", "v_proj"),
+            ("W_q", "W_k", "W_v"),
+            ("to_q", "to_k", "to_v"),
+            ("query", "key", "value"),
+            ("wq", "wk", "wv"),
+            ("queries", "keys", "values"),
+            ("q", "k", "v"),
+        ]
+    )
     if style in ("raw", "loops"):
         _OUT[0] = "lambda z: z @ self.w_out".replace("lambda z: z", "(lambda z: z") + ")"
         made = [f"self.{n} = nn.Parameter(torch.randn(width, width))" for n in (q, k, v, "w_out")]
@@ -109,15 +125,24 @@ def _projections(r: Random, style: str, bias: str) -> tuple[list[str], list[str]
     if style == "einops" or r.random() < 0.4:
         packed = r.choice(["qkv", "to_qkv", "qkv_proj", "c_attn", "in_proj"])
         made = [f"self.{packed} = nn.Linear(width, 3 * width{bias})", last]
-        orders = ["q, k, v = self.P(x).chunk(3, dim=-1)", "q, k, v = rearrange(self.P(x), 'b t (n e) -> n b t e', n=3)",
-                  "q, k, v = self.P(x).split(e, dim=2)", "q, k, v = self.P(x).reshape(b, t, 3, e).unbind(2)"]
+        orders = [
+            "q, k, v = self.P(x).chunk(3, dim=-1)",
+            "q, k, v = rearrange(self.P(x), 'b t (n e) -> n b t e', n=3)",
+            "q, k, v = self.P(x).split(e, dim=2)",
+            "q, k, v = self.P(x).reshape(b, t, 3, e).unbind(2)",
+        ]
         if packed == "to_qkv":
             orders.append("q, k, v = rearrange(self.P(x), 'b t (h n d) -> n b t (h d)', n=3, h=h)")
         return made, [r.choice(orders).replace("P", packed)]
     if style == "linear" and r.random() < 0.3:
-        made = [f"self.{n} = nn.ModuleList([nn.Linear(width, width // self_heads{bias}) for _ in range(self_heads)])" for n in (q, k, v)]
+        made = [
+            f"self.{n} = nn.ModuleList([nn.Linear(width, width // self_heads{bias}) for _ in range(self_heads)])"
+            for n in (q, k, v)
+        ]
         made = [line.replace("self_heads", "HEADS") for line in made]
-        return [*made, last], [f"q, k, v = (torch.cat([f(x) for f in fs], -1) for fs in (self.{q}, self.{k}, self.{v}))"]
+        return [*made, last], [
+            f"q, k, v = (torch.cat([f(x) for f in fs], -1) for fs in (self.{q}, self.{k}, self.{v}))"
+        ]
     made = [f"self.{n} = nn.Linear(width, width{bias})" for n in (q, k, v)]
     return [*made, last], [f"q, k, v = self.{q}(x), self.{k}(x), self.{v}(x)"]
 
@@ -131,7 +156,11 @@ def multi_head_function(r: Random) -> tuple[str, str]:
     x, heads = r.choice(["x", "tokens", "inputs", "X"]), r.choice(["num_heads", "n_heads", "heads"])
     arguments = [x, *r.sample([name for name in (q, k, v, o) if name], 2 if not k else 4), heads]
     turn = ".T" if not k else r.choice(["", ".T"])
-    use = [f"q, k, v = (F.linear({x}, w) for w in {q}.chunk(3))"] if not k else [f"q, k, v = {x} @ {q}{turn}, {x} @ {k}{turn}, {x} @ {v}{turn}"]
+    use = (
+        [f"q, k, v = (F.linear({x}, w) for w in {q}.chunk(3))"]
+        if not k
+        else [f"q, k, v = {x} @ {q}{turn}, {x} @ {k}{turn}, {x} @ {v}{turn}"]
+    )
     body = [f"b, t, e = {x}.shape", f"h = {heads}", "d = e // h", *use, split_and_mix(r), f"return out @ {o}{turn}"]
     return f"def {name}({', '.join(arguments)}):\n" + indent("\n".join(body), "    "), name
 
@@ -148,16 +177,37 @@ def _module(name: str, arguments: list[str], init: list[str], given: str, body: 
 
 def grid(r: Random, style: str | None = None) -> tuple[str, str]:
     name = r.choice(["SelfAttention2d", "Attention2D", "SelfAttention2D"])
-    channels, heads = r.choice(["channels", "embed_dim", "in_channels", "dim"]), r.choice(["num_heads", "heads", "n_heads"])
+    channels, heads = (
+        r.choice(["channels", "embed_dim", "in_channels", "dim"]),
+        r.choice(["num_heads", "heads", "n_heads"]),
+    )
     convolutional = r.random() < 0.5
     layer = "nn.Conv2d(width, {}, 1)" if convolutional else "nn.Linear(width, {})"
-    init = [f"width, self.h = {channels}, {heads}", f"self.qkv = {layer.format('3 * width')}", f"self.proj = {layer.format('width')}"]
-    flat = r.choice(["rearrange({}, 'b c i j -> b (i j) c')", "{}.flatten(2).transpose(1, 2)", "{}.permute(0, 2, 3, 1).flatten(1, 2)"])
-    back = r.choice(["rearrange({}, 'b (i j) c -> b c i j', i=height)", "{}.transpose(1, 2).reshape(b, e, height, width)"])
+    init = [
+        f"width, self.h = {channels}, {heads}",
+        f"self.qkv = {layer.format('3 * width')}",
+        f"self.proj = {layer.format('width')}",
+    ]
+    flat = r.choice(
+        [
+            "rearrange({}, 'b c i j -> b (i j) c')",
+            "{}.flatten(2).transpose(1, 2)",
+            "{}.permute(0, 2, 3, 1).flatten(1, 2)",
+        ]
+    )
+    back = r.choice(
+        ["rearrange({}, 'b (i j) c -> b c i j', i=height)", "{}.transpose(1, 2).reshape(b, e, height, width)"]
+    )
     packed = flat.format("self.qkv(x)") if convolutional else f"self.qkv({flat.format('x')})"
     out = f"self.proj({back.format('out')})" if convolutional else back.format("self.proj(out)")
-    body = ["b, e, height, width = x.shape", "t, h = height * width, self.h", "d = e // h", f"q, k, v = {packed}.chunk(3, dim=-1)",
-            split_and_mix(r), f"return {out}"]
+    body = [
+        "b, e, height, width = x.shape",
+        "t, h = height * width, self.h",
+        "d = e // h",
+        f"q, k, v = {packed}.chunk(3, dim=-1)",
+        split_and_mix(r),
+        f"return {out}",
+    ]
     return _module(name, [channels, heads], init, "x", body), name
 
 
@@ -171,7 +221,9 @@ def feed_forward(r: Random, style: str | None = None) -> tuple[str, str]:
     name = r.choice(["FeedForward", "MLP", "FFN", "Mlp"])
     width, hidden = r.choice(["dim", "embed_dim", "d_model"]), r.choice(["hidden_dim", "mlp_dim", "d_ff"])
     layer = r.choice(["nn.GELU()", "nn.ReLU()", "nn.GELU(approximate='tanh')"])
-    init = [f"self.net = nn.Sequential(nn.Linear({width}, {hidden}), {layer}, nn.Dropout(dropout), nn.Linear({hidden}, {width}))"]
+    init = [
+        f"self.net = nn.Sequential(nn.Linear({width}, {hidden}), {layer}, nn.Dropout(dropout), nn.Linear({hidden}, {width}))"
+    ]
     return _module(name, [width, hidden, "dropout=0.1"], init, "x", ["return self.net(x)"]), name
 
 
@@ -189,8 +241,12 @@ def block(r: Random, style: str | None = None, name: str | None = None) -> tuple
     else:
         inner, attn = "", f"nn.MultiheadAttention({width}, {heads}, batch_first=True)"
         call = "(lambda z: self.attn(z, z, z)[0])({})"
-    init = [f"self.{norms[0]} = nn.LayerNorm({width})", f"self.attn = {attn}", f"self.{norms[1]} = nn.LayerNorm({width})",
-            f"self.mlp = nn.Sequential(nn.Linear({width}, mlp_ratio * {width}), nn.GELU(), nn.Linear(mlp_ratio * {width}, {width}))"]
+    init = [
+        f"self.{norms[0]} = nn.LayerNorm({width})",
+        f"self.attn = {attn}",
+        f"self.{norms[1]} = nn.LayerNorm({width})",
+        f"self.mlp = nn.Sequential(nn.Linear({width}, mlp_ratio * {width}), nn.GELU(), nn.Linear(mlp_ratio * {width}, {width}))",
+    ]
     init = init if r.random() < 0.5 else [init[0], init[2], init[1], init[3]]
     body = [f"x = x + {call.format(f'self.{norms[0]}(x)')}", f"return x + self.mlp(self.{norms[1]}(x))"]
     made = _module(name, [width, heads, "mlp_ratio=4"], init, r.choice(["x", "x"]), body)
@@ -204,28 +260,51 @@ def vit(r: Random, style: str | None = None) -> tuple[str, str]:
     arguments = r.sample([r.choice(["img_size", "image_size"]), "patch_size", r.choice(["in_chans", "in_channels", "channels"]),
                           r.choice(["num_classes", "n_classes"]), r.choice(["embed_dim", "dim", "d_model", "hidden_dim"]),
                           r.choice(["depth", "num_layers", "n_layers"]), r.choice(["num_heads", "heads"])], 7)  # fmt: skip
-    by = {"size": next(a for a in arguments if a in ("img_size", "image_size")), "chans": next(a for a in arguments if "chan" in a),
-          "classes": next(a for a in arguments if "classes" in a), "depth": next(a for a in arguments if "layers" in a or a == "depth"),
-          "heads": next(a for a in arguments if "heads" in a),
-          "width": next(a for a in arguments if a in ("embed_dim", "dim", "d_model", "hidden_dim"))}
-    project = f"nn.Linear({by['chans']} * patch_size ** 2, {by['width']})" if linear else f"nn.Conv2d({by['chans']}, {by['width']}, patch_size, patch_size)"
+    by = {
+        "size": next(a for a in arguments if a in ("img_size", "image_size")),
+        "chans": next(a for a in arguments if "chan" in a),
+        "classes": next(a for a in arguments if "classes" in a),
+        "depth": next(a for a in arguments if "layers" in a or a == "depth"),
+        "heads": next(a for a in arguments if "heads" in a),
+        "width": next(a for a in arguments if a in ("embed_dim", "dim", "d_model", "hidden_dim")),
+    }
+    project = (
+        f"nn.Linear({by['chans']} * patch_size ** 2, {by['width']})"
+        if linear
+        else f"nn.Conv2d({by['chans']}, {by['width']}, patch_size, patch_size)"
+    )
     extra = 0 if pooled else 1
-    init = [f"self.p, n = patch_size, ({by['size']} // patch_size) ** 2", f"self.embed = {project}",
-            f"self.pos_embedding = nn.Parameter(torch.randn(1, n + {extra}, {by['width']}))",
-            f"self.blocks = nn.ModuleList([InnerBlock({by['width']}, {by['heads']}) for _ in range({by['depth']})])",
-            f"self.norm = nn.LayerNorm({by['width']})", f"self.head = nn.Linear({by['width']}, {by['classes']})"]
+    init = [
+        f"self.p, n = patch_size, ({by['size']} // patch_size) ** 2",
+        f"self.embed = {project}",
+        f"self.pos_embedding = nn.Parameter(torch.randn(1, n + {extra}, {by['width']}))",
+        f"self.blocks = nn.ModuleList([InnerBlock({by['width']}, {by['heads']}) for _ in range({by['depth']})])",
+        f"self.norm = nn.LayerNorm({by['width']})",
+        f"self.head = nn.Linear({by['width']}, {by['classes']})",
+    ]
     init += [] if pooled else [f"self.cls_token = nn.Parameter(torch.zeros(1, 1, {by['width']}))"]
     pixels = r.choice(["c p q", "p q c"])
-    cut = f"self.embed(rearrange(x, 'b c (i p) (j q) -> b (i j) ({pixels})', p=self.p, q=self.p))" if linear else "self.embed(x).flatten(2).transpose(1, 2)"
+    cut = (
+        f"self.embed(rearrange(x, 'b c (i p) (j q) -> b (i j) ({pixels})', p=self.p, q=self.p))"
+        if linear
+        else "self.embed(x).flatten(2).transpose(1, 2)"
+    )
     body = [f"x = {cut}"]
     body += [] if pooled else ["x = torch.cat([self.cls_token.repeat(x.shape[0], 1, 1), x], dim=1)"]
     body += ["x = x + self.pos_embedding", "for layer in self.blocks:", "    x = layer(x)"]
-    body += ["return self.head(self.norm(x).mean(dim=1))"] if pooled else [r.choice(["return self.head(self.norm(x)[:, 0])", "return self.head(self.norm(x[:, 0]))"])]
+    body += (
+        ["return self.head(self.norm(x).mean(dim=1))"]
+        if pooled
+        else [r.choice(["return self.head(self.norm(x)[:, 0])", "return self.head(self.norm(x[:, 0]))"])]
+    )
     return inner + "\n\n\n" + _module(name, arguments, init, "x", body), name
 
 
 def patchify(r: Random, style: str | None = None) -> tuple[str, str]:
-    name, size = r.choice(["patchify", "image_to_patches", "to_patches", "extract_patches"]), r.choice(["patch_size", "p", "patch"])
+    name, size = (
+        r.choice(["patchify", "image_to_patches", "to_patches", "extract_patches"]),
+        r.choice(["patch_size", "p", "patch"]),
+    )
     body = r.choice(
         [
             "return rearrange(images, 'b c (h p1) (w p2) -> b (h w) (p1 p2 c)', p1=S, p2=S)",
@@ -241,7 +320,10 @@ def patchify(r: Random, style: str | None = None) -> tuple[str, str]:
 
 
 def causal_mask(r: Random, style: str | None = None) -> tuple[str, str]:
-    name, n = r.choice(["causal_mask", "make_causal_mask", "subsequent_mask", "look_ahead_mask"]), r.choice(["n", "size", "tokens", "seq_len"])
+    name, n = (
+        r.choice(["causal_mask", "make_causal_mask", "subsequent_mask", "look_ahead_mask"]),
+        r.choice(["n", "size", "tokens", "seq_len"]),
+    )
     body = r.choice(
         ["torch.tril(torch.ones(§n, §n))", "torch.triu(torch.full((§n, §n), float('-inf')), diagonal=1)", "torch.ones(§n, §n).triu(1).bool()",
          "torch.arange(§n)[:, None] >= torch.arange(§n)[None]", "torch.tensor([[0.0 if j <= i else -10000.0 for j in range(§n)] for i in range(§n)])",
@@ -265,7 +347,10 @@ def positions(r: Random, style: str | None = None) -> tuple[str, str]:
 
 
 def class_token(r: Random, style: str | None = None) -> tuple[str, str]:
-    name, token = r.choice(["add_class_token", "prepend_cls", "prepend_class_token"]), r.choice(["cls_token", "cls", "class_token"])
+    name, token = (
+        r.choice(["add_class_token", "prepend_cls", "prepend_class_token"]),
+        r.choice(["cls_token", "cls", "class_token"]),
+    )
     body = r.choice(["torch.cat([T.expand(x.shape[0], -1, -1), x], dim=1)", "torch.cat([T.repeat(len(x), 1, 1), x], 1)",
                      "torch.stack([torch.vstack([T.reshape(1, -1), one]) for one in x])"]).replace("T", token)  # fmt: skip
     return f"def {name}({', '.join(r.sample(['x', token], 2))}):\n    return {body}", name

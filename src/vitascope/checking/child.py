@@ -20,7 +20,8 @@ def main() -> None:
     """Arguments: a JSON object with file, name, part, seconds, memory and out."""
     task: dict[str, Any] = json.loads(sys.argv[1])
     path, out = Path(task["file"]).resolve(), Path(task["out"]).resolve()
-    limit(task["seconds"], task["memory"])
+    hurry(task["seconds"])
+    limit(task["memory"])
     with out.open("a", encoding="utf-8") as file:
 
         def tell(**words: object) -> None:
@@ -32,6 +33,7 @@ def main() -> None:
                 if isinstance(found, Report):
                     tell(**_finished(found, task["memory"]))
                 else:
+                    hurry(task["seconds"])
                     tell(**({"started": found} if isinstance(found, str) else {"passed_over": found}))
         except BaseException as error:
             tell(error=explained(error, path, task["memory"]))
@@ -83,11 +85,15 @@ def explained(error: BaseException, path: Path, memory: float) -> str:
             return f"it crashed: {type(error).__name__}: {words}{where}"
 
 
-def limit(seconds: float, memory: float) -> None:
-    """The system ends us after so many seconds; memory beyond what torch has taken is refused (Linux)."""
+def hurry(seconds: float) -> None:
+    """The system ends this process after so many seconds, whatever it does then."""
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def limit(memory: float) -> None:
+    """Memory beyond what torch has taken is refused (Linux)."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

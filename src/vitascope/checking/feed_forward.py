@@ -51,8 +51,8 @@ def bends_of(module: nn.Module) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
         spoken = [name for name in spoken if name != "GELU by tanh"]
     if "1.702" not in text:
         spoken = [name for name in spoken if name != "GELU by 1.702"]
-    held = isinstance(module, nn.TransformerEncoderLayer) or not spoken
-    return [reading for reading in bend_readings() if held or reading[0]["bend"] in spoken]
+    likely = spoken or list(BENDS)[:2]
+    return [(bend if bend["bend"] in likely else {**bend, "rare_bend": True}, words) for bend, words in bend_readings()]
 
 
 class FeedForward(Subject):

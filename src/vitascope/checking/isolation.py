@@ -13,20 +13,20 @@ from typing import Any
 from vitascope.checking.result import Reports, report_from
 from vitascope.errors import UserError
 
-START = 120.0  # seconds for Python and torch to start on a slow machine, before the file's own time runs
+START = 120.0  # seconds for Python and torch to start on a slow machine, beside the file's own time
 
 
 def check_file(
     path: Path, name: str | None = None, part: str | None = None, *, seconds: float = 60.0, memory: float = 4.0
 ) -> Reports:
-    """All parts of a file, or one; at most so many seconds and GiB."""
+    """All parts of a file, or one; at most so many seconds for its start and for each part, and so many GiB."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "answer.jsonl", Path(folder) / "log.txt"
         out.touch()
         task = {"file": str(path), "name": name, "part": part, "seconds": seconds, "memory": memory, "out": str(out)}
-        code = _run(task, log, seconds + START)
+        code = _run(task, log, 20 * seconds + START)
         told = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
         return _collected(told, code, seconds, log.read_text(encoding="utf-8", errors="replace"))
 

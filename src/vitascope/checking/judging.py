@@ -18,8 +18,8 @@ from vitascope.checking.subject import Calm, Case, Inputs, Subject, Way
 from vitascope.errors import first_line
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-4}  # of the largest number
-RARE = {"split", "norms_swapped", "mean_pool"}  # rare choices, tried last and not with two mistakes
-PATIENCE = 25.0  # seconds for the search among pairs of mistakes
+RARE = {"split", "norms_swapped", "mean_pool", "rare_bend"}  # rare choices, tried last and not with two mistakes
+PATIENCE = 10.0  # seconds for the search among pairs of mistakes
 
 
 @dataclass

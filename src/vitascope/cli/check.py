@@ -22,7 +22,7 @@ def check(
     part: Annotated[str | None, typer.Option(help="What it is, where its name does not tell.")] = None,
     folder: Annotated[Path | None, typer.Option("--all", help="Check every .py file of a folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
-    seconds: Annotated[float, typer.Option(help="The most time for a file.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="The most time for the file's start, and for each part.")] = 60.0,
     memory: Annotated[float, typer.Option(help="The most memory for a file, in GiB (on Linux).")] = 4.0,
 ) -> None:
     """Compare your code with PyTorch's layers, and name the mistake where it differs.

@@ -1,6 +1,6 @@
 """Two mistakes at once are never called right, and are named together where they can be told apart."""
 
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from checking.wrong_models import (
 
 import vitascope
 
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # thousands of tiny computations
 STEPS = ("project", "split", "maps", "join", "forward")
 
 
@@ -67,18 +68,15 @@ PAIRS = [(a, b, made) for a, b in combinations(ATTENTIONS, 2) if (made := both(a
 
 
 @pytest.mark.parametrize(("one", "other", "made"), PAIRS, ids=lambda kind: kind.__name__)
-def test_two_mistakes_in_an_attention_are_never_called_right(one: type, other: type, made: type) -> None:
+def test_two_mistakes_in_an_attention_are_named_together(one: type, other: type, made: type) -> None:
     report = vitascope.check(made, "multi-head-attention")
     assert not report.passed
-    if "unknown" not in report.mistakes:  # some pairs are one mistake in other words
-        assert {ATTENTIONS[one], ATTENTIONS[other]} & set(report.mistakes)
-
-
-def test_most_pairs_are_named_together() -> None:
-    chosen = PAIRS[::3]
-    named = [set(vitascope.check(made, "multi-head-attention").mistakes) for _, _, made in chosen]
-    exact = [found == {ATTENTIONS[a], ATTENTIONS[b]} for found, (a, b, _) in zip(named, chosen, strict=True)]
-    assert sum(exact) >= 0.7 * len(exact), list(zip(named, chosen, strict=True))
+    if FeaturesB in (one, other):  # its own forward takes the place of the other's steps
+        assert "feature-attention" in report.mistakes
+    elif (one, other) == (LeftB, JoinA):  # cut wrongly and put together likewise: one mistake
+        assert report.mistakes == ["heads-not-transposed"]
+    else:
+        assert set(report.mistakes) == {ATTENTIONS[one], ATTENTIONS[other]}
 
 
 @pytest.mark.parametrize("wrong", [ResidualA, ResidualB, AfterA, NormA], ids=lambda kind: kind.__name__)
@@ -105,7 +103,7 @@ def test_two_mistakes_in_a_model_are_named_together() -> None:
     assert set(report.mistakes) == {"position-misplaced", "patches-in-column-order"}
 
 
-@pytest.mark.parametrize(("place", "inner"), list(product([EndA, PlaceB, ViT], [ResidualA, AfterA])), ids=str)
+@pytest.mark.parametrize(("place", "inner"), [(EndA, ResidualA), (PlaceB, AfterA), (ViT, AfterA)], ids=str)
 def test_a_wrong_block_in_a_model_is_seen(place: type, inner: type) -> None:
     class Mine(place):
         def __init__(self, img_size, patch_size, in_chans, num_classes, embed_dim, depth, num_heads):

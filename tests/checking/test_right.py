@@ -17,6 +17,8 @@ from vitascope.checking.reference import attend, multi_head
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
 
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # thousands of tiny computations
+
 
 def verdict(source: str, name: str, part: str, folder: Path) -> str:
     path = folder / "mine.py"

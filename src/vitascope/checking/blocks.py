@@ -109,6 +109,7 @@ class TransformerBlock(AttentionModule):
     """A class or an instance."""
 
     part = "transformer-block"
+    variants = 3
     axes = (("batch", "token"),)
 
     def __init__(self, name: str, thing: Any, polarity: str | None = None) -> None:

@@ -15,7 +15,8 @@ NAMES = {
     "outputsize embedding size hiddend tokenwidth hiddenwidth",
     "channels": "inchannels inchans channels numchannels nchannels inchan inch colours colors inputchannels c "
     "inputchans imagechannels imgchannels",
-    "hidden": "hiddendim mlpdim ffdim dff ffndim dimfeedforward feedforwarddim hidden hiddenfeatures mlphidden ffhidden "
+    "hidden": "hiddendim mlpdim ffdim dff ffndim dimfeedforward feedforwarddim hidden hiddenfeatures mlphidden "
+    "ffhidden "
     "mlpwidth ffwidth hiddenwidth mlpsize dimff intermediatesize dinner innerdim dhidden mlphiddendim hiddenunits dmlp",
     "ratio": "mlpratio ratio expansion mult ffmult expansionfactor forwardexpansion multiplier expand hiddenratio",
     "dropout": "dropout drop droprate dropoutrate pdrop attndrop dropoutp attndropout projdrop p pdropout resdropout "
@@ -72,7 +73,7 @@ def arguments_for(cls: type, sizes: Mapping[str, Any], order: tuple[str, ...] = 
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         role = size_role(parameter.name, others, sizes)
-        if role in sizes:
+        if role is not None and role in sizes:
             if role == "ratio" and parameter.default is not parameter.empty:
                 continue
             given[parameter.name], used = sizes[role], used | {role}
@@ -90,7 +91,7 @@ def build(cls: type, sizes: Mapping[str, Any], order: tuple[str, ...] = ("width"
 
 
 def takes(cls: type, role: str, sizes: Mapping[str, Any]) -> bool:
-    """Does the constructor ask for it?"""
+    """Tell whether the constructor asks for it."""
     names = list(inspect.signature(cls).parameters)
     return any(size_role(name, {compact(n) for n in names}, sizes) == role for name in names)
 

@@ -28,7 +28,7 @@ CLASS_TOKEN = [
 ]
 POSITIONS = [
     Switch("position-misplaced", {"position": how})
-    for how in ("before", "not-class", "none", "end", "rolled", "class-only", "twice", "each-block")
+    for how in ("before", "end", "none", "not-class", "rolled", "class-only", "twice", "each-block")
 ]
 
 

@@ -1,93 +1,24 @@
 """A subject -> a report: is it right, and if not, which mistakes give exactly the reader's numbers."""
 
 import time
-import warnings
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitascope.checking.bench import TOLERANCE, Bench, Finding, agree, is_random
+from vitascope.checking.holding import table
 from vitascope.checking.mistakes import MISTAKES
-from vitascope.checking.reference import MASK_KEYS, Options, Switch
+from vitascope.checking.reference import MASK_KEYS, Switch
 from vitascope.checking.result import Report, Row
 from vitascope.checking.showing import example_lines, first_difference
-from vitascope.checking.subject import Calm, Case, Inputs, Subject, Way
+from vitascope.checking.subject import Calm, Case, Subject, Way
 from vitascope.errors import first_line
 
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-4}  # of the largest number
 RARE = {"split", "norms_swapped", "mean_pool", "rare_bend"}  # rare choices, tried last and not with two mistakes
-PATIENCE = 10.0  # seconds for the search among pairs of mistakes
-
-
-@dataclass
-class Finding:
-    """The way, the choices and the mistakes that reproduce the reader's numbers."""
-
-    way: Way
-    reading: Options
-    words: tuple[str, ...]
-    switches: tuple[Switch, ...] = ()
-
-    @property
-    def options(self) -> Options:
-        return dict(self.reading) | {k: v for switch in self.switches for k, v in switch.options.items()}
-
-
-@dataclass
-class Bench:
-    """The reader's results, each computed once."""
-
-    subject: Subject
-    results: dict[tuple[int, str], Tensor | Exception] = field(default_factory=dict)
-    inputs: dict[str, Inputs] = field(default_factory=dict)
-    agreed: dict[tuple[Any, ...], bool] = field(default_factory=dict)
-    calm: Calm = field(default_factory=Calm)
-
-    def given(self, case: Case) -> Inputs:
-        if case.name not in self.inputs:
-            self.inputs[case.name] = {k: v.to(self.subject.dtype) for k, v in self.subject.inputs(case).items()}
-        return self.inputs[case.name]
-
-    def theirs(self, way: Way, case: Case) -> Tensor | Exception:
-        key = (id(way), case.name)
-        if key not in self.results:
-            self.results[key] = attempt(self.subject, way, case, self.given(case), self.calm)
-        return self.results[key]
-
-    def ours(self, way: Way, case: Case, options: Options) -> Tensor | Exception:
-        try:
-            with torch.no_grad():
-                return self.subject.ours(way, case, self.given(case), options)
-        except (RuntimeError, ValueError, IndexError) as error:
-            return error
-
-
-def attempt(subject: Subject, way: Way, case: Case, inputs: Inputs, calm: Calm | None) -> Tensor | Exception:
-    """The reader's code may raise anything, print anything and change what it was given."""
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            copies = {name: tensor.clone() for name, tensor in inputs.items()}
-            if calm is None:
-                return subject.theirs(way, case, copies)
-            with calm:
-                return subject.theirs(way, case, copies)
-    except (Exception, SystemExit) as error:
-        return error if isinstance(error, Exception) else RuntimeError(f"it left the program: {error!r}")
-
-
-def agree(theirs: Tensor | Exception, ours: Tensor | Exception, tolerance: float) -> bool:
-    """Close everywhere; two failures agree too."""
-    if isinstance(theirs, Exception) or isinstance(ours, Exception):
-        return isinstance(theirs, Exception) and isinstance(ours, Exception)
-    if theirs.shape != ours.shape:
-        return False
-    theirs, ours = theirs.double(), ours.double()
-    size = ours.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if ours.numel() else 0.0
-    return torch.allclose(theirs, ours, rtol=0.0, atol=tolerance * max(size, 1e-3), equal_nan=True)
+PATIENCE = 30.0  # seconds for the search among pairs of mistakes
 
 
 def judge(subject: Subject) -> Report:
@@ -166,13 +97,6 @@ def _has_shape(bench: Bench, way: Way, cases: list[Case]) -> bool:
     return False
 
 
-def is_random(subject: Subject, way: Way, case: Case, calm: Calm | None = None) -> bool:
-    """Other numbers for the same input, in eval mode."""
-    given = {name: tensor.to(subject.dtype) for name, tensor in subject.inputs(case).items()}
-    results = [attempt(subject, way, case, given, calm) for _ in range(3)]
-    return not all(agree(results[0], other, 1e-9) for other in results[1:])
-
-
 def explain(bench: Bench, ways: list[Way], cases: list[Case]) -> Finding | None:
     """The fewest mistakes that give the reader's numbers in every case; None where none do."""
     end = time.monotonic() + PATIENCE
@@ -181,7 +105,8 @@ def explain(bench: Bench, ways: list[Way], cases: list[Case]) -> Finding | None:
         for way in ways:
             forms = tuple(bench.subject.forms(way))
             choices = [one for one in readings[way.words] if bool(RARE & one[0].keys()) == rare]
-            for switches in _sets(bench.subject.switches(way), count):
+            known = bench.subject.switches(way)
+            for switches in _sets(_fewer(known, bench.subject.variants) if count == 2 else known, count):
                 if time.monotonic() > end:
                     return None
                 for reading, words in choices:
@@ -189,6 +114,17 @@ def explain(bench: Bench, ways: list[Way], cases: list[Case]) -> Finding | None:
                     if fits(bench, finding, cases):
                         return finding
     return None
+
+
+def _fewer(switches: list[Switch], most: int | None) -> list[Switch]:
+    """At most so many variants of every mistake."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for switch in switches:
+        seen[switch.id] += 1
+        if most is None or seen[switch.id] <= most:
+            kept.append(switch)
+    return kept
 
 
 def _sets(switches: list[Switch], count: int) -> Iterator[tuple[Switch, ...]]:
@@ -210,81 +146,6 @@ def fits(bench: Bench, finding: Finding, cases: list[Case]) -> bool:
             return False
         compared = compared or isinstance(theirs, Tensor)
     return compared
-
-
-def table(bench: Bench, right: Finding, random: bool) -> list[Row]:
-    """What holds: every case, the other dtype, the gradient, both modes."""
-    subject, way = bench.subject, right.way
-    rows = []
-    for case in subject.cases():
-        theirs = bench.theirs(way, case)
-        holds = isinstance(theirs, Tensor) and agree(
-            theirs, bench.ours(way, case, right.reading), TOLERANCE[subject.dtype]
-        )
-        note = "" if isinstance(theirs, Tensor) else f"raises {type(theirs).__name__}: {first_line(theirs, 70)}"
-        rows.append(Row(case.name, holds, note if case.required or holds else f"{note} (not needed)".strip()))
-    rows.append(Row(f"{str(subject.dtype).removeprefix('torch.')}, against {subject.native()}", rows[0].holds))
-    if subject.dtype == torch.float64:
-        rows.append(_other_dtype(subject, right))
-    rows.append(_gradient(subject, right, rows[0].holds is True))
-    rows.append(Row("eval mode: the same numbers each time", not random))
-    rows.append(_train_mode(subject, right, rows[0].holds is True))
-    return [row for row in rows if row.check]
-
-
-def _other_dtype(subject: Subject, right: Finding) -> Row:
-    case = next(case for case in subject.cases() if case.required)
-    subject.dtype = torch.float32
-    try:
-        bench = Bench(subject)
-        theirs = bench.theirs(right.way, case)
-        holds = isinstance(theirs, Tensor) and agree(
-            theirs, bench.ours(right.way, case, right.reading), TOLERANCE[torch.float32]
-        )
-        note = f"raises {first_line(theirs, 70)}" if isinstance(theirs, Exception) else ""
-        return Row("float32", holds, note)
-    finally:
-        subject.dtype = torch.float64
-
-
-def _train_mode(subject: Subject, right: Finding, forward: bool) -> Row:
-    case = next(case for case in subject.cases() if case.required)
-    subject.training = True
-    try:
-        bench = Bench(subject)
-        theirs = bench.theirs(right.way, case)
-        if is_random(subject, right.way, case, Calm()) or not forward:
-            return Row("train mode", None, "random by itself: not compared" if forward else "")
-        ours = bench.ours(right.way, case, right.reading)
-        return Row("train mode, dropout aside", agree(theirs, ours, TOLERANCE[subject.dtype]))
-    finally:
-        subject.training = False
-
-
-def _gradient(subject: Subject, right: Finding, forward: bool) -> Row:
-    """Of a random sum of the outputs, to the inputs and the reader's weights."""
-    case = next(case for case in subject.cases() if case.required)
-    leaves = {name: tensor.to(subject.dtype).requires_grad_() for name, tensor in subject.inputs(case).items()}
-    leaves = {name: tensor for name, tensor in leaves.items() if tensor.is_floating_point()}
-    if not forward or not leaves:
-        return Row("gradient", None) if leaves else Row("", None)
-    weights = [p for p in subject.parameters(right.way, case) if p.requires_grad]
-    sums = []
-    for run in (subject.theirs, lambda *given: subject.ours(*given, right.reading)):
-        with warnings.catch_warnings(), Calm(), torch.enable_grad():
-            warnings.simplefilter("ignore")
-            out = run(right.way, case, leaves)
-            sums.append((out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum())
-    if not sums[0].requires_grad:
-        return Row("gradient", False, "no gradient flows: is there a detach(), .data or no_grad?")
-    wanted = [*leaves.values(), *weights]
-    pairs = zip(*(torch.autograd.grad(total, wanted, allow_unused=True) for total in sums), strict=True)
-    zero = torch.zeros((), dtype=subject.dtype)
-    alike = [
-        agree(*(zero.expand_as(leaf) if part is None else part for part in pair), 10 * TOLERANCE[subject.dtype])
-        for pair, leaf in zip(pairs, wanted, strict=True)
-    ]
-    return Row("gradient", all(alike), "" if all(alike) else "is there a detach(), .data or no_grad?")
 
 
 def crashed(subject: Subject, bench: Bench) -> Report:

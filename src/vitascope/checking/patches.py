@@ -137,7 +137,7 @@ class Patchify(Subject):
         return [] if self.instances is None else list(self.instances.make({}, self.dtype).parameters())
 
     def guessed(self, way: Way | None) -> list[str]:
-        """Follow numbered pixels: does each patch hold one square of the image?"""
+        """Follow numbered pixels and see whether each patch holds one square of the image."""
         if way is None or self.instances is not None:
             return []
         case = self.cases()[0]

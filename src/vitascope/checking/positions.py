@@ -87,12 +87,11 @@ class Sinusoidal(Subject):
         width = self.instances.fixed.get("width", 8) if self.is_module and isinstance(self.thing, nn.Module) else 8
         if self.is_module and isinstance(self.thing, nn.Module):
             return [Case("its own size", {"length": 5, "width": width})]
-        cases = [
+        return [
             Case("12 positions × 8", {"length": 12, "width": 8}),
             Case("5 positions × 16", {"length": 5, "width": 16}),
             Case("one position", {"length": 1, "width": 8}),
         ]
-        return cases
 
     def tiny_cases(self) -> list[Case]:
         return [Case(f"{n} positions × {d}", {"length": n, "width": d}, tiny=True) for n, d in ((1, 2), (2, 2), (2, 4))]

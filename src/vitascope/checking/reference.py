@@ -68,17 +68,20 @@ def is_right(options: Options) -> bool:
     return not DEVIATIONS & options.keys()
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, options: Options) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, options: Options, heads: int | None = None
+) -> Tensor:
     """(…, head, query, width), … -> (…, head, query, width); `allowed` is True where a query may look at a key."""
     if is_right(options):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
     if options.get("swapped"):
         query, key = key, query
-    tokens, width = query.shape[-2:]
+    width = query.shape[-1]
     if "features" in options:
         return _between_features(query, key, value, options)
-    full = width * query.shape[-3] if query.ndim > 2 and options.get("scale_width") == "full" else width
-    scores = query @ key.transpose(-2, -1) * _scale(full, options)
+    if options.get("scale_width") == "full" and query.ndim > 2:
+        width *= query.shape[-3] if heads is None else heads
+    scores = query @ key.transpose(-2, -1) * _scale(width, options)
     axis = options.get("softmax", -1)
     if allowed is None:
         return scores.softmax(dim=axis) @ value
@@ -110,13 +113,14 @@ def multi_head(
     options: Options,
 ) -> Tensor:
     """(batch, token, feature) three times -> (batch, token, feature). Weights are output × input, as nn.Linear's."""
-    if is_right(options) and _as_pytorch(weights):
-        return _by_pytorch(tokens, weights, heads, allowed)
+    last = weights.get("wo")
+    if is_right(options) and last is not None and _as_pytorch(weights):
+        return _by_pytorch(tokens, weights, last, heads, allowed)
     query, key, value = (project(x, weights, role, options) for x, role in zip(tokens, "qkv", strict=True))
     if query.shape[-1] % heads:
         raise RuntimeError("the heads do not divide the width")
     query, key, value = (split(x, heads, options) for x in (query, key, value))
-    joined = join(attend(query, key, value, allowed, options), options)
+    joined = join(attend(query, key, value, allowed, options, heads), options)
     return joined if options.get("projected") is False else project(joined, weights, "o", options)
 
 
@@ -127,7 +131,11 @@ def _as_pytorch(weights: Mapping[str, Tensor | None]) -> bool:
 
 
 def _by_pytorch(
-    tokens: tuple[Tensor, Tensor, Tensor], weights: Mapping[str, Tensor | None], heads: int, allowed: Tensor | None
+    tokens: tuple[Tensor, Tensor, Tensor],
+    weights: Mapping[str, Tensor | None],
+    last: Tensor,
+    heads: int,
+    allowed: Tensor | None,
 ) -> Tensor:
     """nn.MultiheadAttention's own computation, with these weights."""
     query, key, value = (x.transpose(0, 1) for x in tokens)
@@ -135,7 +143,7 @@ def _by_pytorch(
     mask = None if allowed is None else ~allowed
     packed, bias = torch.cat(inner["w"]), torch.cat(inner["b"]) if inner["b"] else None
     out, _ = F.multi_head_attention_forward(
-        query, key, value, query.shape[-1], heads, packed, bias, None, None, False, 0.0, weights["wo"],
+        query, key, value, query.shape[-1], heads, packed, bias, None, None, False, 0.0, last,
         weights.get("bo"), need_weights=False, attn_mask=mask,
     )  # fmt: skip
     return out.transpose(0, 1)

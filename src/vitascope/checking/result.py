@@ -110,7 +110,8 @@ class Reports:
 
 def report_from(data: dict[str, Any]) -> Report:
     """The inverse of `Report.whole`."""
-    return Report(**(data | {"table": [Row(**row) for row in data["table"]]}))
+    rows = [Row(**row) for row in data["table"]]
+    return Report(**{name: value for name, value in data.items() if name != "table"}, table=rows)
 
 
 def difference_words(difference: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitascope.errors import first_line
 
 if TYPE_CHECKING:
-    from vitascope.checking.judging import Bench, Finding
+    from vitascope.checking.bench import Bench, Finding
     from vitascope.checking.subject import Case
 
 MOST = 24  # numbers of a tensor that are shown

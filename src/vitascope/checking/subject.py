@@ -43,6 +43,7 @@ class Subject(ABC):
     part: str
     name: str
     training: bool = False
+    variants: int | None = None  # of each mistake, tried in pairs; a large part cannot afford all
     dtype: torch.dtype = torch.float64
 
     @abstractmethod

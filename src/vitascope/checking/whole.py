@@ -94,6 +94,7 @@ class ViT(Subject):
     """A class or an instance that takes images and gives logits."""
 
     part = "vit"
+    variants = 3
 
     def __init__(self, name: str, thing: Any, polarity: str | None = None) -> None:
         self.name = name

@@ -2,6 +2,7 @@
 
 from itertools import product
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from vitascope.checking.masks import forms_for
 from vitascope.checking.naming import argument_roles, words_of
 from vitascope.checking.reference import Options, Switch, multi_head
 from vitascope.checking.subject import Case, Inputs, Way, allowed_pairs, plain_mask
-from vitascope.checking.weights import linear_maps, norms_of
+from vitascope.checking.weights import LinearMap, Weights, linear_maps, norms_of
 
 WRONG = [
     Switch("norm-after", {"order": "after"}),
@@ -32,12 +33,30 @@ WRONG = [
 ]
 
 
+Parts = tuple[Weights, LinearMap, LinearMap]
+_REMEMBERED: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Parts]] = WeakKeyDictionary()
+
+
+def block_weights(module: nn.Module, options: Options, heads: int, width: int) -> Parts:
+    """Attention's weights and the MLP's two maps; remembered where no gradient is wanted."""
+    if torch.is_grad_enabled():
+        return _block_weights(module, options, heads, width)
+    known, key = _REMEMBERED.setdefault(module, {}), (options["assignment"], options.get("rows"), heads, width)
+    if key not in known:
+        known[key] = _block_weights(module, options, heads, width)
+    return known[key]
+
+
+def _block_weights(module: nn.Module, options: Options, heads: int, width: int) -> Parts:
+    maps = linear_maps(module)
+    attending = attention_maps_of(maps, width)
+    first, second = mlp_maps([one for one in maps if all(one is not other for other in attending)], width)
+    return weights_under(attending, options, heads), first, second
+
+
 def block(x: Tensor, module: nn.Module, heads: int, allowed: Tensor | None, options: Options) -> Tensor:
     """x + attention(norm(x)), then x + mlp(norm(x)); the weights are those of the reader's module."""
-    width, maps = x.shape[-1], linear_maps(module)
-    attending = attention_maps_of(maps, width)
-    weights = weights_under(attending, options, heads)
-    first, second = mlp_maps([one for one in maps if all(one is not other for other in attending)], width)
+    weights, first, second = block_weights(module, options, heads, x.shape[-1])
     if options.get("causal"):
         allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from vitascope.checking.bench import TOLERANCE, Bench, Finding, agree, is_random
+from vitascope.checking.bench import TOLERANCE, Bench, Finding, agree, is_random, told_by
 from vitascope.checking.holding import table
 from vitascope.checking.mistakes import MISTAKES
 from vitascope.checking.reference import MASK_KEYS, Switch
@@ -101,16 +101,17 @@ def explain(bench: Bench, ways: list[Way], cases: list[Case]) -> Finding | None:
     """The fewest mistakes that give the reader's numbers in every case; None where none do."""
     end = time.monotonic() + PATIENCE
     readings = {way.words: bench.subject.readings(way) for way in ways}
-    for count, rare in ((0, False), (0, True), (1, False), (2, False), (1, True)):
-        for way in ways:
-            forms = tuple(bench.subject.forms(way))
-            choices = [one for one in readings[way.words] if bool(RARE & one[0].keys()) == rare]
-            known = bench.subject.switches(way)
-            for switches in _sets(_fewer(known, bench.subject.variants) if count == 2 else known, count):
-                if time.monotonic() > end:
-                    return None
-                for reading, words in choices:
-                    finding = Finding(way, reading, words, (*forms, *switches))
+    forms = {way.words: tuple(bench.subject.forms(way)) for way in ways}
+    subject, tried = bench.subject, ((0, False), (0, True), (1, False), (2, False), (1, True))
+    for count, rare in tried:
+        choices = {w: [one for one in found if bool(RARE & one[0].keys()) == rare] for w, found in readings.items()}
+        known = subject.switches(ways[0])
+        for switches in _sets(_fewer(known, subject.variants) if count == 2 else known, count):
+            if time.monotonic() > end:
+                return None
+            for way in ways:
+                for reading, words in choices[way.words]:
+                    finding = Finding(way, reading, words, (*forms[way.words], *switches))
                     if fits(bench, finding, cases):
                         return finding
     return None
@@ -139,7 +140,7 @@ def fits(bench: Bench, finding: Finding, cases: list[Case]) -> bool:
         theirs = bench.theirs(finding.way, case)
         unmasked = case.mask is None and not options.get("causal")  # there, mistakes of masks change nothing
         told = frozenset((k, v) for k, v in options.items() if not (unmasked and k in MASK_KEYS))
-        key = (id(finding.way), case.name, told)
+        key = (told_by(finding.way, case), case.name, told)
         if key not in bench.agreed:
             bench.agreed[key] = agree(theirs, bench.ours(finding.way, case, options), tolerance)
         if not bench.agreed[key]:

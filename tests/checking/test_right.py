@@ -1,9 +1,13 @@
 """Right code is called right: PyTorch's own layers, five styles, hundreds of random writings."""
 
+import math
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+import torchvision
+import vit_pytorch
 from checking import wrong_models
 from checking.right import MAKERS, STYLES, solution
 from torch import nn
@@ -53,6 +57,41 @@ def test_no_right_solution_is_called_wrong_in_240_random_variations(start: int, 
     assert len(seen) >= 6 and seen <= set(MAKERS)
 
 
+class Tutorial(nn.Module):
+    """PyTorch's tutorial: tokens first."""
+
+    def __init__(self, d_model, dropout=0.1, max_len=5000):
+        super().__init__()
+        self.dropout = nn.Dropout(p=dropout)
+        angles = torch.arange(max_len)[:, None] * torch.exp(
+            torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model)
+        )
+        pe = torch.zeros(max_len, 1, d_model)
+        pe[:, 0, 0::2], pe[:, 0, 1::2] = torch.sin(angles), torch.cos(angles)
+        self.register_buffer("pe", pe)
+
+    def forward(self, x):
+        return self.dropout(x + self.pe[: x.size(0)])
+
+
+class Linears(nn.Module):
+    """Four layers whose names do not tell which is which; three inputs."""
+
+    def __init__(self, h, d_model):
+        super().__init__()
+        self.h, self.linears = h, nn.ModuleList([nn.Linear(d_model, d_model) for _ in range(4)])
+
+    def forward(self, query, key, value, mask=None):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.h, -1)).transpose(1, 2)
+            for layer, x in zip(self.linears, (query, key, value), strict=False)
+        )
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+        if mask is not None:
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
+        return self.linears[-1]((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
 def native(query, key, value, attn_mask=None):
     return F.scaled_dot_product_attention(query, key, value, attn_mask)
 
@@ -78,6 +117,13 @@ def native(query, key, value, attn_mask=None):
             ),
             "vit",
         ),
+        (vit_pytorch.ViT, "vit"),
+        (vit_pytorch.SimpleViT, "vit"),
+        (timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, num_classes=5, depth=2), "vit"),
+        (torchvision.models.VisionTransformer(16, 4, 2, 2, 16, 32, num_classes=5), "vit"),
+        (timm.layers.Mlp, "feed-forward"),
+        (Tutorial, "sinusoidal-positions"),
+        (Linears, "multi-head-attention"),
         (wrong_models.ViT, "vit"),
         (wrong_models.Block, "transformer-block"),
         (wrong_models.Mlp, "feed-forward"),

@@ -76,7 +76,10 @@ def attention_maps_of(maps: list[LinearMap], width: int) -> list[LinearMap]:
     packed = [one for one in maps if is_packed(one)]
     named = [one for one in maps if _says_attention(one.name)]
     if named:
-        return named
+        rest = [one for one in maps if all(one is not other for other in named)]
+        last = [one for one in rest if one.shape == (width, width)]
+        lacking = not any(letter_of(one.name) == "o" for one in named) and len(rest) > 2
+        return [*named, *last[:1]] if lacking else named
     squares = [one for one in maps if one.shape == (width, width)]
     return [*packed[:1], *squares[:1]] if packed else squares[:4]
 

@@ -134,6 +134,7 @@ class TransformerBlock(AttentionModule):
     def __init__(self, name: str, thing: Any, polarity: str | None = None) -> None:
         self.name = name
         sizes = {"width": 12, "heads": 3, "hidden": 20, "ratio": 2, "dropout": 0.1, "batch_first": True, "length": 16}
+        sizes |= {"key_width": 4, "value_width": 4}
         self.instances = Instances(thing, sizes, ("width", "heads", "hidden"))
         self.sample = self.instances.make({})
         self.roles = argument_roles(self.sample.forward)

@@ -30,7 +30,7 @@ NAMES = {
     "length": "maxlen maxlength blocksize contextlength seqlen contextsize maxseqlen numtokens maxtokens length "
     "sequencelength ntokens maxposition numpositions npositions maxpositions positions ctxlen t",
     "key_width": "headdim dk headsize keydim headwidth dhead dimhead dkey dq dqk dimk qkdim keywidth",
-    "value_width": "dv valuedim dimv dvalue valuewidth vdim",
+    "value_width": "dv valuedim dimv dvalue valuewidth",
     "temperature": "temperature temp",
     "batch_first": "batchfirst",
     "chw": "chw",

@@ -87,7 +87,9 @@ class ClassToken(Subject):
 
 def token_and_table(module: nn.Module, patches: int, width: int) -> tuple[Tensor | None, Tensor | None]:
     """A module's class token and position table, by name and shape."""
-    tables = {n: p for n, p in [*module.named_parameters(), *module.named_buffers()] if p.is_floating_point()}
+    plain = [(n, t) for part in module.modules() for n, t in vars(part).items() if isinstance(t, Tensor)]
+    named = [*module.named_parameters(), *module.named_buffers(), *plain]
+    tables = {n: p for n, p in named if p.is_floating_point()}
     alone = {n: t for n, t in tables.items() if t.numel() == width and t.ndim != 1} | {
         n: t for n, t in tables.items() if t.numel() == width and _says_token(n)
     }

@@ -148,6 +148,9 @@ class FeedForward(Subject):
     def switches(self, way: Way) -> list[Switch]:
         return [Switch("weight-not-transposed", {"untransposed": which}) for which in ("12", "1", "2")]
 
+    def weights_shown(self, case: Case) -> Inputs:
+        return dict(self.module(case).named_parameters()) if self.is_module else {}
+
     def parameters(self, way: Way, case: Case) -> list[Tensor]:
         return list(self.module(case).parameters()) if self.is_module else []
 

@@ -40,7 +40,8 @@ class AttentionModule(Subject):
 
     def __init__(self, name: str, thing: Any, polarity: str | None = None) -> None:
         self.name = name
-        self.instances = Instances(thing, {"width": 12, "heads": 3, "dropout": 0.1, "batch_first": True, "length": 16})
+        sizes = {"width": 12, "heads": 3, "dropout": 0.1, "batch_first": True, "length": 16}
+        self.instances = Instances(thing, sizes | {"key_width": 4, "value_width": 4})
         self.sample = self.instances.make({"width": 12, "heads": 3})
         self.roles = argument_roles(self.sample.forward)
         masks = [argument for argument, role in self.roles.items() if role == "mask"]
@@ -171,6 +172,9 @@ class AttentionModule(Subject):
         if self.instances.has_heads and "wo" not in weights:
             return [Switch("missing-output-projection", {"projected": False})]
         return []
+
+    def weights_shown(self, case: Case) -> Inputs:
+        return dict(self.module(case).named_parameters())
 
     def parameters(self, way: Way, case: Case) -> list[Tensor]:
         return list(self.module(case).parameters())

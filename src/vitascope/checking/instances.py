@@ -38,6 +38,8 @@ class Instances:
     def make(self, sizes: Mapping[str, int], dtype: torch.dtype = torch.float64, training: bool = False) -> nn.Module:
         """An instance in eval mode unless told otherwise."""
         wanted = {name: sizes.get(name, size) for name, size in self.sizes.items()}
+        for narrow in {"key_width", "value_width"} & wanted.keys():
+            wanted[narrow] = wanted["width"] // wanted["heads"]
         key = (*wanted.values(), dtype)
         if key not in self.made:
             with seeded("building"):

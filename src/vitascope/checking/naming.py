@@ -120,6 +120,8 @@ def called_with(function: Callable[..., Any], values: Mapping[str, Any], roles: 
             if parameter.default is parameter.empty and role is not None:
                 raise TypeError(f"nobody knows what to give for the argument {name!r}")
             continue
+        if role == "dropout" and parameter.default is not parameter.empty:
+            continue  # the reader's own choice, which may be a layer
         if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(values[role])
         else:

@@ -102,8 +102,8 @@ class Sinusoidal(Subject):
     def groups(self) -> list[list[Way]]:
         if not self.is_module:
             return [[Way((), {})]]
-        return [[Way(("tokens are batch × token × feature",), {"axes": "batch"})],
-                [Way(("tokens are token × batch × feature",), {"axes": "token"})]]  # fmt: skip
+        batch = Way(("tokens are batch × token × feature",), {"axes": "batch"})
+        return [[batch, Way(("tokens are token × batch × feature",), {"axes": "token"})]]
 
     def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
         length, width = case.sizes["length"], case.sizes["width"]

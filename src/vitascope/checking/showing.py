@@ -47,9 +47,11 @@ def example_lines(bench: "Bench", right: "Finding") -> list[str]:
         if not difference(bench, right, case):
             continue
         theirs, ours = bench.theirs(right.way, case), bench.ours(right.way, case, right.reading)
-        sizes = ", ".join(f"{name} {size}" for name, size in case.sizes.items())
-        lines = [f"{case.name} ({sizes})"]
+        lines = [case.name]
         lines += [f"{name} = {numbers(tensor)}" for name, tensor in bench.given(case).items()]
+        weights = bench.subject.weights_shown(case)
+        if sum(weight.numel() for weight in weights.values()) <= 2 * MOST:
+            lines += [f"{name} = {numbers(weight)}" for name, weight in weights.items()]
         got = numbers(theirs) if isinstance(theirs, Tensor) else f"raises {type(theirs).__name__}: {first_line(theirs)}"
         return [*lines, f"expected {numbers(ours)}" if isinstance(ours, Tensor) else "", f"got      {got}"]
     return []

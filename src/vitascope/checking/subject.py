@@ -82,6 +82,10 @@ class Subject(ABC):
         """The reader's own weights, for the gradient."""
         return []
 
+    def weights_shown(self, case: Case) -> Inputs:
+        """The reader's own weights by name, for a small example."""
+        return {}
+
     def forms(self, way: Way) -> list[Switch]:
         """Mistakes that are seen without running anything: a part that is not there."""
         return []
@@ -148,6 +152,7 @@ def shuffle_weights(module: nn.Module) -> None:
             parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64) * spread)
             if parameter.ndim == 1 and "bias" not in name:
                 parameter.add_(1.0)
+            parameter.copy_(parameter.round(decimals=2))  # to be read in an example
 
 
 def plain_mask(function: Callable[..., Any], roles: Mapping[str, str]) -> str | None:

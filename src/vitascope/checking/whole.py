@@ -30,7 +30,7 @@ from vitascope.checking.subject import Case, Inputs, Subject, Way, drawn
 from vitascope.checking.weights import linear_maps, norms_of
 
 SIZES = {"width": 12, "heads": 3, "hidden": 20, "ratio": 2, "dropout": 0.1, "image": 9, "patch": 3, "channels": 3}
-SIZES |= {"classes": 5, "depth": 2, "patches": 9, "length": 10, "batch_first": True}
+SIZES |= {"classes": 5, "depth": 2, "patches": 9, "length": 10, "batch_first": True, "key_width": 4}
 MORE: dict[str, Any] = {"side": 3, "chw": (3, 9, 9)}
 ORDER = ("image", "patch", "channels", "classes", "width", "depth", "heads", "hidden")
 
@@ -45,6 +45,16 @@ class Anatomy:
     heads: list[nn.Linear]
     token: Tensor | None
     table: Tensor | None
+    around: tuple[list[nn.LayerNorm], list[nn.LayerNorm]]  # the patch projection
+
+    def tokens(self, patches: Tensor) -> Tensor:
+        """Patches projected, with the norms that stand before and after."""
+        for norm in self.around[0]:
+            patches = F.layer_norm(patches, patches.shape[-1:], *norm_arguments(norm))
+        tokens = projected(patches, self.patch.weight, self.patch.bias)
+        for norm in self.around[1]:
+            tokens = F.layer_norm(tokens, tokens.shape[-1:], *norm_arguments(norm))
+        return tokens
 
 
 _REMEMBERED: WeakKeyDictionary[nn.Module, dict[tuple[int, int], Anatomy]] = WeakKeyDictionary()
@@ -72,9 +82,22 @@ def _anatomy(module: nn.Module, width: int, patches: int) -> Anatomy:
     if first is None or not blocks:
         lacking = "patches are projected" if first is None else "blocks follow each other"
         raise RuntimeError(f"no place was found where the {lacking}")
+    around = norms_around(module, first)
+    inside |= {id(norm) for side in around for norm in side}
     norms = [part for _, part in norms_of(module) if id(part) not in inside]
     token, table = token_and_table(module, patches, width)
-    return Anatomy(first, blocks, norms, [part for part in linears if part is not first], token, table)
+    return Anatomy(first, blocks, norms, [part for part in linears if part is not first], token, table, around)
+
+
+def norms_around(module: nn.Module, first: nn.Module) -> tuple[list[nn.LayerNorm], list[nn.LayerNorm]]:
+    """Norms in one sequence with the patch projection: those before it and those after."""
+    for part in module.modules():
+        children = list(part.children())
+        if isinstance(part, nn.Sequential) and any(child is first for child in children):
+            place = next(number for number, child in enumerate(children) if child is first)
+            before = [one for one in children[:place] if isinstance(one, nn.LayerNorm)]
+            return before, [one for one in children[place + 1 :] if isinstance(one, nn.LayerNorm)]
+    return [], []
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -150,7 +173,7 @@ class ViT(Subject):
         order = {"order": options["patch_order"]} if "patch_order" in options else {}
         chosen = {name: options[name] for name in ("pixels", "cut") if name in options}
         cut = patches_of(inputs["images"], self.size, chosen | order)
-        tokens = assemble(projected(cut, found.patch.weight, found.patch.bias), found.token, found.table, options)
+        tokens = assemble(found.tokens(cut), found.token, found.table, options)
         for one in found.blocks:
             if options.get("position") == "each-block" and found.table is not None:
                 tokens = tokens + found.table[: tokens.shape[1]]

@@ -84,7 +84,7 @@ def test_one_name_and_a_part_that_cannot_be_guessed(vitascope: Callable, written
         ("import no_such_library", "it imports no_such_library, which is not installed (line 1)"),
         ("x = 1", "Nothing in it was recognised as a part"),
         ("import os\nos.abort()", "crashed the process"),
-        ("import torch\nx = torch.zeros(2**34)", "it needs more than 1 GiB of memory (line 2)"),
+        ("import torch\nx = torch.zeros(2**29)", "it needs more than 1 GiB of memory (line 2)"),
         ("def attention(q, k, v):\n    while True:\n        pass", "attention did not end within 2 seconds"),
     ],
 )
@@ -127,6 +127,12 @@ def test_json_of_an_unusable_file_is_json(vitascope: Callable, written: Callable
     assert answer.code == 2 and json.loads(answer.out)["parts"] == [] and "syntax" in json.loads(answer.out)["error"]
 
 
+def test_numbers_that_are_not_finite_are_still_json(written: Callable) -> None:
+    source = "import torch\ndef attention(q, k, v):\n    return v * torch.nan"
+    told = check_file(written(source)).as_json()
+    assert json.loads(json.dumps(told, allow_nan=False))["parts"][0]["first_difference"]["got"] == "nan"
+
+
 def test_a_missing_file_and_no_file_are_2(vitascope: Callable, tmp_path: Path) -> None:
     assert "There is no file" in vitascope("check", str(tmp_path / "none.py")).err
     assert vitascope("check").code == 2 and vitascope("check", "--all", str(tmp_path)).code == 2
@@ -157,10 +163,16 @@ def test_a_folder_is_graded_with_sheet_e_s_points(vitascope: Callable, written: 
     written(GRID.replace("SCALE", "(c // self.heads)"), "anna.py")
     written(GRID.replace("SCALE", "c"), "ben.py")
     written("def broken(:", "cem.py")
+    written("EPOCHS = 10", "train.py")  # holds no part and is no failure
     answer = vitascope("check", "--all", str(tmp_path), "--json")
     files = {one["file"]: one for one in json.loads(answer.out)["files"]}
     assert answer.code == 2
-    assert {name: one["points"] for name, one in files.items()} == {"anna.py": 6, "ben.py": 4, "cem.py": 0}
+    assert {name: one["points"] for name, one in files.items()} == {
+        "anna.py": 6,
+        "ben.py": 4,
+        "cem.py": 0,
+        "train.py": 0,
+    }
     assert "syntax error" in files["cem.py"]["error"]
     (tmp_path / "anna.py").unlink()
     (tmp_path / "cem.py").unlink()

@@ -9,7 +9,7 @@ from torch import nn
 
 from vitascope.checking.finding import candidates, part_of, polarity_of, recognised, subject_for
 from vitascope.checking.judging import judge
-from vitascope.checking.result import Report
+from vitascope.checking.result import NOTHING, Report
 from vitascope.errors import UserError, did_you_mean, first_line
 
 
@@ -66,7 +66,7 @@ def chosen(module: ModuleType, name: str | None, part: str | None) -> tuple[dict
         known = fitting or (everything if len(everything) == 1 else {})
     if not known:
         names = f" It defines {', '.join(others)}: say FILE.py:NAME --part PART." if others else ""
-        raise UserError(f"Nothing in it was recognised as a part.{names}")
+        raise UserError(f"{NOTHING}{names}")
     return known, others
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from vitascope.checking.mistakes import MISTAKES
 
+NOTHING = "Nothing in it was recognised as a part."
 SIGNS = {True: "✓", False: "✗", None: "–"}
 
 
@@ -88,6 +89,11 @@ class Reports:
         return self.error is None and bool(self.parts) and all(part.passed for part in self.parts)
 
     @property
+    def is_empty(self) -> bool:
+        """The file runs, but holds nothing that could be checked."""
+        return self.error is not None and self.error.startswith(NOTHING)
+
+    @property
     def exit_code(self) -> int:
         """0: all right; 1: something is wrong; 2: the file could not be used."""
         return 2 if self.error is not None or not self.parts else int(not self.passed)
@@ -121,4 +127,5 @@ def difference_words(difference: dict[str, Any]) -> str:
     if difference["index"] is None:
         return f"{difference['check']}: expected {difference['expected']}, got {difference['got']}"
     where = ", ".join(map(str, difference["index"]))
-    return f"{difference['check']}, output[{where}]: expected {difference['expected']:.6g}, got {difference['got']:.6g}"
+    expected, got = (n if isinstance(n, str) else f"{n:.6g}" for n in (difference["expected"], difference["got"]))
+    return f"{difference['check']}, output[{where}]: expected {expected}, got {got}"

@@ -1,5 +1,6 @@
 """Where two results first differ, and the smallest example that shows it."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,13 @@ def difference(bench: "Bench", right: "Finding", case: "Case") -> dict[str, Any]
     if not wrong.any():
         return None
     index = tuple(wrong.nonzero()[0].tolist())
-    return found | {"index": list(index), "expected": ours[index].item(), "got": theirs[index].item()}
+    return found | {"index": list(index), "expected": plain(ours[index]), "got": plain(theirs[index])}
+
+
+def plain(number: Tensor) -> float | str:
+    """A number that JSON knows, or the word for one that it does not."""
+    value = number.item()
+    return value if math.isfinite(value) else str(value)
 
 
 def example_lines(bench: "Bench", right: "Finding") -> list[str]:

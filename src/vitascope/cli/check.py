@@ -76,7 +76,7 @@ def _all(folder: Path, limits: dict[str, Any], as_json: bool) -> int:
     with ThreadPoolExecutor(max_workers=2) as pool:
         found = dict(zip(paths, pool.map(lambda path: check_file(path, **limits), paths), strict=True))
     print(json.dumps(_graded(found, folder), indent=1)) if as_json else _print_graded(found, folder)
-    return max(reports.exit_code for reports in found.values())
+    return max((reports.exit_code for reports in found.values() if not reports.is_empty), default=2)
 
 
 def _graded(found: "dict[Path, Reports]", folder: Path) -> dict[str, Any]:
@@ -100,7 +100,8 @@ def _print_graded(found: "dict[Path, Reports]", folder: Path) -> None:
         total = points(reports.parts)
         words = f"{sum(point.given for point in total)} of {sum(point.of for point in total)}"
         lines = [[one.name, one.part, "right" if one.passed else ", ".join(one.mistakes)] for one in reports.parts]
-        lines += [["", "", f"could not be used: {reports.error}"]] if reports.error is not None else []
+        if reports.error is not None:
+            lines.append(["", "", "holds no part" if reports.is_empty else f"could not be used: {reports.error}"])
         rows += [[name if n == 0 else "", *line, words if n == 0 else ""] for n, line in enumerate(lines)]
     console().print(table(f"Checked in {folder}", ["file", "name", "part", "verdict", "sheet E's points"], rows))
     print(UNCHECKED)

@@ -125,6 +125,14 @@ def test_a_strange_attention_is_unknown_and_the_evidence_is_told() -> None:
     assert "Twice the values give twice the output: yes." in report.evidence
 
 
+def test_a_mask_that_changes_nothing_is_told() -> None:
+    def attention(q, k, v, mask=None):
+        return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    report = vitascope.check(attention)
+    assert report.mistakes == ["unknown"] and report.evidence == ["The mask changes nothing."]
+
+
 def test_the_right_parts_of_these_tests_are_right() -> None:
     assert vitascope.check(Parted, "multi-head-attention").passed
     assert vitascope.check(Block, "transformer-block").passed

@@ -148,7 +148,7 @@ class DotProduct(Subject):
         heads = [Switch("softmax-over-heads", {"softmax": -3})] if way.settings["axes"].startswith("heads") else []
         masks = [*MASKS, *LEAKS] if self.forms_of_mask or self.causal else []
         scales = SCALES if heads else [switch for switch in SCALES if switch.id != "scale-by-width"]
-        return [*scales, *MAPS, *heads, *masks]
+        return [*masks[:1], *scales, *MAPS, *heads, *masks[1:]]  # first the mask that changes nothing
 
     def evidence(self, way: Way, theirs: Tensor, ours: Tensor) -> list[str]:
         return attention_evidence(self, way, theirs, ours)

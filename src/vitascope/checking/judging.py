@@ -11,7 +11,7 @@ from torch import Tensor
 from vitascope.checking.bench import TOLERANCE, Bench, Finding, agree, is_random, told_by
 from vitascope.checking.holding import table
 from vitascope.checking.mistakes import MISTAKES
-from vitascope.checking.reference import MASK_KEYS, Switch
+from vitascope.checking.reference import IGNORED, MASK_KEYS, Switch
 from vitascope.checking.result import Report, Row
 from vitascope.checking.showing import example_lines, first_difference
 from vitascope.checking.subject import Calm, Case, Subject, Way
@@ -58,6 +58,8 @@ def describe(report: Report, bench: Bench, finding: Finding | None, right: Findi
     report.hints = [MISTAKES[name].hint for name in report.mistakes]
     if report.passed:
         return
+    if finding is not None and IGNORED in finding.switches:
+        report.evidence.append("The mask changes nothing.")
     absent = [switch.id for switch in subject.forms(way)] if finding else []
     if absent:
         lacking = {"check": "its layers", "index": None, "expected": "one more", "got": absent[0].replace("-", " ")}

@@ -47,7 +47,9 @@ HEADS = [
     Switch("missing-output-projection", {"projected": False}),
     *(Switch("weight-not-transposed", {"untransposed": who}) for who in ("qkvo", "qkv", "o", "q", "k", "v")),
 ]
+IGNORED = Switch("unknown", {"ignored": True})  # a mask that changes nothing has no name of its own
 MASKS = [
+    IGNORED,
     *(
         Switch("mask-inverted", {"turned": how, "fill": fill})
         for how in ("not", "transposed")
@@ -60,7 +62,7 @@ LEAKS = [Switch("mask-too-small", {"fill": (how, fill)}) for fill in FILLS for h
 
 
 DEVIATIONS = {switch_key for switch in [*SCALES, *MAPS, *HEADS, *MASKS, *LEAKS] for switch_key in switch.options}
-MASK_KEYS = {"turned", "fill", "after"}
+MASK_KEYS = {"turned", "fill", "after", "ignored"}
 
 
 def is_right(options: Options) -> bool:
@@ -83,7 +85,7 @@ def attend(
         width *= query.shape[-3] if heads is None else heads
     scores = query @ key.transpose(-2, -1) * _scale(width, options)
     axis = options.get("softmax", -1)
-    if allowed is None:
+    if allowed is None or options.get("ignored"):
         return scores.softmax(dim=axis) @ value
     allowed = {"not": ~allowed, "transposed": allowed.transpose(-2, -1)}.get(options.get("turned", ""), allowed)
     if "after" in options:

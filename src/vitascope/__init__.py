@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitascope import explain
+    from vitascope.checking.examining import check
     from vitascope.errors import UserError
     from vitascope.evaluation.trained import from_pretrained, load
     from vitascope.model.attention import SelfAttention
@@ -34,6 +35,7 @@ _HOMES = {
     "adapt": "weights.adaptation",
     "attend": "model.scaled_dot_product",
     "causal_mask": "model.masks",
+    "check": "checking.examining",
     "from_pretrained": "evaluation.trained",
     "from_torch": "weights.native",
     "load": "evaluation.trained",
@@ -55,6 +57,7 @@ __all__ = [
     "adapt",
     "attend",
     "causal_mask",
+    "check",
     "explain",
     "from_pretrained",
     "from_torch",

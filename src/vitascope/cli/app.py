@@ -8,6 +8,7 @@ import vitascope
 from vitascope.cli import (
     adapt,
     anatomy,
+    check,
     data,
     demo,
     doctor,
@@ -46,12 +47,14 @@ app.command("results")(record.results)
 app.command("study")(study.study)
 app.command("sheet")(sheet.sheet)
 app.command("lr-find")(train.lr_find)
+app.command("check")(check.check)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 app.add_typer(draw.app, name="draw")
 app.add_typer(export.app, name="export")
+app.add_typer(check.exercises, name="exercise")
 
 
 def _print_version(wanted: bool) -> bool:

@@ -1,0 +1,207 @@
+"""`vitascope check` and `exercise`: exit codes, JSON, a process of its own, folders and points."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vitascope.checking.child import explained, loaded
+from vitascope.checking.exercise import EXERCISES
+from vitascope.checking.finding import PARTS
+from vitascope.checking.isolation import check_file
+
+RIGHT = """
+import torch
+
+def attention(q, k, v):
+    print("hello from the reader")
+    return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
+"""
+WRONG = RIGHT.replace(" / q.shape[-1] ** 0.5", "")
+GRID = """
+from torch import nn
+
+class SelfAttention2d(nn.Module):
+    def __init__(self, dim, heads=1):
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        qkv = self.qkv(x.flatten(2).transpose(1, 2)).view(b, h * w, 3, self.heads, c // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        out = (q @ k.transpose(-2, -1) / SCALE ** 0.5).softmax(-1) @ v
+        return self.proj(out.transpose(1, 2).flatten(2)).transpose(1, 2).reshape(b, c, h, w)
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[str], Path]:
+    def write(source: str, name: str = "mine.py") -> Path:
+        path = tmp_path / name
+        path.write_text(source, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_a_right_file_is_0_and_a_wrong_one_1(vitascope: Callable, written: Callable) -> None:
+    right = vitascope("check", str(written(RIGHT)))
+    assert right.code == 0 and "✓ attention (attention): right" in right.out and not right.err
+    wrong = vitascope("check", str(written(WRONG)))
+    assert wrong.code == 1 and "wrong: missing-scale" in wrong.out
+    assert all(words in wrong.out for words in ("First difference:", "expected", "got", "Hint:", "Assumed:"))
+
+
+def test_json_is_only_json(vitascope: Callable, written: Callable) -> None:
+    answer = vitascope("check", str(written(WRONG)), "--json")
+    parts = json.loads(answer.out)["parts"]
+    assert answer.code == 1 and [set(part) for part in parts] == [
+        {"part", "name", "passed", "mistakes", "hints", "first_difference"}
+    ]
+    assert parts[0]["part"] == parts[0]["name"] == "attention"
+    assert parts[0]["passed"] is False and parts[0]["mistakes"] == ["missing-scale"] and len(parts[0]["hints"]) == 1
+    assert parts[0]["first_difference"]["expected"] != parts[0]["first_difference"]["got"]
+
+
+def test_one_name_and_a_part_that_cannot_be_guessed(vitascope: Callable, written: Callable) -> None:
+    path = written(
+        WRONG.replace("attention(q, k, v)", "g(a, b, c)").replace("q", "a").replace("k.", "b.").replace("@ v", "@ c")
+    )
+    unknown = vitascope("check", str(path))
+    assert unknown.code == 2 and "It defines g: say FILE.py:NAME --part PART." in unknown.err
+    told = vitascope("check", f"{path}:g", "--part", "attention", "--json")
+    assert told.code == 1 and json.loads(told.out)["parts"][0]["mistakes"] == ["missing-scale"]
+    wrong = vitascope("check", str(path), "--part", "atention")
+    assert wrong.code == 2 and "Did you mean attention?" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def attention(q, k, v:\n    pass", "syntax error in line 1"),
+        ("import no_such_library", "it imports no_such_library, which is not installed (line 1)"),
+        ("x = 1", "Nothing in it was recognised as a part"),
+        ("import os\nos.abort()", "crashed the process"),
+        ("import torch\nx = torch.zeros(2**29)", "it needs more than 1 GiB of memory (line 2)"),
+        ("def attention(q, k, v):\n    while True:\n        pass", "attention did not end within 2 seconds"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_2_and_the_reason_is_told(
+    vitascope: Callable, written: Callable, source: str, words: str
+) -> None:
+    answer = vitascope("check", str(written(source)), "--seconds", "2", "--memory", "1")
+    assert answer.code == 2 and words in answer.err and answer.out == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("1 / 0", "it crashed: ZeroDivisionError: division by zero (line 1)"),
+        ("import sys\nsys.exit(0)", "it ends the program by itself (line 2)"),
+        ("raise MemoryError", "it needs more than 4 GiB of memory (line 1)"),
+        ("x = 1\nraise KeyboardInterrupt", "it crashed: KeyboardInterrupt:  (line 2)"),
+    ],
+)
+def test_every_way_to_fail_has_its_words(
+    written: Callable, source: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path.cwd())
+    monkeypatch.syspath_prepend("")
+    path = written(source)
+    with pytest.raises(BaseException) as raised:  # noqa: PT011
+        loaded(path)
+    assert explained(raised.value, path, 4.0) == words
+
+
+def test_what_was_done_before_an_endless_loop_is_told(written: Callable) -> None:
+    path = written(WRONG + "\ndef multi_head_attention(x, w_q, w_k, w_v, w_o, heads):\n    while True: pass\n")
+    reports = check_file(path, seconds=2)
+    assert [part.mistakes for part in reports.parts] == [["missing-scale"]]
+    assert reports.exit_code == 2 and "multi_head_attention did not end" in str(reports.error)
+
+
+def test_json_of_an_unusable_file_is_json(vitascope: Callable, written: Callable) -> None:
+    answer = vitascope("check", str(written("def f(:")), "--json")
+    assert answer.code == 2 and json.loads(answer.out)["parts"] == [] and "syntax" in json.loads(answer.out)["error"]
+
+
+def test_numbers_that_are_not_finite_are_still_json(written: Callable) -> None:
+    source = "import torch\ndef attention(q, k, v):\n    return v * torch.nan"
+    told = check_file(written(source)).as_json()
+    assert json.loads(json.dumps(told, allow_nan=False))["parts"][0]["first_difference"]["got"] == "nan"
+
+
+def test_a_missing_file_and_no_file_are_2(vitascope: Callable, tmp_path: Path) -> None:
+    assert "There is no file" in vitascope("check", str(tmp_path / "none.py")).err
+    assert vitascope("check").code == 2 and vitascope("check", "--all", str(tmp_path)).code == 2
+
+
+def test_a_function_that_raises_is_wrong_and_its_error_told(written: Callable) -> None:
+    reports = check_file(written("def attention(q, k, v):\n    return q @ k"))
+    assert reports.exit_code == 1 and reports.parts[0].mistakes == ["unknown"]
+    assert "It raised, for every input: RuntimeError" in reports.parts[0].evidence[0]
+
+
+def test_a_mask_must_agree_with_the_reader_s_own_causal_mask(written: Callable) -> None:
+    sees = "def causal_mask(n):\n    return torch.ones(n, n).tril().bool()\n"
+    blocks = "def causal_mask(n):\n    return torch.ones(n, n).triu(1).bool()\n"
+    hides = """
+import torch
+
+def attention(q, k, v, mask=None):
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    return (scores if mask is None else scores.masked_fill(mask, -1e9)).softmax(-1) @ v
+
+"""
+    files = ((hides, "one.py"), (hides + sees, "two.py"), (hides + blocks, "three.py"))
+    alone, inverted, right = (check_file(written(text, name)) for text, name in files)
+    assert alone.parts[0].mistakes == ["mask-inverted"]  # where nothing tells, True means may look
+    assert [part.mistakes for part in inverted.parts] == [["mask-inverted"], []]
+    assert right.passed
+
+
+def test_a_folder_is_graded_with_sheet_e_s_points(vitascope: Callable, written: Callable, tmp_path: Path) -> None:
+    written(GRID.replace("SCALE", "(c // self.heads)"), "anna.py")
+    written(GRID.replace("SCALE", "c"), "ben.py")
+    written("def broken(:", "cem.py")
+    written("EPOCHS = 10", "train.py")  # holds no part and is no failure
+    answer = vitascope("check", "--all", str(tmp_path), "--json")
+    files = {one["file"]: one for one in json.loads(answer.out)["files"]}
+    assert answer.code == 2
+    assert {name: one["points"] for name, one in files.items()} == {
+        "anna.py": 6,
+        "ben.py": 4,
+        "cem.py": 0,
+        "train.py": 0,
+    }
+    assert "syntax error" in files["cem.py"]["error"]
+    (tmp_path / "anna.py").unlink()
+    (tmp_path / "cem.py").unlink()
+    told = vitascope("check", "--all", str(tmp_path))
+    assert (
+        told.code == 1
+        and "4 of 14" in told.out
+        and "scale-by-width" in told.out
+        and "cannot be checked here" in told.out
+    )
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_an_exercise_starts_unfilled_and_its_parts_are_recognised(
+    name: str, vitascope: Callable, tmp_path: Path
+) -> None:
+    path = tmp_path / "exercise.py"
+    answer = vitascope("exercise", "start", name, "--out", str(path))
+    assert answer.code == 0 and "..." in path.read_text() and "vitascope check exercise.py" in path.read_text()
+    assert vitascope("exercise", "start", name, "--out", str(path)).code == 2  # never overwritten
+    if name in ("attention", "sheet-e"):
+        reports = check_file(path)
+        assert reports.exit_code == 1 and len(reports.parts) == (1 if name == "attention" else 5)
+
+
+def test_exercises_are_listed(vitascope: Callable) -> None:
+    answer = vitascope("exercise", "list")
+    assert answer.code == 0 and all(part in answer.out for part in PARTS) and "sheet-e" in answer.out
+    assert "Did you mean patchify?" in vitascope("exercise", "start", "patchfy").err

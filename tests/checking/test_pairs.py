@@ -1,0 +1,138 @@
+"""Two mistakes at once are never called right, and are named together where they can be told apart."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from checking.wrong_attention import FeaturesB, JoinA, LeftA, LeftB, OverHeadsA, Parted, SwappedB, UntransposedA, WidthA
+from checking.wrong_models import (
+    AfterA,
+    Block,
+    ColumnsC,
+    EndA,
+    NormA,
+    PlaceA,
+    PlaceB,
+    ResidualA,
+    ResidualB,
+    ViT,
+)
+
+import vitascope
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # thousands of tiny computations
+STEPS = ("project", "split", "maps", "join", "forward")
+
+
+class NoScale(Parted):
+    def maps(self, q, k):
+        return torch.softmax(q @ k.transpose(-2, -1), dim=-1)
+
+
+class Power(Parted):
+    def maps(self, q, k):
+        return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1], dim=-1)
+
+
+class OverQueries(Parted):
+    def maps(self, q, k):
+        return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, dim=-2)
+
+
+ATTENTIONS = {
+    NoScale: "missing-scale",
+    Power: "scale-not-sqrt",
+    WidthA: "scale-by-width",
+    OverQueries: "softmax-over-queries",
+    OverHeadsA: "softmax-over-heads",
+    UntransposedA: "weight-not-transposed",
+    SwappedB: "query-key-swapped",
+    LeftA: "heads-not-transposed",
+    LeftB: "heads-not-transposed",
+    JoinA: "heads-joined-wrongly",
+    FeaturesB: "feature-attention",
+}
+
+
+def both(one: type, other: type, steps: tuple[str, ...]) -> type | None:
+    """A class with the changed steps of both, or None where they change the same one."""
+    changed = [{step for step in steps if step in vars(kind)} for kind in (one, other)]
+    if changed[0] & changed[1]:
+        return None
+    return type(
+        "Both", (one, other), {step: vars(kind)[step] for kind in (other, one) for step in steps if step in vars(kind)}
+    )
+
+
+PAIRS = [(a, b, made) for a, b in combinations(ATTENTIONS, 2) if (made := both(a, b, STEPS)) is not None]
+
+
+@pytest.mark.parametrize(("one", "other", "made"), PAIRS, ids=lambda kind: kind.__name__)
+def test_two_mistakes_in_an_attention_are_named_together(one: type, other: type, made: type) -> None:
+    report = vitascope.check(made, "multi-head-attention")
+    assert not report.passed
+    if FeaturesB in (one, other):  # its own forward takes the place of the other's steps
+        assert "feature-attention" in report.mistakes
+    elif (one, other) == (LeftB, JoinA):  # cut wrongly and put together likewise: one mistake
+        assert report.mistakes == ["heads-not-transposed"]
+    else:
+        assert set(report.mistakes) == {ATTENTIONS[one], ATTENTIONS[other]}
+
+
+@pytest.mark.parametrize("wrong", [ResidualA, ResidualB, AfterA, NormA], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("inner", [NoScale, WidthA, JoinA, OverHeadsA], ids=lambda kind: kind.__name__)
+def test_a_wrong_attention_in_a_wrong_block_is_named_with_the_block_s_mistake(wrong: type, inner: type) -> None:
+    class MyBlock(wrong):
+        def __init__(self, embed_dim, num_heads, mlp_ratio=4):
+            super().__init__(embed_dim, num_heads, mlp_ratio)
+            self.attn = inner(embed_dim, num_heads)
+
+        def attend(self, x):
+            return self.attn(x)
+
+    names = {ResidualA: "missing-residual", ResidualB: "missing-residual", AfterA: "norm-after", NormA: "missing-norm"}
+    report = vitascope.check(MyBlock, "transformer-block")
+    assert set(report.mistakes) == {names[wrong], ATTENTIONS[inner]}
+
+
+def test_two_mistakes_in_a_model_are_named_together() -> None:
+    class Mine(PlaceA):
+        patches = ColumnsC.patches
+
+    report = vitascope.check(Mine, "vit")
+    assert set(report.mistakes) == {"position-misplaced", "patches-in-column-order"}
+
+
+@pytest.mark.parametrize(("place", "inner"), [(EndA, ResidualA), (PlaceB, AfterA), (ViT, AfterA)], ids=str)
+def test_a_wrong_block_in_a_model_is_seen(place: type, inner: type) -> None:
+    class Mine(place):
+        def __init__(self, img_size, patch_size, in_chans, num_classes, embed_dim, depth, num_heads):
+            super().__init__(img_size, patch_size, in_chans, num_classes, embed_dim, depth, num_heads)
+            self.blocks = torch.nn.Sequential(*(inner(embed_dim, num_heads) for _ in range(depth)))
+
+    names = {ResidualA: "missing-residual", AfterA: "norm-after", EndA: "class-token-at-end"}
+    wanted = {names[inner], *([names[place]] if place is EndA else ["position-misplaced"] if place is PlaceB else [])}
+    assert set(vitascope.check(Mine, "vit").mistakes) == wanted
+
+
+def test_a_strange_attention_is_unknown_and_the_evidence_is_told() -> None:
+    def attention(q, k, v):
+        return torch.sigmoid(q @ k.transpose(-2, -1)) @ v
+
+    report = vitascope.check(attention)
+    assert report.mistakes == ["unknown"]
+    assert "Each row of the map sums to one: no." in report.evidence
+    assert "Twice the values give twice the output: yes." in report.evidence
+
+
+def test_a_mask_that_changes_nothing_is_told() -> None:
+    def attention(q, k, v, mask=None):
+        return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    report = vitascope.check(attention)
+    assert report.mistakes == ["unknown"] and report.evidence == ["The mask changes nothing."]
+
+
+def test_the_right_parts_of_these_tests_are_right() -> None:
+    assert vitascope.check(Parted, "multi-head-attention").passed
+    assert vitascope.check(Block, "transformer-block").passed

@@ -1,0 +1,187 @@
+"""Right code is called right: PyTorch's own layers, five styles, hundreds of random writings."""
+
+import math
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+import vit_pytorch
+from checking import wrong_models
+from checking.right import MAKERS, STYLES, solution
+from torch import nn
+from torch.nn import functional as F
+
+import vitascope
+from vitascope.checking.child import loaded
+from vitascope.checking.examining import examined
+from vitascope.checking.finding import part_of
+from vitascope.checking.reference import attend, multi_head
+from vitascope.model.block import Block
+from vitascope.model.config import ModelConfig
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # thousands of tiny computations
+
+
+def verdict(source: str, name: str, part: str, folder: Path) -> str:
+    path = folder / "mine.py"
+    path.write_text(source, encoding="utf-8")
+    module = loaded(path)
+    assert part_of(name, getattr(module, name)) == part
+    report = examined(name, getattr(module, name))
+    return "right" if report.passed else f"{report}\n{source}"
+
+
+@pytest.fixture(autouse=True)
+def back_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path.cwd())
+    monkeypatch.syspath_prepend("")
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("part", ["attention", "multi-head-attention", "feed-forward", "transformer-block", "vit"])
+def test_five_styles_are_right(part: str, style: str, tmp_path: Path) -> None:
+    for seed in range(4):
+        _, source, name = solution(seed, part, style)
+        assert verdict(source, name, part, tmp_path) == "right"
+
+
+@pytest.mark.parametrize("start", range(0, 240, 40))
+def test_no_right_solution_is_called_wrong_in_240_random_variations(start: int, tmp_path: Path) -> None:
+    seen = set()
+    for seed in range(start, start + 40):
+        part, source, name = solution(seed)
+        assert verdict(source, name, part, tmp_path) == "right", seed
+        seen.add(part)
+    assert len(seen) >= 6 and seen <= set(MAKERS)
+
+
+class Tutorial(nn.Module):
+    """PyTorch's tutorial: tokens first."""
+
+    def __init__(self, d_model, dropout=0.1, max_len=5000):
+        super().__init__()
+        self.dropout = nn.Dropout(p=dropout)
+        angles = torch.arange(max_len)[:, None] * torch.exp(
+            torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model)
+        )
+        pe = torch.zeros(max_len, 1, d_model)
+        pe[:, 0, 0::2], pe[:, 0, 1::2] = torch.sin(angles), torch.cos(angles)
+        self.register_buffer("pe", pe)
+
+    def forward(self, x):
+        return self.dropout(x + self.pe[: x.size(0)])
+
+
+class Linears(nn.Module):
+    """Four layers whose names do not tell which is which; three inputs."""
+
+    def __init__(self, h, d_model):
+        super().__init__()
+        self.h, self.linears = h, nn.ModuleList([nn.Linear(d_model, d_model) for _ in range(4)])
+
+    def forward(self, query, key, value, mask=None):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.h, -1)).transpose(1, 2)
+            for layer, x in zip(self.linears, (query, key, value), strict=False)
+        )
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+        if mask is not None:
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
+        return self.linears[-1]((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def native(query, key, value, attn_mask=None):
+    return F.scaled_dot_product_attention(query, key, value, attn_mask)
+
+
+@pytest.mark.parametrize(
+    ("thing", "part"),
+    [
+        (native, "attention"),
+        (nn.MultiheadAttention, "multi-head-attention"),
+        (nn.MultiheadAttention(8, 2), "multi-head-attention"),
+        (nn.MultiheadAttention(8, 4, batch_first=True, bias=False), "multi-head-attention"),
+        (nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True), "transformer-block"),
+        (nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, activation="gelu"), "transformer-block"),
+        (vitascope.attend, "attention"),
+        (vitascope.SelfAttention, "multi-head-attention"),
+        (vitascope.SelfAttention2d, "self-attention-2d"),
+        (vitascope.causal_mask, "causal-mask"),
+        (vitascope.patchify, "patchify"),
+        (Block(ModelConfig(embed_dim=12, num_heads=3)), "transformer-block"),
+        (
+            vitascope.VisionTransformer(
+                ModelConfig(img_size=12, patch_size=4, embed_dim=12, num_heads=3, depth=2, num_classes=5)
+            ),
+            "vit",
+        ),
+        (vit_pytorch.ViT, "vit"),
+        (vit_pytorch.SimpleViT, "vit"),
+        (timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, num_classes=5, depth=2), "vit"),
+        (torchvision.models.VisionTransformer(16, 4, 2, 2, 16, 32, num_classes=5), "vit"),
+        (timm.layers.Mlp, "feed-forward"),
+        (Tutorial, "sinusoidal-positions"),
+        (Linears, "multi-head-attention"),
+        (wrong_models.ViT, "vit"),
+        (wrong_models.Block, "transformer-block"),
+        (wrong_models.Mlp, "feed-forward"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_native_layers_and_our_own_are_right(thing: object, part: str, unchecked_shapes: None) -> None:
+    report = vitascope.check(thing, part)
+    assert report.passed, report
+
+
+def test_the_reference_is_pytorch_s(unchecked_shapes: None) -> None:
+    """The same numbers with and without the native calls: written out, as the switches need it, and by PyTorch."""
+    q, k, v = torch.randn(3, 2, 3, 5, 4, dtype=torch.float64)
+    allowed = torch.ones(5, 5, dtype=torch.bool).tril()
+    written = attend(q, k, v, allowed, {"softmax": -1})
+    torch.testing.assert_close(written, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    native = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
+    wq, wk, wv = native.in_proj_weight.chunk(3)
+    bq, bk, bv = native.in_proj_bias.chunk(3)
+    weights = {"wq": wq, "wk": wk, "wv": wv, "bq": bq, "bk": bk, "bv": bv}
+    weights |= {"wo": native.out_proj.weight, "bo": native.out_proj.bias}
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    ours = multi_head((x, x, x), weights, 3, allowed, {"softmax": -1})
+    torch.testing.assert_close(ours, native(x, x, x, attn_mask=~allowed)[0])
+
+
+def test_a_module_in_training_is_left_as_it_was() -> None:
+    layer = nn.MultiheadAttention(8, 2).train()
+    before = {name: weight.clone() for name, weight in layer.state_dict().items()}
+    assert vitascope.check(layer).passed
+    assert layer.training
+    assert all(torch.equal(weight, before[name]) for name, weight in layer.state_dict().items())
+
+
+def test_what_was_assumed_is_said() -> None:
+    def attention(values, queries, keys, attn_mask=None):
+        scores = queries @ keys.transpose(-2, -1) / keys.shape[-1] ** 0.5
+        return (scores if attn_mask is None else scores.masked_fill(attn_mask, -1e9)).softmax(-1) @ values
+
+    report = vitascope.check(attention)
+    assert report.passed
+    assert "in a boolean mask, True means hidden, as in nn.MultiheadAttention" in report.assumed
+
+
+def test_a_report_can_be_read_in_a_notebook() -> None:
+    def attention(q, k, v):
+        return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+    report = vitascope.check(attention)
+    assert "wrong: missing-scale" in repr(report) and "expected" in repr(report)
+    assert "<table>" in report._repr_html_() and "missing-scale" in report._repr_html_()
+
+
+def test_a_gradient_that_is_cut_is_seen() -> None:
+    def attention(q, k, v):
+        return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1).detach() @ v
+
+    report = vitascope.check(attention)
+    assert report.mistakes == ["unknown"]
+    assert any("gradient" in line for line in report.evidence)

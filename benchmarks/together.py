@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ SHAPE += ["model.num_heads=2", "model.class_token=false", "model.global_pool=avg
 SHAPE += ["train.epochs=3", "data.augment.shift=0"]
 
 
-def measure(models: int, compiled: bool, asked: argparse.Namespace) -> dict[str, object]:
+def measure(models: int, compiled: bool, asked: argparse.Namespace) -> dict[str, Any]:
     words = [*SHAPE, f"data.name={asked.data}", f"train.compile={'always' if compiled else 'never'}"]
     base, data, _ = decided(read_recipe("sheet-d", words), console_for(quiet=True))
     sessions = []

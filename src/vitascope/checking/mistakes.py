@@ -37,8 +37,8 @@ MISTAKES = {
     ),
     "weight-not-transposed": Mistake(
         "A weight is stored as output × input and used as if it were input × output.",
-        "What is the shape of nn.Linear(2, 3).weight? Try your product with a matrix that is not square. (Are your weights "
-        "input × output? Then say so in the docstring.)",
+        "What is the shape of nn.Linear(2, 3).weight? Try your product with a matrix that is not square. "
+        "(Are your weights input × output? Then say so in the docstring.)",
     ),
     "heads-not-transposed": Mistake(
         "The heads are cut out, but their axis is not moved before the tokens'.",
@@ -54,7 +54,8 @@ MISTAKES = {
     ),
     "mask-inverted": Mistake(
         "The mask hides what should be seen, and shows what should be hidden.",
-        "Which tokens may the first one look at? Print its row of the map. (True means may look, unless you say otherwise.)",
+        "Which tokens may the first one look at? Print its row of the map. "
+        "(True means may look, unless you say otherwise.)",
     ),
     "mask-after-softmax": Mistake(
         "The mask is applied after the softmax.",

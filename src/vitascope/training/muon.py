@@ -54,13 +54,14 @@ def parts_of(name: str) -> int:
 
 
 def orthogonalised(updates: list[Tensor], parts: int) -> list[Tensor]:
-    """All matrices of one shape in one batch; scaled by √(rows/columns) where taller than wide (Jordan)."""
+    """All matrices of one shape in one batch; scaled by √(rows/columns) where taller than wide (Jordan). An update may
+    be a stack of matrices: many models'."""
     shapes: dict[torch.Size, list[int]] = defaultdict(list)
     for index, update in enumerate(updates):
         shapes[update.shape].append(index)
     result = list(updates)
     for shape, places in shapes.items():
-        rows, columns = shape[0] // parts, shape[1]
+        rows, columns = shape[-2] // parts, shape[-1]
         stacked = torch.stack([updates[place] for place in places]).view(-1, rows, columns)
         low = torch.bfloat16 if stacked.is_cuda else stacked.dtype
         steps = orthogonalise(stacked.to(low)).to(stacked.dtype) * max(1.0, rows / columns) ** 0.5

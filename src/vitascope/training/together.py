@@ -280,9 +280,8 @@ class Together:
         steps: dict[str, Tensor] = {}
         for packed in sorted(set(map(parts_of, self.by_muon))):
             names = [name for name in self.by_muon if parts_of(name) == packed]
-            flat = orthogonalised([matrix for name in names for matrix in matrices[name]], packed)
-            for place, name in enumerate(names):
-                steps[name] = torch.stack(flat[place * self.count : (place + 1) * self.count]).flatten(1)
+            for name, step in zip(names, orthogonalised([matrices[name] for name in names], packed), strict=True):
+                steps[name] = step.flatten(1)
         lr = self.muon_lr * rate
         weight.mul_(1 - lr * self.decay).sub_(torch.cat([steps[name] for name in self.by_muon], dim=1) * lr)
 

@@ -24,7 +24,7 @@ from vitascope.training.together import Together
 from vitascope.training.train import Watcher, console_for, decided, write_facts
 
 MOST = 32
-FULL = 3e11  # FLOPs of a step that keep a GPU busy: a model that has more gains nothing from company
+FULL = 1.5e12  # FLOPs of a step that keep a GPU busy: a model that has as many gains nothing from company
 
 
 def fitting(recipe: Recipe) -> int:

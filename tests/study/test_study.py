@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
@@ -311,8 +312,13 @@ class FakeTrial:
         self.state = type("State", (), {"name": "COMPLETE"})
 
 
+@cache
+def depths(values: str, seeds: int):
+    return design("digits", [f"model.depth={values}"], seeds)
+
+
 def fake(accuracies: dict[str, list[float]], flops: dict[str, float] | None = None):
-    made = design("digits", [f"model.depth={','.join(accuracies)}"], len(next(iter(accuracies.values()))))
+    made = depths(",".join(accuracies), len(next(iter(accuracies.values()))))
     trials = [
         FakeTrial({"model.depth": value}, seed, accuracy, (flops or {}).get(value, 1.0))
         for value, found in accuracies.items()

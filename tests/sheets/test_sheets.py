@@ -14,6 +14,7 @@ from vitascope.sheets.all import run_sheet
 from vitascope.sheets.lab import reached
 from vitascope.sheets.pictures import mask_numbers, positions_figure
 from vitascope.sheets.writing import Report
+from vitascope.study import running
 from vitascope.study.answer import Cell
 
 QUIET = Console(quiet=True)
@@ -110,3 +111,18 @@ def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None
     assert all((tmp_path / name).is_file() for name in re.findall(r"\]\(([\w-]+\.png)\)", text))
     told = json.loads((tmp_path / "A.json").read_text())
     assert len(told["accuracy"]) == 2 and told["commit"] == "abc" and told["quick"] is True
+
+
+def test_missing_data_is_said_at_once_and_a_failed_run_is_tried_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(a, "QUICK", ["data.name=nowhere.npz", "data.fraction=0.1,0.5", "train.epochs=1"])
+    with pytest.raises(UserError, match=r"nowhere\.npz"):
+        run_sheet("a", tmp_path, quick=True, device="cpu", console=QUIET)
+    assert not (tmp_path / "A-quick").exists()
+    digits = ["data.name=digits", "model.img_size=8", "model.patch_size=2", "data.fraction=0.1,0.5", "train.epochs=1"]
+    monkeypatch.setattr(a, "QUICK", digits)
+    real = running.train_recipe
+    monkeypatch.setattr(running, "train_recipe", lambda *_: (_ for _ in ()).throw(UserError("the disk is full")))
+    with pytest.raises(UserError, match="the disk is full"):
+        run_sheet("a", tmp_path, seeds=1, quick=True, device="cpu", console=QUIET)
+    monkeypatch.setattr(running, "train_recipe", real)
+    assert run_sheet("a", tmp_path, seeds=1, quick=True, device="cpu", console=QUIET).is_file()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from vitascope.data.opening import open_source
 from vitascope.errors import UserError
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder
@@ -30,9 +31,12 @@ class Lab:
         """Every combination of the settings with all seeds; what is done already is not done again."""
         self.console.print(f"{name}: {recipe} {' '.join(words)}", highlight=False, soft_wrap=True)
         made = design(recipe, [*words, f"train.device={self.device}"], self.seeds, judge=judge)
+        first = made.recipe_for(made.cells[0], made.seeds[0])
+        open_source(first.data, first.model.image_shape, first.model.in_chans)  # says what is missing, once
         folder = self.folder / name
         make_folder(folder, "Choose another place with --out.")
         queue = Queue(made, default_storage(folder), name)
+        queue.retry_failed()  # whatever it was, this is another day
         for told in work_off(queue, folder):
             show(told, self.console)
         found = answer(made, queue.trials)

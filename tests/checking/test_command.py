@@ -205,3 +205,73 @@ def test_exercises_are_listed(vitascope: Callable) -> None:
     answer = vitascope("exercise", "list")
     assert answer.code == 0 and all(part in answer.out for part in PARTS) and "sheet-e" in answer.out
     assert "Did you mean patchify?" in vitascope("exercise", "start", "patchfy").err
+
+
+def test_an_unfilled_skeleton_is_not_called_wrong(vitascope: Callable, written: Callable) -> None:
+    path = written("def attention(q, k, v, mask=None):\n    scores = q[..., None]\n    ...\n")
+    answer = vitascope("check", str(path))
+    assert answer.code == 1 and "not filled in yet" in answer.out and "wrong" not in answer.out
+    assert "its line 3" in answer.out  # the dots of an index are code
+    assert json.loads(vitascope("check", str(path), "--json").out)["parts"][0]["passed"] is False
+
+
+def test_what_classes_write_is_understood(written: Callable) -> None:
+    """A base called n, q beside a packed kv, h heads, position-wise layers, and an instance made in the file."""
+    text = """
+import torch
+from torch import nn
+
+def positional_encoding(seq_len, d, n=10000):
+    place = torch.arange(seq_len)[:, None] / n ** (torch.arange(0, d, 2) / d)
+    return torch.stack([place.sin(), place.cos()], -1).flatten(1)
+
+class PositionwiseFeedForward(nn.Module):
+    def __init__(self, d_model, d_ff):
+        super().__init__()
+        self.w_1, self.w_2 = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
+
+    def forward(self, x):
+        return self.w_2(self.w_1(x).relu())
+
+class SelfAttention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.to_q, self.to_kv = heads, nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = self.to_q(x), *self.to_kv(x).chunk(2, -1)
+        q, k, v = (t.view(b, n, self.heads, -1).transpose(1, 2) for t in (q, k, v))
+        maps = (q @ k.mT / (d // self.heads) ** 0.5).softmax(-1)
+        return self.proj((maps @ v).transpose(1, 2).reshape(b, n, d))
+
+def mha(x, Wq, Wk, Wv, Wo, h):
+    b, n, d = x.shape
+    q, k, v = ((x @ w.T).view(b, n, h, -1).transpose(1, 2) for w in (Wq, Wk, Wv))
+    return ((q @ k.mT / (d // h) ** 0.5).softmax(-1) @ v).transpose(1, 2).reshape(b, n, d) @ Wo.T
+
+layer = SelfAttention(12, 3)
+"""
+    path = written(text)
+    reports = check_file(path)
+    assert [(part.part, part.passed) for part in reports.parts] == [
+        ("sinusoidal-positions", True),
+        ("feed-forward", True),
+        ("multi-head-attention", True),
+        ("multi-head-attention", True),
+    ]
+    assert check_file(path, "layer").passed
+    joined = written(text.replace("(maps @ v).transpose(1, 2)", "(maps @ v)"), "joined.py")
+    assert [part.mistakes for part in check_file(joined, "SelfAttention").parts] == [["heads-joined-wrongly"]]
+
+
+def test_folders_and_missing_files_are_told(vitascope: Callable, written: Callable, tmp_path: Path) -> None:
+    written("def attention(q, k, v):\n    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v\n")
+    hidden = tmp_path / ".ipynb_checkpoints"
+    hidden.mkdir()
+    (hidden / "copy.py").write_text("def broken(:")
+    assert vitascope("check", "--all", str(tmp_path)).code == 0  # the copy is not graded
+    assert "--all" in vitascope("check", str(tmp_path)).err
+    answer = vitascope("check", "nowhere.py", "--json")
+    assert answer.code == 2 and json.loads(answer.out) == {"parts": [], "error": "There is no file nowhere.py."}

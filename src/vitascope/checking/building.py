@@ -21,7 +21,7 @@ NAMES = {
     "ratio": "mlpratio ratio expansion mult ffmult expansionfactor forwardexpansion multiplier expand hiddenratio",
     "dropout": "dropout drop droprate dropoutrate pdrop attndrop dropoutp attndropout projdrop p pdropout resdropout "
     "embdropout ffdropout attndroprate projdroprate attentiondropout posdroprate dropprob",
-    "image": "imgsize imagesize size inputresolution resolution imageside imgdim",
+    "image": "img imgsize imagesize size inputresolution resolution imageside imgdim",
     "patch": "patchsize patch patchside patchdim",
     "classes": "numclasses nclasses classes outdim outputdim outd nclass numlabels numclass outfeatures nout",
     "depth": "depth numlayers nlayers layers nblocks numblocks blocks nlayer numencoderlayers nblock n l",
@@ -73,6 +73,8 @@ def arguments_for(cls: type, sizes: Mapping[str, Any], order: tuple[str, ...] = 
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         role = size_role(parameter.name, others, sizes)
+        if compact(parameter.name) == "p" and type(parameter.default) is int and "patch" in sizes:
+            role = "patch"
         if role is not None and role in sizes:
             if role == "ratio" and parameter.default is not parameter.empty:
                 continue

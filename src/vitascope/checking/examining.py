@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitascope.checking.finding import candidates, part_of, polarity_of, recognised, subject_for
+from vitascope.checking.finding import candidates, part_of, polarity_of, recognised, still_open, subject_for
 from vitascope.checking.judging import judge
 from vitascope.checking.result import NOTHING, Report
 from vitascope.errors import UserError, did_you_mean, first_line
@@ -24,6 +24,8 @@ def check(thing: Callable[..., Any] | type | nn.Module, part: str | None = None)
 
 def examined(name: str, thing: Any, part: str | None = None, polarity: str | None = None) -> Report:
     """One report; what cannot even be made is wrong in an unknown way, with the reason."""
+    if (line := still_open(thing)) and (known := part or part_of(name, thing)):
+        return _unfilled(name, known, line)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny
     try:
@@ -46,7 +48,21 @@ def _unmade(name: str, part: str, error: Exception) -> Report:
         ["unknown"],
         [hint],
         {"check": "making it", "index": None, "expected": None, "got": None, "error": words},
-        evidence=[f"It could not be examined: {words}"],
+        evidence=[f"It could not be made: {words}"],
+        verdict="could not be examined",
+    )
+
+
+def _unfilled(name: str, part: str, line: int) -> Report:
+    return Report(
+        part,
+        name,
+        False,
+        ["unknown"],
+        ["Replace every ... with your own code, then check again."],
+        {"check": "its text", "index": None, "expected": "code", "got": "...", "error": "not filled in yet"},
+        evidence=[f"There is still a ... in it (its line {line})."],
+        verdict="not filled in yet",
     )
 
 
@@ -74,7 +90,9 @@ def examine_file(module: ModuleType, name: str | None, part: str | None) -> Iter
     """The names passed over, then for every part its name and, when done, its report."""
     things, others = chosen(module, name, part)
     yield others
-    polarity = polarity_of(recognised(module)[0])
+    own = recognised(module)[0]
+    yield next((each for each, thing in own.items() if part_of(each, thing) == "causal-mask"), "the file itself")
+    polarity = polarity_of(own)
     for each, thing in things.items():
         yield each
         yield examined(each, thing, part, polarity)

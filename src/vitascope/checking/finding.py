@@ -1,7 +1,9 @@
 """A reader's functions and classes -> the parts they are, by their names and arguments."""
 
+import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -48,7 +50,7 @@ PATTERNS = [
         r"(causal|subsequent|lookahead|autoregressive|triangular|future).*mask|^(make|create|build|get)?mask$",
     ),
     ("class-token", r"cls|class(ification)?token|prepend"),
-    ("sinusoidal-positions", r"sinus|position|^pe$|posenc|posemb|sincos"),
+    ("sinusoidal-positions", r"sinus|position(?!.*(feed|ff|mlp))|^pe$|posenc|posemb|sincos"),
     ("patchify", r"patch(?!.*transformer)"),
     ("self-attention-2d", r"(att(n|ention)).*2d|2d.*att(n|ention)|gridattention|spatialattention"),
     ("feed-forward", r"feedforward|^ffn?\d*$|mlp|ffn"),
@@ -118,6 +120,8 @@ def subject_for(name: str, thing: Any, part: str | None = None, polarity: str | 
     if not callable(thing):
         raise UserError(f"{name} is neither a function nor a class.")
     part = part or part_of(name, thing)
+    if part is None and isinstance(thing, nn.Module):
+        part = part_of(type(thing).__name__, thing)
     if part is None:
         raise UserError(f"Nobody can tell which part {name} is. Say --part with one of {', '.join(PARTS)}.")
     makers = MODULES if isinstance(thing, type | nn.Module) else FUNCTIONS
@@ -145,9 +149,28 @@ def recognised(module: ModuleType) -> tuple[dict[str, Any], list[str]]:
 def polarity_of(things: dict[str, Any]) -> str | None:
     """What True means in the reader's own causal mask, where there is a right one."""
     for name, thing in things.items():
-        if part_of(name, thing) == "causal-mask":
+        if part_of(name, thing) == "causal-mask" and not still_open(thing):
             return CausalMask(name, thing).polarity()
     return None
+
+
+def still_open(thing: Any) -> int:
+    """The line, counted from 1, of the first `...` that stands for code; 0 where there is none."""
+    try:
+        tree = ast.parse(textwrap.dedent(source_of(thing if not isinstance(thing, nn.Module) else type(thing))))
+    except SyntaxError:
+        return 0
+    dots = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value is Ellipsis]
+    indexed = [
+        inner.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        for inner in ast.walk(node.slice)
+        if isinstance(inner, ast.Constant) and inner.value is Ellipsis
+    ]
+    for line in indexed:
+        dots.remove(line)
+    return min(dots, default=0)
 
 
 def is_part(name: str) -> bool:

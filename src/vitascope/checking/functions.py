@@ -10,7 +10,7 @@ from vitascope.checking.attention_layers import Reading, single_rows, wrong_rows
 from vitascope.checking.dot_product import attention_evidence, picked
 from vitascope.checking.heads import AXES
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
-from vitascope.checking.naming import argument_roles, called_with, prose_of, source_of, words_of
+from vitascope.checking.naming import argument_roles, called_with, compact, prose_of, source_of, words_of
 from vitascope.checking.reference import HEADS, LEAKS, MAPS, MASKS, SCALES, Options, Switch, multi_head
 from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask
 from vitascope.checking.weights import row_numbers
@@ -44,6 +44,8 @@ class AttentionFunction(Subject):
         roles = argument_roles(thing)
         if not {"x", "q"} & set(roles.values()) and roles:
             roles[next(iter(roles))] = "x"
+        if "heads" not in roles.values() and any(role.startswith("w") for role in roles.values()):
+            roles |= {name: "heads" for name in roles if compact(name) == "h" and roles[name] not in ("q", "k", "v")}
         return roles
 
     def native(self) -> str:

@@ -1,5 +1,6 @@
 """A subject -> a report: is it right, and if not, which mistakes give exactly the reader's numbers."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from torch import Tensor
 from vitascope.checking.bench import TOLERANCE, Bench, Finding, agree, is_random, told_by
 from vitascope.checking.holding import table
 from vitascope.checking.mistakes import MISTAKES
+from vitascope.checking.naming import source_of
 from vitascope.checking.reference import IGNORED, MASK_KEYS, Switch
 from vitascope.checking.result import Report, Row
 from vitascope.checking.showing import example_lines, first_difference
@@ -157,9 +159,15 @@ def crashed(subject: Subject, bench: Bench) -> Report:
     errors = [result for result in bench.results.values() if isinstance(result, Exception)]
     words = f"{type(errors[0]).__name__}: {first_line(errors[0], 200)}" if errors else "nothing"
     named = subject.guessed(None) or ["unknown"]
-    report = Report(subject.part, subject.name, False, named, evidence=[f"It raised, for every input: {words}"])
+    nothing = "it returned NoneType" in words
+    told = "It returned None: is a `return` missing?" if nothing else f"It raised, for every input: {words}"
+    report = Report(subject.part, subject.name, False, named, evidence=[told])
+    if re.search(r"\b(np|numpy)\.", source_of(getattr(subject, "thing", None))):
+        report.evidence.append("It computes with numpy; attention, layers and patches are examined in PyTorch.")
+    report.verdict = "could not be examined" if named == ["unknown"] and not nothing else ""
     report.hints = [MISTAKES[name].hint for name in named if name != "unknown"] or [
-        "Call it yourself with small random tensors, and print the shapes step by step."
+        "Call it yourself with small random tensors, and print the shapes step by step. If it works there, its "
+        "arguments were guessed wrongly: name them as docs/check.md does, or check a function that calls it."
     ]
     report.first_difference = {"check": case.name, "index": None, "expected": None, "got": None, "error": words}
     return report

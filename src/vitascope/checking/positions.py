@@ -170,9 +170,11 @@ def _roles(function: Any) -> dict[str, str]:
     import inspect
 
     roles = {}
-    for name in inspect.signature(function).parameters:
+    for name, parameter in inspect.signature(function).parameters.items():
         word = compact(name)
-        if word in LENGTH:
+        if parameter.default is not parameter.empty and "length" in roles.values() and word in LENGTH:
+            roles[name] = "base"  # n=10000 beside a length
+        elif word in LENGTH:
             roles[name] = "length"
         elif word in ("base", "theta", "temperature", "maxperiod", "device", "dtype"):
             roles[name] = "device" if word == "device" else "base" if word != "dtype" else "dtype"

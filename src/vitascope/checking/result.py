@@ -34,6 +34,7 @@ class Report:
     example: list[str] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    verdict: str = ""  # where nothing was judged: not filled in yet, could not be examined
 
     def as_json(self) -> dict[str, Any]:
         """What programs read."""
@@ -50,14 +51,14 @@ class Report:
     __repr__ = __str__
 
     def headline(self) -> str:
-        verdict = "right" if self.passed else f"wrong: {', '.join(self.mistakes)}"
+        verdict = self.verdict or ("right" if self.passed else f"wrong: {', '.join(self.mistakes)}")
         return f"{SIGNS[self.passed]} {self.name} ({self.part}): {verdict}"
 
     def lines(self) -> list[str]:
         """The story under the headline."""
-        lines = [f"{name}: {MISTAKES[name].meaning}" for name in self.mistakes]
+        lines = [f"{name}: {MISTAKES[name].meaning}" for name in self.mistakes if not self.verdict]
         lines += [f"Evidence: {line}" for line in self.evidence]
-        if self.first_difference:
+        if self.first_difference and not self.verdict:
             lines.append(f"First difference: {difference_words(self.first_difference)}")
         if self.example:
             lines += ["Smallest example that fails:", *("  " + line for line in self.example)]
@@ -100,6 +101,7 @@ class Reports:
 
     def as_json(self) -> dict[str, Any]:
         answer: dict[str, Any] = {"parts": [part.as_json() for part in self.parts]}
+        answer |= {"passed_over": self.passed_over} if self.passed_over else {}
         return answer if self.error is None else answer | {"error": self.error}
 
     def __str__(self) -> str:

@@ -69,7 +69,21 @@ def _linear_maps(module: nn.Module) -> list[LinearMap]:
     for one in found:
         if one.raw:
             one.bias = _bias_for(one.name, raw_biases)
-    return found
+    return [part for one in found for part in _halves(one)]
+
+
+def _halves(one: LinearMap) -> list[LinearMap]:
+    """`kv` holds two matrices, and so does `qk`."""
+    where, _, last = one.name.rpartition(".")
+    pair = next((pair for pair in ("kv", "qk", "vk", "kq") if any(word.endswith(pair) for word in words_of(last))), "")
+    if not pair or any("qkv" in word for word in words_of(last)) or one.shape[0] != 2 * one.shape[1]:
+        return [one]
+    biases = (None, None) if one.bias is None else one.bias.chunk(2)
+    names = [f"{where}.to_{letter}" if where else f"to_{letter}" for letter in pair]
+    return [
+        LinearMap(name, weight, bias, one.raw)
+        for name, weight, bias in zip(names, one.weight.chunk(2), biases, strict=True)
+    ]
 
 
 def _flat(name: str, parameter: Tensor) -> Tensor:

@@ -50,6 +50,11 @@ def _one(words: str, limits: dict[str, Any], as_json: bool) -> int:
     from vitascope.checking.isolation import check_file
 
     path, _, name = words.rpartition(":") if ".py:" in words else (words, "", "")
+    if Path(path).is_dir():
+        raise UserError(f"{path} is a folder: vitascope check --all {path}")
+    if as_json and not Path(path).is_file():
+        print(json.dumps({"parts": [], "error": f"There is no file {path}."}, indent=1))
+        return 2
     reports = check_file(Path(path), name or None, **limits)
     if as_json:
         print(json.dumps(reports.as_json(), indent=1))
@@ -70,7 +75,8 @@ def _all(folder: Path, limits: dict[str, Any], as_json: bool) -> int:
 
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
-    paths = sorted(path for path in folder.rglob("*.py") if not path.name.startswith((".", "_")))
+    found_there = (path.relative_to(folder) for path in folder.rglob("*.py"))
+    paths = sorted(folder / path for path in found_there if not any(part[0] in "._" for part in path.parts))
     if not paths:
         raise UserError(f"There is no .py file in {folder}.")
     with ThreadPoolExecutor(max_workers=2) as pool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError, first_line
+from vitascope.run.files import make_folder
 from vitascope.study.design import Design, spelt
 
 ALIVE_EVERY, DEAD_AFTER = 20.0, 300.0  # seconds
@@ -48,6 +49,8 @@ class Queue:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.design, self.optuna = design, optuna
+        file = url.removeprefix("sqlite:///")
+        self.claims = Path(file).parent / "claims" if file != url and file else None
         for tries in range(TRIES, 0, -1):  # two workers that come at once may hinder each other in making the tables
             try:
                 self.study = self._open(url, name)
@@ -82,7 +85,8 @@ class Queue:
                 # There twice, or new because others took the last one in between.
                 self.study.tell(handle, state=self.optuna.trial.TrialState.FAIL)
                 continue
-            return self._taken(handle)
+            if self._claimed(handle.number):
+                return self._taken(handle)
         return None
 
     def take_more(self, most: int, alike: Callable[[dict[str, str], int], bool]) -> list[Trial]:
@@ -95,9 +99,22 @@ class Queue:
                 continue
             if alike(told["cell"], told["seeds"][0]):
                 with suppress(self.optuna.exceptions.UpdateFinishedTrialError):
-                    if self.study._storage.set_trial_state_values(waiting._trial_id, state=running):
+                    mine = self.study._storage.set_trial_state_values(waiting._trial_id, state=running)
+                    if mine and self._claimed(waiting.number):
                         taken.append(self._taken(self.optuna.trial.Trial(self.study, waiting._trial_id)))
         return taken
+
+    def _claimed(self, number: int) -> bool:
+        """SQLite gives a trial to two workers that ask at the same moment; a file can be made by one only. A trial that
+        is put back has another number."""
+        if self.claims is None:
+            return True
+        make_folder(self.claims)
+        try:
+            os.close(os.open(self.claims / f"{self.study.study_name}-{number}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
 
     def _taken(self, handle: Any) -> Trial:
         handle.set_user_attr("worker", [socket.gethostname(), os.getpid()])

@@ -248,7 +248,7 @@ def database(tmp_path):
 
 
 WORKER = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from vitascope.study import running
 from vitascope.study.design import design
@@ -261,23 +261,30 @@ def measured(queue, trial, folder):
 
 running._measure = measured
 queue = Queue(design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6), sys.argv[1], "shared")
+ready = Path(sys.argv[2])  # both begin at the same moment, however long it took to start
+(ready / str(os.getpid())).touch()
+while len(list(ready.iterdir())) < 2:
+    time.sleep(0.01)
 for told in running.work_off(queue, Path(".")):
     print(told.number, sorted(told.cell.items()), told.seeds, flush=True)
 """
 
 
-def test_two_workers_on_one_postgresql_study_never_run_the_same_trial_twice(database) -> None:
-    check_two_workers(database)
+def test_two_workers_on_one_postgresql_study_never_run_the_same_trial_twice(database, tmp_path) -> None:
+    check_two_workers(database, tmp_path)
 
 
 def test_two_workers_on_one_file_never_run_the_same_trial_twice(tmp_path) -> None:
-    check_two_workers(default_storage(tmp_path))
+    check_two_workers(default_storage(tmp_path), tmp_path)
 
 
-def check_two_workers(database: str) -> None:
+def check_two_workers(database: str, folder: Path) -> None:
+    ready = make(folder / "ready")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     workers = [
-        subprocess.Popen([sys.executable, "-c", WORKER, database], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, database, str(ready)], env=environment, stdout=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     said = [worker.communicate(timeout=120)[0].splitlines() for worker in workers]

@@ -17,7 +17,7 @@ from vitascope.checking.dot_product import DotProduct
 from vitascope.checking.feed_forward import FeedForward
 from vitascope.checking.functions import AttentionFunction
 from vitascope.checking.heads import AttentionModule, AttentionOverGrid
-from vitascope.checking.naming import argument_roles, compact, source_of, weight_role
+from vitascope.checking.naming import argument_roles, source_of, weight_role
 from vitascope.checking.patches import Patchify
 from vitascope.checking.positions import Sinusoidal
 from vitascope.checking.subject import Subject
@@ -171,7 +171,3 @@ def still_open(thing: Any) -> int:
     for line in indexed:
         dots.remove(line)
     return min(dots, default=0)
-
-
-def is_part(name: str) -> bool:
-    return compact(name) in {compact(part) for part in PARTS}

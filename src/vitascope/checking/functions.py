@@ -12,7 +12,7 @@ from vitascope.checking.heads import AXES
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
 from vitascope.checking.naming import argument_roles, called_with, compact, prose_of, source_of, words_of
 from vitascope.checking.reference import HEADS, LEAKS, MAPS, MASKS, SCALES, Options, Switch, multi_head
-from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask
+from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask, tiny_attention
 from vitascope.checking.weights import row_numbers
 
 FLIPPED = "the weights are input × output: x @ W"
@@ -69,16 +69,7 @@ class AttentionFunction(Subject):
 
     def tiny_cases(self) -> list[Case]:
         grown = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2)]
-        return [
-            Case(
-                f"{t} tokens of width {d}, {h} heads",
-                {"batch": 1, "width": d, "heads": h, "rows": 1, "columns": t},
-                self.plain,
-                tiny=True,
-            )
-            for d, h, t in grown
-            if h == 1 or self.heads_given
-        ]
+        return tiny_attention([size for size in grown if size[1] == 1 or self.heads_given], self.plain)
 
     def inputs(self, case: Case) -> Inputs:
         s = case.sizes

@@ -20,7 +20,7 @@ from vitascope.checking.instances import Instances
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
 from vitascope.checking.naming import argument_roles, source_of
 from vitascope.checking.reference import Options, Switch, multi_head
-from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask
+from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask, tiny_attention
 from vitascope.checking.weights import linear_maps, norms_of
 
 AXES = {
@@ -73,15 +73,7 @@ class AttentionModule(Subject):
 
     def tiny_cases(self) -> list[Case]:
         grown = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2), (4, 2, 3)]
-        cases = [
-            Case(
-                f"{tokens} tokens of width {width}, {heads} heads",
-                {"batch": 1, "width": width, "heads": heads, "rows": 1, "columns": tokens},
-                self.plain,
-                tiny=True,
-            )
-            for width, heads, tokens in grown
-        ]
+        cases = tiny_attention(grown, self.plain)
         return [fitted for case in cases if (fitted := self.instances.fitted(case)) is not None]
 
     def inputs(self, case: Case) -> Inputs:

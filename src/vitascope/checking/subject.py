@@ -29,6 +29,19 @@ class Case:
     tiny: bool = False  # small whole numbers, to be read in an example
 
 
+def tiny_attention(sizes: list[tuple[int, int, int]], mask: str | None) -> list[Case]:
+    """Of (width, heads, tokens), to be read in an example."""
+    return [
+        Case(
+            f"{tokens} tokens of width {width}, {heads} heads",
+            {"batch": 1, "width": width, "heads": heads, "rows": 1, "columns": tokens},
+            mask,
+            tiny=True,
+        )
+        for width, heads, tokens in sizes
+    ]
+
+
 @dataclass(frozen=True)
 class Way:
     """One way to call the reader's code: what is assumed, in words and as settings."""

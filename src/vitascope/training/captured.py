@@ -5,6 +5,7 @@ once (batch, variation, forward, backward, update, averaging) and replayed. What
 device: the epoch's order and draws, the rates of all steps, and two counters that the recorded step itself moves on.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,20 +76,26 @@ class CapturedStep:
     def _record(self) -> None:
         """Warm up beside the main stream, record, and put everything back as it was."""
         before = self.session.snapshot()
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            self._warm_up()
-        torch.cuda.current_stream().wait_stream(beside)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._step()
+        self.graph = recorded(self._warm_up, self._step)
         put_back(self.session, before)
 
     def _warm_up(self) -> None:
         for _ in range(WARM_UP):
             self.place.zero_()
             self._step()
+
+
+def recorded(warm_up: Callable[[], None], step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A step as one graph, after warming up beside the main stream."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        warm_up()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
 
 
 def put_back(session: Session, state: dict[str, Any]) -> None:

@@ -2,9 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,11 +15,10 @@ from vitascope.run.metrics import draw_run_curves
 from vitascope.run.weights import save_weights
 from vitascope.training.alike import check_together
 from vitascope.training.hardware import ALL_THREADS, choose_device
-from vitascope.training.loop import broken, finish_epoch, keep_on_the_way
-from vitascope.training.schedule import rate_factor
+from vitascope.training.loop import broken, finish_epoch, keep_on_the_way, training_row
 from vitascope.training.session import Session, start_session
 from vitascope.training.together import Together
-from vitascope.training.train import Watcher, console_for, decided, write_facts
+from vitascope.training.train import console_for, decided, write_facts
 
 MOST = 32
 FULL = 1.5e12  # FLOPs of a step that keep a GPU busy: a model that has as many gains nothing from company
@@ -38,9 +35,7 @@ def fitting(recipe: Recipe) -> int:
     return max(1, min(MOST, int(FULL / (3 * total_flops(recipe.model) * recipe.train.batch_size))))
 
 
-def train_together(
-    recipes: list[Recipe], folder: Path, watchers: Sequence[Sequence[Watcher]] = ()
-) -> list[Run | UserError]:
+def train_together(recipes: list[Recipe], folder: Path) -> list[Run | UserError]:
     """In the order of the recipes; a run whose loss is no number any more is an error, and the others go on."""
     quiet = console_for(quiet=True)
     sessions: list[Session] = []
@@ -49,15 +44,12 @@ def train_together(
         sessions.append(start_session(recipe, data, sessions[0].hardware if sessions else None))
     crowd = Together(sessions)
     runs: list[Run | UserError] = [new_run(session.recipe, folder) for session in sessions]
-    told = list(watchers) or [()] * len(runs)
-    for run, session, own in zip(runs, sessions, told, strict=True):
+    for run, session in zip(runs, sessions, strict=True):
         if isinstance(run, Run):
             write_facts(run, session)
-            for watcher in own:
-                watcher.begin(run)
     try:
         for epoch in range(sessions[0].recipe.train.epochs):
-            _one_epoch(crowd, runs, epoch, told)
+            _one_epoch(crowd, runs, epoch)
     finally:
         crowd.close()
         torch.set_num_threads(ALL_THREADS)
@@ -70,7 +62,7 @@ def train_together(
     return runs
 
 
-def _one_epoch(crowd: Together, runs: list[Run | UserError], epoch: int, told: Sequence[Sequence[Watcher]]) -> None:
+def _one_epoch(crowd: Together, runs: list[Run | UserError], epoch: int) -> None:
     start = time.monotonic()
     losses, rights = crowd.epoch(epoch).tolist()  # waits for the device
     seconds = time.monotonic() - start
@@ -83,22 +75,7 @@ def _one_epoch(crowd: Together, runs: list[Run | UserError], epoch: int, told: S
         if not math.isfinite(losses[number] + looked.get("val_loss", 0.0)):
             runs[number] = UserError(broken("The loss was not a number", epoch + 1))
             continue
-        row = _row(session, seconds, len(runs)) | {"train_loss": losses[number], "train_accuracy": rights[number]}
-        record = finish_epoch(session, run, row | looked, start, len(runs))
+        told = {"train_loss": losses[number], "train_accuracy": rights[number]}
+        row = training_row(session, session.epoch, told, seconds, len(runs)) | {"together": len(runs)}
+        finish_epoch(session, run, row | looked, start, len(runs))
         keep_on_the_way(session, run)
-        for watcher in told[number]:
-            watcher.add(record.row)
-
-
-def _row(session: Session, seconds: float, count: int) -> dict[str, Any]:
-    """A run's times are its share of the crowd's."""
-    train = session.recipe.train
-    return {
-        "epoch": session.epoch,
-        "step": session.step,
-        "images_seen": session.step * session.batch,
-        "lr": train.lr * rate_factor(session.step - 1, session.steps, train),
-        "train_seconds": round(seconds / count, 4),
-        "images_per_second": round(session.steps_per_epoch * session.batch * count / seconds, 1),
-        "together": count,
-    }

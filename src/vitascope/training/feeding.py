@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitascope.data.draws import Draws, epoch_order, one_step
@@ -64,13 +66,17 @@ class EpochLoader:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
     def _draw(self, epoch: int) -> tuple[Tensor, Draws]:
-        session, seed = self.session, self.session.recipe.train.seed
-        steps, batch = session.steps_per_epoch, session.batch
-        order = epoch_order(len(session.data.train), steps, batch, seed, epoch, self.chances)
-        return order, session.objective.draws(steps, batch, epoch)
+        return epoch_plan(self.session, epoch, self.chances)
 
     def _fits(self, images: Tensor) -> bool:
         if self.device != "cuda":
             return True
         free, _ = torch.cuda.mem_get_info()
         return images.numel() < free // 2
+
+
+def epoch_plan(session: Session, epoch: int, chances: NDArray[Any] | None = None) -> tuple[Tensor, Draws]:
+    """Which images each step sees, by chance where `chances` are given, and every other draw of the epoch."""
+    steps, batch = session.steps_per_epoch, session.batch
+    order = epoch_order(len(session.data.train), steps, batch, session.recipe.train.seed, epoch, chances)
+    return order, session.objective.draws(steps, batch, epoch)

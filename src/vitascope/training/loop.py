@@ -107,14 +107,22 @@ def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
     if not whole:
         raise UserError(broken("The weights were not numbers any more", session.epoch + 1))
     steps = session.steps_per_epoch
+    told = {name: total / steps for name, total in zip(tally.sums, sums, strict=True)}
+    return training_row(session, session.epoch + 1, told, seconds)
+
+
+def training_row(
+    session: Session, epoch: int, told: dict[str, float], seconds: float, shared: int = 1
+) -> dict[str, Any]:
+    """Where the run is, what its steps told, and how fast; of a time shared with others a run has its part."""
     return {
-        "epoch": session.epoch + 1,
+        "epoch": epoch,
         "step": session.step,
         "images_seen": session.step * session.batch,
         "lr": session.recipe.train.lr * rate_factor(session.step - 1, session.steps, session.recipe.train),
-        **{name: total / steps for name, total in zip(tally.sums, sums, strict=True)},
-        "train_seconds": round(seconds, 4),
-        "images_per_second": round(steps * session.batch / seconds, 1),
+        **told,
+        "train_seconds": round(seconds / shared, 4),
+        "images_per_second": round(session.steps_per_epoch * session.batch * shared / seconds, 1),
     }
 
 

@@ -16,13 +16,15 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from vitascope.data.draws import Draws, epoch_order
+from vitascope.data.draws import Draws
 from vitascope.data.mixing import Target, mix, unmixed
 from vitascope.data.preparation import Preparation
+from vitascope.data.source import Split
 from vitascope.shapes import Images
 from vitascope.training.alike import check_together, kernel_for
-from vitascope.training.captured import WARM_UP
+from vitascope.training.captured import WARM_UP, recorded
 from vitascope.training.classify import soft_cross_entropy
+from vitascope.training.feeding import epoch_plan
 from vitascope.training.kernels import use_kernels
 from vitascope.training.muon import orthogonalised, parts_of
 from vitascope.training.optimizers import is_block_matrix, is_decayed
@@ -55,7 +57,9 @@ class Together:
         self.batch, self.steps_per_epoch = self.first.batch, self.first.steps_per_epoch
         use_kernels(self.first.model, {"attention": kernel_for(self.first)})
         self._lay_out()
-        self.images, self.labels = self._stacked("images"), self._stacked("labels")
+        self.images, self.labels = self._stacked([session.data.train for session in sessions])
+        held = [session.data.validation for session in sessions]
+        self.held = self._stacked([split for split in held if split]) if all(held) else None
         means, deviations = (self._numbers(name) for name in ("mean", "std"))
         self.prepared = Prepared(**vars(self.first.data.preparation), means=means, deviations=deviations)
         self.lr, self.muon_lr, self.decay = (
@@ -84,14 +88,11 @@ class Together:
         models = [dict(session.model.named_parameters()) for session in self.sessions]
         rows = [torch.cat([model[name].detach().flatten() for name in names]) for model in models]
         self.table = torch.stack(rows)
-        views = zip(names, self.table.split(sizes, dim=1), strict=True)
-        self.weights = {
-            name: view.unflatten(1, named[name].shape).detach().requires_grad_() if named[name].ndim else view[:, 0]
-            for name, view in views
-        }
+        self.names, self.shapes, self.sizes = names, [named[name].shape for name in names], sizes
+        self.weights = {name: view.detach().requires_grad_() for name, view in self._as_weights(self.table).items()}
         self.average = self.table.clone() if self.config.ema else None
         self.adams = sum(size for name, size in zip(names, sizes, strict=True) if name not in by_muon)
-        self.by_muon, self.shapes, self.sizes = by_muon, [named[name].shape for name in names], sizes
+        self.by_muon = by_muon
         decayed = [torch.full((size,), is_decayed(name, named[name])) for name, size in zip(names, sizes, strict=True)]
         self.decayed = torch.cat(decayed).to(self.table)
         self.moments, self.squares = torch.zeros_like(self.table), torch.zeros_like(self.table[:, : self.adams])
@@ -109,22 +110,20 @@ class Together:
 
     def give_back(self) -> None:
         """Every model's weights into its session, averages into averages."""
-        for table, name in ((self.table, "model"), (self.average, "average")):
-            if table is None:
-                continue
-            for number, session in enumerate(self.sessions):
-                model = session.model if name == "model" or session.average is None else session.average.model
+        for number, session in enumerate(self.sessions):
+            pairs = [(session.model, self.table)]
+            if session.average and self.average is not None:
+                pairs.append((session.average.model, self.average))
+            for model, table in pairs:
                 own = self._as_weights(table[number : number + 1])
                 model.load_state_dict({name: weight[0] for name, weight in own.items()}, strict=False)
 
     @torch.no_grad()
     def scores(self) -> list[dict[str, float]]:
         """What each answers to its own validation images; empty where there are none."""
-        held = [session.data.validation for session in self.sessions]
-        if any(split is None for split in held):
+        if self.held is None:
             return [{} for _ in self.sessions]
-        images = torch.stack([split.images for split in held if split]).to(self.device)
-        labels = torch.stack([split.labels for split in held if split]).to(self.device)
+        images, labels = self.held
         weights = self._as_weights(self.table if self.average is None else self.average)
         at_once = max(1, SCORED // self.first.recipe.model.num_tokens // self.count)
         parts = []
@@ -136,9 +135,11 @@ class Together:
         right = (logits.argmax(-1) == labels).double().mean(1).tolist()
         return [{"val_loss": one, "val_accuracy": other} for one, other in zip(loss, right, strict=True)]
 
-    def _stacked(self, name: str) -> Tensor:
-        parts = [getattr(session.data.train, name) for session in self.sessions]
-        return torch.stack(parts).to(self.device)
+    def _stacked(self, splits: list[Split]) -> tuple[Tensor, Tensor]:
+        """Images and labels on the device, model × image (…)."""
+        parts = ([split.images for split in splits], [split.labels for split in splits])
+        images, labels = (torch.stack(part).to(self.device) for part in parts)
+        return images, labels
 
     def _numbers(self, name: str) -> Tensor:
         """model × 1 × channel × 1 × 1, float32 as a single run's."""
@@ -151,8 +152,9 @@ class Together:
         return step_values(step, self.first.steps, self.first.recipe) | corrections
 
     def _as_weights(self, table: Tensor) -> dict[str, Tensor]:
-        parts = zip(self.weights, table.split(self.sizes, dim=1), self.shapes, strict=True)
-        return {name: part.unflatten(1, shape) if len(shape) else part[:, 0] for name, part, shape in parts}
+        """Views of a table, each model × the parameter's shape."""
+        parts = zip(self.names, table.split(self.sizes, dim=1), self.shapes, strict=True)
+        return {name: part.unflatten(1, shape) for name, part, shape in parts}
 
     def _load(self, epoch: int) -> None:
         """The epoch's order and draws into the places the recorded step reads; the next one's are made meanwhile."""
@@ -172,26 +174,14 @@ class Together:
 
     def _plans(self, epoch: int) -> tuple[Tensor, Draws]:
         """step × model × image (…)."""
-        plans = [self._plan(session, epoch) for session in self.sessions]
+        plans = [epoch_plan(session, epoch) for session in self.sessions]
         draws = {name: torch.stack([plan[1][name] for plan in plans], dim=1) for name in plans[0][1]}
         return torch.stack([plan[0] for plan in plans], dim=1), draws
-
-    def _plan(self, session: Session, epoch: int) -> tuple[Tensor, Draws]:
-        seed, images = session.recipe.train.seed, len(session.data.train)
-        order = epoch_order(images, self.steps_per_epoch, self.batch, seed, epoch)
-        return order, session.objective.draws(self.steps_per_epoch, self.batch, epoch)
 
     def _record(self) -> None:
         """As `CapturedStep`: warm up, record, put everything back as it was."""
         with self._leaving_no_trace():
-            beside = torch.cuda.Stream()
-            beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(beside):
-                self._warm_up()
-            torch.cuda.current_stream().wait_stream(beside)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self._step()
+            self.graph = recorded(self._warm_up, self._step)
 
     def _warm_up(self) -> None:
         for _ in range(WARM_UP):

@@ -88,8 +88,7 @@ def overhead(run: Run, rounds: int = 5) -> float:
     loader, tally = EpochLoader(session), Tally.empty(session)
     step_on, times = loader.start(0, tally), []
     for _ in range(rounds):
-        if loader.captured:
-            loader.captured.rewind()
+        loader.rewind()
         wait_for(session.hardware.device)
         start = time.monotonic()
         for step in range(session.steps_per_epoch):

@@ -8,18 +8,15 @@ of the recipe `cifar10` instead of a plain ViT; `--labels 0.1` keeps a tenth of 
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import RESULTS
+from benchmarks.arms import measured
 from benchmarks.records import GrowingRecord, add_run_options
-from vitascope import load, train
 from vitascope.draw.arms import draw_arms
 from vitascope.draw.look import save
-from vitascope.model.anatomy import total_flops, total_parameters
 from vitascope.records.arms import arms_of
-from vitascope.run.metrics import whole_seconds
 
 PLAIN = {
     "embed_dim": 192, "depth": 9, "num_heads": 12, "mlp_ratio": 2.0, "class_token": True, "global_pool": "token",
@@ -67,18 +64,8 @@ def settings(arm: str, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(arm: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
-    start = time.perf_counter()
-    run = train(asked.recipe, runs=asked.runs, quiet=True, **settings(arm, asked), **{"train.seed": seed})
-    seconds, rows = time.perf_counter() - start, run.metrics
-    model, recipe = run.recipe.model, run.recipe
-    score = rows[-1]["val_accuracy"] if asked.tune else load(run, device=asked.device).evaluate(robust=False).accuracy
-    row = {"arm": arm, "base": asked.base, "labels": asked.labels, "seed": seed, "accuracy": round(score, 5)}
-    row |= {"parameters": total_parameters(model), "flops": total_flops(model), "lr": recipe.train.lr}
-    row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows), "tokens": model.num_tokens}
-    row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(seconds, 1)}
-    row |= {"seconds": round(whole_seconds(rows), 1)}
-    print(f"{arm:35s} seed {seed}: {score:.2%}, {row['parameters']:,} parameters, {row['seconds']} s", flush=True)
-    return row
+    about = {"arm": arm, "base": asked.base, "labels": asked.labels, "seed": seed}
+    return about | measured(arm, asked.recipe, settings(arm, asked) | {"train.seed": seed}, asked)
 
 
 def picture(records: list[Path], out: Path) -> None:

@@ -39,8 +39,8 @@ def whole_step(shape: ModelConfig, asked: argparse.Namespace) -> Callable[[], ob
 
     def call() -> None:
         at = next(number) % STEPS
-        if at == 0 and loader.captured:
-            loader.captured.rewind()
+        if at == 0:
+            loader.rewind()
         step(at)
 
     return call

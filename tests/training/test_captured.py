@@ -6,6 +6,7 @@ import torch
 from tests.training.test_runs import session_of
 from tests.training.tiny import EVERYTHING
 from vitascope import UserError
+from vitascope.training import feeding
 from vitascope.training.captured import CapturedStep, put_back
 from vitascope.training.feeding import EpochLoader
 from vitascope.training.step import Tally
@@ -39,21 +40,24 @@ def losses_of(session, loader: EpochLoader, tally: Tally, epochs: int) -> list[f
     return losses
 
 
+@pytest.fixture(autouse=True)
+def steps_replayed_by_hand(monkeypatch) -> None:
+    monkeypatch.setattr(feeding, "CapturedStep", ReplayedByHand)
+
+
 def weights_after(folder, captured: bool, epochs: int = 2, **settings) -> tuple[dict, list[float]]:
     """What all that learns has become."""
     session, _ = session_of(folder, **settings)
     loader, tally = EpochLoader(session), Tally.empty(session)
     session.model.train()
-    if captured:
-        loader.captured = ReplayedByHand(session, loader.images, loader.labels, tally)
-        object.__setattr__(session.hardware, "captured", True)
+    object.__setattr__(session.hardware, "captured", captured)
     losses = losses_of(session, loader, tally, epochs)
     averaged = {f"average.{name}": weight for name, weight in session.answering.state_dict().items()}
     return averaged | session.model.state_dict() | session.objective.extra.state_dict(prefix="extra."), losses
 
 
-def check_recorded_as_plain(folder, **settings) -> None:
-    plain, recorded = (weights_after(folder, captured, **settings) for captured in (False, True))
+def check_recorded_as_plain(folder, epochs: int = 2, **settings) -> None:
+    plain, recorded = (weights_after(folder, captured, epochs, **settings) for captured in (False, True))
     assert recorded[1] == pytest.approx(plain[1], rel=1e-5)
     for name, tensor in plain[0].items():
         torch.testing.assert_close(recorded[0][name], tensor, atol=1e-5, rtol=1e-4)
@@ -81,3 +85,9 @@ def test_warming_up_leaves_no_trace_in_weights_averages_or_momenta(tmp_path) -> 
 def test_recording_without_a_gpu_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"train\.capture=always needs a CUDA device"):
         session_of(tmp_path, **{"train.capture": "always"})
+
+
+def test_every_stage_has_its_recorded_step(tmp_path) -> None:
+    """Two epochs on smaller images, two on whole ones."""
+    settings = EVERYTHING | QUIET | {"train.epochs": 4, "train.small_size": 4}
+    check_recorded_as_plain(tmp_path, epochs=4, **settings)

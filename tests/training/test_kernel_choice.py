@@ -114,25 +114,24 @@ def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(tmp_path, p
     from vitascope.training.step import Tally
 
     found = {}
-    for capture in ("never", "always"):
+    for name, capture in (("plain", "never"), ("again", "never"), ("recorded", "always")):
         quiet = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0, "train.device": "cuda"}
         quiet["model.qkv_bias"] = "false"  # a key's bias changes nothing: its gradient is rounding, which Adam enlarges
         how = {"train.precision": precision, "train.capture": capture}
         session, _ = session_of(tmp_path, **(EVERYTHING | quiet | how))
         loader, tally = EpochLoader(session), Tally.empty(session)
         session.model.train()
-        before = {name: weight.detach().clone() for name, weight in session.model.named_parameters()}
+        before = {key: weight.detach().clone() for key, weight in session.model.named_parameters()}
         losses = losses_of(session, loader, tally, 2)
-        found[capture] = (
-            losses,
-            {name: weight.detach() - before[name] for name, weight in session.model.named_parameters()},
-        )
-    assert found["always"][0] == pytest.approx(found["never"][0], rel=1e-4 if precision == "float32" else 1e-2)
+        found[name] = (losses, {key: weight.detach() - before[key] for key, weight in session.model.named_parameters()})
+    assert found["recorded"][0] == pytest.approx(found["plain"][0], rel=1e-4 if precision == "float32" else 1e-2)
     if precision == "float32":
         # Of the way each weight went, not of the weight: Adam's first steps are as long for a gradient near 0, whose
-        # sign is chance, and Muon iterates in bfloat16.
-        for name, way in found["never"][1].items():
-            assert (found["always"][1][name] - way).norm() < 0.03 * way.norm(), name
+        # sign is chance, and Muon iterates in bfloat16. What chance does, the plain step done twice says.
+        for key, way in found["plain"][1].items():
+            chance = (found["again"][1][key] - way).norm()
+            apart = (found["recorded"][1][key] - way).norm()
+            assert apart < 0.03 * way.norm() + 3 * chance, (key, apart / way.norm(), chance / way.norm())
 
 
 @on_gpu

@@ -96,3 +96,19 @@ def test_warming_up_leaves_no_trace(tmp_path) -> None:
     assert torch.equal(fresh.average, warm.average)
     fresh.close()
     warm.close()
+
+
+def test_in_bfloat16_many_models_compute_what_one_computes(tmp_path) -> None:
+    """Products come out narrow, as they do alone: a kernel that wants bfloat16 gets it."""
+    settings = PLAIN | {"train.precision": "bfloat16", "train.ema": 0}
+    sessions = [session_of(tmp_path, **settings, **own)[0] for own in OWN]
+    images = torch.rand(3, 4, 1, 8, 8)
+    with sessions[0].hardware.autocast():
+        alone = [session.model(seen) for session, seen in zip(sessions, images, strict=True)]
+    crowd, formats = Together(sessions), set()
+    crowd.first.model.blocks[0].attn.qkv.register_forward_hook(lambda *told: formats.add(told[-1].dtype))
+    together = crowd._logits(crowd.weights, images)
+    assert formats == {torch.bfloat16}
+    for said, wanted in zip(together, alone, strict=True):
+        torch.testing.assert_close(said.float(), wanted.float(), atol=0.02, rtol=0.05)
+    crowd.close()

@@ -6,6 +6,7 @@ from vitascope.errors import UserError, did_you_mean, speaks_for_itself
 
 BALANCES = ("none", "loss", "sampling")
 FILLS = ("zero", "reflect")
+FLIPS = ("chance", "turns")
 
 
 @speaks_for_itself
@@ -14,6 +15,7 @@ class AugmentConfig:
     """How images are varied while training, each image by its own draw; null: as the data set's policy says."""
 
     flip: float | None = None  # share of images mirrored left to right (never for digits)
+    flip_by: str | None = None  # chance, turns (by chance at first, then every other epoch: Jordan 2024)
     shift: int | None = None  # up to this many pixels in each direction
     shift_fill: str | None = None  # what comes in at the edge: zero, reflect
     crop: float | None = None  # smallest share of the area that is cut out and enlarged, 0: the whole image stays
@@ -49,8 +51,10 @@ class AugmentConfig:
             raise UserError(
                 f"data.augment.crop={self.crop} is the smallest share, crop_most={self.crop_most} the largest."
             )
-        if self.shift_fill is not None and self.shift_fill not in FILLS:
-            raise UserError(f"shift_fill={self.shift_fill!r} is unknown. {did_you_mean(self.shift_fill, FILLS)}")
+        for name, choices in (("shift_fill", FILLS), ("flip_by", FLIPS)):
+            said = getattr(self, name)
+            if said is not None and said not in choices:
+                raise UserError(f"data.augment.{name}={said!r} is unknown. {did_you_mean(said, choices)}")
 
     @property
     def in_effect(self) -> dict[str, float]:

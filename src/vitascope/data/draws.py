@@ -52,6 +52,13 @@ def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch:
     return {name: draw.float() if draw.is_floating_point() else draw for name, draw in made.items()}
 
 
+def flips_by_turns(order: Tensor, images: int, share: float, seed: int, epoch: int) -> Tensor:
+    """step × image: who is mirrored. By chance in the first epoch, then as it was not in the epoch before: two epochs
+    show every image from both sides (Jordan 2024, arXiv 2404.00498, section 3.6)."""
+    at_first = torch.from_numpy(np.random.default_rng([seed, 3]).random(images) < share)
+    return at_first[order] ^ bool(epoch % 2)
+
+
 def epoch_noise(numbers: int, steps: int, batch: int, seed: int, epoch: int) -> Tensor:
     """step × image × number, evenly between 0 and 1: which patches are hidden."""
     return torch.from_numpy(np.random.default_rng([seed, epoch, 2]).random((steps, batch, numbers), dtype=np.float32))

@@ -7,6 +7,7 @@ from vitascope.errors import UserError
 
 NOTHING = AugmentConfig(
     flip=0.0,
+    flip_by="chance",
     shift=0,
     shift_fill="zero",
     crop=0.0,

@@ -1,4 +1,4 @@
-"""Weights before the first step: timm's rule, PyTorch's with tokens from N(0, 1), or attention like a trained one."""
+"""Weights before the first step: timm's rule, PyTorch's, blocks that add nothing yet, attention like a trained one."""
 
 from collections.abc import Callable
 
@@ -24,6 +24,15 @@ def like_timm(model: nn.Module) -> None:
 def like_torch(model: nn.Module) -> None:
     """Layers keep PyTorch's defaults; class token, registers and learned positions from N(0, 1) (sheet A)."""
     _fill_tokens(model, token_std=1.0, position_std=1.0)
+
+
+@torch.no_grad()
+def silent(model: nn.Module) -> None:
+    """As timm's, but what attention and MLP add to the tokens starts at 0: every block hands on what it gets."""
+    like_timm(model)
+    for name, layer in model.named_modules():
+        if name.endswith((".attn.proj", ".mlp.fc2")) and isinstance(layer, nn.Linear):
+            layer.weight.zero_()
 
 
 @torch.no_grad()
@@ -55,7 +64,12 @@ def _halves(noise: float, identity: float, like: Tensor, rank: int) -> tuple[Ten
     return (left[:, :rank] * root).to(like), (root[:, None] * right[:rank]).to(like)
 
 
-INITIALIZERS: dict[str, Callable[[nn.Module], None]] = {"timm": like_timm, "torch": like_torch, "mimetic": mimetic}
+INITIALIZERS: dict[str, Callable[[nn.Module], None]] = {
+    "timm": like_timm,
+    "torch": like_torch,
+    "mimetic": mimetic,
+    "silent": silent,
+}
 
 
 def _fill_tokens(model: nn.Module, *, token_std: float, position_std: float) -> None:

@@ -32,6 +32,12 @@ class Recipe:
             raise UserError(f"{what} keeps weights as they are, but there are none to keep. Give weights=….")
         if self.train.objective != "classify":
             self._check_without_labels()
+        if self.train.small_size:
+            _check_small(self.train.small_size, self.model)
+        if self.train.whiten and (self.model.tokenizer != "patch" or self.weights):
+            raise UserError(
+                "train.whiten prepares a fresh projection of patches: only model.tokenizer=patch, no weights=…."
+            )
         for name, config, plain in (("dino", self.dino, DinoConfig()), ("mae", self.mae, MaeConfig())):
             if config != plain and self.train.objective != name:
                 raise UserError(
@@ -40,7 +46,7 @@ class Recipe:
 
     def _check_without_labels(self) -> None:
         train, model, objective = self.train, self.model, self.train.objective
-        for name, wanted in (("patience", 0), ("distill", None), ("tune", "full"), ("freeze", 0)):
+        for name, wanted in (("patience", 0), ("distill", None), ("tune", "full"), ("freeze", 0), ("small_size", 0)):
             if getattr(train, name) != wanted:
                 raise UserError(
                     f"train.{name}={getattr(train, name)} is for training with labels, not for train.objective="
@@ -62,6 +68,18 @@ class Recipe:
             _check_crops(self.dino, model)
         else:
             _check_masking(model)
+
+
+def _check_small(size: int, model: ModelConfig) -> None:
+    if any(size % patch or size >= side for patch, side in zip(model.patch_shape, model.image_shape, strict=True)):
+        raise UserError(
+            f"train.small_size={size} must be a multiple of patch_size={model.patch_size} and smaller than "
+            f"img_size={model.img_size}."
+        )
+    if model.absolute_positions == "sinusoidal":
+        raise UserError(
+            "positions=sinusoidal count along one line and fit no smaller image. Choose sincos2d or learned."
+        )
 
 
 def _check_crops(dino: DinoConfig, model: ModelConfig) -> None:

@@ -40,6 +40,9 @@ class TrainConfig:
     final_lr: float = 0.0  # the rate at the end, as a share of the peak
     clip_grad: float = 1.0  # largest norm of all gradients together, 0: no limit
     label_smoothing: float = 0.1
+    small_size: int = 0  # pixels of a side at first: images are made smaller, so learning is faster; 0: never
+    small_share: float = 0.5  # of the epochs in which they are
+    whiten: bool = False  # the patch projection starts on whitened patches: as if all directions varied equally
     ema: float = 0.0  # decay per step of the averaged weights, 0: no averaging; such as 0.999
     layer_decay: float = 1.0  # rate factor per layer counted from the head (BEiT); 1: all equal
     tune: str = "full"  # what of pretrained weights learns: full (all), head (linear probe), lora (and the head)
@@ -85,13 +88,14 @@ class TrainConfig:
             "keep",
             "freeze",
             "watch",
+            "small_size",
         ):
             if not getattr(self, name) >= 0:
                 raise UserError(f"train.{name}={getattr(self, name)} must be 0 or more.")
         for name, most in (("seed", 2**31), ("threads", 1024)):
             if getattr(self, name) > most:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at most {most}.")
-        for name in ("warmup", "final_lr", "distill_share"):
+        for name in ("warmup", "final_lr", "distill_share", "small_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name}={getattr(self, name)} is a share: at least 0 and at most 1.")
         for name in ("ema", "momentum", "label_smoothing"):
@@ -119,6 +123,11 @@ class TrainConfig:
     def watched_every(self) -> int:
         """Epochs from one look at the features to the next."""
         return self.watch or max(1, self.epochs // 10)
+
+    @property
+    def small_epochs(self) -> int:
+        """How many epochs are learnt on smaller images."""
+        return round(self.small_share * self.epochs) if self.small_size else 0
 
     @property
     def kept_epochs(self) -> set[int]:

@@ -20,7 +20,8 @@ def check_together(recipes: list[Recipe]) -> None:
     rates = (model.drop_rate, model.pos_drop_rate, model.proj_drop_rate, model.attn_drop_rate, model.drop_path_rate)
     if any(rates):
         raise UserError("Learning together does without dropout and stochastic depth. Set their rates to 0.")
-    for name, wanted in (("accumulate", 1), ("layer_decay", 1.0), ("final_weight_decay", None), ("patience", 0)):
+    without = {"accumulate": 1, "layer_decay": 1.0, "final_weight_decay": None, "patience": 0, "small_size": 0}
+    for name, wanted in without.items():
         if getattr(train, name) != wanted:
             raise UserError(f"Learning together does without train.{name}={getattr(train, name)}.")
     if recipes[0].data.balance != "none" or model.grad_checkpointing or train.precision == "float16":

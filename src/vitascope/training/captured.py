@@ -32,7 +32,8 @@ class CapturedStep:
         self.tables = {name: torch.tensor([row[name] for row in rows], device=device) for name in rows[0]}
         for optimizer in session.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = torch.tensor(float(group["lr"]), device=device)
+                if not isinstance(group["lr"], Tensor):  # another stage's step may have been recorded with it
+                    group["lr"] = torch.tensor(float(group["lr"]), device=device)
         self.order: Tensor | None = None
         self.draws: Draws = {}
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -51,7 +52,7 @@ class CapturedStep:
         self.tally.clear()
 
     def rewind(self) -> None:
-        """Back to the first step of the epoch and of the run: for measuring the same steps again."""
+        """Back to the first step of the epoch and of the run."""
         self.place.zero_()
         self.count.zero_()
 

@@ -1,13 +1,14 @@
 """Labels -> the loss of answering otherwise: cross-entropy, with a teacher's answers where there is one."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.data.draws import Draws
 from vitascope.data.mixing import Target
 from vitascope.data.source import Labels, UInt8Images
 from vitascope.data.training_data import class_weights
+from vitascope.model.other_size import Smaller
 from vitascope.training.objective import Inputs, Learning, Numbers, Objective
 from vitascope.training.schedule import Values
 from vitascope.training.scoring import score
@@ -20,7 +21,10 @@ class Classify(Objective):
     def __init__(self, learning: Learning) -> None:
         super().__init__(learning)
         data, config = learning.data, learning.recipe
-        self.forward = learning.compiled(learning.model)
+        self.forwards: list[nn.Module] = [learning.compiled(learning.model)]  # by stage
+        if config.train.small_epochs:
+            size = (config.train.small_size, config.train.small_size)
+            self.forwards.insert(0, learning.compiled(Smaller(learning.model, size)))
         self.weights: Tensor | None = None  # per class, for data.balance=loss
         if config.data.balance == "loss":
             self.weights = class_weights(data.train.labels, len(data.classes)).to(learning.hardware.device)
@@ -31,6 +35,11 @@ class Classify(Objective):
             )
             self.fingerprint = self.teacher.fingerprint
 
+    def stage_of(self, epoch: int) -> int:
+        """train.small_size: images are smaller at first."""
+        small = self.learning.recipe.train.small_epochs
+        return int(epoch >= small) if small else 0
+
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
         policy = self.learning.recipe.data.augment
         inputs, target = self.learning.data.preparation.varied(images, labels, draws, policy)
@@ -40,7 +49,7 @@ class Classify(Objective):
         images, target = inputs[0], Target(*inputs[1:])
         config = self.learning.recipe.train
         with self.learning.hardware.autocast():
-            logits = self.forward(images)
+            logits = self.forwards[self.stage](images)
             taught = self.teacher(images) if self.teacher else None
         loss = cross_entropy(logits, target, config.label_smoothing, self.weights)
         if taught is not None:

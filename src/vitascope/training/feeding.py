@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitascope.data.draws import Draws, epoch_order, one_step
+from vitascope.data.draws import Draws, epoch_order, flips_by_turns, one_step
 from vitascope.data.training_data import class_weights
 from vitascope.training.captured import CapturedStep
 from vitascope.training.optimizers import set_rates
@@ -29,7 +29,7 @@ class EpochLoader:
         if config.balance == "sampling":
             weights = class_weights(train.labels, len(session.data.classes))[train.labels].double()
             self.chances = (weights / weights.sum()).numpy()
-        self.captured: CapturedStep | None = None
+        self.captured: dict[int, CapturedStep] = {}  # by stage
         self.pool = ThreadPoolExecutor(1)
         self.ahead: dict[int, Future[tuple[Tensor, Draws]]] = {}
 
@@ -43,14 +43,24 @@ class EpochLoader:
     def start(self, epoch: int, tally: Tally) -> Callable[[int], None]:
         """An epoch's draws in place; what comes back runs its steps, recorded or one by one."""
         order, draws = self.next(epoch)
+        self.session.objective.stage = self.session.objective.stage_of(epoch)
         if not self.session.hardware.captured or self.home != self.device:
             tally.clear()
             return lambda step: self._plain_step(order[step], one_step(draws, step), tally)
-        if self.captured is None:
-            self.captured = CapturedStep(self.session, self.images, self.labels, tally)
-        captured = self.captured
+        if not self.captured:
+            self._record(epoch, order, draws, tally)
+        captured = self.captured[self.session.objective.stage]
         captured.load(order, draws)
         return lambda step: captured()
+
+    def _record(self, epoch: int, order: Tensor, draws: Draws, tally: Tally) -> None:
+        """The steps of all stages to come, this one's last, so that later epochs only run."""
+        objective = self.session.objective
+        coming = range(epoch, self.session.recipe.train.epochs)
+        for stage in sorted({objective.stage_of(later) for later in coming}, reverse=True):
+            objective.stage = stage
+            self.captured[stage] = CapturedStep(self.session, self.images, self.labels, tally)
+            self.captured[stage].load(order, draws)
 
     def _plain_step(self, index: Tensor, draws: Draws, tally: Tally) -> None:
         session = self.session
@@ -61,6 +71,11 @@ class EpochLoader:
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.images[index], self.labels[index]
         return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+    def rewind(self) -> None:
+        """Recorded steps back to the first of the epoch and of the run: for measuring the same steps again."""
+        for captured in self.captured.values():
+            captured.rewind()
 
     def close(self) -> None:
         self.pool.shutdown(wait=True, cancel_futures=True)
@@ -78,5 +93,9 @@ class EpochLoader:
 def epoch_plan(session: Session, epoch: int, chances: NDArray[Any] | None = None) -> tuple[Tensor, Draws]:
     """Which images each step sees, by chance where `chances` are given, and every other draw of the epoch."""
     steps, batch = session.steps_per_epoch, session.batch
-    order = epoch_order(len(session.data.train), steps, batch, session.recipe.train.seed, epoch, chances)
-    return order, session.objective.draws(steps, batch, epoch)
+    seed = session.recipe.train.seed
+    order = epoch_order(len(session.data.train), steps, batch, seed, epoch, chances)
+    draws, policy = session.objective.draws(steps, batch, epoch), session.recipe.data.augment
+    if "flip" in draws and policy.flip_by == "turns":
+        draws["flip"] = flips_by_turns(order, len(session.data.train), policy.flip or 0.0, seed, epoch)
+    return order, draws

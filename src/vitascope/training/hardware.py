@@ -71,6 +71,9 @@ def passes(recipe: Recipe) -> float:
         sizes = {"embed_dim": mae.decoder_dim, "depth": mae.decoder_depth, "num_heads": mae.decoder_heads}
         decoder = replace(model, mlp_ratio=4.0, mlp="gelu", positions="sincos2d", attention="plain", **sizes)
         return 1 - mae.mask + total_flops(decoder) / total_flops(model)
+    if recipe.train.small_epochs:
+        small, share = replace(recipe.model, img_size=recipe.train.small_size), recipe.train.small_epochs
+        return 1 - share / recipe.train.epochs * (1 - total_flops(small) / total_flops(recipe.model))
     return 1.0
 
 

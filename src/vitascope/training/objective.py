@@ -56,6 +56,11 @@ class Objective:
     def __init__(self, learning: Learning) -> None:
         self.learning = learning
         self.extra = nn.Module()
+        self.stage = 0  # a step of another stage does other work: it is recorded anew
+
+    def stage_of(self, epoch: int) -> int:
+        """Counted from 0, as epochs are here."""
+        return 0
 
     def draws(self, steps: int, batch: int, epoch: int) -> Draws:
         """Every random number of an epoch, step × image (…)."""

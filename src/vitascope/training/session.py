@@ -25,6 +25,7 @@ from vitascope.training.objective import Learning, Objective
 from vitascope.training.objectives import make_objective
 from vitascope.training.optimizers import make_optimizers
 from vitascope.training.tuning import set_learning, train_mode
+from vitascope.training.whitening import whiten
 
 
 @dataclass
@@ -132,6 +133,8 @@ def start_session(
     model = VisionTransformer(recipe.model)
     if weights is not None:
         model.load_state_dict(weights)
+    if recipe.train.whiten:
+        whiten(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
     set_learning(model, recipe.train)
     hardware = decided or choose_hardware(recipe, model, recipe.train.epochs * len(data.train))
     torch.set_num_threads(hardware.threads)

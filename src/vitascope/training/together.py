@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
@@ -92,10 +92,16 @@ class Together:
         self.weights = {name: view.detach().requires_grad_() for name, view in self._as_weights(self.table).items()}
         self.average = self.table.clone() if self.config.ema else None
         self.adams = sum(size for name, size in zip(names, sizes, strict=True) if name not in by_muon)
-        self.by_muon = by_muon
+        self.by_muon, self.narrow = by_muon, self._of_products()
         decayed = [torch.full((size,), is_decayed(name, named[name])) for name, size in zip(names, sizes, strict=True)]
         self.decayed = torch.cat(decayed).to(self.table)
         self.moments, self.squares = torch.zeros_like(self.table), torch.zeros_like(self.table[:, : self.adams])
+
+    def _of_products(self) -> list[str]:
+        """Weights that autocast makes narrow. Over many models it forgets the biases, which would widen what comes."""
+        parts = self.first.model.named_modules()
+        products = [(name, part) for name, part in parts if isinstance(part, nn.Linear | nn.Conv2d)]
+        return [f"{name}.{own}" for name, part in products for own, _ in part.named_parameters(recurse=False)]
 
     def epoch(self, number: int) -> Tensor:
         """One pass for all. Two rows come back: the mean loss of each model, and its share of right answers."""
@@ -233,7 +239,10 @@ class Together:
         return losses, (logits.detach().argmax(-1) == wanted).float().mean(1)
 
     def _logits(self, weights: dict[str, Tensor], images: Tensor) -> Tensor:
-        with self.first.hardware.autocast():
+        hardware = self.first.hardware
+        if hardware.precision != "float32":
+            weights = weights | {name: weights[name].to(hardware.dtype) for name in self.narrow}
+        with hardware.autocast():
             return vmap(lambda own, seen: functional_call(self.first.model, own, (seen,)))(weights, images)
 
     @torch.no_grad()

@@ -1,0 +1,31 @@
+"""A recipe and an arm's settings -> one row of a record: how good it became, how large it is, how long it took."""
+
+import argparse
+import time
+from typing import Any
+
+from vitascope import load, train
+from vitascope.model.anatomy import total_flops, total_parameters
+from vitascope.run.metrics import steady_seconds, whole_seconds
+from vitascope.training.hardware import passes
+
+
+def measured(arm: str, recipe: str, settings: dict[str, Any], asked: argparse.Namespace, views: int = 1) -> dict:
+    """`asked` has what `add_run_options` asks: `--tune` judges by validation images, else test images are opened."""
+    start = time.perf_counter()
+    run = train(recipe, runs=asked.runs, quiet=True, **settings)
+    cold, rows, model = time.perf_counter() - start, run.metrics, run.recipe.model
+    trained = load(run, device=asked.device)
+    if not asked.tune:
+        score = trained.evaluate(robust=False, views=views).accuracy
+    else:
+        score = trained.evaluate("val", robust=False, views=views).accuracy if views > 1 else rows[-1]["val_accuracy"]
+    row = {"accuracy": round(score, 5), "parameters": total_parameters(model), "tokens": model.num_tokens}
+    row |= {"flops": total_flops(model), "passes": round(passes(run.recipe), 4), "lr": run.recipe.train.lr}
+    row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows)}
+    row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold, 1)}
+    row |= {"seconds": round(whole_seconds(rows), 1), "steady_seconds": round(steady_seconds(rows), 2)}
+    row |= {"images_per_second": round(max(row["images_per_second"] for row in rows))}
+    told = f"{row['parameters']:,} parameters, {row['steady_seconds']} s, {row['images_per_second']:,} images/s"
+    print(f"{arm:35s} seed {run.recipe.train.seed}: {score:.2%}, {told}", flush=True)
+    return row

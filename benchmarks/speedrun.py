@@ -1,0 +1,75 @@
+"""`python -m benchmarks.speedrun`: what each part of a fast recipe is worth, in points and in seconds.
+
+Each arm changes one thing of the recipe. By default 45,000 images are learnt from and the other 5,000 of the training
+images judge, with as many views as asked for; seeds are the same for all arms, so differences are paired.
+"""
+
+import argparse
+from typing import Any
+
+from benchmarks.__main__ import RESULTS
+from benchmarks.arms import measured
+from benchmarks.records import GrowingRecord, add_run_options
+
+ARMS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "AdamW instead of Muon": {"train.optimizer": "adamw"},
+    "no averaging": {"train.ema": 0.0},
+    "averaging, final rate 5 %": {"train.final_lr": 0.05},
+    "flips by turns": {"data.augment.flip_by": "turns"},
+    "flips by chance": {"data.augment.flip_by": "chance"},
+    "whitened patches": {"train.whiten": True},
+    "patches as they are": {"train.whiten": False},
+    "timm's start": {"model.initialize": "timm"},
+    "silent start": {"model.initialize": "silent"},
+    "mimetic start": {"model.initialize": "mimetic"},
+    "24 pixels at first": {"train.small_size": 24},
+    "16 pixels at first": {"train.small_size": 16, "train.small_share": 0.4},
+    "32 pixels always": {"train.small_size": 0},
+    "batch of 1000": {"train.batch_size": 1000},
+    "batch of 500": {"train.batch_size": 500},
+    "batch of 250": {"train.batch_size": 250},
+    "Muon's rate 0.03": {"train.muon_lr": 0.03},
+    "Muon's rate 0.04": {"train.muon_lr": 0.04},
+    "AdamW's rate 0.002": {"train.lr": 2e-3},
+    "weight decay 0.02": {"train.weight_decay": 0.02},
+    "no stochastic depth": {"model.drop_path_rate": 0.0},
+    "CutMix for a quarter": {"data.augment.mix_share": 0.25},
+    "no colour changes": {"data.augment.brightness": 0, "data.augment.contrast": 0, "data.augment.saturation": 0},
+    "no label smoothing": {"train.label_smoothing": 0.0},
+    "no QK-norm": {"model.qk_norm": False},
+    "no rotary positions": {"model.positions": "learned"},
+    "GELU": {"model.mlp": "gelu"},
+    "class token": {"model.class_token": True, "model.global_pool": "token"},
+    "384 x 5": {"model.embed_dim": 384, "model.depth": 5, "model.num_heads": 6},
+    "384 x 7": {"model.embed_dim": 384, "model.depth": 7, "model.num_heads": 6},
+    "256 x 6": {"model.depth": 6},
+    "256 x 10": {"model.depth": 10},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="cifar10-94")
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[101, 102], help="not those that are reported")
+    parser.add_argument("--views", type=int, default=2)
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="for all arms")
+    add_run_options(parser, runs="runs-speedrun", out=RESULTS / "speedrun.json")
+    parser.set_defaults(tune=True, compile="auto")
+    asked = parser.parse_args()
+    common = {"train.device": asked.device, "train.compile": asked.compile, "data.validation": 0.1}
+    common["data.name"] = asked.data
+    common |= dict(word.split("=", 1) for word in asked.set)
+    record = GrowingRecord("benchmarks.speedrun", asked)
+    for arm, seed in ((arm, seed) for seed in asked.seeds for arm in asked.arms):
+        if not record.has(arm=arm, seed=seed):
+            settings = common | ARMS[arm] | {"train.seed": seed}
+            record.add({"arm": arm, "seed": seed} | measured(arm, asked.recipe, settings, asked, asked.views))
+    record.write()
+    print(f"Record: {asked.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What recipes use to get there sooner: smaller images at first, whitened patches, mirror images by turns."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.training.test_runs import check_goes_on_after_a_stop, session_of
+from vitascope import UserError
+from vitascope.data.draws import flips_by_turns
+from vitascope.model.config import ModelConfig
+from vitascope.model.other_size import Smaller
+from vitascope.model.patches import patchify
+from vitascope.model.positions import resample
+from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.reading import read_recipe
+from vitascope.training.alike import check_together
+from vitascope.training.feeding import EpochLoader, epoch_plan
+from vitascope.training.hardware import passes
+from vitascope.training.step import Tally
+from vitascope.training.whitening import LEAST, whitening
+
+
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_a_smaller_image_is_seen_as_a_model_of_that_size_sees_it(pool) -> None:
+    config = ModelConfig(
+        img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2, class_token=pool == "token", global_pool=pool,
+        positions="learned+rotary",
+    )  # fmt: skip
+    model = VisionTransformer(config).eval()
+    torch.nn.init.normal_(model.pos_embed)
+    small = VisionTransformer(replace(config, img_size=8)).eval()
+    weights = model.state_dict()
+    weights["pos_embed"] = resample(weights["pos_embed"], (4, 4), (2, 2), config.num_prefix_tokens)
+    small.load_state_dict(weights)
+    images = torch.rand(3, 3, 8, 8).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    shrunk = torch.nn.functional.interpolate(images, size=(8, 8), mode="bilinear", antialias=True)
+    torch.testing.assert_close(Smaller(model, (8, 8))(images), small(shrunk))
+
+
+def test_images_are_small_in_the_first_epochs_only(tmp_path) -> None:
+    session, _ = session_of(tmp_path, **{"train.epochs": 5, "train.small_size": 4, "train.small_share": 0.4})
+    loader, tally, seen = EpochLoader(session), Tally.empty(session), []
+    session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    for epoch in range(5):
+        loader.start(epoch, tally)(0)
+    loader.close()
+    prefix = session.recipe.model.num_prefix_tokens
+    assert [count - prefix for count in seen] == [4, 4, 16, 16, 16]
+
+
+def test_small_images_cost_less(tmp_path) -> None:
+    recipe = read_recipe("cifar10", ["train.small_size=16", "train.small_share=0.5"])
+    assert passes(recipe) == pytest.approx(0.5 + 0.5 / 4, abs=0.01)  # a quarter of the tokens; attention a bit less
+    assert passes(read_recipe("cifar10", [])) == 1
+
+
+def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
+    check_goes_on_after_a_stop(tmp_path, **{"train.epochs": 4, "train.small_size": 4, "train.whiten": True})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.small_size=6"], "train.small_size=6 must be a multiple of patch_size=4 and smaller than img_size=32"),
+        (["train.small_size=32"], "must be a multiple of patch_size=4 and smaller than"),
+        (["train.small_size=-4"], "must be 0 or more"),
+        (["train.small_size=16", "train.small_share=1.5"], "is a share"),
+        (["train.small_size=16", "model.positions=sinusoidal"], "fit no smaller image"),
+        (["train.whiten=true", "model.tokenizer=conv"], "train.whiten prepares a fresh projection of patches"),
+        (["data.augment.flip_by=turn"], "flip_by='turn' is unknown. Did you mean turns"),
+    ],
+)
+def test_what_does_not_fit_is_refused(words, said) -> None:
+    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+        read_recipe("cifar10", words)
+
+
+def test_small_images_are_refused_without_labels_and_together() -> None:
+    with pytest.raises(UserError, match="small_size=16 is for training with labels"):
+        read_recipe("cifar10-mae", ["train.small_size=16"])
+    with pytest.raises(UserError, match=r"does without train\.small_size=16"):
+        check_together([read_recipe("cifar10", ["train.small_size=16", "model.drop_path_rate=0"])])
+
+
+def test_whitened_patches_vary_by_one_in_every_direction() -> None:
+    torch.manual_seed(0)
+    spread = torch.tensor([30.0, 10.0, 3.0, 1.0], dtype=torch.float64)
+    turned = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
+    patches = (torch.randn(500, 8, 4, dtype=torch.float64) * spread) @ turned + torch.tensor([1.0, -2.0, 0.5, 7.0])
+    mean, matrix = whitening(patches)
+    white = (patches.flatten(0, 1) - mean) @ matrix
+    torch.testing.assert_close(white.mean(0), torch.zeros(4, dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(torch.cov(white.T), torch.eye(4, dtype=torch.float64), atol=2 * LEAST, rtol=0)
+    torch.testing.assert_close(matrix, matrix.T)
+
+
+def test_the_projection_starts_on_whitened_patches(tmp_path) -> None:
+    plain, _ = session_of(tmp_path / "a", **{"train.seed": 3})
+    white, _ = session_of(tmp_path / "b", **{"train.seed": 3, "train.whiten": True})
+    images = plain.data.preparation(plain.data.train.images)
+    patches = patchify(images, plain.recipe.model.patch_size)
+    mean, matrix = whitening(patches)
+    wanted = (patches.double() - mean) @ matrix @ plain.model.patch_embed.proj.weight.flatten(1).double().T
+    found = white.model.patch_embed(images) - plain.model.patch_embed.proj.bias
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-4)
+    assert torch.equal(white.model.blocks[0].attn.qkv.weight, plain.model.blocks[0].attn.qkv.weight)
+
+
+def test_blocks_of_a_silent_model_hand_on_what_they_get() -> None:
+    model = VisionTransformer(ModelConfig(img_size=8, patch_size=4, embed_dim=32, num_heads=2, initialize="silent"))
+    tokens = torch.randn(2, 5, 32)
+    assert torch.equal(model.blocks[0](tokens), tokens)
+    assert model.blocks[0].attn.qkv.weight.std() > 0.01 and model.blocks[0].mlp.fc1.weight.std() > 0.01
+
+
+def test_two_epochs_by_turns_show_every_image_from_both_sides() -> None:
+    order = torch.randperm(1000).view(10, 100)
+    again = torch.randperm(1000).view(5, 200)
+    first, second = torch.zeros(1000, dtype=torch.bool), torch.zeros(1000, dtype=torch.bool)
+    first[order.flatten()] = flips_by_turns(order, 1000, 0.5, 7, 4).flatten()
+    second[again.flatten()] = flips_by_turns(again, 1000, 0.5, 7, 5).flatten()
+    assert torch.equal(first, ~second)
+    assert 440 < first.sum() < 560
+    assert not torch.equal(flips_by_turns(order, 1000, 0.5, 7, 4), flips_by_turns(order, 1000, 0.5, 8, 4))
+
+
+def test_the_setting_reaches_the_draws(tmp_path) -> None:
+    session, _ = session_of(tmp_path)
+    augment = replace(session.recipe.data.augment, flip=0.5, flip_by="turns")
+    session.recipe = replace(session.recipe, data=replace(session.recipe.data, augment=augment))
+    session.objective.learning.recipe = session.recipe
+    plans = [epoch_plan(session, epoch) for epoch in (0, 1)]
+    sides: dict[int, list[bool]] = {}
+    for order, draws in plans:
+        for image, mirrored in zip(order.flatten().tolist(), draws["flip"].flatten().tolist(), strict=True):
+            sides.setdefault(image, []).append(mirrored)
+    both = [seen for seen in sides.values() if len(seen) == 2]
+    assert len(both) > 500 and all(seen[0] != seen[1] for seen in both)

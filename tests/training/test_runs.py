@@ -331,3 +331,29 @@ def test_a_run_gives_the_threads_back(tmp_path) -> None:
     before = torch.get_num_threads()
     tiny_run(tmp_path, **{"train.threads": before + 1, "train.epochs": 1})
     assert torch.get_num_threads() == before
+
+
+def test_a_copy_over_an_old_one_is_a_copy(tmp_path) -> None:
+    """As a deep copy, and nothing of it is the session's own; a state of another structure is copied anew."""
+    session, run = session_of(tmp_path, **(EVERYTHING | {"train.epochs": 3}))
+    fresh = session.snapshot()
+    records, kept = learn(session, run), fresh
+    for record in records:
+        if isinstance(record, EpochRecord):
+            before, kept = kept, session.snapshot(kept)
+            wanted, found = flat(session.snapshot()), flat(kept)
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(value, wanted[name]) for name, value in found.items() if torch.is_tensor(value))
+            assert all(value == wanted[name] for name, value in found.items() if not torch.is_tensor(value))
+    places = {weight.data_ptr() for weight in session.model.parameters()}
+    assert not places & {weight.data_ptr() for weight in kept["model"].values()}
+    assert kept["model"]["head.weight"].data_ptr() == before["model"]["head.weight"].data_ptr()
+    assert fresh["optimizers"][0]["state"] == {}
+
+
+def flat(state, name: str = "") -> dict:
+    """Every value under its path."""
+    parts = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list | tuple) else None
+    if parts is None:
+        return {name: state}
+    return {path: value for key, part in parts for path, value in flat(part, f"{name}/{key}").items()}

@@ -1,6 +1,5 @@
 """Recipe and data -> everything that changes while learning, as one thing that can be copied, saved and restored."""
 
-import copy
 import hashlib
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,6 +17,7 @@ from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import recipe_yaml
 from vitascope.training.allocator import keep_freed_memory
 from vitascope.training.averaging import Average
+from vitascope.training.copying import copied
 from vitascope.training.dino import GLOBALS
 from vitascope.training.hardware import Hardware, choose_hardware
 from vitascope.training.kernels import Use, choose_kernels, use_kernels
@@ -74,9 +74,12 @@ class Session:
         self.best_accuracy, self.best_epoch = accuracy, self.epoch
         self.best = {name: tensor.clone() for name, tensor in plain_state(self.answering).items()}
 
-    def snapshot(self) -> dict[str, Any]:
-        """A copy of everything that changes, on the device it is on."""
-        state: dict[str, Any] = {
+    def snapshot(self, old: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A copy of everything that changes, on the device it is on; in the place of an old one, which is faster."""
+        return copied(self._changing(), old)
+
+    def _changing(self) -> dict[str, Any]:
+        return {
             "epoch": self.epoch,
             "step": self.step,
             "best_accuracy": self.best_accuracy,
@@ -92,7 +95,6 @@ class Session:
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state() if self.hardware.device == "cuda" else None,
         }
-        return copy.deepcopy(state)
 
     def restore(self, state: dict[str, Any]) -> None:
         if state["hardware"]["device"] != self.hardware.device:

@@ -35,20 +35,23 @@ def attend_plainly(qkv, weights, table, heads: int):
 @pytest.mark.parametrize(
     ("grid", "prefix", "width", "norm", "turned"),
     [
-        ((4, 4), 0, 32, True, True),
-        ((3, 4), 0, 32, False, True),  # 12 tokens in a tile of 16
-        ((4, 4), 1, 64, True, False),  # 17 tokens in a tile of 32
-        ((3, 3), 0, 32, False, False),
-        ((8, 8), 1, 32, True, True),  # 65 tokens in a tile of 128
+        ((4, 4), 0, 32, True, "alike"),
+        ((3, 4), 0, 32, False, "alike"),  # 12 tokens in a tile of 16
+        ((3, 4), 0, 32, True, "each its own way"),
+        ((4, 4), 1, 64, True, ""),  # 17 tokens in a tile of 32
+        ((3, 3), 0, 32, False, ""),
+        ((8, 8), 1, 32, True, "alike"),  # 65 tokens in a tile of 128
     ],
 )
-def test_short_attention_is_attention(grid, prefix, width, norm, turned) -> None:
+def test_short_attention_is_attention(grid, prefix, width, norm, turned: str) -> None:
     from vitascope.kernels.short_attention import short_attention
 
     heads, tokens = 2, grid[0] * grid[1] + prefix
     qkv = torch.randn(2, tokens, 3 * heads * width, device=DEVICE).bfloat16().requires_grad_()
     weights = [(torch.rand(width, device=DEVICE) + 0.5).requires_grad_() for _ in range(2)] if norm else []
     table = rotation(grid, width, 100.0, prefix).to(DEVICE) if turned else None
+    if turned == "each its own way":  # as of images whose patches are not the same ones
+        table = torch.stack([table, table[:, torch.randperm(tokens)]], dim=1)[:, :, None]
     found = short_attention(qkv, *(weights or [None, None]), table, heads, 1e-6)
     wanted = attend_plainly(qkv, weights, table, heads)
     above = torch.randn_like(wanted).bfloat16()

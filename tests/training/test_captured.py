@@ -40,18 +40,15 @@ def losses_of(session, loader: EpochLoader, tally: Tally, epochs: int) -> list[f
     return losses
 
 
-@pytest.fixture(autouse=True)
-def steps_replayed_by_hand(monkeypatch) -> None:
-    monkeypatch.setattr(feeding, "CapturedStep", ReplayedByHand)
-
-
 def weights_after(folder, captured: bool, epochs: int = 2, **settings) -> tuple[dict, list[float]]:
     """What all that learns has become."""
     session, _ = session_of(folder, **settings)
     loader, tally = EpochLoader(session), Tally.empty(session)
     session.model.train()
     object.__setattr__(session.hardware, "captured", captured)
-    losses = losses_of(session, loader, tally, epochs)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(feeding, "CapturedStep", ReplayedByHand)
+        losses = losses_of(session, loader, tally, epochs)
     averaged = {f"average.{name}": weight for name, weight in session.answering.state_dict().items()}
     return averaged | session.model.state_dict() | session.objective.extra.state_dict(prefix="extra."), losses
 

@@ -92,16 +92,17 @@ def _maps(query, query_too, key, key_too, TOKENS: tl.constexpr, TILE: tl.constex
 
 
 @triton.jit
-def _angles(rotation, TOKENS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+def _angles(rotation, image, tables, TOKENS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """From the only table, or from the image's own."""
     token, pair = tl.arange(0, TILE)[:, None], tl.arange(0, WIDTH // 2)[None, :]
-    place = rotation + token * (WIDTH // 2) + pair
+    place = rotation + ((image % tables) * TOKENS + token) * (WIDTH // 2) + pair
     cosine = tl.load(place, mask=token < TOKENS, other=1.0)
-    return cosine, tl.load(place + TOKENS * (WIDTH // 2), mask=token < TOKENS, other=0.0)
+    return cosine, tl.load(place + tables * TOKENS * (WIDTH // 2), mask=token < TOKENS, other=0.0)
 
 
 @triton.jit
 def _forward(
-    qkv, pairs, q_weight, k_weight, rotation, out,
+    qkv, pairs, q_weight, k_weight, rotation, tables, out,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     NORM: tl.constexpr, ROTARY: tl.constexpr, SCALE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +118,7 @@ def _forward(
     value = tl.load(qkv + at_value, mask=inside, other=0.0).to(FACTOR)
     cosine, sine = 1.0, 0.0
     if ROTARY:
-        cosine, sine = _angles(rotation, TOKENS, WIDTH, TILE)
+        cosine, sine = _angles(rotation, image, tables, TOKENS, WIDTH, TILE)
     query, query_too = _prepare(query, query_too, q_weight, cosine, sine, SCALE * LOG2_E, WIDTH, NORM, ROTARY, EPS)
     key, key_too = _prepare(key, key_too, k_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
     maps = _maps(query, query_too, key, key_too, TOKENS, TILE)
@@ -127,7 +128,7 @@ def _forward(
 
 @triton.jit
 def _backward(
-    qkv, pairs, q_weight, k_weight, rotation, gradient, to_qkv, to_pairs, to_weights,
+    qkv, pairs, q_weight, k_weight, rotation, tables, gradient, to_qkv, to_pairs, to_weights,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     NORM: tl.constexpr, ROTARY: tl.constexpr, SCALE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
@@ -144,7 +145,7 @@ def _backward(
     above = tl.load(gradient + row * ALL + here + feature, mask=inside, other=0.0).to(FACTOR)
     cosine, sine = 1.0, 0.0
     if ROTARY:
-        cosine, sine = _angles(rotation, TOKENS, WIDTH, TILE)
+        cosine, sine = _angles(rotation, image, tables, TOKENS, WIDTH, TILE)
     query, query_too = _prepare(
         query_in, query_in_too, q_weight, cosine, sine, SCALE * LOG2_E, WIDTH, NORM, ROTARY, EPS
     )
@@ -174,11 +175,12 @@ def short_attention(
 ) -> Tensor:
     """(batch, token, 3 × head × width) -> (batch, token, head × width).
 
-    RMS norm of queries and keys where their weights are given; turned where a rotation table is.
+    RMS norm of queries and keys where their weights are given; turned where a rotation table is: cosine and sine ×
+    token × pair for all images, or cosine and sine × image × 1 × token × pair.
     """
     batch, tokens, features = qkv.shape
     qkv, out = qkv.contiguous(), qkv.new_empty(batch, tokens, features // 3)
-    inputs = qkv, qkv.view(torch.int32), q_weight, k_weight, rotation
+    inputs = qkv, qkv.view(torch.int32), q_weight, k_weight, rotation, _tables(rotation)
     _forward[(batch * heads,)](*inputs, out, **_settings(qkv, q_weight, rotation, heads, eps))
     return out
 
@@ -191,7 +193,7 @@ def short_attention_backward(
     """Gradients of qkv and, two rows, of the norms' weights."""
     batch, _, features = qkv.shape
     qkv, gradient = qkv.contiguous(), gradient.contiguous()
-    inputs = qkv, qkv.view(torch.int32), q_weight, k_weight, rotation
+    inputs = qkv, qkv.view(torch.int32), q_weight, k_weight, rotation, _tables(rotation)
     to_qkv = torch.empty_like(qkv)
     programs = batch * heads if q_weight is not None else 0
     to_weights = qkv.new_empty(programs, 2, features // 3 // heads, dtype=torch.float32)
@@ -200,6 +202,11 @@ def short_attention_backward(
         **_settings(qkv, q_weight, rotation, heads, eps),
     )  # fmt: skip
     return to_qkv, to_weights.sum(0)
+
+
+def _tables(rotation: Tensor | None) -> int:
+    """How many: one per image, or one for all."""
+    return rotation.shape[1] if rotation is not None and rotation.ndim == 5 else 1
 
 
 def _settings(qkv: Tensor, q_weight: Tensor | None, rotation: Tensor | None, heads: int, eps: float) -> dict[str, Any]:

@@ -68,8 +68,7 @@ class SelfAttention(nn.Module):
         check_tokens(tokens, self.embed_dim)
         dropout = self.training and self.attn_drop.p
         plain = mask is None and first is None and not self.causal and self.scale is None
-        alike = rotation is None or rotation.ndim == 3  # every image's tokens turned in the same way
-        if self.kernel == "short" and plain and alike and not dropout:
+        if self.kernel == "short" and plain and not dropout:
             packed = self.qkv(tokens)
             if self._is_short(packed):
                 return self.proj_drop(self.proj(self._attend_short(packed, rotation)))

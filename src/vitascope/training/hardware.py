@@ -13,7 +13,8 @@ from vitascope.recipe.schema import Recipe
 from vitascope.run.format_probe import bf16_speedup
 
 EAGER_RATE = 1.9e14  # FLOP/s of an uncompiled, recorded step on an H200; only to guess whether compiling pays
-EAGER_STEP = 0.003  # seconds such a step takes at least
+EAGER_STEP = {"mae": 0.012}  # seconds such a step takes at least: many kernels, each with little to do
+LEAST_STEP = 0.003  # with other objectives
 COMPILE_PAYS_AFTER = 60.0  # seconds of that: compiling takes about 18 of them and then saves a quarter
 CLEARLY_FASTER = 1.3
 ALL_THREADS = torch.get_num_threads()  # before any run changes it
@@ -52,8 +53,8 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
         precision = choose_precision(device, model)
     compiled = recipe.train.compile == "always"
     if recipe.train.compile == "auto" and device == "cuda":
-        batch = recipe.train.batch_size
-        compiled = images / batch * max(EAGER_STEP, flops * batch / EAGER_RATE) > COMPILE_PAYS_AFTER
+        batch, least = recipe.train.batch_size, EAGER_STEP.get(recipe.train.objective, LEAST_STEP)
+        compiled = images / batch * max(least, flops * batch / EAGER_RATE) > COMPILE_PAYS_AFTER
     can_capture = device == "cuda" and precision != "float16"  # loss scaling asks the host at every step
     if recipe.train.capture == "always" and not can_capture:
         raise UserError(f"train.capture=always needs a CUDA device and no float16; this is {device} in {precision}.")

@@ -25,6 +25,7 @@ from vitascope.run.metrics import whole_seconds
 from vitascope.training.hardware import passes
 
 STARTS = ("dino", "mae")
+MOST_EPOCHS = 60  # of few images an epoch goes over them often, so that its end does not cost more than its steps
 SCRATCH, LONGER = "from scratch", "from scratch, as much compute"
 AFTER = {"dino": "after DINO", "mae": "after MAE"}
 
@@ -70,8 +71,11 @@ def finetune(arm: str, share: float, seed: int, start: Run | None, more: float, 
     """`more`: how many times the usual epochs."""
     steps = asked.steps if share == 1 else max(1, round(asked.steps * asked.fewer))
     images = asked.images * (0.9 if asked.tune else 1) * share
-    epochs = max(1, round(more * steps * asked.batch / max(images, asked.batch)))
+    passes_over = max(1, round(more * steps * asked.batch / max(images, asked.batch)))
+    repeat = max(1, round(passes_over / MOST_EPOCHS))
+    epochs = max(1, round(passes_over / repeat))
     chosen = common(asked) | {"data.fraction": share, "train.epochs": epochs, "train.seed": seed}
+    chosen |= {"data.repeat": repeat}
     chosen |= {"train.batch_size": asked.batch, "train.compile": asked.compile}
     if start is not None:
         chosen |= {"weights": str(start.path.resolve()), "train.layer_decay": asked.layer_decay}
@@ -81,7 +85,7 @@ def finetune(arm: str, share: float, seed: int, start: Run | None, more: float, 
     rows, model = run.metrics, load(run, device=asked.device)
     score = rows[-1]["val_accuracy"] if asked.tune else model.evaluate(robust=False).accuracy
     row = {"arm": arm, "kind": "fine-tuned", "labels": share, "seed": seed, "accuracy": round(score, 5)}
-    row |= {"epochs": epochs, "images_seen": rows[-1]["images_seen"], "flops": total(run)}
+    row |= {"epochs": epochs * repeat, "images_seen": rows[-1]["images_seen"], "flops": total(run)}
     row |= {"seconds": round(whole_seconds(rows), 1)}
     row |= {"cold_seconds": round(time.perf_counter() - began, 1), "parameters": total_parameters(run.recipe.model)}
     print(f"{arm:32s} {share:.0%} of the labels, seed {seed}: {score:.2%}, {row['seconds']} s", flush=True)

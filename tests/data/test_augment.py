@@ -159,6 +159,8 @@ def test_an_epoch_sees_every_image_at_most_once_and_weights_change_that() -> Non
     order = epoch_order(10, 3, 3, seed=0, epoch=0)
     assert order.shape == (3, 3) and len(order.unique()) == 9
     weights = np.array([0.5, 0.5, *[0.0] * 8])
+    again = epoch_order(10, 5, 4, seed=0, epoch=0)  # twice all of them
+    assert again.flatten().bincount().tolist() == [2] * 10 and len(set(again.flatten()[:10].tolist())) == 10
     assert set(epoch_order(10, 3, 3, 0, 0, weights).flatten().tolist()) <= {0, 1}
 
 

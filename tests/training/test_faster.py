@@ -137,3 +137,23 @@ def test_the_setting_reaches_the_draws(tmp_path) -> None:
             sides.setdefault(image, []).append(mirrored)
     both = [seen for seen in sides.values() if len(seen) == 2]
     assert len(both) > 500 and all(seen[0] != seen[1] for seen in both)
+
+
+def test_an_epoch_may_go_over_the_images_several_times(tmp_path) -> None:
+    """As many steps, images and draws in a third of the epochs; the law of steps is the same."""
+    session, _ = session_of(tmp_path, **{"data.repeat": 3, "train.epochs": 2})
+    once, _ = session_of(tmp_path, **{"train.epochs": 6})
+    assert abs(session.steps - once.steps) <= 6  # the smaller batch at an epoch's end is left out less often
+    order, draws = epoch_plan(session, 0)
+    assert order.shape[0] == session.steps_per_epoch and all(len(draw) == len(order) for draw in draws.values())
+    seen = order.flatten().bincount(minlength=len(session.data.train))
+    assert seen.max() == 3 and seen.min() >= 2
+    with pytest.raises(UserError, match=r"data\.repeat=0 must be at least 1"):
+        read_recipe("digits", ["data.repeat=0"])
+
+
+def test_flips_take_turns_within_an_epoch_too() -> None:
+    order = torch.cat([torch.randperm(50), torch.randperm(50)]).view(10, 10)
+    mirrored = flips_by_turns(order, 50, 0.5, 1, 4)
+    sides = {image: mirrored.flatten()[order.flatten() == image].tolist() for image in range(50)}
+    assert all(sorted(seen) == [False, True] for seen in sides.values())

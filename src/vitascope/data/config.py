@@ -80,6 +80,7 @@ class DataConfig:
     download: bool = True  # fetch named data that is missing
     validation: float = 0.1  # share of the training images held back to watch the training, stratified, by seed
     fraction: float = 1.0  # share of the remaining training images used, stratified, by seed
+    repeat: int = 1  # an epoch goes over them so often: of few images an epoch's end costs more than its steps
     balance: str = "none"  # for unequal classes: none, loss (weighted), sampling (each class equally often)
     strict: bool = False  # true: a broken image is an error; false: it is named and skipped
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -89,6 +90,8 @@ class DataConfig:
             raise UserError(f"data.validation={self.validation} must be at least 0 and below 1.")
         if not 0 < self.fraction <= 1:
             raise UserError(f"data.fraction={self.fraction} must be greater than 0 and at most 1.")
+        if self.repeat < 1:
+            raise UserError(f"data.repeat={self.repeat} must be at least 1.")
         if self.balance not in BALANCES:
             raise UserError(f"data.balance={self.balance!r} is unknown. {did_you_mean(self.balance, BALANCES)}")
 

@@ -18,10 +18,12 @@ Draws = dict[str, Tensor]  # name -> one draw per image of a batch
 def epoch_order(
     images: int, steps: int, batch: int, seed: int, epoch: int, weights: NDArray[Any] | None = None
 ) -> Tensor:
-    """step × image: which images each step sees. Without weights every image at most once, with them by chance."""
+    """step × image: which images each step sees. With weights by chance; without, all of them in a new order, and those
+    again in another where the steps need more."""
     rng = np.random.default_rng([seed, epoch, 0])
     if weights is None:
-        chosen = rng.permutation(images)[: steps * batch]
+        times = -(-steps * batch // images)
+        chosen = np.concatenate([rng.permutation(images) for _ in range(times)])[: steps * batch]
     else:
         chosen = rng.choice(images, size=steps * batch, p=weights)
     return torch.from_numpy(chosen).view(steps, batch)
@@ -52,11 +54,12 @@ def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch:
     return {name: draw.float() if draw.is_floating_point() else draw for name, draw in made.items()}
 
 
-def flips_by_turns(order: Tensor, images: int, share: float, seed: int, epoch: int) -> Tensor:
-    """step × image: who is mirrored. By chance in the first epoch, then as it was not in the epoch before: two epochs
-    show every image from both sides (Jordan 2024, arXiv 2404.00498, section 3.6)."""
+def flips_by_turns(order: Tensor, images: int, share: float, seed: int, turn: int) -> Tensor:
+    """step × image: who is mirrored. By chance in the first turn (numbered 0) over all images, then as it was not in
+    the turn before: two show every image from both sides (Jordan 2024, arXiv 2404.00498, section 3.6)."""
     at_first = torch.from_numpy(np.random.default_rng([seed, 3]).random(images) < share)
-    return at_first[order] ^ bool(epoch % 2)
+    turns = turn + torch.arange(order.numel()).view_as(order) // images  # an epoch may have several
+    return at_first[order] ^ (turns % 2).bool()
 
 
 def epoch_noise(numbers: int, steps: int, batch: int, seed: int, epoch: int) -> Tensor:

@@ -97,5 +97,6 @@ def epoch_plan(session: Session, epoch: int, chances: NDArray[Any] | None = None
     order = epoch_order(len(session.data.train), steps, batch, seed, epoch, chances)
     draws, policy = session.objective.draws(steps, batch, epoch), session.recipe.data.augment
     if "flip" in draws and policy.flip_by == "turns":
-        draws["flip"] = flips_by_turns(order, len(session.data.train), policy.flip or 0.0, seed, epoch)
+        turn = epoch * session.recipe.data.repeat
+        draws["flip"] = flips_by_turns(order, len(session.data.train), policy.flip or 0.0, seed, turn)
     return order, draws

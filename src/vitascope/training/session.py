@@ -59,7 +59,7 @@ class Session:
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self.data.train) // self.batch
+        return len(self.data.train) * self.recipe.data.repeat // self.batch
 
     @property
     def steps(self) -> int:
@@ -138,7 +138,7 @@ def start_session(
     if recipe.train.whiten:
         whiten(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
     set_learning(model, recipe.train)
-    hardware = decided or choose_hardware(recipe, model, recipe.train.epochs * len(data.train))
+    hardware = decided or choose_hardware(recipe, model, recipe.train.epochs * recipe.data.repeat * len(data.train))
     torch.set_num_threads(hardware.threads)
     if hardware.device == "cpu":
         keep_freed_memory()

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from vitascope.records.filling import fill
 from vitascope.records.record import check_name, make_record, read_record, write_record
 from vitascope.records.settings import command_for, differing, flat_settings
 from vitascope.records.tables import KINDS
+from vitascope.run.directory import new_run, open_run
 from vitascope.run.metrics import steady_seconds, whole_seconds
 
 ROOT = Path(__file__).parent.parent.parent
@@ -278,7 +280,6 @@ def test_what_a_change_was_worth_is_judged_in_pairs() -> None:
 
 def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> None:
     """Two stages, two seeds: images and seconds of both stages, and a command that names no place of this machine."""
-    from tests.training.tiny import tiny_run
     from vitascope.records.track import track_of
 
     before = [tiny_run(tmp_path, **{"train.objective": "mae", "train.seed": seed}) for seed in (1, 2)]
@@ -292,13 +293,16 @@ def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> Non
     assert made.seconds[0] > sum(row["seconds"] for row in before[0].metrics[1:])
     assert made.settings["weights"] == "recipe:digits" and str(tmp_path) not in made.command
     assert not any(key.startswith(("dino.", "mae.")) for key in made.settings)
-    assert track_of(tiny_run(tmp_path, **{"model.tokenizer": "spt", "train.epochs": 1})) == "tokenizer"
-    twice = tiny_run(tmp_path, **{"weights": tiny_run(tmp_path, **{"train.epochs": 1}).path, "train.epochs": 1})
-    assert track_of(twice) == "staged"
-    other = tiny_run(tmp_path, **{"train.objective": "mae", "train.seed": 2, "mae.mask": 0.5})
-    odd = tiny_run(tmp_path / "later", **{"weights": other.path, "train.epochs": 1, "train.seed": 2})
+    assert track_of(new_run(read_recipe("digits", ["model.tokenizer=spt"]), tmp_path)) == "tokenizer"
+    first = new_run(read_recipe("digits"), tmp_path)
+    assert track_of(new_run(read_recipe("digits", [f"weights={first.path}"]), tmp_path)) == "staged"
+    other, odd = (shutil.copytree(run.path, tmp_path / "odd" / run.path.name) for run in (before[1], runs[1]))
+    for place, old, new in ((other, "mask: 0.75", "mask: 0.5"), (odd, str(before[1].path), str(other))):
+        text = (place / "recipe.yaml").read_text()
+        assert old in text
+        (place / "recipe.yaml").write_text(text.replace(old, new))
     with pytest.raises(UserError, match=r"The runs differ in mae\.mask"):
-        make_record([runs[0], odd], "two-stages")
+        make_record([runs[0], open_run(odd)], "two-stages")
 
 
 def test_tables_of_learning_without_labels(tmp_path) -> None:

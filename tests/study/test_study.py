@@ -23,6 +23,7 @@ from vitascope.study.design import Range, design, split_values
 from vitascope.study.queue import Queue, _hidden, default_storage
 from vitascope.study.report import write_report
 from vitascope.study.running import work_off
+from vitascope.training.together import Together
 
 QUICK = ["train.epochs=1", "train.device=cpu", "train.precision=float32", "model.depth=1"]
 
@@ -458,6 +459,25 @@ def test_one_that_breaks_does_not_break_the_others(tmp_path) -> None:
     queue = Queue(design("digits", words, 1), default_storage(tmp_path), "study")
     told = {one.cell["train.lr"]: one for one in work_off(queue, tmp_path, together=2)}
     assert told["1e-3"].accuracy is not None and "not a number" in told["1e30"].failed
+
+
+def test_where_learning_together_does_not_work_each_learns_alone(tmp_path, monkeypatch) -> None:
+    """Tried once, said once, and no half-made run is left."""
+    tried = []
+
+    def out_of_memory(crowd, number):
+        tried.append(number)
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(Together, "epoch", out_of_memory)
+    queue = Queue(design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 2), default_storage(tmp_path), "study")
+    told = list(work_off(queue, tmp_path, together=2))
+    assert len(told) == 4 and all(one.accuracy is not None for one in told) and tried == [0]
+    assert [bool(one.note) for one in told] == [True, False, False, False]
+    assert told[0].note == (
+        "Learning together failed (RuntimeError: CUDA out of memory). From here on each learns alone."
+    )
+    assert len(list(tmp_path.rglob("metrics.jsonl"))) == len(list(tmp_path.rglob("recipe.yaml"))) == 4
 
 
 def make(folder: Path) -> Path:

@@ -1,9 +1,9 @@
 """Trials -> finished runs: each taken from the queue, trained or resumed, judged, and told to the storage."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Told:
     accuracy: float | None
     failed: str | None
     left: int
+    note: str = ""  # what whoever waits should know besides
 
 
 def work_off(queue: Queue, folder: Path, until: float | None = None, together: int | None = None) -> Iterator[Told]:
@@ -49,7 +50,8 @@ def work_off(queue: Queue, folder: Path, until: float | None = None, together: i
             return
         others = _company(queue, trial, together)
         if others:
-            yield from _many(queue, [trial, *others], folder)
+            worked = yield from _many(queue, [trial, *others], folder)
+            together = together if worked else 1
         else:
             yield _one(queue, trial, folder)
 
@@ -89,8 +91,8 @@ def _alike(one: Recipe, other: Recipe) -> bool:
     return True
 
 
-def _many(queue: Queue, trials: list[Trial], folder: Path) -> Iterator[Told]:
-    """As one computation; what goes wrong for all is told of each."""
+def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, None, bool]:
+    """As one computation. Where that does not work, such as for want of memory, one after the other; False then."""
     recipes = [queue.design.recipe_for(trial.cell, trial.seeds[0]) for trial in trials]
     try:
         with ExitStack() as stack:
@@ -102,7 +104,8 @@ def _many(queue: Queue, trials: list[Trial], folder: Path) -> Iterator[Told]:
             queue.back(trial)
         raise
     except Exception as error:  # as above
-        found = [_said(error)] * len(trials)
+        yield from _one_by_one(queue, trials, folder, f"Learning together failed ({_said(error)}).")
+        return False
     for trial, came in zip(trials, found, strict=True):
         accuracy, failed = None, None
         if isinstance(came, str):
@@ -113,6 +116,18 @@ def _many(queue: Queue, trials: list[Trial], folder: Path) -> Iterator[Told]:
             accuracy = came["accuracy"]
             queue.finish(trial, accuracy)
         yield Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
+    return True
+
+
+def _one_by_one(queue: Queue, trials: list[Trial], folder: Path, why: str) -> Iterator[Told]:
+    note = f"{why} From here on each learns alone."
+    for number, trial in enumerate(trials):
+        try:
+            yield replace(_one(queue, trial, folder), note="" if number else note)
+        except KeyboardInterrupt:
+            for later in trials[number + 1 :]:
+                queue.back(later)
+            raise
 
 
 def _judged(run: Run | UserError, design: Design) -> dict[str, Any] | str:
@@ -186,5 +201,7 @@ def result(run: Run, design: Design) -> dict[str, Any]:
 
 def show(told: Told, console: Console) -> None:
     seeds = f"seed {told.seeds[0]}" if len(told.seeds) == 1 else f"{len(told.seeds)} seeds"
+    if told.note:
+        console.print(told.note, highlight=False, soft_wrap=True)
     what = told.failed if told.accuracy is None else f"{told.accuracy:.2%}"
     console.print(f"{named(told.cell)}, {seeds}: {what}  ({told.left} waiting)", highlight=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """Recipes of one shape -> finished runs that learnt together: each leaves what a run alone would, but no checkpoint."""
 
 import math
+import shutil
 import time
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def train_together(recipes: list[Recipe], folder: Path) -> list[Run | UserError]
     try:
         for epoch in range(sessions[0].recipe.train.epochs):
             _one_epoch(crowd, runs, epoch)
+    except BaseException:
+        for run in runs:  # without a checkpoint nobody can go on with them
+            if isinstance(run, Run):
+                shutil.rmtree(run.path, ignore_errors=True)
+        raise
     finally:
         crowd.close()
         torch.set_num_threads(ALL_THREADS)

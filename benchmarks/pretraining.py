@@ -8,6 +8,7 @@ takes a record of the same settings and measures what is missing.
 """
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -93,6 +94,7 @@ def finetune(arm: str, share: float, seed: int, start: Run | None, more: float, 
 
 
 def measure(seed: int, asked: argparse.Namespace, record: GrowingRecord) -> None:
+    """A seed's features, and its labels at equal fine-tuning."""
     starts = {start: pretrain(start, seed, asked) for start in asked.starts}
     for start, run in starts.items():
         if not record.has(arm=AFTER[start], kind="features", seed=seed):
@@ -101,11 +103,19 @@ def measure(seed: int, asked: argparse.Namespace, record: GrowingRecord) -> None
         for arm, run in {SCRATCH: None, **{AFTER[start]: run for start, run in starts.items()}}.items():
             if not record.has(arm=arm, labels=share, seed=seed):
                 record.add(finetune(arm, share, seed, run, 1.0, asked))
-        if starts and asked.longer and not record.has(arm=LONGER, labels=share, seed=seed):
-            usual = next(row for row in record.rows if row["arm"] == SCRATCH and row.get("labels") == share)
-            more = 1 + max(total(run) for run in starts.values()) / usual["flops"]
-            row = finetune(LONGER, share, seed, None, min(more, asked.longest), asked)
-            record.add(row | {"times_as_long": min(more, asked.longest), "equal_compute": more <= asked.longest})
+
+
+def measure_longer(seed: int, share: float, asked: argparse.Namespace, record: GrowingRecord) -> None:
+    """From scratch, for as much compute as the dearest of the other ways takes in both stages; the longest runs, last.
+
+    What pretraining took is in the record: its run need not be there any more."""
+    if record.has(arm=LONGER, labels=share, seed=seed):
+        return
+    usual = next(row for row in record.rows if row["arm"] == SCRATCH and row.get("labels") == share)
+    before = [row["flops"] for row in record.rows if row["kind"] == "features" and row["seed"] == seed]
+    more = 1 + max(before) / usual["flops"]
+    row = finetune(LONGER, share, seed, None, min(more, asked.longest), asked)
+    record.add(row | {"times_as_long": min(more, asked.longest), "equal_compute": more <= asked.longest})
 
 
 def main() -> None:
@@ -120,6 +130,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000, help="of fine-tuning with all labels")
     parser.add_argument("--fewer", type=float, default=0.5, help="share of those steps with fewer labels")
     parser.add_argument("--longer", action=argparse.BooleanOptionalAction, default=True, help="scratch, equal compute")
+    parser.add_argument("--only-longer", action="store_true", help="nothing but that, with --go-on")
     parser.add_argument("--longest", type=float, default=100.0, help="at most so many times the usual epochs")
     parser.add_argument("--batch", type=int, default=500)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -133,8 +144,10 @@ def main() -> None:
         save(draw_shares([row for row in rows if row["kind"] == "fine-tuned"]), asked.out)
         return
     record = GrowingRecord("benchmarks.pretraining", asked)
-    for seed in asked.seeds:
+    for seed in asked.seeds if not asked.only_longer else ():
         measure(seed, asked, record)
+    for seed, share in itertools.product(asked.seeds if asked.starts and asked.longer else (), asked.labels):
+        measure_longer(seed, share, asked, record)
     record.write()
     print(f"Record: {asked.out}")
 

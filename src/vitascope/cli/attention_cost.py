@@ -5,15 +5,9 @@ from pathlib import Path
 
 from vitascope.cli import numbers
 from vitascope.cli.tables import console, table
-from vitascope.draw.growth import draw_growth
 from vitascope.draw.look import save
-from vitascope.model.attention_cost import TOKEN_COUNTS, WAYS, Cost, exponent, measure_attention
+from vitascope.model.attention_cost import TOKEN_COUNTS, WAYS, Cost, draw_costs, exponents, measure_attention
 from vitascope.model.config import ModelConfig
-
-CAPTION = (
-    "Attention alone, forward, batch 1, float32, on this machine. Written out, the maps are kept: memory grows with "
-    "tokens². The fused kernel does the same arithmetic but never holds the maps: memory grows with tokens."
-)
 
 
 def measure_and_draw(config: ModelConfig, out: Path, *, quiet: bool) -> dict[str, object]:
@@ -22,33 +16,13 @@ def measure_and_draw(config: ModelConfig, out: Path, *, quiet: bool) -> dict[str
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     costs = measure_attention(config.num_heads, config.head_width, TOKEN_COUNTS, device)
-    fits = {way: _fits([cost for cost in costs if cost.way == way]) for way in WAYS}
-    curves = {way: [cost for cost in costs if cost.way == way] for way in WAYS}
-    figure = draw_growth(
-        {
-            panel: {
-                f"{way} (tokens^{fits[way][field]:.2f})": [(c.tokens, getattr(c, field) * factor) for c in curve]
-                for way, curve in curves.items()
-            }
-            for panel, field, factor in (("time in ms", "seconds", 1e3), ("peak memory in MiB", "peak_bytes", 2.0**-20))
-        },
-        x="tokens",
-        title=f"{config.num_heads} heads of width {config.head_width}",
-        caption_text=CAPTION,
-    )
+    fits = exponents(costs)
+    figure = draw_costs(costs, f"{config.num_heads} heads of width {config.head_width}")
     save(figure, out)
     if not quiet:
         _print(costs, fits)
         print(f"Picture: {out}")
     return {"costs": [asdict(cost) for cost in costs], "exponents": fits, "device": device, "picture": str(out)}
-
-
-def _fits(costs: list[Cost]) -> dict[str, float]:
-    counts = [cost.tokens for cost in costs]
-    return {
-        "seconds": exponent(counts, [cost.seconds for cost in costs]),
-        "peak_bytes": exponent(counts, [float(cost.peak_bytes) for cost in costs]),
-    }
 
 
 def _print(costs: list[Cost], fits: dict[str, dict[str, float]]) -> None:

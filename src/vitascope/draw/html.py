@@ -1,4 +1,4 @@
-"""Tables, pictures and bars -> HTML that stands alone, for notebooks."""
+"""Tables, pictures and bars -> HTML that stands alone, for notebooks and reports."""
 
 import io
 from base64 import b64encode
@@ -11,6 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitascope.draw.look import COLOURS
+
+STYLE = (
+    "body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em;line-height:1.5}"
+    "td,th{padding:.2em .7em;text-align:left;border-bottom:1px solid #ddd}code{background:#f4f4f4}"
+)
 
 
 def html_table(columns: list[str], rows: list[list[str]], raw: Collection[str] = ()) -> str:
@@ -25,6 +30,11 @@ def html_table(columns: list[str], rows: list[list[str]], raw: Collection[str] =
         for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_page(title: str, body: str) -> str:
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    return f'<!doctype html><html lang="en">{head}{body}</html>\n'
 
 
 def picture(image: NDArray[np.uint8], width: int = 64) -> str:

@@ -14,13 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from vitascope.draw.growth import Curves, draw_growth
 from vitascope.model.scaled_dot_product import attend, attend_fused
 
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"written out": attend, "fused": attend_fused}
 TOKEN_COUNTS = (64, 128, 256, 512, 1024, 2048, 4096)
+CAPTION = (
+    "Attention alone, forward, batch 1, float32, on this machine. Written out, the maps are kept: memory grows with "
+    "tokens². The fused kernel does the same arithmetic but never holds the maps: memory grows with tokens."
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,29 @@ def exponent(counts: list[int], values: list[float]) -> float:
     ]
     centre = sum(x for x, _ in points) / len(points)
     return sum((x - centre) * y for x, y in points) / sum((x - centre) ** 2 for x, _ in points)
+
+
+def exponents(costs: list[Cost]) -> dict[str, dict[str, float]]:
+    """Per way, how seconds and peak_bytes grow."""
+    found = {}
+    for way in WAYS:
+        own = [cost for cost in costs if cost.way == way]
+        fields = {name: [float(getattr(cost, name)) for cost in own] for name in ("seconds", "peak_bytes")}
+        found[way] = {name: exponent([cost.tokens for cost in own], values) for name, values in fields.items()}
+    return found
+
+
+def draw_costs(costs: list[Cost], title: str) -> Figure:
+    fits = exponents(costs)
+    curves = {way: [cost for cost in costs if cost.way == way] for way in WAYS}
+    panels: dict[str, Curves] = {
+        panel: {
+            f"{way} (tokens^{fits[way][name]:.2f})": [(cost.tokens, getattr(cost, name) * factor) for cost in curve]
+            for way, curve in curves.items()
+        }
+        for panel, name, factor in (("time in ms", "seconds", 1e3), ("peak memory in MiB", "peak_bytes", 2.0**-20))
+    }
+    return draw_growth(panels, x="tokens", title=title, caption_text=CAPTION)
 
 
 def _closed(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Tensor]:

@@ -2,7 +2,7 @@
 
 from vitascope.model.anatomy import total_parameters
 from vitascope.run.directory import Run
-from vitascope.sheets.lab import Lab, percent, reached
+from vitascope.sheets.lab import Lab, reached
 from vitascope.sheets.pictures import map_figure
 from vitascope.sheets.writing import Report
 from vitascope.study.answer import Cell
@@ -35,8 +35,8 @@ def run(lab: Lab, report: Report) -> None:
     report.table(
         ["what", "the sheet", f"here, {seeds} seeds"],
         [
-            [f"accuracy with {counts[1]:,} images", "94.61 % after 1,000 epochs", f"{percent(many)}, {_epochs(many)}"],
-            [f"accuracy with {counts[0]:,} images", "(trained first, not reported)", f"{percent(few)}, {_epochs(few)}"],
+            [f"accuracy with {counts[1]:,} images", "94.61 % after 1,000 epochs", f"{many.percent}, {_epochs(many)}"],
+            [f"accuracy with {counts[0]:,} images", "(trained first, not reported)", f"{few.percent}, {_epochs(few)}"],
             ["94.61 % is reached (held-back images)", "epoch 1,000", str(when)],
             ["converged", "after about 200 epochs", _converged(many)],
         ],

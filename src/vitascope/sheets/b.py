@@ -3,8 +3,8 @@
 import torch
 
 from vitascope.model.attention import SelfAttention
-from vitascope.sheets.lab import Lab, percent
-from vitascope.sheets.writing import Report
+from vitascope.sheets.lab import Lab
+from vitascope.sheets.writing import Report, shape_of
 from vitascope.study.report import bands
 
 TITLE = "shapes through attention, and curves at three lengths"
@@ -31,7 +31,7 @@ def run(lab: Lab, report: Report) -> None:
     for cell in found.cells:
         numbers = [cell.last(name) or 0.0 for name in ("train_accuracy", "train_loss", "val_loss")]
         told = [f"{100 * numbers[0]:.1f} %", f"{numbers[1]:.3f}", f"{numbers[2]:.3f}", f"{cell.number('seconds'):.0f}"]
-        rows.append([cell.settings["train.epochs"], percent(cell), *told])
+        rows.append([cell.settings["train.epochs"], cell.percent, *told])
     report.table(head, rows)
     report.text(found.sentence)
     report.numbers |= {"accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in found.cells}}
@@ -49,13 +49,13 @@ def _shapes(report: Report) -> None:
     report.table(
         ["tensor", "the sheet", "computed here"],
         [
-            ["Q, K, V = W X", "768 × 6", _of(query)],
-            ["map", "Q Kᵀ: 768 × 768", f"softmax(Kᵀ Q / √768): {_of(maps)}"],
-            ["output", "768 × 6", f"V · map: {_of(output)}"],
+            ["Q, K, V = W X", "768 × 6", shape_of(query)],
+            ["map", "Q Kᵀ: 768 × 768", f"softmax(Kᵀ Q / √768): {shape_of(maps)}"],
+            ["output", "768 × 6", f"V · map: {shape_of(output)}"],
         ],
     )
     report.text(
-        f"""The sheet multiplies Q Kᵀ, which with tokens as columns is {_of(wrong)}: it compares features with
+        f"""The sheet multiplies Q Kᵀ, which with tokens as columns is {shape_of(wrong)}: it compares features with
         features, not tokens with tokens, and its size does not depend on the number of tokens. With tokens as columns
         a score is a product of two columns, Kᵀ Q, and the softmax runs over the keys, down each column (the columns
         above sum to {maps.sum(0).min():.4f} to {maps.sum(0).max():.4f})."""
@@ -75,11 +75,11 @@ def _heads(report: Report) -> None:
     report.table(
         ["multi-head attention, 12 heads", "the sheet", "computed here"],
         [
-            ["tokens", "1 × 5 × 768", _of(tokens)],
-            ["queries, keys, values per head", "1 × 5 × 12 × 64", _of(packed)],
-            ["maps", "1 × 12 × 5 × 5", _of(heads)],
-            ["the heads' outputs", "1 × 5 × 12 × 64", _of(gathered)],
-            ["joined and projected", "1 × 5 × 768", _of(joined)],
+            ["tokens", "1 × 5 × 768", shape_of(tokens)],
+            ["queries, keys, values per head", "1 × 5 × 12 × 64", shape_of(packed)],
+            ["maps", "1 × 12 × 5 × 5", shape_of(heads)],
+            ["the heads' outputs", "1 × 5 × 12 × 64", shape_of(gathered)],
+            ["joined and projected", "1 × 5 × 768", shape_of(joined)],
         ],
     )
     highest = (heads[0].argmax(-1) == torch.arange(5)).float().mean()
@@ -88,7 +88,3 @@ def _heads(report: Report) -> None:
         rows: the sheet's remark that it always does is not a law; the weights decide, and nothing prefers the
         diagonal."""
     )
-
-
-def _of(tensor: torch.Tensor) -> str:
-    return " × ".join(map(str, tensor.shape))

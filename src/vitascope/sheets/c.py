@@ -11,9 +11,9 @@ from vitascope.model.single_head import SingleHeadAttention
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
 from vitascope.sheets.b import SMALL
-from vitascope.sheets.lab import Lab, percent
+from vitascope.sheets.lab import Lab
 from vitascope.sheets.pictures import mask_as_text, mask_figure
-from vitascope.sheets.writing import Report
+from vitascope.sheets.writing import Report, shape_of
 from vitascope.study.answer import Cell
 from vitascope.study.report import bands
 from vitascope.weights.native import from_torch
@@ -42,7 +42,7 @@ def run(lab: Lab, report: Report) -> None:
 
 def _weights(report: Report) -> None:
     one = SingleHeadAttention(256, key_width=64, value_width=256, bias=False)
-    shapes = {name: _of(getattr(one, name).weight.T) for name in ("query", "key", "value")}
+    shapes = {name: shape_of(getattr(one, name).weight.T) for name in ("query", "key", "value")}
     torch.manual_seed(0)
     native = nn.MultiheadAttention(768, 12, batch_first=True)
     ours: Any = from_torch(native).eval()
@@ -56,11 +56,11 @@ def _weights(report: Report) -> None:
             ["one head, width 256: W_q", "256 × 64", shapes["query"]],
             ["W_k", "256 × 64 (its prose swaps it with W_v)", shapes["key"]],
             ["W_v", "256 × 256", shapes["value"]],
-            ["12 heads, width 768: W_q, W_k, W_v", "768 × 768 each", _of(ours.W_Q)],
+            ["12 heads, width 768: W_q, W_k, W_v", "768 × 768 each", shape_of(ours.W_Q)],
             [
                 "inside nn.MultiheadAttention",
                 "in_proj_weight[0], [1], [2]",
-                "rows [0:768], [768:1536], [1536:] of " + _of(native.in_proj_weight),
+                "rows [0:768], [768:1536], [1536:] of " + shape_of(native.in_proj_weight),
             ],
         ],
     )
@@ -92,7 +92,7 @@ def _data(report: Report) -> None:
             ],
             ["variation", "flip, 32-crop with padding 4", "the same, on the device, each image by its own draw"],
             ["batch", "192", str(recipe.train.batch_size)],
-            ["tokens into and out of the encoder", "batch × 65 × 256", f"{_of(tokens)} → {_of(encoded)}"],
+            ["tokens into and out of the encoder", "batch × 65 × 256", f"{shape_of(tokens)} → {shape_of(encoded)}"],
         ],
     )
     report.text(
@@ -131,9 +131,5 @@ def _answers(report: Report, without: Cell, varied: Cell, verdict: str) -> None:
     learnt = {
         name: 100 * (cell.last("train_accuracy") or 0) for name, cell in (("without", without), ("varied", varied))
     }
-    told = {"without": percent(without), "varied": percent(varied), "verdict": verdict}
+    told = {"without": without.percent, "varied": varied.percent, "verdict": verdict}
     report.questions(**told, learnt_without=learnt["without"], learnt_varied=learnt["varied"])
-
-
-def _of(tensor: torch.Tensor) -> str:
-    return " × ".join(map(str, tensor.shape))

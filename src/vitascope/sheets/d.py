@@ -2,14 +2,11 @@
 
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from vitascope.draw.growth import draw_growth
 from vitascope.errors import UserError
 from vitascope.model.anatomy import anatomy
-from vitascope.model.attention_cost import TOKEN_COUNTS, WAYS, exponent, measure_attention
+from vitascope.model.attention_cost import TOKEN_COUNTS, draw_costs, exponents, measure_attention
 from vitascope.model.config import ModelConfig
-from vitascope.sheets.lab import Lab, percent
+from vitascope.sheets.lab import Lab
 from vitascope.sheets.pictures import positions_figure
 from vitascope.sheets.writing import Report
 from vitascope.study.answer import Answer, Cell
@@ -51,7 +48,7 @@ def run(lab: Lab, report: Report) -> None:
     out, fused = costs["written out"], costs["fused"]
     claims = " ".join(_claim(name, one) for name, one in found.items())
     told = "; ".join(f"{name} {points} points ({verdict})" for name, (points, verdict) in gains.items())
-    report.questions(time=out["time"], memory=out["memory"], fused=fused["memory"], claims=claims, told=told)
+    report.questions(time=out["seconds"], memory=out["peak_bytes"], fused=fused["peak_bytes"], claims=claims, told=told)
     report.numbers |= {name: {cell.name: cell.accuracies for cell in one.cells} for name, one in found.items()}
 
 
@@ -77,17 +74,10 @@ def stability(found: Answer) -> str:
 def _cost(report: Report) -> dict[str, dict[str, float]]:
     device = choose_device("auto")
     costs = measure_attention(4, 64, TOKEN_COUNTS, device)
-    fits: dict[str, dict[str, float]] = {}
-    for way in WAYS:
-        own = [cost for cost in costs if cost.way == way]
-        counts = [cost.tokens for cost in own]
-        fits[way] = {
-            "time": exponent(counts, [cost.seconds for cost in own]),
-            "memory": exponent(counts, [float(cost.peak_bytes) for cost in own]),
-        }
+    fits = exponents(costs)
     report.heading("What attention costs as tokens grow")
-    report.picture("cost", _cost_figure(costs, fits))
-    rows = [[way, f"tokens^{fit['time']:.2f}", f"tokens^{fit['memory']:.2f}"] for way, fit in fits.items()]
+    report.picture("cost", draw_costs(costs, "4 heads of width 64"))
+    rows = [[way, f"tokens^{fit['seconds']:.2f}", f"tokens^{fit['peak_bytes']:.2f}"] for way, fit in fits.items()]
     report.table(["measured here, 4 heads of 64", "time", "memory"], [["the sheet", "tokens²", "tokens²"], *rows])
     stages = {stage.name: stage.flops for stage in anatomy(ModelConfig(32, 4, embed_dim=256, depth=1, num_heads=4))}
     attention = {name.split(".")[-1]: flops for name, flops in stages.items() if ".attn." in name}
@@ -99,22 +89,6 @@ def _cost(report: Report) -> dict[str, dict[str, float]]:
         width."""
     )
     return fits
-
-
-def _cost_figure(costs: list, fits: dict[str, dict[str, float]]) -> Figure:
-    panels = {}
-    for panel, field, kind, factor in (
-        ("time in ms", "seconds", "time", 1e3),
-        ("peak memory in MiB", "peak_bytes", "memory", 2.0**-20),
-    ):
-        panels[panel] = {
-            f"{way} (tokens^{fits[way][kind]:.2f})": [
-                (cost.tokens, getattr(cost, field) * factor) for cost in costs if cost.way == way
-            ]
-            for way in WAYS
-        }
-    text = "Forward, batch 1, float32. Written out, the maps are kept; the fused kernel never holds them."
-    return draw_growth(panels, x="tokens", title="4 heads of width 64", caption_text=text)
 
 
 def _small_image(report: Report) -> None:
@@ -167,7 +141,7 @@ def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
         found = lab.study(place, "sheet-d", [words, *(FEW_QUICK if lab.quick else FEW)])
         plain, changed = found.cells
         gains[name] = _gain(found, plain, changed)
-        rows.append([name, percent(plain), percent(changed), *gains[name]])
+        rows.append([name, plain.percent, changed.percent, *gains[name]])
     report.table(["change", "without", "with", "points", ""], rows)
     report.text("Differences are taken seed by seed, with 95 % intervals; the rest as above.")
     return gains
@@ -191,14 +165,14 @@ def _claim(name: str, found: Answer) -> str:
         return f"{NAMES[name]}: {found.sentence}"
     if claimed is best:
         rest = "and every other value is worse" if not found.as_good else "but others cannot be told from it"
-        return f"{NAMES[name]}: the sheet's {CLAIMS[name]} is the best here too ({percent(claimed)}), {rest}."
+        return f"{NAMES[name]}: the sheet's {CLAIMS[name]} is the best here too ({claimed.percent}), {rest}."
     other = found.against_best(claimed)
     if other is not None and other.verdict == "worse":
         return (
-            f"{NAMES[name]}: the sheet's {CLAIMS[name]} ({percent(claimed)}) is not the best: {best.name} reaches "
-            f"{percent(best)}, beyond the seeds' noise."
+            f"{NAMES[name]}: the sheet's {CLAIMS[name]} ({claimed.percent}) is not the best: {best.name} reaches "
+            f"{best.percent}, beyond the seeds' noise."
         )
     return (
-        f"{NAMES[name]}: the sheet's {CLAIMS[name]} ({percent(claimed)}) cannot be told from the best, {best.name} "
-        f"({percent(best)})."
+        f"{NAMES[name]}: the sheet's {CLAIMS[name]} ({claimed.percent}) cannot be told from the best, {best.name} "
+        f"({best.percent})."
     )

@@ -11,7 +11,7 @@ from vitascope.model.config import ModelConfig
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
 from vitascope.sheets.b import SMALL
-from vitascope.sheets.lab import Lab, percent, reached
+from vitascope.sheets.lab import Lab, reached
 from vitascope.sheets.writing import Report
 from vitascope.study.report import bands
 from vitascope.weights.native import to_torch
@@ -33,7 +33,7 @@ def run(lab: Lab, report: Report) -> None:
     )
     head = ["held-back accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in found.cells)]
     rows = [[f"{mark:.0%}", "2", *(str(reached(cell, mark)) for cell in found.cells)] for mark in MARKS]
-    rows.append(["at the end", "", *(f"{percent(cell)}, {cell.number('seconds'):.0f} s" for cell in found.cells)])
+    rows.append(["at the end", "", *(f"{cell.percent}, {cell.number('seconds'):.0f} s" for cell in found.cells)])
     report.table(head, rows)
     report.picture(
         "curves", bands(found, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in found.cells})

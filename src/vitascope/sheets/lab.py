@@ -84,8 +84,3 @@ def reached(cell: Cell, accuracy: float) -> Reached:
             epochs.append(first)
             seconds.append(found["seconds"] * first / len(curve))
     return Reached(epochs, seconds, never)
-
-
-def percent(cell: Cell) -> str:
-    half = "" if cell.half is None else f" ± {100 * cell.half:.2f}"
-    return f"{100 * cell.accuracy:.2f}{half} %"

@@ -7,6 +7,7 @@ from torch import Tensor
 from vitascope.draw.explanation import lay_grid, lay_over, show
 from vitascope.draw.heatmap import heatmap
 from vitascope.draw.look import DIVERGING, SEQUENTIAL, caption, new_figure
+from vitascope.errors import UserError
 from vitascope.evaluation.choosing import some_own_images
 from vitascope.evaluation.trained import load
 from vitascope.explain.maps import attention_maps
@@ -68,7 +69,7 @@ def map_figure(run: Run) -> tuple[Figure, Tensor]:
     model = load(run)
     found = some_own_images(run, model.facts, 1)
     if found is None:
-        raise FileNotFoundError(run.path)
+        raise UserError(f"The images of {run.path} are gone.")
     stored, label_ = found[0].images, model.classes[int(found[0].labels[0])]
     with torch.inference_mode():
         images = model.facts.preparation(stored)

@@ -33,6 +33,11 @@ class Cell:
         """Half of the 95 % interval of the mean (Student's t over seeds); None for one seed."""
         return interval(self.accuracies)
 
+    @property
+    def percent(self) -> str:
+        half = "" if self.half is None else f" ± {100 * self.half:.2f}"
+        return f"{100 * self.accuracy:.2f}{half} %"
+
     def number(self, name: str) -> float:
         """The mean over seeds of parameters, flops, seconds or images_seen."""
         return mean(found[name] for found in self.results.values())
@@ -93,7 +98,7 @@ class Answer:
         """What a reader should take home."""
         if not self.cells:
             return "No run has finished."
-        said = f"Best: {self.best.name} with {_percent(self.best)}"
+        said = f"Best: {self.best.name} with {self.best.percent}"
         if len(self.cells) == 1:
             return f"{said}; nothing else has finished."
         if len(self.best.results) < 2:
@@ -139,8 +144,3 @@ def answer(design: Design, trials: list[Any]) -> Answer:
         order = {tuple(cell.items()): place for place, cell in enumerate(design.cells)}
         cells.sort(key=lambda cell: order.get(tuple(cell.settings.items()), len(order)))
     return Answer(design, cells, failed, left_off, waiting)
-
-
-def _percent(cell: Cell) -> str:
-    half = "" if cell.half is None else f" ± {100 * cell.half:.2f}"
-    return f"{100 * cell.accuracy:.2f}{half} %"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from vitascope.draw.html import drawn, html_table
+from vitascope.draw.html import drawn, html_page, html_table
 from vitascope.draw.look import save
 from vitascope.draw.study import draw_bands, draw_effects, draw_grid, draw_pareto
 from vitascope.records.reading import markdown, millions
@@ -14,9 +14,6 @@ from vitascope.study.answer import Answer, Cell
 
 MOST_CURVES = 12
 COSTS = {"parameters": "parameters", "FLOPs per image": "flops", "seconds of training": "seconds"}
-STYLE = (
-    "body{font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em}td,th{padding:.2em .7em;text-align:left}"
-)
 
 
 def write_report(found: Answer, folder: Path) -> Path:
@@ -32,8 +29,7 @@ def write_report(found: Answer, folder: Path) -> Path:
     write_whole(folder / "report.md", "\n\n".join([f"# {title}", *words, markdown(head, rows), *images]) + "\n")
     body = "".join(f"<p>{escape(line)}</p>" for line in words) + html_table(head, rows)
     body += "".join(f"<p>{drawn(figure)}</p>" for figure in pictures.values())
-    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    write_whole(folder / "report.html", f"{page}<h1>{escape(title)}</h1>{body}</html>\n")
+    write_whole(folder / "report.html", html_page(title, f"<h1>{escape(title)}</h1>{body}"))
     write_json(folder / "answer.json", as_dict(found))
     return folder / "report.html"
 
@@ -54,13 +50,12 @@ def table(found: Answer) -> tuple[list[str], list[list[str]]]:
     rows = []
     for cell in found.cells:
         other = found.against_best(cell)
-        half = "" if cell.half is None else f" ± {100 * cell.half:.2f}"
         train = cell.last("train_accuracy")
         rows.append(
             [
                 *(cell.settings.get(key, "") for key in found.design.varied),
                 str(len(cell.results)),
-                f"{100 * cell.accuracy:.2f}{half} %",
+                cell.percent,
                 "–" if other is None else _points(other.points, other.half),
                 "best" if cell is found.best else "" if other is None else other.verdict,
                 "–" if train is None else f"{100 * train:.1f} %",

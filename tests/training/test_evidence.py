@@ -17,6 +17,7 @@ from vitascope.data.warp import cut_out
 from vitascope.recipe.reading import read_recipe
 from vitascope.records.catalogue import entry
 from vitascope.training.evidence import DECAY, fit_probe, nearest_answers, spread
+from vitascope.training.mae import Mae
 from vitascope.training.stages import stage_before
 
 QUICK = {"train.epochs": 8, "train.watch": 4}
@@ -154,7 +155,7 @@ def test_fine_tuning_begins_with_a_new_classifier_and_the_learnt_blocks(pretrain
     assert json.loads(again.file("adaptation.json").read_text())["new"] == []
 
 
-def test_one_recipe_names_both_stages_and_the_first_is_not_repeated(tmp_path, capsys) -> None:
+def test_one_recipe_names_both_stages_and_the_first_is_not_repeated(tmp_path, capsys, monkeypatch) -> None:
     first = tmp_path / "before.yaml"
     settings = "".join(f"  {key.removeprefix('train.')}: {value}\n" for key, value in TINY.items() if "train." in key)
     model = "model: {img_size: 8, patch_size: 2, in_chans: 1, num_classes: 10, embed_dim: 16, depth: 2, num_heads: 2}\n"
@@ -170,9 +171,17 @@ def test_one_recipe_names_both_stages_and_the_first_is_not_repeated(tmp_path, ca
     assert run.recipe.weights == str(before.resolve())
     vitascope.train(str(later), runs=tmp_path / "runs", quiet=True, **{"train.seed": 4, "train.lr": 2e-3})
     assert len(list((tmp_path / "runs" / "before").iterdir())) == 1
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Mae, "look", stopped_by_hand)
+        vitascope.train(str(later), runs=tmp_path / "runs", **{"train.seed": 5})
     vitascope.train(str(later), runs=tmp_path / "runs", quiet=True, **{"train.seed": 5})
     assert len(list((tmp_path / "runs" / "before").iterdir())) == 2
-    assert "First stage: before" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "First stage: before" in said and "the command you gave goes on with it" in said
+
+
+def stopped_by_hand(*_) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_stage_holds_the_same_images_back_and_has_no_stage_of_its_own(tmp_path) -> None:

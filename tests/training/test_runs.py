@@ -357,3 +357,31 @@ def flat(state, name: str = "") -> dict:
     if parts is None:
         return {name: state}
     return {path: value for key, part in parts for path, value in flat(part, f"{name}/{key}").items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        (
+            {},
+            r"with 64 images at once\. Try train\.accumulate=2 \(the same result in smaller parts\), model",
+        ),
+        ({"train.accumulate": 4}, r"with 16 images at once\. Try train\.accumulate=8 "),
+        ({"train.objective": "dino", "dino.local_size": 4, "train.ema": 0}, r"at once\. Try model\.grad_checkpointing"),
+    ],
+)
+def test_a_full_memory_says_what_to_change_and_keeps_the_state(tmp_path, settings, advice) -> None:
+    session, run = session_of(tmp_path, **settings)
+    calls, real = [], session.objective.told
+
+    def told(*given):
+        calls.append(given)
+        if len(calls) > 15 * session.recipe.train.accumulate:  # in the second epoch
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(*given)
+
+    session.objective.told = told
+    with pytest.raises(UserError, match=advice):
+        for _ in learn(session, run):
+            pass
+    assert run.file("resume.pt").is_file() and len(run.metrics) == 1

@@ -51,7 +51,10 @@ def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
     try:
         while session.epoch < session.recipe.train.epochs and not out_of_patience(session):
             start = time.monotonic()
-            yield from run_epoch(session, loader, tally)
+            try:
+                yield from run_epoch(session, loader, tally)
+            except torch.OutOfMemoryError as error:
+                raise UserError(too_large(session)) from error
             row = epoch_row(session, tally, start)  # waits for the device; raises where the loss was not a number
             session.epoch += 1
             record = finish_epoch(session, run, row | session.objective.look(session.epoch), start)
@@ -145,6 +148,18 @@ def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float, 
 def broken(what: str, epoch: int) -> str:
     advice = "Try a smaller train.lr, train.clip_grad=1, or train.precision=float32."
     return f"{what} (epoch {epoch}). The state before that epoch is kept. {advice}"
+
+
+def too_large(session: Session) -> str:
+    """The device's memory is full: what to change, and whether the result stays the same."""
+    train, batch = session.recipe.train, session.batch
+    part = batch // train.accumulate
+    said = f"The memory of this {session.hardware.device} device does not hold a step with {part} images at once."
+    ways = ["model.grad_checkpointing=true (the same result, more time)", f"train.batch_size={max(1, batch // 2)}"]
+    next_parts = next((parts for parts in range(train.accumulate + 1, batch + 1) if batch % parts == 0), None)
+    if next_parts and not (train.objective == "dino" and session.recipe.dino.batch_norm):
+        ways.insert(0, f"train.accumulate={max(next_parts, 2)} (the same result in smaller parts)")
+    return f"{said} Try {', '.join(ways[:-1])}, or {ways[-1]}."
 
 
 def out_of_patience(session: Session) -> bool:

@@ -57,7 +57,11 @@ def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
 def train_recipe(recipe: Recipe, runs: Path, console: Console, watchers: Sequence[Watcher] = ()) -> Run:
     """`watchers` are told when the run begins, and every epoch; what they raise stops it, saved."""
     if recipe.weights and recipe.weights.startswith(STAGE):
-        first = _earlier_stage(recipe, runs, console)
+        try:
+            first = _earlier_stage(recipe, runs, console)
+        except KeyboardInterrupt:
+            console.print("That was the first stage: the command you gave goes on with it.", highlight=False)
+            raise
         model = first.recipe.model if recipe.model == ModelConfig() else recipe.model  # a recipe may say nothing of it
         recipe = replace(recipe, weights=str(first.path), model=model)
     recipe, data, adapted = decided(recipe, console)

@@ -1,6 +1,7 @@
 """Recipe and data -> everything that changes while learning, as one thing that can be copied, saved and restored."""
 
 import hashlib
+import warnings
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -145,6 +146,9 @@ def start_session(
     model = model.to(hardware.device)
     train_mode(model)
     if hardware.device == "cuda":
+        warnings.filterwarnings(
+            "ignore", "Attempting to run cuBLAS"
+        )  # the backward thread's first product, set up then
         torch.backends.cuda.matmul.allow_tf32 = True
         batch = min(recipe.train.batch_size, len(data.train)) // recipe.train.accumulate
         batch *= GLOBALS if recipe.train.objective == "dino" else 1

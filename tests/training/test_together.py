@@ -5,7 +5,8 @@ import torch
 
 from tests.training.test_captured import losses_of
 from tests.training.test_runs import session_of
-from vitascope import UserError
+from vitascope import UserError, kernels
+from vitascope.training import together
 from vitascope.training.feeding import EpochLoader
 from vitascope.training.step import Tally
 from vitascope.training.together import Together
@@ -112,3 +113,27 @@ def test_in_bfloat16_many_models_compute_what_one_computes(tmp_path) -> None:
     for said, wanted in zip(together, alone, strict=True):
         torch.testing.assert_close(said.float(), wanted.float(), atol=0.02, rtol=0.05)
     crowd.close()
+
+
+@pytest.mark.skipif(not kernels.HERE, reason="Triton is not on this system")
+def test_many_models_learn_the_same_with_our_attention_kernel(tmp_path, monkeypatch) -> None:
+    """Forward and backward over all models at once: what a GPU does, here by Triton's interpreter."""
+    from vitascope.kernels import short_attention
+
+    settings = {"train.precision": "bfloat16", "train.optimizer": "adamw", "train.ema": 0, "train.epochs": 1}
+    settings |= {"model.embed_dim": 64, "model.depth": 1, "data.fraction": 0.05, "train.batch_size": 8}
+    settings |= {"model.qk_norm": "false", "model.positions": "learned"}
+    learnt, asked = {}, []
+    real = short_attention.short_attention
+    monkeypatch.setattr(short_attention, "short_attention", lambda *given: asked.append(given) or real(*given))
+    for kernel in ("written", "short"):
+        monkeypatch.setattr(together, "kernel_for", lambda _, kernel=kernel: kernel)
+        crowd = Together([session_of(tmp_path, **(PLAIN | settings | own))[0] for own in OWN[:2]])
+        before = crowd.table.clone()
+        told = crowd.epoch(0)
+        learnt[kernel] = told, crowd.table - before
+        crowd.close()
+        assert bool(asked) == (kernel == "short")
+    torch.testing.assert_close(learnt["short"][0], learnt["written"][0], rtol=2e-3, atol=2e-3)
+    wanted = learnt["written"][1]
+    assert (learnt["short"][1] - wanted).norm() < 0.1 * wanted.norm()

@@ -146,9 +146,7 @@ def start_session(
     model = model.to(hardware.device)
     train_mode(model)
     if hardware.device == "cuda":
-        warnings.filterwarnings(
-            "ignore", "Attempting to run cuBLAS"
-        )  # the backward thread's first product, set up then
+        warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # the backward thread says so, once
         torch.backends.cuda.matmul.allow_tf32 = True
         batch = min(recipe.train.batch_size, len(data.train)) // recipe.train.accumulate
         batch *= GLOBALS if recipe.train.objective == "dino" else 1

@@ -43,6 +43,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "class token": {"model.class_token": True, "model.global_pool": "token"},
     "384 x 5": {"model.embed_dim": 384, "model.depth": 5, "model.num_heads": 6},
     "384 x 7": {"model.embed_dim": 384, "model.depth": 7, "model.num_heads": 6},
+    "512 x 3": {"model.embed_dim": 512, "model.depth": 3, "model.num_heads": 8},
     "256 x 6": {"model.depth": 6},
     "256 x 10": {"model.depth": 10},
 }

@@ -2,7 +2,7 @@
 
 In photographs neighbouring pixels are alike: a few slow patterns make up almost all of what a patch varies in, and a
 random projection passes on little else. Whitening first makes every direction vary as much (Coates & Ng 2012; Jordan
-2024, arXiv 2404.00498, section 3.1, for convolutions). Both maps are linear, so the projection simply starts as their
+2024, arXiv 2404.00498, for convolutions). Both maps are linear, so the projection simply starts as their
 product; afterwards it learns as always.
 """
 

@@ -2,6 +2,8 @@
 
 import argparse
 import time
+from itertools import accumulate
+from statistics import median
 from typing import Any
 
 from vitascope import load, train
@@ -10,7 +12,9 @@ from vitascope.run.metrics import steady_seconds, whole_seconds
 from vitascope.training.hardware import passes
 
 
-def measured(arm: str, recipe: str, settings: dict[str, Any], asked: argparse.Namespace, views: int = 1) -> dict:
+def measured(
+    arm: str, recipe: str, settings: dict[str, Any], asked: argparse.Namespace, views: int = 1, curve: bool = False
+) -> dict:
     """`asked` has what `add_run_options` asks: `--tune` judges by validation images, else test images are opened."""
     start = time.perf_counter()
     run = train(recipe, runs=asked.runs, quiet=True, **settings)
@@ -26,6 +30,20 @@ def measured(arm: str, recipe: str, settings: dict[str, Any], asked: argparse.Na
     row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold, 1)}
     row |= {"seconds": round(whole_seconds(rows), 1), "steady_seconds": round(steady_seconds(rows), 2)}
     row |= {"images_per_second": round(max(row["images_per_second"] for row in rows))}
+    row |= {"curve": accuracy_over_seconds(rows)} if curve else {}
     told = f"{row['parameters']:,} parameters, {row['steady_seconds']} s, {row['images_per_second']:,} images/s"
     print(f"{arm:35s} seed {run.recipe.train.seed}: {score:.2%}, {told}", flush=True)
     return row
+
+
+def accuracy_over_seconds(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """At the end of each epoch: seconds of training so far, without setting up and without looking, and accuracy."""
+    steady = median(row["train_seconds"] for row in rows[1:] or rows)
+    times = accumulate(
+        min(row["train_seconds"], steady) if number == 0 else row["train_seconds"] for number, row in enumerate(rows)
+    )
+    return [
+        (round(time, 3), round(row["val_accuracy"], 4))
+        for time, row in zip(times, rows, strict=True)
+        if "val_accuracy" in row
+    ]

@@ -5,11 +5,16 @@ images judge, with as many views as asked for; seeds are the same for all arms, 
 """
 
 import argparse
+import json
+from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import RESULTS
 from benchmarks.arms import measured
 from benchmarks.records import GrowingRecord, add_run_options
+from vitascope.draw.arms import draw_speed
+from vitascope.draw.look import save
+from vitascope.records.arms import arms_of
 
 ARMS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -49,6 +54,18 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
+def picture(records: list[Path], out: Path) -> None:
+    """Every recipe's way to its accuracy, and what the parts of the first are worth."""
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8"))["rows"] for path in records}
+    curves = {name: [row["curve"] for row in rows if row["arm"] == rows[0]["arm"]] for name, rows in found.items()}
+    worth = [
+        (arm.name, 100 * arm.gain, 100 * arm.half if arm.half else None)
+        for arm in arms_of(next(iter(found.values())))
+        if arm.gain is not None
+    ]
+    save(draw_speed(curves, worth), out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="cifar10-94")
@@ -58,8 +75,12 @@ def main() -> None:
     parser.add_argument("--views", type=int, default=2)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="for all arms")
     add_run_options(parser, runs="runs-speedrun", out=RESULTS / "speedrun.json")
+    parser.add_argument("--draw", nargs="+", type=Path, help="records: draw their curves and arms into --out (.png)")
     parser.set_defaults(tune=True, compile="auto")
     asked = parser.parse_args()
+    if asked.draw:
+        picture(asked.draw, asked.out)
+        return
     common = {"train.device": asked.device, "train.compile": asked.compile, "data.validation": 0.1}
     common["data.name"] = asked.data
     common |= dict(word.split("=", 1) for word in asked.set)
@@ -67,7 +88,9 @@ def main() -> None:
     for arm, seed in ((arm, seed) for seed in asked.seeds for arm in asked.arms):
         if not record.has(arm=arm, seed=seed):
             settings = common | ARMS[arm] | {"train.seed": seed}
-            record.add({"arm": arm, "seed": seed} | measured(arm, asked.recipe, settings, asked, asked.views))
+            record.add(
+                {"arm": arm, "seed": seed} | measured(arm, asked.recipe, settings, asked, asked.views, curve=True)
+            )
     record.write()
     print(f"Record: {asked.out}")
 

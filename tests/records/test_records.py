@@ -305,6 +305,18 @@ def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> Non
         make_record([runs[0], open_run(odd)], "two-stages")
 
 
+def test_a_table_of_what_the_parts_of_a_recipe_are_worth(tmp_path) -> None:
+    """By hand: 1 and 2 points more are 1.5, with a standard error of 0.5; a seed without its pair does not count."""
+    found = [("as it is", 1, 0.90, 10.0), ("as it is", 2, 0.92, 10.0)]
+    found += [("other", 1, 0.91, 12.0), ("other", 2, 0.94, 14.0), ("other", 3, 0.5, 99.0), ("once", 1, 0.89, 9.0)]
+    rows = [dict(zip(("arm", "seed", "accuracy", "steady_seconds"), row, strict=True)) for row in found]
+    (tmp_path / "speedrun.json").write_text(json.dumps({"rows": rows}))
+    lines = KINDS["speedrun"](tmp_path, ["speedrun"]).splitlines()
+    assert lines[2] == "| as it is | 2 | 91.00 % | – | 10.0 | – |"
+    assert lines[3] == "| other | 3 | 78.33 % | +1.50 ± 0.50 | 41.7 | +3.0 ± 1.0 |"
+    assert lines[4] == "| once | 1 | 89.00 % | -1.00 | 9.0 | -1.0 |"
+
+
 def test_tables_of_learning_without_labels(tmp_path) -> None:
     """By hand: means 70 and 80 %, deviations √2 and 0; one seed has none."""
     fine = [

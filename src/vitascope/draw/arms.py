@@ -3,6 +3,7 @@
 from statistics import mean
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitascope.draw.look import COLOURS, caption, label, new_figure
@@ -15,17 +16,40 @@ def draw_arms(panels: dict[str, list[Worth]], text: str) -> Figure:
     most = max(len(found) for found in panels.values())
     figure, axes = new_figure(len(panels), width=6.2 * len(panels), height=1.6 + 0.34 * most)
     for axis, (title, found) in zip(axes, panels.items(), strict=True):
-        axis.axvline(0, color="#888888", linewidth=1)
-        for place, (_, points, half) in enumerate(reversed(found)):
-            told = half is not None and abs(points) > half
-            colour = "#999999" if not told else COLOURS[2] if points > 0 else COLOURS[1]
-            axis.errorbar(points, place, xerr=half, fmt="o", color=colour, capsize=3, markersize=5)
-        axis.set_yticks(range(len(found)), [name for name, _, _ in reversed(found)])
-        axis.set_ylim(-0.6, len(found) - 0.4)
-        axis.grid(axis="x", alpha=0.25)
-        label(axis, title, "points", "")
+        _show_arms(axis, title, found)
     caption(figure, text)
     return figure
+
+
+def draw_speed(curves: dict[str, list[list[tuple[float, float]]]], found: list[Worth]) -> Figure:
+    """Accuracy over seconds, a colour for each recipe and a line for each seed; and what the parts of one are worth."""
+    figure, axes = new_figure(2, width=12.4, height=max(4.4, 1.6 + 0.3 * len(found)))
+    for colour, (name, lines) in zip(COLOURS, curves.items(), strict=False):
+        for number, line in enumerate(lines):
+            seconds, shares = zip(*line, strict=True)
+            axes[0].plot(seconds, [100 * share for share in shares], color=colour, label=None if number else name)
+    axes[0].legend(frameon=False)
+    axes[0].grid(alpha=0.25)
+    label(axes[0], "The way there", "seconds of training", "accuracy in %")
+    _show_arms(axes[1], "What the parts are worth", found)
+    caption(
+        figure,
+        "Accuracy is of images held back from training. Right: one thing changed; dots are means over seeds, bars the "
+        "95 % interval of the paired difference; grey: noise, or one seed.",
+    )
+    return figure
+
+
+def _show_arms(axis: Axes, title: str, found: list[Worth]) -> None:
+    axis.axvline(0, color="#888888", linewidth=1)
+    for place, (_, points, half) in enumerate(reversed(found)):
+        told = half is not None and abs(points) > half
+        colour = "#999999" if not told else COLOURS[2] if points > 0 else COLOURS[1]
+        axis.errorbar(points, place, xerr=half, fmt="o", color=colour, capsize=3, markersize=5)
+    axis.set_yticks(range(len(found)), [name for name, _, _ in reversed(found)])
+    axis.set_ylim(-0.6, len(found) - 0.4)
+    axis.grid(axis="x", alpha=0.25)
+    label(axis, title, "points", "")
 
 
 def draw_shares(rows: list[dict[str, Any]]) -> Figure:

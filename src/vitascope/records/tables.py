@@ -67,6 +67,7 @@ KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "pretrained": measured.pretrained,
     "odd-size": measured.odd_size,
     "small-data": measured.small_data,
+    "speedrun": measured.speedrun,
     "fewer-tokens": measured.fewer_tokens,
     "pretraining": measured.pretraining,
     "features": measured.features,

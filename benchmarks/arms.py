@@ -3,12 +3,11 @@
 import argparse
 import time
 from itertools import accumulate
-from statistics import median
 from typing import Any
 
 from vitascope import load, train
 from vitascope.model.anatomy import total_flops, total_parameters
-from vitascope.run.metrics import steady_seconds, whole_seconds
+from vitascope.run.metrics import steady_seconds, steady_times, whole_seconds
 from vitascope.training.hardware import passes
 
 
@@ -38,12 +37,6 @@ def measured(
 
 def accuracy_over_seconds(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
     """At the end of each epoch: seconds of training so far, without setting up and without looking, and accuracy."""
-    steady = median(row["train_seconds"] for row in rows[1:] or rows)
-    times = accumulate(
-        min(row["train_seconds"], steady) if number == 0 else row["train_seconds"] for number, row in enumerate(rows)
-    )
-    return [
-        (round(time, 3), round(row["val_accuracy"], 4))
-        for time, row in zip(times, rows, strict=True)
-        if "val_accuracy" in row
-    ]
+    times = accumulate(steady_times([row["train_seconds"] for row in rows]))
+    points = zip(times, (row["val_accuracy"] for row in rows), strict=True)
+    return [(round(time, 3), round(accuracy, 4)) for time, accuracy in points]

@@ -111,6 +111,8 @@ def measure_longer(seed: int, share: float, asked: argparse.Namespace, record: G
     What pretraining took is in the record: its run need not be there any more."""
     if record.has(arm=LONGER, labels=share, seed=seed):
         return
+    if not any(row["kind"] == "features" and row["seed"] == seed for row in record.rows):
+        raise SystemExit(f"--only-longer needs --go-on with a record of seed {seed}'s pretraining.")
     usual = next(row for row in record.rows if row["arm"] == SCRATCH and row.get("labels") == share)
     before = [row["flops"] for row in record.rows if row["kind"] == "features" and row["seed"] == seed]
     more = 1 + max(before) / usual["flops"]

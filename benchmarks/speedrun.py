@@ -68,7 +68,7 @@ def picture(records: list[Path], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", default="cifar10-94")
+    parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[101, 102], help="not those that are reported")

@@ -177,6 +177,8 @@ def test_steady_seconds_leave_out_what_only_the_first_epoch_needs() -> None:
     assert steady_seconds(rows) == 9.0 and whole_seconds(rows) == 47.0
     assert steady_seconds([{"seconds": 1.0}, {"seconds": 2.0}]) == 3.0, "never more than was measured"
     assert steady_seconds(rows[:1]) == 40.0
+    stages = [{"seconds": seconds} for seconds in (30.0, *[1.0] * 4, *[2.0] * 5)]
+    assert steady_seconds(stages) == 15.0, "smaller images at first: like the epochs that follow, not like the last"
 
 
 def test_a_card_tells_the_records_numbers(pair) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -19,6 +20,7 @@ from optuna.samplers import TPESampler
 import vitascope
 from vitascope import UserError
 from vitascope.records.arms import interval
+from vitascope.study import running
 from vitascope.study.answer import answer
 from vitascope.study.design import Range, design, split_values
 from vitascope.study.queue import Queue, _hidden, default_storage
@@ -467,21 +469,37 @@ def test_one_that_breaks_does_not_break_the_others(tmp_path) -> None:
 
 def test_where_learning_together_does_not_work_each_learns_alone(tmp_path, monkeypatch) -> None:
     """Tried once, said once, and no half-made run is left."""
-    tried = []
+    tried, crowds = [], []
 
     def out_of_memory(crowd, number):
         tried.append(number)
+        crowds.append(weakref.ref(crowd))
         raise RuntimeError("CUDA out of memory")
 
     monkeypatch.setattr(Together, "epoch", out_of_memory)
+    held, real = [], running._one
+    monkeypatch.setattr(running, "_one", lambda *given: held.append(crowds[0]()) or real(*given))
     queue = Queue(design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 2), default_storage(tmp_path), "study")
     told = list(work_off(queue, tmp_path, together=2))
     assert len(told) == 4 and all(one.accuracy is not None for one in told) and tried == [0]
     assert [bool(one.note) for one in told] == [True, False, False, False]
+    assert held == [None] * 4, "what learning together held is free for those that learn alone"
     assert told[0].note == (
         "Learning together failed (RuntimeError: CUDA out of memory). From here on each learns alone."
     )
     assert len(list(tmp_path.rglob("metrics.jsonl"))) == len(list(tmp_path.rglob("recipe.yaml"))) == 4
+
+
+def test_a_crowd_that_cannot_be_judged_is_not_trained_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(running, "result", broken_result)
+    queue = Queue(design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 1), default_storage(tmp_path), "study")
+    told = list(work_off(queue, tmp_path, together=2))
+    assert [one.failed for one in told] == ["ValueError: no test images"] * 2
+    assert len(list(tmp_path.rglob("recipe.yaml"))) == 2
+
+
+def broken_result(*_):
+    raise ValueError("no test images")
 
 
 def make(folder: Path) -> Path:

@@ -7,7 +7,9 @@ import torch
 
 from tests.training.test_runs import check_goes_on_after_a_stop, session_of
 from vitascope import UserError
+from vitascope.data.config import AugmentConfig
 from vitascope.data.draws import flips_by_turns
+from vitascope.data.policy import resolve
 from vitascope.model.config import ModelConfig
 from vitascope.model.other_size import Smaller
 from vitascope.model.patches import patchify
@@ -17,6 +19,7 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.training.alike import check_together
 from vitascope.training.feeding import EpochLoader, epoch_plan
 from vitascope.training.hardware import passes
+from vitascope.training.rate_finder import _losses
 from vitascope.training.step import Tally
 from vitascope.training.whitening import LEAST, whitening
 
@@ -69,11 +72,39 @@ def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
         (["train.small_size=16", "model.positions=sinusoidal"], "fit no smaller image"),
         (["train.whiten=true", "model.tokenizer=conv"], "train.whiten prepares a fresh projection of patches"),
         (["data.augment.flip_by=turn"], "flip_by='turn' is unknown. Did you mean turns"),
+        (["data.augment.flip_by=turns", "data.balance=sampling"], "flip_by=turns needs epochs in turn"),
+        (["train.small_size=16", "train.small_share=0"], "but train.small_share=0 of the epochs"),
+        (["train.small_size=16", "train.patience=3"], "train.patience would count the epochs of smaller images"),
+        (["train.small_size=16", "model.img_size=[32, 64]"], "train.small_size is for square images"),
+        (["train.small_size=4", "model.attention=lsa"], "is one token, which has nobody to look at"),
+        (["model.initialize=silent", "model.output_projection=false"], "initialize=silent sets the output projection"),
     ],
 )
 def test_what_does_not_fit_is_refused(words, said) -> None:
     with pytest.raises(UserError, match=said.replace(".", r"\.")):
         read_recipe("cifar10", words)
+
+
+def test_turns_are_refused_where_they_would_be_ignored() -> None:
+    with pytest.raises(UserError, match="but DINO draws every crop for itself"):
+        resolve(AugmentConfig(flip_by="turns"), "cifar10", 3, "dino")
+    with pytest.raises(UserError, match=r"but data\.augment\.flip=0\.2 is no half"):
+        resolve(AugmentConfig(flip_by="turns", flip=0.2), "cifar10")
+    assert resolve(AugmentConfig(flip_by="turns"), "cifar10", 3, "mae").flip_by == "turns"
+
+
+def test_one_epoch_at_least_is_small_and_the_last_is_whole() -> None:
+    for epochs, share, small in ((10, 0.5, 5), (10, 0.01, 1), (10, 1.0, 9), (2, 0.9, 1), (1, 0.5, 0)):
+        train = replace(read_recipe("cifar10", ["train.small_size=16"]).train, epochs=epochs, small_share=share)
+        assert train.small_epochs == small
+
+
+def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:
+    session, _ = session_of(tmp_path, **{"train.epochs": 4, "train.small_size": 4})
+    seen = set()
+    session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
+    next(_losses(session))
+    assert seen == {session.recipe.model.num_tokens}
 
 
 def test_small_images_are_refused_without_labels_and_together() -> None:

@@ -146,3 +146,17 @@ def test_fast_answers_on_a_gpu_are_the_model_s(tmp_path, unchecked_shapes) -> No
         assert (found - wanted).norm() < 0.03 * wanted.norm()
         assert (fast(images[:1]) - wanted[:1]).norm() < 0.03 * wanted[:1].norm()
         assert (fast(images[:5]) - wanted[:5]).norm() < 0.03 * wanted[:5].norm()
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"train.small_size": 4}, {"model.grad_checkpointing": "true"}, {"train.objective": "mae", "mae.pictures": 0}],
+)
+def test_a_recorded_run_goes_on_after_a_stop(tmp_path, settings, unchecked_shapes) -> None:
+    """On the device, with stochastic depth where blocks are not computed twice."""
+    from tests.training.test_runs import check_goes_on_after_a_stop
+
+    chance = {} if "model.grad_checkpointing" in settings else {"model.drop_path_rate": 0.2}
+    settings = {"train.device": "cuda", "train.capture": "always", "train.epochs": 4} | chance | settings
+    check_goes_on_after_a_stop(tmp_path, **settings)

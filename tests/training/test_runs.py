@@ -345,10 +345,32 @@ def test_a_copy_over_an_old_one_is_a_copy(tmp_path) -> None:
             assert found.keys() == wanted.keys()
             assert all(torch.equal(value, wanted[name]) for name, value in found.items() if torch.is_tensor(value))
             assert all(value == wanted[name] for name, value in found.items() if not torch.is_tensor(value))
-    places = {weight.data_ptr() for weight in session.model.parameters()}
-    assert not places & {weight.data_ptr() for weight in kept["model"].values()}
+    places = {value.data_ptr() for value in flat(session._changing()).values() if torch.is_tensor(value)}
+    assert not places & {value.data_ptr() for value in flat(kept).values() if torch.is_tensor(value)}
     assert kept["model"]["head.weight"].data_ptr() == before["model"]["head.weight"].data_ptr()
     assert fresh["optimizers"][0]["state"] == {}
+
+
+def test_a_stop_while_the_state_is_copied_leaves_a_whole_one(tmp_path, monkeypatch) -> None:
+    """Ctrl-C when half of the second copy is written: resume.pt has the first, and the run ends as if nothing was."""
+    whole = tiny_run(tmp_path / "whole", **{"train.epochs": 4})
+    session, run = session_of(tmp_path / "cut", **{"train.epochs": 4, "train.save_seconds": 1000})
+    calls, real = [], torch._foreach_copy_
+
+    def stopped(kept, new):
+        calls.append(real(kept, new))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "_foreach_copy_", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in learn(session, run):
+            pass
+    monkeypatch.undo()
+    resume_run(run, console_for(quiet=True))
+    left, wanted = (load_file(one.file("model.safetensors")) for one in (run, whole))
+    assert all(torch.equal(left[name], weight) for name, weight in wanted.items())
+    assert untimed(run) == untimed(whole)
 
 
 def flat(state, name: str = "") -> dict:
@@ -364,9 +386,9 @@ def flat(state, name: str = "") -> dict:
     [
         (
             {},
-            r"with 64 images at once\. Try train\.accumulate=2 \(the same result in smaller parts\), model",
+            r"with 64 image\(s\) at once\. Try train\.accumulate=2 \(the same batch in smaller parts\) or model\.grad",
         ),
-        ({"train.accumulate": 4}, r"with 16 images at once\. Try train\.accumulate=8 "),
+        ({"train.accumulate": 4}, r"with 16 image\(s\) at once\. Try train\.accumulate=8 "),
         ({"train.objective": "dino", "dino.local_size": 4, "train.ema": 0}, r"at once\. Try model\.grad_checkpointing"),
     ],
 )

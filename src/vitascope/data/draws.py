@@ -57,7 +57,7 @@ def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch:
 def flips_by_turns(order: Tensor, images: int, share: float, seed: int, turn: int) -> Tensor:
     """step × image: who is mirrored. By chance in the first turn (numbered 0) over all images, then as it was not in
     the turn before: two show every image from both sides (Jordan 2024, arXiv 2404.00498)."""
-    at_first = torch.from_numpy(np.random.default_rng([seed, 3]).random(images) < share)
+    at_first = torch.from_numpy(np.random.default_rng([seed, 0, 3]).random(images) < share)
     turns = turn + torch.arange(order.numel()).view_as(order) // images  # an epoch may have several
     return at_first[order] ^ (turns % 2).bool()
 

@@ -51,6 +51,11 @@ def resolve(asked: AugmentConfig, name: str, channels: int = 3, objective: str =
         raise UserError(
             f"data.augment.flip={whole.flip}: a mirrored digit is another sign. {name} is never flipped; set 0."
         )
+    if whole.flip_by == "turns" and (objective == "dino" or whole.flip not in (0.0, 0.5)):
+        why = (
+            "DINO draws every crop for itself" if objective == "dino" else f"data.augment.flip={whole.flip} is no half"
+        )
+        raise UserError(f"data.augment.flip_by=turns mirrors every image every other time, but {why}. Choose chance.")
     return whole
 
 

@@ -92,8 +92,8 @@ def _origin(model: "TrainedTransformer") -> str:
     said: dict[str, Any] = {name: machine[name] for name in facts if machine.get(name)}
     start = f", starting from `{_name(recipe.weights)}`" if recipe.weights else ", from scratch"
     text = (
-        f"Trained by Vitascope: recipe `{recipe.name}`, data `{_name(recipe.data.name)}`, {recipe.train.epochs} "
-        f"epochs, seed {recipe.train.seed}{start}."
+        f"Trained by Vitascope: recipe `{recipe.name}`, data `{_name(recipe.data.name)}`, "
+        f"{recipe.train.epochs * recipe.data.repeat} epochs, seed {recipe.train.seed}{start}."
     )
     return f"{text}\n\n```json\n{json.dumps(said, indent=1, default=str)}\n```" if said else text
 

@@ -154,6 +154,12 @@ class ModelConfig:
         return self.positions.endswith("rotary")
 
     @property
+    def has_chance(self) -> bool:
+        """Whether training drops anything at random."""
+        rates = (self.drop_rate, self.pos_drop_rate, self.proj_drop_rate, self.attn_drop_rate, self.drop_path_rate)
+        return any(rates)
+
+    @property
     def drop_path_rates(self) -> list[float]:
         """One rate per block, growing linearly from 0 to drop_path_rate (Huang et al. 2016)."""
         return [self.drop_path_rate * block / max(1, self.depth - 1) for block in range(self.depth)]
@@ -248,9 +254,9 @@ class ModelConfig:
                 f"attention=lsa forbids a token to look at itself, and {alone} nothing else to look at. "
                 "Choose attention=plain."
             )
-        if self.initialize == "mimetic" and not self.output_projection:
+        if self.initialize in ("mimetic", "silent") and not self.output_projection:
             raise UserError(
-                "initialize=mimetic sets values and output projection together, but output_projection=false. "
+                f"initialize={self.initialize} sets the output projection, but output_projection=false. "
                 "Choose initialize=timm."
             )
 

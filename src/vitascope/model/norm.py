@@ -30,7 +30,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.kernel == "fused" and kernels.can_run(features):
             return fused_norm(features, self.weight, None, self.eps or 0.0)
-        if features.dtype != self.weight.dtype:  # narrow tokens, wide weight: the same numbers as PyTorch's, faster
+        if features.dtype.itemsize < self.weight.dtype.itemsize:  # the same numbers as PyTorch's, faster
             return super().forward(features.to(self.weight.dtype)).to(features.dtype)
         return super().forward(features)
 

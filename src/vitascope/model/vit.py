@@ -101,7 +101,8 @@ class VisionTransformer(nn.Module):
         self, block: nn.Module, tokens: Tokens, mask: Tensor | None, turned: Rotation | None, first: int | None
     ) -> Asked:
         if self.config.grad_checkpointing and self.training:
-            return checkpoint(block, tokens, mask, turned, first, use_reentrant=False)
+            chance = self.config.has_chance
+            return checkpoint(block, tokens, mask, turned, first, use_reentrant=False, preserve_rng_state=chance)
         return block(tokens, mask, turned, first)
 
     def _rotation(self) -> Tensor:

@@ -32,8 +32,10 @@ class Recipe:
             raise UserError(f"{what} keeps weights as they are, but there are none to keep. Give weights=….")
         if self.train.objective != "classify":
             self._check_without_labels()
+        if self.data.augment.flip_by == "turns" and self.data.balance == "sampling":
+            raise UserError("data.augment.flip_by=turns needs epochs in turn; data.balance=sampling draws by chance.")
         if self.train.small_size:
-            _check_small(self.train.small_size, self.model)
+            _check_small(self.train, self.model)
         if self.train.whiten and (self.model.tokenizer != "patch" or self.weights):
             raise UserError(
                 "train.whiten prepares a fresh projection of patches: only model.tokenizer=patch, no weights=…."
@@ -70,15 +72,26 @@ class Recipe:
             _check_masking(model)
 
 
-def _check_small(size: int, model: ModelConfig) -> None:
-    if any(size % patch or size >= side for patch, side in zip(model.patch_shape, model.image_shape, strict=True)):
+def _check_small(train: TrainConfig, model: ModelConfig) -> None:
+    size, (rows, columns) = train.small_size, model.patch_shape
+    if model.image_shape[0] != model.image_shape[1]:
+        raise UserError(f"train.small_size is for square images; these have img_size={model.img_size}.")
+    if size % rows or size % columns or size >= model.image_shape[0]:
         raise UserError(
             f"train.small_size={size} must be a multiple of patch_size={model.patch_size} and smaller than "
             f"img_size={model.img_size}."
         )
+    if not train.small_share:
+        raise UserError(f"train.small_size={size}, but train.small_share=0 of the epochs are to see such images.")
+    if train.patience:
+        raise UserError("train.patience would count the epochs of smaller images. Leave it or train.small_size out.")
     if model.absolute_positions == "sinusoidal":
         raise UserError(
             "positions=sinusoidal count along one line and fit no smaller image. Choose sincos2d or learned."
+        )
+    if model.attention == "lsa" and (size // rows) * (size // columns) + model.num_prefix_tokens < 2:
+        raise UserError(
+            f"attention=lsa: an image of train.small_size={size} is one token, which has nobody to look at."
         )
 
 

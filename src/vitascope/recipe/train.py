@@ -126,8 +126,8 @@ class TrainConfig:
 
     @property
     def small_epochs(self) -> int:
-        """How many epochs are learnt on smaller images."""
-        return round(self.small_share * self.epochs) if self.small_size else 0
+        """How many epochs are learnt on smaller images: one at least, and the last never."""
+        return min(self.epochs - 1, max(1, round(self.small_share * self.epochs))) if self.small_size else 0
 
     @property
     def kept_epochs(self) -> set[int]:

@@ -88,6 +88,11 @@ def whole_seconds(rows: list[Row]) -> float:
 
 
 def steady_seconds(rows: list[Row]) -> float:
-    """The same without setting up: the first epoch, which holds it, counts like the median of the others."""
-    later = [row["seconds"] for row in rows[1:]]
-    return min(rows[0]["seconds"], median(later)) + sum(later) if later else whole_seconds(rows)
+    """The same without setting up: the first epoch, which holds it, counts like the median of the few that follow
+    (later ones may be of larger images)."""
+    times = steady_times([row["seconds"] for row in rows])
+    return sum(times)
+
+
+def steady_times(seconds: list[float]) -> list[float]:
+    return [min(seconds[0], median(seconds[1:4])), *seconds[1:]] if len(seconds) > 1 else seconds

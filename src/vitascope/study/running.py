@@ -1,5 +1,6 @@
 """Trials -> finished runs: each taken from the queue, trained or resumed, judged, and told to the storage."""
 
+import gc
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from vitascope.errors import UserError, first_line
@@ -44,16 +46,19 @@ class Told:
 def work_off(queue: Queue, folder: Path, until: float | None = None, together: int | None = None) -> Iterator[Told]:
     """Until nothing waits or the time is over; a trial that has begun is finished. `together`: how many runs of one
     shape learn as one computation at most; None: what suits the device."""
+    note = ""
     while until is None or time.monotonic() < until:
         trial = queue.take()
         if trial is None:
             return
         others = _company(queue, trial, together)
-        if others:
-            worked = yield from _many(queue, [trial, *others], folder)
-            together = together if worked else 1
-        else:
-            yield _one(queue, trial, folder)
+        if not others:
+            yield replace(_one(queue, trial, folder), note=note)
+            note = ""
+        elif why := (yield from _many(queue, [trial, *others], folder)):
+            note, together = f"Learning together failed ({why}). From here on each learns alone.", 1
+            gc.collect()  # what it held, the single runs may need
+            torch.cuda.empty_cache()
 
 
 def _one(queue: Queue, trial: Trial, folder: Path) -> Told:
@@ -91,21 +96,29 @@ def _alike(one: Recipe, other: Recipe) -> bool:
     return True
 
 
-def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, None, bool]:
-    """As one computation. Where that does not work, such as for want of memory, one after the other; False then."""
+def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, None, str]:
+    """As one computation. Where that does not work, such as for want of memory, the trials wait again, and the reason
+    comes back."""
     recipes = [queue.design.recipe_for(trial.cell, trial.seeds[0]) for trial in trials]
+    why, found = "", []
     try:
         with ExitStack() as stack:
             for trial in trials:
                 stack.enter_context(queue.at_it(trial))
-            found = [_judged(run, queue.design) for run in train_together(recipes, folder / "runs")]
+            try:
+                runs = train_together(recipes, folder / "runs")
+            except Exception as error:  # as above
+                why = _said(error)
+            else:
+                found = [_judged(run, queue.design) for run in runs]
     except KeyboardInterrupt:
         for trial in trials:
             queue.back(trial)
         raise
-    except Exception as error:  # as above
-        yield from _one_by_one(queue, trials, folder, f"Learning together failed ({_said(error)}).")
-        return False
+    if why:
+        for trial in trials:
+            queue.back(trial)
+        return why
     for trial, came in zip(trials, found, strict=True):
         accuracy, failed = None, None
         if isinstance(came, str):
@@ -116,22 +129,15 @@ def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, No
             accuracy = came["accuracy"]
             queue.finish(trial, accuracy)
         yield Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
-    return True
-
-
-def _one_by_one(queue: Queue, trials: list[Trial], folder: Path, why: str) -> Iterator[Told]:
-    note = f"{why} From here on each learns alone."
-    for number, trial in enumerate(trials):
-        try:
-            yield replace(_one(queue, trial, folder), note="" if number else note)
-        except KeyboardInterrupt:
-            for later in trials[number + 1 :]:
-                queue.back(later)
-            raise
+    return ""
 
 
 def _judged(run: Run | UserError, design: Design) -> dict[str, Any] | str:
-    return result(run, design) if isinstance(run, Run) else _said(run)
+    """What was found, or what went wrong."""
+    try:
+        return result(run, design) if isinstance(run, Run) else _said(run)
+    except Exception as error:  # as above
+        return _said(error)
 
 
 def _said(error: Exception) -> str:

@@ -17,8 +17,7 @@ def check_together(recipes: list[Recipe]) -> None:
     train, model = recipes[0].train, recipes[0].model
     if train.objective != "classify" or train.distill or train.tune != "full" or train.freeze or recipes[0].weights:
         raise UserError("Learning together is for training from scratch with labels.")
-    rates = (model.drop_rate, model.pos_drop_rate, model.proj_drop_rate, model.attn_drop_rate, model.drop_path_rate)
-    if any(rates):
+    if model.has_chance:
         raise UserError("Learning together does without dropout and stochastic depth. Set their rates to 0.")
     without = {"accumulate": 1, "layer_decay": 1.0, "final_weight_decay": None, "patience": 0, "small_size": 0}
     for name, wanted in without.items():

@@ -32,8 +32,8 @@ class CapturedStep:
         self.tables = {name: torch.tensor([row[name] for row in rows], device=device) for name in rows[0]}
         for optimizer in session.optimizers:
             for group in optimizer.param_groups:
-                if not isinstance(group["lr"], Tensor):  # another stage's step may have been recorded with it
-                    group["lr"] = torch.tensor(float(group["lr"]), device=device)
+                if not isinstance(group["lr"], Tensor) or group["lr"].device.type != device:
+                    group["lr"] = torch.tensor(float(group["lr"]), device=device)  # else another stage's step uses it
         self.order: Tensor | None = None
         self.draws: Draws = {}
         self.graph: torch.cuda.CUDAGraph | None = None

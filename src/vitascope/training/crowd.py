@@ -44,22 +44,25 @@ def train_together(recipes: list[Recipe], folder: Path) -> list[Run | UserError]
         recipe, data, _ = decided(recipe, quiet)
         sessions.append(start_session(recipe, data, sessions[0].hardware if sessions else None))
     crowd = Together(sessions)
-    runs: list[Run | UserError] = [new_run(session.recipe, folder) for session in sessions]
-    for run, session in zip(runs, sessions, strict=True):
-        if isinstance(run, Run):
-            write_facts(run, session)
+    made = [new_run(session.recipe, folder) for session in sessions]
     try:
-        for epoch in range(sessions[0].recipe.train.epochs):
-            _one_epoch(crowd, runs, epoch)
+        return _learnt(crowd, made)
     except BaseException:
-        for run in runs:  # without a checkpoint nobody can go on with them
-            if isinstance(run, Run):
-                shutil.rmtree(run.path, ignore_errors=True)
+        for run in made:  # without a checkpoint nobody can go on with them
+            shutil.rmtree(run.path, ignore_errors=True)
         raise
     finally:
         crowd.close()
         torch.set_num_threads(ALL_THREADS)
-    for run, session in zip(runs, sessions, strict=True):
+
+
+def _learnt(crowd: Together, made: list[Run]) -> list[Run | UserError]:
+    runs: list[Run | UserError] = [*made]
+    for run, session in zip(made, crowd.sessions, strict=True):
+        write_facts(run, session)
+    for epoch in range(crowd.config.epochs):
+        _one_epoch(crowd, runs, epoch)
+    for run, session in zip(runs, crowd.sessions, strict=True):
         if isinstance(run, Run):
             draw_run_curves(
                 run.file("curves.png"), run.metrics, f"{session.recipe.name}, seed {session.recipe.train.seed}"

@@ -55,9 +55,12 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
     if recipe.train.compile == "auto" and device == "cuda":
         batch, least = recipe.train.batch_size, EAGER_STEP.get(recipe.train.objective, LEAST_STEP)
         compiled = images / batch * max(least, flops * batch / EAGER_RATE) > COMPILE_PAYS_AFTER
-    can_capture = device == "cuda" and precision != "float16"  # loss scaling asks the host at every step
+    # Loss scaling asks the host at every step; blocks computed again ask for the generator's state.
+    again = recipe.model.grad_checkpointing and recipe.model.has_chance
+    can_capture = device == "cuda" and precision != "float16" and not again
     if recipe.train.capture == "always" and not can_capture:
-        raise UserError(f"train.capture=always needs a CUDA device and no float16; this is {device} in {precision}.")
+        without = "no float16" if not again else "no model.grad_checkpointing together with dropout"
+        raise UserError(f"train.capture=always needs a CUDA device and {without}; this is {device} in {precision}.")
     captured = can_capture and recipe.train.capture != "never"
     return Hardware(device, precision, compiled, captured, threads)
 

@@ -46,7 +46,7 @@ class EpochRecord:
 
 def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
     """Train to the end. However the loop is left, the last whole epoch's state is in resume.pt."""
-    kept, saved_at, dirty = session.snapshot(), time.monotonic(), False
+    kept, spare, saved_at, dirty = session.snapshot(), None, time.monotonic(), False
     loader, tally = EpochLoader(session), Tally.empty(session)
     try:
         while session.epoch < session.recipe.train.epochs and not out_of_patience(session):
@@ -59,7 +59,7 @@ def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
             session.epoch += 1
             record = finish_epoch(session, run, row | session.objective.look(session.epoch), start)
             keep_on_the_way(session, run)
-            kept, dirty = session.snapshot(kept), True
+            kept, spare, dirty = session.snapshot(spare), kept, True  # by turns: one of them is always whole
             if time.monotonic() - saved_at >= session.recipe.train.save_seconds:
                 save_state(run, kept)
                 saved_at, dirty = time.monotonic(), False
@@ -151,15 +151,17 @@ def broken(what: str, epoch: int) -> str:
 
 
 def too_large(session: Session) -> str:
-    """The device's memory is full: what to change, and whether the result stays the same."""
-    train, batch = session.recipe.train, session.batch
-    part = batch // train.accumulate
-    said = f"The memory of this {session.hardware.device} device does not hold a step with {part} images at once."
-    ways = ["model.grad_checkpointing=true (the same result, more time)", f"train.batch_size={max(1, batch // 2)}"]
-    next_parts = next((parts for parts in range(train.accumulate + 1, batch + 1) if batch % parts == 0), None)
-    if next_parts and not (train.objective == "dino" and session.recipe.dino.batch_norm):
-        ways.insert(0, f"train.accumulate={max(next_parts, 2)} (the same result in smaller parts)")
-    return f"{said} Try {', '.join(ways[:-1])}, or {ways[-1]}."
+    """The device's memory is full: what to change."""
+    recipe, train, batch = session.recipe, session.recipe.train, session.batch
+    said = f"The memory of this {session.hardware.device} device does not hold a step with {batch // train.accumulate}"
+    ways = []
+    parts = [number for number in range(train.accumulate + 1, batch + 1) if train.batch_size % number == 0]
+    if parts and not (train.objective == "dino" and recipe.dino.batch_norm):
+        ways.append(f"train.accumulate={parts[0]} (the same batch in smaller parts)")
+    if not recipe.model.grad_checkpointing:
+        ways.append("model.grad_checkpointing=true (more time)")
+    ways.append(f"train.batch_size={batch // 2}" if batch > 1 else "a smaller model")
+    return f"{said} image(s) at once. Try {' or '.join(ways)}."
 
 
 def out_of_patience(session: Session) -> bool:

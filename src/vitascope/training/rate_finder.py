@@ -95,6 +95,7 @@ def _rate(number: int) -> float:
 def _losses(session: Session) -> Iterator[float]:
     """The loss at each step, epoch after epoch, under the growing rate."""
     loader, number = EpochLoader(session), 0
+    session.objective.stage = session.objective.stage_of(session.recipe.train.epochs - 1)  # whole images
     try:
         for epoch in count():
             order, draws = loader.next(epoch)

@@ -14,6 +14,7 @@ from vitascope.model.patches import PatchEmbed, patchify
 from vitascope.shapes import Patches
 
 IMAGES = 5000  # enough to know how patches vary
+NUMBERS = 2**25  # of large images fewer are enough: more pixels than these are not held at once
 LEAST = 0.01  # added to every variance (of normalised pixels: about 1 on average), so that noise is not blown up
 
 
@@ -28,7 +29,8 @@ def whitening(patches: Patches) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def whiten(embed: PatchEmbed, data: TrainingData) -> None:
     """The projection of patches -> the projection of whitened patches."""
-    images = data.preparation(data.train.evenly(IMAGES).images)
+    one = data.preparation(data.train.images[:1]).numel()
+    images = data.preparation(data.train.evenly(max(1, min(IMAGES, NUMBERS // one))).images)
     mean, matrix = whitening(patchify(images, embed.patch_size))
     weight = embed.proj.weight
     product = weight.flatten(1).double() @ matrix

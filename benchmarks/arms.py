@@ -3,6 +3,7 @@
 import argparse
 import time
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from vitascope import load, train
@@ -12,11 +13,18 @@ from vitascope.training.hardware import passes
 
 
 def measured(
-    arm: str, recipe: str, settings: dict[str, Any], asked: argparse.Namespace, views: int = 1, curve: bool = False
-) -> dict:
+    arm: str,
+    recipe: str,
+    settings: dict[str, Any],
+    asked: argparse.Namespace,
+    *,
+    views: int = 1,
+    curve: bool = False,
+    runs: Path | None = None,
+) -> dict[str, Any]:
     """`asked` has what `add_run_options` asks: `--tune` judges by validation images, else test images are opened."""
     start = time.perf_counter()
-    run = train(recipe, runs=asked.runs, quiet=True, **settings)
+    run = train(recipe, runs=runs or asked.runs, quiet=True, **settings)
     cold, rows, model = time.perf_counter() - start, run.metrics, run.recipe.model
     trained = load(run, device=asked.device)
     if not asked.tune:
@@ -25,13 +33,13 @@ def measured(
         score = trained.evaluate("val", robust=False, views=views).accuracy if views > 1 else rows[-1]["val_accuracy"]
     row = {"accuracy": round(score, 5), "parameters": total_parameters(model), "tokens": model.num_tokens}
     row |= {"flops": total_flops(model), "passes": round(passes(run.recipe), 4), "lr": run.recipe.train.lr}
-    row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows)}
+    row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows) * run.recipe.data.repeat}
     row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold, 1)}
     row |= {"seconds": round(whole_seconds(rows), 1), "steady_seconds": round(steady_seconds(rows), 2)}
     row |= {"images_per_second": round(max(row["images_per_second"] for row in rows))}
     row |= {"curve": accuracy_over_seconds(rows)} if curve else {}
     told = f"{row['parameters']:,} parameters, {row['steady_seconds']} s, {row['images_per_second']:,} images/s"
-    print(f"{arm:35s} seed {run.recipe.train.seed}: {score:.2%}, {told}", flush=True)
+    print(f"{arm:42s} seed {run.recipe.train.seed}: {score:.2%}, {told}", flush=True)
     return row
 
 

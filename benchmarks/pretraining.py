@@ -10,17 +10,17 @@ takes a record of the same settings and measures what is missing.
 import argparse
 import itertools
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import RESULTS
+from benchmarks.arms import measured
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope import load, train
 from vitascope.draw.arms import draw_shares
 from vitascope.draw.look import save
 from vitascope.evaluation.probe import probe
-from vitascope.model.anatomy import total_flops, total_parameters
+from vitascope.model.anatomy import total_flops
 from vitascope.run.directory import Run
 from vitascope.run.metrics import whole_seconds
 from vitascope.training.hardware import passes
@@ -81,16 +81,9 @@ def finetune(arm: str, share: float, seed: int, start: Run | None, more: float, 
     if start is not None:
         chosen |= {"weights": str(start.path.resolve()), "train.layer_decay": asked.layer_decay}
         chosen |= {"train.muon_lr": asked.muon_lr, "train.lr": asked.lr}
-    began = time.perf_counter()
-    run = train(asked.data, runs=asked.runs / "finetuned", quiet=True, **chosen)
-    rows, model = run.metrics, load(run, device=asked.device)
-    score = rows[-1]["val_accuracy"] if asked.tune else model.evaluate(robust=False).accuracy
-    row = {"arm": arm, "kind": "fine-tuned", "labels": share, "seed": seed, "accuracy": round(score, 5)}
-    row |= {"epochs": epochs * repeat, "images_seen": rows[-1]["images_seen"], "flops": total(run)}
-    row |= {"seconds": round(whole_seconds(rows), 1)}
-    row |= {"cold_seconds": round(time.perf_counter() - began, 1), "parameters": total_parameters(run.recipe.model)}
-    print(f"{arm:32s} {share:.0%} of the labels, seed {seed}: {score:.2%}, {row['seconds']} s", flush=True)
-    return row
+    row = {"arm": arm, "kind": "fine-tuned", "labels": share, "seed": seed}
+    row |= measured(f"{arm}, {share:.0%} of the labels", asked.data, chosen, asked, runs=asked.runs / "finetuned")
+    return row | {"flops": 3.0 * row["flops"] * row["passes"] * row["images_seen"]}  # of its whole training
 
 
 def measure(seed: int, asked: argparse.Namespace, record: GrowingRecord) -> None:

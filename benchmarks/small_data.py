@@ -16,7 +16,7 @@ from benchmarks.arms import measured
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.draw.arms import draw_arms
 from vitascope.draw.look import save
-from vitascope.records.arms import arms_of
+from vitascope.records.arms import arms_of, worth_of
 
 PLAIN = {
     "embed_dim": 192, "depth": 9, "num_heads": 12, "mlp_ratio": 2.0, "class_token": True, "global_pool": "token",
@@ -76,16 +76,7 @@ def picture(records: list[Path], out: Path) -> None:
         first, worth = said["rows"][0], arms_of(said["rows"])
         labels = f"{first['labels']:.0%} of the labels"
         title = f"{labels}\nplain: {100 * worth[0].accuracy:.1f} %"
-        told = [
-            (
-                arm.name if arm.base == worth[0].name else f"{arm.name}\n(against {arm.base})",
-                100 * arm.gain,
-                100 * arm.half if arm.half else None,
-            )
-            for arm in worth
-            if arm.gain is not None
-        ]
-        panels[title] = told
+        panels[title] = worth_of(worth)
     save(
         draw_arms(
             panels,

@@ -14,7 +14,7 @@ from benchmarks.arms import measured
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.draw.arms import draw_speed
 from vitascope.draw.look import save
-from vitascope.records.arms import arms_of
+from vitascope.records.arms import arms_of, worth_of
 
 ARMS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -58,12 +58,7 @@ def picture(records: list[Path], out: Path) -> None:
     """Every recipe's way to its accuracy, and what the parts of the first are worth."""
     found = {path.stem: json.loads(path.read_text(encoding="utf-8"))["rows"] for path in records}
     curves = {name: [row["curve"] for row in rows if row["arm"] == rows[0]["arm"]] for name, rows in found.items()}
-    worth = [
-        (arm.name, 100 * arm.gain, 100 * arm.half if arm.half else None)
-        for arm in arms_of(next(iter(found.values())))
-        if arm.gain is not None
-    ]
-    save(draw_speed(curves, worth), out)
+    save(draw_speed(curves, worth_of(arms_of(next(iter(found.values()))))), out)
 
 
 def main() -> None:
@@ -89,7 +84,7 @@ def main() -> None:
         if not record.has(arm=arm, seed=seed):
             settings = common | ARMS[arm] | {"train.seed": seed}
             record.add(
-                {"arm": arm, "seed": seed} | measured(arm, asked.recipe, settings, asked, asked.views, curve=True)
+                {"arm": arm, "seed": seed} | measured(arm, asked.recipe, settings, asked, views=asked.views, curve=True)
             )
     record.write()
     print(f"Record: {asked.out}")

@@ -85,36 +85,32 @@ def _check_small(train: TrainConfig, model: ModelConfig) -> None:
         raise UserError(f"train.small_size={size}, but train.small_share=0 of the epochs are to see such images.")
     if train.patience:
         raise UserError("train.patience would count the epochs of smaller images. Leave it or train.small_size out.")
-    if model.absolute_positions == "sinusoidal":
-        raise UserError(
-            "positions=sinusoidal count along one line and fit no smaller image. Choose sincos2d or learned."
-        )
-    if model.attention == "lsa" and (size // rows) * (size // columns) + model.num_prefix_tokens < 2:
-        raise UserError(
-            f"attention=lsa: an image of train.small_size={size} is one token, which has nobody to look at."
-        )
+    _check_other_size(f"an image of train.small_size={size}", size, model)
 
 
 def _check_crops(dino: DinoConfig, model: ModelConfig) -> None:
-    rows, columns = model.patch_shape
-    size = dino.local_size
-    if dino.local_crops and (size % rows or size % columns or size > min(model.image_shape)):
-        raise UserError(
-            f"dino.local_size={size} must be a multiple of patch_size={model.patch_size} and at most "
-            f"img_size={model.img_size}."
-        )
-    if dino.local_crops and model.absolute_positions == "sinusoidal":
-        raise UserError(
-            "positions=sinusoidal count along one line and fit no smaller crop. Choose sincos2d or learned."
-        )
-    if (
-        dino.local_crops
-        and model.attention == "lsa"
-        and (size // rows) * (size // columns) + model.num_prefix_tokens < 2
-    ):
-        raise UserError(f"attention=lsa: a crop of dino.local_size={size} is one token, which has nobody to look at.")
+    size, (rows, columns) = dino.local_size, model.patch_shape
+    if dino.local_crops:
+        if size % rows or size % columns or size > min(model.image_shape):
+            raise UserError(
+                f"dino.local_size={size} must be a multiple of patch_size={model.patch_size} and at most "
+                f"img_size={model.img_size}."
+            )
+        _check_other_size(f"a crop of dino.local_size={size}", size, model)
     if dino.teacher_momentum == 1:
         raise UserError("dino.teacher_momentum=1: the teacher would never learn. The default is 0.996.")
+
+
+def _check_other_size(what: str, size: int, model: ModelConfig) -> None:
+    """Whether a model can see images that have fewer patches than its own."""
+    rows, columns = model.patch_shape
+    if model.absolute_positions == "sinusoidal":
+        raise UserError(
+            f"positions=sinusoidal count along one line and fit no smaller {what.split()[1]}. Choose sincos2d or "
+            "learned."
+        )
+    if model.attention == "lsa" and (size // rows) * (size // columns) + model.num_prefix_tokens < 2:
+        raise UserError(f"attention=lsa: {what} is one token, which has nobody to look at.")
 
 
 def _check_masking(model: ModelConfig) -> None:

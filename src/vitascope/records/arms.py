@@ -53,6 +53,20 @@ def arms_of(rows: list[dict[str, Any]]) -> list[Arm]:
     return found
 
 
+def worth_of(arms: list[Arm]) -> list[tuple[str, float, float | None]]:
+    """For a picture: name (and against what, unless it is the first), points, half of their interval."""
+    first = arms[0].name
+    return [
+        (
+            arm.name if arm.base == first else f"{arm.name}\n(against {arm.base})",
+            100 * arm.gain,
+            100 * arm.half if arm.half else None,
+        )
+        for arm in arms
+        if arm.gain is not None
+    ]
+
+
 def interval(values: list[float], comparisons: int = 1) -> float | None:
     """Half of the 95 % interval of their mean (Student's t); wider where several are to hold together (Bonferroni)."""
     if len(values) < 2:

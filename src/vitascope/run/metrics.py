@@ -90,8 +90,7 @@ def whole_seconds(rows: list[Row]) -> float:
 def steady_seconds(rows: list[Row]) -> float:
     """The same without setting up: the first epoch, which holds it, counts like the median of the few that follow
     (later ones may be of larger images)."""
-    times = steady_times([row["seconds"] for row in rows])
-    return sum(times)
+    return sum(steady_times([row["seconds"] for row in rows]))
 
 
 def steady_times(seconds: list[float]) -> list[float]:

@@ -1,7 +1,7 @@
 """`python -m benchmarks.together`: how fast many small models learn as one computation, beside one alone.
 
 64 wide, 4 blocks, 16 tokens (MNIST in patches of 7), batch 256, AdamW; the whole step is in the clock: images, forward,
-backward, update. Every row is a process of its own.
+backward, update. Every row is a process of its own. `--recipe` measures another recipe's model instead.
 """
 
 import argparse
@@ -25,12 +25,13 @@ from vitascope.training.train import console_for, decided
 
 SHAPE = ["model.img_size=28", "model.patch_size=7", "model.in_chans=1", "model.embed_dim=64", "model.depth=4"]
 SHAPE += ["model.num_heads=2", "model.class_token=false", "model.global_pool=avg", "train.batch_size=256"]
-SHAPE += ["train.epochs=3", "data.augment.shift=0"]
+SHAPE += ["data.augment.shift=0"]
 
 
 def measure(models: int, compiled: bool, asked: argparse.Namespace) -> dict[str, Any]:
-    words = [*SHAPE, f"data.name={asked.data}", f"train.compile={'always' if compiled else 'never'}"]
-    base, data, _ = decided(read_recipe("sheet-d", words), console_for(quiet=True))
+    words = ["train.epochs=3", f"train.compile={'always' if compiled else 'never'}"]
+    words += [] if asked.recipe else [*SHAPE, f"data.name={asked.data}"]
+    base, data, _ = decided(read_recipe(asked.recipe or "sheet-d", words), console_for(quiet=True))
     sessions = []
     for seed in range(models):
         recipe = replace(base, train=replace(base.train, seed=seed))
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", type=int, default=[1, 8, 32, 128])
     parser.add_argument("--compiled", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--data", default="mnist")
+    parser.add_argument("--recipe", help="this one's model and data instead")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, default=RESULTS / "together-cuda.json")
     parser.add_argument("--one", action="store_true", help="measure here and print: what each process does")
@@ -71,6 +73,7 @@ def main() -> None:
     for compiled in asked.compiled:
         for models in asked.models:
             words = ["--one", "--models", str(models), "--compiled", str(compiled), "--data", asked.data]
+            words += ["--recipe", asked.recipe] if asked.recipe else []
             done = subprocess.run([sys.executable, "-m", "benchmarks.together", *words], capture_output=True, text=True)
             if done.returncode:
                 print(f"{models} models, compiled={compiled}: failed\n{done.stderr[-1500:]}", flush=True)

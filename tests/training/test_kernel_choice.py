@@ -109,12 +109,16 @@ def test_the_whole_model_is_the_same_with_its_kernels(unchecked_shapes) -> None:
 
 @on_gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(tmp_path, precision, unchecked_shapes) -> None:
+def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(
+    tmp_path, precision, unchecked_shapes, monkeypatch
+) -> None:
+    from vitascope.training import muon
     from vitascope.training.feeding import EpochLoader
     from vitascope.training.step import Tally
 
+    monkeypatch.setattr(muon, "ON_GPU", torch.float32)  # in bfloat16 the last digit of a weight decides on some updates
     found = {}
-    for name, capture in (("plain", "never"), ("again", "never"), ("recorded", "always")):
+    for name, capture in (("plain", "never"), ("recorded", "always")):
         quiet = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0, "train.device": "cuda"}
         quiet["model.qkv_bias"] = "false"  # a key's bias changes nothing: its gradient is rounding, which Adam enlarges
         how = {"train.precision": precision, "train.capture": capture}
@@ -126,12 +130,9 @@ def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(tmp_path, p
         found[name] = (losses, {key: weight.detach() - before[key] for key, weight in session.model.named_parameters()})
     assert found["recorded"][0] == pytest.approx(found["plain"][0], rel=1e-4 if precision == "float32" else 1e-2)
     if precision == "float32":
-        # Of the way each weight went, not of the weight: Adam's first steps are as long for a gradient near 0, whose
-        # sign is chance, and Muon iterates in bfloat16. What chance does, the plain step done twice says.
-        for key, way in found["plain"][1].items():
-            chance = (found["again"][1][key] - way).norm()
-            apart = (found["recorded"][1][key] - way).norm()
-            assert apart < 0.03 * way.norm() + 3 * chance, (key, apart / way.norm(), chance / way.norm())
+        for key, way in found["plain"][1].items():  # of the way each weight went, not of the weight
+            apart = (found["recorded"][1][key] - way).norm() / way.norm()
+            assert apart < 0.03, (key, apart)
 
 
 @on_gpu

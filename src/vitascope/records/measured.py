@@ -133,6 +133,16 @@ def _mean_and_error(values: list[float], places: int) -> str:
     return f"{mean(values):+.{places}f}{error}"
 
 
+def together(folder: Path, names: list[str]) -> str:
+    """Many small models as one computation (`python -m benchmarks.together`)."""
+    lines = []
+    for row in rows_of(folder, names):
+        speed, step = f"{row['images_per_second']:,}", f"{row['milliseconds_a_step']:.2f}"
+        compiled = "yes" if row["compiled"] else "no"
+        lines.append([str(row["models"]), compiled, speed, step, f"{row['tflops']:.0f}", f"{row['cold_seconds']:.0f}"])
+    return markdown(["models", "compiled", "images/s", "ms a step of all", "TFLOP/s", "first epoch, s"], lines)
+
+
 def fewer_tokens(folder: Path, names: list[str]) -> str:
     """Merging and dropping at inference (`python -m benchmarks.fewer_tokens`)."""
     rows = rows_of(folder, names)

@@ -68,6 +68,7 @@ KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "odd-size": measured.odd_size,
     "small-data": measured.small_data,
     "speedrun": measured.speedrun,
+    "together": measured.together,
     "fewer-tokens": measured.fewer_tokens,
     "pretraining": measured.pretraining,
     "features": measured.features,

@@ -42,13 +42,14 @@ def test_orthogonalising_ignores_scale_and_follows_turns_and_transposes() -> Non
 
 
 def test_a_batch_of_matrices_is_each_alone_and_qkv_is_three() -> None:
-    updates = [torch.randn(12, 4), torch.randn(4, 4), torch.randn(12, 4)]
-    together = orthogonalised(updates, parts=1)
+    updates = [torch.randn(12, 4), torch.randn(4, 4), torch.randn(12, 4), torch.randn(4, 12)]
+    together = orthogonalised(updates, parts=[1, 1, 1, 1])
     for update, step in zip(updates, together, strict=True):
         rows, columns = update.shape
         expected = orthogonalise(update[None])[0] * max(1, rows / columns) ** 0.5
         torch.testing.assert_close(step, expected, atol=1e-5, rtol=1e-4)
-    [packed] = orthogonalised([updates[0]], parts=3)
+    packed, beside = orthogonalised(updates[:2], parts=[3, 1])  # parts go into the batch of whole matrices
+    torch.testing.assert_close(beside, together[1], atol=1e-5, rtol=1e-4)
     for part, update in zip(packed.chunk(3), updates[0].chunk(3), strict=True):
         torch.testing.assert_close(part, orthogonalise(update[None])[0], atol=1e-5, rtol=1e-4)
 

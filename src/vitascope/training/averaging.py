@@ -1,5 +1,7 @@
 """Weights over many steps -> their exponential average, which often answers better than the last step's."""
 
+# pyright: reportPrivateImportUsage=false
+
 import copy
 from typing import Generic, TypeVar
 
@@ -19,8 +21,9 @@ class Average(Generic[Averaged]):
     def follow(self, model: nn.Module, decay: float | Tensor) -> None:
         averaged: list[Tensor] = list(self.model.parameters())
         weights: list[Tensor] = list(model.parameters())
-        share = [1 - decay] * len(weights) if isinstance(decay, Tensor) else 1 - decay
-        torch._foreach_lerp_(averaged, weights, share)  # pyright: ignore
+        apart = torch._foreach_sub(weights, averaged)
+        torch._foreach_mul_(apart, 1 - decay)  # a share on the device would make of a lerp one kernel per weight
+        torch._foreach_add_(averaged, apart)
 
 
 def decay_at(step: int, decay: float) -> float:

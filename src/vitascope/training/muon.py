@@ -3,6 +3,8 @@
 The momentum is orthogonalised by five Newton-Schulz steps; the packed qkv projection counts as three matrices.
 """
 
+# pyright: reportPrivateImportUsage=false
+
 from collections import defaultdict
 from typing import Any
 
@@ -18,11 +20,11 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     """(matrix, row, column): each matrix's singular values are brought near 1; zero stays zero."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
+    x = _wide(matrices)
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(STEPS):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
@@ -34,19 +36,27 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            updates = [self._momentum(weight, weight.grad, group["momentum"]) for weight in weights]
-            for weight, update in zip(weights, orthogonalised(updates, group["parts"]), strict=True):
-                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update * group["lr"])
+        learnt = [(group, [one for one in group["params"] if one.grad is not None]) for group in self.param_groups]
+        learnt = [(group, weights) for group, weights in learnt if weights]
+        updates, parts = [], []
+        for group, weights in learnt:
+            updates += self._momentum(weights, group["momentum"])
+            parts += [group["parts"]] * len(weights)
+        steps = iter(orthogonalised(updates, parts))
+        for group, weights in learnt:
+            own = torch._foreach_mul([next(steps) for _ in weights], group["lr"])
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_sub_(weights, own)
 
-    def _momentum(self, weight: nn.Parameter, gradient: Tensor, decay: float) -> Tensor:
-        """Nesterov: the gradient pulled towards the average that already contains it."""
-        state = self.state[weight]
-        if not state:
-            state["momentum"] = torch.zeros_like(weight)
-        average = state["momentum"].lerp_(gradient, 1 - decay)
-        return torch.lerp(gradient, average, decay)
+    def _momentum(self, weights: list[nn.Parameter], decay: float) -> list[Tensor]:
+        """Nesterov: the gradients pulled towards the averages that already contain them."""
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight]["momentum"] = torch.zeros_like(weight)
+        averages = [self.state[weight]["momentum"] for weight in weights]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        torch._foreach_lerp_(averages, gradients, 1 - decay)
+        return list(torch._foreach_lerp(gradients, averages, decay))
 
 
 def parts_of(name: str) -> int:
@@ -54,18 +64,25 @@ def parts_of(name: str) -> int:
     return 3 if name.endswith("qkv.weight") else 1
 
 
-def orthogonalised(updates: list[Tensor], parts: int) -> list[Tensor]:
-    """All matrices of one shape in one batch; scaled by √(rows/columns) where taller than wide (Jordan). An update may
-    be a stack of matrices: many models'."""
-    shapes: dict[torch.Size, list[int]] = defaultdict(list)
-    for index, update in enumerate(updates):
-        shapes[update.shape].append(index)
+def orthogonalised(updates: list[Tensor], parts: list[int]) -> list[Tensor]:
+    """All matrices of one shape in one batch, tall ones turned, whatever parameter and group they are of; scaled by
+    √(rows/columns) where taller than wide (Jordan). An update may be a stack of matrices: many models'."""
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    sizes = [(update.shape[-2] // count, update.shape[-1]) for update, count in zip(updates, parts, strict=True)]
+    for place, (rows, columns) in enumerate(sizes):
+        alike[min(rows, columns), max(rows, columns)].append(place)
     result = list(updates)
-    for shape, places in shapes.items():
-        rows, columns = shape[-2] // parts, shape[-1]
-        stacked = torch.stack([updates[place] for place in places]).view(-1, rows, columns)
+    for places in alike.values():
+        own = [_wide(updates[place].reshape(-1, *sizes[place])) for place in places]
+        stacked = torch.cat(own)
         low = ON_GPU if stacked.is_cuda else stacked.dtype
-        steps = orthogonalise(stacked.to(low)).to(stacked.dtype) * max(1.0, rows / columns) ** 0.5
-        for place, step in zip(places, steps.view(len(places), *shape), strict=True):
-            result[place] = step
+        steps = orthogonalise(stacked.to(low)).to(stacked.dtype).split([len(matrices) for matrices in own])
+        for place, step in zip(places, steps, strict=True):
+            rows, columns = sizes[place]
+            turned = step.mT if rows > columns else step
+            result[place] = turned.reshape(updates[place].shape) * max(1.0, rows / columns) ** 0.5
     return result
+
+
+def _wide(matrices: Tensor) -> Tensor:
+    return matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices

@@ -274,15 +274,11 @@ class Together:
         moment.lerp_(gradient, 1 - self.config.momentum)
         pulled = torch.lerp(gradient, moment, self.config.momentum)
         count = len(self.by_muon)
-        parts = zip(pulled.split(self.sizes[-count:], dim=1), self.shapes[-count:], strict=True)
-        matrices = dict(zip(self.by_muon, (part.unflatten(1, shape) for part, shape in parts), strict=True))
-        steps: dict[str, Tensor] = {}
-        for packed in sorted(set(map(parts_of, self.by_muon))):
-            names = [name for name in self.by_muon if parts_of(name) == packed]
-            for name, step in zip(names, orthogonalised([matrices[name] for name in names], packed), strict=True):
-                steps[name] = step.flatten(1)
+        matrices = zip(pulled.split(self.sizes[-count:], dim=1), self.shapes[-count:], strict=True)
+        stacks = [own.unflatten(1, shape) for own, shape in matrices]
+        steps = orthogonalised(stacks, [parts_of(name) for name in self.by_muon])
         lr = self.muon_lr * rate
-        weight.mul_(1 - lr * self.decay).sub_(torch.cat([steps[name] for name in self.by_muon], dim=1) * lr)
+        weight.mul_(1 - lr * self.decay).sub_(torch.cat([step.flatten(1) for step in steps], dim=1) * lr)
 
 
 def _mixed(images: Tensor, labels: Tensor, draw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

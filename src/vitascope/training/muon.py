@@ -20,7 +20,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     """(matrix, row, column): each matrix's singular values are brought near 1; zero stays zero."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = _wide(matrices)
+    x = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(STEPS):
         gram = x @ x.mT
@@ -65,24 +65,17 @@ def parts_of(name: str) -> int:
 
 
 def orthogonalised(updates: list[Tensor], parts: list[int]) -> list[Tensor]:
-    """All matrices of one shape in one batch, tall ones turned, whatever parameter and group they are of; scaled by
-    √(rows/columns) where taller than wide (Jordan). An update may be a stack of matrices: many models'."""
+    """All matrices of one shape in one batch, whatever parameter and group they are of; scaled by √(rows/columns) where
+    taller than wide (Jordan). An update may be a stack of matrices: many models'."""
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
-    sizes = [(update.shape[-2] // count, update.shape[-1]) for update, count in zip(updates, parts, strict=True)]
-    for place, (rows, columns) in enumerate(sizes):
-        alike[min(rows, columns), max(rows, columns)].append(place)
+    for place, (update, count) in enumerate(zip(updates, parts, strict=True)):
+        alike[update.shape[-2] // count, update.shape[-1]].append(place)
     result = list(updates)
-    for places in alike.values():
-        own = [_wide(updates[place].reshape(-1, *sizes[place])) for place in places]
+    for (rows, columns), places in alike.items():
+        own = [updates[place].reshape(-1, rows, columns) for place in places]
         stacked = torch.cat(own)
         low = ON_GPU if stacked.is_cuda else stacked.dtype
-        steps = orthogonalise(stacked.to(low)).to(stacked.dtype).split([len(matrices) for matrices in own])
-        for place, step in zip(places, steps, strict=True):
-            rows, columns = sizes[place]
-            turned = step.mT if rows > columns else step
-            result[place] = turned.reshape(updates[place].shape) * max(1.0, rows / columns) ** 0.5
+        steps = orthogonalise(stacked.to(low)).to(stacked.dtype) * max(1.0, rows / columns) ** 0.5
+        for place, step in zip(places, steps.contiguous().split([len(one) for one in own]), strict=True):
+            result[place] = step.view(updates[place].shape)
     return result
-
-
-def _wide(matrices: Tensor) -> Tensor:
-    return matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices

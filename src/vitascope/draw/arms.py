@@ -69,5 +69,5 @@ def draw_shares(rows: list[dict[str, Any]]) -> Figure:
     panel.grid(alpha=0.25)
     panel.legend(frameon=False)
     label(panel, "What learning without labels is worth", "labels in %", "accuracy in %")
-    caption(figure, "Dots are seeds, lines go through their means. All starts are fine-tuned in the same way.")
+    caption(figure, "Dots are seeds, lines go through their means. Every start is fine-tuned in as many steps.")
     return figure

@@ -72,7 +72,13 @@ class Preparation:
         return (images * std + mean).clamp(0, 1)
 
 
-@cache
+@torch.compiler.assume_constant_result  # a compiled step takes it as it lies on the device
 def _column(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """channel × 1 × 1, made once per device: making it anew would hold up a GPU at every step."""
+    """channel × 1 × 1."""
+    return _made_once(values, dtype, device)
+
+
+@cache
+def _made_once(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Making it anew would hold up a GPU at every step."""
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

@@ -25,6 +25,7 @@ class Classify(Objective):
         if config.train.small_epochs:
             size = (config.train.small_size, config.train.small_size)
             self.forwards.insert(0, learning.compiled(Smaller(learning.model, size)))
+        self.judged = learning.compiled(judged)
         self.weights: Tensor | None = None  # per class, for data.balance=loss
         if config.data.balance == "loss":
             self.weights = class_weights(data.train.labels, len(data.classes)).to(learning.hardware.device)
@@ -51,10 +52,9 @@ class Classify(Objective):
         with self.learning.hardware.autocast():
             logits = self.forwards[self.stage](images)
             taught = self.teacher(images) if self.teacher else None
-        loss = cross_entropy(logits, target, config.label_smoothing, self.weights)
+        loss, right = self.judged(logits, target, config.label_smoothing, self.weights)
         if taught is not None:
             loss = torch.lerp(loss, distilled(logits, taught, config), config.distill_share)
-        right = (logits.detach().argmax(1) == target.dominant()).float().mean()
         return {"train_loss": loss, "train_accuracy": right}
 
     def look(self, epoch: int) -> dict[str, float]:
@@ -63,6 +63,12 @@ class Classify(Objective):
             return {}
         found = score(self.learning.answering, data.validation, data.preparation, self.learning.hardware)
         return {"val_loss": found.loss, "val_accuracy": found.accuracy}
+
+
+def judged(logits: Tensor, target: Target, smoothing: float, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The loss, and the share of right answers."""
+    right = (logits.detach().argmax(1) == target.dominant()).float().mean()
+    return cross_entropy(logits, target, smoothing, weights), right
 
 
 def cross_entropy(logits: Tensor, target: Target, smoothing: float, weights: Tensor | None) -> Tensor:

@@ -1,8 +1,9 @@
 """What a step of learning wants: the same loop for labels, for DINO and for MAE; each objective says its own part."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from vitascope.training.averaging import Average
 from vitascope.training.hardware import Hardware
 from vitascope.training.schedule import Values
 
-Part = TypeVar("Part", bound=nn.Module)
+Part = TypeVar("Part", bound=Callable[..., Any])
 Inputs = tuple[Tensor, ...]  # what a step learns from, images along the first axis of each
 Numbers = dict[str, Tensor]  # what a step tells, the loss among them
 
@@ -41,8 +42,8 @@ class Learning:
     def batch(self) -> int:
         return min(self.recipe.train.batch_size, len(self.data.train))
 
-    def compiled(self, module: Part) -> Part:
-        return torch.compile(module) if self.hardware.compiled else module  # pyright: ignore[reportReturnType]
+    def compiled(self, part: Part) -> Part:
+        return torch.compile(part) if self.hardware.compiled else part  # pyright: ignore[reportReturnType]
 
 
 class Objective:

@@ -70,8 +70,8 @@ class Together:
         self.values = {name: self.table.new_tensor([row[name] for row in rows]) for name in rows[0]}
         self.place, self.step = (torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(2))
         self.told = self.table.new_zeros(2, self.count)  # loss and share of right answers, summed over an epoch
-        self.forward = torch.compile(self._losses) if self.first.hardware.compiled else self._losses
-        self.update = torch.compile(self._update) if self.first.hardware.compiled else self._update
+        compiled = torch.compile if self.first.hardware.compiled else lambda part: part
+        self.given, self.forward, self.update = map(compiled, (self._given, self._losses, self._update))
         self.pool = ThreadPoolExecutor(1)
         self.ahead: dict[int, Future[tuple[Tensor, Draws]]] = {}
         self.order: Tensor | None = None
@@ -209,7 +209,7 @@ class Together:
         index = self.order.index_select(0, self.place)[0]
         draws = {name: draw.index_select(0, self.place)[0] for name, draw in self.draws.items()}
         model = torch.arange(self.count, device=self.device)[:, None]
-        pixels, answers, wanted = self._given(self.images[model, index], self.labels[model, index], draws)
+        pixels, answers, wanted = self.given(self.images[model, index], self.labels[model, index], draws)
         losses, right = self.forward(self.weights, pixels, answers, wanted)
         gradients = torch.autograd.grad(losses.sum(), list(self.weights.values()))
         self.update([gradient.detach() for gradient in gradients])

@@ -1,0 +1,55 @@
+"""python -m tests.training.compiled_steps FOLDER: plain and compiled losses of each objective and of many models, as JSON.
+
+A process of its own: the tests' shape checks cannot be traced. Steps are traced as on a GPU but run by PyTorch's own
+operations, so no compiler is needed; a part that cannot be traced whole is an error.
+"""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tests.training.test_runs import session_of
+from tests.training.tiny import tiny_run
+from vitascope.training.together import Together
+
+VARIED = {"data.augment.cutmix": 1.0, "data.augment.mixup": 0.4, "data.augment.erase": 0.25, "train.device": "cpu"}
+DINO = {"train.objective": "dino", "train.ema": 0, "dino.prototypes": 32, "dino.local_size": 4, "dino.hidden": 32}
+OBJECTIVES = {"classify": VARIED, "mae": {"train.objective": "mae", "mae.pictures": 0}, "dino": DINO}
+
+
+def alone(folder: Path, settings: dict, compiled: str) -> list[float]:
+    run = tiny_run(folder / compiled, **settings, **{"train.epochs": 2, "train.compile": compiled})
+    return [row["train_loss"] for row in run.metrics]
+
+
+def together(folder: Path, settings: dict, compiled: str) -> list[float]:
+    settings = settings | {"train.compile": compiled, "train.optimizer": "muon"}
+    crowd = Together([session_of(folder / compiled, **settings, **{"train.seed": seed})[0] for seed in (1, 2)])
+    losses = torch.cat([crowd.epoch(epoch)[0] for epoch in range(2)]).tolist()
+    crowd.close()
+    return losses
+
+
+def main(folder: Path) -> None:
+    names: list[str] = []
+    compiling = partial(torch.compile, backend="aot_eager", fullgraph=True)
+
+    def compile_and_tell(part):
+        names.append(getattr(part, "__name__", type(part).__name__))
+        return compiling(part)
+
+    torch.compile = compile_and_tell
+    found = {}
+    ways = {name: (alone, settings) for name, settings in OBJECTIVES.items()} | {"together": (together, VARIED)}
+    for name, (way, settings) in ways.items():
+        plain = way(folder / name, settings, "never")
+        names.clear()
+        found[name] = {"plain": plain, "compiled": way(folder / name, settings, "always"), "parts": list(names)}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""python -m tests.training.compiled_steps FOLDER: plain and compiled losses of each objective and of many models, as JSON.
+"""python -m tests.training.compiled_steps FOLDER: plain and compiled losses of objectives and of many models, as JSON.
 
 A process of its own: the tests' shape checks cannot be traced. Steps are traced as on a GPU but run by PyTorch's own
 operations, so no compiler is needed; a part that cannot be traced whole is an error.

@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from torch import nn
+
+from vitascope.recipe.reading import read_recipe
+from vitascope.training import hardware
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +34,13 @@ def test_a_compiled_step_learns_what_the_plain_one_learns(steps, way, parts) -> 
     assert parts <= set(found["parts"])
     assert found["compiled"] == pytest.approx(found["plain"], rel=1e-5)
     assert found["plain"][0] != found["plain"][-1]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "epochs", "models", "pays"),
+    [("cifar10", 100, 1, True), ("cifar10", 2, 1, False), ("sheet-c", 50, 1, False), ("sheet-c", 50, 5, True)],
+)
+def test_compiling_is_chosen_where_it_pays(monkeypatch, recipe, epochs, models, pays) -> None:
+    monkeypatch.setattr(hardware, "choose_device", lambda _: "cuda")
+    said = read_recipe(recipe, ["train.precision=bfloat16", f"train.epochs={epochs}"])
+    assert hardware.choose_hardware(said, nn.Identity(), epochs * 45_000, models).compiled is pays

@@ -42,7 +42,8 @@ def train_together(recipes: list[Recipe], folder: Path) -> list[Run | UserError]
     sessions: list[Session] = []
     for recipe in recipes:
         recipe, data, _ = decided(recipe, quiet)
-        sessions.append(start_session(recipe, data, sessions[0].hardware if sessions else None))
+        first = sessions[0].hardware if sessions else None
+        sessions.append(start_session(recipe, data, first, models=len(recipes)))
     crowd = Together(sessions)
     made = [new_run(session.recipe, folder) for session in sessions]
     try:

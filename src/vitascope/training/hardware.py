@@ -40,8 +40,8 @@ class Hardware:
         return torch.autocast(self.device, dtype=self.dtype, enabled=self.precision != "float32")
 
 
-def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
-    """`images` are all images the run will see, for the guess whether compiling pays."""
+def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int = 1) -> Hardware:
+    """`images` are all images the run will see, for the guess whether compiling pays; `models` learn together."""
     device = choose_device(recipe.train.device)
     flops = 3 * total_flops(recipe.model) * passes(recipe)  # forward, and twice that backward, per image
     threads = recipe.train.threads or ALL_THREADS
@@ -54,7 +54,7 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int) -> Hardware:
     compiled = recipe.train.compile == "always"
     if recipe.train.compile == "auto" and device == "cuda":
         batch, least = recipe.train.batch_size, EAGER_STEP[recipe.train.objective]
-        compiled = images / batch * max(least, flops * batch / EAGER_RATE) > COMPILE_PAYS_AFTER
+        compiled = images / batch * max(least, flops * batch * models / EAGER_RATE) > COMPILE_PAYS_AFTER
     # Loss scaling asks the host at every step; blocks computed again ask for the generator's state.
     again = recipe.model.grad_checkpointing and recipe.model.has_chance
     can_capture = device == "cuda" and precision != "float16" and not again

@@ -128,10 +128,14 @@ class Session:
 
 
 def start_session(
-    recipe: Recipe, data: TrainingData, decided: Hardware | None = None, weights: dict[str, Tensor] | None = None
+    recipe: Recipe,
+    data: TrainingData,
+    decided: Hardware | None = None,
+    weights: dict[str, Tensor] | None = None,
+    models: int = 1,
 ) -> Session:
     """Fresh weights from the seed, or the given ones; `decided` repeats an earlier choice of device, precision and
-    compilation."""
+    compilation, which else depends on how many models learn together."""
     torch.manual_seed(recipe.train.seed)
     model = VisionTransformer(recipe.model)
     if weights is not None:
@@ -139,7 +143,8 @@ def start_session(
     if recipe.train.whiten:
         whiten(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
     set_learning(model, recipe.train)
-    hardware = decided or choose_hardware(recipe, model, recipe.train.epochs * recipe.data.repeat * len(data.train))
+    images = recipe.train.epochs * recipe.data.repeat * len(data.train)
+    hardware = decided or choose_hardware(recipe, model, images, models)
     torch.set_num_threads(hardware.threads)
     if hardware.device == "cpu":
         keep_freed_memory()

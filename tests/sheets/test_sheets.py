@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from tests.study.test_study import fake
+from tests.training.tiny import tiny_run
 from vitascope import UserError
-from vitascope.sheets import a, b, c, d, e
+from vitascope.sheets import a, b, c, d, e, starts
 from vitascope.sheets.all import run_sheet
-from vitascope.sheets.lab import reached
+from vitascope.sheets.lab import Lab, reached
 from vitascope.sheets.pictures import mask_numbers, positions_figure
 from vitascope.sheets.writing import Report
 from vitascope.study import running
@@ -83,6 +84,24 @@ def test_a_claim_holds_or_not_by_the_seeds() -> None:
     assert "cannot be told from the best" in told
 
 
+def test_three_starts_are_compared_or_it_is_said_what_is_missing(tmp_path, monkeypatch) -> None:
+    """On digits, with a small run's weights for ImageNet's."""
+    weights = tiny_run(tmp_path / "weights").path
+    monkeypatch.setattr(starts, "MNIST", ["data.name=digits", "model.in_chans=1"])
+    monkeypatch.setattr(starts, "OWN", ["model.img_size=8", "model.patch_size=2"])
+    monkeypatch.setattr(starts, "LARGE", ["model.img_size=16", "model.patch_size=4"])
+    monkeypatch.setattr(starts, "QUICK", ["train.epochs=1", "train.batch_size=64"])
+    report = report_of("D", tmp_path)
+    starts.compare_starts(Lab(tmp_path / "D", 1, True, QUIET, "cpu", str(weights)), report)
+    assert len(report.numbers["starts"]) == 3 and "learns much quicker" in text_of(report)
+    assert len(list((tmp_path / "D").rglob("model.safetensors"))) == 3
+    report = report_of("D", tmp_path)
+    starts.compare_starts(Lab(tmp_path / "D", 1, True, QUIET, "cpu", "nowhere.safetensors"), report)
+    assert "Not run, for want of weights" in text_of(report) and "starts" not in report.numbers
+    with pytest.raises(UserError, match="--weights is for sheet D"):
+        run_sheet("A", tmp_path, weights="x.safetensors", console=QUIET)
+
+
 def test_when_an_accuracy_is_reached() -> None:
     def result(*curve):
         return {"accuracy": curve[-1], "seconds": 10.0, "curves": {"val_accuracy": list(curve)}}
@@ -96,13 +115,13 @@ def test_when_an_accuracy_is_reached() -> None:
 
 def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None:
     """On the digits that come with scikit-learn, which are as many tokens."""
-    digits = ["data.name=digits", "model.img_size=8", "model.patch_size=2", "train.batch_size=64"]
+    digits = ["data.name=digits", "model.img_size=8", "model.patch_size=4,2", "train.batch_size=64"]
     monkeypatch.setattr(a, "QUICK", [*digits, "data.fraction=0.1,0.5", "train.epochs=2"])
     for _ in range(2):
         page = run_sheet("a", tmp_path, seeds=2, quick=True, device="cpu", commit="abc", console=QUIET)
         runs = sorted((tmp_path / "A-quick").rglob("model.safetensors"))
         times = [run.stat().st_mtime_ns for run in runs]
-        assert len(runs) == 4
+        assert len(runs) == 8
     assert [run.stat().st_mtime_ns for run in runs] == times
     text = page.with_suffix(".md").read_text()
     assert "94.61 % after 1,000 epochs" in text and "Shortened" in text and "17 × 17" in text
@@ -114,11 +133,14 @@ def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None
 
 
 def test_missing_data_is_said_at_once_and_a_failed_run_is_tried_again(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(a, "QUICK", ["data.name=nowhere.npz", "data.fraction=0.1,0.5", "train.epochs=1"])
+    monkeypatch.setattr(
+        a, "QUICK", ["data.name=nowhere.npz", "model.patch_size=4,2", "data.fraction=0.1,0.5", "train.epochs=1"]
+    )
     with pytest.raises(UserError, match=r"nowhere\.npz"):
         run_sheet("a", tmp_path, quick=True, device="cpu", console=QUIET)
     assert not (tmp_path / "A-quick").exists()
-    digits = ["data.name=digits", "model.img_size=8", "model.patch_size=2", "data.fraction=0.1,0.5", "train.epochs=1"]
+    digits = ["data.name=digits", "model.img_size=8", "model.patch_size=4,2"]
+    digits += ["data.fraction=0.1,0.5", "train.epochs=1"]
     monkeypatch.setattr(a, "QUICK", digits)
     real = running.train_recipe
     monkeypatch.setattr(running, "train_recipe", lambda *_: (_ for _ in ()).throw(UserError("the disk is full")))

@@ -505,3 +505,12 @@ def broken_result(*_):
 def make(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+def test_what_is_varied_need_not_fit_as_the_recipe_has_it() -> None:
+    """sheet-a's patches of 7 do not divide 8 pixels, but no combination has them."""
+    words = ["data.name=digits", "model.img_size=8", "model.patch_size=2,4"]
+    made = design("sheet-a", words, 1)
+    assert made.identity == design("sheet-a", [*words[:2], "model.patch_size=4,2,1"], 3).identity
+    assert made.identity != design("sheet-a", [*words, "train.epochs=3"], 1).identity
+    assert made.identity != design("sheet-a", [*words[:2], "model.patch_size=2", "model.depth=1,2"], 1).identity

@@ -8,12 +8,18 @@ SECTIONS = ("dino", "mae")  # each for the objective of its name
 
 
 def recipe_yaml(recipe: Recipe) -> str:
-    """Of the objectives' sections only the one in use."""
     from omegaconf import OmegaConf
 
-    whole = OmegaConf.to_container(OmegaConf.structured(recipe))
+    return OmegaConf.to_yaml(recipe_sections(recipe))
+
+
+def recipe_sections(recipe: Recipe) -> dict[str, Any]:
+    """As plain values; of the objectives' sections only the one in use."""
+    from omegaconf import OmegaConf
+
+    whole: Any = OmegaConf.to_container(OmegaConf.structured(recipe))
     unused = [name for name in SECTIONS if name != recipe.train.objective]
-    return OmegaConf.to_yaml({key: value for key, value in dict(whole).items() if key not in unused})  # pyright: ignore
+    return {key: value for key, value in whole.items() if key not in unused}
 
 
 def word(value: Any) -> str:

@@ -19,6 +19,7 @@ def run_sheet(
     seeds: int | None = None,
     quick: bool = False,
     device: str = "auto",
+    weights: str | None = None,
     commit: str | None = None,
     console: Console,
 ) -> Path:
@@ -30,7 +31,9 @@ def run_sheet(
     if count < 1:
         raise UserError(f"--seeds {count} must be at least 1.")
     letter = letter.upper()
+    if weights is not None and letter != "D":
+        raise UserError(f"--weights is for sheet D; sheet {letter} starts from none.")
     work = out / f"{letter}-{'quick' if quick else 'full'}"
     report = Report(letter, sheet.TITLE, quick, out)
-    sheet.run(Lab(work, count, quick, console, device), report)
+    sheet.run(Lab(work, count, quick, console, device, weights), report)
     return report.write(commit)

@@ -8,6 +8,7 @@ from vitascope.model.attention_cost import TOKEN_COUNTS, draw_costs, exponents, 
 from vitascope.model.config import ModelConfig
 from vitascope.sheets.lab import Lab
 from vitascope.sheets.pictures import positions_figure
+from vitascope.sheets.starts import compare_starts
 from vitascope.sheets.writing import Report
 from vitascope.study.answer import Answer, Cell
 from vitascope.study.report import bands, table
@@ -44,6 +45,7 @@ def run(lab: Lab, report: Report) -> None:
     found = {name: _study(lab, report, name) for name in STUDIES}
     costs = _cost(report)
     _small_image(report)
+    compare_starts(lab, report)
     gains = _little_data(lab, report)
     out, fused = costs["written out"], costs["fused"]
     claims = " ".join(_claim(name, one) for name, one in found.items())
@@ -126,8 +128,7 @@ def _small_image(report: Report) -> None:
         """(Tried with timm's tiny model, which checks sizes as the base one does.) The sheet blames self-attention. It
         is the position table, which has 196 places, and the size check; attention takes any number of tokens. A CNN
         with global pooling runs on 28 × 28, but shrinks it to less than one pixel after 32-fold downsampling. What to
-        do: resize the images, or resample the table and cut smaller patches: `vitascope adapt`, measured in
-        docs/pretrained.md."""
+        do: resize the images, or resample the table and cut smaller patches: `vitascope adapt`, measured below."""
     )
 
 

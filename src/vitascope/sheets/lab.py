@@ -26,11 +26,12 @@ class Lab:
     quick: bool
     console: Console
     device: str = "auto"
+    weights: str | None = None  # pretrained ones, for sheet D; none: its own choice
 
     def study(self, name: str, recipe: str, words: list[str], *, judge: str = "val") -> Answer:
-        """Every combination of the settings with all seeds; what is done already is not done again."""
+        """Every combination, or the only one, with all seeds; what is done already is not done again."""
         self.console.print(f"{name}: {recipe} {' '.join(words)}", highlight=False, soft_wrap=True)
-        made = design(recipe, [*words, f"train.device={self.device}"], self.seeds, judge=judge)
+        made = design(recipe, [*words, f"train.device={self.device}"], self.seeds, judge=judge, one=True)
         first = made.recipe_for(made.cells[0], made.seeds[0])
         open_source(first.data, first.model.image_shape, first.model.in_chans)  # says what is missing, once
         folder = self.folder / name

@@ -10,7 +10,7 @@ from typing import Any
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import recipe_yaml
+from vitascope.recipe.writing import recipe_sections
 
 MOST = 10_000  # runs: more are a mistake in the words
 LOG_FROM = 10.0  # a range whose ends differ by this factor is searched on a logarithmic scale
@@ -53,11 +53,21 @@ class Design:
     @property
     def identity(self) -> str:
         """A short name for exactly this study; how many runs are wanted of it may grow."""
-        base = replace(read_recipe(self.recipe, self.fixed), name="recipe")
-        said: list[Any] = [recipe_yaml(base), self.judge, bool(self.search), sorted(self.varied)]
+        said: list[Any] = [self._common(), self.judge, bool(self.search), sorted(self.varied)]
         if self.search:  # a sampler learns over one space
             said += [sorted(self.axes.items()), sorted((key, str(found)) for key, found in self.ranges.items())]
         return hashlib.blake2b(json.dumps(said).encode(), digest_size=6).hexdigest()
+
+    def _common(self) -> dict[str, Any]:
+        """What is the same for all: any combination's recipe without what is varied."""
+        common = recipe_sections(replace(self.recipe_for(self._corners()[0], 0), name="recipe"))
+        for setting in [*self.varied, "train.seed"]:
+            *places, last = setting.split(".")
+            part = common
+            for place in places:
+                part = part[place]
+            part.pop(last, None)
+        return common
 
     def recipe_for(self, cell: dict[str, str], seed: int) -> Recipe:
         words = [*self.fixed, *(f"{key}={value}" for key, value in cell.items()), f"train.seed={seed}"]
@@ -65,8 +75,6 @@ class Design:
 
     def check(self) -> None:
         """Refused where a combination cannot be: before anything runs, naming it."""
-        if not self.varied:
-            raise UserError("Nothing is varied. Give a setting several values: model.depth=2,4,8")
         if self.ranges and not self.search:
             raise UserError(f"{next(iter(self.ranges))} is a range, which only a search takes: --search 20")
         runs = math.prod(map(len, self.axes.values())) * len(self.seeds)
@@ -96,8 +104,11 @@ def spelt(found: Range, value: float) -> str:
     return str(int(value)) if found.whole else f"{value:.6g}"
 
 
-def design(recipe: str, words: list[str], seeds: int, *, first_seed: int = 1, search: int = 0, **more: Any) -> Design:
-    """`words`: settings; those with several values (a,b,c) or a range (low..high) are varied."""
+def design(
+    recipe: str, words: list[str], seeds: int, *, first_seed: int = 1, search: int = 0, one: bool = False, **more: Any
+) -> Design:
+    """`words`: settings; those with several values (a,b,c) or a range (low..high) are varied; nothing needs to be where
+    `one` combination is enough."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds} must be at least 1.")
     if search < 0:
@@ -120,6 +131,8 @@ def design(recipe: str, words: list[str], seeds: int, *, first_seed: int = 1, se
             fixed.append(word)
     numbers = tuple(range(first_seed, first_seed + seeds))
     made = Design(recipe, tuple(fixed), axes, ranges, numbers, search=search, **more)
+    if not made.varied and not one:
+        raise UserError("Nothing is varied. Give a setting several values: model.depth=2,4,8")
     made.check()
     return made
 

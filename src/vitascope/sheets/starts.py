@@ -1,5 +1,6 @@
 """Sheet D's larger model on MNIST: from scratch, and from ImageNet weights in the sheet's two ways."""
 
+from pathlib import Path
 from statistics import mean
 
 from vitascope.errors import UserError
@@ -8,7 +9,7 @@ from vitascope.sheets.lab import Lab
 from vitascope.sheets.writing import Report
 from vitascope.study.answer import Cell
 from vitascope.training.pretrained import settled_word
-from vitascope.weights.pretrained import open_weights
+from vitascope.weights.pretrained import ONLINE, open_weights
 
 WEIGHTS = "timm:deit_tiny_patch16_224.fb_in1k"
 MNIST = ["data.name=mnist", "model.in_chans=1"]
@@ -46,7 +47,8 @@ def compare_starts(lab: Lab, report: Report) -> None:
     cells = {
         name: lab.study(place, "cifar10-finetune", [*common, *words]).cells[0] for name, (place, words) in ways.items()
     }
-    _told(report, cells, found.name, total_parameters(shape))
+    called = word if word.startswith(ONLINE) else Path(word).name
+    _told(report, cells, called, total_parameters(shape))
 
 
 def _told(report: Report, cells: dict[str, Cell], weights: str, parameters: int) -> None:

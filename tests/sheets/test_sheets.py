@@ -35,6 +35,8 @@ def test_an_unknown_sheet_and_no_seeds_are_refused(tmp_path) -> None:
         run_sheet("F", tmp_path, console=QUIET)
     with pytest.raises(UserError, match="--seeds 0"):
         run_sheet("A", tmp_path, seeds=0, console=QUIET)
+    with pytest.raises(UserError, match="--together 0"):
+        run_sheet("A", tmp_path, together=0, console=QUIET)
 
 
 def test_sheet_b_corrects_the_shapes(tmp_path) -> None:
@@ -92,11 +94,11 @@ def test_three_starts_are_compared_or_it_is_said_what_is_missing(tmp_path, monke
     monkeypatch.setattr(starts, "LARGE", ["model.img_size=16", "model.patch_size=4"])
     monkeypatch.setattr(starts, "QUICK", ["train.epochs=1", "train.batch_size=64"])
     report = report_of("D", tmp_path)
-    starts.compare_starts(Lab(tmp_path / "D", 1, True, QUIET, "cpu", str(weights)), report)
+    starts.compare_starts(Lab(tmp_path / "D", 1, True, QUIET, "cpu", None, str(weights)), report)
     assert len(report.numbers["starts"]) == 3 and "learns much quicker" in text_of(report)
     assert len(list((tmp_path / "D").rglob("model.safetensors"))) == 3
     report = report_of("D", tmp_path)
-    starts.compare_starts(Lab(tmp_path / "D", 1, True, QUIET, "cpu", "nowhere.safetensors"), report)
+    starts.compare_starts(Lab(tmp_path / "D", 1, True, QUIET, "cpu", None, "nowhere.safetensors"), report)
     assert "Not run, for want of weights" in text_of(report) and "starts" not in report.numbers
     with pytest.raises(UserError, match="--weights is for sheet D"):
         run_sheet("A", tmp_path, weights="x.safetensors", console=QUIET)

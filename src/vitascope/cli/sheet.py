@@ -12,6 +12,7 @@ def sheet(
     seeds: Annotated[int | None, typer.Option(help="Runs of everything; else 5, with --quick 2.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps.")] = "auto",
     out: Annotated[Path, typer.Option(help="Where reports and runs go.")] = Path("sheets"),
+    together: Annotated[int | None, typer.Option(help="Runs that learn together; else as many as fit.")] = None,
     weights: Annotated[str | None, typer.Option(help="Sheet D: pretrained weights; else timm's DeiT-tiny.")] = None,
     commit: Annotated[str | None, typer.Option(help="For the record, where there is no git.", hidden=True)] = None,
 ) -> None:
@@ -24,6 +25,6 @@ def sheet(
     from vitascope.cli.tables import console
     from vitascope.sheets.all import run_sheet
 
-    said = {"seeds": seeds, "quick": quick, "device": device, "weights": weights, "commit": commit}
-    page = run_sheet(letter, out, console=console(), **said)
+    said = {"seeds": seeds, "quick": quick, "device": device, "weights": weights}
+    page = run_sheet(letter, out, console=console(), together=together, commit=commit, **said)
     print(f"Report: {page.with_suffix('.md')}, {page}")

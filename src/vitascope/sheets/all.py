@@ -19,6 +19,7 @@ def run_sheet(
     seeds: int | None = None,
     quick: bool = False,
     device: str = "auto",
+    together: int | None = None,
     weights: str | None = None,
     commit: str | None = None,
     console: Console,
@@ -30,10 +31,12 @@ def run_sheet(
     count = seeds if seeds is not None else QUICK_SEEDS if quick else 5
     if count < 1:
         raise UserError(f"--seeds {count} must be at least 1.")
+    if together is not None and together < 1:
+        raise UserError(f"--together {together} must be at least 1.")
     letter = letter.upper()
     if weights is not None and letter != "D":
         raise UserError(f"--weights is for sheet D; sheet {letter} starts from none.")
     work = out / f"{letter}-{'quick' if quick else 'full'}"
     report = Report(letter, sheet.TITLE, quick, out)
-    sheet.run(Lab(work, count, quick, console, device, weights), report)
+    sheet.run(Lab(work, count, quick, console, device, together, weights), report)
     return report.write(commit)

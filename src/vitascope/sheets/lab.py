@@ -26,6 +26,7 @@ class Lab:
     quick: bool
     console: Console
     device: str = "auto"
+    together: int | None = None  # how many runs learn together; none: as many as the device can use
     weights: str | None = None  # pretrained ones, for sheet D; none: its own choice
 
     def study(self, name: str, recipe: str, words: list[str], *, judge: str = "val") -> Answer:
@@ -38,7 +39,7 @@ class Lab:
         make_folder(folder, "Choose another place with --out.")
         queue = Queue(made, default_storage(folder), name)
         queue.retry_failed()  # whatever it was, this is another day
-        for told in work_off(queue, folder):
+        for told in work_off(queue, folder, together=self.together):
             show(told, self.console)
         found = answer(made, queue.trials)
         if found.failed:

@@ -236,7 +236,9 @@ def features(folder: Path, names: list[str]) -> str:
         lines.append(
             [arm, str(own[0]["epochs"]), str(len(own)), _mean_of(own, "knn"), _mean_of(own, "linear"), seconds]
         )
-    return markdown(["features", "epochs", "seeds", "nearest neighbours", "linear probe", "seconds, with compiling"], lines)
+    return markdown(
+        ["features", "epochs", "seeds", "nearest neighbours", "linear probe", "seconds, with compiling"], lines
+    )
 
 
 def _mean_of(rows: list[dict[str, Any]], name: str) -> str:

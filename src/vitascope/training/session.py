@@ -127,6 +127,20 @@ class Session:
             torch.cuda.set_rng_state(state["cuda_rng"])
 
 
+def _with_kernels(
+    hardware: Hardware, recipe: Recipe, model: VisionTransformer, images: int, decided: Hardware | None
+) -> Hardware:
+    """On CUDA: the fastest kernels for the model's shapes, measured, or as decided earlier."""
+    warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # the backward thread says so, once
+    torch.backends.cuda.matmul.allow_tf32 = True
+    batch = min(recipe.train.batch_size, images) // recipe.train.accumulate
+    batch *= GLOBALS if recipe.train.objective == "dino" else 1
+    use = Use(batch, hardware.dtype, training=True, compiled=hardware.compiled)
+    hardware = replace(hardware, kernels=decided.kernels if decided else choose_kernels(model, use))
+    use_kernels(model, hardware.kernels)
+    return hardware
+
+
 def start_session(
     recipe: Recipe,
     data: TrainingData,
@@ -151,13 +165,7 @@ def start_session(
     model = model.to(hardware.device)
     train_mode(model)
     if hardware.device == "cuda":
-        warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # the backward thread says so, once
-        torch.backends.cuda.matmul.allow_tf32 = True
-        batch = min(recipe.train.batch_size, len(data.train)) // recipe.train.accumulate
-        batch *= GLOBALS if recipe.train.objective == "dino" else 1
-        use = Use(batch, hardware.dtype, training=True, compiled=hardware.compiled)
-        hardware = replace(hardware, kernels=decided.kernels if decided else choose_kernels(model, use))
-        use_kernels(model, hardware.kernels)
+        hardware = _with_kernels(hardware, recipe, model, len(data.train), decided)
     average = Average(model) if recipe.train.ema else None
     learning = Learning(recipe, data, hardware, model, average)
     objective = make_objective(learning)

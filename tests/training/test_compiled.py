@@ -5,8 +5,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from torch import nn
 
+from vitascope.data.config import AugmentConfig
+from vitascope.data.draws import epoch_draws
+from vitascope.data.policy import resolve
+from vitascope.data.preparation import Preparation
 from vitascope.recipe.reading import read_recipe
 from vitascope.training import hardware
 
@@ -44,3 +49,20 @@ def test_compiling_is_chosen_where_it_pays(monkeypatch, recipe, epochs, models, 
     monkeypatch.setattr(hardware, "choose_device", lambda _: "cuda")
     said = read_recipe(recipe, ["train.precision=bfloat16", f"train.epochs={epochs}"])
     assert hardware.choose_hardware(said, nn.Identity(), epochs * 45_000, models).compiled is pays
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("asked", [{}, {"randaugment": 2}, {"crop": 0.3, "hue": 0.1, "erase": 0.3, "rotate": 10.0}])
+def test_variation_compiled_on_a_gpu_is_the_plain_one(asked, unchecked_shapes) -> None:
+    policy = resolve(AugmentConfig(**asked), "cifar10")
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, device="cuda")
+    labels = torch.randint(0, 10, (64,), device="cuda")
+    preparation = Preparation((32, 32), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
+    compiled = torch.compile(preparation.varied)
+    for step in range(2):  # other draws, the same compiled code
+        draws = {name: draw[step].to("cuda") for name, draw in epoch_draws(policy, 2, 64, 0, 0).items()}
+        found, target = compiled(images, labels, draws, policy)
+        wanted, _ = preparation.varied(images, labels, draws, policy)
+        assert ((found - wanted).abs() > 1e-3).float().mean() < 1e-3  # a pixel on the edge of two levels may fall over
+        assert (target.own == labels).all()

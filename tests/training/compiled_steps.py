@@ -21,15 +21,20 @@ OBJECTIVES = {"classify": VARIED, "mae": {"train.objective": "mae", "mae.picture
 
 
 def alone(folder: Path, settings: dict, compiled: str) -> list[float]:
-    run = tiny_run(folder / compiled, **settings, **{"train.epochs": 2, "train.compile": compiled})
-    return [row["train_loss"] for row in run.metrics]
+    """Two seeds: another seed is another split, with another mean and deviation."""
+    common = settings | {"train.epochs": 2, "train.compile": compiled}
+    runs = [tiny_run(folder / compiled, **common, **{"train.seed": seed}) for seed in (1, 2)]
+    return [row["train_loss"] for run in runs for row in run.metrics]
 
 
 def together(folder: Path, settings: dict, compiled: str) -> list[float]:
-    settings = settings | {"train.compile": compiled, "train.optimizer": "muon"}
-    crowd = Together([session_of(folder / compiled, **settings, **{"train.seed": seed})[0] for seed in (1, 2)])
-    losses = torch.cat([crowd.epoch(epoch)[0] for epoch in range(2)]).tolist()
-    crowd.close()
+    """Of two models, then of three with other batches."""
+    losses = []
+    for batch, seeds in ((64, (1, 2)), (32, (1, 2, 3))):
+        own = settings | {"train.compile": compiled, "train.optimizer": "muon", "train.batch_size": batch}
+        crowd = Together([session_of(folder / compiled, **own, **{"train.seed": seed})[0] for seed in seeds])
+        losses += crowd.epoch(0)[0].tolist()
+        crowd.close()
     return losses
 
 
@@ -37,9 +42,9 @@ def main(folder: Path) -> None:
     names: list[str] = []
     compiling = partial(torch.compile, backend="aot_eager", fullgraph=True)
 
-    def compile_and_tell(part):
+    def compile_and_tell(part, **how):
         names.append(getattr(part, "__name__", type(part).__name__))
-        return compiling(part)
+        return compiling(part, **how)
 
     torch.compile = compile_and_tell
     found = {}

@@ -1,6 +1,6 @@
 """Stored bytes -> what the model sees: right size and channels, between 0 and 1, normalised; varied while training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -72,13 +72,23 @@ class Preparation:
         return (images * std + mean).clamp(0, 1)
 
 
-@torch.compiler.assume_constant_result  # a compiled step takes it as it lies on the device
-def _column(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """channel × 1 × 1."""
-    return _made_once(values, dtype, device)
+@dataclass(frozen=True)
+class Placed(Preparation):
+    """With its numbers as tensors: compiled for one split of the images, it serves those of any other."""
+
+    centre: Tensor = field(compare=False)
+    width: Tensor = field(compare=False)
+
+    @classmethod
+    def of(cls, other: Preparation, device: str) -> "Placed":
+        centre, width = (_column(values, torch.float32, torch.device(device)) for values in (other.mean, other.std))
+        return cls(other.size, other.mean, other.std, centre, width)
+
+    def normalise(self, pixels: Images) -> Images:
+        return (pixels - self.centre) / self.width
 
 
 @cache
-def _made_once(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Making it anew would hold up a GPU at every step."""
+def _column(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """channel × 1 × 1, made once per device: making it anew would hold up a GPU at every step."""
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

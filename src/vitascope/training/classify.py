@@ -21,11 +21,11 @@ class Classify(Objective):
     def __init__(self, learning: Learning) -> None:
         super().__init__(learning)
         data, config = learning.data, learning.recipe
-        self.forwards: list[nn.Module] = [learning.compiled(learning.model)]  # by stage
+        self.forwards: list[nn.Module] = [learning.hardware.compile(learning.model)]  # by stage
         if config.train.small_epochs:
             size = (config.train.small_size, config.train.small_size)
-            self.forwards.insert(0, learning.compiled(Smaller(learning.model, size)))
-        self.judged = learning.compiled(judged)
+            self.forwards.insert(0, learning.hardware.compile(Smaller(learning.model, size)))
+        self.judged = learning.hardware.compile(judged)
         self.weights: Tensor | None = None  # per class, for data.balance=loss
         if config.data.balance == "loss":
             self.weights = class_weights(data.train.labels, len(data.classes)).to(learning.hardware.device)
@@ -43,7 +43,7 @@ class Classify(Objective):
 
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
         policy = self.learning.recipe.data.augment
-        inputs, target = self.learning.data.preparation.varied(images, labels, draws, policy)
+        inputs, target = self.learning.preparation.varied(images, labels, draws, policy)
         return inputs, target.own, target.partner, target.share
 
     def told(self, inputs: Inputs, values: Values) -> Numbers:

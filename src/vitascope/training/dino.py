@@ -116,8 +116,8 @@ class Dino(Objective):
         size = (config.local_size, config.local_size)
         small = OtherSize(model.config, size).to(device) if config.local_crops else None
         learning.average = learning.average or Average(model)
-        self.student = learning.compiled(Network(model, head, small))
-        self.teacher = learning.compiled(Network(learning.average.model, self.following.model, None))
+        self.student = learning.hardware.compile(Network(model, head, small))
+        self.teacher = learning.hardware.compile(Network(learning.average.model, self.following.model, None))
         self.views = view_policies(learning.recipe.data.augment, config)
         self.evidence = Evidence(learning)
 
@@ -131,7 +131,7 @@ class Dino(Objective):
 
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
         """One tensor of crops per view."""
-        size, preparation = (self.config.local_size, self.config.local_size), self.learning.data.preparation
+        size, preparation = (self.config.local_size, self.config.local_size), self.learning.preparation
         found = []
         for view, policy in enumerate(self.views):
             own = {name.split("/")[1]: draw for name, draw in draws.items() if name.startswith(f"{view}/")}

@@ -1,8 +1,9 @@
 """TrainConfig -> device, number format and whether to compile, each 'auto' decided once and written into the run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from vitascope.model.anatomy import total_flops
 from vitascope.recipe.schema import Recipe
 from vitascope.run.format_probe import bf16_speedup
 
+Part = TypeVar("Part", bound=Callable[..., Any])
 EAGER_RATE = 1.4e14  # FLOP/s of an uncompiled, recorded step on an H200; only to guess whether compiling pays
 # Seconds such a step takes at least; MAE's has many kernels, each with little to do.
 EAGER_STEP = {"classify": 0.003, "dino": 0.003, "mae": 0.012}
@@ -35,6 +37,10 @@ class Hardware:
     @property
     def dtype(self) -> torch.dtype:
         return getattr(torch, self.precision)
+
+    def compile(self, part: Part) -> Part:
+        """For the sizes it meets (left open, many models cannot be traced at once); unchanged where nothing is."""
+        return torch.compile(part, dynamic=False) if self.compiled else part  # pyright: ignore[reportReturnType]
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device, dtype=self.dtype, enabled=self.precision != "float32")

@@ -69,7 +69,7 @@ class Mae(Objective):
         self.config, self.extra = config, decoder
         self.visible = visible_count(model.config.num_patches, config.mask)
         self.painter = Autoencoder(model, decoder, self.visible)
-        self.network = learning.compiled(self.painter)
+        self.network = learning.hardware.compile(self.painter)
         self.evidence = Evidence(learning)
 
     def draws(self, steps: int, batch: int, epoch: int) -> Draws:
@@ -78,7 +78,7 @@ class Mae(Objective):
 
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
         policy = self.learning.recipe.data.augment
-        return self.learning.data.preparation.view(images, draws, policy), draws["noise"]
+        return self.learning.preparation.view(images, draws, policy), draws["noise"]
 
     def told(self, inputs: Inputs, values: Values) -> Numbers:
         images, noise = inputs

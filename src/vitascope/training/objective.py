@@ -1,14 +1,12 @@
 """What a step of learning wants: the same loop for labels, for DINO and for MAE; each objective says its own part."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from vitascope.data.draws import Draws, epoch_draws
+from vitascope.data.preparation import Placed
 from vitascope.data.source import Labels, UInt8Images
 from vitascope.data.training_data import TrainingData
 from vitascope.model.vit import VisionTransformer
@@ -18,7 +16,6 @@ from vitascope.training.averaging import Average
 from vitascope.training.hardware import Hardware
 from vitascope.training.schedule import Values
 
-Part = TypeVar("Part", bound=Callable[..., Any])
 Inputs = tuple[Tensor, ...]  # what a step learns from, images along the first axis of each
 Numbers = dict[str, Tensor]  # what a step tells, the loss among them
 
@@ -33,6 +30,9 @@ class Learning:
     model: VisionTransformer
     average: Average[VisionTransformer] | None
 
+    def __post_init__(self) -> None:
+        self.preparation = Placed.of(self.data.preparation, self.hardware.device)  # of what a step learns from
+
     @property
     def answering(self) -> VisionTransformer:
         """The model that is evaluated and saved: averaged if averaging is on."""
@@ -41,9 +41,6 @@ class Learning:
     @property
     def batch(self) -> int:
         return min(self.recipe.train.batch_size, len(self.data.train))
-
-    def compiled(self, part: Part) -> Part:
-        return torch.compile(part) if self.hardware.compiled else part  # pyright: ignore[reportReturnType]
 
 
 class Objective:

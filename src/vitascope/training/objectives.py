@@ -9,7 +9,4 @@ OBJECTIVES: dict[str, type[Objective]] = {"classify": Classify, "dino": Dino, "m
 
 
 def make_objective(learning: Learning) -> Objective:
-    """Its variation of images, dozens to hundreds of small kernels a step, is compiled where the model is."""
-    objective = OBJECTIVES[learning.recipe.train.objective](learning)
-    objective.prepare = learning.compiled(objective.prepare)
-    return objective
+    return OBJECTIVES[learning.recipe.train.objective](learning)

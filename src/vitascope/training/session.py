@@ -2,6 +2,7 @@
 
 import hashlib
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +23,7 @@ from vitascope.training.copying import copied
 from vitascope.training.dino import GLOBALS
 from vitascope.training.hardware import Hardware, choose_hardware
 from vitascope.training.kernels import Use, choose_kernels, use_kernels
-from vitascope.training.objective import Learning, Objective
+from vitascope.training.objective import Inputs, Learning, Objective
 from vitascope.training.objectives import make_objective
 from vitascope.training.optimizers import make_optimizers
 from vitascope.training.tuning import set_learning, train_mode
@@ -53,6 +54,11 @@ class Session:
         recipe = hashlib.blake2b(recipe_yaml(self.recipe).encode(), digest_size=8).hexdigest()
         data = data_hash(self.data.train.images, self.data.train.labels)
         return {"recipe": recipe, "data": data, "teacher": self.objective.fingerprint}
+
+    @cached_property
+    def prepare(self) -> Callable[..., Inputs]:
+        """The objective's: dozens to hundreds of small kernels a step, so compiled where the model is."""
+        return self.hardware.compile(self.objective.prepare)
 
     @property
     def batch(self) -> int:

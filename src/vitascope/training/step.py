@@ -54,7 +54,7 @@ def train_step(
     """At the rates the optimizers have. `step` and the `values` of this step are numbers, or tensors where the step is
     recorded."""
     objective, count = session.objective, session.recipe.train.accumulate
-    inputs = objective.prepare(images, labels, draws)
+    inputs = session.prepare(images, labels, draws)
     for part in zip(*(tensor.chunk(count) for tensor in inputs), strict=True):
         share = len(part[0]) / len(inputs[0])
         told = {name: number * share for name, number in objective.told(part, values).items()}

@@ -50,7 +50,7 @@ def open_teacher(
     order = _order(word, found, classes, named)
     _try(word, found)
     module = found.module.to(hardware.device).eval().requires_grad_(False)
-    forward = torch.compile(module) if hardware.compiled else module
+    forward = hardware.compile(module)
     plain = hardware.precision == "float16"  # where a teacher's answer could overflow
     return Teacher(forward, given, found.preparation, order, plain, _fingerprint(module))  # pyright: ignore
 

@@ -70,10 +70,9 @@ class Together:
         self.values = {name: self.table.new_tensor([row[name] for row in rows]) for name in rows[0]}
         self.place, self.step = (torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(2))
         self.told = self.table.new_zeros(2, self.count)  # loss and share of right answers, summed over an epoch
-        self.given, self.forward, self.update = self._given, self._losses, self._update
-        if self.first.hardware.compiled:
-            self.given, self.forward = torch.compile(self.given), torch.compile(self.forward)
-            self.update = torch.compile(self.update)
+        hardware = self.first.hardware
+        self.given, self.forward = hardware.compile(self._given), hardware.compile(self._losses)
+        self.update = hardware.compile(self._update)
         self.pool = ThreadPoolExecutor(1)
         self.ahead: dict[int, Future[tuple[Tensor, Draws]]] = {}
         self.order: Tensor | None = None

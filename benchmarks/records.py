@@ -59,7 +59,7 @@ class GrowingRecord:
         write_record(
             self.asked.out,
             self.asked.commit,
-            command=f"python -m {self.module} {shlex.join(_without_places(sys.argv[1:]))}",
+            command=typed_command(self.module),
             data=self.asked.data,
             judged_by="validation" if self.asked.tune else "test",
             device=choose_device(self.asked.device),
@@ -72,6 +72,11 @@ def _went_before(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Where a record's rows come from: what it went on from itself, and its own command."""
     earlier = record.get("went_on_from", [])
     return [*([earlier] if isinstance(earlier, dict) else earlier), {k: record.get(k) for k in FROM}]
+
+
+def typed_command(module: str) -> str:
+    """As it was typed, without this machine's folders."""
+    return f"python -m {module} {shlex.join(_without_places(sys.argv[1:]))}".strip()
 
 
 def _without_places(words: list[str]) -> list[str]:

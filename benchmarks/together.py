@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.__main__ import RESULTS
-from benchmarks.records import write_record
+from benchmarks.records import typed_command, write_record
 from vitascope.model.anatomy import total_flops, total_parameters
 from vitascope.recipe.reading import read_recipe
 from vitascope.training.session import start_session
@@ -81,7 +81,7 @@ def main() -> None:
             rows.append(json.loads(done.stdout.splitlines()[-1]))
             print(rows[-1], flush=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    write_record(asked.out, asked.commit, command="python -m benchmarks.together", device=device, rows=rows)
+    write_record(asked.out, asked.commit, command=typed_command("benchmarks.together"), device=device, rows=rows)
 
 
 if __name__ == "__main__":

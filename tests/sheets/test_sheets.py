@@ -94,12 +94,17 @@ def test_three_starts_are_compared_or_it_is_said_what_is_missing(tmp_path, monke
     monkeypatch.setattr(starts, "LARGE", ["model.img_size=16", "model.patch_size=4"])
     monkeypatch.setattr(starts, "QUICK", ["train.epochs=1", "train.batch_size=64"])
     report = report_of("D", tmp_path)
-    starts.compare_starts(Lab(tmp_path / "D", 1, True, QUIET, "cpu", None, str(weights)), report)
-    assert len(report.numbers["starts"]) == 3 and "learns much quicker" in text_of(report)
+    lab = Lab(tmp_path / "D", 1, True, QUIET, "cpu", None, str(weights))
+    starts.compare_starts(lab, report, starts.find_weights(lab))
+    assert len(report.numbers["starts"]) == 3 and text_of(report).count(" patches instead of ") == 1
     assert len(list((tmp_path / "D").rglob("model.safetensors"))) == 3
     report = report_of("D", tmp_path)
-    starts.compare_starts(Lab(tmp_path / "D", 1, True, QUIET, "cpu", None, "nowhere.safetensors"), report)
+    starts.compare_starts(lab, report, UserError("out of reach."))
     assert "Not run, for want of weights" in text_of(report) and "starts" not in report.numbers
+    for wrong, why in (("nowhere.safetensors", "There is no file"), ("a,b.safetensors", "a comma")):
+        with pytest.raises(UserError, match=why):
+            run_sheet("D", tmp_path / "none", weights=wrong, console=QUIET)
+    assert not (tmp_path / "none").exists()  # before anything ran
     with pytest.raises(UserError, match="--weights is for sheet D"):
         run_sheet("A", tmp_path, weights="x.safetensors", console=QUIET)
 

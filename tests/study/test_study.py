@@ -512,5 +512,7 @@ def test_what_is_varied_need_not_fit_as_the_recipe_has_it() -> None:
     words = ["data.name=digits", "model.img_size=8", "model.patch_size=2,4"]
     made = design("sheet-a", words, 1)
     assert made.identity == design("sheet-a", [*words[:2], "model.patch_size=4,2,1"], 3).identity
+    orders = [design("digits", [f"train.objective={text}"], 1).identity for text in ("classify,mae", "mae,classify")]
+    assert orders[0] == orders[1]
     assert made.identity != design("sheet-a", [*words, "train.epochs=3"], 1).identity
     assert made.identity != design("sheet-a", [*words[:2], "model.patch_size=2", "model.depth=1,2"], 1).identity

@@ -69,5 +69,7 @@ def draw_shares(rows: list[dict[str, Any]]) -> Figure:
     panel.grid(alpha=0.25)
     panel.legend(frameon=False)
     label(panel, "What learning without labels is worth", "labels in %", "accuracy in %")
-    caption(figure, "Dots are seeds, lines go through their means. Every start is fine-tuned in as many steps.")
+    caption(
+        figure, "Dots are seeds, lines go through their means. Every start is fine-tuned in the same number of steps."
+    )
     return figure

@@ -20,7 +20,7 @@ def draw_overlay(runs: dict[str, dict[str, dict[str, Points]]], text: str) -> Fi
     lines = [
         Line2D([], [], color=colour, label=plain(name)) for colour, name in zip(cycle(COLOURS), runs, strict=False)
     ]
-    lines += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training images, as learnt from")]
+    lines += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training images")]
     panels[1].legend(handles=lines, loc="lower right", fontsize=8)
     caption(figure, text)
     return figure

@@ -36,7 +36,7 @@ def draw_bands(cells: dict[str, Curves], text: str) -> Figure:
         Line2D([], [], color=colour, label=plain(shorten(name, 40)))
         for colour, name in zip(colours, cells, strict=True)
     ]
-    names += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training images, as learnt from")]
+    names += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training images")]
     panels[1].legend(handles=names, loc="lower right", fontsize=8)
     caption(figure, text)
     return figure

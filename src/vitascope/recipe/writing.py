@@ -13,12 +13,12 @@ def recipe_yaml(recipe: Recipe) -> str:
     return OmegaConf.to_yaml(recipe_sections(recipe))
 
 
-def recipe_sections(recipe: Recipe) -> dict[str, Any]:
-    """As plain values; of the objectives' sections only the one in use."""
+def recipe_sections(recipe: Recipe, every: bool = False) -> dict[str, Any]:
+    """As plain values; of the objectives' sections only the one in use, or `every` one."""
     from omegaconf import OmegaConf
 
     whole: Any = OmegaConf.to_container(OmegaConf.structured(recipe))
-    unused = [name for name in SECTIONS if name != recipe.train.objective]
+    unused = [] if every else [name for name in SECTIONS if name != recipe.train.objective]
     return {key: value for key, value in whole.items() if key not in unused}
 
 

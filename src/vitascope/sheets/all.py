@@ -8,6 +8,7 @@ from vitascope.errors import UserError
 from vitascope.sheets import a, b, c, d, e
 from vitascope.sheets.lab import QUICK_SEEDS, Lab
 from vitascope.sheets.writing import Report
+from vitascope.training.hardware import choose_device
 
 SHEETS = {"A": a, "B": b, "C": c, "D": d, "E": e}
 
@@ -33,6 +34,7 @@ def run_sheet(
         raise UserError(f"--seeds {count} must be at least 1.")
     if together is not None and together < 1:
         raise UserError(f"--together {together} must be at least 1.")
+    choose_device(device)  # says what is not there, before anything is kept
     letter = letter.upper()
     if weights is not None and letter != "D":
         raise UserError(f"--weights is for sheet D; sheet {letter} starts from none.")

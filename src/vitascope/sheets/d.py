@@ -8,7 +8,7 @@ from vitascope.model.attention_cost import TOKEN_COUNTS, draw_costs, exponents, 
 from vitascope.model.config import ModelConfig
 from vitascope.sheets.lab import Lab
 from vitascope.sheets.pictures import positions_figure
-from vitascope.sheets.starts import compare_starts
+from vitascope.sheets.starts import compare_starts, find_weights
 from vitascope.sheets.writing import Report
 from vitascope.study.answer import Answer, Cell
 from vitascope.study.report import bands, table
@@ -35,6 +35,7 @@ REMEDIES = {
 
 
 def run(lab: Lab, report: Report) -> None:
+    weights = find_weights(lab)
     report.text(
         """The model: pre-norm blocks (LayerNorm → multi-head attention with output projection → sum → LayerNorm →
         GELU MLP → sum), class token, sinusoidal positions (`vitascope anatomy sheet-d`); 4 heads, batch 128, AdamW
@@ -45,7 +46,7 @@ def run(lab: Lab, report: Report) -> None:
     found = {name: _study(lab, report, name) for name in STUDIES}
     costs = _cost(report)
     _small_image(report)
-    compare_starts(lab, report)
+    compare_starts(lab, report, weights)
     gains = _little_data(lab, report)
     out, fused = costs["written out"], costs["fused"]
     claims = " ".join(_claim(name, one) for name, one in found.items())

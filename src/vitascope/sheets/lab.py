@@ -36,15 +36,16 @@ class Lab:
         first = made.recipe_for(made.cells[0], made.seeds[0])
         open_source(first.data, first.model.image_shape, first.model.in_chans)  # says what is missing, once
         folder = self.folder / name
-        make_folder(folder, "Choose another place with --out.")
-        queue = Queue(made, default_storage(folder), name)
+        elsewhere = "Choose another place with --out."
+        make_folder(folder, elsewhere)
+        queue = Queue(made, default_storage(folder), name, elsewhere)
         queue.retry_failed()  # whatever it was, this is another day
         for told in work_off(queue, folder, together=self.together):
             show(told, self.console)
         found = answer(made, queue.trials)
         if found.failed:
             which, why = found.failed[0]
-            raise UserError(f"{name}: {which} failed: {why}")
+            raise UserError(f"{name}: {which.removeprefix(', ')} failed: {why}")
         return found
 
     def run(self, name: str, **settings: object) -> Run:

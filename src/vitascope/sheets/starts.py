@@ -1,47 +1,59 @@
 """Sheet D's larger model on MNIST: from scratch, and from ImageNet weights in the sheet's two ways."""
 
+from dataclasses import fields
 from pathlib import Path
 from statistics import mean
 
 from vitascope.errors import UserError
 from vitascope.model.anatomy import total_parameters
+from vitascope.recipe.writing import word as typed
 from vitascope.sheets.lab import Lab
 from vitascope.sheets.writing import Report
 from vitascope.study.answer import Cell
 from vitascope.training.pretrained import settled_word
-from vitascope.weights.pretrained import ONLINE, open_weights
+from vitascope.weights.pretrained import ONLINE, Pretrained, open_weights
 
 WEIGHTS = "timm:deit_tiny_patch16_224.fb_in1k"
 MNIST = ["data.name=mnist", "model.in_chans=1"]
 OWN = ["model.img_size=28", "model.patch_size=4"]
 LARGE = ["model.img_size=224", "model.patch_size=16", "train.lr=5e-4"]
+ITS_OWN = ("img_size", "patch_size", "in_chans", "num_classes", "drop_path_rate")  # this comparison's, not the weights'
 FULL = ["train.epochs=2"]
 QUICK = ["data.validation=0.01", "data.fraction=0.005", "train.epochs=2", "train.batch_size=16"]
 SAYS = {
     "from scratch": "about an hour, starts near 30 %, poor",
-    "ImageNet weights, images resized to 224": "better than from scratch",
-    "ImageNet weights, the model changed to 28 × 28": "learns much quicker",
+    "pretrained weights, images resized to 224": "better than from scratch",
+    "pretrained weights, the model changed to 28 × 28": "learns much quicker",
 }
 
 
-def compare_starts(lab: Lab, report: Report) -> None:
-    report.heading("A larger model, from scratch and from ImageNet weights")
-    word = settled_word(lab.weights or WEIGHTS)
+def find_weights(lab: Lab) -> Pretrained | UserError:
+    """The ones asked for, or it ends here; where none were, the usual ones may be out of reach."""
+    if lab.weights is not None and "," in lab.weights:
+        raise UserError(f"--weights {lab.weights}: a name with a comma cannot be studied. Rename the file.")
     try:
-        found = open_weights(word, img_size=224)
+        return open_weights(settled_word(lab.weights or WEIGHTS), img_size=224)
     except UserError as error:
+        if lab.weights is not None:
+            raise
+        return error
+
+
+def compare_starts(lab: Lab, report: Report, found: Pretrained | UserError) -> None:
+    report.heading("A larger model, from scratch and from pretrained weights")
+    if isinstance(found, UserError):
         report.text(
-            f"""Not run, for want of weights: {error} With a file at hand: `vitascope sheet D --weights FILE`. What was
+            f"""Not run, for want of weights: {found} With a file at hand: `vitascope sheet D --weights FILE`. What was
             measured on an H200 is in docs/pretrained.md."""
         )
         return
-    shape = found.facts.model
-    sizes = {"embed_dim": shape.embed_dim, "depth": shape.depth, "num_heads": shape.num_heads}
-    scratch = ["weights=null", "train.layer_decay=1", *(f"model.{name}={size}" for name, size in sizes.items())]
+    word, shape = settled_word(lab.weights or WEIGHTS), found.facts.model
+    own = {item.name: getattr(shape, item.name) for item in fields(shape) if item.name not in ITS_OWN}
+    scratch = ["weights=null", "train.layer_decay=1", *(f"model.{name}={typed(value)}" for name, value in own.items())]
     ways = {
         "from scratch": ("start-scratch", [*scratch, *OWN]),
-        "ImageNet weights, images resized to 224": ("start-resized", [f"weights={word}", *LARGE]),
-        "ImageNet weights, the model changed to 28 × 28": ("start-changed", [f"weights={word}", *OWN]),
+        "pretrained weights, images resized to 224": ("start-resized", [f"weights={word}", *LARGE]),
+        "pretrained weights, the model changed to 28 × 28": ("start-changed", [f"weights={word}", *OWN]),
     }
     common = [*MNIST, *(QUICK if lab.quick else FULL)]
     cells = {

@@ -60,7 +60,8 @@ class Design:
 
     def _common(self) -> dict[str, Any]:
         """What is the same for all: any combination's recipe without what is varied."""
-        common = recipe_sections(replace(self.recipe_for(self._corners()[0], 0), name="recipe"))
+        first = replace(self.recipe_for(self._corners()[0], 0), name="recipe")
+        common = recipe_sections(first, every="train.objective" in self.varied)
         for setting in [*self.varied, "train.seed"]:
             *places, last = setting.split(".")
             part = common
@@ -84,7 +85,7 @@ class Design:
             try:
                 recipe = self.recipe_for(cell, self.seeds[0])
             except UserError as error:
-                raise UserError(f"The combination {named(cell)} cannot be: {error}") from error
+                raise UserError(f"The combination {named(cell)} cannot be: {error}" if cell else str(error)) from error
             if self.judge == "val" and recipe.data.validation == 0:
                 raise UserError("A study is judged by validation images, but data.validation=0. Or take --judge test.")
 

@@ -44,7 +44,8 @@ class Trial:
 class Queue:
     """The trials of one study in a storage."""
 
-    def __init__(self, design: Design, url: str, name: str) -> None:
+    def __init__(self, design: Design, url: str, name: str, remedy: str = "Name another: --name NAME.") -> None:
+        """`remedy`: what to do where the storage has another study of this name."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -62,7 +63,7 @@ class Queue:
                 if tries == 1:
                     raise UserError(f"The storage {_hidden(url)} cannot be reached: {first_line(error)}") from error
                 time.sleep(0.5)
-        self._belongs()
+        self._belongs(remedy)
         self._fill()
 
     def _open(self, url: str, name: str) -> Any:
@@ -192,14 +193,14 @@ class Queue:
             self._enqueue(trial.number, trial.user_attrs)
         return len(failed)
 
-    def _belongs(self) -> None:
+    def _belongs(self, remedy: str) -> None:
         known = self.study.user_attrs.get("identity")
         if known is None:
             self.study.set_user_attr("identity", self.design.identity)
         elif known != self.design.identity:
             raise UserError(
                 f"The study {self.study.study_name} is there already and varies something else, or other settings are "
-                "fixed. Name another: --name NAME."
+                f"fixed. {remedy}"
             )
 
     def _fill(self) -> None:

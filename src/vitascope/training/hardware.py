@@ -17,7 +17,7 @@ Part = TypeVar("Part", bound=Callable[..., Any])
 EAGER_RATE = 1.4e14  # FLOP/s of an uncompiled, recorded step on an H200; only to guess whether compiling pays
 # Seconds such a step takes at least; MAE's has many kernels, each with little to do.
 EAGER_STEP = {"classify": 0.003, "dino": 0.003, "mae": 0.012}
-COMPILE_PAYS_AFTER = 60.0  # seconds of that: compiling takes about 30 of them and then saves half
+COMPILE_PAYS_AFTER = 60.0  # seconds of that: a guess; compiling takes some 30 and then saves up to half
 CLEARLY_FASTER = 1.3
 ALL_THREADS = torch.get_num_threads()  # before any run changes it
 ONE_THREAD_BELOW = 1.0e10  # FLOPs of a step: below, threads wait for each other longer than they work

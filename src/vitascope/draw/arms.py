@@ -70,6 +70,6 @@ def draw_shares(rows: list[dict[str, Any]]) -> Figure:
     panel.legend(frameon=False)
     label(panel, "What learning without labels is worth", "labels in %", "accuracy in %")
     caption(
-        figure, "Dots are seeds, lines go through their means. Every start gets the same number of fine-tuning steps."
+        figure, "Dots are seeds, lines their means; every start is fine-tuned equally long."
     )
     return figure

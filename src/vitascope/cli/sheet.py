@@ -25,6 +25,15 @@ def sheet(
     from vitascope.cli.tables import console
     from vitascope.sheets.all import run_sheet
 
-    said = {"seeds": seeds, "quick": quick, "device": device, "weights": weights}
-    page = run_sheet(letter, out, console=console(), together=together, commit=commit, **said)
+    page = run_sheet(
+        letter,
+        out,
+        seeds=seeds,
+        quick=quick,
+        device=device,
+        together=together,
+        weights=weights,
+        commit=commit,
+        console=console(),
+    )
     print(f"Report: {page.with_suffix('.md')}, {page}")

@@ -69,7 +69,5 @@ def draw_shares(rows: list[dict[str, Any]]) -> Figure:
     panel.grid(alpha=0.25)
     panel.legend(frameon=False)
     label(panel, "What learning without labels is worth", "labels in %", "accuracy in %")
-    caption(
-        figure, "Dots are seeds, lines their means; every start is fine-tuned equally long."
-    )
+    caption(figure, "Dots are seeds, lines their means; every start is fine-tuned equally long.")
     return figure

@@ -22,7 +22,7 @@ def run(lab: Lab, report: Report) -> None:
     few, many, few_small, many_small = found.cells
     runs = [_run_of(lab, cell) for cell in found.cells]
     counts = [run.machine["training_images"] for run in runs[:2]]
-    model = runs[1].recipe.model
+    when, model = reached(many, SHEETS), runs[1].recipe.model
     large, small = (cell.settings["model.patch_size"] for cell in (many, many_small))
     report.text(
         f"""The model: {model.depth} blocks of {model.embed_dim} features with one head, no norm, no output
@@ -37,10 +37,9 @@ def run(lab: Lab, report: Report) -> None:
     rows = [
         [f"accuracy with {counts[1]:,} images", "94.61 % after 1,000 epochs", *map(_accuracy, (many, many_small))],
         [f"accuracy with {counts[0]:,} images", "(trained first, not reported)", *map(_accuracy, (few, few_small))],
-        ["94.61 % is reached (held-back images)", "epoch 1,000"],
+        ["94.61 % is reached (held-back images)", "epoch 1,000", str(when), str(reached(many_small, SHEETS))],
         ["converged", "after about 200 epochs", _converged(many), _converged(many_small)],
     ]
-    rows[2] += [str(reached(cell, SHEETS)) for cell in (many, many_small)]
     seeds = len(many.results)
     report.table(["what", "the sheet", *(f"here, patches of {size}, {seeds} seeds" for size in (large, small))], rows)
     names = {
@@ -54,7 +53,6 @@ def run(lab: Lab, report: Report) -> None:
     report.text(f"Patches of {large} reach {many.percent}, patches of {small} {many_small.percent}. {likely}")
     report.numbers |= {"accuracy": many.accuracies, "accuracy_few": few.accuracies}
     report.numbers |= {"accuracy_small": many_small.accuracies, "accuracy_few_small": few_small.accuracies}
-    when = reached(many, SHEETS)
     report.numbers |= {"reached": [when.epochs, when.seconds]}
     _look(report, runs[-1])
 
@@ -65,7 +63,7 @@ def _run_of(lab: Lab, cell: Cell) -> Run:
 
 
 def _accuracy(cell: Cell) -> str:
-    return f"{cell.percent}, {_epochs(cell)}"
+    return f"{cell.percent}, {len(cell.curves('val_accuracy')[0])} epochs, {cell.number('seconds'):.0f} s a run"
 
 
 def _look(report: Report, first: Run) -> None:
@@ -85,17 +83,8 @@ def _look(report: Report, first: Run) -> None:
     report.questions(**sizes, largest=float(maps[0, 1:].max()))
 
 
-def _curve(cell: Cell) -> list[float]:
-    return next(iter(cell.results.values()))["curves"]["val_accuracy"]
-
-
-def _epochs(cell: Cell) -> str:
-    return f"{len(_curve(cell))} epochs, {cell.number('seconds'):.0f} s a run"
-
-
 def _converged(cell: Cell) -> str:
     """The first epoch from which on the mean curve stays within half a point of its last value."""
-    curves = [found["curves"]["val_accuracy"] for found in cell.results.values()]
-    mean = [sum(values) / len(values) for values in zip(*curves, strict=True)]
+    mean = [sum(values) / len(values) for values in zip(*cell.curves("val_accuracy"), strict=True)]
     late = [epoch for epoch, value in enumerate(mean, start=1) if abs(value - mean[-1]) > 0.005]
     return f"within half a point of the end from epoch {(late[-1] if late else 0) + 1} on"

@@ -45,7 +45,7 @@ class Lab:
         found = answer(made, queue.trials)
         if found.failed:
             which, why = found.failed[0]
-            raise UserError(f"{name}: {which.removeprefix(', ')} failed: {why}")
+            raise UserError(f"{name}: {which} failed: {why}")
         return found
 
     def run(self, name: str, **settings: object) -> Run:

@@ -20,10 +20,10 @@ LARGE = ["model.img_size=224", "model.patch_size=16", "train.lr=5e-4"]
 ITS_OWN = ("img_size", "patch_size", "in_chans", "num_classes", "drop_path_rate")  # this comparison's, not the weights'
 FULL = ["train.epochs=2"]
 QUICK = ["data.validation=0.01", "data.fraction=0.005", "train.epochs=2", "train.batch_size=16"]
-SAYS = {
-    "from scratch": "about an hour, starts near 30 %, poor",
-    "pretrained weights, images resized to 224": "better than from scratch",
-    "pretrained weights, the model changed to 28 × 28": "learns much quicker",
+STARTS = {  # name -> its study, and what the sheet says of it
+    "from scratch": ("start-scratch", "about an hour, starts near 30 %, poor"),
+    "pretrained weights, images resized to 224": ("start-resized", "better than from scratch"),
+    "pretrained weights, the model changed to 28 × 28": ("start-changed", "learns much quicker"),
 }
 
 
@@ -50,28 +50,25 @@ def compare_starts(lab: Lab, report: Report, found: Pretrained | UserError) -> N
     word, shape = settled_word(lab.weights or WEIGHTS), found.facts.model
     own = {item.name: getattr(shape, item.name) for item in fields(shape) if item.name not in ITS_OWN}
     scratch = ["weights=null", "train.layer_decay=1", *(f"model.{name}={typed(value)}" for name, value in own.items())]
-    ways = {
-        "from scratch": ("start-scratch", [*scratch, *OWN]),
-        "pretrained weights, images resized to 224": ("start-resized", [f"weights={word}", *LARGE]),
-        "pretrained weights, the model changed to 28 × 28": ("start-changed", [f"weights={word}", *OWN]),
-    }
+    ways = ([*scratch, *OWN], [f"weights={word}", *LARGE], [f"weights={word}", *OWN])
     common = [*MNIST, *(QUICK if lab.quick else FULL)]
     cells = {
-        name: lab.study(place, "cifar10-finetune", [*common, *words]).cells[0] for name, (place, words) in ways.items()
+        name: lab.study(place, "cifar10-finetune", [*common, *words]).cells[0]
+        for (name, (place, _)), words in zip(STARTS.items(), ways, strict=True)
     }
     called = word if word.startswith(ONLINE) else Path(word).name
     _told(report, cells, called, total_parameters(shape))
 
 
 def _told(report: Report, cells: dict[str, Cell], weights: str, parameters: int) -> None:
-    epochs = len(_curves(next(iter(cells.values())), "train_accuracy")[0])
+    scratch, resized, changed = cells.values()
+    epochs = len(scratch.curves("train_accuracy")[0])
     rows = [
-        [name, SAYS[name], f"{100 * _first(cell):.1f} %", cell.percent, f"{cell.number('seconds'):.0f}"]
+        [name, STARTS[name][1], f"{100 * _first(cell):.1f} %", cell.percent, f"{cell.number('seconds'):.0f}"]
         for name, cell in cells.items()
     ]
     head = ["start", "the sheet (86 M parameters)", "right in the first epoch, training images"]
     report.table([*head, f"held-back accuracy after {epochs} epochs", "seconds a run"], rows)
-    scratch, resized, changed = cells.values()
     cost = resized.number("seconds") / changed.number("seconds")
     report.text(
         f"""{weights}, {parameters / 1e6:.1f} M parameters, instead of `vit_base_patch16_224`'s 86 M: the same
@@ -83,8 +80,4 @@ def _told(report: Report, cells: dict[str, Cell], weights: str, parameters: int)
 
 
 def _first(cell: Cell) -> float:
-    return mean(curve[0] for curve in _curves(cell, "train_accuracy"))
-
-
-def _curves(cell: Cell, name: str) -> list[list[float]]:
-    return [found["curves"][name] for found in cell.results.values()]
+    return mean(curve[0] for curve in cell.curves("train_accuracy"))

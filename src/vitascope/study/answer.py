@@ -44,8 +44,12 @@ class Cell:
 
     def last(self, name: str) -> float | None:
         """The last epoch's mean of a curve."""
-        found = [found["curves"][name][-1] for found in self.results.values() if name in found["curves"]]
+        found = [curve[-1] for curve in self.curves(name)]
         return mean(found) if found else None
+
+    def curves(self, name: str) -> list[list[float]]:
+        """A number over the epochs, of each seed that has it."""
+        return [found["curves"][name] for found in self.results.values() if name in found["curves"]]
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,8 @@ def answer(design: Design, trials: list[Any]) -> Answer:
             settings = tuple((key, told["cell"][key]) for key in design.varied)
             found.setdefault(settings, {}).update(results)
         elif state == "FAIL":
-            failed.append((f"{named(told.get('cell', {}))}, seed {told['seeds'][0]}", told.get("failed", "unknown")))
+            which = named(told.get("cell", {}), f"seed {told['seeds'][0]}")
+            failed.append((which, told.get("failed", "unknown")))
         waiting += state in ("WAITING", "RUNNING")
         left_off += state == "PRUNED"
     cells = [Cell(dict(settings), dict(sorted(results.items()))) for settings, results in found.items()]

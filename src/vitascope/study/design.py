@@ -96,9 +96,9 @@ class Design:
         return [dict(zip(every, values, strict=True)) for values in islice(product(*every.values()), MOST)]
 
 
-def named(cell: dict[str, str]) -> str:
-    """As its settings are typed."""
-    return ", ".join(f"{key}={value}" for key, value in cell.items())
+def named(cell: dict[str, str], *more: str) -> str:
+    """As its settings are typed, and what else is to be said of it."""
+    return ", ".join([*(f"{key}={value}" for key, value in cell.items()), *more])
 
 
 def spelt(found: Range, value: float) -> str:

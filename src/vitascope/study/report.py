@@ -126,9 +126,7 @@ def as_dict(found: Answer) -> dict[str, object]:
 
 def _curves(cell: Cell) -> dict[str, list[list[float]]]:
     names = dict.fromkeys(name for found in cell.results.values() for name in found["curves"])
-    return {
-        name: [found["curves"][name] for found in cell.results.values() if name in found["curves"]] for name in names
-    }
+    return {name: cell.curves(name) for name in names}
 
 
 def _effects(found: Answer) -> dict[str, dict[str, list[float]]]:

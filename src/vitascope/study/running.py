@@ -210,5 +210,4 @@ def show(told: Told, console: Console) -> None:
     if told.note:
         console.print(told.note, highlight=False, soft_wrap=True)
     what = told.failed if told.accuracy is None else f"{told.accuracy:.2%}"
-    which = ", ".join([*filter(None, [named(told.cell)]), seeds])
-    console.print(f"{which}: {what}  ({told.left} waiting)", highlight=False, soft_wrap=True)
+    console.print(f"{named(told.cell, seeds)}: {what}  ({told.left} waiting)", highlight=False, soft_wrap=True)

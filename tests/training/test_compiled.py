@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from vitascope.training import hardware
 def steps(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("compiled")
     command = [sys.executable, "-m", "tests.training.compiled_steps", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -281,7 +281,7 @@ def test_mistakes_get_one_sentence() -> None:
 
 def test_what_was_changed_for_looking_is_put_back_even_after_a_mistake() -> None:
     model = made()
-    model.blocks[0].attn.kernel = "short"
+    model.blocks[0].attn.kernel = "own"
     with pytest.raises(UserError), written_out(model):
         model(torch.zeros(1))
-    assert model.blocks[0].attn.kernel == "short"
+    assert model.blocks[0].attn.kernel == "own"

@@ -22,17 +22,21 @@ def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
 
 
-def attend_plainly(qkv, weights, table, heads: int):
-    """In float32, written with PyTorch's parts."""
+def ready_plainly(qkv, weights, table, heads: int):
+    """Queries, keys and values per head, in float32, written with PyTorch's parts."""
     query, key, value = qkv.float().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     if weights:
         query, key = (F.rms_norm(x, x.shape[-1:], w, 1e-6) for x, w in zip((query, key), weights, strict=True))
     if table is not None:
         query, key = rotate(query, table), rotate(key, table)
-    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+    return query, key, value
 
 
-@pytest.mark.parametrize(
+def attend_plainly(qkv, weights, table, heads: int):
+    return F.scaled_dot_product_attention(*ready_plainly(qkv, weights, table, heads)).transpose(1, 2).flatten(2)
+
+
+EVERY_KIND = pytest.mark.parametrize(
     ("grid", "prefix", "width", "norm", "turned"),
     [
         ((4, 4), 0, 32, True, "alike"),
@@ -43,21 +47,47 @@ def attend_plainly(qkv, weights, table, heads: int):
         ((8, 8), 1, 32, True, "alike"),  # 65 tokens in a tile of 128
     ],
 )
-def test_short_attention_is_attention(grid, prefix, width, norm, turned: str) -> None:
-    from vitascope.kernels.short_attention import short_attention
 
+
+def drawn(grid, prefix, width, norm, turned):
+    """Two images' packed projections for two heads, weights of the norms, a rotation table."""
     heads, tokens = 2, grid[0] * grid[1] + prefix
     qkv = torch.randn(2, tokens, 3 * heads * width, device=DEVICE).bfloat16().requires_grad_()
     weights = [(torch.rand(width, device=DEVICE) + 0.5).requires_grad_() for _ in range(2)] if norm else []
     table = rotation(grid, width, 100.0, prefix).to(DEVICE) if turned else None
     if turned == "each its own way":  # as of images whose patches are not the same ones
         table = torch.stack([table, table[:, torch.randperm(tokens)]], dim=1)[:, :, None]
+    return qkv, weights, table, heads
+
+
+@EVERY_KIND
+def test_short_attention_is_attention(grid, prefix, width, norm, turned: str) -> None:
+    from vitascope.kernels.short_attention import short_attention
+
+    qkv, weights, table, heads = drawn(grid, prefix, width, norm, turned)
     found = short_attention(qkv, *(weights or [None, None]), table, heads, 1e-6)
     wanted = attend_plainly(qkv, weights, table, heads)
     above = torch.randn_like(wanted).bfloat16()
     assert apart(found, wanted) < ROUNDED
     ours = torch.autograd.grad(found, [qkv, *weights], above)
     theirs = torch.autograd.grad(wanted, [qkv, *weights], above.float())
+    assert apart(ours[0], theirs[0]) < ROUNDED
+    assert all(apart(our, their) < max(CLOSE, 1e-5) for our, their in zip(ours[1:], theirs[1:], strict=True))
+
+
+@EVERY_KIND
+def test_ready_heads_are_normalised_and_turned(grid, prefix, width, norm, turned: str, monkeypatch) -> None:
+    from vitascope.kernels import ready_heads as kernel
+
+    monkeypatch.setattr(kernel, "ROWS", 16)  # so that there are several programs, and the last is not full
+    qkv, weights, table, heads = drawn(grid, prefix, width, norm, turned)
+    found = kernel.ready_heads(qkv, *(weights or [None, None]), table, heads, 1e-6)
+    wanted = ready_plainly(qkv, weights, table, heads)
+    above = [torch.randn_like(part).bfloat16() for part in found]
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert apart(ours.transpose(1, 2), theirs) < ROUNDED
+    ours = torch.autograd.grad(found, [qkv, *weights], above)
+    theirs = torch.autograd.grad(wanted, [qkv, *weights], [part.transpose(1, 2).float() for part in above])
     assert apart(ours[0], theirs[0]) < ROUNDED
     assert all(apart(our, their) < max(CLOSE, 1e-5) for our, their in zip(ours[1:], theirs[1:], strict=True))
 
@@ -123,6 +153,18 @@ def test_the_fused_norm_is_the_norm(kind, shape, monkeypatch) -> None:
         assert apart(found, wanted) < 1e-5
 
 
+def in_float32(real):
+    return lambda *parts, **more: real(*(x if x is None else x.float() for x in parts), **more).bfloat16()
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 32), (3, 5), (700, 2, 20)])
+def test_shares_are_summed(shape) -> None:
+    from vitascope.kernels.sums import sum_shares
+
+    shares = torch.randn(shape, device=DEVICE)
+    torch.testing.assert_close(sum_shares(shares), shares.sum(0), rtol=1e-5, atol=1e-5)
+
+
 class Rounded(torch.nn.Linear):
     """A projection whose products are made in float32 and given out as bfloat16, as a GPU's would be."""
 
@@ -130,16 +172,26 @@ class Rounded(torch.nn.Linear):
         return super().forward(tokens.float()).bfloat16()
 
 
+@pytest.mark.parametrize("side", [4, 12])  # 16 tokens: all in one kernel; 144: the heads made ready
 @pytest.mark.parametrize("qk_norm", [True, False])
-def test_the_module_attends_the_same_with_and_without_the_kernel(qk_norm, unchecked_shapes) -> None:
+def test_the_module_attends_the_same_with_and_without_the_kernel(qk_norm, side, unchecked_shapes, monkeypatch) -> None:
+    from vitascope.kernels import ready_heads, short_attention
+
+    used = []
+    for kernel in (ready_heads, short_attention):
+        name = kernel.__name__.rsplit(".", 1)[-1]
+        real = getattr(kernel, name)
+        monkeypatch.setattr(kernel, name, lambda *given, name=name, real=real: used.append(name) or real(*given))
     attention = SelfAttention(64, 2, qk_norm=qk_norm, norm="rmsnorm", output_projection=False).to(DEVICE)
     exact = attention.qkv
     attention.qkv = Rounded(64, 192).to(DEVICE)
     attention.qkv.load_state_dict(exact.state_dict())
-    tokens, table = torch.randn(2, 16, 64, device=DEVICE), rotation((4, 4), 32, 100.0).to(DEVICE)
-    attention.kernel = "short"
+    tokens, table = torch.randn(2, side**2, 64, device=DEVICE), rotation((side, side), 32, 100.0).to(DEVICE)
+    attention.kernel = "own"
+    if DEVICE == "cpu" and side == 12:  # PyTorch's attention in bfloat16 would end the process on some CPUs
+        monkeypatch.setattr(F, "scaled_dot_product_attention", in_float32(F.scaled_dot_product_attention))
     found = attention(tokens, rotation=table)
-    assert found.dtype == torch.bfloat16
+    assert found.dtype == torch.bfloat16 and used == ["short_attention" if side == 4 else "ready_heads"]
     attention.qkv = exact
     assert apart(found, attention(tokens, rotation=table)) < 2 * ROUNDED  # float32: not the kernel's, so the plain way
 
@@ -149,9 +201,9 @@ def test_what_does_not_fit_goes_the_plain_way() -> None:
     assert kernels.can_attend(fitting, 32)
     assert not kernels.can_attend(fitting.float(), 32)
     assert not kernels.can_attend(fitting, 16)
-    assert not kernels.can_attend(fitting.expand(1, 64, 96).repeat(1, 3, 1), 32)
+    assert kernels.is_short(fitting) and not kernels.is_short(fitting.repeat(1, 3, 1))
     masked = SelfAttention(64, 2)
-    masked.kernel = "short"
+    masked.kernel = "own"
     mask = torch.ones(5, 5, dtype=torch.bool).tril()
     tokens = torch.randn(1, 5, 64)
     assert torch.allclose(masked(tokens, mask), masked.mix(masked.maps(tokens, mask), tokens), atol=1e-5)

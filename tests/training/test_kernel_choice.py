@@ -23,7 +23,7 @@ def quick(monkeypatch, tmp_path):
     """A stopwatch that says what it is told to, and counts; the memory in a folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    times = {"default": 3.0, "short": 1.0, "cudnn": 2.0, "flash": 4.0, "efficient": 5.0, "math": 6.0}
+    times = {"default": 3.0, "own": 1.0, "cudnn": 2.0, "flash": 4.0, "efficient": 5.0, "math": 6.0}
     asked = []
 
     def measure(module, kernel, *_):
@@ -37,10 +37,10 @@ def quick(monkeypatch, tmp_path):
 def test_the_fastest_is_chosen_once_per_shape_and_remembered(quick) -> None:
     times, asked = quick
     attention, tokens = SelfAttention(64, 2), torch.zeros(4, 16, 64)
-    assert kernels._fastest(attention, tokens, (None, None), USE) == "short"
+    assert kernels._fastest(attention, tokens, (None, None), USE) == "own"
     assert sorted(asked) == sorted(times)
-    times["short"] = 9.0
-    assert kernels._fastest(attention, tokens, (None, None), USE) == "short" and len(asked) == len(times)
+    times["own"] = 9.0
+    assert kernels._fastest(attention, tokens, (None, None), USE) == "own" and len(asked) == len(times)
     assert kernels._fastest(attention, tokens[:, :8], (None, None), USE) == "cudnn"  # another shape
     assert kernels._fastest(SelfAttention(64, 2, qk_norm=True), tokens, (None, None), USE) == "cudnn"
     assert len(kernels.read_memory()) == 3
@@ -51,9 +51,9 @@ def test_a_torn_or_foreign_memory_is_measured_again(quick) -> None:
     kernels._fastest(attention, tokens, (None, None), USE)
     for content in ("{", "[]", '{"x": 1}'):
         kernels._file().write_text(content, encoding="utf-8")
-        assert kernels._fastest(attention, tokens, (None, None), USE) == "short"
+        assert kernels._fastest(attention, tokens, (None, None), USE) == "own"
     kernels.write_memory(dict.fromkeys(kernels.read_memory(), "of a later version"))
-    assert kernels._fastest(attention, tokens, (None, None), USE) == "short"
+    assert kernels._fastest(attention, tokens, (None, None), USE) == "own"
 
 
 def test_a_kernel_that_fails_takes_forever(monkeypatch) -> None:
@@ -81,9 +81,9 @@ def test_on_a_cpu_pytorch_s_own_are_used() -> None:
 
 def test_kernels_are_set_in_every_block_and_norm() -> None:
     model = VisionTransformer(CONFIG)
-    use_kernels(model, {"attention": "short", "mlp": "fused", "norm": "fused"})
+    use_kernels(model, {"attention": "own", "mlp": "fused", "norm": "fused"})
     for block in model.blocks:
-        assert (block.attn.kernel, block.mlp.kernel, block.norm2.kernel) == ("short", "fused", "fused")
+        assert (block.attn.kernel, block.mlp.kernel, block.norm2.kernel) == ("own", "fused", "fused")
     assert model.fc_norm.kernel == "fused"
     use_kernels(model, {})
     assert model.blocks[1].attn.kernel == model.blocks[1].mlp.kernel == model.fc_norm.kernel == "default"
@@ -98,7 +98,7 @@ def test_the_whole_model_is_the_same_with_its_kernels(unchecked_shapes) -> None:
     chosen = choose_kernels(model, USE)
     assert set(chosen) == {"attention", "mlp", "norm"}
     answers = {}
-    for name, use in (("plain", {}), ("kernels", {"attention": "short", "mlp": "fused", "norm": "fused"})):
+    for name, use in (("plain", {}), ("kernels", {"attention": "own", "mlp": "fused", "norm": "fused"})):
         use_kernels(model, use)
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(images).float().logsumexp(1).square().mean()

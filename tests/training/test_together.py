@@ -126,14 +126,14 @@ def test_many_models_learn_the_same_with_our_attention_kernel(tmp_path, monkeypa
     learnt, asked = {}, []
     real = short_attention.short_attention
     monkeypatch.setattr(short_attention, "short_attention", lambda *given: asked.append(given) or real(*given))
-    for kernel in ("written", "short"):
+    for kernel in ("written", "own"):
         monkeypatch.setattr(together, "kernel_for", lambda _, kernel=kernel: kernel)
         crowd = Together([session_of(tmp_path, **(PLAIN | settings | own))[0] for own in OWN[:2]])
         before = crowd.table.clone()
         told = crowd.epoch(0)
         learnt[kernel] = told, crowd.table - before
         crowd.close()
-        assert bool(asked) == (kernel == "short")
-    torch.testing.assert_close(learnt["short"][0], learnt["written"][0], rtol=2e-3, atol=2e-3)
+        assert bool(asked) == (kernel == "own")
+    torch.testing.assert_close(learnt["own"][0], learnt["written"][0], rtol=2e-3, atol=2e-3)
     wanted = learnt["written"][1]
-    assert (learnt["short"][1] - wanted).norm() < 0.1 * wanted.norm()
+    assert (learnt["own"][1] - wanted).norm() < 0.1 * wanted.norm()

@@ -18,8 +18,13 @@ def can_run(tensor: Tensor) -> bool:
 
 
 def can_attend(packed: Tensor, head_width: int) -> bool:
-    """Whether one head of one image fits into a program: (batch, token, 3 × head × width), bfloat16."""
-    return can_run(packed) and packed.dtype == torch.bfloat16 and packed.shape[1] <= 128 and head_width in (32, 64, 128)
+    """Whether a head's features are a power of two that suits: (batch, token, 3 × head × width), bfloat16."""
+    return can_run(packed) and packed.dtype == torch.bfloat16 and head_width in (32, 64, 128)
+
+
+def is_short(packed: Tensor) -> bool:
+    """Whether all tokens of one image's head fit into a program."""
+    return packed.shape[1] <= 128
 
 
 def can_bend(tokens: Tensor, hidden_width: int) -> bool:

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitascope.kernels.sums import sum_shares
+
 PROGRAMS = 1024  # each goes through many rows on the way back, and sums its share of the weight's gradient
 ELEMENTS = 2048  # of a tile
 
@@ -92,7 +94,7 @@ def norm_backward(
     to_x, sums = torch.empty_like(x), x.new_empty(2, programs, width, dtype=torch.float32)
     steps = triton.cdiv(count, rows * programs)
     _backward[(programs,)](gradient, x, weight, to_x, sums[0], sums[1], count, steps, width, tile, rows, centre, eps)
-    return to_x, sums[0].sum(0), sums[1].sum(0)
+    return to_x, sum_shares(sums[0]), sum_shares(sums[1])
 
 
 def _tile(x: Tensor) -> tuple[int, int, int]:

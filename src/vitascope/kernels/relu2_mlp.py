@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitascope.kernels.sums import sum_shares
+
 ROWS, COLUMNS, DEEP = 128, 128, 64  # of a tile: tokens, hidden features, and features at a time
 ON_CHIP = (128, 256)  # widths for which a tile of tokens stays in registers
 HIDDEN = 64  # hidden features at a time there
@@ -125,7 +127,7 @@ def narrow_backward(gradient: Tensor, bent: Tensor, second: Tensor) -> tuple[Ten
     _widen_backward[_tiles(count, wide)](
         gradient, second, bent, out, sums, count, wide, width, ROWS, COLUMNS, DEEP, num_warps=4, num_stages=3
     )
-    return out, sums.sum(0)
+    return out, sum_shares(sums)
 
 
 def _tiles(count: int, wide: int) -> tuple[int]:

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vitascope.kernels import INTERPRETED
+from vitascope.kernels.sums import sum_shares
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # What products are made of. Triton's interpreter, with which the tests run this on a CPU, cannot multiply bfloat16.
@@ -201,7 +202,7 @@ def short_attention_backward(
         *inputs, gradient, to_qkv, to_qkv.view(torch.int32), to_weights,
         **_settings(qkv, q_weight, rotation, heads, eps),
     )  # fmt: skip
-    return to_qkv, to_weights.sum(0)
+    return to_qkv, sum_shares(to_weights)
 
 
 def _tables(rotation: Tensor | None) -> int:

@@ -28,7 +28,7 @@ class SelfAttention(nn.Module):
     the fast path prefers where it can: one of KERNELS; the results differ by rounding only.
     """
 
-    KERNELS = ("default", "short", *BACKENDS)
+    KERNELS = ("default", "own", *BACKENDS)
 
     def __init__(
         self,
@@ -68,10 +68,12 @@ class SelfAttention(nn.Module):
         check_tokens(tokens, self.embed_dim)
         dropout = self.training and self.attn_drop.p
         plain = mask is None and first is None and not self.causal and self.scale is None
-        if self.kernel == "short" and plain and not dropout:
+        if self.kernel == "own" and plain and not dropout:
             packed = self.qkv(tokens)
-            if self._is_short(packed):
-                return self.proj_drop(self.proj(self._attend_short(packed, rotation)))
+            if self._fits(packed) and kernels.is_short(packed):
+                from vitascope.kernels.short_attention import short_attention
+
+                return self.proj_drop(self.proj(short_attention(packed, *self._for_kernels(rotation))))
         return self.gather(*self.queries_keys_values(tokens, rotation, first), mask)
 
     def gather(
@@ -109,10 +111,16 @@ class SelfAttention(nn.Module):
         self, tokens: Tokens, rotation: Rotation | None = None, first: int | None = None
     ) -> tuple[Queries, Heads, Heads]:
         """What each token (or only the first ones) asks for, what each offers and hands over, per head."""
-        query, key, value = self._project(tokens, first)
-        query, key = self.q_norm(query), self.k_norm(key)
-        if rotation is not None:
-            query, key = rotate(query, rotation[..., : query.shape[2], :]), rotate(key, rotation)
+        packed = self.qkv(tokens) if self.kernel == "own" and first is None else None
+        if packed is not None and self._fits(packed):
+            from vitascope.kernels.ready_heads import ready_heads
+
+            query, key, value = (part.transpose(1, 2) for part in ready_heads(packed, *self._for_kernels(rotation)))
+        else:
+            query, key, value = self._project(tokens, first)
+            query, key = self.q_norm(query), self.k_norm(key)
+            if rotation is not None:
+                query, key = rotate(query, rotation[..., : query.shape[2], :]), rotate(key, rotation)
         if self.scale is not None:  # attention divides by √width, which is undone
             query = query * (self.scale * query.shape[-1] ** 0.5).to(query.dtype)[:, None, None]
         return query, key, value
@@ -130,17 +138,15 @@ class SelfAttention(nn.Module):
         key, value = rearrange(offered, parts, part=2, head=self.num_heads)
         return rearrange(asked, "batch token (head width) -> batch head token width", head=self.num_heads), key, value
 
-    def _is_short(self, packed: Tensor) -> bool:
+    def _fits(self, packed: Tensor) -> bool:
         norm_fits = isinstance(self.q_norm, nn.RMSNorm | nn.Identity)
         return norm_fits and kernels.can_attend(packed, self.embed_dim // self.num_heads)
 
-    def _attend_short(self, packed: Tensor, rotation: Rotation | None) -> Tokens:
-        from vitascope.kernels.short_attention import short_attention
-
-        weights = (norm.weight if isinstance(norm, nn.RMSNorm) else None for norm in (self.q_norm, self.k_norm))
-        table = None if rotation is None else rotation.contiguous()
+    def _for_kernels(self, rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, int, float]:
+        """What they need besides the packed projection: the norms' weights, the angles, heads, the norm's ε."""
+        query, key = (norm.weight if isinstance(norm, nn.RMSNorm) else None for norm in (self.q_norm, self.k_norm))
         eps = self.q_norm.eps if isinstance(self.q_norm, nn.RMSNorm) else None
-        return short_attention(packed, *weights, table, self.num_heads, eps or 0.0)
+        return query, key, None if rotation is None else rotation.contiguous(), self.num_heads, eps or 0.0
 
     def join(self, heads: Queries) -> Asked:
         """Put the heads' outputs side by side and let the projection mix them."""

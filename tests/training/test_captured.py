@@ -85,6 +85,7 @@ def test_recording_without_a_gpu_is_refused(tmp_path) -> None:
 
 
 def test_every_stage_has_its_recorded_step(tmp_path) -> None:
-    """Two epochs on smaller images, two on whole ones."""
-    settings = EVERYTHING | QUIET | {"train.epochs": 4, "train.small_size": 4}
-    check_recorded_as_plain(tmp_path, epochs=4, **settings)
+    """Two epochs on smaller images or some patches, two on whole ones."""
+    for number, less in enumerate(({"train.small_size": 4}, {"train.patch_share": 0.5})):
+        settings = EVERYTHING | QUIET | {"train.epochs": 4} | less
+        check_recorded_as_plain(tmp_path / str(number), epochs=4, **settings)

@@ -1,4 +1,4 @@
-"""What recipes use to get there sooner: smaller images at first, whitened patches, mirror images by turns."""
+"""What recipes use to get there sooner: less of each image at first, whitened patches, mirror images by turns."""
 
 from dataclasses import replace
 
@@ -11,8 +11,9 @@ from vitascope.data.config import AugmentConfig
 from vitascope.data.draws import flips_by_turns
 from vitascope.data.policy import resolve
 from vitascope.model.config import ModelConfig
+from vitascope.model.masked import SomePatches
 from vitascope.model.other_size import Smaller
-from vitascope.model.patches import patchify
+from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.positions import resample
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
@@ -52,14 +53,46 @@ def test_images_are_small_in_the_first_epochs_only(tmp_path) -> None:
     assert [count - prefix for count in seen] == [4, 4, 16, 16, 16]
 
 
+def test_some_patches_are_seen_in_the_first_epochs_only(tmp_path) -> None:
+    session, _ = session_of(tmp_path, **{"train.epochs": 5, "train.patch_share": 0.5, "train.small_share": 0.4})
+    loader, tally, seen = EpochLoader(session), Tally.empty(session), []
+    session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    for epoch in range(5):
+        loader.start(epoch, tally)(0)
+    loader.close()
+    prefix = session.recipe.model.num_prefix_tokens
+    assert [count - prefix for count in seen] == [8, 8, 16, 16, 16]
+
+
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_an_answer_from_some_patches_does_not_depend_on_the_others(pool) -> None:
+    config = ModelConfig(
+        img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2, class_token=pool == "token", global_pool=pool,
+        positions="learned+rotary",
+    )  # fmt: skip
+    model = VisionTransformer(config).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    images, noise = torch.rand(2, 3, 16, 16), torch.rand(2, 16)
+    kept = noise.argsort(dim=1) < 0
+    kept.scatter_(1, noise.argsort(dim=1)[:, :12], True)
+    others = unpatchify(torch.where(kept[..., None], patchify(images, 4), torch.rand(2, 16, 48)), 4, (4, 4))
+    answer = SomePatches(model, 0.75)(images, noise)
+    torch.testing.assert_close(SomePatches(model, 0.75)(others, noise), answer)
+    assert not torch.allclose(model(others), model(images), atol=1e-3)
+    torch.testing.assert_close(SomePatches(model, 1.0)(images, noise), model(images), rtol=1e-4, atol=1e-5)
+
+
 def test_small_images_cost_less(tmp_path) -> None:
     recipe = read_recipe("cifar10", ["train.small_size=16", "train.small_share=0.5"])
     assert passes(recipe) == pytest.approx(0.5 + 0.5 / 4, abs=0.01)  # a quarter of the tokens; attention a bit less
     assert passes(read_recipe("cifar10", [])) == 1
+    assert passes(read_recipe("cifar10", ["train.patch_share=0.5", "train.small_share=0.4"])) == pytest.approx(0.8)
 
 
 def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
     check_goes_on_after_a_stop(tmp_path, **{"train.epochs": 4, "train.small_size": 4, "train.whiten": True})
+    check_goes_on_after_a_stop(tmp_path / "patches", **{"train.epochs": 4, "train.patch_share": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -74,7 +107,13 @@ def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
         (["data.augment.flip_by=turn"], "flip_by='turn' is unknown. Did you mean turns"),
         (["data.augment.flip_by=turns", "data.balance=sampling"], "flip_by=turns needs epochs in turn"),
         (["train.small_size=16", "train.small_share=0"], "but train.small_share=0 of the epochs"),
-        (["train.small_size=16", "train.patience=3"], "train.patience would count the epochs of smaller images"),
+        (["train.small_size=16", "train.patience=3"], "train.patience would count the epochs of train.small_size=16"),
+        (["train.patch_share=0"], "train.patch_share=0.0 is a share: above 0"),
+        (["train.patch_share=1.5"], "is a share: above 0 and at most 1"),
+        (["train.patch_share=0.5", "train.small_size=16"], "make images smaller or leave patches out"),
+        (["train.patch_share=0.5", "model.causal=true"], "with causal=true the order of all counts"),
+        (["train.patch_share=0.02", "model.attention=lsa"], "leaves nothing to look at"),
+        (["train.patch_share=0.5", "train.small_share=0"], "but train.small_share=0 of the epochs"),
         (["train.small_size=16", "model.img_size=[32, 64]"], "train.small_size is for square images"),
         (["train.small_size=4", "model.attention=lsa"], "is one token, which has nobody to look at"),
         (["model.initialize=silent", "model.output_projection=false"], "initialize=silent sets the output projection"),
@@ -110,6 +149,8 @@ def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:
 def test_small_images_are_refused_without_labels_and_together() -> None:
     with pytest.raises(UserError, match="small_size=16 is for training with labels"):
         read_recipe("cifar10-mae", ["train.small_size=16"])
+    with pytest.raises(UserError, match=r"patch_share=0\.5 is for training with labels"):
+        read_recipe("cifar10-mae", ["train.patch_share=0.5"])
     with pytest.raises(UserError, match=r"does without train\.small_size=16"):
         check_together([read_recipe("cifar10", ["train.small_size=16", "model.drop_path_rate=0"])])
 

@@ -15,7 +15,7 @@ from vitascope.model.config import ModelConfig
 from vitascope.model.norm import make_norm
 from vitascope.model.positions import sincos2d
 from vitascope.model.vit import VisionTransformer
-from vitascope.shapes import Asked, Noise, Order, Patches, Tokens, Visible
+from vitascope.shapes import Asked, Logits, Noise, Order, Patches, Tokens, Visible
 
 
 def visible_count(patches: int, mask: float) -> int:
@@ -38,6 +38,18 @@ def encode_visible(model: VisionTransformer, images: Tensor, visible: Visible) -
     tokens = tokens.gather(1, chosen[..., None].expand(-1, -1, tokens.shape[2]))
     turned = None if model.rotation is None else model.rotation[:, chosen][:, :, None]
     return model.encode(tokens, rotation=turned)
+
+
+class SomePatches(nn.Module):
+    """A model that answers from some patches of each image: those with the least noise (Liu et al. 2023)."""
+
+    def __init__(self, model: VisionTransformer, share: float) -> None:
+        super().__init__()
+        self.model, self.count = model, max(1, round(share * model.config.num_patches))
+
+    def forward(self, images: Tensor, noise: Noise) -> Logits:
+        visible, _ = visible_patches(noise, self.count)
+        return self.model.forward_head(encode_visible(self.model, images, visible))
 
 
 class Decoder(nn.Module):

@@ -34,7 +34,7 @@ class Recipe:
             self._check_without_labels()
         if self.data.augment.flip_by == "turns" and self.data.balance == "sampling":
             raise UserError("data.augment.flip_by=turns needs epochs in turn; data.balance=sampling draws by chance.")
-        if self.train.small_size:
+        if self.train.small_size or self.train.patch_share < 1:
             _check_small(self.train, self.model)
         if self.train.whiten and (self.model.tokenizer != "patch" or self.weights):
             raise UserError(
@@ -48,7 +48,8 @@ class Recipe:
 
     def _check_without_labels(self) -> None:
         train, model, objective = self.train, self.model, self.train.objective
-        for name, wanted in (("patience", 0), ("distill", None), ("tune", "full"), ("freeze", 0), ("small_size", 0)):
+        plain = {"patience": 0, "distill": None, "tune": "full", "freeze": 0, "small_size": 0, "patch_share": 1.0}
+        for name, wanted in plain.items():
             if getattr(train, name) != wanted:
                 raise UserError(
                     f"train.{name}={getattr(train, name)} is for training with labels, not for train.objective="
@@ -73,6 +74,23 @@ class Recipe:
 
 
 def _check_small(train: TrainConfig, model: ModelConfig) -> None:
+    """Both ways to see less of each image at first."""
+    setting = f"train.small_size={train.small_size}" if train.small_size else f"train.patch_share={train.patch_share}"
+    if not train.small_share:
+        raise UserError(f"{setting}, but train.small_share=0 of the epochs are to see so little.")
+    if train.patience:
+        raise UserError(f"train.patience would count the epochs of {setting}. Leave one of them out.")
+    if train.small_size and train.patch_share < 1:
+        raise UserError(
+            f"{setting} and train.patch_share={train.patch_share}: make images smaller or leave patches out."
+        )
+    if train.patch_share < 1:
+        seen = round(train.patch_share * model.num_patches) + model.num_prefix_tokens
+        if model.causal:
+            raise UserError(f"{setting} leaves patches out, and with causal=true the order of all counts.")
+        if seen < 1 + (model.attention == "lsa"):
+            raise UserError(f"{setting} of {model.num_patches} patches leaves nothing to look at.")
+        return
     size, (rows, columns) = train.small_size, model.patch_shape
     if model.image_shape[0] != model.image_shape[1]:
         raise UserError(f"train.small_size is for square images; these have img_size={model.img_size}.")
@@ -81,10 +99,6 @@ def _check_small(train: TrainConfig, model: ModelConfig) -> None:
             f"train.small_size={size} must be a multiple of patch_size={model.patch_size} and smaller than "
             f"img_size={model.img_size}."
         )
-    if not train.small_share:
-        raise UserError(f"train.small_size={size}, but train.small_share=0 of the epochs are to see such images.")
-    if train.patience:
-        raise UserError("train.patience would count the epochs of smaller images. Leave it or train.small_size out.")
     _check_other_size(f"an image of train.small_size={size}", size, model)
 
 

@@ -41,7 +41,8 @@ class TrainConfig:
     clip_grad: float = 1.0  # largest norm of all gradients together, 0: no limit
     label_smoothing: float = 0.1
     small_size: int = 0  # pixels of a side at first: images are made smaller, so learning is faster; 0: never
-    small_share: float = 0.5  # of the epochs in which they are
+    patch_share: float = 1.0  # of an image's patches that are seen at first, by chance (Liu et al. 2023); 1: all
+    small_share: float = 0.5  # of the epochs: how long small_size or patch_share last
     whiten: bool = False  # the patch projection starts on whitened patches: as if all directions varied equally
     ema: float = 0.0  # decay per step of the averaged weights, 0: no averaging; such as 0.999
     layer_decay: float = 1.0  # rate factor per layer counted from the head (BEiT); 1: all equal
@@ -98,6 +99,8 @@ class TrainConfig:
         for name in ("warmup", "final_lr", "distill_share", "small_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name}={getattr(self, name)} is a share: at least 0 and at most 1.")
+        if not 0 < self.patch_share <= 1:
+            raise UserError(f"train.patch_share={self.patch_share} is a share: above 0 and at most 1.")
         for name in ("ema", "momentum", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at least 0 and below 1.")
@@ -126,8 +129,9 @@ class TrainConfig:
 
     @property
     def small_epochs(self) -> int:
-        """How many epochs are learnt on smaller images: one at least, and the last never."""
-        return min(self.epochs - 1, max(1, round(self.small_share * self.epochs))) if self.small_size else 0
+        """How many epochs are learnt on less of each image: one at least, and the last never."""
+        less = self.small_size or self.patch_share < 1
+        return min(self.epochs - 1, max(1, round(self.small_share * self.epochs))) if less else 0
 
     @property
     def kept_epochs(self) -> set[int]:

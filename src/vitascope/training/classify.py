@@ -4,10 +4,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.data.draws import Draws
+from vitascope.data.draws import Draws, epoch_noise
 from vitascope.data.mixing import Target
 from vitascope.data.source import Labels, UInt8Images
 from vitascope.data.training_data import class_weights
+from vitascope.model.masked import SomePatches
 from vitascope.model.other_size import Smaller
 from vitascope.training.objective import Inputs, Learning, Numbers, Objective
 from vitascope.training.schedule import Values
@@ -21,10 +22,12 @@ class Classify(Objective):
     def __init__(self, learning: Learning) -> None:
         super().__init__(learning)
         data, config = learning.data, learning.recipe
-        self.forwards: list[nn.Module] = [learning.hardware.compile(learning.model)]  # by stage
-        if config.train.small_epochs:
-            size = (config.train.small_size, config.train.small_size)
-            self.forwards.insert(0, learning.hardware.compile(Smaller(learning.model, size)))
+        stages: list[nn.Module] = [learning.model]
+        if config.train.patch_share < 1:
+            stages.insert(0, SomePatches(learning.model, config.train.patch_share))
+        elif config.train.small_size:
+            stages.insert(0, Smaller(learning.model, (config.train.small_size, config.train.small_size)))
+        self.forwards = [learning.hardware.compile(stage) for stage in stages]
         self.judged = learning.hardware.compile(judged)
         self.weights: Tensor | None = None  # per class, for data.balance=loss
         if config.data.balance == "loss":
@@ -37,20 +40,27 @@ class Classify(Objective):
             self.fingerprint = self.teacher.fingerprint
 
     def stage_of(self, epoch: int) -> int:
-        """train.small_size: images are smaller at first."""
+        """train.small_size, train.patch_share: less is seen of each image at first."""
         small = self.learning.recipe.train.small_epochs
         return int(epoch >= small) if small else 0
+
+    def draws(self, steps: int, batch: int, epoch: int) -> Draws:
+        train, patches = self.learning.recipe.train, self.learning.model.config.num_patches
+        noise = {"noise": epoch_noise(patches, steps, batch, train.seed, epoch)} if train.patch_share < 1 else {}
+        return super().draws(steps, batch, epoch) | noise
 
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
         policy = self.learning.recipe.data.augment
         inputs, target = self.learning.preparation.varied(images, labels, draws, policy)
-        return inputs, target.own, target.partner, target.share
+        noise = [draws["noise"]] if "noise" in draws else []
+        return inputs, target.own, target.partner, target.share, *noise
 
     def told(self, inputs: Inputs, values: Values) -> Numbers:
-        images, target = inputs[0], Target(*inputs[1:])
+        images, target = inputs[0], Target(*inputs[1:4])
+        noise = () if self.stage else inputs[4:]  # which patches are seen at first
         config = self.learning.recipe.train
         with self.learning.hardware.autocast():
-            logits = self.forwards[self.stage](images)
+            logits = self.forwards[self.stage](images, *noise)
             taught = self.teacher(images) if self.teacher else None
         loss, right = self.judged(logits, target, config.label_smoothing, self.weights)
         if taught is not None:

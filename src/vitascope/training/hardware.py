@@ -82,8 +82,10 @@ def passes(recipe: Recipe) -> float:
         decoder = replace(model, mlp_ratio=4.0, mlp="gelu", positions="sincos2d", attention="plain", **sizes)
         return 1 - mae.mask + total_flops(decoder) / total_flops(model)
     if recipe.train.small_epochs:
-        small, share = replace(recipe.model, img_size=recipe.train.small_size), recipe.train.small_epochs
-        return 1 - share / recipe.train.epochs * (1 - total_flops(small) / total_flops(recipe.model))
+        early, small = recipe.train.small_epochs / recipe.train.epochs, recipe.train.patch_share  # tokens are the work
+        if recipe.train.small_size:
+            small = total_flops(replace(recipe.model, img_size=recipe.train.small_size)) / total_flops(recipe.model)
+        return 1 - early * (1 - small)
     return 1.0
 
 

@@ -69,5 +69,6 @@ def draw_shares(rows: list[dict[str, Any]]) -> Figure:
     panel.grid(alpha=0.25)
     panel.legend(frameon=False)
     label(panel, "What learning without labels is worth", "labels in %", "accuracy in %")
-    caption(figure, "Dots are seeds, lines their means; fine-tuned equally long, or trained for as many FLOPs as both of DINO's stages.")
+    how = "fine-tuned equally long, or trained for as many FLOPs as both of DINO's stages"
+    caption(figure, f"Dots are seeds, lines their means; {how}.")
     return figure

@@ -6,7 +6,7 @@ import torch
 from tests.training.test_captured import losses_of
 from tests.training.test_runs import session_of
 from vitascope import UserError, kernels
-from vitascope.training import together
+from vitascope.training import alike
 from vitascope.training.feeding import EpochLoader
 from vitascope.training.step import Tally
 from vitascope.training.together import Together
@@ -99,6 +99,25 @@ def test_warming_up_leaves_no_trace(tmp_path) -> None:
     warm.close()
 
 
+@pytest.mark.parametrize("kernel", ["written", "own"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_pytorch_s_fused_attention_is_never_batched_over_models(tmp_path, way, kernel, monkeypatch) -> None:
+    """On CUDA its gradients would be wrong, silently: there `requires_grad` is False inside `vmap`."""
+    if kernel == "own" and (not kernels.HERE or way.get("model.qk_norm")):
+        pytest.skip("our kernel needs Triton, and knows no norms that differ from model to model")
+
+    def refuse(*_, **__):
+        raise AssertionError("PyTorch's fused attention was asked")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+    monkeypatch.setattr(alike, "kernel_for", lambda _: kernel)
+    small = {"train.precision": "bfloat16", "data.fraction": 0.05, "train.batch_size": 8, "train.epochs": 1}
+    small |= {"model.embed_dim": 64, "model.depth": 2, "model.qk_norm": "false"}
+    crowd = Together([session_of(tmp_path, **(PLAIN | small | way | own))[0] for own in OWN[:2]])
+    assert crowd.epoch(0).isfinite().all()
+    crowd.close()
+
+
 def test_in_bfloat16_many_models_compute_what_one_computes(tmp_path) -> None:
     """Products come out narrow, as they do alone: a kernel that wants bfloat16 gets it."""
     settings = PLAIN | {"train.precision": "bfloat16", "train.ema": 0}
@@ -127,7 +146,7 @@ def test_many_models_learn_the_same_with_our_attention_kernel(tmp_path, monkeypa
     real = short_attention.short_attention
     monkeypatch.setattr(short_attention, "short_attention", lambda *given: asked.append(given) or real(*given))
     for kernel in ("written", "own"):
-        monkeypatch.setattr(together, "kernel_for", lambda _, kernel=kernel: kernel)
+        monkeypatch.setattr(alike, "kernel_for", lambda _, kernel=kernel: kernel)
         crowd = Together([session_of(tmp_path, **(PLAIN | settings | own))[0] for own in OWN[:2]])
         before = crowd.table.clone()
         told = crowd.epoch(0)
@@ -137,3 +156,30 @@ def test_many_models_learn_the_same_with_our_attention_kernel(tmp_path, monkeypa
     torch.testing.assert_close(learnt["own"][0], learnt["written"][0], rtol=2e-3, atol=2e-3)
     wanted = learnt["written"][1]
     assert (learnt["own"][1] - wanted).norm() < 0.1 * wanted.norm()
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@on_gpu
+@pytest.mark.parametrize("compiled", ["never", "always"])
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_on_a_gpu_many_models_learn_what_one_learns(tmp_path, pool, compiled, unchecked_shapes) -> None:
+    """In bfloat16, recorded, with our attention kernel: losses epoch by epoch, and that something is learnt at all."""
+    settings = {"train.epochs": 12, "train.device": "cuda", "train.precision": "bfloat16", "train.compile": compiled}
+    settings |= {"train.optimizer": "adamw", "train.lr": 3e-3, "data.augment.mixup": 0, "train.label_smoothing": 0}
+    settings |= {"model.embed_dim": 64, "model.num_heads": 2, "model.depth": 3, "model.global_pool": pool}
+    settings |= {"model.class_token": str(pool == "token").lower(), "model.qk_norm": "false"}
+    settings |= {"model.positions": "learned", "model.drop_path_rate": 0}
+    alone = []
+    seeds = [{"train.seed": seed} for seed in (1, 2)]
+    for own in seeds:
+        session, _ = session_of(tmp_path, **(settings | own))
+        sums = losses_of(session, EpochLoader(session), Tally.empty(session), 12)
+        alone.append([total / session.steps_per_epoch for total in sums])
+    crowd = Together([session_of(tmp_path, **(settings | own))[0] for own in seeds])
+    assert crowd.first.model.blocks[0].attn.kernel == "own"
+    found = torch.stack([crowd.epoch(number)[0] for number in range(12)], dim=1)
+    crowd.close()
+    assert found.tolist() == [pytest.approx(losses, rel=0.1) for losses in alone]
+    assert (found[:, -1] < 0.85 * found[:, 0]).all()

@@ -5,7 +5,9 @@ from dataclasses import replace
 from vitascope.errors import UserError
 from vitascope.kernels import HERE
 from vitascope.model.attention import WRITTEN
+from vitascope.model.block import Block
 from vitascope.recipe.schema import Recipe
+from vitascope.training.kernels import use_kernels
 from vitascope.training.session import Session
 
 
@@ -30,6 +32,16 @@ def check_together(recipes: list[Recipe]) -> None:
 
 def _without_own(recipe: Recipe) -> Recipe:
     return replace(recipe, train=replace(recipe.train, seed=0, lr=1.0, muon_lr=1.0, weight_decay=0.0))
+
+
+def use_batched_attention(session: Session) -> None:
+    """PyTorch's fused attention is never taken: where models are batched it does not see that gradients are wanted, and
+    two of its CUDA kernels then leave out what their backward pass reads (torch 2.11), without a word."""
+    kernel = kernel_for(session)
+    use_kernels(session.model, {"attention": kernel})
+    last = session.model.blocks[-1]
+    if session.recipe.model.global_pool == "token" and isinstance(last, Block):
+        last.attn.kernel = WRITTEN  # only the class token asks, and ours is for all tokens
 
 
 def kernel_for(session: Session) -> str:

@@ -21,11 +21,10 @@ from vitascope.data.mixing import Target, mix, unmixed
 from vitascope.data.preparation import Preparation
 from vitascope.data.source import Split
 from vitascope.shapes import Images
-from vitascope.training.alike import check_together, kernel_for
+from vitascope.training.alike import check_together, use_batched_attention
 from vitascope.training.captured import WARM_UP, recorded
 from vitascope.training.classify import soft_cross_entropy
 from vitascope.training.feeding import epoch_plan
-from vitascope.training.kernels import use_kernels
 from vitascope.training.muon import orthogonalised, parts_of
 from vitascope.training.optimizers import is_block_matrix, is_decayed
 from vitascope.training.schedule import step_values
@@ -55,7 +54,7 @@ class Together:
         self.sessions, self.first, self.count = sessions, sessions[0], len(sessions)
         self.config, self.device = self.first.recipe.train, self.first.hardware.device
         self.batch, self.steps_per_epoch = self.first.batch, self.first.steps_per_epoch
-        use_kernels(self.first.model, {"attention": kernel_for(self.first)})
+        use_batched_attention(self.first)
         self._lay_out()
         self.images, self.labels = self._stacked([session.data.train for session in sessions])
         held = [session.data.validation for session in sessions]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from tests.study.test_study import fake
 from tests.training.tiny import tiny_run
-from vitascope import UserError
+from vitascope import UserError, load
 from vitascope.sheets import a, b, c, d, e, starts
 from vitascope.sheets.all import run_sheet
 from vitascope.sheets.lab import Lab, reached
@@ -137,6 +138,35 @@ def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None
     assert all((tmp_path / name).is_file() for name in re.findall(r"\]\(([\w-]+\.png)\)", text))
     told = json.loads((tmp_path / "A.json").read_text())
     assert len(told["accuracy"]) == 2 and told["commit"] == "abc" and told["quick"] is True
+
+
+def test_a_run_that_several_studies_ask_for_is_made_once(tmp_path) -> None:
+    """In the same sheet and in another, though judged otherwise; and again where it is gone."""
+    tiny = ["model.embed_dim=16", "model.depth=1", "model.num_heads=2", "train.batch_size=64", "data.fraction=0.2"]
+
+    def study(letter, name, *words, judge="val"):
+        return Lab(tmp_path / letter, 2, True, QUIET, "cpu").study(name, "digits", [*tiny, *words], judge=judge)
+
+    def runs(*place):
+        return {path.parent for path in tmp_path.joinpath(*place).rglob("model.safetensors")}
+
+    lengths = study("B", "lengths", "train.epochs=1,3")
+    assert len(runs()) == 4
+    rates = study("B", "rates", "train.epochs=3", "train.lr=4e-3,1e-3")
+    assert len(runs("B", "rates")) == 2  # digits' own rate is 4e-3
+    assert rates.cells[0].accuracies == lengths.cells[1].accuracies
+    judged = study("E", "judged", "train.epochs=3", judge="test")
+    assert not runs("E")
+    wanted = [load(run).evaluate(robust=False).accuracy for run in _of(lengths.cells[1], tmp_path)]
+    assert judged.cells[0].accuracies == wanted
+    for run in _of(lengths.cells[0], tmp_path):
+        shutil.rmtree(run)
+    study("E", "again", "train.epochs=1", judge="test")
+    assert len(runs("E", "again")) == 2
+
+
+def _of(cell, folder):
+    return [folder / "B" / "lengths" / "runs" / found["run"] for found in cell.results.values()]
 
 
 def test_missing_data_is_said_at_once_and_a_failed_run_is_tried_again(tmp_path, monkeypatch) -> None:

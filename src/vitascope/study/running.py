@@ -196,6 +196,7 @@ def result(run: Run, design: Design) -> dict[str, Any]:
         accuracy = load(run, device="auto").evaluate(robust=False).accuracy
     curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVES}
     return {
+        "run": "/".join(run.path.parts[-2:]),  # below the study's runs
         "accuracy": accuracy,
         "seconds": round(whole_seconds(rows), 2),
         "parameters": total_parameters(recipe.model),

@@ -15,6 +15,7 @@ from vitascope.run.format_probe import bf16_speedup
 
 Part = TypeVar("Part", bound=Callable[..., Any])
 EAGER_RATE = 1.4e14  # FLOP/s of an uncompiled, recorded step on an H200; only to guess whether compiling pays
+CROWD_RATE = 7e13  # and of many models at once
 # Seconds such a step takes at least; MAE's has many kernels, each with little to do.
 EAGER_STEP = {"classify": 0.003, "dino": 0.003, "mae": 0.012}
 COMPILE_PAYS_AFTER = 60.0  # seconds of that: a guess; compiling takes some 30 and then saves up to half
@@ -60,7 +61,8 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int =
     compiled = recipe.train.compile == "always"
     if recipe.train.compile == "auto" and device == "cuda":
         batch, least = recipe.train.batch_size, EAGER_STEP[recipe.train.objective]
-        compiled = images / batch * max(least, flops * batch * models / EAGER_RATE) > COMPILE_PAYS_AFTER
+        rate = EAGER_RATE if models == 1 else CROWD_RATE
+        compiled = images / batch * max(least, flops * batch * models / rate) > COMPILE_PAYS_AFTER
     # Loss scaling asks the host at every step; blocks computed again ask for the generator's state.
     again = recipe.model.grad_checkpointing and recipe.model.has_chance
     can_capture = device == "cuda" and precision != "float16" and not again

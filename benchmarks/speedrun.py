@@ -26,6 +26,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "whitened patches": {"train.whiten": True},
     "patches as they are": {"train.whiten": False},
     "timm's start": {"model.initialize": "timm"},
+    "local start": {"model.initialize": "local"},
     "silent start": {"model.initialize": "silent"},
     "mimetic start": {"model.initialize": "mimetic"},
     "24 pixels at first": {"train.small_size": 24},

@@ -1,6 +1,7 @@
 """Shifted patches, locality attention, convolutions as tokenizer, mimetic starts: held against the papers' equations,
 written a second time, number by number."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.model.combinations import TINY
 from vitascope import ModelConfig, UserError, VisionTransformer, explain
+from vitascope.model import initialize
 from vitascope.model.anatomy import total_parameters
 from vitascope.model.attention import SelfAttention
 from vitascope.model.patches import ShiftedPatchEmbed, patchify, shifted
@@ -163,6 +165,31 @@ def test_mimetic_attention_starts_as_the_paper_says() -> None:
     assert (through - torch.diag(through.diagonal())).std() == pytest.approx(0.4 / 192**0.5, rel=0.02)
 
 
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_local_attention_starts_at_one_neighbour_per_head(qk_norm, monkeypatch) -> None:
+    places = initialize._neighbours(9)
+    assert len(set(map(tuple, places.tolist()))) == 9 and places.abs().max() == 1
+    assert Counter(map(tuple, initialize._neighbours(27).tolist())).most_common(1)[0][1] == 3
+    monkeypatch.setattr(initialize, "_neighbours", lambda count: places[:count])
+    config = ModelConfig(
+        img_size=32, patch_size=4, embed_dim=576, num_heads=9, depth=2, class_token=False, global_pool="avg",
+        positions="learned+rotary", qk_norm=qk_norm, initialize="local",
+    )  # fmt: skip
+    model = VisionTransformer(config).double().eval()
+    with torch.no_grad():
+        for block in model.blocks:  # what the tokens hold would move the hill a little
+            block.attn.W_Q.zero_()
+            block.attn.W_K.zero_()
+    for maps in explain.attention_maps(model, torch.randn(2, 3, 32, 32, dtype=torch.float64)):
+        inner = maps.unflatten(2, (8, 8)).unflatten(-1, (8, 8))[:, :, 1:-1, 1:-1]  # of which all neighbours are there
+        best = inner.flatten(-2).argmax(-1)
+        rows, columns = torch.meshgrid(torch.arange(1, 7), torch.arange(1, 7), indexing="ij")
+        steps = torch.stack([best // 8 - rows, best % 8 - columns], dim=-1)
+        assert (steps == steps[:1, :, :1, :1]).all()  # of each head, for every token of every image
+        assert torch.equal(steps[0, :, 0, 0], places)
+        assert maps.max() < 0.5  # a hill, not a peak
+
+
 @pytest.mark.parametrize("tokenizer", ["spt", "conv"])
 def test_maps_of_small_data_models_through_explain(tokenizer) -> None:
     config = replace(TINY, tokenizer=tokenizer, attention="lsa", positions="learned+rotary", qk_norm=True, embed_dim=16)
@@ -182,6 +209,8 @@ def test_maps_of_small_data_models_through_explain(tokenizer) -> None:
         ({"attention": "lsa", "causal": True, "global_pool": "avg"}, "nothing else to look at"),
         ({"attention": "lsa", "img_size": 4, "class_token": False, "global_pool": "avg"}, "nothing else to look at"),
         ({"initialize": "mimetic", "output_projection": False}, "Choose initialize=timm"),
+        ({"initialize": "local"}, "initialize=local sets the biases"),
+        ({"initialize": "local", "positions": "rotary", "qkv_bias": False}, "Choose positions=learned"),
         ({"tokenizer": "swin"}, "tokenizer='swin' is unknown"),
         ({"merge_tokens": 2, "drop_tokens": 1}, "not both"),
         ({"drop_tokens": 1, "causal": True, "global_pool": "avg"}, "order of tokens"),

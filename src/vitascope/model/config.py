@@ -12,7 +12,7 @@ POSITIONS = ("learned", "sinusoidal", "sincos2d", "none", "rotary")
 POSITIONS += tuple(f"{absolute}+rotary" for absolute in ("learned", "sinusoidal", "sincos2d"))
 NORMS = ("layernorm", "rmsnorm", "none")
 MLPS = ("gelu", "relu2", "swiglu")
-INITIALIZERS = ("timm", "torch", "mimetic", "silent")
+INITIALIZERS = ("timm", "torch", "mimetic", "silent", "local")
 TOKENIZERS = ("patch", "spt", "conv")
 ATTENTIONS = ("plain", "lsa")
 FEWER = ("merge_tokens", "drop_tokens")  # change how a model answers, not what it learns
@@ -71,7 +71,7 @@ class ModelConfig:
     drop_tokens: int = 0  # at inference: in each block so many patches are left out, the least looked-at
     grad_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
     initialize: str = (
-        "timm"  # timm; torch (PyTorch's layers; tokens, positions N(0, 1): sheet A); mimetic, silent (see the docs)
+        "timm"  # timm; torch (PyTorch's layers; tokens, positions N(0, 1): sheet A); mimetic, silent, local: docs
     )
 
     def __post_init__(self) -> None:
@@ -258,6 +258,11 @@ class ModelConfig:
             raise UserError(
                 f"initialize={self.initialize} sets the output projection, but output_projection=false. "
                 "Choose initialize=timm."
+            )
+        if self.initialize == "local" and not (self.rotary and self.qkv_bias):
+            raise UserError(
+                "initialize=local sets the biases of queries and keys, which rotary positions turn. Choose "
+                "positions=learned+rotary and qkv_bias=true, or initialize=timm."
             )
 
 

@@ -1,11 +1,16 @@
-"""Weights before the first step: timm's rule, PyTorch's, blocks that add nothing yet, attention like a trained one."""
+"""Weights before the first step: timm's, PyTorch's, silent blocks, attention like a trained one or a convolution's."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from vitascope.model.attention import SelfAttention
+from vitascope.model.config import ModelConfig
+from vitascope.model.rotary import frequencies
+
+NARROW = 3.0  # of `local`: by e^3 the fastest frequency counts more than the slowest
 
 
 def like_timm(model: nn.Module) -> None:
@@ -53,6 +58,34 @@ def mimetic(model: nn.Module) -> None:
             layer.proj.weight.copy_(second.T)
 
 
+@torch.no_grad()
+def local(model: nn.Module) -> None:
+    """As timm's, but every head begins by looking at one patch beside its own, or at its own: like one weight of a 3×3
+    convolution, and learning goes on from there.
+
+    Rotary positions turn queries and keys, so what all tokens have in common, their biases, becomes a preference for a
+    place: a key's pair (a, 0) and a query's a·(cos ωδ, sin ωδ) give a²·cos(ω(Δ - δ)) for keys at distance Δ, and over
+    all frequencies ω that is largest at Δ = δ. Fast frequencies count more, which makes the hill narrow."""
+    like_timm(model)
+    config = cast(ModelConfig, model.config)
+    turns = frequencies(config.head_width, config.rotary_base)
+    size = torch.exp(-NARROW * torch.arange(len(turns)) / len(turns))
+    size = (size / size.square().mean().sqrt()).repeat(2)  # rows' pairs, then columns'
+    for layer in model.modules():
+        if isinstance(layer, SelfAttention):
+            query, key, _ = layer.qkv.bias.view(3, config.num_heads, len(size), 2)
+            key[..., 0] = size
+            angles = (_neighbours(config.num_heads)[..., None] * turns).flatten(1)
+            query.copy_(size[:, None] * torch.stack([angles.cos(), angles.sin()], dim=-1))
+
+
+def _neighbours(count: int) -> Tensor:
+    """So many steps (rows, columns) to patches of the 3×3 around a patch, by chance, each as often as the others."""
+    around = torch.cartesian_prod(torch.arange(-1, 2), torch.arange(-1, 2))
+    rounds = -(-count // len(around))
+    return torch.cat([around[torch.randperm(len(around))] for _ in range(rounds)])[:count]
+
+
 def _halves(noise: float, identity: float, like: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Two matrices, width × rank and rank × width, whose product is nearly noise · Z + identity · I.
 
@@ -69,6 +102,7 @@ INITIALIZERS: dict[str, Callable[[nn.Module], None]] = {
     "torch": like_torch,
     "mimetic": mimetic,
     "silent": silent,
+    "local": local,
 }
 
 

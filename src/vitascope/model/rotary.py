@@ -11,13 +11,17 @@ from vitascope.shapes import Heads, Rotation
 def rotation(grid: tuple[int, int], width: int, base: float, prefix_tokens: int = 0) -> Rotation:
     """Cosines and sines, token × pair of features: half of the pairs turn with the row, half with the column.
 
-    Feature pairs (0, 1), (2, 3), … turn together; frequency i is base^(-i / (width/4)). Prefix tokens are not turned.
+    Feature pairs (0, 1), (2, 3), … turn together. Prefix tokens are not turned.
     """
-    frequencies = base ** (-torch.arange(width // 4, dtype=torch.float64) / (width // 4))
     places = torch.meshgrid(torch.arange(grid[0]).double(), torch.arange(grid[1]).double(), indexing="ij")
-    angles = torch.stack(places)[..., None] * frequencies
+    angles = torch.stack(places)[..., None] * frequencies(width, base)
     angles = rearrange(angles, "side row column band -> (row column) (side band)")
     return torch.stack([_pad(angles.cos(), prefix_tokens, 1.0), _pad(angles.sin(), prefix_tokens, 0.0)]).float()
+
+
+def frequencies(width: int, base: float) -> Tensor:
+    """Of one side's pairs: base^(-i / (width/4)), radians per patch, the fastest first."""
+    return base ** (-torch.arange(width // 4, dtype=torch.float64) / (width // 4))
 
 
 def rotate(heads: Heads, table: Rotation) -> Heads:

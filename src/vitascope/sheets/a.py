@@ -50,7 +50,8 @@ def run(lab: Lab, report: Report) -> None:
     likely = """A likely reason: without a position embedding the model is handed a bag of patches; which lay where
     cannot be told, so what one patch shows by itself decides, and a large one shows more."""
     likely = likely if many.accuracy > many_small.accuracy else ""
-    report.text(f"Patches of {large} reach {many.percent}, patches of {small} {many_small.percent}. {likely}")
+    told = f"Patches of {large} reach {many.percent}, patches of {small} {many_small.percent}. {likely}"
+    report.text(f"{told} {found.company}")
     report.numbers |= {"accuracy": many.accuracies, "accuracy_few": few.accuracies}
     report.numbers |= {"accuracy_small": many_small.accuracies, "accuracy_few_small": few_small.accuracies}
     report.numbers |= {"reached": [when.epochs, when.seconds]}

@@ -62,7 +62,9 @@ def _study(lab: Lab, report: Report, name: str) -> Answer:
     report.picture(name, bands(found))
     head, rows = table(found)
     report.table([text or "verdict" for text in head], rows)
-    report.text(f"The sheet: {claimed}. Here, over {lab.seeds} seeds: {found.sentence} {stability(found)}")
+    report.text(
+        f"The sheet: {claimed}. Here, over {lab.seeds} seeds: {found.sentence} {stability(found)} {found.company}"
+    )
     return found
 
 

@@ -27,9 +27,9 @@ def run(lab: Lab, report: Report) -> None:
     found = lab.study("accuracy", "sheet-c", QUICK if lab.quick else FULL)
     report.heading("25, 50 and 70 % of held-back images")
     report.text(
-        """The model of `vitascope train sheet-c` (Dosovitskiy et al. 2021's, small), no test images touched. Seconds
+        f"""The model of `vitascope train sheet-c` (Dosovitskiy et al. 2021's, small), no test images touched. Seconds
         are of training alone, at the end of the first epoch that was good enough; a run of few epochs gets there
-        sooner, because its rate falls sooner."""
+        sooner, because its rate falls sooner. {found.company}"""
     )
     head = ["held-back accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in found.cells)]
     rows = [[f"{mark:.0%}", "2", *(str(reached(cell, mark)) for cell in found.cells)] for mark in MARKS]

@@ -113,6 +113,13 @@ class Answer:
             return f"{said}; every other is worse, beyond the seeds' noise."
         return f"{said}; not to be told from it: {'; '.join(cell.name for cell in self.as_good)}."
 
+    @property
+    def company(self) -> str:
+        """What the seconds mean where runs learnt together; nothing where each learnt alone."""
+        most = max((run.get("together", 1) for cell in self.cells for run in cell.results.values()), default=1)
+        told = f"Up to {most} runs learnt together, as one computation: a run's seconds are its share of their time."
+        return told if most > 1 else ""
+
     def front(self, cost: str) -> list[Cell]:
         """Pareto: cells that no other beats in accuracy without costing more."""
         return [

@@ -199,6 +199,7 @@ def result(run: Run, design: Design) -> dict[str, Any]:
         "run": "/".join(run.path.parts[-2:]),  # below the study's runs
         "accuracy": accuracy,
         "seconds": round(whole_seconds(rows), 2),
+        "together": rows[-1].get("together", 1),
         "parameters": total_parameters(recipe.model),
         "flops": total_flops(recipe.model),
         "images_seen": rows[-1]["images_seen"],

@@ -46,9 +46,10 @@ def _widen(
 @triton.jit
 def _widen_backward(
     gradient, weight, bent, out, sums, COUNT,
-    WIDE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    WIDE: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """(gradient · weight) · 2√bent, a tile, and its sum over the tile's tokens."""
+    """(gradient · weight) · 2√bent, a tile, and for a bias its sum over the tile's tokens."""
     tile = tl.program_id(0) // (WIDE // COLUMNS)
     row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(0) % (WIDE // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
@@ -61,7 +62,8 @@ def _widen_backward(
     place = row * WIDE + column[None, :]
     total *= 2.0 * tl.sqrt(tl.load(bent + place, mask=row < COUNT, other=0.0).to(tl.float32))
     tl.store(out + place, total.to(out.dtype.element_ty), mask=row < COUNT)
-    tl.store(sums + tile * WIDE + column, tl.sum(total, 0))
+    if BIAS:
+        tl.store(sums + tile * WIDE + column, tl.sum(total, 0))
 
 
 @triton.jit
@@ -120,12 +122,13 @@ def narrow(
 
 
 @torch.library.custom_op("vitascope::relu2_mlp_backward", mutates_args=())
-def narrow_backward(gradient: Tensor, bent: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the hidden layer before it was bent, and of its bias."""
+def narrow_backward(gradient: Tensor, bent: Tensor, second: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of the hidden layer before it was bent, and of its bias where it has one."""
     (count, wide), width = bent.shape, second.shape[0]
-    out, sums = torch.empty_like(bent), bent.new_empty(triton.cdiv(count, ROWS), wide, dtype=torch.float32)
+    tiles = triton.cdiv(count, ROWS) if bias else 0
+    out, sums = torch.empty_like(bent), bent.new_empty(tiles, wide, dtype=torch.float32)
     _widen_backward[_tiles(count, wide)](
-        gradient, second, bent, out, sums, count, wide, width, ROWS, COLUMNS, DEEP, num_warps=4, num_stages=3
+        gradient, second, bent, out, sums, count, wide, width, bias, ROWS, COLUMNS, DEEP, num_warps=4, num_stages=3
     )
     return out, sum_shares(sums)
 
@@ -145,7 +148,7 @@ def _(rows, first, *_):
 
 
 @narrow_backward.register_fake
-def _(_, bent, __):
+def _(_, bent, *__):
     return torch.empty_like(bent), bent.new_empty(bent.shape[1], dtype=torch.float32)
 
 
@@ -159,7 +162,7 @@ def _remember(ctx, inputs, output):
 def _pass_back(ctx, gradient, _):
     rows, first, second, bent = ctx.saved_tensors
     gradient = gradient.contiguous()
-    hidden, bias1 = narrow_backward(gradient, bent, second)
+    hidden, bias1 = narrow_backward(gradient, bent, second, ctx.biases[0])
     bias2 = gradient.sum(0, dtype=torch.float32) if ctx.biases[1] else None
     return hidden @ first, hidden.T @ rows, bias1 if ctx.biases[0] else None, gradient.T @ bent, bias2
 

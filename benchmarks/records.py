@@ -44,7 +44,8 @@ class GrowingRecord:
         for row in (row for record in known for row in record["rows"]):
             if row not in self.rows:
                 self.rows.append(row)
-        before = [earlier for record in known for earlier in _went_before(record)]
+        every = [earlier for record in known for earlier in _went_before(record)]
+        before = [earlier for place, earlier in enumerate(every) if earlier not in every[:place]]
         self.told = {"went_on_from": before} if before else {}
 
     def has(self, **what: Any) -> bool:

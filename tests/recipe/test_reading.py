@@ -4,6 +4,8 @@ import pytest
 
 from vitascope import UserError
 from vitascope.recipe.reading import read_model, read_recipe, recipe_names
+from vitascope.recipe.schema import Recipe
+from vitascope.recipe.writing import chosen_settings, recipe_sections
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -58,3 +60,18 @@ def test_a_broken_file_is_refused(tmp_path) -> None:
         path.write_bytes(content)
         with pytest.raises(UserError, match=sentence):
             read_recipe(str(path))
+
+
+@pytest.mark.parametrize("name", ["cifar10", "digits-dino", "sheet-a"])
+def test_a_recipe_is_known_by_what_differs_from_the_defaults(name) -> None:
+    """So a run or a study that was begun before a setting existed can go on."""
+    recipe = read_recipe(name)
+    chosen, plain = chosen_settings(recipe), recipe_sections(Recipe(), every=True)
+    assert chosen_settings(Recipe()) == {} and chosen["model"]["embed_dim"] == recipe.model.embed_dim
+    assert all(value != plain["train"][key] for key, value in chosen["train"].items())
+    for section, values in recipe_sections(recipe).items():  # nothing is lost
+        if isinstance(values, dict):
+            parts = chosen.get(section, {})
+            for key, value in plain[section].items():
+                whole = value | parts.get(key, {}) if isinstance(value, dict) else parts.get(key, value)
+                assert whole == values[key]

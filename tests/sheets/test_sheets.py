@@ -159,10 +159,19 @@ def test_a_run_that_several_studies_ask_for_is_made_once(tmp_path) -> None:
     assert not runs("E")
     wanted = [load(run).evaluate(robust=False).accuracy for run in _of(lengths.cells[1], tmp_path)]
     assert judged.cells[0].accuracies == wanted
-    for run in _of(lengths.cells[0], tmp_path):
-        shutil.rmtree(run)
+    gone, torn = _of(lengths.cells[0], tmp_path)
+    shutil.rmtree(gone)
+    (torn / "metrics.jsonl").unlink()
     study("E", "again", "train.epochs=1", judge="test")
     assert len(runs("E", "again")) == 2
+
+
+def test_who_wants_each_run_alone_takes_none_that_learnt_in_company(tmp_path) -> None:
+    words = ["model.embed_dim=16", "model.depth=1", "train.batch_size=64", "data.fraction=0.2", "train.epochs=1"]
+    words.append("model.drop_path_rate=0")
+    for letter, together, made in (("B", 2, 2), ("C", None, 0), ("E", 1, 2)):
+        Lab(tmp_path / letter, 2, True, QUIET, "cpu", together).study("all", "digits", words)
+        assert len(list((tmp_path / letter).rglob("model.safetensors"))) == made
 
 
 def _of(cell, folder):

@@ -77,10 +77,10 @@ def test_an_answer_from_some_patches_does_not_depend_on_the_others(pool) -> None
     kept = noise.argsort(dim=1) < 0
     kept.scatter_(1, noise.argsort(dim=1)[:, :12], True)
     others = unpatchify(torch.where(kept[..., None], patchify(images, 4), torch.rand(2, 16, 48)), 4, (4, 4))
-    answer = SomePatches(model, 0.75)(images, noise)
-    torch.testing.assert_close(SomePatches(model, 0.75)(others, noise), answer)
+    answer = SomePatches(model, 12)(images, noise)
+    torch.testing.assert_close(SomePatches(model, 12)(others, noise), answer)
     assert not torch.allclose(model(others), model(images), atol=1e-3)
-    torch.testing.assert_close(SomePatches(model, 1.0)(images, noise), model(images), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(SomePatches(model, 16)(images, noise), model(images), rtol=1e-4, atol=1e-5)
 
 
 def test_small_images_cost_less(tmp_path) -> None:
@@ -112,7 +112,8 @@ def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
         (["train.patch_share=1.5"], "is a share: above 0 and at most 1"),
         (["train.patch_share=0.5", "train.small_size=16"], "make images smaller or leave patches out"),
         (["train.patch_share=0.5", "model.causal=true"], "with causal=true the order of all counts"),
-        (["train.patch_share=0.02", "model.attention=lsa"], "leaves nothing to look at"),
+        (["train.patch_share=0.02", "model.attention=lsa"], "has no other to look at"),
+        (["train.patch_share=0.995"], "of 64 patches is all of them"),
         (["train.patch_share=0.5", "train.small_share=0"], "but train.small_share=0 of the epochs"),
         (["train.small_size=16", "model.img_size=[32, 64]"], "train.small_size is for square images"),
         (["train.small_size=4", "model.attention=lsa"], "is one token, which has nobody to look at"),
@@ -138,6 +139,16 @@ def test_one_epoch_at_least_is_small_and_the_last_is_whole() -> None:
         assert train.small_epochs == small
 
 
+@pytest.mark.parametrize("less", [{"train.small_size": 4}, {"train.patch_share": 0.5}], ids=str)
+def test_a_single_epoch_sees_whole_images(tmp_path, less) -> None:
+    session, _ = session_of(tmp_path, **({"train.epochs": 1} | less))
+    loader, seen = EpochLoader(session), set()
+    session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
+    loader.start(0, Tally.empty(session))(0)
+    loader.close()
+    assert seen == {session.recipe.model.num_tokens} and passes(session.recipe) == 1
+
+
 def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:
     session, _ = session_of(tmp_path, **{"train.epochs": 4, "train.small_size": 4})
     seen = set()
@@ -153,6 +164,8 @@ def test_small_images_are_refused_without_labels_and_together() -> None:
         read_recipe("cifar10-mae", ["train.patch_share=0.5"])
     with pytest.raises(UserError, match=r"does without train\.small_size=16"):
         check_together([read_recipe("cifar10", ["train.small_size=16", "model.drop_path_rate=0"])])
+    with pytest.raises(UserError, match=r"does without train\.patch_share=0\.5"):
+        check_together([read_recipe("cifar10", ["train.patch_share=0.5", "model.drop_path_rate=0"])])
 
 
 def test_whitened_patches_vary_by_one_in_every_direction() -> None:

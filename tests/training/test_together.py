@@ -40,6 +40,7 @@ WAYS = {
         "model.mlp": "relu2",
     },
 }
+WAYS["class token"] = {"model.class_token": "true", "model.global_pool": "token", "train.optimizer": "adamw"}
 OWN = [
     {"train.seed": 1},
     {"train.seed": 2, "train.lr": 5e-3, "train.weight_decay": 0.2},

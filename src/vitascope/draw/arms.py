@@ -69,6 +69,6 @@ def draw_shares(rows: list[dict[str, Any]]) -> Figure:
     panel.grid(alpha=0.25)
     panel.legend(frameon=False)
     label(panel, "What learning without labels is worth", "labels in %", "accuracy in %")
-    how = "fine-tuned equally long, or trained for as many FLOPs as both of DINO's stages"
-    caption(figure, f"Dots are seeds, lines their means; {how}.")
+    longer = " (as much compute: as both stages of the dearest start)" if any("compute" in arm for arm in arms) else ""
+    caption(figure, f"Dots are seeds, lines their means; every start is fine-tuned equally long{longer}.")
     return figure

@@ -1,4 +1,4 @@
-"""Triton kernels that won a measurement, each with a plain-PyTorch twin in the model that the tests compare it with.
+"""Triton kernels, each with a plain-PyTorch twin in the model that the tests compare it with; a measurement decides.
 
 Nothing here imports Triton before a kernel is used: it exists for some systems only.
 """

@@ -15,6 +15,7 @@ from vitascope.model.rotary import rotate
 from vitascope.model.scaled_dot_product import BACKENDS, attend_fused, attention_maps, preferring
 from vitascope.shapes import Asked, Heads, Maps, Queries, Rotation, Sizes, Tokens
 
+PARTS = "batch token (part head width) -> part batch head token width"
 WRITTEN = "written"  # a kernel that is none: for many models at once, over which the fused ones cannot be batched
 
 
@@ -66,15 +67,15 @@ class SelfAttention(nn.Module):
     ) -> Asked:
         """With `first`, only so many tokens, counted from the front, look around; the others are not asked for."""
         check_tokens(tokens, self.embed_dim)
-        dropout = self.training and self.attn_drop.p
-        plain = mask is None and first is None and not self.causal and self.scale is None
-        if self.kernel == "own" and plain and not dropout:
-            packed = self.qkv(tokens)
-            if self._fits(packed) and kernels.is_short(packed):
-                from vitascope.kernels.short_attention import short_attention
+        if first is not None:
+            return self.gather(*self.queries_keys_values(tokens, rotation, first), mask)
+        packed = self.qkv(tokens)
+        plain = mask is None and not self.causal and self.scale is None and not (self.training and self.attn_drop.p)
+        if plain and self._fits(packed) and kernels.is_short(packed):
+            from vitascope.kernels.short_attention import short_attention
 
-                return self.proj_drop(self.proj(short_attention(packed, *self._for_kernels(rotation))))
-        return self.gather(*self.queries_keys_values(tokens, rotation, first), mask)
+            return self.proj_drop(self.proj(short_attention(packed, *self._for_kernels(rotation))))
+        return self.gather(*self._ready(packed, rotation), mask)
 
     def gather(
         self, query: Queries, key: Heads, value: Heads, mask: Tensor | None = None, sizes: Sizes | None = None
@@ -111,36 +112,44 @@ class SelfAttention(nn.Module):
         self, tokens: Tokens, rotation: Rotation | None = None, first: int | None = None
     ) -> tuple[Queries, Heads, Heads]:
         """What each token (or only the first ones) asks for, what each offers and hands over, per head."""
-        packed = self.qkv(tokens) if self.kernel == "own" and first is None else None
-        if packed is not None and self._fits(packed):
-            from vitascope.kernels.ready_heads import ready_heads
-
-            query, key, value = (part.transpose(1, 2) for part in ready_heads(packed, *self._for_kernels(rotation)))
-        else:
-            query, key, value = self._project(tokens, first)
-            query, key = self.q_norm(query), self.k_norm(key)
-            if rotation is not None:
-                query, key = rotate(query, rotation[..., : query.shape[2], :]), rotate(key, rotation)
-        if self.scale is not None:  # attention divides by √width, which is undone
-            query = query * (self.scale * query.shape[-1] ** 0.5).to(query.dtype)[:, None, None]
-        return query, key, value
-
-    def _project(self, tokens: Tokens, first: int | None) -> tuple[Queries, Heads, Heads]:
-        parts = "batch token (part head width) -> part batch head token width"
         if first is None:
-            query, key, value = rearrange(self.qkv(tokens), parts, part=3, head=self.num_heads)
-            return query, key, value
+            return self._ready(self.qkv(tokens), rotation)
         weights = self.qkv.weight.tensor_split([self.embed_dim])
         biases = (None, None) if self.qkv.bias is None else self.qkv.bias.tensor_split([self.embed_dim])
         asked, offered = (
             F.linear(t, w, b) for t, w, b in zip((tokens[:, :first], tokens), weights, biases, strict=True)
         )
-        key, value = rearrange(offered, parts, part=2, head=self.num_heads)
-        return rearrange(asked, "batch token (head width) -> batch head token width", head=self.num_heads), key, value
+        query = rearrange(asked, "batch token (head width) -> batch head token width", head=self.num_heads)
+        key, value = rearrange(offered, PARTS, part=2, head=self.num_heads)
+        return self._meeting(query, key, value, rotation)
+
+    def _ready(self, packed: Tensor, rotation: Rotation | None) -> tuple[Queries, Heads, Heads]:
+        """The packed projection, per head, as queries and keys meet: by our kernel, or step by step."""
+        if not self._fits(packed):
+            query, key, value = rearrange(packed, PARTS, part=3, head=self.num_heads)
+            return self._meeting(query, key, value, rotation)
+        from vitascope.kernels.ready_heads import ready_heads
+
+        query, key, value = (part.transpose(1, 2) for part in ready_heads(packed, *self._for_kernels(rotation)))
+        return self._scaled(query), key, value
+
+    def _meeting(
+        self, query: Queries, key: Heads, value: Heads, rotation: Rotation | None
+    ) -> tuple[Queries, Heads, Heads]:
+        query, key = self.q_norm(query), self.k_norm(key)
+        if rotation is not None:
+            query, key = rotate(query, rotation[..., : query.shape[2], :]), rotate(key, rotation)
+        return self._scaled(query), key, value
+
+    def _scaled(self, query: Queries) -> Queries:
+        """With LSA's learned scale: attention divides by √width, which is undone."""
+        if self.scale is None:
+            return query
+        return query * (self.scale * query.shape[-1] ** 0.5).to(query.dtype)[:, None, None]
 
     def _fits(self, packed: Tensor) -> bool:
         norm_fits = isinstance(self.q_norm, nn.RMSNorm | nn.Identity)
-        return norm_fits and kernels.can_attend(packed, self.embed_dim // self.num_heads)
+        return self.kernel == "own" and norm_fits and kernels.can_attend(packed, self.embed_dim // self.num_heads)
 
     def _for_kernels(self, rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, int, float]:
         """What they need besides the packed projection: the norms' weights, the angles, heads, the norm's ε."""

@@ -43,9 +43,9 @@ def encode_visible(model: VisionTransformer, images: Tensor, visible: Visible) -
 class SomePatches(nn.Module):
     """A model that answers from some patches of each image: those with the least noise (Liu et al. 2023)."""
 
-    def __init__(self, model: VisionTransformer, share: float) -> None:
+    def __init__(self, model: VisionTransformer, count: int) -> None:
         super().__init__()
-        self.model, self.count = model, max(1, round(share * model.config.num_patches))
+        self.model, self.count = model, count
 
     def forward(self, images: Tensor, noise: Noise) -> Logits:
         visible, _ = visible_patches(noise, self.count)

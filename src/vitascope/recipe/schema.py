@@ -85,11 +85,13 @@ def _check_small(train: TrainConfig, model: ModelConfig) -> None:
             f"{setting} and train.patch_share={train.patch_share}: make images smaller or leave patches out."
         )
     if train.patch_share < 1:
-        seen = round(train.patch_share * model.num_patches) + model.num_prefix_tokens
+        seen = train.seen_patches(model.num_patches)
         if model.causal:
             raise UserError(f"{setting} leaves patches out, and with causal=true the order of all counts.")
-        if seen < 1 + (model.attention == "lsa"):
-            raise UserError(f"{setting} of {model.num_patches} patches leaves nothing to look at.")
+        if seen == model.num_patches:
+            raise UserError(f"{setting} of {model.num_patches} patches is all of them. Choose less, or leave it out.")
+        if model.attention == "lsa" and seen + model.num_prefix_tokens < 2:
+            raise UserError(f"{setting} of {model.num_patches} patches is one, which has no other to look at (lsa).")
         return
     size, (rows, columns) = train.small_size, model.patch_shape
     if model.image_shape[0] != model.image_shape[1]:

@@ -133,6 +133,10 @@ class TrainConfig:
         less = self.small_size or self.patch_share < 1
         return min(self.epochs - 1, max(1, round(self.small_share * self.epochs))) if less else 0
 
+    def seen_patches(self, patches: int) -> int:
+        """patch_share: how many of an image's patches that is, one at least."""
+        return max(1, round(self.patch_share * patches))
+
     @property
     def kept_epochs(self) -> set[int]:
         """After which epochs the weights are kept: the first, the last, and evenly between."""

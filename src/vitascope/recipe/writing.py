@@ -22,6 +22,17 @@ def recipe_sections(recipe: Recipe, every: bool = False) -> dict[str, Any]:
     return {key: value for key, value in whole.items() if key not in unused}
 
 
+def chosen_settings(recipe: Recipe, every: bool = False) -> dict[str, Any]:
+    """What differs from the defaults: by this a run or a study is known, also when there are new settings."""
+    return _without(recipe_sections(recipe, every), recipe_sections(Recipe(), every=True))
+
+
+def _without(said: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    """Only what is said otherwise than plainly, part by part."""
+    other = {key: value for key, value in said.items() if value != plain[key]}
+    return {key: _without(value, plain[key]) if isinstance(value, dict) else value for key, value in other.items()}
+
+
 def word(value: Any) -> str:
     """As it is typed on the command line."""
     if isinstance(value, bool):

@@ -1,11 +1,6 @@
-"""Where a sheet's experiments are done: each a small study in the sheet's folder, so that a stopped sheet goes on.
+"""Where a sheet's experiments are done: each a small study in the sheet's folder, so that a stopped sheet goes on."""
 
-Several studies, and several sheets, ask for the same run: it is made once, and `made` beside the sheets' folders says
-where it lies.
-"""
-
-import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -13,11 +8,12 @@ from rich.console import Console
 from vitascope.data.opening import open_source
 from vitascope.errors import UserError
 from vitascope.run.directory import Run
-from vitascope.run.files import make_folder, read_json, write_json
+from vitascope.run.files import make_folder
+from vitascope.sheets.made import Made
 from vitascope.study.answer import Answer, Cell, answer
-from vitascope.study.design import Design, design
+from vitascope.study.design import design
 from vitascope.study.queue import Queue, default_storage
-from vitascope.study.running import result, show, work_off
+from vitascope.study.running import show, work_off
 
 QUICK_SEEDS = 2
 
@@ -45,46 +41,16 @@ class Lab:
         make_folder(folder, elsewhere)
         queue = Queue(made, default_storage(folder), name, elsewhere)
         queue.retry_failed()  # whatever it was, this is another day
-        self._take_over(queue)
+        made_already = Made(self.folder.parent, self.console)
+        made_already.take_over(queue, alone=self.together == 1)
         for told in work_off(queue, folder, together=self.together):
+            made_already.note(queue, folder)
             show(told, self.console)
         found = answer(made, queue.trials)
         if found.failed:
             which, why = found.failed[0]
             raise UserError(f"{name}: {which} failed: {why}")
-        self._note(found, folder)
         return found
-
-    def _take_over(self, queue: Queue) -> None:
-        """What another study has made already: judged as this one is, not learnt again."""
-        runs = {
-            _key(queue.design, cell, seed): self._made(queue.design, cell, seed) for cell, seed in _all(queue.design)
-        }
-        known = queue.take_more(len(runs), lambda cell, seed: runs[_key(queue.design, cell, seed)] is not None)
-        for trial in known:
-            run = runs[_key(queue.design, trial.cell, trial.seeds[0])]
-            if run is not None:
-                found = result(run, queue.design)
-                trial.note("results", {str(trial.seeds[0]): found})
-                queue.finish(trial, found["accuracy"])
-
-    def _made(self, made: Design, cell: dict[str, str], seed: int) -> Run | None:
-        told = read_json(self._notes / f"{_key(made, cell, seed)}.json").get("run")
-        place = self.folder.parent / str(told)
-        return Run(place) if told and (place / "model.safetensors").is_file() else None
-
-    def _note(self, found: Answer, folder: Path) -> None:
-        make_folder(self._notes)
-        for cell in found.cells:
-            for seed, came in cell.results.items():
-                place = folder / "runs" / came["run"]
-                if place.is_dir():  # not another study's
-                    note = self._notes / f"{_key(found.design, cell.settings, seed)}.json"
-                    write_json(note, {"run": str(place.relative_to(self.folder.parent))})
-
-    @property
-    def _notes(self) -> Path:
-        return self.folder.parent / "made"
 
     def run(self, name: str, **settings: object) -> Run:
         """A finished run that a study made: the first whose recipe says so, such as data.fraction=0.8."""
@@ -94,16 +60,6 @@ class Lab:
             if said == settings:
                 return Run(place.parent)
         raise UserError(f"{self.folder / name} has no run with {settings}.")
-
-
-def _all(made: Design) -> list[tuple[dict[str, str], int]]:
-    return [(cell, seed) for cell in made.cells for seed in made.seeds]
-
-
-def _key(made: Design, cell: dict[str, str], seed: int) -> str:
-    """A short name for exactly this run, whoever asks for it."""
-    recipe = replace(made.recipe_for(cell, seed), name="any")
-    return hashlib.blake2b(repr(recipe).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import recipe_sections
+from vitascope.recipe.writing import chosen_settings
 
 MOST = 10_000  # runs: more are a mistake in the words
 LOG_FROM = 10.0  # a range whose ends differ by this factor is searched on a logarithmic scale
@@ -56,19 +56,19 @@ class Design:
         said: list[Any] = [self._common(), self.judge, bool(self.search), sorted(self.varied)]
         if self.search:  # a sampler learns over one space
             said += [sorted(self.axes.items()), sorted((key, str(found)) for key, found in self.ranges.items())]
-        return hashlib.blake2b(json.dumps(said).encode(), digest_size=6).hexdigest()
+        return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=6).hexdigest()
 
     def _common(self) -> dict[str, Any]:
         """What is the same for all: any combination's recipe without what is varied."""
         first = replace(self.recipe_for(self._corners()[0], 0), name="recipe")
-        common = recipe_sections(first, every="train.objective" in self.varied)
+        common = chosen_settings(first, every="train.objective" in self.varied)
         for setting in [*self.varied, "train.seed"]:
             *places, last = setting.split(".")
             part = common
             for place in places:
-                part = part[place]
+                part = part.get(place, {})
             part.pop(last, None)
-        return common
+        return {name: part for name, part in common.items() if part != {}}
 
     def recipe_for(self, cell: dict[str, str], seed: int) -> Recipe:
         words = [*self.fixed, *(f"{key}={value}" for key, value in cell.items()), f"train.seed={seed}"]

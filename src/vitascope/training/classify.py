@@ -23,10 +23,10 @@ class Classify(Objective):
         super().__init__(learning)
         data, config = learning.data, learning.recipe
         stages: list[nn.Module] = [learning.model]
-        if config.train.patch_share < 1:
-            stages.insert(0, SomePatches(learning.model, config.train.patch_share))
-        elif config.train.small_size:
-            stages.insert(0, Smaller(learning.model, (config.train.small_size, config.train.small_size)))
+        if config.train.small_epochs:
+            side, seen = config.train.small_size, config.train.seen_patches(learning.model.config.num_patches)
+            less = Smaller(learning.model, (side, side)) if side else SomePatches(learning.model, seen)
+            stages.insert(0, less)
         self.forwards = [learning.hardware.compile(stage) for stage in stages]
         self.judged = learning.hardware.compile(judged)
         self.weights: Tensor | None = None  # per class, for data.balance=loss
@@ -46,7 +46,11 @@ class Classify(Objective):
 
     def draws(self, steps: int, batch: int, epoch: int) -> Draws:
         train, patches = self.learning.recipe.train, self.learning.model.config.num_patches
-        noise = {"noise": epoch_noise(patches, steps, batch, train.seed, epoch)} if train.patch_share < 1 else {}
+        noise = (
+            {"noise": epoch_noise(patches, steps, batch, train.seed, epoch)}
+            if train.patch_share < 1 and train.small_epochs
+            else {}
+        )
         return super().draws(steps, batch, epoch) | noise
 
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:

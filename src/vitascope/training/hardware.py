@@ -15,7 +15,7 @@ from vitascope.run.format_probe import bf16_speedup
 
 Part = TypeVar("Part", bound=Callable[..., Any])
 EAGER_RATE = 1.4e14  # FLOP/s of an uncompiled, recorded step on an H200; only to guess whether compiling pays
-CROWD_RATE = 7e13  # and of many models at once
+CROWD_RATE = 7e13  # and of five models of 256 × 6 at once; of smaller ones less
 # Seconds such a step takes at least; MAE's has many kernels, each with little to do.
 EAGER_STEP = {"classify": 0.003, "dino": 0.003, "mae": 0.012}
 COMPILE_PAYS_AFTER = 60.0  # seconds of that: a guess; compiling takes some 30 and then saves up to half

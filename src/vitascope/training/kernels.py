@@ -77,7 +77,8 @@ def _key(module: nn.Module, tokens: Tensor, more: tuple[object, ...], use: Use) 
     turned = ", turned" if any(isinstance(part, Tensor) for part in more) else ""
     shape, task = "×".join(map(str, tokens.shape)), "training" if use.training else "inference"
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    return f"{machine}: {type(module).__name__}{heads}{turned}, {shape}, {use.dtype}, {task}"
+    among = "/".join(getattr(module, "KERNELS", ()))  # a kernel that is new was not asked
+    return f"{machine}: {type(module).__name__}{heads}{turned}, {shape}, {use.dtype}, {task}, of {among}"
 
 
 def _milliseconds(module: nn.Module, kernel: str, tokens: Tensor, more: tuple[object, ...], use: Use) -> float:

@@ -11,6 +11,7 @@ from vitascope.model.config import ModelConfig
 from vitascope.model.rotary import frequencies
 
 NARROW = 3.0  # of `local`: by e^3 the fastest frequency counts more than the slowest
+REACH = 3  # patches, of `local`; measured for a grid of 8 × 8: docs/experiments.md
 
 
 def like_timm(model: nn.Module) -> None:
@@ -60,8 +61,8 @@ def mimetic(model: nn.Module) -> None:
 
 @torch.no_grad()
 def local(model: nn.Module) -> None:
-    """As timm's, but every head begins by looking at one patch beside its own, or at its own: like one weight of a 3×3
-    convolution, and learning goes on from there.
+    """As timm's, but every head begins by preferring one place, a few patches away in one of eight directions or where
+    the token itself is: like one weight of a wide 3×3 convolution, and learning goes on from there.
 
     Rotary positions turn queries and keys, so what all tokens have in common, their biases, becomes a preference for a
     place: a key's pair (a, 0) and a query's a·(cos ωδ, sin ωδ) give a²·cos(ω(Δ - δ)) for keys at distance Δ, and over
@@ -80,8 +81,8 @@ def local(model: nn.Module) -> None:
 
 
 def _neighbours(count: int) -> Tensor:
-    """So many steps (rows, columns) to patches of the 3×3 around a patch, by chance, each as often as the others."""
-    around = torch.cartesian_prod(torch.arange(-1, 2), torch.arange(-1, 2))
+    """So many steps (rows, columns) in the eight directions or none, by chance, each as often as the others."""
+    around = REACH * torch.cartesian_prod(torch.arange(-1, 2), torch.arange(-1, 2))
     rounds = -(-count // len(around))
     return torch.cat([around[torch.randperm(len(around))] for _ in range(rounds)])[:count]
 

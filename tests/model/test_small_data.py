@@ -187,7 +187,7 @@ def test_local_attention_starts_at_one_neighbour_per_head(qk_norm, monkeypatch) 
         steps = torch.stack([best // 8 - rows, best % 8 - columns], dim=-1)
         assert (steps == steps[:1, :, :1, :1]).all()  # of each head, for every token of every image
         assert torch.equal(steps[0, :, 0, 0], places)
-        assert inner.max() < 0.4  # a hill, not a peak
+        assert inner.max() < 0.5  # a hill, not a peak
 
 
 @pytest.mark.parametrize("tokenizer", ["spt", "conv"])

@@ -172,7 +172,7 @@ def command(tmp_path: Path, *words: str) -> list[str]:
 
 def test_a_killed_study_goes_on_without_repeating_or_losing_a_run(tmp_path) -> None:
     """SIGKILL in the middle of the second run: the first is kept, the second goes on from its last epoch."""
-    words = ["train.epochs=40", "train.device=cpu", "train.save_seconds=0", "model.depth=1,2", "--seeds", "1"]
+    words = ["train.epochs=20", "train.device=cpu", "train.save_seconds=0", "model.depth=1,2", "--seeds", "1"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command(tmp_path, *words), env=environment, stdout=subprocess.DEVNULL)
     folder = tmp_path / "digits-depth"
@@ -185,7 +185,7 @@ def test_a_killed_study_goes_on_without_repeating_or_losing_a_run(tmp_path) -> N
     first = (before[0] / "metrics.jsonl").read_text()
     done = subprocess.run(command(tmp_path, *words), env=environment, capture_output=True, text=True, check=True)
     assert _runs(folder) == before and (before[0] / "metrics.jsonl").read_text() == first
-    assert _epochs(before[1]) == 40 and "resumed" in (before[1] / "machine.json").read_text()
+    assert _epochs(before[1]) == 20 and "resumed" in (before[1] / "machine.json").read_text()
     assert "2 trials, 1 waiting" in done.stdout or "2 trials, 0 waiting" in done.stdout
     said = json.loads((folder / "answer.json").read_text())
     assert len(said["cells"]) == 2 and said["waiting"] == 0 and said["failed"] == []

@@ -42,26 +42,25 @@ def test_a_smaller_image_is_seen_as_a_model_of_that_size_sees_it(pool) -> None:
     torch.testing.assert_close(Smaller(model, (8, 8))(images), small(shrunk))
 
 
-def test_images_are_small_in_the_first_epochs_only(tmp_path) -> None:
-    session, _ = session_of(tmp_path, **{"train.epochs": 5, "train.small_size": 4, "train.small_share": 0.4})
-    loader, tally, seen = EpochLoader(session), Tally.empty(session), []
-    session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
-    for epoch in range(5):
-        loader.start(epoch, tally)(0)
-    loader.close()
-    prefix = session.recipe.model.num_prefix_tokens
-    assert [count - prefix for count in seen] == [4, 4, 16, 16, 16]
+LESS = pytest.mark.parametrize(
+    ("less", "patches"), [({"train.small_size": 4}, 4), ({"train.patch_share": 0.5}, 8)], ids=str
+)
 
 
-def test_some_patches_are_seen_in_the_first_epochs_only(tmp_path) -> None:
-    session, _ = session_of(tmp_path, **{"train.epochs": 5, "train.patch_share": 0.5, "train.small_share": 0.4})
+def patches_seen(session, epochs: int) -> list[int]:
+    """By the first block, in the first step of each epoch."""
     loader, tally, seen = EpochLoader(session), Tally.empty(session), []
     session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
-    for epoch in range(5):
+    for epoch in range(epochs):
         loader.start(epoch, tally)(0)
     loader.close()
-    prefix = session.recipe.model.num_prefix_tokens
-    assert [count - prefix for count in seen] == [8, 8, 16, 16, 16]
+    return [count - session.recipe.model.num_prefix_tokens for count in seen]
+
+
+@LESS
+def test_less_is_seen_in_the_first_epochs_only(tmp_path, less, patches) -> None:
+    session, _ = session_of(tmp_path, **{"train.epochs": 5, "train.small_share": 0.4, **less})
+    assert patches_seen(session, 5) == [patches, patches, 16, 16, 16]
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
@@ -139,14 +138,10 @@ def test_one_epoch_at_least_is_small_and_the_last_is_whole() -> None:
         assert train.small_epochs == small
 
 
-@pytest.mark.parametrize("less", [{"train.small_size": 4}, {"train.patch_share": 0.5}], ids=str)
-def test_a_single_epoch_sees_whole_images(tmp_path, less) -> None:
+@LESS
+def test_a_single_epoch_sees_whole_images(tmp_path, less, patches) -> None:
     session, _ = session_of(tmp_path, **({"train.epochs": 1} | less))
-    loader, seen = EpochLoader(session), set()
-    session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
-    loader.start(0, Tally.empty(session))(0)
-    loader.close()
-    assert seen == {session.recipe.model.num_tokens} and passes(session.recipe) == 1
+    assert patches_seen(session, 1) == [16] != [patches] and passes(session.recipe) == 1
 
 
 def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:

@@ -34,7 +34,7 @@ class Recipe:
             self._check_without_labels()
         if self.data.augment.flip_by == "turns" and self.data.balance == "sampling":
             raise UserError("data.augment.flip_by=turns needs epochs in turn; data.balance=sampling draws by chance.")
-        if self.train.small_size or self.train.patch_share < 1:
+        if self.train.sees_less:
             _check_small(self.train, self.model)
         if self.train.whiten and (self.model.tokenizer != "patch" or self.weights):
             raise UserError(

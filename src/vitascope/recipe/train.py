@@ -128,10 +128,14 @@ class TrainConfig:
         return self.watch or max(1, self.epochs // 10)
 
     @property
+    def sees_less(self) -> bool:
+        """Whether less of each image is seen at first, by either setting."""
+        return bool(self.small_size) or self.patch_share < 1
+
+    @property
     def small_epochs(self) -> int:
         """How many epochs are learnt on less of each image: one at least, and the last never."""
-        less = self.small_size or self.patch_share < 1
-        return min(self.epochs - 1, max(1, round(self.small_share * self.epochs))) if less else 0
+        return min(self.epochs - 1, max(1, round(self.small_share * self.epochs))) if self.sees_less else 0
 
     def seen_patches(self, patches: int) -> int:
         """patch_share: how many of an image's patches that is, one at least."""

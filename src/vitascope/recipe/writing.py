@@ -1,5 +1,7 @@
 """A Recipe -> YAML that holds every setting, so that a run can be run again from it; a value -> its word."""
 
+import hashlib
+import json
 from typing import Any
 
 from vitascope.recipe.schema import Recipe
@@ -25,6 +27,11 @@ def recipe_sections(recipe: Recipe, every: bool = False) -> dict[str, Any]:
 def chosen_settings(recipe: Recipe, every: bool = False) -> dict[str, Any]:
     """What differs from the defaults: by this a run or a study is known, also when there are new settings."""
     return _without(recipe_sections(recipe, every), recipe_sections(Recipe(), every=True))
+
+
+def short_name(said: Any, digits: int = 16) -> str:
+    """A few hexadecimal digits that stand for exactly these plain values."""
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=digits // 2).hexdigest()
 
 
 def _without(said: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Lab:
         made_already = Made(self.folder.parent, self.console)
         made_already.take_over(queue, alone=self.together == 1)
         for told in work_off(queue, folder, together=self.together):
-            made_already.note(queue, folder)
+            made_already.note(queue, told.number, folder)
             show(told, self.console)
         found = answer(made, queue.trials)
         if found.failed:

@@ -1,15 +1,15 @@
 """Runs that several studies and sheets ask for: each is made once, and a note beside the sheets says where it lies."""
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
+from vitascope.recipe.writing import chosen_settings, short_name
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, read_json, write_json
 from vitascope.study.design import Design, named
-from vitascope.study.queue import Queue, Trial
+from vitascope.study.queue import Queue
 from vitascope.study.running import result
 
 
@@ -23,44 +23,39 @@ class Made:
     def take_over(self, queue: Queue, *, alone: bool) -> None:
         """What another study has made already is judged as this one is, not learnt again; `alone`: only what learnt
         without company."""
-        unusable: set[str] = set()
+        runs: dict[str, Run] = {}
 
         def there(cell: dict[str, str], seed: int) -> bool:
-            key = key_of(queue.design, cell, seed)
-            return key not in unusable and self._run(key, alone) is not None
+            run = self._run(key_of(queue.design, cell, seed), alone)
+            if run is not None:
+                runs[named(cell, f"seed {seed}")] = run
+            return run is not None
 
-        while taken := queue.take_more(1, there):
-            trial, key = taken[0], key_of(queue.design, taken[0].cell, taken[0].seeds[0])
-            unusable.add(key)  # at least not a second time
-            run = self._run(key, alone)
-            if run is None or not self._judged(queue, trial, run):
+        taken = queue.take_more(queue.waiting, there)
+        for place, trial in enumerate(taken):
+            which = named(trial.cell, f"seed {trial.seeds[0]}")
+            try:
+                with queue.at_it(trial):
+                    found = result(runs[which], queue.design)
+            except KeyboardInterrupt:
+                for rest in taken[place:]:
+                    queue.back(rest)
+                raise
+            except Exception:  # a run that somebody has changed or half deleted is made again
                 queue.back(trial)
-            else:
-                told = named(trial.cell, f"seed {trial.seeds[0]}")
-                self.console.print(f"{told}: made already, in {run.path.relative_to(self.folder)}", soft_wrap=True)
+                continue
+            trial.note("results", {str(trial.seeds[0]): found | {"run": ""}})  # another study's
+            queue.finish(trial, found["accuracy"])
+            where = runs[which].path.relative_to(self.folder)
+            self.console.print(f"{which}: made already, in {where}", soft_wrap=True)
 
-    def _judged(self, queue: Queue, trial: Trial, run: Run) -> bool:
-        try:
-            with queue.at_it(trial):
-                found = result(run, queue.design)
-        except KeyboardInterrupt:
-            queue.back(trial)
-            raise
-        except Exception:  # a run that somebody has changed or half deleted is made again
-            return False
-        trial.note("results", {str(trial.seeds[0]): found | {"run": ""}})  # another study's
-        queue.finish(trial, found["accuracy"])
-        return True
-
-    def note(self, queue: Queue, folder: Path) -> None:
-        """What the study in this folder has finished itself."""
+    def note(self, queue: Queue, number: int, folder: Path) -> None:
+        """A trial that the study in this folder has just finished."""
         make_folder(self.folder / "made")
-        for trial in queue.trials:
-            for seed, found in trial.user_attrs.get("results", {}).items():
-                if found.get("run"):
-                    key = key_of(queue.design, trial.user_attrs["cell"], int(seed))
-                    place = (folder / "runs" / found["run"]).relative_to(self.folder)
-                    write_json(self._file(key), {"run": place.as_posix()})
+        told = next((trial.user_attrs for trial in queue.trials if trial.number == number), {})
+        for seed, found in told.get("results", {}).items():
+            place = (folder / "runs" / found["run"]).relative_to(self.folder)
+            write_json(self._file(key_of(queue.design, told["cell"], int(seed))), {"run": place.as_posix()})
 
     def _run(self, key: str, alone: bool) -> Run | None:
         place = read_json(self._file(key)).get("run")
@@ -75,5 +70,4 @@ class Made:
 
 def key_of(design: Design, cell: dict[str, str], seed: int) -> str:
     """A short name for exactly this run, whoever asks for it."""
-    recipe = replace(design.recipe_for(cell, seed), name="any")
-    return hashlib.blake2b(repr(recipe).encode(), digest_size=8).hexdigest()
+    return short_name(chosen_settings(replace(design.recipe_for(cell, seed), name="any")))

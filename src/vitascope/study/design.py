@@ -1,7 +1,5 @@
 """Words of a study -> its cells: every combination of the settings' values, each checked before anything runs."""
 
-import hashlib
-import json
 import math
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
@@ -10,7 +8,7 @@ from typing import Any
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import chosen_settings
+from vitascope.recipe.writing import chosen_settings, short_name
 
 MOST = 10_000  # runs: more are a mistake in the words
 LOG_FROM = 10.0  # a range whose ends differ by this factor is searched on a logarithmic scale
@@ -56,7 +54,7 @@ class Design:
         said: list[Any] = [self._common(), self.judge, bool(self.search), sorted(self.varied)]
         if self.search:  # a sampler learns over one space
             said += [sorted(self.axes.items()), sorted((key, str(found)) for key, found in self.ranges.items())]
-        return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=6).hexdigest()
+        return short_name(said, 12)
 
     def _common(self) -> dict[str, Any]:
         """What is the same for all: any combination's recipe without what is varied."""

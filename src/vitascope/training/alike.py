@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from vitascope.errors import UserError
-from vitascope.kernels import HERE
+from vitascope.kernels import HEAD_WIDTHS, HERE, SHORT
 from vitascope.model.attention import WRITTEN
 from vitascope.model.block import Block
 from vitascope.recipe.schema import Recipe
@@ -49,4 +49,4 @@ def kernel_for(session: Session) -> str:
     hardware, model = session.hardware, session.recipe.model
     fits = hardware.device == "cuda" and hardware.precision == "bfloat16" and HERE
     plain = not model.qk_norm and not model.causal and model.attention == "plain" and not model.fewer_per_block[0]
-    return "own" if fits and plain and model.num_tokens <= 128 and model.head_width in (32, 64, 128) else WRITTEN
+    return "own" if fits and plain and model.num_tokens <= SHORT and model.head_width in HEAD_WIDTHS else WRITTEN

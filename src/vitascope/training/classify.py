@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.data.draws import Draws, epoch_noise
+from vitascope.data.draws import Draws
 from vitascope.data.mixing import Target
 from vitascope.data.source import Labels, UInt8Images
 from vitascope.data.training_data import class_weights
@@ -45,13 +45,9 @@ class Classify(Objective):
         return int(epoch >= small) if small else 0
 
     def draws(self, steps: int, batch: int, epoch: int) -> Draws:
-        train, patches = self.learning.recipe.train, self.learning.model.config.num_patches
-        noise = (
-            {"noise": epoch_noise(patches, steps, batch, train.seed, epoch)}
-            if train.patch_share < 1 and train.small_epochs
-            else {}
-        )
-        return super().draws(steps, batch, epoch) | noise
+        train = self.learning.recipe.train
+        some = train.patch_share < 1 and train.small_epochs
+        return super().draws(steps, batch, epoch) | (self.patch_noise(steps, batch, epoch) if some else {})
 
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
         policy = self.learning.recipe.data.augment

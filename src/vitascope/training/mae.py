@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitascope.data.draws import Draws, epoch_noise
+from vitascope.data.draws import Draws
 from vitascope.data.source import Labels, UInt8Images
 from vitascope.draw.gallery import draw_gallery, save_mosaic
 from vitascope.draw.look import save
@@ -73,8 +73,7 @@ class Mae(Objective):
         self.evidence = Evidence(learning)
 
     def draws(self, steps: int, batch: int, epoch: int) -> Draws:
-        seed, patches = self.learning.recipe.train.seed, self.learning.model.config.num_patches
-        return super().draws(steps, batch, epoch) | {"noise": epoch_noise(patches, steps, batch, seed, epoch)}
+        return super().draws(steps, batch, epoch) | self.patch_noise(steps, batch, epoch)
 
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
         policy = self.learning.recipe.data.augment

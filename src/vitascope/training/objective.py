@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from vitascope.data.draws import Draws, epoch_draws
+from vitascope.data.draws import Draws, epoch_draws, epoch_noise
 from vitascope.data.preparation import Placed
 from vitascope.data.source import Labels, UInt8Images
 from vitascope.data.training_data import TrainingData
@@ -64,6 +64,11 @@ class Objective:
         """Every random number of an epoch, step × image (…)."""
         recipe = self.learning.recipe
         return epoch_draws(recipe.data.augment, steps, batch, recipe.train.seed, epoch)
+
+    def patch_noise(self, steps: int, batch: int, epoch: int) -> Draws:
+        """A random number for every patch, step × image × patch: which of them are seen."""
+        seed, patches = self.learning.recipe.train.seed, self.learning.model.config.num_patches
+        return {"noise": epoch_noise(patches, steps, batch, seed, epoch)}
 
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
         raise NotImplementedError

@@ -1,7 +1,5 @@
 """Recipe and data -> everything that changes while learning, as one thing that can be copied, saved and restored."""
 
-import hashlib
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +15,7 @@ from vitascope.errors import UserError
 from vitascope.model.lora import plain_state
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import chosen_settings
+from vitascope.recipe.writing import chosen_settings, short_name
 from vitascope.training.allocator import keep_freed_memory
 from vitascope.training.averaging import Average
 from vitascope.training.copying import copied
@@ -52,8 +50,7 @@ class Session:
     @cached_property
     def identity(self) -> dict[str, str]:
         """Short names for the recipe and the training images: a checkpoint fits no others."""
-        said = json.dumps(chosen_settings(self.recipe), sort_keys=True)
-        recipe = hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+        recipe = short_name(chosen_settings(self.recipe))
         data = data_hash(self.data.train.images, self.data.train.labels)
         return {"recipe": recipe, "data": data, "teacher": self.objective.fingerprint}
 

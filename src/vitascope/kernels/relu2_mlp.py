@@ -115,9 +115,8 @@ def narrow(
     """The output, and the bent hidden layer for the way back."""
     (count, width), wide = rows.shape, first.shape[0]
     bent = rows.new_empty(count, wide)
-    _widen[_tiles(count, wide)](
-        rows, first, bias1, bent, count, wide, width, bias1 is not None, ROWS, COLUMNS, DEEP, num_warps=4, num_stages=3
-    )
+    tile = {"ROWS": ROWS, "COLUMNS": COLUMNS, "DEEP": DEEP, "num_warps": 4, "num_stages": 2 if width <= 256 else 3}
+    _widen[_tiles(count, wide)](rows, first, bias1, bent, count, wide, width, bias1 is not None, **tile)
     return F.linear(bent, second, None if bias2 is None else bias2.to(rows.dtype)), bent
 
 

@@ -456,7 +456,7 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
     lines = [file.read_text().splitlines() for file in (tmp_path / "many").rglob("metrics.jsonl")]
     rows = [json.loads(line) for own in lines for line in own]
     assert {row["together"] for row in rows} == {6}  # they did learn together
-    assert not alone.company and "Up to 6 runs learnt together" in "".join(notes(many))
+    assert "together" not in alone.clock and "Up to 6 runs learnt together" in "".join(notes(many))
     runs = sorted((tmp_path / "many").rglob("model.safetensors"))
     assert len(runs) == 6 and vitascope.load(runs[0].parent).evaluate(robust=False).accuracy > 0
 

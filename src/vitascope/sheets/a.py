@@ -51,7 +51,7 @@ def run(lab: Lab, report: Report) -> None:
     cannot be told, so what one patch shows by itself decides, and a large one shows more."""
     likely = likely if many.accuracy > many_small.accuracy else ""
     told = f"Patches of {large} reach {many.percent}, patches of {small} {many_small.percent}. {likely}"
-    report.text(f"{told} {found.company}")
+    report.text(f"{told} {found.clock}")
     report.numbers |= {"accuracy": many.accuracies, "accuracy_few": few.accuracies}
     report.numbers |= {"accuracy_small": many_small.accuracies, "accuracy_few_small": few_small.accuracies}
     report.numbers |= {"reached": [when.epochs, when.seconds]}

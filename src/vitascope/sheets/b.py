@@ -33,7 +33,7 @@ def run(lab: Lab, report: Report) -> None:
         told = [f"{100 * numbers[0]:.1f} %", f"{numbers[1]:.3f}", f"{numbers[2]:.3f}", f"{cell.number('seconds'):.0f}"]
         rows.append([cell.settings["train.epochs"], cell.percent, *told])
     report.table(head, rows)
-    report.text(f"{found.sentence} {found.company}")
+    report.text(f"{found.sentence} {found.clock}")
     report.numbers |= {"accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in found.cells}}
     report.questions()
 

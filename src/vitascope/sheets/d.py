@@ -63,7 +63,7 @@ def _study(lab: Lab, report: Report, name: str) -> Answer:
     head, rows = table(found)
     report.table([text or "verdict" for text in head], rows)
     report.text(
-        f"The sheet: {claimed}. Here, over {lab.seeds} seeds: {found.sentence} {stability(found)} {found.company}"
+        f"The sheet: {claimed}. Here, over {lab.seeds} seeds: {found.sentence} {stability(found)} {found.clock}"
     )
     return found
 

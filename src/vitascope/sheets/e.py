@@ -29,8 +29,8 @@ def run(lab: Lab, report: Report) -> None:
     report.heading("25, 50 and 70 % of held-back images")
     report.text(
         f"""The model of `vitascope train sheet-c` (Dosovitskiy et al. 2021's, small), no test images touched. Seconds
-        are of training alone, at the end of the first epoch that was good enough; a run of few epochs gets there
-        sooner, because its rate falls sooner. {found.company}"""
+        are of training, at the end of the first epoch that was good enough; a run of few epochs gets there in fewer,
+        because its rate falls sooner. {found.clock}"""
     )
     head = ["held-back accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in found.cells)]
     rows = [[f"{mark:.0%}", "2", *(str(reached(cell, mark)) for cell in found.cells)] for mark in MARKS]
@@ -74,7 +74,7 @@ def _against_native(report: Report) -> None:
 
 
 def _block_row() -> list[str]:
-    ours = VisionTransformer(ModelConfig(embed_dim=32, num_heads=4, depth=1)).blocks[0].double().eval()
+    ours: Any = VisionTransformer(ModelConfig(embed_dim=32, num_heads=4, depth=1)).blocks[0].double().eval()
     native = to_torch(ours).eval()
     ours.attn.kernel = WRITTEN
     tokens = torch.randn(2, 5, 32, dtype=torch.float64, requires_grad=True)

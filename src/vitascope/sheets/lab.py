@@ -80,7 +80,7 @@ class Reached:
 
 
 def reached(cell: Cell, accuracy: float) -> Reached:
-    """By validation images, at the ends of epochs; seconds are the run's, shared evenly among its epochs."""
+    """By validation images, at the ends of epochs."""
     epochs, seconds, never = [], [], 0
     for found in cell.results.values():
         curve = found["curves"]["val_accuracy"]
@@ -89,5 +89,5 @@ def reached(cell: Cell, accuracy: float) -> Reached:
             never += 1
         else:
             epochs.append(first)
-            seconds.append(found["seconds"] * first / len(curve))
+            seconds.append(found["curves"]["seconds"][first - 1])
     return Reached(epochs, seconds, never)

@@ -114,11 +114,13 @@ class Answer:
         return f"{said}; not to be told from it: {'; '.join(cell.name for cell in self.as_good)}."
 
     @property
-    def company(self) -> str:
-        """What the seconds mean where runs learnt together; nothing where each learnt alone."""
+    def clock(self) -> str:
+        """What the seconds are."""
         most = max((run.get("together", 1) for cell in self.cells for run in cell.results.values()), default=1)
-        told = f"Up to {most} runs learnt together, as one computation: a run's seconds are its share of their time."
-        return told if most > 1 else ""
+        told = "Seconds are steady: the first epoch, which holds setting up, counts like those after it."
+        if most > 1:
+            told += f" Up to {most} runs learnt together, as one computation, and a run's seconds are its share."
+        return told
 
     def front(self, cost: str) -> list[Cell]:
         """Pareto: cells that no other beats in accuracy without costing more."""

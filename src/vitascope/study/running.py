@@ -5,6 +5,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import total_flops, total_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
-from vitascope.run.metrics import whole_seconds
+from vitascope.run.metrics import steady_times
 from vitascope.study.design import Design, named
 from vitascope.study.queue import Queue, Trial
 from vitascope.training.alike import check_together
@@ -195,10 +196,11 @@ def result(run: Run, design: Design) -> dict[str, Any]:
     if design.judge == "test":
         accuracy = load(run, device="auto").evaluate(robust=False).accuracy
     curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVES}
+    curves["seconds"] = [round(since, 4) for since in accumulate(steady_times([row["seconds"] for row in rows]))]
     return {
         "run": "/".join(run.path.parts[-2:]),  # below the study's runs
         "accuracy": accuracy,
-        "seconds": round(whole_seconds(rows), 2),
+        "seconds": curves["seconds"][-1],
         "together": rows[-1].get("together", 1),
         "parameters": total_parameters(recipe.model),
         "flops": total_flops(recipe.model),

@@ -75,7 +75,7 @@ def test_the_mask_is_printed_as_numbers(vitascope, tmp_path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*profiler.*:UserWarning")
 def test_measuring_fits_exponents_and_draws(vitascope, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("vitascope.cli.attention_cost.TOKEN_COUNTS", (32, 64, 128))
+    monkeypatch.setattr("vitascope.model.attention_cost.TOKEN_COUNTS", (32, 64, 128))
     answer = vitascope("anatomy", "digits", "--measure", "--json", "--out", str(tmp_path / "cost.png"))
     measured = json.loads(answer.out)["measured"]
     assert set(measured["exponents"]) == {"written out", "fused"}

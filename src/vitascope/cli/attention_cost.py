@@ -6,7 +6,7 @@ from pathlib import Path
 from vitascope.cli import numbers
 from vitascope.cli.tables import console, table
 from vitascope.draw.look import save
-from vitascope.model.attention_cost import TOKEN_COUNTS, WAYS, Cost, draw_costs, exponents, measure_attention
+from vitascope.model.attention_cost import WAYS, Cost, draw_costs, exponents, measure_attention, token_counts
 from vitascope.model.config import ModelConfig
 
 
@@ -15,7 +15,8 @@ def measure_and_draw(config: ModelConfig, out: Path, *, quiet: bool) -> dict[str
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    costs = measure_attention(config.num_heads, config.head_width, TOKEN_COUNTS, device)
+    counts = token_counts(config.num_heads, device)
+    costs = measure_attention(config.num_heads, config.head_width, counts, device)
     fits = exponents(costs)
     figure = draw_costs(costs, f"{config.num_heads} heads of width {config.head_width}")
     save(figure, out)

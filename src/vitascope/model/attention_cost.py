@@ -23,6 +23,7 @@ from vitascope.model.scaled_dot_product import attend, attend_fused
 
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"written out": attend, "fused": attend_fused}
 TOKEN_COUNTS = (64, 128, 256, 512, 1024, 2048, 4096)
+GPU_COUNTS = (512, 1024, 2048, 4096, 8192, 16384)  # with fewer than 4096 a large one mostly waits for work
 CAPTION = (
     "Attention alone, forward, batch 1, float32, on this machine. Written out, the maps are kept: memory grows with "
     "tokens². The fused kernel does the same arithmetic but never holds the maps: memory grows with tokens."
@@ -37,6 +38,14 @@ class Cost:
     tokens: int
     seconds: float
     peak_bytes: int
+
+
+def token_counts(heads: int, device: str = "cpu") -> tuple[int, ...]:
+    """Enough for the square to show, as far as the maps and two copies fit into the device's memory."""
+    if not device.startswith("cuda"):
+        return TOKEN_COUNTS
+    free = torch.cuda.mem_get_info()[0]
+    return tuple(count for count in GPU_COUNTS if 3 * 4 * heads * count**2 < free)
 
 
 def measure_attention(heads: int, width: int, counts: tuple[int, ...], device: str = "cpu") -> list[Cost]:

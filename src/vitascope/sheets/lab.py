@@ -50,6 +50,8 @@ class Lab:
         if found.failed:
             which, why = found.failed[0]
             raise UserError(f"{name}: {which} failed: {why}")
+        if found.waiting or not found.cells:
+            raise UserError(f"{name}: another process is at some of the runs. When it has ended: the same command.")
         return found
 
     def run(self, name: str, **settings: object) -> Run:

@@ -10,6 +10,7 @@ import re
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ class Queue:
                 # There twice, or new because others took the last one in between.
                 self.study.tell(handle, state=self.optuna.trial.TrialState.FAIL)
                 continue
-            if self._claimed(handle.number):
+            if self._claimed(handle):
                 return self._taken(handle)
         return None
 
@@ -101,18 +102,18 @@ class Queue:
             if alike(told["cell"], told["seeds"][0]):
                 with suppress(self.optuna.exceptions.UpdateFinishedTrialError):
                     mine = self.study._storage.set_trial_state_values(waiting._trial_id, state=running)
-                    if mine and self._claimed(waiting.number):
+                    if mine and self._claimed(waiting):
                         taken.append(self._taken(self.optuna.trial.Trial(self.study, waiting._trial_id)))
         return taken
 
-    def _claimed(self, number: int) -> bool:
+    def _claimed(self, trial: Any) -> bool:
         """SQLite gives a trial to two workers that ask at the same moment; a file can be made by one only. A trial that
-        is put back has another number."""
+        is put back, or one of a storage made anew, has another mark."""
         if self.claims is None:
             return True
         make_folder(self.claims)
         try:
-            os.close(os.open(self.claims / f"{self.study.study_name}-{number}", os.O_CREAT | os.O_EXCL))
+            os.close(os.open(self.claims / f"{trial.number}-{trial.user_attrs['mark']}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
         return True
@@ -206,7 +207,7 @@ class Queue:
     def _fill(self) -> None:
         """What is wanted and not there yet waits."""
         for attributes in self._missing():
-            self.study.enqueue_trial({}, user_attrs=attributes)
+            self._wait(attributes)
 
     def _missing(self) -> list[dict[str, Any]]:
         if self.design.search:
@@ -237,7 +238,10 @@ class Queue:
 
     def _enqueue(self, number: int, told: dict[str, Any]) -> None:
         kept = {name: value for name, value in told.items() if name not in ("worker", "alive", "failed", "again")}
-        self.study.enqueue_trial({}, user_attrs=kept | {"again": number})
+        self._wait(kept | {"again": number})
+
+    def _wait(self, told: dict[str, Any]) -> None:
+        self.study.enqueue_trial({}, user_attrs=told | {"mark": uuid.uuid4().hex})
 
 
 def _key(cell: dict[str, str], seeds: list[int]) -> tuple[Any, ...]:

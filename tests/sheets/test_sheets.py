@@ -27,7 +27,7 @@ def report_of(letter: str, folder: Path) -> Report:
 
 
 def text_of(report: Report) -> str:
-    page = report.write("abc")
+    page = report.write(["Box"], "abc")
     return page.with_suffix(".md").read_text()
 
 

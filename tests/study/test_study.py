@@ -314,6 +314,8 @@ class FakeTrial:
         found = {
             "accuracy": accuracy,
             "seconds": 1.0,
+            "machine": "Box",
+            "together": 1,
             "parameters": 10,
             "flops": flops,
             "images_seen": 5,

@@ -40,5 +40,6 @@ def run_sheet(
         raise UserError(f"--weights is for sheet D; sheet {letter} starts from none.")
     work = out / f"{letter}-{'quick' if quick else 'full'}"
     report = Report(letter, sheet.TITLE, quick, out)
-    sheet.run(Lab(work, count, quick, console, device, together, weights), report)
-    return report.write(commit)
+    lab = Lab(work, count, quick, console, device, together, weights)
+    sheet.run(lab, report)
+    return report.write(lab.machines, commit)

@@ -7,6 +7,7 @@ from vitascope.errors import UserError
 from vitascope.model.anatomy import anatomy
 from vitascope.model.attention_cost import draw_costs, exponents, measure_attention, token_counts
 from vitascope.model.config import ModelConfig
+from vitascope.run.machine import device_names, machine_name
 from vitascope.sheets.lab import Lab
 from vitascope.sheets.pictures import positions_figure
 from vitascope.sheets.starts import compare_starts, find_weights
@@ -84,7 +85,8 @@ def _cost(report: Report) -> dict[str, dict[str, float]]:
     report.heading("What attention costs as tokens grow")
     report.picture("cost", draw_costs(costs, "4 heads of width 64"))
     rows = [[way, f"tokens^{fit['seconds']:.2f}", f"tokens^{fit['peak_bytes']:.2f}"] for way, fit in fits.items()]
-    report.table(["measured here, 4 heads of 64", "time", "memory"], [["the sheet", "tokens²", "tokens²"], *rows])
+    where = machine_name(device_names(), device)
+    report.table([f"4 heads of 64, {where}", "time", "memory"], [["the sheet", "tokens²", "tokens²"], *rows])
     stages = {stage.name: stage.flops for stage in anatomy(ModelConfig(32, 4, embed_dim=256, depth=1, num_heads=4))}
     attention = {name.split(".")[-1]: flops for name, flops in stages.items() if ".attn." in name}
     projections = sum(flops for name, flops in attention.items() if name in ("query", "key", "value", "proj", "joined"))

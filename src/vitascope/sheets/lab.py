@@ -1,6 +1,6 @@
 """Where a sheet's experiments are done: each a small study in the sheet's folder, so that a stopped sheet goes on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -29,6 +29,7 @@ class Lab:
     device: str = "auto"
     together: int | None = None  # how many runs learn together; none: as many as the device can use
     weights: str | None = None  # pretrained ones, for sheet D; none: its own choice
+    machines: list[str] = field(default_factory=list)  # where the runs so far were made
 
     def study(self, name: str, recipe: str, words: list[str], *, judge: str = "val") -> Answer:
         """Every combination, or the only one, with all seeds; what is done already is not done again."""
@@ -52,6 +53,7 @@ class Lab:
             raise UserError(f"{name}: {which} failed: {why}")
         if found.waiting or not found.cells:
             raise UserError(f"{name}: another process is at some of the runs. When it has ended: the same command.")
+        self.machines.extend(name for name in found.machines if name not in self.machines)
         return found
 
     def run(self, name: str, **settings: object) -> Run:

@@ -14,8 +14,7 @@ from vitascope.draw.html import drawn, html_page, html_table
 from vitascope.draw.look import save
 from vitascope.records.reading import markdown
 from vitascope.run.files import make_folder, write_json, write_whole
-from vitascope.run.machine import machine_name, record_of_machine
-from vitascope.training.hardware import choose_device
+from vitascope.run.machine import record_of_machine
 
 
 @dataclass
@@ -57,28 +56,28 @@ class Report:
             question, answer = question.strip(), " ".join(answer.split()).format(**numbers)
             self.parts.append((f"**{question}** {answer}", f"<p><b>{escape(question)}</b> {_marked(answer)}</p>"))
 
-    def write(self, commit: str | None = None) -> Path:
-        """SHEET.md, SHEET.html and SHEET.json beside the pictures; the page's path comes back."""
+    def write(self, machines: list[str], commit: str | None = None) -> Path:
+        """SHEET.md, SHEET.html and SHEET.json beside the pictures; the page's path comes back. `machines` made the
+        runs, this one writes."""
         make_folder(self.folder, "Choose another place with --out.")
         machine, title = record_of_machine(commit), f"Sheet {self.sheet}: {self.title}"
-        made = _made_by(self.sheet, self.quick, machine)
+        made = _made_by(self.sheet, self.quick, machines)
         first = [(f"# {title}", f"<h1>{escape(title)}</h1>"), (made, f"<p>{_marked(made)}</p>")]
         lines, body = zip(*first, *self.parts, strict=True)
         write_whole(self.folder / f"{self.sheet}.md", "\n\n".join(lines) + "\n")
         write_whole(self.folder / f"{self.sheet}.html", html_page(f"Sheet {self.sheet}", "".join(body)))
-        told = {"sheet": self.sheet, "quick": self.quick} | self.numbers | machine
+        told = {"sheet": self.sheet, "quick": self.quick, "runs_on": machines} | self.numbers | machine
         write_json(self.folder / f"{self.sheet}.json", told)
         return self.folder / f"{self.sheet}.html"
 
 
-def _made_by(sheet: str, quick: bool, machine: dict[str, Any]) -> str:
-    on = machine_name(machine["machine"], choose_device("auto"))
+def _made_by(sheet: str, quick: bool, machines: list[str]) -> str:
     short = (
         "Shortened: fewer epochs, seeds and images than the sheet asks for, so the numbers are only a taste. "
         if quick
         else ""
     )
-    return f"{short}Made by `vitascope sheet {sheet}{' --quick' if quick else ''}` on {on}."
+    return f"{short}Made by `vitascope sheet {sheet}{' --quick' if quick else ''}` on {', '.join(machines)}."
 
 
 def _marked(text: str) -> str:

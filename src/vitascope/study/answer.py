@@ -114,10 +114,15 @@ class Answer:
         return f"{said}; not to be told from it: {'; '.join(cell.name for cell in self.as_good)}."
 
     @property
+    def machines(self) -> list[str]:
+        """Where the runs were made, each once."""
+        return list(dict.fromkeys(run["machine"] for cell in self.cells for run in cell.results.values()))
+
+    @property
     def clock(self) -> str:
         """What the seconds are."""
-        most = max((run.get("together", 1) for cell in self.cells for run in cell.results.values()), default=1)
-        told = "Seconds are steady: the first epoch, which holds setting up, counts like those after it."
+        most = max((run["together"] for cell in self.cells for run in cell.results.values()), default=1)
+        told = f"Seconds ({', '.join(self.machines)}) are steady: the first epoch counts like those after it."
         if most > 1:
             told += f" Up to {most} runs learnt together, as one computation, and a run's seconds are its share."
         return told

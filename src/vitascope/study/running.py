@@ -17,6 +17,7 @@ from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import total_flops, total_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
+from vitascope.run.machine import machine_name
 from vitascope.run.metrics import steady_times
 from vitascope.study.design import Design, named
 from vitascope.study.queue import Queue, Trial
@@ -202,6 +203,7 @@ def result(run: Run, design: Design) -> dict[str, Any]:
         "accuracy": accuracy,
         "seconds": curves["seconds"][-1],
         "together": rows[-1].get("together", 1),
+        "machine": machine_name(run.machine["machine"], run.machine["hardware"]["device"]),
         "parameters": total_parameters(recipe.model),
         "flops": total_flops(recipe.model),
         "images_seen": rows[-1]["images_seen"],

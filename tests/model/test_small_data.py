@@ -180,6 +180,8 @@ def test_local_attention_starts_at_one_neighbour_per_head(qk_norm, monkeypatch) 
         for block in model.blocks:  # what the tokens hold would move the hill a little
             block.attn.W_Q.zero_()
             block.attn.W_K.zero_()
+            through = block.attn.proj.weight @ block.attn.W_V
+            assert torch.allclose(through, -0.25 * torch.eye(576, dtype=torch.float64), atol=1e-6)
     for maps in explain.attention_maps(model, torch.randn(2, 3, 32, 32, dtype=torch.float64)):
         inner = maps.unflatten(2, (8, 8)).unflatten(-1, (8, 8))[:, :, 3:-3, 3:-3]  # of which all neighbours are there
         best = inner.flatten(-2).argmax(-1)

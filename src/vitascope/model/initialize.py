@@ -66,7 +66,9 @@ def local(model: nn.Module) -> None:
 
     Rotary positions turn queries and keys, so what all tokens have in common, their biases, becomes a preference for a
     place: a key's pair (a, 0) and a query's a·(cos ωδ, sin ωδ) give a²·cos(ω(Δ - δ)) for keys at distance Δ, and over
-    all frequencies ω that is largest at Δ = δ. Fast frequencies count more, which makes the hill narrow."""
+    all frequencies ω that is largest at Δ = δ. Fast frequencies count more, which makes the hill narrow.
+
+    What is gathered there is taken away from the token: W_V is a rotation halved, W_proj = -W_Vᵀ."""
     like_timm(model)
     config = cast(ModelConfig, model.config)
     turns = frequencies(config.head_width, config.rotary_base)
@@ -78,6 +80,9 @@ def local(model: nn.Module) -> None:
             key[..., 0] = size
             angles = (_neighbours(config.num_heads)[..., None] * turns).flatten(1)
             query.copy_(size[:, None] * torch.stack([angles.cos(), angles.sin()], dim=-1))
+            if isinstance(layer.proj, nn.Linear):
+                nn.init.orthogonal_(layer.W_V, gain=0.5)
+                layer.proj.weight.copy_(-layer.W_V.T)
 
 
 def _neighbours(count: int) -> Tensor:

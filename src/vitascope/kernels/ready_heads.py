@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitascope.kernels.short_attention import _pack, _prepare, _prepare_backward, _tables, _unpack
+from vitascope.kernels.meeting import pack, prepare, prepare_backward, tables_of, unpack
 from vitascope.kernels.sums import sum_shares
 
 ROWS = 64  # tokens of a program, of one head
@@ -49,12 +49,12 @@ def _split(
 ):  # fmt: skip
     packed, alone, inside, cosine, sine = _places(rotation, tables, COUNT, TOKENS, HEADS, WIDTH, ROWS, ROTARY)
     ALL: tl.constexpr = HEADS * WIDTH // 2
-    first, second = _unpack(tl.load(pairs + packed, mask=inside, other=0))
-    first, second = _prepare(first, second, q_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
-    tl.store(query + alone, _pack(first, second), mask=inside)
-    first, second = _unpack(tl.load(pairs + packed + ALL, mask=inside, other=0))
-    first, second = _prepare(first, second, k_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
-    tl.store(key + alone, _pack(first, second), mask=inside)
+    first, second = unpack(tl.load(pairs + packed, mask=inside, other=0))
+    first, second = prepare(first, second, q_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
+    tl.store(query + alone, pack(first, second), mask=inside)
+    first, second = unpack(tl.load(pairs + packed + ALL, mask=inside, other=0))
+    first, second = prepare(first, second, k_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
+    tl.store(key + alone, pack(first, second), mask=inside)
     tl.store(value + alone, tl.load(pairs + packed + 2 * ALL, mask=inside, other=0), mask=inside)
 
 
@@ -67,18 +67,18 @@ def _join(
     packed, alone, inside, cosine, sine = _places(rotation, tables, COUNT, TOKENS, HEADS, WIDTH, ROWS, ROTARY)
     ALL: tl.constexpr = HEADS * WIDTH // 2
     shares = to_weights + tl.program_id(0) * 2 * WIDTH
-    first, second = _unpack(tl.load(pairs + packed, mask=inside, other=0))
-    above, above_too = _unpack(tl.load(to_query + alone, mask=inside, other=0))
-    above, above_too = _prepare_backward(
+    first, second = unpack(tl.load(pairs + packed, mask=inside, other=0))
+    above, above_too = unpack(tl.load(to_query + alone, mask=inside, other=0))
+    above, above_too = prepare_backward(
         above, above_too, first, second, q_weight, shares, cosine, sine, WIDTH, NORM, ROTARY, EPS
     )
-    tl.store(to_pairs + packed, _pack(above, above_too), mask=inside)
-    first, second = _unpack(tl.load(pairs + packed + ALL, mask=inside, other=0))
-    above, above_too = _unpack(tl.load(to_key + alone, mask=inside, other=0))
-    above, above_too = _prepare_backward(
+    tl.store(to_pairs + packed, pack(above, above_too), mask=inside)
+    first, second = unpack(tl.load(pairs + packed + ALL, mask=inside, other=0))
+    above, above_too = unpack(tl.load(to_key + alone, mask=inside, other=0))
+    above, above_too = prepare_backward(
         above, above_too, first, second, k_weight, shares + WIDTH, cosine, sine, WIDTH, NORM, ROTARY, EPS
     )
-    tl.store(to_pairs + packed + ALL, _pack(above, above_too), mask=inside)
+    tl.store(to_pairs + packed + ALL, pack(above, above_too), mask=inside)
     tl.store(to_pairs + packed + 2 * ALL, tl.load(to_value + alone, mask=inside, other=0), mask=inside)
 
 
@@ -95,7 +95,7 @@ def ready_heads(
     words = [part.view(torch.int32) for part in (qkv, query, key, value)]
     settings = _settings(qkv, q_weight, rotation, heads, eps)
     _split[_programs(qkv, heads)](
-        words[0], q_weight, k_weight, rotation, _tables(rotation), *words[1:], qkv.shape[0] * qkv.shape[1], **settings
+        words[0], q_weight, k_weight, rotation, tables_of(rotation), *words[1:], qkv.shape[0] * qkv.shape[1], **settings
     )
     return query, key, value
 
@@ -112,7 +112,7 @@ def ready_heads_backward(
     programs = _programs(qkv, heads)
     to_weights = qkv.new_empty(programs[0] if q_weight is not None else 0, 2, width, dtype=torch.float32)
     _join[programs](
-        *above, qkv.view(torch.int32), q_weight, k_weight, rotation, _tables(rotation), to_qkv.view(torch.int32),
+        *above, qkv.view(torch.int32), q_weight, k_weight, rotation, tables_of(rotation), to_qkv.view(torch.int32),
         to_weights, qkv.shape[0] * qkv.shape[1], **_settings(qkv, q_weight, rotation, heads, eps),
     )  # fmt: skip
     return to_qkv, sum_shares(to_weights)

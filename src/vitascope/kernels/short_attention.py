@@ -4,8 +4,7 @@ With at most 128 tokens all of one image's head fits on the chip: a program load
 brings queries and keys to one size (QK-norm), turns them (rotary positions), attends, and writes the result where the
 output projection reads it. The backward pass computes all of that again, so nothing but the input is kept.
 
-Queries and keys are read as pairs of features, two in one 32-bit word: the rotation turns pairs, and a product over all
-features is the sum of the products over the pairs' first and second features.
+Queries and keys are read as pairs of features (`meeting`).
 """
 
 # Triton's language is not Python's types.
@@ -18,69 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitascope.kernels import INTERPRETED
+from vitascope.kernels.meeting import FACTOR, pack, prepare, prepare_backward, tables_of, unpack
 from vitascope.kernels.sums import sum_shares
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# What products are made of. Triton's interpreter, with which the tests run this on a CPU, cannot multiply bfloat16.
-FACTOR = tl.constexpr(tl.float32 if INTERPRETED else tl.bfloat16)
-
-
-@triton.jit
-def _unpack(pairs):
-    """A 32-bit word -> its two bfloat16 numbers, as float32: bfloat16 is float32's upper half."""
-    return (pairs << 16).to(tl.float32, bitcast=True), (pairs & -65536).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _pack(first, second):
-    low = first.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
-    return (second.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16) | low
-
-
-@triton.jit
-def _size(first, second, WIDTH: tl.constexpr, EPS: tl.constexpr):
-    """One over the root mean square of each token's features."""
-    return tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / WIDTH + EPS)[:, None]
-
-
-@triton.jit
-def _prepare(
-    first, second, weight, cosine, sine, TIMES: tl.constexpr,
-    WIDTH: tl.constexpr, NORM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr,
-):  # fmt: skip
-    """Queries or keys as they meet: normalised, turned, times a factor."""
-    if NORM:
-        pair = tl.arange(0, WIDTH // 2)[None, :]
-        size = _size(first, second, WIDTH, EPS)
-        first, second = (
-            first * size * tl.load(weight + 2 * pair),
-            second * size * tl.load(weight + 2 * pair + 1),
-        )
-    if ROTARY:
-        first, second = first * cosine - second * sine, second * cosine + first * sine
-    return (first * TIMES).to(FACTOR), (second * TIMES).to(FACTOR)
-
-
-@triton.jit
-def _prepare_backward(
-    to_first, to_second, first, second, weight, to_weight, cosine, sine,
-    WIDTH: tl.constexpr, NORM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr,
-):  # fmt: skip
-    """The way back: turned the other way, and through the norm, whose weight's share is stored."""
-    if ROTARY:
-        to_first, to_second = to_first * cosine + to_second * sine, to_second * cosine - to_first * sine
-    if NORM:
-        pair = tl.arange(0, WIDTH // 2)
-        size = _size(first, second, WIDTH, EPS)
-        first, second = first * size, second * size
-        tl.store(to_weight + 2 * pair, tl.sum(to_first * first, 0))
-        tl.store(to_weight + 2 * pair + 1, tl.sum(to_second * second, 0))
-        to_first = to_first * tl.load(weight + 2 * pair)[None, :]
-        to_second = to_second * tl.load(weight + 2 * pair + 1)[None, :]
-        along = ((tl.sum(to_first * first, 1) + tl.sum(to_second * second, 1)) / WIDTH)[:, None]
-        to_first, to_second = size * (to_first - first * along), size * (to_second - second * along)
-    return to_first, to_second
 
 
 @triton.jit
@@ -113,15 +53,15 @@ def _forward(
     ALL: tl.constexpr = HEADS * WIDTH
     row, here = image * TOKENS + token, head * WIDTH
     place = (row * 3 * ALL + here) // 2 + pair
-    query, query_too = _unpack(tl.load(pairs + place, mask=inside, other=0))
-    key, key_too = _unpack(tl.load(pairs + place + ALL // 2, mask=inside, other=0))
+    query, query_too = unpack(tl.load(pairs + place, mask=inside, other=0))
+    key, key_too = unpack(tl.load(pairs + place + ALL // 2, mask=inside, other=0))
     at_value = row * 3 * ALL + 2 * ALL + here + feature
     value = tl.load(qkv + at_value, mask=inside, other=0.0).to(FACTOR)
     cosine, sine = 1.0, 0.0
     if ROTARY:
         cosine, sine = _angles(rotation, image, tables, TOKENS, WIDTH, TILE)
-    query, query_too = _prepare(query, query_too, q_weight, cosine, sine, SCALE * LOG2_E, WIDTH, NORM, ROTARY, EPS)
-    key, key_too = _prepare(key, key_too, k_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
+    query, query_too = prepare(query, query_too, q_weight, cosine, sine, SCALE * LOG2_E, WIDTH, NORM, ROTARY, EPS)
+    key, key_too = prepare(key, key_too, k_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
     maps = _maps(query, query_too, key, key_too, TOKENS, TILE)
     gathered = tl.dot(maps.to(FACTOR), value)
     tl.store(out + row * ALL + here + feature, gathered.to(tl.bfloat16), mask=inside)
@@ -139,35 +79,33 @@ def _backward(
     ALL: tl.constexpr = HEADS * WIDTH
     row, here = image * TOKENS + token, head * WIDTH
     place = (row * 3 * ALL + here) // 2 + pair
-    query_in, query_in_too = _unpack(tl.load(pairs + place, mask=inside, other=0))
-    key_in, key_in_too = _unpack(tl.load(pairs + place + ALL // 2, mask=inside, other=0))
+    query_in, query_in_too = unpack(tl.load(pairs + place, mask=inside, other=0))
+    key_in, key_in_too = unpack(tl.load(pairs + place + ALL // 2, mask=inside, other=0))
     at_value = row * 3 * ALL + 2 * ALL + here + feature
     value = tl.load(qkv + at_value, mask=inside, other=0.0).to(FACTOR)
     above = tl.load(gradient + row * ALL + here + feature, mask=inside, other=0.0).to(FACTOR)
     cosine, sine = 1.0, 0.0
     if ROTARY:
         cosine, sine = _angles(rotation, image, tables, TOKENS, WIDTH, TILE)
-    query, query_too = _prepare(
-        query_in, query_in_too, q_weight, cosine, sine, SCALE * LOG2_E, WIDTH, NORM, ROTARY, EPS
-    )
-    key, key_too = _prepare(key_in, key_in_too, k_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
+    query, query_too = prepare(query_in, query_in_too, q_weight, cosine, sine, SCALE * LOG2_E, WIDTH, NORM, ROTARY, EPS)
+    key, key_too = prepare(key_in, key_in_too, k_weight, cosine, sine, 1.0, WIDTH, NORM, ROTARY, EPS)
     maps = _maps(query, query_too, key, key_too, TOKENS, TILE)
     to_value = tl.dot(tl.trans(maps.to(FACTOR)), above)
     tl.store(to_qkv + at_value, to_value.to(tl.bfloat16), mask=inside)
     to_maps = tl.dot(above, tl.trans(value))
     to_scores = (maps * (to_maps - tl.sum(maps * to_maps, 1)[:, None])).to(FACTOR)
     weights_row = to_weights + tl.program_id(0) * 2 * WIDTH
-    first, second = _prepare_backward(
+    first, second = prepare_backward(
         tl.dot(to_scores, key) * SCALE, tl.dot(to_scores, key_too) * SCALE, query_in, query_in_too,
         q_weight, weights_row, cosine, sine, WIDTH, NORM, ROTARY, EPS,
     )  # fmt: skip
-    tl.store(to_pairs + place, _pack(first, second), mask=inside)
+    tl.store(to_pairs + place, pack(first, second), mask=inside)
     back = tl.trans(to_scores)
-    first, second = _prepare_backward(
+    first, second = prepare_backward(
         tl.dot(back, query) / LOG2_E, tl.dot(back, query_too) / LOG2_E, key_in, key_in_too,
         k_weight, weights_row + WIDTH, cosine, sine, WIDTH, NORM, ROTARY, EPS,
     )  # fmt: skip
-    tl.store(to_pairs + place + ALL // 2, _pack(first, second), mask=inside)
+    tl.store(to_pairs + place + ALL // 2, pack(first, second), mask=inside)
 
 
 @torch.library.custom_op("vitascope::short_attention", mutates_args=())
@@ -181,7 +119,7 @@ def short_attention(
     """
     batch, tokens, features = qkv.shape
     qkv, out = qkv.contiguous(), qkv.new_empty(batch, tokens, features // 3)
-    inputs = qkv, qkv.view(torch.int32), q_weight, k_weight, rotation, _tables(rotation)
+    inputs = qkv, qkv.view(torch.int32), q_weight, k_weight, rotation, tables_of(rotation)
     _forward[(batch * heads,)](*inputs, out, **_settings(qkv, q_weight, rotation, heads, eps))
     return out
 
@@ -194,7 +132,7 @@ def short_attention_backward(
     """Gradients of qkv and, two rows, of the norms' weights."""
     batch, _, features = qkv.shape
     qkv, gradient = qkv.contiguous(), gradient.contiguous()
-    inputs = qkv, qkv.view(torch.int32), q_weight, k_weight, rotation, _tables(rotation)
+    inputs = qkv, qkv.view(torch.int32), q_weight, k_weight, rotation, tables_of(rotation)
     to_qkv = torch.empty_like(qkv)
     programs = batch * heads if q_weight is not None else 0
     to_weights = qkv.new_empty(programs, 2, features // 3 // heads, dtype=torch.float32)
@@ -203,11 +141,6 @@ def short_attention_backward(
         **_settings(qkv, q_weight, rotation, heads, eps),
     )  # fmt: skip
     return to_qkv, sum_shares(to_weights)
-
-
-def _tables(rotation: Tensor | None) -> int:
-    """How many: one per image, or one for all."""
-    return rotation.shape[1] if rotation is not None and rotation.ndim == 5 else 1
 
 
 def _settings(qkv: Tensor, q_weight: Tensor | None, rotation: Tensor | None, heads: int, eps: float) -> dict[str, Any]:

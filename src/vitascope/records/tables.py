@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vitascope.records import measured
 from vitascope.records.reading import accuracy_words, markdown, millions, records_named, seconds_words
+from vitascope.records.work import work
 
 
 def table(folder: Path, names: list[str]) -> str:
@@ -72,4 +73,5 @@ KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "fewer-tokens": measured.fewer_tokens,
     "pretraining": measured.pretraining,
     "features": measured.features,
+    "work": work,
 }

@@ -3,7 +3,7 @@
 import json
 import shlex
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -321,18 +321,21 @@ def test_a_table_of_what_the_parts_of_a_recipe_are_worth(tmp_path) -> None:
     assert lines[4] == "| once | 1 | 89.00 % | -1.00 | 9.0 | -1.0 |"
 
 
-def test_the_arithmetic_of_learning() -> None:
+def test_the_arithmetic_of_learning(tmp_path) -> None:
     """By hand: a token of width 2 costs 16 for its patch of 4 pixels, 4 · 8 for query, key, value and output, 64 for
-    the MLP, and 8 for every token it meets; the head 8; three times. Half of the epochs see 2 or 1 of 4 patches."""
+    the MLP, and 8 for every token it meets; the head 8; three times. Half of the epochs see 2 of the 4 patches that
+    are embedded, or an image of one patch."""
     known = read_record(Path(__file__).parents[2] / "results" / "cifar10.json")
     model = {"img_size": 4, "patch_size": 2, "in_chans": 1, "num_classes": 2, "embed_dim": 2, "num_heads": 1}
     model |= {"depth": 1, "class_token": False, "global_pool": "avg"}
     settings = {f"model.{key}": value for key, value in model.items()} | {"train.epochs": 4, "train.betas": [0.9, 0.99]}
-    whole, two, one = (tokens * (112 + 8 * tokens) + 8 for tokens in (4, 2, 1))
+    whole, two, one = (tokens * (96 + 8 * tokens) + 8 + 16 * patches for tokens, patches in ((4, 4), (2, 4), (1, 1)))
     shares = ({"train.patch_share": 0.5}, two), ({"train.small_size": 2}, one), ({}, whole)
     for more, first in shares:
         record = replace(known, settings=settings | more | {"train.seed": [1, 2]}, images_seen=10)
-        assert training_flops(record) == 3 * 10 * (first + whole) / 2
+        assert training_flops(record) == pytest.approx(3 * 10 * (first + whole) / 2)
+        (tmp_path / "some.json").write_text(json.dumps(asdict(record)))
+        assert f"| {(first + whole) * 3 / 2 / 1e9:.2f} |" in KINDS["work"](tmp_path, [])
 
 
 def test_tables_of_learning_without_labels(tmp_path) -> None:

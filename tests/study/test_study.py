@@ -316,6 +316,7 @@ class FakeTrial:
             "seconds": 1.0,
             "machine": "Box",
             "together": 1,
+            "compiled": False,
             "parameters": 10,
             "flops": flops,
             "images_seen": 5,

@@ -86,7 +86,8 @@ def test_small_images_cost_less(tmp_path) -> None:
     recipe = read_recipe("cifar10", ["train.small_size=16", "train.small_share=0.5"])
     assert passes(recipe) == pytest.approx(0.5 + 0.5 / 4, abs=0.01)  # a quarter of the tokens; attention a bit less
     assert passes(read_recipe("cifar10", [])) == 1
-    assert passes(read_recipe("cifar10", ["train.patch_share=0.5", "train.small_share=0.4"])) == pytest.approx(0.8)
+    half = read_recipe("cifar10", ["train.patch_share=0.5", "train.small_share=0.4"])
+    assert passes(half) == pytest.approx(0.796, abs=1e-3)  # half of the tokens, a quarter of their meetings
 
 
 def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:

@@ -163,9 +163,12 @@ def total_parameters(config: ModelConfig) -> int:
     return sum(stage.parameters for stage in anatomy(config))
 
 
-def total_flops(config: ModelConfig) -> int:
-    """Of one image's forward pass, all tokens, as papers count."""
-    return sum(stage.flops for stage in anatomy(config))
+def total_flops(config: ModelConfig, seen: int | None = None) -> int:
+    """Of one image's forward pass, all tokens, as papers count; with `seen`, of so many patches, all being embedded."""
+    if seen is None:
+        return sum(stage.flops for stage in anatomy(config))
+    blocks = anatomy(config, tokens=config.num_prefix_tokens + seen)
+    return sum(stage.flops for stage in [*_embedding(config, 1), *blocks])
 
 
 def _linear(name: str, axis: str, batch: int, tokens: int, inputs: int, outputs: int, bias: bool) -> Stage:

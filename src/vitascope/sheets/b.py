@@ -1,10 +1,13 @@
 """Sheet B: shapes through attention, and curves at three lengths."""
 
+from itertools import pairwise
+
 import torch
 
 from vitascope.model.attention import SelfAttention
 from vitascope.sheets.lab import Lab
 from vitascope.sheets.writing import Report, shape_of
+from vitascope.study.answer import Cell
 from vitascope.study.report import bands
 
 TITLE = "shapes through attention, and curves at three lengths"
@@ -19,9 +22,9 @@ def run(lab: Lab, report: Report) -> None:
     found = lab.study("epochs", "sheet-c", QUICK if lab.quick else FULL, judge="test")
     report.heading("Curves at three lengths")
     report.text(
-        """The sheet names no data; these are three runs on CIFAR-10 with sheet C's model, each with a rate that falls
-        to zero at its own end. The curves are of images held back from training; the accuracy is that of the test
-        images, looked at once."""
+        """The sheet names no data; these are runs of three lengths on CIFAR-10 with sheet C's model, each with a rate
+        that falls to zero at its own end. The curves are of images held back from training; the accuracy is that of
+        the test images, looked at once."""
     )
     report.picture(
         "curves", bands(found, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in found.cells})
@@ -33,9 +36,20 @@ def run(lab: Lab, report: Report) -> None:
         told = [f"{100 * numbers[0]:.1f} %", f"{numbers[1]:.3f}", f"{numbers[2]:.3f}", f"{cell.number('seconds'):.0f}"]
         rows.append([cell.settings["train.epochs"], cell.percent, *told])
     report.table(head, rows)
-    report.text(f"{found.sentence} {found.clock}")
+    report.text(f"{found.sentence} {_surer(found.cells)} {found.clock}")
     report.numbers |= {"accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in found.cells}}
     report.questions()
+
+
+def _surer(cells: list[Cell]) -> str:
+    """Where a longer run's loss is higher though it is right more often."""
+    found = [
+        late.settings["train.epochs"]
+        for early, late in pairwise(cells)
+        if late.accuracy > early.accuracy and (late.last("val_loss") or 0.0) > (early.last("val_loss") or 0.0)
+    ]
+    told = "the held-back loss is higher than after fewer, though accuracy is too: wrong answers have become surer."
+    return f"After {' and '.join(found)} epochs {told}" if found else ""
 
 
 def _shapes(report: Report) -> None:

@@ -25,7 +25,7 @@ STUDIES = {
 CLAIMS = {"width": "32", "patch": "14", "depth": "6"}
 NAMES = {"width": "embed_dim", "patch": "patch size", "depth": "blocks"}
 QUICK = ["data.fraction=0.02", "train.epochs=3", "train.batch_size=32"]
-FEW = ["data.fraction=0.0186", "train.epochs=300"]  # 1,000 images: 2,400 steps
+FEW = ["data.fraction=0.0186", "train.epochs=300"]  # 1,000 images: 2,100 steps
 FEW_QUICK = ["data.fraction=0.0186", "train.epochs=4", "train.batch_size=16"]
 REMEDIES = {
     "SPT": "model.tokenizer=patch,spt",
@@ -93,7 +93,7 @@ def _cost(report: Report) -> dict[str, dict[str, float]]:
     meeting = sum(attention.values()) - projections
     report.text(
         f"""At 65 tokens of width 256 the projections cost {projections / 1e6:.1f} million operations and the maps
-        with what is gathered along them {meeting / 1e6:.1f}: the N² part is the small one until N is as large as the
+        with what is gathered along them {meeting / 1e6:.1f}: the N² part is the smaller one until N is twice the
         width."""
     )
     return fits
@@ -152,8 +152,9 @@ def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
         rows.append([name, plain.percent, changed.percent, *gains[name], " → ".join(learnt)])
     report.table(["change", "without", "with", "points", "", "training images right"], rows)
     report.text(
-        """Differences are taken seed by seed, with 95 % intervals; the rest as above. The last column says whether the
-        model had learnt its thousand images by heart: where it had not, what it lacks is time, not data."""
+        """Differences are taken seed by seed, with 95 % intervals; the rest as above. The last column
+        is of the training images as they were learnt from: shifted, with features or blocks dropped, where that is the
+        change."""
     )
     return gains
 

@@ -29,8 +29,8 @@ def run(lab: Lab, report: Report) -> None:
     report.heading("25, 50 and 70 % of held-back images")
     report.text(
         f"""The model of `vitascope train sheet-c` (Dosovitskiy et al. 2021's, small), no test images touched. Seconds
-        are of training, at the end of the first epoch that was good enough; a run of few epochs gets there in fewer,
-        because its rate falls sooner. {found.clock}"""
+        are counted to the end of the first epoch that was good enough, with a look at the held-back images after every
+        epoch; a run of few epochs gets there in fewer epochs, because its rate falls sooner. {found.clock}"""
     )
     head = ["held-back accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in found.cells)]
     rows = [[f"{mark:.0%}", "2", *(str(reached(cell, mark)) for cell in found.cells)] for mark in MARKS]

@@ -1,5 +1,6 @@
 """Runs that several studies and sheets ask for: each is made once, and a note beside the sheets says where it lies."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,28 +33,32 @@ class Made:
             return run is not None
 
         taken = queue.take_more(queue.waiting, there)
-        for place, trial in enumerate(taken):
-            which = named(trial.cell, f"seed {trial.seeds[0]}")
-            try:
-                with queue.at_it(trial):
+        with ExitStack() as stack:
+            for trial in taken:
+                stack.enter_context(queue.at_it(trial))
+            for place, trial in enumerate(taken):
+                which = named(trial.cell, f"seed {trial.seeds[0]}")
+                try:
                     found = result(runs[which], queue.design)
-            except KeyboardInterrupt:
-                for rest in taken[place:]:
-                    queue.back(rest)
-                raise
-            except Exception:  # a run that somebody has changed or half deleted is made again
-                queue.back(trial)
-                continue
-            trial.note("results", {str(trial.seeds[0]): found | {"run": ""}})  # another study's
-            queue.finish(trial, found["accuracy"])
-            where = runs[which].path.relative_to(self.folder)
-            self.console.print(f"{which}: made already, in {where}", soft_wrap=True)
+                except KeyboardInterrupt:
+                    for rest in taken[place:]:
+                        queue.back(rest)
+                    raise
+                except Exception:  # a run that somebody has changed or half deleted is made again
+                    queue.back(trial)
+                    continue
+                trial.note("results", {str(trial.seeds[0]): found | {"run": ""}})  # another study's
+                queue.finish(trial, found["accuracy"])
+                where = runs[which].path.relative_to(self.folder)
+                self.console.print(f"{which}: made already, in {where}", soft_wrap=True)
 
     def note(self, queue: Queue, number: int, folder: Path) -> None:
         """A trial that the study in this folder has just finished."""
         make_folder(self.folder / "made")
         told = next((trial.user_attrs for trial in queue.trials if trial.number == number), {})
         for seed, found in told.get("results", {}).items():
+            if not found["run"]:  # taken over, by a process that was killed before it could say so
+                continue
             place = (folder / "runs" / found["run"]).relative_to(self.folder)
             write_json(self._file(key_of(queue.design, told["cell"], int(seed))), {"run": place.as_posix()})
 

@@ -66,7 +66,7 @@ class Report:
         lines, body = zip(*first, *self.parts, strict=True)
         write_whole(self.folder / f"{self.sheet}.md", "\n\n".join(lines) + "\n")
         write_whole(self.folder / f"{self.sheet}.html", html_page(f"Sheet {self.sheet}", "".join(body)))
-        told = {"sheet": self.sheet, "quick": self.quick, "runs_on": machines} | self.numbers | machine
+        told = {"sheet": self.sheet, "quick": self.quick, "runs_on": machines} | self.numbers | {"written_on": machine}
         write_json(self.folder / f"{self.sheet}.json", told)
         return self.folder / f"{self.sheet}.html"
 

@@ -120,9 +120,14 @@ class Answer:
 
     @property
     def clock(self) -> str:
-        """What the seconds are."""
-        most = max((run["together"] for cell in self.cells for run in cell.results.values()), default=1)
+        """What the seconds are; nothing where there are none."""
+        runs = [run for cell in self.cells for run in cell.results.values()]
+        if not runs:
+            return ""
+        most = max(run["together"] for run in runs)
         told = f"Seconds ({', '.join(self.machines)}) are steady: the first epoch counts like those after it."
+        if len({run["compiled"] for run in runs}) > 1:
+            told += " Some runs were long enough to be compiled; their epochs are shorter."
         if most > 1:
             told += f" Up to {most} runs learnt together, as one computation, and a run's seconds are its share."
         return told

@@ -204,6 +204,7 @@ def result(run: Run, design: Design) -> dict[str, Any]:
         "seconds": curves["seconds"][-1],
         "together": rows[-1].get("together", 1),
         "machine": machine_name(run.machine["machine"], run.machine["hardware"]["device"]),
+        "compiled": run.machine["hardware"]["compiled"],
         "parameters": total_parameters(recipe.model),
         "flops": total_flops(recipe.model),
         "images_seen": rows[-1]["images_seen"],

@@ -84,10 +84,12 @@ def passes(recipe: Recipe) -> float:
         decoder = replace(model, mlp_ratio=4.0, mlp="gelu", positions="sincos2d", attention="plain", **sizes)
         return 1 - mae.mask + total_flops(decoder) / total_flops(model)
     if recipe.train.small_epochs:
-        early, small = recipe.train.small_epochs / recipe.train.epochs, recipe.train.patch_share  # tokens are the work
-        if recipe.train.small_size:
-            small = total_flops(replace(recipe.model, img_size=recipe.train.small_size)) / total_flops(recipe.model)
-        return 1 - early * (1 - small)
+        train, model = recipe.train, recipe.model
+        if train.small_size:
+            less = total_flops(replace(model, img_size=train.small_size))
+        else:
+            less = total_flops(model, train.seen_patches(model.num_patches))
+        return 1 - train.small_epochs / train.epochs * (1 - less / total_flops(model))
     return 1.0
 
 

@@ -44,6 +44,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "weight decay 0.02": {"train.weight_decay": 0.02},
     "no stochastic depth": {"model.drop_path_rate": 0.0},
     "CutMix for a quarter": {"data.augment.mix_share": 0.25},
+    "nothing mixed in the last fifth": {"data.augment.mix_until": 0.8},
+    "mixed to the end": {"data.augment.mix_until": 1.0},
     "no colour changes": {"data.augment.brightness": 0, "data.augment.contrast": 0, "data.augment.saturation": 0},
     "no label smoothing": {"train.label_smoothing": 0.0},
     "no QK-norm": {"model.qk_norm": False},

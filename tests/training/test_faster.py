@@ -125,6 +125,21 @@ def test_what_does_not_fit_is_refused(words, said) -> None:
         read_recipe("cifar10", words)
 
 
+def test_nothing_is_mixed_towards_the_end(tmp_path) -> None:
+    words = {"train.epochs": 5, "data.augment.cutmix": 1.0, "data.augment.mixup": 0.0, "data.augment.mix_share": 1.0}
+    sessions = [session_of(tmp_path, **words, **{"data.augment.mix_until": until})[0] for until in (1.0, 0.6)]
+    for epoch in range(5):
+        whole, some = (session.objective.draws(2, 8, epoch) for session in sessions)
+        assert torch.equal(whole["mix"][..., 1:], some["mix"][..., 1:]) and torch.equal(whole["shift"], some["shift"])
+        assert (whole["mix"][..., 0] == 2).all() and (some["mix"][..., 0] == (2 if epoch < 3 else 0)).all()
+    for data in ("mnist", "cifar10"):
+        asked = AugmentConfig(mix_until=0.6, cutmix=0.0)
+        with pytest.raises(UserError, match=r"mix_until=0\.6: nothing is mixed here"):
+            resolve(asked, data)
+    assert "mix_until" not in resolve(AugmentConfig(), "cifar10").in_effect
+    assert resolve(AugmentConfig(mix_until=0.6), "cifar10").in_effect["mix_until"] == 0.6
+
+
 def test_turns_are_refused_where_they_would_be_ignored() -> None:
     with pytest.raises(UserError, match="but DINO draws every crop for itself"):
         resolve(AugmentConfig(flip_by="turns"), "cifar10", 3, "dino")

@@ -63,6 +63,6 @@ def _crops(
     """Two large ones, which the teacher sees too, and the small ones."""
     found, small = [], (dino.local_size, dino.local_size)
     for view, own in enumerate(view_policies(policy, dino)):
-        draws = one_step(epoch_draws(own, 1, len(chosen), seed, 0, view), 0)
+        draws = one_step(epoch_draws(own, 1, len(chosen), seed, 0, view=view), 0)
         found.append(prepare.view(chosen.images, draws, own, small if view >= GLOBALS else None))
     return found, ["large 1", "large 2", *[f"small {number + 1}" for number in range(dino.local_crops)]]

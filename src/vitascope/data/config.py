@@ -35,9 +35,10 @@ class AugmentConfig:
     mixup: float | None = None  # Beta parameter of MixUp (Zhang et al. 2018), 0: none
     cutmix: float | None = None  # Beta parameter of CutMix (Yun et al. 2019), 0: none
     mix_share: float | None = None  # share of images that are mixed; with both kinds, half each
+    mix_until: float | None = None  # share of the training after which nothing is mixed any more
 
     def __post_init__(self) -> None:
-        for name in ("flip", "crop", "crop_most", "grey", "solarize", "erase", "erase_area", "mix_share"):
+        for name in ("flip", "crop", "crop_most", "grey", "solarize", "erase", "erase_area", "mix_share", "mix_until"):
             _check_between(name, getattr(self, name), 0, 1)
         _check_between("rotate", self.rotate, 0, 180)
         _check_between("scale", self.scale, 0, 0.9)
@@ -61,6 +62,7 @@ class AugmentConfig:
         """What really varies an image: not 0, and not the detail of something that is 0."""
         needs = {"crop_most": self.crop, "magnitude": self.randaugment, "erase_area": self.erase}
         needs["mix_share"] = self.mixup or self.cutmix
+        needs["mix_until"] = needs["mix_share"] and self.mix_until != 1
         said = {item.name: getattr(self, item.name) for item in fields(self)}
         return {k: v for k, v in said.items() if isinstance(v, int | float) and v and needs.get(k, True)}
 

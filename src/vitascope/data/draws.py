@@ -29,8 +29,11 @@ def epoch_order(
     return torch.from_numpy(chosen).view(steps, batch)
 
 
-def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch: int, view: int = 0) -> Draws:
-    """name -> step × image (…): only what the policy uses. Another `view` of the same images has its own draws."""
+def epoch_draws(
+    policy: AugmentConfig, steps: int, batch: int, seed: int, epoch: int, *, view: int = 0, done: float = 0.0
+) -> Draws:
+    """name -> step × image (…): only what the policy uses. Another `view` of the same images has its own draws. `done`
+    is the share of the training before this epoch."""
     rng = np.random.default_rng([seed, epoch, 1, view] if view else [seed, epoch, 1])
     shape = (steps, batch)
     shift, rounds, flip, hue = policy.shift or 0, policy.randaugment or 0, policy.flip or 0.0, policy.hue or 0.0
@@ -48,7 +51,7 @@ def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch:
         "operation": (rounds, lambda: rng.integers(0, 14, (*shape, rounds))),
         "sign": (rounds, lambda: rng.integers(0, 2, (*shape, rounds)) * 2.0 - 1),
         "erase": (policy.erase, lambda: rng.random((*shape, 5))),
-        "mix": ((policy.mixup or policy.cutmix) and policy.mix_share, lambda: _mixing(rng, policy, shape)),
+        "mix": ((policy.mixup or policy.cutmix) and policy.mix_share, lambda: _mixing(rng, policy, shape, done)),
     }
     made = {name: torch.from_numpy(np.asarray(make())) for name, (used, make) in parts.items() if used}
     return {name: draw.float() if draw.is_floating_point() else draw for name, draw in made.items()}
@@ -82,10 +85,11 @@ def _factors(rng: np.random.Generator, spread: float | None, shape: tuple[int, i
     return rng.uniform(1 - (spread or 0.0), 1 + (spread or 0.0), shape)
 
 
-def _mixing(rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int]) -> NDArray[Any]:
+def _mixing(rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int], done: float) -> NDArray[Any]:
     """(kind, own share, row, column) per image; kind 0: not mixed, 1: MixUp, 2: CutMix."""
     mixup, cutmix = policy.mixup or 0.0, policy.cutmix or 0.0
     cuts = rng.random(shape) < (0.5 if mixup and cutmix else float(cutmix > 0))
     share = np.where(cuts, rng.beta(cutmix or 1, cutmix or 1, shape), rng.beta(mixup or 1, mixup or 1, shape))
-    kind = np.where(rng.random(shape) < (policy.mix_share or 0.0), 1 + cuts, 0)
+    mixed = rng.random(shape) < (policy.mix_share or 0.0)
+    kind = np.where(mixed, 1 + cuts, 0) * (policy.mix_until is None or done < policy.mix_until)
     return np.stack([kind, share, rng.random(shape), rng.random(shape)], axis=-1)

@@ -27,6 +27,7 @@ NOTHING = AugmentConfig(
     mixup=0.0,
     cutmix=0.0,
     mix_share=1.0,
+    mix_until=1.0,
 )
 PHOTOS = replace(NOTHING, flip=0.5, shift=4, brightness=0.2, contrast=0.2, saturation=0.2, cutmix=1.0, mix_share=0.5)
 SIGNS = replace(NOTHING, shift=2)  # grey images of one's own may be signs: not flipped unless asked
@@ -50,6 +51,10 @@ def resolve(asked: AugmentConfig, name: str, channels: int = 3, objective: str =
     if name in NEVER_FLIPPED and whole.flip:
         raise UserError(
             f"data.augment.flip={whole.flip}: a mirrored digit is another sign. {name} is never flipped; set 0."
+        )
+    if whole.mix_until != 1 and not (whole.mixup or whole.cutmix):
+        raise UserError(
+            f"data.augment.mix_until={whole.mix_until}: nothing is mixed here. Set mixup or cutmix, or leave it out."
         )
     if whole.flip_by == "turns" and (objective == "dino" or whole.flip not in (0.0, 0.5)):
         why = (

@@ -126,7 +126,7 @@ class Dino(Objective):
         return {
             f"{view}/{name}": draw
             for view, policy in enumerate(self.views)
-            for name, draw in epoch_draws(policy, steps, batch, seed, epoch, view).items()
+            for name, draw in epoch_draws(policy, steps, batch, seed, epoch, view=view).items()
         }
 
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:

@@ -45,7 +45,7 @@ def _forward(
 
 @triton.jit
 def _backward(
-    gradient, x, weight, to_x, to_weight, to_bias, COUNT, STEPS,
+    gradient, x, weight, to_x, sums, COUNT, STEPS,
     WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     feature = tl.arange(0, TILE)[None, :]
@@ -67,10 +67,10 @@ def _backward(
             change -= (tl.sum(above, 1) / WIDTH)[:, None]
         tl.store(to_x + place, (change * factor).to(to_x.dtype.element_ty), mask=inside)
     column = tl.arange(0, TILE)
-    share = tl.program_id(0) * WIDTH + column
-    tl.store(to_weight + share, tl.sum(weight_sum, 0), mask=column < WIDTH)
+    share = sums + tl.program_id(0) * (1 + CENTRE) * WIDTH + column
+    tl.store(share, tl.sum(weight_sum, 0), mask=column < WIDTH)
     if CENTRE:
-        tl.store(to_bias + share, tl.sum(bias_sum, 0), mask=column < WIDTH)
+        tl.store(share + WIDTH, tl.sum(bias_sum, 0), mask=column < WIDTH)
 
 
 @torch.library.custom_op("vitascope::norm", mutates_args=())
@@ -84,17 +84,16 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torc
 
 
 @torch.library.custom_op("vitascope::norm_backward", mutates_args=())
-def norm_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, centre: bool, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, centre: bool, eps: float) -> tuple[Tensor, Tensor]:
+    """Gradients of x and, in rows, of the weight and of the bias where there is one."""
     x, gradient = x.contiguous(), gradient.contiguous()
     width, tile, rows = _tile(x)
     count = x.numel() // width
     programs = min(PROGRAMS, triton.cdiv(count, rows))
-    to_x, sums = torch.empty_like(x), x.new_empty(2, programs, width, dtype=torch.float32)
+    to_x, sums = torch.empty_like(x), x.new_empty(programs, 1 + centre, width, dtype=torch.float32)
     steps = triton.cdiv(count, rows * programs)
-    _backward[(programs,)](gradient, x, weight, to_x, sums[0], sums[1], count, steps, width, tile, rows, centre, eps)
-    return to_x, sum_shares(sums[0]), sum_shares(sums[1])
+    _backward[(programs,)](gradient, x, weight, to_x, sums, count, steps, width, tile, rows, centre, eps)
+    return to_x, sum_shares(sums)
 
 
 def _tile(x: Tensor) -> tuple[int, int, int]:
@@ -109,9 +108,8 @@ def _(x, *rest):
 
 
 @norm_backward.register_fake
-def _(_, x, *__):
-    sums = x.new_empty(x.shape[-1], dtype=torch.float32)
-    return x.new_empty(x.shape), sums, torch.empty_like(sums)
+def _(_, x, weight, centre, __):
+    return x.new_empty(x.shape), x.new_empty(1 + centre, len(weight), dtype=torch.float32)
 
 
 def _remember(ctx, inputs, output):
@@ -122,8 +120,8 @@ def _remember(ctx, inputs, output):
 
 
 def _pass_back(ctx, gradient):
-    to_x, to_weight, to_bias = norm_backward(gradient, *ctx.saved_tensors, ctx.centre, ctx.eps)
-    return to_x, to_weight, to_bias if ctx.centre else None, None, None
+    to_x, sums = norm_backward(gradient, *ctx.saved_tensors, ctx.centre, ctx.eps)
+    return to_x, sums[0], sums[1] if ctx.centre else None, None, None
 
 
 norm.register_autograd(_pass_back, setup_context=_remember)

@@ -3,7 +3,6 @@
 # Triton's language is not Python's types.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,19 +12,20 @@ SHARES, COLUMNS = 256, 16  # of a program's tile: the shares are many, a weight'
 
 @triton.jit
 def _sum(shares, out, COUNT, WIDTH, SHARES: tl.constexpr, COLUMNS: tl.constexpr):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    total = tl.zeros((SHARES, COLUMNS), tl.float32)
-    for start in range(0, COUNT, SHARES):
-        row = start + tl.arange(0, SHARES)[:, None]
-        total += tl.load(shares + row * WIDTH + column, mask=(row < COUNT) & (column < WIDTH), other=0.0)
-    whole = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    tl.store(out + whole, tl.sum(total, 0), mask=whole < WIDTH)
+    row = tl.program_id(1) * SHARES + tl.arange(0, SHARES)[:, None]
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    own = tl.load(shares + row * WIDTH + column[None, :], mask=(row < COUNT) & (column < WIDTH)[None, :], other=0.0)
+    tl.store(out + tl.program_id(1) * WIDTH + column, tl.sum(own, 0), mask=column < WIDTH)
 
 
 def sum_shares(shares: Tensor) -> Tensor:
-    """(share, …) -> (…), float32, always in the same order."""
-    out = torch.empty_like(shares[0]) if len(shares) else shares.new_zeros(shares.shape[1:])
-    if len(shares):
-        grid = (triton.cdiv(out.numel(), COLUMNS),)
-        _sum[grid](shares, out, len(shares), out.numel(), SHARES, COLUMNS)
-    return out
+    """(share, …) -> (…), float32, always in the same order: sums of so many shares, then of those sums."""
+    if not len(shares):
+        return shares.new_zeros(shares.shape[1:])
+    while True:
+        width, parts = shares[0].numel(), triton.cdiv(len(shares), SHARES)
+        out = shares.new_empty(parts, *shares.shape[1:])
+        _sum[triton.cdiv(width, COLUMNS), parts](shares, out, len(shares), width, SHARES, COLUMNS)
+        if parts == 1:
+            return out[0]
+        shares = out

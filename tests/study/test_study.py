@@ -142,6 +142,9 @@ def test_another_study_of_the_same_name_is_refused(tmp_path) -> None:
     Queue(design("digits", ["model.depth=1,2"], 1), default_storage(tmp_path), "study")
     with pytest.raises(UserError, match="varies something else"):
         Queue(design("digits", ["model.embed_dim=16,32"], 1), default_storage(tmp_path), "study")
+    Queue(design("digits", ["train.lr=1e-4..1e-2"], 2, search=3), default_storage(tmp_path), "search")
+    with pytest.raises(UserError, match="varies something else"):  # more seeds would not be run
+        Queue(design("digits", ["train.lr=1e-4..1e-2"], 3, search=3), default_storage(tmp_path), "search")
 
 
 def test_a_failed_run_is_reported_and_the_others_go_on_and_retry_tries_again(tmp_path, monkeypatch) -> None:
@@ -364,7 +367,16 @@ def test_few_seeds_are_not_the_best_and_no_spread_is_not_certainty() -> None:
     assert found.best.settings == {"model.depth": "2"} and found.as_good and "no value can be told" in found.sentence
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
     assert even.against_best(even.cells[0]).verdict == "cannot be told"
+    image = fake({"1": [61 / 90, 59 / 90], "2": [60 / 90, 58 / 90]})  # an image apart: equal but for rounding
+    other = image.against_best(image.cells[1])
+    assert other.half > 0 and other.verdict == "cannot be told"
     assert "nothing else has finished" in answer(made, trials[1:]).sentence
+
+
+def test_a_study_that_is_not_finished_names_no_best() -> None:
+    trials = [FakeTrial({"model.depth": value}, seed, 0.5) for value in "12" for seed in (1, 2)]
+    trials[-1].state = type("State", (), {"name": "WAITING"})
+    assert answer(depths("1,2", 2), trials).sentence == "Not finished; so far depth=1 has 50.00 ± 0.00 %."
 
 
 def test_equal_cells_are_seldom_called_worse() -> None:
@@ -420,7 +432,17 @@ def test_the_command_line(tmp_path, vitascope) -> None:
         vitascope("study", "digits", *QUICK, "model.embed_dim=16,32", "--seeds", "2", *where).out.count("seed 1") == 0
     )
     stopped = vitascope("study", "digits", *QUICK, "model.mlp_ratio=1,2", "--seeds", "1", "--budget", "0s", *where)
-    assert stopped.code == 0 and "2 trial(s) have not been run yet" in stopped.out
+    assert stopped.code == 0 and "2 trial(s) have not been run yet" in stopped.out and "Seconds (" not in stopped.out
+
+
+def test_where_every_run_fails_that_is_no_success(tmp_path, vitascope, monkeypatch) -> None:
+    def breaks(*_, **__):
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setattr("vitascope.study.running.train_recipe", breaks)
+    done = vitascope("study", "digits", "model.depth=1,2", "--seeds", "1", "--out", str(tmp_path))
+    assert done.code == 2 and "Failed: model.depth=2, seed 1: RuntimeError: the disk is full" in done.out
+    assert "--retry" in done.out and "Every run failed" in done.err
 
 
 @pytest.mark.parametrize(

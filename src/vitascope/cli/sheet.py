@@ -25,15 +25,19 @@ def sheet(
     from vitascope.cli.tables import console
     from vitascope.sheets.all import run_sheet
 
-    page = run_sheet(
-        letter,
-        out,
-        seeds=seeds,
-        quick=quick,
-        device=device,
-        together=together,
-        weights=weights,
-        commit=commit,
-        console=console(),
-    )
+    try:
+        page = run_sheet(
+            letter,
+            out,
+            seeds=seeds,
+            quick=quick,
+            device=device,
+            together=together,
+            weights=weights,
+            commit=commit,
+            console=console(),
+        )
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on.")
+        raise typer.Exit(130) from None
     print(f"Report: {page.with_suffix('.md')}, {page}")

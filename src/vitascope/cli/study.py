@@ -52,14 +52,14 @@ def study(
     for option, number in (("--jobs", jobs), ("--together", together)):
         if number is not None and number < 1:
             raise UserError(f"{option} {number} must be at least 1.")
-    until = None if budget is None else time.monotonic() + _seconds(budget)
+    seconds = None if budget is None else _seconds(budget)
     from vitascope.study.design import design
 
     made = design(recipe, settings, seeds, search=search, judge=judge)
     called = name or _name(recipe, made.varied)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", called):
         raise UserError(f"--name {called} cannot name a folder. Use letters, digits, - and _.")
-    _run(made, out / called, called, storage, until, jobs, retry, together)
+    _run(made, out / called, called, storage, seconds, jobs, retry, together)
 
 
 def _run(
@@ -67,7 +67,7 @@ def _run(
     folder: Path,
     called: str,
     storage: str | None,
-    until: float | None,
+    budget: float | None,
     jobs: int,
     retry: bool,
     together: int | None,
@@ -82,6 +82,7 @@ def _run(
         print(f"{queue.retry_failed()} failed run(s) wait again.")
     print(f"Study: {folder}, {len(queue.trials)} trials, {queue.waiting} waiting")
     others = [_helper(number, folder) for number in range(2, jobs + 1)]
+    until = None if budget is None else time.monotonic() + budget
     try:
         for told in work_off(queue, folder, until, together):
             show(told, console())
@@ -116,10 +117,12 @@ def _tell(queue: "Queue", folder: Path) -> None:
     page = write_report(found, folder)
     head, rows = rows_of(found)
     if rows:
-        console().print(table("What was found", [column or " " for column in head], rows))
+        console().print(table("What was found", head, rows))
     for line in [found.sentence, *notes(found)[1:]]:
         print(line)
     print(f"Report: {page}")
+    if found.failed and not found.cells:
+        raise UserError("Every run failed.")
 
 
 def _seconds(text: str) -> float:

@@ -8,13 +8,14 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from vitascope.draw.curves import UNITS, over_epochs
 from vitascope.draw.heatmap import heatmap
 from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure, plain, shorten
 
 MOST_NAMES = 16  # in a legend
+LONG = 6  # digits under an axis
 Curves = dict[str, list[list[float]]]  # train_loss, val_accuracy, … -> one list of epochs per seed
 
 
@@ -50,7 +51,7 @@ def draw_effects(panels: dict[str, dict[str, list[float]]], text: str) -> Figure
             spread = np.linspace(-0.08, 0.08, len(found)) if len(found) > 1 else [0.0]
             axis.plot(place + np.asarray(spread), [100 * share for share in found], "o", color=COLOURS[0], alpha=0.5)
             axis.plot([place - 0.25, place + 0.25], [100 * mean(found)] * 2, color=COLOURS[1], linewidth=2.5)
-        axis.set_xticks(range(len(values)), [shorten(value, 14) for value in values])
+        axis.set_xticks(range(len(values)), [_spelt(value) for value in values])
         axis.grid(axis="y", alpha=0.25)
         label(axis, setting, setting, "accuracy in %")
     caption(figure, text)
@@ -94,8 +95,10 @@ def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bo
         costs = [point[0] for point in points]
         if min(costs) > 0 and max(costs) > 4 * min(costs):
             axis.set_xscale("log")
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.set_ylim(top=min(axis.get_ylim()[1], 101.0))
+        axis.xaxis.set_major_formatter(EngFormatter(sep="") if max(costs) >= 1000 else "{x:g}")
+        axis.set_ylim(max(axis.get_ylim()[0], -1.0), min(axis.get_ylim()[1], 101.0))
         axis.grid(alpha=0.25)
         label(axis, f"against {cost}", cost, "accuracy in %")
     best = {number for points in panels.values() for number, point in enumerate(points, 1) if point[4]}
@@ -105,6 +108,14 @@ def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bo
     figure.legend(handles=told, loc="outside right upper", fontsize=8, handlelength=0, title="combinations")
     caption(figure, text)
     return figure
+
+
+def _spelt(value: str) -> str:
+    """A long number as three digits, another word shortened."""
+    try:
+        return f"{float(value):.3g}" if len(value) > LONG else value
+    except ValueError:
+        return shorten(value, 14)
 
 
 def shades(count: int) -> list[Any]:

@@ -22,9 +22,9 @@ def run(lab: Lab, report: Report) -> None:
     found = lab.study("epochs", "sheet-c", QUICK if lab.quick else FULL, judge="test")
     report.heading("Curves at three lengths")
     report.text(
-        """The sheet names no data; these are runs of three lengths on CIFAR-10 with sheet C's model, each with a rate
-        that falls to zero at its own end. The curves are of images held back from training; the accuracy is that of
-        the test images, looked at once."""
+        f"""The sheet names no data; these are runs of three lengths on CIFAR-10 with {model_of(lab)}, each with a
+        rate that falls to zero at its own end. The curves are of images held back from training; the accuracy is that
+        of the test images, looked at once."""
     )
     report.picture(
         "curves", bands(found, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in found.cells})
@@ -41,15 +41,19 @@ def run(lab: Lab, report: Report) -> None:
     report.questions()
 
 
+def model_of(lab: Lab) -> str:
+    return "a model smaller than sheet C's" if lab.quick else "sheet C's model (`vitascope train sheet-c`)"
+
+
 def _surer(cells: list[Cell]) -> str:
     """Where a longer run's loss is higher though it is right more often."""
     found = [
-        late.settings["train.epochs"]
+        f"after {late.settings['train.epochs']} epochs than after {early.settings['train.epochs']}"
         for early, late in pairwise(cells)
         if late.accuracy > early.accuracy and (late.last("val_loss") or 0.0) > (early.last("val_loss") or 0.0)
     ]
-    told = "the held-back loss is higher than after fewer, though accuracy is too: wrong answers have become surer."
-    return f"After {' and '.join(found)} epochs {told}" if found else ""
+    told = "though accuracy is too: wrong answers have become surer."
+    return f"The held-back loss is higher {' and '.join(found)}, {told}" if found else ""
 
 
 def _shapes(report: Report) -> None:

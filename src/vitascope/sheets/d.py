@@ -62,10 +62,10 @@ def _study(lab: Lab, report: Report, name: str) -> Answer:
     found = lab.study(name, "sheet-d", [words, *(QUICK if lab.quick else [])])
     report.heading(f"Study: {words}")
     report.picture(name, bands(found))
-    head, rows = table(found)
-    report.table([text or "verdict" for text in head], rows)
+    report.table(*table(found))
     report.text(
-        f"The sheet: {claimed}. Here, over {lab.seeds} seeds: {found.sentence} {stability(found)} {found.clock}"
+        f"""The sheet: {claimed}. Here, {lab.seeds} seeds of {found.epochs} epochs: {found.sentence} {stability(found)}
+        {found.clock}"""
     )
     return found
 
@@ -142,17 +142,18 @@ def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
     """Per change its points and the verdict."""
     report.heading("Little data: a thousand images")
     gains: dict[str, tuple[str, str]] = {}
-    rows = []
+    rows, epochs = [], 0
     for name, words in REMEDIES.items():
         place = "few-" + words.split("=")[0].split(".")[-1]
         found = lab.study(place, "sheet-d", [words, *(FEW_QUICK if lab.quick else FEW)])
+        epochs = found.epochs
         plain, changed = found.cells
         gains[name] = _gain(found, plain, changed)
         learnt = [f"{100 * mean(curve[-1] for curve in one.curves('train_accuracy')):.0f} %" for one in found.cells]
         rows.append([name, plain.percent, changed.percent, *gains[name], " → ".join(learnt)])
     report.table(["change", "without", "with", "points", "", "training images right"], rows)
     report.text(
-        """Differences are taken seed by seed, with 95 % intervals; the rest as above. The last column
+        f"""{epochs} epochs, {lab.seeds} seeds. Differences are taken seed by seed, with 95 % intervals. The last column
         is of the training images as they were learnt from: shifted, with features or blocks dropped, where that is the
         change."""
     )

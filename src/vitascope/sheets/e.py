@@ -11,7 +11,7 @@ from vitascope.model.attention2d import SelfAttention2d
 from vitascope.model.config import ModelConfig
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
-from vitascope.sheets.b import SMALL
+from vitascope.sheets.b import SMALL, model_of
 from vitascope.sheets.lab import Lab, reached
 from vitascope.sheets.writing import Report
 from vitascope.study.report import bands
@@ -28,9 +28,9 @@ def run(lab: Lab, report: Report) -> None:
     found = lab.study("accuracy", "sheet-c", QUICK if lab.quick else FULL)
     report.heading("25, 50 and 70 % of held-back images")
     report.text(
-        f"""The model of `vitascope train sheet-c` (Dosovitskiy et al. 2021's, small), no test images touched. Seconds
+        f"""Runs with {model_of(lab)}, no test images touched. Seconds
         are counted to the end of the first epoch that was good enough, with a look at the held-back images after every
-        epoch; a run of few epochs gets there in fewer epochs, because its rate falls sooner. {found.clock}"""
+        epoch. {found.clock}"""
     )
     head = ["held-back accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in found.cells)]
     rows = [[f"{mark:.0%}", "2", *(str(reached(cell, mark)) for cell in found.cells)] for mark in MARKS]

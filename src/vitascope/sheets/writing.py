@@ -73,7 +73,8 @@ class Report:
 
 def _made_by(sheet: str, quick: bool, machines: list[str]) -> str:
     short = (
-        "Shortened: fewer epochs, seeds and images than the sheet asks for, so the numbers are only a taste. "
+        "Shortened: fewer epochs, seeds and images than the sheet asks for, and smaller models, so the numbers are "
+        "only a taste. "
         if quick
         else ""
     )

@@ -8,6 +8,8 @@ from typing import Any
 from vitascope.records.arms import interval
 from vitascope.study.design import Design, named
 
+NO_SPREAD = 1e-9  # differences of so many images, the same for every seed, are equal but for rounding
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -63,7 +65,7 @@ class Difference:
     def verdict(self) -> str:
         if self.half is None:
             return "one seed"
-        if not self.half:  # no spread at all among a few seeds is luck, not certainty
+        if self.half < NO_SPREAD:  # among a few seeds that is luck, not certainty
             return "cannot be told"
         return "worse" if self.points < -self.half else "better" if self.points > self.half else "cannot be told"
 
@@ -102,16 +104,24 @@ class Answer:
         """What a reader should take home."""
         if not self.cells:
             return "No run has finished."
+        if self.waiting:
+            return f"Not finished; so far {self.best.name} has {self.best.percent}."
         said = f"Best: {self.best.name} with {self.best.percent}"
         if len(self.cells) == 1:
             return f"{said}; nothing else has finished."
         if len(self.best.results) < 2:
-            return f"{said}. With one seed nothing can be said about chance: take --seeds 5."
+            more = " Take --seeds 5." if len(self.design.seeds) == 1 else ""
+            return f"{said}. With one seed nothing can be said about chance.{more}"
         if len(self.as_good) == len(self.cells) - 1:
             return f"{said}, but no value can be told from it with {len(self.best.results)} seeds."
         if not self.as_good:
             return f"{said}; every other is worse, beyond the seeds' noise."
         return f"{said}; not to be told from it: {'; '.join(cell.name for cell in self.as_good)}."
+
+    @property
+    def epochs(self) -> int:
+        """How long the longest run learnt."""
+        return max(len(curve) for cell in self.cells for curve in cell.curves("train_loss"))
 
     @property
     def machines(self) -> list[str]:

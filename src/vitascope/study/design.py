@@ -52,8 +52,12 @@ class Design:
     def identity(self) -> str:
         """A short name for exactly this study; how many runs are wanted of it may grow."""
         said: list[Any] = [self._common(), self.judge, bool(self.search), sorted(self.varied)]
-        if self.search:  # a sampler learns over one space
-            said += [sorted(self.axes.items()), sorted((key, str(found)) for key, found in self.ranges.items())]
+        if self.search:  # a sampler learns over one space, by the means of the same seeds
+            said += [
+                list(self.seeds),
+                sorted(self.axes.items()),
+                sorted((key, str(found)) for key, found in self.ranges.items()),
+            ]
         return short_name(said, 12)
 
     def _common(self) -> dict[str, Any]:

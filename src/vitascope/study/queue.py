@@ -62,7 +62,9 @@ class Queue:
                 raise UserError(f"The storage {_hidden(url)} needs a driver that is not installed. {hint}") from error
             except Exception as error:  # a driver's own, a database's own
                 if tries == 1:
-                    raise UserError(f"The storage {_hidden(url)} cannot be reached: {first_line(error)}") from error
+                    raise UserError(
+                        f"The storage {_hidden(url)} cannot be reached: {first_line(_root(error))}"
+                    ) from error
                 time.sleep(0.5)
         self._belongs(remedy)
         self._fill()
@@ -276,6 +278,13 @@ def default_storage(folder: Path) -> str:
     if any(sign in str(folder) for sign in "?#%"):
         raise UserError(f"{folder}: no database can lie in a folder with ?, # or % in its name. Choose another: --out")
     return f"sqlite:///{folder / 'study.db'}"
+
+
+def _root(error: BaseException) -> Exception:
+    """What began it: libraries wrap a database's own words."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return error if isinstance(error, Exception) else Exception(str(error))
 
 
 def _hidden(url: str) -> str:

@@ -41,7 +41,7 @@ def table(found: Answer) -> tuple[list[str], list[list[str]]]:
         "seeds",
         "accuracy",
         "against the best",
-        "",
+        "verdict",
         "train",
         "parameters",
         "FLOPs",
@@ -71,7 +71,8 @@ def notes(found: Answer) -> list[str]:
     """How it was judged, what is missing, and what the numbers mean."""
     which = "validation images (held back from training)" if found.design.judge == "val" else "test images"
     lines = [
-        f"Judged by {which}, last epoch. ± is half of the 95 % interval of the mean over seeds (Student's t); "
+        f"Set for all: {' '.join(found.design.fixed) or 'as the recipe says'}. Judged by {which}, last epoch. "
+        "± is half of the 95 % interval of the mean over seeds (Student's t); "
         "differences to the best are taken seed by seed, with intervals that hold for all together (Bonferroni); "
         "whoever picks the best of many picks some luck with it.",
         *([found.clock] if found.clock else []),
@@ -80,7 +81,8 @@ def notes(found: Answer) -> list[str]:
         lines.append(f"{found.waiting} trial(s) have not been run yet: the same command goes on with them.")
     if found.left_off:
         lines.append(f"{found.left_off} trial(s) of the search were left off early.")
-    return lines + [f"Failed: {which}: {why}" for which, why in found.failed]
+    again = "Failed runs are tried again with --retry."
+    return lines + [f"Failed: {which}: {why}" for which, why in found.failed] + ([again] if found.failed else [])
 
 
 def figures(found: Answer) -> dict[str, Figure]:

@@ -40,6 +40,12 @@ def test_an_unknown_sheet_and_no_seeds_are_refused(tmp_path) -> None:
         run_sheet("A", tmp_path, together=0, console=QUIET)
 
 
+def test_a_quick_report_does_not_take_a_full_ones_place(tmp_path) -> None:
+    Report("B", "a test", False, tmp_path).write(["Box"])
+    with pytest.raises(UserError, match="B.md is a full report"):
+        run_sheet("b", tmp_path, quick=True, console=QUIET)
+
+
 def test_sheet_b_corrects_the_shapes(tmp_path) -> None:
     report = report_of("B", tmp_path)
     b._shapes(report)

@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vitascope.errors import UserError
+from vitascope.run.files import read_json
 from vitascope.sheets import a, b, c, d, e
 from vitascope.sheets.lab import QUICK_SEEDS, Lab
 from vitascope.sheets.writing import Report
@@ -38,6 +39,8 @@ def run_sheet(
     letter = letter.upper()
     if weights is not None and letter != "D":
         raise UserError(f"--weights is for sheet D; sheet {letter} starts from none.")
+    if quick and read_json(out / f"{letter}.json").get("quick") is False:
+        raise UserError(f"{out / f'{letter}.md'} is a full report. Choose another place for a quick one: --out.")
     work = out / f"{letter}-{'quick' if quick else 'full'}"
     report = Report(letter, sheet.TITLE, quick, out)
     lab = Lab(work, count, quick, console, device, together, weights)

@@ -42,7 +42,7 @@ def test_an_unknown_sheet_and_no_seeds_are_refused(tmp_path) -> None:
 
 def test_a_quick_report_does_not_take_a_full_ones_place(tmp_path) -> None:
     Report("B", "a test", False, tmp_path).write(["Box"])
-    with pytest.raises(UserError, match="B.md is a full report"):
+    with pytest.raises(UserError, match=r"B\.md is a full report"):
         run_sheet("b", tmp_path, quick=True, console=QUIET)
 
 

@@ -18,7 +18,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(choices)}."
 
 
-def first_line(error: Exception, most: int = 120) -> str:
+def first_line(error: BaseException, most: int = 120) -> str:
     """What another library's error says, short enough for a sentence; its name where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
 

@@ -19,7 +19,7 @@ from vitascope.records.filling import fill
 from vitascope.records.record import check_name, make_record, read_record, write_record
 from vitascope.records.settings import command_for, differing, flat_settings
 from vitascope.records.tables import KINDS
-from vitascope.records.work import training_flops
+from vitascope.records.work import image_flops
 from vitascope.run.directory import new_run, open_run
 from vitascope.run.metrics import steady_seconds, whole_seconds
 
@@ -333,7 +333,7 @@ def test_the_arithmetic_of_learning(tmp_path) -> None:
     shares = ({"train.patch_share": 0.5}, two), ({"train.small_size": 2}, one), ({}, whole)
     for more, first in shares:
         record = replace(known, settings=settings | more | {"train.seed": [1, 2]}, images_seen=10)
-        assert training_flops(record) == pytest.approx(3 * 10 * (first + whole) / 2)
+        assert image_flops(record) * record.images_seen == pytest.approx(3 * 10 * (first + whole) / 2)
         (tmp_path / "some.json").write_text(json.dumps(asdict(record)))
         assert f"| {(first + whole) * 3 / 2 / 1e9:.2f} |" in KINDS["work"](tmp_path, [])
 

@@ -14,6 +14,7 @@ from vitascope.errors import UserError
 from vitascope.recipe.reading import recipe_first
 
 if TYPE_CHECKING:
+    from vitascope.study.answer import Answer
     from vitascope.study.design import Design
     from vitascope.study.queue import Queue
 
@@ -95,7 +96,9 @@ def _run(
         for number, other in enumerate(others, start=2):
             if other.wait() > 0:
                 print(f"Worker {number} did not get to its end: see {folder / f'worker-{number}.log'}")
-        _tell(queue, folder)
+        found = _tell(queue, folder)
+    if found.failed and not found.cells:
+        raise UserError("Every run failed.")
 
 
 def _helper(number: int, folder: Path) -> "subprocess.Popen[bytes]":
@@ -108,7 +111,7 @@ def _helper(number: int, folder: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-m", "vitascope", *rest], stdout=log, stderr=subprocess.STDOUT)
 
 
-def _tell(queue: "Queue", folder: Path) -> None:
+def _tell(queue: "Queue", folder: Path) -> "Answer":
     from vitascope.study.answer import answer
     from vitascope.study.report import notes, write_report
     from vitascope.study.report import table as rows_of
@@ -121,8 +124,7 @@ def _tell(queue: "Queue", folder: Path) -> None:
     for line in [found.sentence, *notes(found)[1:]]:
         print(line)
     print(f"Report: {page}")
-    if found.failed and not found.cells:
-        raise UserError("Every run failed.")
+    return found
 
 
 def _seconds(text: str) -> float:

@@ -7,7 +7,7 @@ from vitascope.errors import UserError
 from vitascope.records.settings import differing
 from vitascope.records.track import published, stage_before
 from vitascope.run.directory import Run
-from vitascope.run.machine import machine_name
+from vitascope.run.machine import made_on
 
 NEEDED = ("machine", "hardware", "versions", "commit", "date", "data_hash")
 
@@ -38,7 +38,7 @@ def check_one_thing(runs: list[Run], facts: list[dict[str, Any]], commit: str | 
     for recipes in ([published(run) for run in runs], [stage.recipe for stage in stages]):
         if other := [key for key in differing(recipes) if key != "train.seed"] if recipes else []:
             raise UserError(f"The runs differ in {', '.join(other[:4])}. One record is one recipe with several seeds.")
-    check_same("machines", [machine_name(fact["machine"], fact["hardware"]["device"]) for fact in facts])
+    check_same("machines", [made_on(fact) for fact in facts])
     check_same("commits", [str(fact["commit"]) for fact in facts])
     check_same("versions of torch", [str(fact["versions"].get("torch")) for fact in facts])
     for what in ("precision", "compiled", "captured"):

@@ -19,7 +19,7 @@ from vitascope.records.settings import command_for, flat_settings
 from vitascope.records.track import published, stages_before, track_of
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import machine_name
+from vitascope.run.machine import machine_name, made_on
 from vitascope.run.metrics import Row, steady_seconds, whole_seconds
 
 
@@ -75,7 +75,7 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
     check_views(recipe, views)
     found = [_scored(run, views) for run in runs]
     check_same("test images", [str(opening.data_hash) for opening in found])
-    where = machine_name(facts[0]["machine"], facts[0]["hardware"]["device"])
+    where = made_on(facts[0])
     after = [_test_seconds(opening, where) for opening in found]
     seeds = [run.recipe.train.seed for run in runs]
     rows = [run.metrics for run in runs]

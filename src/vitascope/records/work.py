@@ -4,22 +4,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from vitascope.model.anatomy import total_flops
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
 from vitascope.records.reading import accuracy_words, markdown, millions, records_named, seconds_words
 from vitascope.records.record import Record
-from vitascope.training.hardware import passes
-
-BOTH_WAYS = 3  # forward once, backward twice as much
+from vitascope.training.hardware import training_flops
 
 
-def training_flops(record: Record) -> float:
-    """Of all images seen, forward and backward; fewer while less of each image is seen."""
+def image_flops(record: Record) -> float:
+    """Of an image learnt from, forward and backward; fewer while less of each image is seen."""
     model = ModelConfig(**_section(record, "model", ModelConfig))
-    recipe = Recipe(name="any", model=model, train=TrainConfig(**_section(record, "train", TrainConfig)))
-    return BOTH_WAYS * record.images_seen * total_flops(model) * passes(recipe)
+    return training_flops(Recipe(name="any", model=model, train=TrainConfig(**_section(record, "train", TrainConfig))))
 
 
 def _section(record: Record, name: str, kind: type) -> dict[str, Any]:
@@ -31,16 +27,18 @@ def _section(record: Record, name: str, kind: type) -> dict[str, Any]:
 
 def work(folder: Path, names: list[str]) -> str:
     """Accuracy beside seconds and arithmetic, one row per record that learnt from labels alone."""
-    rows = [
-        [
-            f"[{record.name}]({{results}}/{path.name})",
-            accuracy_words(record),
-            seconds_words(record.seconds),
-            millions(record.images_seen),
-            f"{training_flops(record) / record.images_seen / 1e9:.2f}",
-            f"{training_flops(record) / 1e15:.2f}",
-        ]
-        for path, record in records_named(folder, names)
-        if record.track in ("pure", "tokenizer")
-    ]
+    rows = []
+    for path, record in records_named(folder, names):
+        if record.track in ("pure", "tokenizer"):
+            flops, seen = image_flops(record), record.images_seen
+            rows.append(
+                [
+                    f"[{record.name}]({{results}}/{path.name})",
+                    accuracy_words(record),
+                    seconds_words(record.seconds),
+                    millions(seen),
+                    f"{flops / 1e9:.2f}",
+                    f"{flops * seen / 1e15:.2f}",
+                ]
+            )
     return markdown(["record", "test accuracy", "seconds", "images seen", "GFLOP an image", "PFLOP in all"], rows)

@@ -47,6 +47,11 @@ def machine_name(machine: dict[str, str], device: str) -> str:
     return re.sub(r", \d+ threads$", "", machine.get(device) or machine["cpu"])
 
 
+def made_on(facts: dict[str, Any]) -> str:
+    """The same of what a run wrote in machine.json."""
+    return machine_name(facts["machine"], facts["hardware"]["device"])
+
+
 def processor() -> str:
     """The CPU's name, as far as the system tells."""
     if sys.platform == "linux":

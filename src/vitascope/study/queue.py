@@ -280,11 +280,11 @@ def default_storage(folder: Path) -> str:
     return f"sqlite:///{folder / 'study.db'}"
 
 
-def _root(error: BaseException) -> Exception:
+def _root(error: BaseException) -> BaseException:
     """What began it: libraries wrap a database's own words."""
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__ or error
-    return error if isinstance(error, Exception) else Exception(str(error))
+    while before := error.__cause__ or error.__context__:
+        error = before
+    return error
 
 
 def _hidden(url: str) -> str:

@@ -75,8 +75,9 @@ def notes(found: Answer) -> list[str]:
         "± is half of the 95 % interval of the mean over seeds (Student's t); "
         "differences to the best are taken seed by seed, with intervals that hold for all together (Bonferroni); "
         "whoever picks the best of many picks some luck with it.",
-        *([found.clock] if found.clock else []),
     ]
+    if found.clock:
+        lines.append(found.clock)
     if found.waiting:
         lines.append(f"{found.waiting} trial(s) have not been run yet: the same command goes on with them.")
     if found.left_off:

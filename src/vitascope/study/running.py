@@ -17,7 +17,7 @@ from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import total_flops, total_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
-from vitascope.run.machine import machine_name
+from vitascope.run.machine import made_on
 from vitascope.run.metrics import steady_times
 from vitascope.study.design import Design, named
 from vitascope.study.queue import Queue, Trial
@@ -192,7 +192,7 @@ class Following:
 
 def result(run: Run, design: Design) -> dict[str, Any]:
     """What the answer needs of a run, small enough for a storage."""
-    rows, recipe = run.metrics, run.recipe
+    rows, recipe, facts = run.metrics, run.recipe, run.machine
     accuracy = rows[-1].get("val_accuracy", 0.0)
     if design.judge == "test":
         accuracy = load(run, device="auto").evaluate(robust=False).accuracy
@@ -203,8 +203,8 @@ def result(run: Run, design: Design) -> dict[str, Any]:
         "accuracy": accuracy,
         "seconds": curves["seconds"][-1],
         "together": rows[-1].get("together", 1),
-        "machine": machine_name(run.machine["machine"], run.machine["hardware"]["device"]),
-        "compiled": run.machine["hardware"]["compiled"],
+        "machine": made_on(facts),
+        "compiled": facts["hardware"]["compiled"],
         "parameters": total_parameters(recipe.model),
         "flops": total_flops(recipe.model),
         "images_seen": rows[-1]["images_seen"],

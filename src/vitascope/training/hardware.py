@@ -50,7 +50,7 @@ class Hardware:
 def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int = 1) -> Hardware:
     """`images` are all images the run will see, for the guess whether compiling pays; `models` learn together."""
     device = choose_device(recipe.train.device)
-    flops = 3 * total_flops(recipe.model) * passes(recipe)  # forward, and twice that backward, per image
+    flops = training_flops(recipe)
     threads = recipe.train.threads or ALL_THREADS
     if device == "cpu" and not recipe.train.threads and flops * recipe.train.batch_size < ONE_THREAD_BELOW:
         threads = 1
@@ -71,6 +71,11 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int =
         raise UserError(f"train.capture=always needs a CUDA device and {without}; this is {device} in {precision}.")
     captured = can_capture and recipe.train.capture != "never"
     return Hardware(device, precision, compiled, captured, threads)
+
+
+def training_flops(recipe: Recipe) -> float:
+    """Per image learnt from: forward, and twice that backward."""
+    return 3 * total_flops(recipe.model) * passes(recipe)
 
 
 def passes(recipe: Recipe) -> float:

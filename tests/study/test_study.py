@@ -113,7 +113,7 @@ def test_a_study_can_become_smaller_and_words_may_change_their_order(tmp_path) -
     large = design("digits", [*QUICK, "model.embed_dim=16,32", "model.num_heads=1,2"], 2)
     Queue(large, default_storage(tmp_path), "study")
     small = design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=16"], 1)
-    with pytest.raises(UserError, match="varies something else"):
+    with pytest.raises(UserError, match=r"varied is model.embed_dim, model.num_heads there, model.num_heads here"):
         Queue(small, default_storage(tmp_path), "study")
     fewer = design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=32,16"], 1)
     queue = Queue(fewer, default_storage(tmp_path), "study")
@@ -138,12 +138,17 @@ def test_an_abandoned_trial_is_taken_again_and_a_living_one_is_not() -> None:
     assert _abandoned({}, datetime.now() - timedelta(hours=1)) and not _abandoned({}, datetime.now())
 
 
-def test_another_study_of_the_same_name_is_refused(tmp_path) -> None:
-    Queue(design("digits", ["model.depth=1,2"], 1), default_storage(tmp_path), "study")
-    with pytest.raises(UserError, match="varies something else"):
-        Queue(design("digits", ["model.embed_dim=16,32"], 1), default_storage(tmp_path), "study")
+def test_another_study_of_the_same_name_is_refused_and_what_differs_is_said(tmp_path) -> None:
+    first = ["model.depth=1,2", "train.epochs=3"]
+    Queue(design("digits", first, 1), default_storage(tmp_path), "study")
+    with pytest.raises(UserError, match=r"another one: train.epochs is 3 there, 5 here. Name another"):
+        Queue(design("digits", [*first[:1], "train.epochs=5"], 1), default_storage(tmp_path), "study")
+    with pytest.raises(UserError, match=r"varied is model.depth there, model.embed_dim here"):
+        Queue(design("digits", ["model.embed_dim=16,32", *first[1:]], 1), default_storage(tmp_path), "study")
+    with pytest.raises(UserError, match="judge is val there, test here"):
+        Queue(design("digits", first, 1, judge="test"), default_storage(tmp_path), "study")
     Queue(design("digits", ["train.lr=1e-4..1e-2"], 2, search=3), default_storage(tmp_path), "search")
-    with pytest.raises(UserError, match="varies something else"):  # more seeds would not be run
+    with pytest.raises(UserError, match="seeds is 2 there, 3 here"):  # more seeds would not be run
         Queue(design("digits", ["train.lr=1e-4..1e-2"], 3, search=3), default_storage(tmp_path), "search")
 
 

@@ -29,6 +29,14 @@ def chosen_settings(recipe: Recipe, every: bool = False) -> dict[str, Any]:
     return _without(recipe_sections(recipe, every), recipe_sections(Recipe(), every=True))
 
 
+def settings_of(sections: dict[str, Any], before: str = "") -> dict[str, str]:
+    """`section.setting` -> its value as it is typed."""
+    found: dict[str, str] = {}
+    for name, value in sections.items():
+        found |= settings_of(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: word(value)}
+    return found
+
+
 def short_name(said: Any, digits: int = 16) -> str:
     """A few hexadecimal digits that stand for exactly these plain values."""
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=digits // 2).hexdigest()

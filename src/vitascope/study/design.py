@@ -8,7 +8,7 @@ from typing import Any
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import chosen_settings, short_name
+from vitascope.recipe.writing import chosen_settings, settings_of, short_name
 
 MOST = 10_000  # runs: more are a mistake in the words
 LOG_FROM = 10.0  # a range whose ends differ by this factor is searched on a logarithmic scale
@@ -53,12 +53,20 @@ class Design:
         """A short name for exactly this study; how many runs are wanted of it may grow."""
         said: list[Any] = [self._common(), self.judge, bool(self.search), sorted(self.varied)]
         if self.search:  # a sampler learns over one space, by the means of the same seeds
-            said += [
-                list(self.seeds),
-                sorted(self.axes.items()),
-                sorted((key, str(found)) for key, found in self.ranges.items()),
-            ]
+            said += [list(self.seeds), *self._space()]
         return short_name(said, 12)
+
+    @property
+    def described(self) -> dict[str, str]:
+        """What the identity is made of, by name, to say what differs between two."""
+        said = settings_of(self._common()) | {"judge": self.judge, "varied": ", ".join(sorted(self.varied))}
+        if self.search:
+            axes, ranges = self._space()
+            said |= {"seeds": str(len(self.seeds))} | {key: ",".join(values) for key, values in axes} | dict(ranges)
+        return said | {"a search": "yes" if self.search else "no"}
+
+    def _space(self) -> tuple[list[tuple[str, list[str]]], list[tuple[str, str]]]:
+        return sorted(self.axes.items()), sorted((key, str(found)) for key, found in self.ranges.items())
 
     def _common(self) -> dict[str, Any]:
         """What is the same for all: any combination's recipe without what is varied."""

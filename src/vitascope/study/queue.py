@@ -197,14 +197,13 @@ class Queue:
         return len(failed)
 
     def _belongs(self, remedy: str) -> None:
-        known = self.study.user_attrs.get("identity")
-        if known is None:
+        told = self.study.user_attrs
+        if "identity" not in told:
+            self.study.set_user_attr("described", self.design.described)
             self.study.set_user_attr("identity", self.design.identity)
-        elif known != self.design.identity:
-            raise UserError(
-                f"The study {self.study.study_name} is there already and varies something else, or other settings are "
-                f"fixed. {remedy}"
-            )
+        elif told["identity"] != self.design.identity:
+            differ = _differences(told.get("described", {}), self.design.described)
+            raise UserError(f"The study {self.study.study_name} is there already and is another one{differ}. {remedy}")
 
     def _fill(self) -> None:
         """What is wanted and not there yet waits."""
@@ -248,6 +247,13 @@ class Queue:
 
 def _key(cell: dict[str, str], seeds: list[int]) -> tuple[Any, ...]:
     return (*sorted(cell.items()), *seeds)
+
+
+def _differences(there: dict[str, str], here: dict[str, str]) -> str:
+    """In words; nothing of a storage that does not say."""
+    names = [name for name in sorted(there | here) if there.get(name) != here.get(name)] if there else []
+    said = [f"{name} is {there.get(name, 'not set')} there, {here.get(name, 'not set')} here" for name in names]
+    return ": " + "; ".join(said) if said else ""
 
 
 def _lost(trial: Any) -> bool:

@@ -37,6 +37,7 @@ def measured(
     row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold, 1)}
     row |= {"seconds": round(whole_seconds(rows), 1), "steady_seconds": round(steady_seconds(rows), 2)}
     row |= {"images_per_second": round(max(row["images_per_second"] for row in rows))}
+    row |= {"compiled": run.machine["hardware"]["compiled"]}
     row |= {"curve": accuracy_over_seconds(rows)} if curve else {}
     told = f"{row['parameters']:,} parameters, {row['steady_seconds']} s, {row['images_per_second']:,} images/s"
     print(f"{arm:42s} seed {run.recipe.train.seed}: {score:.2%}, {told}", flush=True)
@@ -45,6 +46,6 @@ def measured(
 
 def accuracy_over_seconds(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
     """At the end of each epoch: seconds of training so far, without setting up and without looking, and accuracy."""
-    times = accumulate(steady_times([row["train_seconds"] for row in rows]))
+    times = accumulate(steady_times(rows, "train_seconds"))
     points = zip(times, (row["val_accuracy"] for row in rows), strict=True)
     return [(round(time, 3), round(accuracy, 4)) for time, accuracy in points]

@@ -6,15 +6,23 @@ images judge, with as many views as asked for; seeds are the same for all arms, 
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import RESULTS
 from benchmarks.arms import measured
 from benchmarks.records import GrowingRecord, add_run_options
+from vitascope.data.policy import resolve
 from vitascope.draw.arms import draw_speed
 from vitascope.draw.look import save
+from vitascope.errors import UserError
+from vitascope.evaluation.evaluate import check_views
+from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.schema import Recipe
+from vitascope.recipe.writing import word
 from vitascope.records.arms import arms_of, worth_of
+from vitascope.training.hardware import choose_device
 
 ARMS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -70,6 +78,32 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
+def applying(recipe: str, common: dict[str, Any], names: list[str], views: int) -> list[str]:
+    """The arms that can be and differ from the recipe as it is; the others are named, before anything runs."""
+    words = [f"{key}={value}" for key, value in common.items()]
+    plain = _whole(read_recipe(recipe, words))
+    check_views(plain, views)
+    kept = []
+    for name in names:
+        try:
+            more = [f"{key}={word(value)}" for key, value in ARMS[name].items()]
+            changed = _whole(read_recipe(recipe, [*words, *more]))
+        except UserError as error:
+            print(f"Left out: {name}. {error}")
+            continue
+        if changed == plain and ARMS[name]:
+            print(f"Left out: {name}. The recipe has it already.")
+        else:
+            kept.append(name)
+    return kept
+
+
+def _whole(recipe: Recipe) -> Recipe:
+    """With the data's own policy where the recipe says nothing."""
+    augment = resolve(recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective)
+    return replace(recipe, data=replace(recipe.data, augment=augment))
+
+
 def picture(records: list[Path], out: Path) -> None:
     """Every recipe's way to its accuracy, and what the parts of the first are worth."""
     found = {path.stem: json.loads(path.read_text(encoding="utf-8"))["rows"] for path in records}
@@ -87,16 +121,20 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="for all arms")
     add_run_options(parser, runs="runs-speedrun", out=RESULTS / "speedrun.json")
     parser.add_argument("--draw", nargs="+", type=Path, help="records: draw their curves and arms into --out (.png)")
-    parser.set_defaults(tune=True, compile="auto")
+    parser.set_defaults(tune=True, compile=None)
     asked = parser.parse_args()
     if asked.draw:
         picture(asked.draw, asked.out)
         return
-    common = {"train.device": asked.device, "train.compile": asked.compile, "data.validation": 0.1}
+    if asked.compile == "auto":
+        parser.error("--compile auto would compile some arms and not others: always or never")
+    compiled = asked.compile or ("always" if choose_device(asked.device) == "cuda" else "never")
+    common = {"train.device": asked.device, "train.compile": compiled, "data.validation": 0.1}
     common["data.name"] = asked.data
     common |= dict(word.split("=", 1) for word in asked.set)
     record = GrowingRecord("benchmarks.speedrun", asked)
-    for arm, seed in ((arm, seed) for seed in asked.seeds for arm in asked.arms):
+    arms = applying(asked.recipe, common, asked.arms, asked.views)
+    for arm, seed in ((arm, seed) for seed in asked.seeds for arm in arms):
         if not record.has(arm=arm, seed=seed):
             settings = common | ARMS[arm] | {"train.seed": seed}
             record.add(

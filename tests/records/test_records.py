@@ -173,6 +173,14 @@ def test_an_unfinished_run_and_an_odd_name_are_refused(pair, tmp_path) -> None:
             check_name(name)
 
 
+def test_a_run_that_learnt_in_company_is_not_recorded_with_its_share_of_the_time(pair, tmp_path) -> None:
+    run = changed(pair[0], tmp_path)
+    row = run.metrics[-1] | {"together": 4}
+    run.file("metrics.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match="learnt as one of 4 runs at once"):
+        make_record([run], "x")
+
+
 def test_steady_seconds_leave_out_what_only_the_first_epoch_needs() -> None:
     rows = [{"seconds": seconds} for seconds in (40.0, 2.0, 3.0, 2.0)]
     assert steady_seconds(rows) == 9.0 and whole_seconds(rows) == 47.0

@@ -67,3 +67,29 @@ def test_variation_compiled_on_a_gpu_is_the_plain_one(asked, unchecked_shapes) -
         wanted, _ = preparation.varied(images, labels, draws, policy)
         assert ((found - wanted).abs() > 1e-3).float().mean() < 1e-3  # a pixel on the edge of two levels may fall over
         assert (target.own == labels).all()
+
+
+def test_a_process_compiles_more_models_than_pytorch_does_by_itself(monkeypatch) -> None:
+    """By itself it would run the ninth shape as it is and say so on stderr, while the run says it was compiled."""
+
+    class Widen(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, width)
+
+        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+            return self.layer(numbers)
+
+    graphs, real = [], torch.compile
+
+    def counted(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    for name in ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit"):
+        monkeypatch.setattr(torch._dynamo.config, name, getattr(torch._dynamo.config, name))
+    monkeypatch.setattr(torch, "compile", lambda part, **words: real(part, backend=counted, **words))
+    compiled = hardware.Hardware("cpu", "float32", compiled=True, captured=False, threads=1)
+    for width in range(1, 13):
+        compiled.compile(Widen(width))(torch.ones(2, 4))
+    assert len(graphs) == 12

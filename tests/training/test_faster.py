@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.training.test_runs import check_goes_on_after_a_stop, session_of
+from tests.training.tiny import tiny_run
 from vitascope import UserError
 from vitascope.data.config import AugmentConfig
 from vitascope.data.draws import flips_by_turns
@@ -17,9 +18,10 @@ from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.positions import resample
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
+from vitascope.run.metrics import steady_times
 from vitascope.training.alike import check_together
 from vitascope.training.feeding import EpochLoader, epoch_plan
-from vitascope.training.hardware import passes
+from vitascope.training.hardware import passes, training_flops
 from vitascope.training.rate_finder import _losses
 from vitascope.training.step import Tally
 from vitascope.training.whitening import LEAST, whitening
@@ -90,6 +92,40 @@ def test_small_images_cost_less(tmp_path) -> None:
     assert passes(half) == pytest.approx(0.796, abs=1e-3)  # half of the tokens, a quarter of their meetings
 
 
+def test_tokens_merged_or_dropped_in_answers_are_learnt_with_all_the_same() -> None:
+    plain, half = read_recipe("cifar10", []), ["train.patch_share=0.5", "train.epochs=4"]
+    for fewer in ("model.merge_tokens=6", "model.drop_tokens=6"):
+        recipe = read_recipe("cifar10", [fewer])
+        assert training_flops(recipe) == training_flops(plain)
+        assert passes(read_recipe("cifar10", [*half, fewer])) == passes(read_recipe("cifar10", half))
+        with pytest.raises(UserError, match="set it when the model answers"):
+            check_together([read_recipe("cifar10", [fewer, "model.drop_path_rate=0"])])
+
+
+def test_whitening_and_saving_are_inside_the_clock(tmp_path, monkeypatch) -> None:
+    import time
+
+    from vitascope.training import loop, session
+
+    whiten, save = session.whiten, loop.save_state
+
+    def slow_whiten(*words) -> None:
+        time.sleep(1.0)
+        whiten(*words)
+
+    def slow_save(*words) -> None:
+        time.sleep(0.4)
+        save(*words)
+
+    monkeypatch.setattr(session, "whiten", slow_whiten)
+    monkeypatch.setattr(loop, "save_state", slow_save)
+    rows = tiny_run(tmp_path, **{"train.whiten": True, "train.epochs": 3}).metrics
+    assert 1.0 <= rows[0]["prepared_seconds"] <= rows[0]["seconds"] and "prepared_seconds" not in rows[1]
+    assert all(row["seconds"] > 0.4 + row["train_seconds"] for row in rows[1:]), "the first and the second save"
+    assert steady_times(rows)[0] >= rows[0]["prepared_seconds"]
+    assert steady_times([{"seconds": 31.0, "prepared_seconds": 1.0}, *[{"seconds": 2.0}] * 3]) == [3.0, 2.0, 2.0, 2.0]
+
+
 def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
     check_goes_on_after_a_stop(tmp_path, **{"train.epochs": 4, "train.small_size": 4, "train.whiten": True})
     check_goes_on_after_a_stop(tmp_path / "patches", **{"train.epochs": 4, "train.patch_share": 0.5})
@@ -107,6 +143,7 @@ def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
         (["data.augment.flip_by=turn"], "flip_by='turn' is unknown. Did you mean turns"),
         (["data.augment.flip_by=turns", "data.balance=sampling"], "flip_by=turns needs epochs in turn"),
         (["train.small_size=16", "train.small_share=0"], "but train.small_share=0 of the epochs"),
+        (["train.final_lr=0.1", "train.schedule=constant"], "with train.schedule=constant the rate never falls"),
         (["train.small_size=16", "train.patience=3"], "train.patience would count the epochs of train.small_size=16"),
         (["train.patch_share=0"], "train.patch_share=0.0 is a share: above 0"),
         (["train.patch_share=1.5"], "is a share: above 0 and at most 1"),

@@ -13,6 +13,8 @@ from vitascope.data.policy import resolve
 from vitascope.model.masked import Decoder, encode_visible, visible_count, visible_patches
 from vitascope.model.patches import patchify
 from vitascope.recipe.pretrain import MaeConfig
+from vitascope.recipe.reading import read_recipe
+from vitascope.training.hardware import training_flops
 from vitascope.training.mae import Autoencoder, mae_loss, wanted_pixels
 
 MAE = {"train.objective": "mae", "mae.decoder_dim": 16, "mae.decoder_depth": 1, "mae.decoder_heads": 2}
@@ -157,6 +159,12 @@ def _block(block, theirs: dict) -> None:
         getattr(block.attn.qkv, kind).copy_(torch.cat(packed))
         for ours, name in names.items():
             getattr(block.get_submodule(ours), kind).copy_(theirs[f"{name}.{kind}"])
+
+
+def test_an_encoder_with_a_local_start_has_a_decoder_with_a_plain_one() -> None:
+    recipe = read_recipe("cifar10-mae", ["model.initialize=local"])
+    assert training_flops(recipe) == training_flops(read_recipe("cifar10-mae", []))
+    Decoder(recipe.model, embed_dim=32, depth=1, num_heads=2)
 
 
 def test_a_run_leaves_pictures_and_goes_on_as_if_it_had_not_been_stopped(tmp_path) -> None:

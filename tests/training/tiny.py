@@ -25,7 +25,7 @@ EVERYTHING = TINY | {
     "data.augment.mixup": 0.4,
     "data.augment.erase": 0.25,
 }
-TIMES = ("seconds", "train_seconds", "images_per_second")
+TIMES = ("seconds", "train_seconds", "images_per_second", "prepared_seconds")
 
 
 def tiny_run(folder: Path, **settings) -> Run:

@@ -52,6 +52,15 @@ class SomePatches(nn.Module):
         return self.model.forward_head(encode_visible(self.model, images, visible))
 
 
+def decoder_config(config: ModelConfig, embed_dim: int, depth: int, num_heads: int) -> ModelConfig:
+    """The decoder's blocks beside this encoder."""
+    return replace(
+        config,
+        embed_dim=embed_dim, depth=depth, num_heads=num_heads, mlp_ratio=4.0, mlp="gelu", positions="sincos2d",
+        attention="plain", initialize="timm", attn_drop_rate=0.0, proj_drop_rate=0.0,
+    )  # fmt: skip
+
+
 class Decoder(nn.Module):
     """The encoder's tokens -> a patch of pixels for every place."""
 
@@ -60,11 +69,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, *, embed_dim: int, depth: int, num_heads: int) -> None:
         super().__init__()
         self.prefix = config.num_prefix_tokens
-        own = replace(
-            config,
-            embed_dim=embed_dim, depth=depth, num_heads=num_heads, mlp_ratio=4.0, mlp="gelu", positions="sincos2d",
-            attention="plain", initialize="timm", attn_drop_rate=0.0, proj_drop_rate=0.0,
-        )  # fmt: skip
+        own = decoder_config(config, embed_dim, depth, num_heads)
         # Mean pooling leaves the normalising to what comes after the encoder.
         unnormalised = config.global_pool == "avg"
         self.norm_in = make_norm(config.norm, config.embed_dim, config.norm_eps) if unnormalised else nn.Identity()

@@ -44,7 +44,7 @@ class TrainConfig:
     patch_share: float = 1.0  # of an image's patches that are seen at first, by chance (Liu et al. 2023); 1: all
     small_share: float = 0.5  # of the epochs: how long small_size or patch_share last
     whiten: bool = False  # the patch projection starts on whitened patches: as if all directions varied equally
-    ema: float = 0.0  # decay per step of the averaged weights, 0: no averaging; such as 0.999
+    ema: float = 0.0  # decay of the averaged weights, 0: none; such as 0.999; at step t at most (1 + t) / (10 + t)
     layer_decay: float = 1.0  # rate factor per layer counted from the head (BEiT); 1: all equal
     tune: str = "full"  # what of pretrained weights learns: full (all), head (linear probe), lora (and the head)
     freeze: int = 0  # the embedding and so many blocks stay as they are, 0: none
@@ -115,6 +115,8 @@ class TrainConfig:
             raise UserError(f"train.betas={list(self.betas)} must be at least 0 and below 1.")
         if self.batch_size % self.accumulate:
             raise UserError(f"train.accumulate={self.accumulate} does not divide train.batch_size={self.batch_size}.")
+        if self.final_lr and self.schedule == "constant":
+            raise UserError(f"train.final_lr={self.final_lr}: with train.schedule=constant the rate never falls.")
         if self.final_weight_decay is not None and self.final_weight_decay < 0:
             raise UserError(f"train.final_weight_decay={self.final_weight_decay} must be 0 or more.")
         if self.keep > self.epochs:

@@ -18,6 +18,10 @@ def facts_of(run: Run) -> dict[str, Any]:
         raise UserError(f"{run.path} is not finished. Go on with: vitascope resume {run.path}")
     if not run.metrics:
         raise UserError(f"{run.path} has no metrics.jsonl, so nobody knows how long it took.")
+    if (company := run.metrics[-1].get("together", 1)) > 1:
+        raise UserError(
+            f"{run.path} learnt as one of {company} runs at once, so its time is not its own: train it alone."
+        )
     said = run.machine
     if missing := [key for key in NEEDED if key not in said]:
         raise UserError(f"{run.path}/machine.json does not say {missing[0]}, so nobody knows how the run was made.")

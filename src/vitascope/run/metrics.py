@@ -90,8 +90,13 @@ def whole_seconds(rows: list[Row]) -> float:
 def steady_seconds(rows: list[Row]) -> float:
     """The same without setting up: the first epoch, which holds it, counts like the median of the few that follow
     (later ones may be of larger images)."""
-    return sum(steady_times([row["seconds"] for row in rows]))
+    return sum(steady_times(rows))
 
 
-def steady_times(seconds: list[float]) -> list[float]:
-    return [min(seconds[0], median(seconds[1:4])), *seconds[1:]] if len(seconds) > 1 else seconds
+def steady_times(rows: list[Row], name: str = "seconds") -> list[float]:
+    """Epoch by epoch. What was learnt from the images before the first step (whitening) is no setting up: it counts."""
+    seconds = [row[name] for row in rows]
+    prepared = rows[0].get("prepared_seconds", 0.0) if rows and name == "seconds" else 0.0
+    if len(seconds) > 1:
+        seconds[0] = prepared + min(seconds[0] - prepared, median(seconds[1:4]))
+    return seconds

@@ -197,7 +197,7 @@ def result(run: Run, design: Design) -> dict[str, Any]:
     if design.judge == "test":
         accuracy = load(run, device="auto").evaluate(robust=False).accuracy
     curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVES}
-    curves["seconds"] = [round(since, 4) for since in accumulate(steady_times([row["seconds"] for row in rows]))]
+    curves["seconds"] = [round(since, 4) for since in accumulate(steady_times(rows))]
     return {
         "run": "/".join(run.path.parts[-2:]),  # below the study's runs
         "accuracy": accuracy,

@@ -21,6 +21,9 @@ def check_together(recipes: list[Recipe]) -> None:
         raise UserError("Learning together is for training from scratch with labels.")
     if model.has_chance:
         raise UserError("Learning together does without dropout and stochastic depth. Set their rates to 0.")
+    if model.fewer:
+        name, count = next(iter(model.fewer.items()))
+        raise UserError(f"Learning together does without model.{name}={count}: set it when the model answers.")
     without = {"accumulate": 1, "layer_decay": 1.0, "final_weight_decay": None, "patience": 0}
     without |= {"small_size": 0, "patch_share": 1.0}
     for name, wanted in without.items():

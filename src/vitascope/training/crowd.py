@@ -8,14 +8,13 @@ from pathlib import Path
 import torch
 
 from vitascope.errors import UserError
-from vitascope.model.anatomy import total_flops
 from vitascope.model.lora import plain_state
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run, new_run
 from vitascope.run.metrics import draw_run_curves
 from vitascope.run.weights import save_weights
 from vitascope.training.alike import check_together
-from vitascope.training.hardware import ALL_THREADS, choose_device
+from vitascope.training.hardware import ALL_THREADS, choose_device, training_flops
 from vitascope.training.loop import broken, finish_epoch, keep_on_the_way, training_row
 from vitascope.training.session import Session, start_session
 from vitascope.training.together import Together
@@ -33,7 +32,7 @@ def fitting(recipe: Recipe) -> int:
         return 1
     if choose_device(recipe.train.device) != "cuda":  # two cores are busy with one
         return 1
-    return max(1, min(MOST, int(FULL / (3 * total_flops(recipe.model) * recipe.train.batch_size))))
+    return max(1, min(MOST, int(FULL / (training_flops(recipe) * recipe.train.batch_size))))
 
 
 def train_together(recipes: list[Recipe], folder: Path) -> list[Run | UserError]:
@@ -77,7 +76,9 @@ def _one_epoch(crowd: Together, runs: list[Run | UserError], epoch: int) -> None
     losses, rights = crowd.epoch(epoch).tolist()  # waits for the device
     seconds = time.monotonic() - start
     crowd.give_back()
-    for number, (session, looked) in enumerate(zip(crowd.sessions, crowd.scores(), strict=True)):
+    scores = crowd.scores()
+    share = (time.monotonic() - start) / len(runs)
+    for number, (session, looked) in enumerate(zip(crowd.sessions, scores, strict=True)):
         run = runs[number]
         session.epoch, session.step = epoch + 1, (epoch + 1) * crowd.steps_per_epoch
         if not isinstance(run, Run):
@@ -87,5 +88,5 @@ def _one_epoch(crowd: Together, runs: list[Run | UserError], epoch: int) -> None
             continue
         told = {"train_loss": losses[number], "train_accuracy": rights[number]}
         row = training_row(session, session.epoch, told, seconds, len(runs)) | {"together": len(runs)}
-        finish_epoch(session, run, row | looked, start, len(runs))
+        finish_epoch(session, run, row | looked, share)
         keep_on_the_way(session, run)

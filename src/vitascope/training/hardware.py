@@ -10,6 +10,8 @@ from torch import nn
 
 from vitascope.errors import UserError
 from vitascope.model.anatomy import total_flops
+from vitascope.model.config import FEWER, ModelConfig
+from vitascope.model.masked import decoder_config
 from vitascope.recipe.schema import Recipe
 from vitascope.run.format_probe import bf16_speedup
 
@@ -20,6 +22,7 @@ CROWD_RATE = 7e13  # and of five models of 256 × 6 at once; of smaller ones les
 EAGER_STEP = {"classify": 0.003, "dino": 0.003, "mae": 0.012}
 COMPILE_PAYS_AFTER = 60.0  # seconds of that: a guess; compiling takes some 30 and then saves up to half
 CLEARLY_FASTER = 1.3
+MANY_MODELS = 1024  # of different shapes that one process compiles
 ALL_THREADS = torch.get_num_threads()  # before any run changes it
 ONE_THREAD_BELOW = 1.0e10  # FLOPs of a step: below, threads wait for each other longer than they work
 
@@ -41,7 +44,13 @@ class Hardware:
 
     def compile(self, part: Part) -> Part:
         """For the sizes it meets (left open, many models cannot be traced at once); unchanged where nothing is."""
-        return torch.compile(part, dynamic=False) if self.compiled else part  # pyright: ignore[reportReturnType]
+        if not self.compiled:
+            return part
+        # By itself PyTorch compiles a function for eight models and runs the ninth as it is, with a warning.
+        torch._dynamo.config.recompile_limit = MANY_MODELS
+        torch._dynamo.config.accumulated_recompile_limit = MANY_MODELS
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        return torch.compile(part, dynamic=False)  # pyright: ignore[reportReturnType]
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device, dtype=self.dtype, enabled=self.precision != "float32")
@@ -75,21 +84,26 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int =
 
 def training_flops(recipe: Recipe) -> float:
     """Per image learnt from: forward, and twice that backward."""
-    return 3 * total_flops(recipe.model) * passes(recipe)
+    return 3 * total_flops(_learning(recipe)) * passes(recipe)
+
+
+def _learning(recipe: Recipe) -> ModelConfig:
+    """Tokens are merged or dropped when a model answers, not while it learns."""
+    return replace(recipe.model, **dict.fromkeys(FEWER, 0))
 
 
 def passes(recipe: Recipe) -> float:
     """How many images' work is done per image that is learnt from; DINO's head is left out."""
+    model = _learning(recipe)
     if recipe.train.objective == "dino":  # two large crops, also by the teacher, forward only; and the small ones
-        height, width = recipe.model.image_shape
+        height, width = model.image_shape
         return 2 + 2 / 3 + recipe.dino.local_crops * recipe.dino.local_size**2 / (height * width)
     if recipe.train.objective == "mae":
-        mae, model = recipe.mae, recipe.model
-        sizes = {"embed_dim": mae.decoder_dim, "depth": mae.decoder_depth, "num_heads": mae.decoder_heads}
-        decoder = replace(model, mlp_ratio=4.0, mlp="gelu", positions="sincos2d", attention="plain", **sizes)
+        mae = recipe.mae
+        decoder = decoder_config(model, mae.decoder_dim, mae.decoder_depth, mae.decoder_heads)
         return 1 - mae.mask + total_flops(decoder) / total_flops(model)
     if recipe.train.small_epochs:
-        train, model = recipe.train, recipe.model
+        train = recipe.train
         if train.small_size:
             less = total_flops(replace(model, img_size=train.small_size))
         else:

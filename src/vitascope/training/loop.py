@@ -47,7 +47,7 @@ class EpochRecord:
 def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
     """Train to the end. However the loop is left, the last whole epoch's state is in resume.pt."""
     kept, spare, saved_at, dirty = session.snapshot(), None, time.monotonic(), False
-    loader, tally = EpochLoader(session), Tally.empty(session)
+    loader, tally, began = EpochLoader(session), Tally.empty(session), time.monotonic()
     try:
         while session.epoch < session.recipe.train.epochs and not out_of_patience(session):
             start = time.monotonic()
@@ -57,7 +57,9 @@ def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
                 raise UserError(too_large(session)) from error
             row = epoch_row(session, tally, start)  # waits for the device; raises where the loss was not a number
             session.epoch += 1
-            record = finish_epoch(session, run, row | session.objective.look(session.epoch), start)
+            row, ended = row | session.objective.look(session.epoch), time.monotonic()
+            record = finish_epoch(session, run, row, ended - began)
+            began = ended  # writing, showing and saving count with the next epoch
             keep_on_the_way(session, run)
             kept, spare, dirty = session.snapshot(spare), kept, True  # by turns: one of them is always whole
             if time.monotonic() - saved_at >= session.recipe.train.save_seconds:
@@ -130,13 +132,16 @@ def training_row(
     }
 
 
-def finish_epoch(session: Session, run: Run, row: dict[str, Any], start: float, shared: int = 1) -> EpochRecord:
+def finish_epoch(session: Session, run: Run, row: dict[str, Any], seconds: float) -> EpochRecord:
     """Keep the best weights, write the line. The row has what images that are not learnt from say."""
     if not math.isfinite(row.get("val_loss", 0.0)):
         raise UserError(broken("The validation loss was not a number", session.epoch))
     if row.get(session.objective.measure, -1.0) > session.best_accuracy:
         session.keep_best(row[session.objective.measure])
-    row["seconds"] = round((time.monotonic() - start) / shared, 4)
+    if session.epoch == 1 and session.prepared_seconds:
+        row["prepared_seconds"] = round(session.prepared_seconds, 4)
+        seconds += session.prepared_seconds
+    row["seconds"] = round(seconds, 4)
     append_line(run.file("metrics.jsonl"), row)
     session.objective.draw(run.path, session.epoch)
     found = session.objective.alarm(row)

@@ -1,5 +1,6 @@
 """Recipe and data -> everything that changes while learning, as one thing that can be copied, saved and restored."""
 
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -41,6 +42,7 @@ class Session:
     optimizers: list[torch.optim.Optimizer]
     average: Average[VisionTransformer] | None
     scaler: torch.amp.GradScaler
+    prepared_seconds: float = 0.0  # what was learnt from the images before the first step took so long
     epoch: int = 0
     step: int = 0
     best_accuracy: float = -1.0
@@ -159,8 +161,10 @@ def start_session(
     model = VisionTransformer(recipe.model)
     if weights is not None:
         model.load_state_dict(weights)
+    began = time.monotonic()
     if recipe.train.whiten:
         whiten(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
+    prepared = time.monotonic() - began if recipe.train.whiten else 0.0
     set_learning(model, recipe.train)
     images = recipe.train.epochs * recipe.data.repeat * len(data.train)
     hardware = decided or choose_hardware(recipe, model, images, models)
@@ -183,4 +187,5 @@ def start_session(
         make_optimizers(model, recipe.train, hardware.captured, objective.extra),
         learning.average,
         torch.amp.GradScaler(hardware.device, enabled=hardware.precision == "float16"),
+        prepared,
     )

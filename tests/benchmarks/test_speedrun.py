@@ -1,0 +1,34 @@
+"""An ablation is fair: only what applies and differs is run, and all of it compiled or nothing."""
+
+import sys
+
+import pytest
+
+from benchmarks import speedrun
+from vitascope import UserError
+
+COMMON = {"data.validation": 0.1, "data.name": "cifar10", "train.compile": "never"}
+
+
+def test_arms_that_change_nothing_or_cannot_be_are_left_out_and_named(capsys) -> None:
+    names = ["as it is", "local start", "timm's start", "no rotary positions", "flips by turns", "flips by chance"]
+    assert speedrun.applying("cifar10-94", COMMON, names, 2) == ["as it is", "timm's start", "flips by chance"]
+    said = capsys.readouterr().out
+    assert "Left out: local start. The recipe has it already." in said
+    assert "Left out: no rotary positions. initialize=local sets the biases" in said
+    assert speedrun.applying("cifar10", COMMON, names[1:3], 2) == ["local start"]
+
+
+def test_what_the_datas_policy_says_counts_as_the_recipes() -> None:
+    assert speedrun.applying(
+        "cifar10", COMMON, ["zeros come in at the edge", "mirrored pixels come in at the edge"], 1
+    ) == ["mirrored pixels come in at the edge"]
+    with pytest.raises(UserError, match="views=2 adds the mirror image"):
+        speedrun.applying("mnist-99", COMMON | {"data.name": "mnist"}, ["as it is"], 2)
+
+
+def test_arms_are_not_compiled_one_by_one_as_it_pays(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["speedrun", "--compile", "auto"])
+    with pytest.raises(SystemExit):
+        speedrun.main()
+    assert "always or never" in capsys.readouterr().err

@@ -67,3 +67,21 @@ def test_shapes_are_checked_everywhere_but_in_triton_s_language() -> None:
     checked = {name.removeprefix("vitascope.") for name in option.split("=")[1].split(",")[:-1]}
     packages = {path.parent.name for path in (ROOT / "src/vitascope").glob("*/__init__.py")}
     assert checked == packages - {"kernels", "recipes"}
+
+
+def test_every_name_of_the_library_that_the_pages_tell_is_there() -> None:
+    import re
+
+    import vitascope
+
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/lessons").glob("*.md"))]
+    told = {
+        name
+        for page in pages
+        for name in re.findall(r"\bvitascope\.([a-z_]+(?:\.[a-zA-Z_]+)?)\(", page.read_text("utf-8"))
+    }
+    assert {"load", "train", "export.write_onnx"} <= told
+    for name in sorted(told):
+        found = vitascope
+        for part in name.split("."):
+            found = getattr(found, part)

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vitascope import explain
+    from vitascope import explain, export
     from vitascope.checking.examining import check
     from vitascope.errors import UserError
     from vitascope.evaluation.trained import from_pretrained, load
@@ -46,6 +46,8 @@ _HOMES = {
     "unpatchify": "model.patches",
 }
 
+_PARTS = ("explain", "export")  # parts of their own: vitascope.explain.attention_maps(model, images)
+
 __all__ = [
     "ModelConfig",
     "SelfAttention",
@@ -59,6 +61,7 @@ __all__ = [
     "causal_mask",
     "check",
     "explain",
+    "export",
     "from_pretrained",
     "from_torch",
     "load",
@@ -71,8 +74,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "explain":  # a part of its own: vitascope.explain.attention_maps(model, images)
-        return import_module("vitascope.explain")
+    if name in _PARTS:
+        return import_module(f"vitascope.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'vitascope' has no attribute {name!r}")
     return getattr(import_module(f"vitascope.{_HOMES[name]}"), name)

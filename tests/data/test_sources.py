@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitascope import UserError
 from vitascope.data.config import DataConfig
-from vitascope.data.folder import read_image
+from vitascope.data.folder import has_colour, read_image
 from vitascope.data.named import NAMED, named
 from vitascope.data.opening import open_source
 from vitascope.data.statistics import fingerprints, mean_and_std, repeated, shared
@@ -108,7 +108,7 @@ def test_an_npz_file_that_does_not_fit_is_refused(tmp_path, arrays, sentence) ->
 
 def test_a_file_that_is_no_npz_is_refused(tmp_path) -> None:
     (tmp_path / "data.npz").write_text("hello")
-    with pytest.raises(UserError, match="cannot be read as an"):
+    with pytest.raises(UserError, match=r"is no \.npz file, or not whole"):
         source(tmp_path / "data.npz")
 
 
@@ -134,6 +134,13 @@ def test_a_folder_of_class_folders_with_odd_images(tmp_path) -> None:
     assert found.classes == ["cat", "dog"] and found.skipped == []
     assert split.images.shape == (12, 3, 8, 8) and torch.bincount(split.labels).tolist() == [6, 6]
     assert source(tmp_path, channels=1).load("train").images.shape == (12, 1, 8, 8)
+
+
+def test_colours_are_told_from_grey_saved_in_colours(tmp_path) -> None:
+    shades = np.tile(np.arange(64, dtype=np.uint8)[:, None] * 3, (1, 64))
+    Image.fromarray(shades).convert("RGB").save(tmp_path / "grey.jpg")
+    Image.fromarray(np.stack([shades, shades.T, shades], axis=2)).save(tmp_path / "colours.jpg")
+    assert not has_colour(tmp_path / "grey.jpg") and has_colour(tmp_path / "colours.jpg")
 
 
 def test_broken_images_are_named_and_skipped_or_refused_when_strict(tmp_path) -> None:

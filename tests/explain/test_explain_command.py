@@ -74,6 +74,9 @@ def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path)
     with Image.open(out / "over-time.gif") as animation:
         assert animation.n_frames == 3
     assert (out / "over-time-strip.png").is_file() and (out / "over-time-probes.svg").is_file()
+    (run.file("kept") / kept[1]).write_text("x")
+    damaged = vitascope("explain", str(run.path), images[0], "--methods", "attention", "--out", str(out))
+    assert damaged.code == 2 and f"{kept[1]} does not fit its config.json, or is not whole" in damaged.err
 
 
 @pytest.mark.parametrize(("keep", "epochs", "wanted"), [(0, 9, set()), (1, 9, {9}), (2, 9, {1, 9}), (3, 9, {1, 5, 9})])

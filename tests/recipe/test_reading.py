@@ -19,6 +19,20 @@ def test_words_override_the_recipe_and_bare_keys_mean_the_model() -> None:
     assert (model.depth, model.img_size, model.init_values, model.embed_dim) == (3, (32, 16), 1e-4, 256)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("# nothing", "is empty"),
+        ("train: 5", "train must hold settings"),
+    ],
+)
+def test_a_recipe_that_says_nothing_is_refused_by_its_name(text, said, tmp_path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=f"mine.yaml.* {said}"):
+        read_recipe(str(tmp_path / "mine.yaml"))
+
+
 def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
     (tmp_path / "mine.yaml").write_text("model: {depth: 5, positions: none}")
     monkeypatch.chdir(tmp_path)
@@ -54,7 +68,7 @@ def test_a_broken_file_is_refused(tmp_path) -> None:
     path = tmp_path / "broken.yaml"
     for content, sentence in (
         (b"model: [", "YAML"),
-        (b"- 1\n- 2", "cannot be read"),
+        (b"- 1\n- 2", "must hold sections of settings: model, data, train"),
         (b"\xff\xfe\x00", "cannot be read"),
     ):
         path.write_bytes(content)

@@ -19,13 +19,16 @@ from optuna.samplers import TPESampler
 
 import vitascope
 from vitascope import UserError
+from vitascope.draw.study import draw_pareto
 from vitascope.records.arms import interval
 from vitascope.study import running
 from vitascope.study.answer import answer
 from vitascope.study.design import Range, design, split_values
-from vitascope.study.queue import Queue, _hidden, default_storage
-from vitascope.study.report import notes, write_report
+from vitascope.study.queue import Queue
+from vitascope.study.report import figures, notes, write_report
+from vitascope.study.report import table as rows_of
 from vitascope.study.running import work_off
+from vitascope.study.storage import default_storage, hidden
 from vitascope.training.together import Together
 
 QUICK = ["train.epochs=1", "train.device=cpu", "train.precision=float32", "model.depth=1"]
@@ -64,6 +67,8 @@ REFUSED = {
     ("train.lr=1..0.1",): "the first number must be the smaller",
     ("model.depth=1,2", "data.validation=0"): "judged by validation images",
     ("depth",): "is not a setting",
+    ("train.lr=a..b",): "train.lr=a..b is no range: write low..high, two numbers",
+    ("data.name=digits,nope",): "The combination data.name=nope cannot be: There is no data set 'nope'",
 }
 
 
@@ -81,7 +86,7 @@ def test_a_storage_that_cannot_be_reached_is_named_without_its_password(tmp_path
     with pytest.raises(UserError) as error:
         Queue(made, f"postgresql://me:secret@127.0.0.1:{_free_port()}/db", "x")
     assert "me:…@127.0.0.1" in str(error.value) and "secret" not in str(error.value).split("cannot be reached")[0]
-    assert _hidden("sqlite:///x.db") == "sqlite:///x.db" and "secret" not in _hidden("postgresql:me:secret@h/db")
+    assert hidden("sqlite:///x.db") == "sqlite:///x.db" and "secret" not in hidden("postgresql:me:secret@h/db")
     with pytest.raises(UserError, match="no database can lie"):
         default_storage(tmp_path / "a?b")
 
@@ -148,6 +153,10 @@ def test_another_study_of_the_same_name_is_refused_and_what_differs_is_said(tmp_
     with pytest.raises(UserError, match="judge is val there, test here"):
         Queue(design("digits", first, 1, judge="test"), default_storage(tmp_path), "study")
     Queue(design("digits", ["train.lr=1e-4..1e-2"], 2, search=3), default_storage(tmp_path), "search")
+    with pytest.raises(UserError, match=r"train.lr is 0\.0001\.\.0\.01 there, 0\.001\.\.0\.01 here"):
+        Queue(design("digits", ["train.lr=1e-3..1e-2"], 2, search=3), default_storage(tmp_path), "search")
+    with pytest.raises(UserError, match="and 8 more"):  # another recipe
+        Queue(design("mnist", ["model.depth=1,2"], 1), default_storage(tmp_path), "study")
     with pytest.raises(UserError, match="seeds is 2 there, 3 here"):  # more seeds would not be run
         Queue(design("digits", ["train.lr=1e-4..1e-2"], 3, search=3), default_storage(tmp_path), "search")
 
@@ -372,6 +381,8 @@ def test_few_seeds_are_not_the_best_and_no_spread_is_not_certainty() -> None:
     assert found.best.settings == {"model.depth": "2"} and found.as_good and "no value can be told" in found.sentence
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
     assert even.against_best(even.cells[0]).verdict == "cannot be told"
+    assert rows_of(even)[1][0][3] == "-1.00, no spread" and any(line.startswith("No spread") for line in notes(even))
+    assert not any("o spread" in line for line in notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
     image = fake({"1": [61 / 90, 59 / 90], "2": [60 / 90, 58 / 90]})  # an image apart: equal but for rounding
     other = image.against_best(image.cells[1])
     assert other.half > 0 and other.verdict == "cannot be told"
@@ -413,6 +424,42 @@ def test_the_report_tells_everything_in_markdown_and_in_one_page(tmp_path) -> No
     assert html.count("data:image/png;base64") == 4 and 'src="http' not in html and "curves.png" not in html
     assert {file.name for file in tmp_path.glob("*.png")} == {"curves.png", "effects.png", "grid.png", "pareto.png"}
     assert json.loads((tmp_path / "answer.json").read_text())["cells"][0]["by_seed"] == {"1": 0.501, "2": 0.502}
+
+
+def test_a_searched_range_is_an_axis_and_labels_do_not_overprint(tmp_path) -> None:
+    made = design("digits", ["train.lr=1e-4..1e-2"], 1, search=30)
+    trials = [FakeTrial({"train.lr": f"{10 ** (-4 + place / 15):.6g}"}, 1, 0.5) for place in range(30)]
+    pictures = figures(answer(made, trials))
+    assert (
+        pictures["effects"].axes[0].get_xscale() == "log"
+        and len(pictures["effects"].axes[0].lines[0].get_xdata()) == 30
+    )
+    assert [text.get_text() for text in pictures["pareto"].axes[0].texts] == ["1, 2, 3, … 30 in all"]
+    apart = draw_pareto({"cost": [(1.0, 0.5, None, "a", True), (3.0, 0.9, None, "b", True)]}, "")
+    assert [text.get_text() for text in apart.axes[0].texts] == ["1", "2"]
+
+
+def test_what_is_learnt_without_labels_is_judged_by_a_probe_and_says_so() -> None:
+    made = design("digits-mae", ["model.depth=1,2"], 1)
+    found = answer(made, [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"])
+    assert (
+        found.measure == rows_of(found)[0][2] == "linear probe" and "a linear probe of the features" in notes(found)[0]
+    )
+    assert figures(found)["curves"].axes[0].get_ylabel() == "loss"
+    assert fake({"1": [0.5], "2": [0.6]}).measure == "accuracy"
+
+
+def test_runs_that_had_others_beside_them_are_told(tmp_path) -> None:
+    queue = Queue(design("digits", ["model.depth=1,2"], 1), default_storage(tmp_path), "study")
+    mine, other = queue.take(), queue.take()
+    assert queue.beside() == 0
+    other.note("worker", [socket.gethostname(), os.getppid()])
+    assert queue.beside() == 1
+    other.note("worker", ["elsewhere", os.getppid()])
+    assert queue.beside() == 0 and mine is not None
+    trials = [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"]
+    trials[0].user_attrs["results"]["1"]["beside"] = 1
+    assert "1 of 2 runs had others beside them" in answer(depths("1,2", 1), trials).clock
 
 
 def test_a_search_tries_so_many_and_finds_the_better_rate(tmp_path) -> None:

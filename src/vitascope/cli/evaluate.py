@@ -61,8 +61,11 @@ def print_summary(found: "Evaluation") -> None:
     top = f"top-5 {found.top5:.2%}, " if len(found.classes) > 5 else ""
     sure = "too sure" if before.gap > 0 else "too unsure"
     print(f"{top}loss {before.loss:.3f}, calibration error {before.ece:.1%} ({sure} by {abs(before.gap):.1%})")
-    effect = f" {after.value:.2f} makes that loss {after.loss:.3f}, calibration error {after.ece:.1%};" if after else ""
-    print(f"A temperature{effect} {found.temperature_words}")
+    if after:
+        effect = f"{after.value:.2f} makes that loss {after.loss:.3f}, calibration error {after.ece:.1%}"
+        print(f"A temperature {effect}; {found.temperature_words}")
+    else:
+        print(f"No temperature: {found.temperature_words}")
     if found.opening and found.opening > 1:
         print(f"This run has opened these test images {found.opening} times; only the first number is free of choices.")
 

@@ -74,8 +74,9 @@ def _run(
     together: int | None,
 ) -> None:
     from vitascope.run.files import make_folder
-    from vitascope.study.queue import Queue, default_storage
+    from vitascope.study.queue import Queue
     from vitascope.study.running import show, work_off
+    from vitascope.study.storage import default_storage
 
     make_folder(folder, "Choose another place with --out.")
     queue = Queue(made, storage or default_storage(folder), called)

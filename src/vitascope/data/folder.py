@@ -14,6 +14,7 @@ from vitascope.data.source import Source, Split
 from vitascope.errors import UserError
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+GREYISH = 16  # of 255: how far the channels of a grey image may lie apart, by its compression
 NOT_IMAGES = (".csv", ".db", ".ini", ".json", ".md", ".txt", ".xml", ".yaml", ".yml")
 
 
@@ -81,6 +82,13 @@ def read_picture(picture: Image.Image, size: tuple[int, int], channels: int) -> 
     image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BICUBIC)
     pixels = np.asarray(image, dtype=np.uint8).reshape(*size, channels)
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+
+def has_colour(path: Path) -> bool:
+    """Whether the image is more than shades of grey; a file saved in colours may be grey all the same."""
+    with Image.open(path) as file:
+        pixels = np.asarray(_eight_bit(file).convert("RGB").resize((32, 32)), dtype=np.int16)
+    return bool(np.ptp(pixels, axis=2).max() > GREYISH)
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

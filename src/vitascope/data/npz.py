@@ -53,6 +53,8 @@ def _load(path: Path, split: str, classes: int) -> Split:
 
 
 def _keys(path: Path) -> list[str]:
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is no .npz file, or not whole.")
     try:
         with np.load(path, allow_pickle=False) as file:
             return list(file)

@@ -22,6 +22,13 @@ def settled(config: DataConfig) -> DataConfig:
     return replace(config, name=str(_place(config).resolve()))
 
 
+def check_known(config: DataConfig) -> None:
+    """Refused where there is nothing of that name; whether it can be read is seen when it is."""
+    if config.name != "digits" and config.name not in NAMED and not _place(config).exists():
+        known = ["digits", *NAMED]
+        raise UserError(f"There is no data set '{config.name}'. {did_you_mean(config.name, known)} A path works too.")
+
+
 def open_source(config: DataConfig, size: tuple[int, int], channels: int, *, to_train: bool = True) -> Source:
     """A folder's images are brought to `size` and `channels` when they are read. To judge a model, not to train one,
     a single class or a test part alone will do."""
@@ -34,10 +41,8 @@ def open_source(config: DataConfig, size: tuple[int, int], channels: int, *, to_
         return folder(path, size, channels, strict=config.strict, fewest=2 if to_train else 1)
     if path.is_file() and path.suffix == ".npz":
         return npz(path, to_train=to_train)
-    if path.exists():
-        raise UserError(f"data.name={config.name} is neither a folder of class folders nor an .npz file.")
-    known = ["digits", *NAMED]
-    raise UserError(f"There is no data set '{config.name}'. {did_you_mean(config.name, known)} A path works too.")
+    check_known(config)
+    raise UserError(f"data.name={config.name} is neither a folder of class folders nor an .npz file.")
 
 
 def _place(config: DataConfig) -> Path:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
@@ -16,13 +17,14 @@ from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure,
 
 MOST_NAMES = 16  # in a legend
 LONG = 6  # digits under an axis
+NEAR = (0.12, 0.04)  # shares of a panel: numbers of points nearer than that overprint each other
 Curves = dict[str, list[list[float]]]  # train_loss, val_accuracy, … -> one list of epochs per seed
 
 
-def draw_bands(cells: dict[str, Curves], text: str) -> Figure:
+def draw_bands(cells: dict[str, Curves], text: str, units: dict[str, str] = UNITS) -> Figure:
     """Loss and accuracy over epochs: a colour per cell, validation full, training dashed, bands from the lowest to the
     highest seed."""
-    figure, panels = new_figure(2, width=11.0, height=4.8)
+    figure, panels = new_figure(2, width=12.6, height=4.8)
     colours = shades(len(cells))
     for panel, kind in zip(panels, ("loss", "accuracy"), strict=True):
         scale = 100 if kind == "accuracy" else 1
@@ -32,30 +34,40 @@ def draw_bands(cells: dict[str, Curves], text: str) -> Figure:
                 if lines:
                     _band(panel, scale * _even(lines), colour, style, wide, shaded=split == "val")
         over_epochs(panel, kind)
-        panel.set_ylabel(UNITS[kind])
+        panel.set_ylabel(units[kind])
     names = [
         Line2D([], [], color=colour, label=plain(shorten(name, 40)))
         for colour, name in zip(colours, cells, strict=True)
     ]
     names += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training images")]
-    panels[1].legend(handles=names, loc="lower right", fontsize=8)
+    figure.legend(handles=names, loc="outside right upper", fontsize=8)  # in a panel it would hide the last epochs
     caption(figure, text)
     return figure
 
 
-def draw_effects(panels: dict[str, dict[str, list[float]]], text: str) -> Figure:
-    """`panels[setting][value]`: accuracies of all runs with that value. Dots are runs, bars means."""
+def draw_effects(panels: dict[str, dict[str, list[float]]], text: str, scales: dict[str, str] | None = None) -> Figure:
+    """`panels[setting][value]`: accuracies of all runs with that value. Dots are runs, bars means; settings that have a
+    scale ("log" or "linear") are numbers on an axis, without bars."""
     figure, axes = new_figure(len(panels), width=max(5.0, 4.2 * len(panels)), height=4.2)
     for axis, (setting, values) in zip(axes, panels.items(), strict=True):
-        for place, found in enumerate(values.values()):
-            spread = np.linspace(-0.08, 0.08, len(found)) if len(found) > 1 else [0.0]
-            axis.plot(place + np.asarray(spread), [100 * share for share in found], "o", color=COLOURS[0], alpha=0.5)
-            axis.plot([place - 0.25, place + 0.25], [100 * mean(found)] * 2, color=COLOURS[1], linewidth=2.5)
-        axis.set_xticks(range(len(values)), [_spelt(value) for value in values])
+        if scale := (scales or {}).get(setting):
+            points = [(float(value), 100 * share) for value, found in values.items() for share in found]
+            axis.plot(*zip(*points, strict=True), "o", color=COLOURS[0], alpha=0.6)
+            axis.set_xscale(scale)
+        else:
+            _show_values(axis, values)
         axis.grid(axis="y", alpha=0.25)
         label(axis, setting, setting, "accuracy in %")
     caption(figure, text)
     return figure
+
+
+def _show_values(axis: Axes, values: dict[str, list[float]]) -> None:
+    for place, found in enumerate(values.values()):
+        spread = np.linspace(-0.08, 0.08, len(found)) if len(found) > 1 else [0.0]
+        axis.plot(place + np.asarray(spread), [100 * share for share in found], "o", color=COLOURS[0], alpha=0.5)
+        axis.plot([place - 0.25, place + 0.25], [100 * mean(found)] * 2, color=COLOURS[1], linewidth=2.5)
+    axis.set_xticks(range(len(values)), [_spelt(value) for value in values])
 
 
 def draw_grid(rows: Sequence[str], columns: Sequence[str], values: Any, axes: tuple[str, str], text: str) -> Figure:
@@ -82,14 +94,12 @@ def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bo
     the legend explains."""
     figure, axes = new_figure(len(panels), width=4.6 * len(panels), height=4.6)
     for axis, (cost, points) in zip(axes, panels.items(), strict=True):
-        for number, (place, accuracy, half, _, ahead) in enumerate(points, start=1):
+        for place, accuracy, half, _, ahead in points:
             colour = COLOURS[1] if ahead else "#999999"
             error = 100 * half if half else None
             axis.errorbar(
                 place, 100 * accuracy, yerr=error, fmt="o", color=colour, capsize=2, markersize=5, elinewidth=1
             )
-            if ahead or len(points) <= MOST_NAMES:
-                axis.annotate(str(number), (place, 100 * accuracy), (5, 4), textcoords="offset points", fontsize=9)
         front = sorted((point[0], 100 * point[1]) for point in points if point[4])
         axis.plot(*zip(*front, strict=True), color=COLOURS[1], linewidth=1)
         costs = [point[0] for point in points]
@@ -99,6 +109,8 @@ def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bo
             axis.xaxis.set_minor_formatter(NullFormatter())
         axis.xaxis.set_major_formatter(EngFormatter(sep="") if max(costs) >= 1000 else "{x:g}")
         axis.set_ylim(max(axis.get_ylim()[0], -1.0), min(axis.get_ylim()[1], 101.0))
+        named = [number for number, point in enumerate(points, 1) if point[4] or len(points) <= MOST_NAMES]
+        _number(axis, {number: (points[number - 1][0], 100 * points[number - 1][1]) for number in named})
         axis.grid(alpha=0.25)
         label(axis, f"against {cost}", cost, "accuracy in %")
     best = {number for points in panels.values() for number, point in enumerate(points, 1) if point[4]}
@@ -108,6 +120,21 @@ def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bo
     figure.legend(handles=told, loc="outside right upper", fontsize=8, handlelength=0, title="combinations")
     caption(figure, text)
     return figure
+
+
+def _number(axis: Axes, points: dict[int, tuple[float, float]]) -> None:
+    """Points that would overprint each other's numbers share one label."""
+    groups: list[tuple[tuple[float, float], list[int]]] = []
+    for number, point in points.items():
+        x, y = axis.transAxes.inverted().transform(axis.transData.transform(point))
+        near = [group for (left, low), group in groups if abs(x - left) < NEAR[0] and abs(y - low) < NEAR[1]]
+        near[0].append(number) if near else groups.append(((x, y), [number]))
+    for _, group in groups:
+        axis.annotate(_numbers(group), points[group[0]], (5, 4), textcoords="offset points", fontsize=9)
+
+
+def _numbers(group: list[int]) -> str:
+    return ", ".join(map(str, group[:3])) + (f", … {len(group)} in all" if len(group) > 3 else "")
 
 
 def _spelt(value: str) -> str:

@@ -85,7 +85,9 @@ def temperature_for(
     seen = logits_of(model, watched.images, facts.preparation, hardware_of(model), views=views)
     value = fit_temperature(seen, watched.labels)
     if value is None:
-        return None, f"not fitted: no finite one is best on the {len(watched):,} validation images (all right?)"
+        right = bool((seen.argmax(1) == watched.labels.to(seen.device)).all())
+        why = "are all answered rightly" if right else "are answered no better than by chance"
+        return None, f"not fitted: the {len(watched):,} validation images {why}, so none is the best"
     return (value, len(watched)), f"fitted on {len(watched):,} validation images"
 
 

@@ -9,7 +9,6 @@ import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
-from safetensors.torch import load_file
 
 from vitascope.draw.explanation import draw_explanations
 from vitascope.draw.gallery import draw_gallery
@@ -21,7 +20,7 @@ from vitascope.explain.probing import Seen, images_of, look
 from vitascope.explain.subject import Subject
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_whole
-from vitascope.run.weights import KEPT
+from vitascope.run.weights import KEPT, load_file_into
 from vitascope.shapes import Images
 
 ENOUGH = 64  # images for the averages
@@ -71,7 +70,7 @@ def write_over_time(subject: Subject, images: Images, out: Path) -> list[Path]:
 
 def _at(model: VisionTransformer, path: Path) -> VisionTransformer:
     twin = VisionTransformer(model.config).eval()
-    twin.load_state_dict(load_file(path))
+    load_file_into(twin, path)
     return twin
 
 

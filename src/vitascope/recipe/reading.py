@@ -73,7 +73,7 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
     schema = OmegaConf.structured(Recipe)
     try:
         path = find_recipe(name) if name else None
-        layers = [OmegaConf.create({"name": path.stem}), OmegaConf.load(path)] if path else []
+        layers = [OmegaConf.create({"name": path.stem}), _loaded(path)] if path else []
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
         return OmegaConf.to_object(merged)  # pyright: ignore[reportReturnType]
     except OmegaConfBaseException as error:
@@ -82,6 +82,21 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(f"The recipe {name} cannot be read: it must be a text file of settings ({error}).") from error
     except YAMLError as error:
         raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
+
+
+def _loaded(path: Path) -> "DictConfig":
+    """Refused where it says nothing, or no settings where a section should be."""
+    from omegaconf import DictConfig, OmegaConf
+
+    said = OmegaConf.load(path)
+    if not said:
+        raise UserError(f"The recipe {path} is empty.")
+    if not isinstance(said, DictConfig):
+        raise UserError(f"The recipe {path} must hold sections of settings: {', '.join(_HOMES)}.")
+    for name in _HOMES:
+        if name in said and not isinstance(said[name], DictConfig):
+            raise UserError(f"The recipe {path}: {name} must hold settings, each in a line of its own below it.")
+    return said
 
 
 def _is_pair(word: str) -> bool:

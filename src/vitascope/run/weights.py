@@ -49,6 +49,10 @@ def load_weights(model: nn.Module, run: Run, *, best: bool = False) -> None:
     if not path.is_file():
         way = "It kept no best weights: data.validation was 0." if best else f"Go on with: vitascope resume {run.path}"
         raise UserError(f"{run.path} has no {path.name}. {way}")
+    load_file_into(model, path)
+
+
+def load_file_into(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError) as error:

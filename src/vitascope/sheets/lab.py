@@ -12,8 +12,9 @@ from vitascope.run.files import make_folder
 from vitascope.sheets.made import Made
 from vitascope.study.answer import Answer, Cell, answer
 from vitascope.study.design import design
-from vitascope.study.queue import Queue, default_storage
+from vitascope.study.queue import Queue
 from vitascope.study.running import show, work_off
+from vitascope.study.storage import default_storage
 
 QUICK_SEEDS = 2
 

@@ -62,10 +62,14 @@ class Difference:
     half: float | None
 
     @property
+    def no_spread(self) -> bool:
+        return self.half is not None and self.half < NO_SPREAD
+
+    @property
     def verdict(self) -> str:
         if self.half is None:
             return "one seed"
-        if self.half < NO_SPREAD:  # among a few seeds that is luck, not certainty
+        if self.no_spread:  # among a few seeds that is luck, not certainty
             return "cannot be told"
         return "worse" if self.points < -self.half else "better" if self.points > self.half else "cannot be told"
 
@@ -119,6 +123,11 @@ class Answer:
         return f"{said}; not to be told from it: {'; '.join(cell.name for cell in self.as_good)}."
 
     @property
+    def measure(self) -> str:
+        """What the accuracies are of."""
+        return "linear probe" if self.design.objectives.isdisjoint({"classify"}) else "accuracy"
+
+    @property
     def epochs(self) -> int:
         """How long the longest run learnt."""
         return max(len(curve) for cell in self.cells for curve in cell.curves("train_loss"))
@@ -138,6 +147,8 @@ class Answer:
         told = f"Seconds ({', '.join(self.machines)}) are steady: the first epoch counts like those after it."
         if len({run["compiled"] for run in runs}) > 1:
             told += " Some runs were long enough to be compiled; their epochs are shorter."
+        if crowded := sum(run.get("beside", 0) > 0 for run in runs):
+            told += f" {crowded} of {len(runs)} runs had others beside them on their machine, which makes them longer."
         if most > 1:
             told += f" Up to {most} runs learnt together, as one computation, and a run's seconds are its share."
         return told

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any
 
+from vitascope.data.opening import check_known
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
@@ -44,6 +45,11 @@ class Design:
         return [*self.axes, *self.ranges]
 
     @property
+    def objectives(self) -> set[str]:
+        """What is learnt: classify, dino, mae."""
+        return set(self.axes.get("train.objective") or [self.recipe_for(self._corners()[0], 0).train.objective])
+
+    @property
     def cells(self) -> list[dict[str, str]]:
         """Every combination, the last setting changing fastest."""
         return [dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())]
@@ -53,7 +59,8 @@ class Design:
         """A short name for exactly this study; how many runs are wanted of it may grow."""
         said: list[Any] = [self._common(), self.judge, bool(self.search), sorted(self.varied)]
         if self.search:  # a sampler learns over one space, by the means of the same seeds
-            said += [list(self.seeds), *self._space()]
+            ranges = sorted((key, str(found)) for key, found in self.ranges.items())
+            said += [list(self.seeds), sorted(self.axes.items()), ranges]
         return short_name(said, 12)
 
     @property
@@ -61,12 +68,9 @@ class Design:
         """What the identity is made of, by name, to say what differs between two."""
         said = settings_of(self._common()) | {"judge": self.judge, "varied": ", ".join(sorted(self.varied))}
         if self.search:
-            axes, ranges = self._space()
-            said |= {"seeds": str(len(self.seeds))} | {key: ",".join(values) for key, values in axes} | dict(ranges)
+            said |= {"seeds": str(len(self.seeds))} | {key: ",".join(values) for key, values in self.axes.items()}
+            said |= {key: f"{found.low:g}..{found.high:g}" for key, found in self.ranges.items()}
         return said | {"a search": "yes" if self.search else "no"}
-
-    def _space(self) -> tuple[list[tuple[str, list[str]]], list[tuple[str, str]]]:
-        return sorted(self.axes.items()), sorted((key, str(found)) for key, found in self.ranges.items())
 
     def _common(self) -> dict[str, Any]:
         """What is the same for all: any combination's recipe without what is varied."""
@@ -94,6 +98,7 @@ class Design:
         for cell in self._corners():
             try:
                 recipe = self.recipe_for(cell, self.seeds[0])
+                check_known(recipe.data)
             except UserError as error:
                 raise UserError(f"The combination {named(cell)} cannot be: {error}" if cell else str(error)) from error
             if self.judge == "val" and recipe.data.validation == 0:
@@ -178,12 +183,14 @@ def _meaning(value: str) -> float | str:
 
 
 def _range(key: str, text: str) -> Range | None:
-    """None where it is no range of numbers, such as a path."""
+    """None where it is a path."""
     low, _, high = text.partition("..")
     try:
         ends = float(low), float(high)
-    except ValueError:
-        return None
+    except ValueError as error:
+        if "/" in text or "\\" in text:
+            return None
+        raise UserError(f"{key}={text} is no range: write low..high, two numbers.") from error
     if not all(map(math.isfinite, ends)) or ends[0] >= ends[1]:
         raise UserError(f"{key}={text} is no range: the first number must be the smaller one.")
     return Range(*ends, whole=all(end.lstrip("+-").isdigit() for end in (low, high)))

@@ -6,7 +6,6 @@ the same machine, that the process is gone), and puts it back with the run it ha
 """
 
 import os
-import re
 import socket
 import threading
 import time
@@ -18,12 +17,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from vitascope.errors import UserError, first_line
+from vitascope.errors import UserError
 from vitascope.run.files import make_folder
 from vitascope.study.design import Design, spelt
+from vitascope.study.storage import open_study
 
 ALIVE_EVERY, DEAD_AFTER = 20.0, 300.0  # seconds
-TRIES = 3  # to open a storage
+MOST_DIFFERENCES = 4  # between two studies, that are told
 
 
 @dataclass
@@ -53,32 +53,9 @@ class Queue:
         self.design, self.optuna = design, optuna
         file = url.removeprefix("sqlite:///")
         self.claims = Path(file).parent / "claims" if file != url and file else None
-        for tries in range(TRIES, 0, -1):  # two workers that come at once may hinder each other in making the tables
-            try:
-                self.study = self._open(url, name)
-                break
-            except ImportError as error:
-                hint = "PostgreSQL's comes with pip install 'vitascope[postgresql]'."
-                raise UserError(f"The storage {_hidden(url)} needs a driver that is not installed. {hint}") from error
-            except Exception as error:  # a driver's own, a database's own
-                if tries == 1:
-                    raise UserError(
-                        f"The storage {_hidden(url)} cannot be reached: {first_line(_root(error))}"
-                    ) from error
-                time.sleep(0.5)
+        self.study = open_study(url, name)
         self._belongs(remedy)
         self._fill()
-
-    def _open(self, url: str, name: str) -> Any:
-        samplers, pruners = self.optuna.samplers, self.optuna.pruners
-        return self.optuna.create_study(
-            storage=self.optuna.storages.RDBStorage(url),
-            study_name=name,
-            sampler=samplers.TPESampler(n_startup_trials=10),
-            pruner=pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3),
-            direction="maximize",
-            load_if_exists=True,
-        )
 
     def take(self) -> Trial | None:
         """The next one that nobody has; None where none is waiting."""
@@ -170,6 +147,11 @@ class Queue:
     def waiting(self) -> int:
         return sum(trial.state.name == "WAITING" for trial in self.trials)
 
+    def beside(self) -> int:
+        """How many other processes of this machine are at trials of the study now."""
+        running = [trial.user_attrs.get("worker", ("", 0)) for trial in self.trials if trial.state.name == "RUNNING"]
+        return len({process for host, process in running if host == socket.gethostname()} - {os.getpid()})
+
     @contextmanager
     def at_it(self, trial: Trial) -> Iterator[None]:
         """While inside, the storage hears every now and then that somebody works on the trial."""
@@ -251,9 +233,12 @@ def _key(cell: dict[str, str], seeds: list[int]) -> tuple[Any, ...]:
 
 def _differences(there: dict[str, str], here: dict[str, str]) -> str:
     """In words; nothing of a storage that does not say."""
+    both = there.get("varied", "") + ", " + here["varied"]
     names = [name for name in sorted(there | here) if there.get(name) != here.get(name)] if there else []
+    names = [name for name in names if name not in both.split(", ") or (name in there and name in here)]
     said = [f"{name} is {there.get(name, 'not set')} there, {here.get(name, 'not set')} here" for name in names]
-    return ": " + "; ".join(said) if said else ""
+    more = f"; and {len(said) - MOST_DIFFERENCES} more" if len(said) > MOST_DIFFERENCES else ""
+    return ": " + "; ".join(said[:MOST_DIFFERENCES]) + more if said else ""
 
 
 def _lost(trial: Any) -> bool:
@@ -278,21 +263,3 @@ def _is_there(process: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def default_storage(folder: Path) -> str:
-    if any(sign in str(folder) for sign in "?#%"):
-        raise UserError(f"{folder}: no database can lie in a folder with ?, # or % in its name. Choose another: --out")
-    return f"sqlite:///{folder / 'study.db'}"
-
-
-def _root(error: BaseException) -> BaseException:
-    """What began it: libraries wrap a database's own words."""
-    while before := error.__cause__ or error.__context__:
-        error = before
-    return error
-
-
-def _hidden(url: str) -> str:
-    """Without the password."""
-    return re.sub(r":[^:/@]*@", ":…@", url)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from vitascope.draw.curves import UNITS
 from vitascope.draw.html import drawn, html_page, html_table
 from vitascope.draw.look import save
 from vitascope.draw.study import draw_bands, draw_effects, draw_grid, draw_pareto
 from vitascope.records.reading import markdown, millions
 from vitascope.run.files import make_folder, write_json, write_whole
-from vitascope.study.answer import Answer, Cell
+from vitascope.study.answer import Answer, Cell, Difference
 
 MOST_CURVES = 12
 COSTS = {"parameters": "parameters", "FLOPs per image": "flops", "seconds of training": "seconds"}
@@ -39,7 +40,7 @@ def table(found: Answer) -> tuple[list[str], list[list[str]]]:
     head = [
         *found.design.varied,
         "seeds",
-        "accuracy",
+        found.measure,
         "against the best",
         "verdict",
         "train",
@@ -56,7 +57,7 @@ def table(found: Answer) -> tuple[list[str], list[list[str]]]:
                 *(cell.settings.get(key, "") for key in found.design.varied),
                 str(len(cell.results)),
                 cell.percent,
-                "–" if other is None else _points(other.points, other.half),
+                "–" if other is None else _points(other),
                 "best" if cell is found.best else "" if other is None else other.verdict,
                 "–" if train is None else f"{100 * train:.1f} %",
                 millions(round(cell.number("parameters"))),
@@ -70,12 +71,15 @@ def table(found: Answer) -> tuple[list[str], list[list[str]]]:
 def notes(found: Answer) -> list[str]:
     """How it was judged, what is missing, and what the numbers mean."""
     which = "validation images (held back from training)" if found.design.judge == "val" else "test images"
+    probed = "" if found.measure == "accuracy" else "; learnt without labels, so a linear probe of the features answers"
     lines = [
-        f"Set for all: {' '.join(found.design.fixed) or 'as the recipe says'}. Judged by {which}, last epoch. "
+        f"Set for all: {' '.join(found.design.fixed) or 'as the recipe says'}. Judged by {which}, last epoch{probed}. "
         "± is half of the 95 % interval of the mean over seeds (Student's t); "
         "differences to the best are taken seed by seed, with intervals that hold for all together (Bonferroni); "
         "whoever picks the best of many picks some luck with it.",
     ]
+    if any((other := found.against_best(cell)) and other.no_spread for cell in found.cells):
+        lines.append("No spread: equal in all seeds, which among few of them is luck, so nothing is told by it.")
     if found.clock:
         lines.append(found.clock)
     if found.waiting:
@@ -90,7 +94,11 @@ def figures(found: Answer) -> dict[str, Figure]:
     if not found.cells:
         return {}
     pictures = {"curves": bands(found)}
-    pictures["effects"] = draw_effects(_effects(found), "Dots are runs (all that have this value), bars their means.")
+    scales = {key: "log" if span.log else "linear" for key, span in found.design.ranges.items()}
+    text = "Dots are runs (all that have this value), bars their means."
+    if len(scales) == len(found.design.varied):
+        text = "Dots are runs." if len(scales) == 1 else "Dots are runs, which differ in the other settings too."
+    pictures["effects"] = draw_effects(_effects(found), text, scales)
     if len(found.design.axes) == 2 and not found.design.ranges:
         pictures["grid"] = _grid(found)
     points = {}
@@ -109,7 +117,8 @@ def bands(found: Answer, names: dict[str, str] | None = None) -> Figure:
     shown = [cell for cell in found.cells if cell in shown]
     text = "Lines are means over seeds, bands go from the lowest to the highest seed of the validation images."
     text += f" The {MOST_CURVES} best of {len(found.cells)} are shown." if len(shown) < len(found.cells) else ""
-    return draw_bands({(names or {}).get(cell.name, cell.name): _curves(cell) for cell in shown}, text)
+    units = UNITS | ({} if found.measure == "accuracy" else {"loss": "loss", "accuracy": f"{found.measure} in %"})
+    return draw_bands({(names or {}).get(cell.name, cell.name): _curves(cell) for cell in shown}, text, units)
 
 
 def as_dict(found: Answer) -> dict[str, object]:
@@ -153,5 +162,6 @@ def _grid(found: Answer) -> Figure:
     return draw_grid(rows, columns, values, (down, across), text)
 
 
-def _points(points: float, half: float | None) -> str:
-    return f"{100 * points:+.2f}" + ("" if half is None else f" ± {100 * half:.2f}")
+def _points(other: Difference) -> str:
+    spread = "" if other.half is None else ", no spread" if other.no_spread else f" ± {100 * other.half:.2f}"
+    return f"{100 * other.points:+.2f}{spread}"

@@ -102,7 +102,7 @@ def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, No
     """As one computation. Where that does not work, such as for want of memory, the trials wait again, and the reason
     comes back."""
     recipes = [queue.design.recipe_for(trial.cell, trial.seeds[0]) for trial in trials]
-    why, found = "", []
+    why, found, beside = "", [], 0
     try:
         with ExitStack() as stack:
             for trial in trials:
@@ -112,7 +112,7 @@ def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, No
             except Exception as error:  # as above
                 why = _said(error)
             else:
-                found = [_judged(run, queue.design) for run in runs]
+                found, beside = [_judged(run, queue.design) for run in runs], queue.beside()
     except KeyboardInterrupt:
         for trial in trials:
             queue.back(trial)
@@ -127,7 +127,7 @@ def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, No
             failed = came
             queue.give_up(trial, came)
         else:
-            trial.note("results", {str(trial.seeds[0]): came})
+            trial.note("results", {str(trial.seeds[0]): came | {"beside": beside}})
             accuracy = came["accuracy"]
             queue.finish(trial, accuracy)
         yield Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
@@ -156,7 +156,7 @@ def _measure(queue: Queue, trial: Trial, folder: Path) -> float:
     for seed in trial.seeds:
         if str(seed) not in done:
             run = _run(queue, trial, seed, folder)
-            done = done | {str(seed): result(run, queue.design)}
+            done = done | {str(seed): result(run, queue.design) | {"beside": queue.beside()}}
             trial.note("results", done)
     return sum(found["accuracy"] for found in done.values()) / len(done)
 

@@ -109,9 +109,9 @@ def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
     *sums, bad, whole = torch.stack(found).tolist()
     seconds = time.monotonic() - start
     if bad >= 0:
-        raise UserError(broken(f"The loss was not a number at step {int(bad) + 1}", session.epoch + 1))
+        raise UserError(broken(f"The loss was not a number at step {int(bad) + 1}", session.epoch + 1, session))
     if not whole:
-        raise UserError(broken("The weights were not numbers any more", session.epoch + 1))
+        raise UserError(broken("The weights were not numbers any more", session.epoch + 1, session))
     steps = session.steps_per_epoch
     told = {name: total / steps for name, total in zip(tally.sums, sums, strict=True)}
     return training_row(session, session.epoch + 1, told, seconds)
@@ -135,7 +135,7 @@ def training_row(
 def finish_epoch(session: Session, run: Run, row: dict[str, Any], seconds: float) -> EpochRecord:
     """Keep the best weights, write the line. The row has what images that are not learnt from say."""
     if not math.isfinite(row.get("val_loss", 0.0)):
-        raise UserError(broken("The validation loss was not a number", session.epoch))
+        raise UserError(broken("The validation loss was not a number", session.epoch, session))
     if row.get(session.objective.measure, -1.0) > session.best_accuracy:
         session.keep_best(row[session.objective.measure])
     if session.epoch == 1 and session.prepared_seconds:
@@ -150,9 +150,15 @@ def finish_epoch(session: Session, run: Run, row: dict[str, Any], seconds: float
     return EpochRecord(row, found)
 
 
-def broken(what: str, epoch: int) -> str:
-    advice = "Try a smaller train.lr, train.clip_grad=1, or train.precision=float32."
-    return f"{what} (epoch {epoch}). The state before that epoch is kept. {advice}"
+def broken(what: str, epoch: int, session: Session) -> str:
+    """With what may help and is not so already; going on would do the same again."""
+    train = session.recipe.train
+    ways = [f"a smaller train.lr than {train.lr:g}"]
+    ways += [f"a smaller train.muon_lr than {train.muon_lr:g}"] if train.optimizer == "muon" else []
+    ways += ["train.clip_grad=1"] if not train.clip_grad else []
+    ways += ["train.precision=float32"] if session.hardware.precision != "float32" else []
+    said = f"{what} (epoch {epoch}). The state before that epoch is kept, but going on would do the same again."
+    return f"{said} Train anew with {' or '.join(ways)}."
 
 
 def too_large(session: Session) -> str:

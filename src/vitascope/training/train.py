@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from rich.console import Console
 
+from vitascope.data.folder import has_colour
 from vitascope.data.opening import settled
 from vitascope.data.policy import resolve
 from vitascope.data.statistics import data_hash
@@ -125,6 +126,8 @@ def open_data(recipe: Recipe, console: Console) -> TrainingData:
         console.print(
             f"{len(skipped)} image(s) could not be read and are left out: {names}", highlight=False, soft_wrap=True
         )
+    if model.in_chans == 1 and data.train.names and has_colour(Path(data.train.names[0])):
+        console.print("The images have colours, model.in_chans=1 makes them grey. model.in_chans=3 keeps them.")
     return data
 
 
@@ -163,6 +166,11 @@ def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     if stored[0] != wanted[0] and {stored[0], wanted[0]} != {1, 3}:
         raise UserError(
             f"The images have {stored[0]} channel(s), model.in_chans={wanted[0]}. Only 1 ↔ 3 can be changed."
+        )
+    if recipe.train.batch_size > len(data.train):
+        console.print(
+            f"train.batch_size={recipe.train.batch_size}: a step takes all {len(data.train):,} training images.",
+            highlight=False,
         )
     if stored != wanted:
         console.print(f"Images are stored as {_shape(stored)} and will be fitted to the model's {_shape(wanted)}.")

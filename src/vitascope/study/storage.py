@@ -1,0 +1,55 @@
+"""A URL -> an Optuna study in its storage, or one sentence why not."""
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from vitascope.errors import UserError, first_line
+
+TRIES = 3  # to open a storage
+
+
+def open_study(url: str, name: str, tries: int = TRIES) -> Any:
+    """Made where there is none. Two workers that come at once may hinder each other in making the tables."""
+    try:
+        return _opened(url, name)
+    except ImportError as error:
+        hint = "PostgreSQL's comes with pip install 'vitascope[postgresql]'."
+        raise UserError(f"The storage {hidden(url)} needs a driver that is not installed. {hint}") from error
+    except Exception as error:  # a driver's own, a database's own
+        if tries == 1:
+            raise UserError(f"The storage {hidden(url)} cannot be reached: {first_line(_root(error))}") from error
+    time.sleep(0.5)
+    return open_study(url, name, tries - 1)
+
+
+def _opened(url: str, name: str) -> Any:
+    import optuna
+
+    return optuna.create_study(
+        storage=optuna.storages.RDBStorage(url),
+        study_name=name,
+        sampler=optuna.samplers.TPESampler(n_startup_trials=10),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3),
+        direction="maximize",
+        load_if_exists=True,
+    )
+
+
+def default_storage(folder: Path) -> str:
+    if any(sign in str(folder) for sign in "?#%"):
+        raise UserError(f"{folder}: no database can lie in a folder with ?, # or % in its name. Choose another: --out")
+    return f"sqlite:///{folder / 'study.db'}"
+
+
+def hidden(url: str) -> str:
+    """Without the password."""
+    return re.sub(r":[^:/@]*@", ":…@", url)
+
+
+def _root(error: BaseException) -> BaseException:
+    """What began it: libraries wrap a database's own words."""
+    while before := error.__cause__ or error.__context__:
+        error = before
+    return error

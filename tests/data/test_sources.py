@@ -138,7 +138,8 @@ def test_a_folder_of_class_folders_with_odd_images(tmp_path) -> None:
 
 def test_colours_are_told_from_grey_saved_in_colours(tmp_path) -> None:
     shades = np.tile(np.arange(64, dtype=np.uint8)[:, None] * 3, (1, 64))
-    Image.fromarray(shades).convert("RGB").save(tmp_path / "grey.jpg")
+    tinted = np.stack([shades, shades + 8, shades], axis=2)  # as paper in a scanner
+    Image.fromarray(tinted).save(tmp_path / "grey.jpg")
     Image.fromarray(np.stack([shades, shades.T, shades], axis=2)).save(tmp_path / "colours.jpg")
     assert not has_colour(tmp_path / "grey.jpg") and has_colour(tmp_path / "colours.jpg")
 

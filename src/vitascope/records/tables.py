@@ -41,7 +41,8 @@ def sentence(folder: Path, names: list[str]) -> str:
     return "; ".join(
         f"{accuracy_words(record)} of the {record.data} test images ({_counted(len(record.seeds))}, last epoch, "
         f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
-        f"{seconds_words(record.seconds)} s, {seconds_words([max(record.cold_seconds)])} s cold, {record.machine_name}"
+        f"{seconds_words(record.seconds)} s{', compiled' if record.hardware.get('compiled') else ''}, "
+        f"{seconds_words([max(record.cold_seconds)])} s cold, {record.machine_name}"
         for _, record in records_named(folder, names)
     )
 

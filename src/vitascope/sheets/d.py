@@ -132,7 +132,7 @@ def _small_image(report: Report) -> None:
     report.text(
         """(Tried with timm's tiny model, which checks sizes as the base one does.) The sheet blames self-attention. It
         is the position table, which has 196 places, and the size check; attention takes any number of tokens. A CNN
-        with global pooling runs on 28 × 28, but shrinks it to less than one pixel after 32-fold downsampling. What to
+        with global pooling runs on 28 × 28, but ends with a single place after 32-fold downsampling. What to
         do: resize the images, or resample the table and cut smaller patches: `vitascope adapt`, measured below."""
     )
 

@@ -76,6 +76,7 @@ def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("vitascope.model.attention_cost.TOKEN_COUNTS", (64, 128, 256))
     report = report_of("D", tmp_path)
     fits = d._cost(report)
+    assert [cost["tokens"] for cost in report.numbers["cost"]] == [64, 64, 128, 128, 256, 256]
     d._small_image(report)
     text = text_of(report)
     assert set(fits) == {"written out", "fused"} and "sees 32.7% of the pixels" in text
@@ -147,6 +148,9 @@ def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None
     assert all((tmp_path / name).is_file() for name in re.findall(r"\]\(([\w-]+\.png)\)", text))
     told = json.loads((tmp_path / "A.json").read_text())
     assert len(told["accuracy"]) == 2 and told["written_on"]["commit"] == "abc" and told["quick"] is True
+    assert told["command"] == "vitascope sheet A --quick" and told["seeds"] == 2
+    cells = [cell for table in told["tables"] for row in table["rows"] for cell in row]
+    assert cells and all(cell.strip() in text for cell in cells), "every number on the page is in the record"
 
 
 def test_a_run_that_several_studies_ask_for_is_made_once(tmp_path) -> None:

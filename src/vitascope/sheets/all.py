@@ -44,5 +44,6 @@ def run_sheet(
     work = out / f"{letter}-{'quick' if quick else 'full'}"
     report = Report(letter, sheet.TITLE, quick, out)
     lab = Lab(work, count, quick, console, device, together, weights)
+    report.numbers["seeds"] = count
     sheet.run(lab, report)
     return report.write(lab.machines, commit)

@@ -1,5 +1,6 @@
 """Sheet D: three studies on MNIST, what attention costs, an image that is too small, and little data."""
 
+from dataclasses import asdict
 from typing import Any
 
 from vitascope.errors import UserError
@@ -81,6 +82,7 @@ def _cost(report: Report) -> dict[str, dict[str, float]]:
     device = choose_device("auto")
     costs = measure_attention(4, 64, token_counts(4, device), device)
     fits = exponents(costs)
+    report.numbers["cost"] = [asdict(cost) for cost in costs]
     report.heading("What attention costs as tokens grow")
     report.picture("cost", draw_costs(costs, "4 heads of width 64"))
     rows = [[way, f"tokens^{fit['seconds']:.2f}", f"tokens^{fit['peak_bytes']:.2f}"] for way, fit in fits.items()]
@@ -148,6 +150,7 @@ def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
         epochs = found.epochs
         plain, changed = found.cells
         gains[name] = _gain(found, plain, changed)
+        report.numbers[place] = {cell.name: cell.accuracies for cell in found.cells}
         learnt = [f"{100 * (one.last('train_accuracy') or 0.0):.0f} %" for one in found.cells]
         rows.append([name, plain.percent, changed.percent, *gains[name], " → ".join(learnt)])
     report.table(["change", "without", "with", "points", "", "training images right"], rows)

@@ -27,6 +27,7 @@ class Report:
     folder: Path
     parts: list[tuple[str, str]] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
+    tables: list[dict[str, Any]] = field(default_factory=list)  # as they stand on the page
 
     def heading(self, text: str) -> None:
         self.parts.append((f"## {text}", f"<h2>{escape(text)}</h2>"))
@@ -40,6 +41,7 @@ class Report:
 
     def table(self, head: list[str], rows: list[list[str]]) -> None:
         self.parts.append((markdown(head, rows), html_table(head, rows)))
+        self.tables.append({"head": head, "rows": rows})
 
     def picture(self, name: str, figure: Figure) -> None:
         make_folder(self.folder, "Choose another place with --out.")
@@ -66,7 +68,9 @@ class Report:
         lines, body = zip(*first, *self.parts, strict=True)
         write_whole(self.folder / f"{self.sheet}.md", "\n\n".join(lines) + "\n")
         write_whole(self.folder / f"{self.sheet}.html", html_page(f"Sheet {self.sheet}", "".join(body)))
-        told = {"sheet": self.sheet, "quick": self.quick, "runs_on": machines} | self.numbers | {"written_on": machine}
+        command = f"vitascope sheet {self.sheet}{' --quick' if self.quick else ''}"
+        told = {"sheet": self.sheet, "quick": self.quick, "command": command, "runs_on": machines} | self.numbers
+        told |= {"tables": self.tables, "written_on": machine}
         write_json(self.folder / f"{self.sheet}.json", told)
         return self.folder / f"{self.sheet}.html"
 

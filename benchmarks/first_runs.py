@@ -1,6 +1,6 @@
 """Train recipes from start to end and write down: test accuracy, seconds, when a bar was passed, the loop's overhead.
 
-python -m benchmarks.first_runs mnist cifar10 --out results/first-runs.json [--commit …] [data.root=… train.compile=always]
+python -m benchmarks.first_runs mnist cifar10 --out results/first-runs.json [--commit …] [train.compile=always …]
 """
 
 import argparse

@@ -14,10 +14,12 @@ from vitascope import UserError, load
 from vitascope.sheets import a, b, c, d, e, starts
 from vitascope.sheets.all import run_sheet
 from vitascope.sheets.lab import Lab, reached
+from vitascope.sheets.made import key_of
 from vitascope.sheets.pictures import mask_numbers, positions_figure
 from vitascope.sheets.writing import Report
 from vitascope.study import running
 from vitascope.study.answer import Cell
+from vitascope.study.design import design
 
 QUIET = Console(quiet=True)
 
@@ -177,6 +179,42 @@ def test_a_run_that_several_studies_ask_for_is_made_once(tmp_path) -> None:
     (torn / "metrics.jsonl").unlink()
     study("E", "again", "train.epochs=1", judge="test")
     assert len(runs("E", "again")) == 2
+
+
+def test_what_runs_came_to_is_kept_when_they_are_gone_but_not_their_weights(tmp_path) -> None:
+    """One machine makes the runs; another, with runs.jsonl alone, writes the report."""
+    words = ["model.embed_dim=16", "model.depth=1", "train.batch_size=64", "data.fraction=0.2", "train.epochs=1"]
+
+    def study(judge="val", weights=False):
+        found = Lab(tmp_path / "B", 2, True, QUIET, "cpu").study("all", "digits", words, judge=judge, weights=weights)
+        return found, len(list(tmp_path.rglob("model.safetensors")))
+
+    first, made = study()
+    for line in (tmp_path / "runs.jsonl").read_text().splitlines():
+        assert json.loads(line)["recipe"] == "digits" and not Path(json.loads(line)["run"]).is_absolute()
+    shutil.rmtree(tmp_path / "B")
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"key": "torn by a ki')
+    again, left = study()
+    assert (made, left) == (2, 0)
+    for one, other in zip(first.cells[0].results.values(), again.cells[0].results.values(), strict=True):
+        assert one | {"run": ""} == other | {"run": ""}
+    shutil.rmtree(tmp_path / "B")
+    assert study(judge="test")[1] == 2  # judged otherwise, nobody knows
+    shutil.rmtree(tmp_path / "B")
+    assert study(weights=True)[1] == 2  # to be looked into
+
+
+def test_a_run_is_the_same_wherever_its_weights_lie(tmp_path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights.safetensors").write_bytes(b"some")
+    (tmp_path / "other.safetensors").write_bytes(b"others")
+
+    def key(place):
+        return key_of(design("digits", [f"weights={tmp_path / place}"], 1, one=True), {}, 1)
+
+    assert key("here/weights.safetensors") == key("there/weights.safetensors") != key("other.safetensors")
 
 
 def test_who_wants_each_run_alone_takes_none_that_learnt_in_company(tmp_path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -297,6 +298,19 @@ def test_two_workers_on_one_postgresql_study_never_run_the_same_trial_twice(data
 
 def test_two_workers_on_one_file_never_run_the_same_trial_twice(tmp_path) -> None:
     check_two_workers(default_storage(tmp_path), tmp_path)
+
+
+def test_on_one_file_nobody_asks_while_another_is_taking(tmp_path) -> None:
+    """SQLite by itself would give both the same trial."""
+    from filelock import FileLock
+
+    queue = Queue(design("digits", [*QUICK, "model.embed_dim=16,32"], 1), default_storage(tmp_path), "study")
+    with ThreadPoolExecutor(1) as pool:
+        with FileLock(tmp_path / "study.db.lock"):
+            taking = pool.submit(queue.take)
+            with pytest.raises(TimeoutError):
+                taking.result(timeout=0.5)
+        assert taking.result(timeout=60).seeds == [1]
 
 
 def check_two_workers(database: str, folder: Path) -> None:

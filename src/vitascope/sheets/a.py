@@ -18,7 +18,7 @@ QUICK = [*PATCHES, "data.validation=0.1", "data.fraction=0.0186,0.05", "train.ep
 
 def run(lab: Lab, report: Report) -> None:
     words = QUICK if lab.quick else FULL
-    found = lab.study("images", "sheet-a", [*words, *PLAIN], judge="test")
+    found = lab.study("images", "sheet-a", [*words, *PLAIN], judge="test", weights=True)
     few, many, few_small, many_small = found.cells
     runs = [_run_of(lab, cell) for cell in found.cells]
     counts = [run.machine["training_images"] for run in runs[:2]]

@@ -32,8 +32,9 @@ class Lab:
     weights: str | None = None  # pretrained ones, for sheet D; none: its own choice
     machines: list[str] = field(default_factory=list)  # where the runs so far were made
 
-    def study(self, name: str, recipe: str, words: list[str], *, judge: str = "val") -> Answer:
-        """Every combination, or the only one, with all seeds; what is done already is not done again."""
+    def study(self, name: str, recipe: str, words: list[str], *, judge: str = "val", weights: bool = False) -> Answer:
+        """Every combination, or the only one, with all seeds; what is done already is not done again. `weights`: the
+        runs themselves are looked at afterwards, not only what they came to."""
         self.console.print(f"{name}: {recipe} {' '.join(words)}", highlight=False, soft_wrap=True)
         made = design(recipe, [*words, f"train.device={self.device}"], self.seeds, judge=judge, one=True)
         first = made.recipe_for(made.cells[0], made.seeds[0])
@@ -44,7 +45,7 @@ class Lab:
         queue = Queue(made, default_storage(folder), name, elsewhere)
         queue.retry_failed()  # whatever it was, this is another day
         made_already = Made(self.folder.parent, self.console)
-        made_already.take_over(queue, alone=self.together == 1)
+        made_already.take_over(queue, alone=self.together == 1, weights=weights)
         for told in work_off(queue, folder, together=self.together):
             made_already.note(queue, told.number, folder)
             show(told, self.console)

@@ -1,26 +1,24 @@
 """A design and a storage -> trials, each taken by one worker only: Optuna's storages keep them, on one machine or many.
 
-All trials wait in the storage from the start. A worker asks for the next one; the storage gives it to nobody else. A
-worker that died leaves its trial taken: who comes later finds that nobody has said for minutes that he is at it (or, on
-the same machine, that the process is gone), and puts it back with the run it had begun.
+All trials wait in the storage from the start. A worker asks for the next one; the storage gives it to nobody else. (A
+server sees to that by itself. SQLite would give one trial to two who ask at the same moment, so on its file they ask
+one after the other.) A worker that died leaves its trial taken: who comes later finds that nobody has said for minutes
+that he is at it (or, on the same machine, that the process is gone), and puts it back with the run it had begun.
 """
 
 import os
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError
-from vitascope.run.files import make_folder
 from vitascope.study.design import Design, spelt
-from vitascope.study.storage import open_study
+from vitascope.study.storage import one_after_the_other, open_study
 
 ALIVE_EVERY, DEAD_AFTER = 20.0, 300.0  # seconds
 MOST_DIFFERENCES = 4  # between two studies, that are told
@@ -51,51 +49,38 @@ class Queue:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.design, self.optuna = design, optuna
-        file = url.removeprefix("sqlite:///")
-        self.claims = Path(file).parent / "claims" if file != url and file else None
         self.study = open_study(url, name)
-        self._belongs(remedy)
-        self._fill()
+        self.turn: AbstractContextManager[Any] = one_after_the_other(url)
+        with self.turn:
+            self._belongs(remedy)
+            self._fill()
 
     def take(self) -> Trial | None:
         """The next one that nobody has; None where none is waiting."""
-        self._put_back_abandoned()
-        while self.waiting:
-            handle = self.study.ask()
-            if handle.number not in {trial.number for trial in self.trials}:
+        with self.turn:
+            self._put_back_abandoned()
+            while self.waiting:
+                handle = self.study.ask()
+                if handle.number in {trial.number for trial in self.trials}:
+                    return self._taken(handle)
                 # There twice, or new because others took the last one in between.
                 self.study.tell(handle, state=self.optuna.trial.TrialState.FAIL)
-                continue
-            if self._claimed(handle):
-                return self._taken(handle)
         return None
 
     def take_more(self, most: int, alike: Callable[[dict[str, str], int], bool]) -> list[Trial]:
         """Of a grid, more that wait and are alike, for who learns many at once."""
         taken: list[Trial] = []
         running = self.optuna.trial.TrialState.RUNNING
-        for waiting in self.trials:
-            told = waiting.user_attrs
-            if len(taken) == most or waiting.state.name != "WAITING" or "begun" in told:
-                continue
-            if alike(told["cell"], told["seeds"][0]):
-                with suppress(self.optuna.exceptions.UpdateFinishedTrialError):
-                    mine = self.study._storage.set_trial_state_values(waiting._trial_id, state=running)
-                    if mine and self._claimed(waiting):
-                        taken.append(self._taken(self.optuna.trial.Trial(self.study, waiting._trial_id)))
+        with self.turn:
+            for waiting in self.trials:
+                told = waiting.user_attrs
+                if len(taken) == most or waiting.state.name != "WAITING" or "begun" in told:
+                    continue
+                if alike(told["cell"], told["seeds"][0]):
+                    with suppress(self.optuna.exceptions.UpdateFinishedTrialError):
+                        if self.study._storage.set_trial_state_values(waiting._trial_id, state=running):
+                            taken.append(self._taken(self.optuna.trial.Trial(self.study, waiting._trial_id)))
         return taken
-
-    def _claimed(self, trial: Any) -> bool:
-        """SQLite gives a trial to two workers that ask at the same moment; a file can be made by one only. A trial that
-        is put back, or one of a storage made anew, has another mark."""
-        if self.claims is None:
-            return True
-        make_folder(self.claims)
-        try:
-            os.close(os.open(self.claims / f"{trial.number}-{trial.user_attrs['mark']}", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
 
     def _taken(self, handle: Any) -> Trial:
         handle.set_user_attr("worker", [socket.gethostname(), os.getpid()])
@@ -123,8 +108,9 @@ class Queue:
 
     def back(self, trial: Trial) -> None:
         """Stopped by the user: it waits again, with what it has."""
-        self._enqueue(trial.handle.number, trial.told)
-        self.study.tell(trial.handle, state=self.optuna.trial.TrialState.FAIL)
+        with self.turn:
+            self._enqueue(trial.handle.number, trial.told)
+            self.study.tell(trial.handle, state=self.optuna.trial.TrialState.FAIL)
 
     @property
     def trials(self) -> list[Any]:
@@ -173,9 +159,10 @@ class Queue:
 
     def retry_failed(self) -> int:
         """Failed trials wait again."""
-        failed = [trial for trial in self.trials if trial.state.name == "FAIL"]
-        for trial in failed:
-            self._enqueue(trial.number, trial.user_attrs)
+        with self.turn:
+            failed = [trial for trial in self.trials if trial.state.name == "FAIL"]
+            for trial in failed:
+                self._enqueue(trial.number, trial.user_attrs)
         return len(failed)
 
     def _belongs(self, remedy: str) -> None:
@@ -190,7 +177,7 @@ class Queue:
     def _fill(self) -> None:
         """What is wanted and not there yet waits."""
         for attributes in self._missing():
-            self._wait(attributes)
+            self.study.enqueue_trial({}, user_attrs=attributes)
 
     def _missing(self) -> list[dict[str, Any]]:
         if self.design.search:
@@ -221,10 +208,7 @@ class Queue:
 
     def _enqueue(self, number: int, told: dict[str, Any]) -> None:
         kept = {name: value for name, value in told.items() if name not in ("worker", "alive", "failed", "again")}
-        self._wait(kept | {"again": number})
-
-    def _wait(self, told: dict[str, Any]) -> None:
-        self.study.enqueue_trial({}, user_attrs=told | {"mark": uuid.uuid4().hex})
+        self.study.enqueue_trial({}, user_attrs=kept | {"again": number})
 
 
 def _key(cell: dict[str, str], seeds: list[int]) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 import re
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ def _opened(url: str, name: str) -> Any:
         direction="maximize",
         load_if_exists=True,
     )
+
+
+def one_after_the_other(url: str) -> AbstractContextManager[Any]:
+    """Of SQLite's file, a lock that one process holds at a time, for whoever reads it and then writes what follows from
+    that; freed by the system where its holder dies. A database server locks rows by itself."""
+    from filelock import FileLock
+    from sqlalchemy import make_url
+
+    place = make_url(url)
+    if place.get_backend_name() != "sqlite" or place.database in (None, "", ":memory:"):
+        return nullcontext()
+    return FileLock(f"{place.database}.lock")
 
 
 def default_storage(folder: Path) -> str:

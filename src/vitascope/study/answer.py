@@ -1,5 +1,6 @@
 """Finished trials -> what each setting did: mean and interval over seeds, and what can be told apart."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean
@@ -89,12 +90,13 @@ class Answer:
         return max((cell for cell in self.cells if len(cell.results) == most), key=lambda cell: cell.accuracy)
 
     def against_best(self, cell: Cell) -> Difference | None:
-        """None for the best itself, and where no seed is in both."""
+        """None for the best itself, and where no seed is in both. The best is known only afterwards, so the intervals
+        are those of all pairs of cells together (Bonferroni)."""
         common = [seed for seed in cell.results if seed in self.best.results]
         if cell is self.best or not common:
             return None
         pairs = [cell.results[seed]["accuracy"] - self.best.results[seed]["accuracy"] for seed in common]
-        return Difference(mean(pairs), interval(pairs, max(1, len(self.cells) - 1)))
+        return Difference(mean(pairs), interval(pairs, max(1, math.comb(len(self.cells), 2))))
 
     @property
     def as_good(self) -> list[Cell]:

@@ -145,6 +145,8 @@ def design(
             ranges[key] = found
         else:
             fixed.append(word)
+    if both := [key for key in (*axes, *ranges) if key in {word.partition("=")[0] for word in fixed}]:
+        raise UserError(f"{both[0]} is set and varied. Say it once.")
     numbers = tuple(range(first_seed, first_seed + seeds))
     made = Design(recipe, tuple(fixed), axes, ranges, numbers, search=search, **more)
     if not made.varied and not one:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from vitascope.errors import UserError
@@ -59,33 +60,37 @@ class Queue:
         """The next one that nobody has; None where none is waiting."""
         with self.turn:
             self._put_back_abandoned()
-            while self.waiting:
-                handle = self.study.ask()
-                if handle.number in {trial.number for trial in self.trials}:
-                    return self._taken(handle)
-                # There twice, or new because others took the last one in between.
-                self.study.tell(handle, state=self.optuna.trial.TrialState.FAIL)
-        return None
+            return self._asked() if self.design.search else next(self._claimed(lambda told: True), None)
 
     def take_more(self, most: int, alike: Callable[[dict[str, str], int], bool]) -> list[Trial]:
         """Of a grid, more that wait and are alike, for who learns many at once."""
-        taken: list[Trial] = []
-        running = self.optuna.trial.TrialState.RUNNING
         with self.turn:
-            for waiting in self.trials:
-                told = waiting.user_attrs
-                if len(taken) == most or waiting.state.name != "WAITING" or "begun" in told:
-                    continue
-                if alike(told["cell"], told["seeds"][0]):
-                    with suppress(self.optuna.exceptions.UpdateFinishedTrialError):
-                        if self.study._storage.set_trial_state_values(waiting._trial_id, state=running):
-                            taken.append(self._taken(self.optuna.trial.Trial(self.study, waiting._trial_id)))
-        return taken
+            new = self._claimed(lambda told: "begun" not in told and alike(told["cell"], told["seeds"][0]))
+            return list(islice(new, most))
+
+    def _asked(self) -> Trial | None:
+        """A search's next one, for which the sampler looks at all that are known."""
+        while self.waiting:
+            handle = self.study.ask()
+            if handle.number in {trial.number for trial in self.trials}:
+                return self._taken(handle)
+            # There twice, or new because others took the last one in between.
+            self.study.tell(handle, state=self.optuna.trial.TrialState.FAIL)
+        return None
+
+    def _claimed(self, wanted: Callable[[dict[str, Any]], bool]) -> Iterator[Trial]:
+        """Of a grid, those that wait and are wanted, one after the other; each is this worker's from then on."""
+        running = self.optuna.trial.TrialState.RUNNING
+        for waiting in self.trials:
+            if waiting.state.name == "WAITING" and wanted(waiting.user_attrs):
+                with suppress(self.optuna.exceptions.UpdateFinishedTrialError):
+                    if self.study._storage.set_trial_state_values(waiting._trial_id, state=running):
+                        yield self._taken(self.optuna.trial.Trial(self.study, waiting._trial_id))
 
     def _taken(self, handle: Any) -> Trial:
         handle.set_user_attr("worker", [socket.gethostname(), os.getpid()])
-        cell = handle.user_attrs.get("cell")
-        trial = Trial(handle, self._chosen(handle) if cell is None else cell, list(handle.user_attrs["seeds"]))
+        cell = self._chosen(handle) if self.design.search else handle.user_attrs["cell"]
+        trial = Trial(handle, cell, list(handle.user_attrs["seeds"]))
         trial.note("cell", trial.cell)
         return trial
 
@@ -109,7 +114,7 @@ class Queue:
     def back(self, trial: Trial) -> None:
         """Stopped by the user: it waits again, with what it has."""
         with self.turn:
-            self._enqueue(trial.handle.number, trial.told)
+            self._enqueue(trial.handle.number, trial.told, trial.handle.params)
             self.study.tell(trial.handle, state=self.optuna.trial.TrialState.FAIL)
 
     @property
@@ -162,7 +167,7 @@ class Queue:
         with self.turn:
             failed = [trial for trial in self.trials if trial.state.name == "FAIL"]
             for trial in failed:
-                self._enqueue(trial.number, trial.user_attrs)
+                self._enqueue(trial.number, trial.user_attrs, trial.params)
         return len(failed)
 
     def _belongs(self, remedy: str) -> None:
@@ -204,11 +209,12 @@ class Queue:
                 continue
             with suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # another worker was faster
                 self.study._storage.set_trial_state_values(trial._trial_id, state=self.optuna.trial.TrialState.FAIL)
-                self._enqueue(trial.number, trial.user_attrs)
+                self._enqueue(trial.number, trial.user_attrs, trial.params)
 
-    def _enqueue(self, number: int, told: dict[str, Any]) -> None:
+    def _enqueue(self, number: int, told: dict[str, Any], chosen: dict[str, Any]) -> None:
+        """The same once more, by a search too."""
         kept = {name: value for name, value in told.items() if name not in ("worker", "alive", "failed", "again")}
-        self.study.enqueue_trial({}, user_attrs=kept | {"again": number})
+        self.study.enqueue_trial(chosen, user_attrs=kept | {"again": number})
 
 
 def _key(cell: dict[str, str], seeds: list[int]) -> tuple[Any, ...]:
@@ -240,6 +246,8 @@ def _abandoned(told: dict[str, Any], began: datetime | None) -> bool:
 
 
 def _is_there(process: int) -> bool:
+    if os.name == "nt":  # where asking with signal 0 would interrupt it: minutes of silence must do
+        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -75,7 +75,7 @@ def notes(found: Answer) -> list[str]:
     lines = [
         f"Set for all: {' '.join(found.design.fixed) or 'as the recipe says'}. Judged by {which}, last epoch{probed}. "
         "± is half of the 95 % interval of the mean over seeds (Student's t); "
-        "differences to the best are taken seed by seed, with intervals that hold for all together (Bonferroni); "
+        "differences to the best are taken seed by seed, with intervals that hold for all pairs together (Bonferroni); "
         "whoever picks the best of many picks some luck with it.",
     ]
     if any((other := found.against_best(cell)) and other.no_spread for cell in found.cells):

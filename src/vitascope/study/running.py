@@ -121,17 +121,24 @@ def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, No
         for trial in trials:
             queue.back(trial)
         return why
-    for trial, came in zip(trials, found, strict=True):
-        accuracy, failed = None, None
-        if isinstance(came, str):
-            failed = came
-            queue.give_up(trial, came)
-        else:
-            trial.note("results", {str(trial.seeds[0]): came | {"beside": beside}})
-            accuracy = came["accuracy"]
-            queue.finish(trial, accuracy)
+    # All are told before the first is shown: whoever stops then loses none.
+    ends = [_ended(queue, trial, came, beside) for trial, came in zip(trials, found, strict=True)]
+    for trial, (accuracy, failed) in zip(trials, ends, strict=True):
         yield Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
     return ""
+
+
+def _ended(queue: Queue, trial: Trial, came: dict[str, Any] | str, beside: int) -> tuple[float | None, str | None]:
+    """One of many, told to the storage: its accuracy, or what went wrong."""
+    try:
+        if isinstance(came, dict):
+            trial.note("results", {str(trial.seeds[0]): came | {"beside": beside}})
+            queue.finish(trial, came["accuracy"])
+            return came["accuracy"], None
+    except Exception as error:  # a storage that is away; somebody else has it now
+        came = _said(error)
+    queue.give_up(trial, came)
+    return None, came
 
 
 def _judged(run: Run | UserError, design: Design) -> dict[str, Any] | str:
@@ -193,9 +200,10 @@ class Following:
 def result(run: Run, design: Design) -> dict[str, Any]:
     """What the answer needs of a run, small enough for a storage."""
     rows, recipe, facts = run.metrics, run.recipe, run.machine
-    accuracy = rows[-1].get("val_accuracy", 0.0)
     if design.judge == "test":
-        accuracy = load(run, device="auto").evaluate(robust=False).accuracy
+        accuracy = load(run, device=recipe.train.device).evaluate(robust=False).accuracy
+    else:
+        accuracy = rows[-1]["val_accuracy"]
     curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVES}
     curves["seconds"] = [round(since, 4) for since in accumulate(steady_times(rows))]
     return {

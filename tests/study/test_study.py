@@ -158,7 +158,7 @@ def test_a_searchs_try_that_is_put_back_keeps_what_was_chosen(tmp_path) -> None:
 def test_who_stops_while_many_are_told_loses_none(tmp_path, monkeypatch) -> None:
     made = design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
     queue = Queue(made, default_storage(tmp_path), "study")
-    next(work_off(queue, tmp_path, together=3)).accuracy  # and nobody asks for the others
+    assert next(work_off(queue, tmp_path, together=3)).accuracy  # and nobody asks for the others
     assert [trial.state.name for trial in queue.trials] == ["COMPLETE"] * 3
     assert all(trial.user_attrs["results"]["1"]["together"] == 3 for trial in queue.trials)
 

@@ -1,9 +1,11 @@
 """Curves over a growing number -> log-log panels side by side, in which a power law is a straight line."""
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from vitascope.draw.look import COLOURS, caption, label, new_figure
 
+FEW = 1000  # a span of less than three decades has room for 1, 2, 5 in each
 Curves = dict[str, list[tuple[float, float]]]
 
 
@@ -16,6 +18,11 @@ def draw_growth(panels: dict[str, Curves], *, x: str, title: str, caption_text: 
         counts = [count for count, _ in next(iter(curves.values()))]
         panel.set_xticks(counts, [f"{count:g}" for count in counts])
         panel.minorticks_off()
+        few = max(size for curve in curves.values() for _, size in curve) < FEW * min(
+            size for curve in curves.values() for _, size in curve
+        )
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.grid(alpha=0.25)
         panel.legend(frameon=False)
         label(panel, f"{title}: {y.split(' in ')[0]}", x, y)

@@ -17,28 +17,34 @@ from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure,
 
 MOST_NAMES = 16  # in a legend
 LONG = 6  # digits under an axis
+LONG_RUN = 6  # epochs: from so many on the end is drawn once more
 NEAR = (0.12, 0.04)  # shares of a panel: numbers of points nearer than that overprint each other
 Curves = dict[str, list[list[float]]]  # train_loss, val_accuracy, … -> one list of epochs per seed
 
 
 def draw_bands(cells: dict[str, Curves], text: str, units: dict[str, str] = UNITS) -> Figure:
     """Loss and accuracy over epochs: a colour per cell, validation full, training dashed, bands from the lowest to the
-    highest seed."""
-    figure, panels = new_figure(2, width=12.6, height=4.8)
+    highest seed. Differences at the end are small, so its half has a panel of its own, without the training images."""
+    longest = max((len(line) for curves in cells.values() for lines in curves.values() for line in lines), default=0)
+    shown = [("loss", 1), ("accuracy", 1)] + ([("accuracy", 1 + longest // 2)] if longest >= LONG_RUN else [])
+    figure, panels = new_figure(len(shown), width=4.2 * len(shown) + 4.2, height=4.8)
     colours = shades(len(cells))
-    for panel, kind in zip(panels, ("loss", "accuracy"), strict=True):
+    for panel, (kind, first) in zip(panels, shown, strict=True):
         scale = 100 if kind == "accuracy" else 1
         for colour, curves in zip(colours, cells.values(), strict=True):
             for split, style, wide in (("train", "--", 0.9), ("val", "-", 1.8)):
-                lines = curves.get(f"{split}_{kind}")
+                lines = curves.get(f"{split}_{kind}") if split == "val" or first == 1 else None
                 if lines:
-                    _band(panel, scale * _even(lines), colour, style, wide, shaded=split == "val")
+                    _band(panel, scale * _even(lines), colour, style, wide, first, shaded=split == "val")
         over_epochs(panel, kind)
         panel.set_ylabel(units[kind])
+        if first > 1:
+            panel.set_title("the second half, enlarged", fontsize=11, fontweight="bold")
     names = [
         Line2D([], [], color=colour, label=plain(shorten(name, 40)))
         for colour, name in zip(colours, cells, strict=True)
     ]
+    names += [Line2D([], [], color="#555555", linewidth=1.8, label="validation images")]
     names += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training images")]
     figure.legend(handles=names, loc="outside right upper", fontsize=8)  # in a panel it would hide the last epochs
     caption(figure, text)
@@ -158,8 +164,9 @@ def _even(lines: list[list[float]]) -> Any:
     return np.array([line[:shortest] for line in lines])
 
 
-def _band(panel: Any, values: Any, colour: Any, style: str, wide: float, *, shaded: bool) -> None:
-    epochs = np.arange(1, values.shape[1] + 1)
+def _band(panel: Any, values: Any, colour: Any, style: str, wide: float, first: int, *, shaded: bool) -> None:
+    values = values[:, first - 1 :]
+    epochs = np.arange(first, first + values.shape[1])
     marker = "o" if len(epochs) == 1 else None
     panel.plot(epochs, values.mean(0), color=colour, linestyle=style, linewidth=wide, marker=marker)
     if shaded and len(values) > 1:

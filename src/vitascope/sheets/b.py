@@ -1,10 +1,16 @@
 """Sheet B: shapes through attention, and curves at three lengths."""
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
+from torch import nn
 
+from vitascope.errors import UserError
 from vitascope.model.attention import SelfAttention
+from vitascope.model.config import ModelConfig
+from vitascope.model.vit import VisionTransformer
 from vitascope.sheets.lab import Lab
 from vitascope.sheets.writing import Report, shape_of
 from vitascope.study.answer import Cell
@@ -38,7 +44,47 @@ def run(lab: Lab, report: Report) -> None:
     report.table(head, rows)
     report.text(f"{found.sentence} {_surer(found.cells)} {found.clock}")
     report.numbers |= {"accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in found.cells}}
+    _input_sizes(report)
     report.questions()
+
+
+def _input_sizes(report: Report) -> None:
+    """Models for 32 × 32 images, asked about others."""
+    sizes = (32, 40, 64)
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
+    features = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    asked: dict[str, Callable[[int], nn.Module]] = {
+        "ViT, learned positions, as it is": lambda _: VisionTransformer(ModelConfig(32, 4, **small)),
+        "ViT, rotary positions, told the size": lambda size: VisionTransformer(
+            ModelConfig(size, 4, positions="rotary", **small)
+        ),
+        "CNN, global pooling": lambda _: nn.Sequential(
+            *features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+        ),
+        "CNN, flattened last map": lambda _: nn.Sequential(*features, nn.Flatten(), nn.Linear(8 * 16 * 16, 10)),
+    }
+    rows = []
+    for name, model in asked.items():
+        weights, cells = model(32).state_dict(), []
+        for size in sizes:
+            other = model(size)
+            other.load_state_dict(weights)  # the same weights answer, whatever the size
+            cells.append(_answers(other, size))
+        rows.append([name, *cells])
+    layer, tokens = SelfAttention(32, 2), [(size // 4) ** 2 for size in sizes]
+    with torch.no_grad():
+        rows.append(["attention alone", *(shape_of(layer(torch.randn(1, count, 32))) for count in tokens)])
+    report.heading("Which input sizes?")
+    report.table(["weights for 32 × 32, tried on", *(f"{size} × {size}" for size in sizes)], rows)
+
+
+def _answers(model: nn.Module, size: int) -> str:
+    try:
+        with torch.no_grad():
+            return shape_of(model(torch.randn(1, 3, size, size)))
+    except (UserError, RuntimeError):
+        return "refused"
 
 
 def model_of(lab: Lab) -> str:
@@ -75,8 +121,8 @@ def _shapes(report: Report) -> None:
     report.text(
         f"""The sheet multiplies Q Kᵀ, which with tokens as columns is {shape_of(wrong)}: it compares features with
         features, not tokens with tokens, and its size does not depend on the number of tokens. With tokens as columns
-        a score is a product of two columns, Kᵀ Q, and the softmax runs over the keys, down each column (the columns
-        above sum to {maps.sum(0).min():.4f} to {maps.sum(0).max():.4f})."""
+        a score is a product of two columns, Kᵀ Q, and the softmax runs over the keys, down each column (whose sums
+        here differ from 1 by at most {float((maps.sum(0) - 1).abs().max()):.0e})."""
     )
     _heads(report)
 

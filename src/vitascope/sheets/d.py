@@ -5,25 +5,48 @@ from typing import Any
 
 from vitascope.errors import UserError
 from vitascope.model.anatomy import anatomy
-from vitascope.model.attention_cost import draw_costs, exponents, measure_attention, token_counts
+from vitascope.model.attention_cost import Cost, draw_costs, exponents, measure_attention, measure_parts, token_counts
 from vitascope.model.config import ModelConfig
+from vitascope.recipe.reading import read_recipe
 from vitascope.run.machine import device_names, machine_name
+from vitascope.sheets.claims import END, FALL, SLOW, START, TIME, Claim, gain
 from vitascope.sheets.lab import Lab
 from vitascope.sheets.pictures import positions_figure
 from vitascope.sheets.starts import compare_starts, find_weights
 from vitascope.sheets.writing import Report
-from vitascope.study.answer import Answer, Cell
+from vitascope.study.answer import Answer
 from vitascope.study.report import bands, table
 from vitascope.training.hardware import choose_device
 
 TITLE = "three studies on MNIST, what attention costs, a small image, little data"
-STUDIES = {
-    "width": ("model.embed_dim=16,32,64,128", "32 best, 16 converges slightly slower, 128 worst and slowest"),
-    "patch": ("model.patch_size=2,4,7,14,28", "2 “has problem with the learning”, 14 ideal, 28 is no patching at all"),
-    "depth": ("model.depth=2,4,6,8", "6 best, 8 unstable, 2 starts worse and ends well"),
+STUDIES = {  # name -> what is varied, and what the sheet says of it
+    "width": (
+        "model.embed_dim=16,32,64,128",
+        [
+            Claim("32 features are best", "32"),
+            Claim("16 converge slightly slower", "16", SLOW, than="32"),
+            Claim("128 are worst", "128", END, more=False),
+            Claim("128 are slowest", "128", TIME),
+        ],
+    ),
+    "patch": (
+        "model.patch_size=2,4,7,14,28",
+        [
+            Claim("patches of 2 “have problem with the learning”", "2", END, more=False),
+            Claim("patches of 14 are ideal", "14"),
+        ],
+    ),
+    "depth": (
+        "model.depth=2,4,6,8",
+        [
+            Claim("6 blocks are best", "6"),
+            Claim("8 blocks are unstable", "8", FALL),
+            Claim("2 blocks start worse", "2", START, more=False),
+            Claim("and end well", "2", shared=True),
+        ],
+    ),
 }
-CLAIMS = {"width": "32", "patch": "14", "depth": "6"}
-NAMES = {"width": "embed_dim", "patch": "patch size", "depth": "blocks"}
+PARTS = (64, 65)  # images and tokens, for what projections cost beside the maps
 QUICK = ["data.fraction=0.02", "train.epochs=3", "train.batch_size=32"]
 FEW = ["data.fraction=0.0186", "data.repeat=10", "train.epochs=30"]  # 1,000 images: 2,340 steps
 FEW_QUICK = ["data.fraction=0.0186", "train.epochs=4", "train.batch_size=16"]
@@ -38,66 +61,73 @@ REMEDIES = {
 
 def run(lab: Lab, report: Report) -> None:
     weights = find_weights(lab)
+    plain = read_recipe("sheet-d", QUICK if lab.quick else [])
     report.text(
-        """The model: pre-norm blocks (LayerNorm → multi-head attention with output projection → sum → LayerNorm →
-        GELU MLP → sum), class token, sinusoidal positions (`vitascope anatomy sheet-d`); 4 heads, batch 128, AdamW
-        1e-3. Studies are judged by images held back from training; the test images are not touched."""
+        f"""The model: pre-norm blocks (LayerNorm → multi-head attention with output projection → sum → LayerNorm →
+        GELU MLP → sum), class token, sinusoidal positions (`vitascope anatomy sheet-d`); {plain.model.num_heads} heads,
+        batch {plain.train.batch_size}, AdamW {plain.train.lr:g}. Where a study does not vary them:
+        {plain.model.embed_dim} features, patches of {plain.model.patch_size}, {plain.model.depth} blocks. Studies are
+        judged by images held back from training; the test images are not touched."""
     )
     report.heading("The position embedding")
     report.picture("positions", positions_figure([(100, 16), (1000, 160)]))
-    found = {name: _study(lab, report, name) for name in STUDIES}
-    costs = _cost(report)
+    claims = " ".join(_study(lab, report, name) for name in STUDIES)
+    costs = _cost(lab, report)
     _small_image(report)
     compare_starts(lab, report, weights)
     gains = _little_data(lab, report)
     out, fused = costs["written out"], costs["fused"]
-    claims = " ".join(_claim(name, one) for name, one in found.items())
     told = "; ".join(f"{name} {points} points ({verdict})" for name, (points, verdict) in gains.items())
     report.questions(time=out["seconds"], memory=out["peak_bytes"], fused=fused["peak_bytes"], claims=claims, told=told)
-    report.numbers |= {name: {cell.name: cell.accuracies for cell in one.cells} for name, one in found.items()}
 
 
-def _study(lab: Lab, report: Report, name: str) -> Answer:
-    words, claimed = STUDIES[name]
+def _study(lab: Lab, report: Report, name: str) -> str:
+    """What became of the sheet's claims, in a sentence."""
+    words, claims = STUDIES[name]
     found = lab.study(name, "sheet-d", [words, *(QUICK if lab.quick else [])])
     report.heading(f"Study: {words}")
     report.picture(name, bands(found))
     report.table(*table(found))
-    report.text(
-        f"""The sheet: {claimed}. Here, {lab.seeds} seeds of {found.epochs} epochs: {found.sentence} {stability(found)}
-        {found.clock}"""
-    )
-    return found
+    report.text(f"{lab.seeds} seeds of {found.epochs} epochs. {found.sentence} {found.clock}")
+    return _judge(report, name, claims, found)
 
 
-def stability(found: Answer) -> str:
-    """Which value's seeds lie furthest apart, which the sheet calls unstable from one run."""
-    spreads = {cell.name: 100 * (max(cell.accuracies) - min(cell.accuracies)) for cell in found.cells}
-    name = max(spreads, key=lambda one: spreads[one])
-    told = ", ".join(f"{one}: {spread:.2f}" for one, spread in spreads.items())
-    return f"Points between the worst and the best seed: {told}; widest for {name}."
+def _judge(report: Report, name: str, claims: list[Claim], found: Answer) -> str:
+    told = {claim.text: claim.judged(found, len(claims)) for claim in claims}
+    rows = [[text, verdict, measured] for text, (verdict, measured) in told.items()]
+    report.table(["the sheet, from one run each", "over the seeds", "measured, seed by seed"], rows)
+    report.numbers[name] = {cell.name: cell.accuracies for cell in found.cells}
+    return f"Of the {name}: {'; '.join(f'“{text}”: {verdict}' for text, (verdict, _) in told.items())}."
 
 
-def _cost(report: Report) -> dict[str, dict[str, float]]:
-    device = choose_device("auto")
-    costs = measure_attention(4, 64, token_counts(4, device), device)
+def _cost(lab: Lab, report: Report) -> dict[str, dict[str, float]]:
+    known = lab.once("cost", lambda: _measured(choose_device(lab.device)))
+    costs, parts, where = [Cost(**cost) for cost in known["costs"]], known["parts"], known["machine"]
     fits = exponents(costs)
-    report.numbers["cost"] = [asdict(cost) for cost in costs]
+    report.numbers["cost"] = known
     report.heading("What attention costs as tokens grow")
     report.picture("cost", draw_costs(costs, "4 heads of width 64"))
     rows = [[way, f"tokens^{fit['seconds']:.2f}", f"tokens^{fit['peak_bytes']:.2f}"] for way, fit in fits.items()]
-    where = machine_name(device_names(), device)
     report.table([f"4 heads of 64, {where}", "time", "memory"], [["the sheet", "tokens²", "tokens²"], *rows])
     stages = {stage.name: stage.flops for stage in anatomy(ModelConfig(32, 4, embed_dim=256, depth=1, num_heads=4))}
     attention = {name.split(".")[-1]: flops for name, flops in stages.items() if ".attn." in name}
     projections = sum(flops for name, flops in attention.items() if name in ("query", "key", "value", "proj", "joined"))
     meeting = sum(attention.values()) - projections
     report.text(
-        f"""At 65 tokens of width 256 the projections cost {projections / 1e6:.1f} million operations and the maps
-        with what is gathered along them {meeting / 1e6:.1f}: the N² part is the smaller one until N is twice the
-        width."""
+        f"""The exponents are slopes through the larger half of the token counts. At {PARTS[1]} tokens of width 256 the
+        projections cost {projections / 1e6:.1f} million operations and the maps with what is gathered along them
+        {meeting / 1e6:.1f}: the N² part is the smaller one until N is twice the width. Measured ({PARTS[0]} images at
+        once): {", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in parts.items())}. Written out, the maps
+        take longer than their operations say, because they are written to memory and read again."""
     )
     return fits
+
+
+def _measured(device: str) -> dict[str, Any]:
+    costs = measure_attention(4, 64, token_counts(4, device), device)
+    parts = measure_parts(*PARTS, width=256, heads=4, device=device)
+    machine = machine_name(device_names(), device)
+    return {"machine": machine, "costs": [asdict(cost) for cost in costs], "parts": parts}
 
 
 def _small_image(report: Report) -> None:
@@ -149,45 +179,14 @@ def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
         found = lab.study(place, "sheet-d", [words, *(FEW_QUICK if lab.quick else FEW)])
         plain, changed = found.cells
         passes = found.epochs * found.design.recipe_for(plain.settings, 1).data.repeat
-        gains[name] = _gain(found, plain, changed)
+        gains[name] = gain(plain, changed, len(REMEDIES))
         report.numbers[place] = {cell.name: cell.accuracies for cell in found.cells}
         learnt = [f"{100 * (one.last('train_accuracy') or 0.0):.0f} %" for one in found.cells]
         rows.append([name, plain.percent, changed.percent, *gains[name], " → ".join(learnt)])
     report.table(["change", "without", "with", "points", "", "training images right"], rows)
     report.text(
         f"""Every image is learnt from {passes} times; {lab.seeds} seeds. Differences are taken seed by seed, with 95 %
-        intervals. The last column is of the training images as they were learnt from: shifted, with features or blocks
-        dropped, where that is the change."""
+        intervals, wide enough that all {len(REMEDIES)} hold together (Bonferroni). The last column is of the training
+        images as they were learnt from: shifted, with features or blocks dropped, where that is the change."""
     )
     return gains
-
-
-def _gain(found: Answer, plain: Cell, changed: Cell) -> tuple[str, str]:
-    better = found.best is changed
-    other = found.against_best(plain if better else changed)
-    if other is None:
-        return "–", "not compared"
-    half = "" if other.half is None else f" ± {100 * other.half:.2f}"
-    verdict = ("helps" if better else "hurts") if other.verdict == "worse" else other.verdict
-    return f"{100 * (-other.points if better else other.points):+.2f}{half}", verdict
-
-
-def _claim(name: str, found: Answer) -> str:
-    """Whether the sheet's favourite is the best here."""
-    claimed = next((cell for cell in found.cells if next(iter(cell.settings.values())) == CLAIMS[name]), None)
-    best = found.best
-    if claimed is None:
-        return f"{NAMES[name]}: {found.sentence}"
-    if claimed is best:
-        rest = "and every other value is worse" if not found.as_good else "but others cannot be told from it"
-        return f"{NAMES[name]}: the sheet's {CLAIMS[name]} is the best here too ({claimed.percent}), {rest}."
-    other = found.against_best(claimed)
-    if other is not None and other.verdict == "worse":
-        return (
-            f"{NAMES[name]}: the sheet's {CLAIMS[name]} ({claimed.percent}) is not the best: {best.name} reaches "
-            f"{best.percent}, beyond the seeds' noise."
-        )
-    return (
-        f"{NAMES[name]}: the sheet's {CLAIMS[name]} ({claimed.percent}) cannot be told from the best, {best.name} "
-        f"({best.percent})."
-    )

@@ -1,14 +1,16 @@
 """Where a sheet's experiments are done: each a small study in the sheet's folder, so that a stopped sheet goes on."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from vitascope.data.opening import open_source
 from vitascope.errors import UserError
 from vitascope.run.directory import Run
-from vitascope.run.files import make_folder
+from vitascope.run.files import make_folder, read_json, write_json
 from vitascope.sheets.made import Made
 from vitascope.study.answer import Answer, Cell, answer
 from vitascope.study.design import design
@@ -47,8 +49,9 @@ class Lab:
         made_already = Made(self.folder.parent, self.console)
         made_already.take_over(queue, alone=self.together == 1, weights=weights)
         for told in work_off(queue, folder, together=self.together):
-            made_already.note(queue, told.number, folder)
+            made_already.note(queue, folder)
             show(told, self.console)
+        made_already.note(queue, folder)  # also what was finished just before somebody killed this
         found = answer(made, queue.trials)
         if found.failed:
             which, why = found.failed[0]
@@ -57,6 +60,20 @@ class Lab:
             raise UserError(f"{name}: another process is at some of the runs. When it has ended: the same command.")
         self.machines.extend(name for name in found.machines if name not in self.machines)
         return found
+
+    def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What is measured besides the runs: kept, so that a page that is written again says the same."""
+        place = self.folder.with_name(f"{self.folder.name}-{name}.json")
+        known = read_json(place)
+        if not known:
+            make_folder(place.parent, "Choose another place with --out.")
+            known = measure()
+            write_json(place, known)
+        return known
+
+    def alone(self) -> "Lab":
+        """For one run that learns by itself, whose seconds are those that somebody waits."""
+        return replace(self, seeds=1, together=1)
 
     def run(self, name: str, **settings: object) -> Run:
         """A finished run that a study made: the first whose recipe says so, such as data.fraction=0.8."""
@@ -70,30 +87,33 @@ class Lab:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a cell's seeds first were as good as a number, in epochs and seconds, and how many never were."""
+    """When a cell's seeds first were as good as a number, in epochs and seconds, and how many never were in all their
+    epochs."""
 
     epochs: list[int]
     seconds: list[float]
     never: int
+    length: int
 
     def __str__(self) -> str:
         if not self.epochs:
-            return "never"
+            return f"not in {self.length} epochs"
         low, high = min(self.epochs), max(self.epochs)
         epochs = f"{low}" if low == high else f"{low}–{high}"
         text = f"epoch {epochs}, {sum(self.seconds) / len(self.seconds):.1f} s"
         return text if not self.never else f"{text} ({self.never} of {len(self.epochs) + self.never} seeds never)"
 
 
-def reached(cell: Cell, accuracy: float) -> Reached:
-    """By validation images, at the ends of epochs."""
-    epochs, seconds, never = [], [], 0
+def reached(cell: Cell, accuracy: float, clock: str = "seconds") -> Reached:
+    """By validation images, at the ends of epochs. `clock`: seconds (steady), or waited (with setting up)."""
+    epochs, seconds, never, length = [], [], 0, 0
     for found in cell.results.values():
         curve = found["curves"]["val_accuracy"]
+        length = max(length, len(curve))
         first = next((epoch for epoch, value in enumerate(curve, start=1) if value >= accuracy), None)
         if first is None:
             never += 1
         else:
             epochs.append(first)
-            seconds.append(found["curves"]["seconds"][first - 1])
-    return Reached(epochs, seconds, never)
+            seconds.append(found["curves"][clock][first - 1])
+    return Reached(epochs, seconds, never, length)

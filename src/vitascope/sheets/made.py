@@ -60,15 +60,17 @@ class Made:
                 queue.finish(trial, came["accuracy"])
                 self.console.print(f"{which}: made already", highlight=False, soft_wrap=True)
 
-    def note(self, queue: Queue, number: int, folder: Path) -> None:
-        """A trial that the study in this folder has just finished."""
+    def note(self, queue: Queue, folder: Path) -> None:
+        """What the study in this folder has finished, each once; not what it took over."""
         make_folder(self.folder)
-        told = next((trial.user_attrs for trial in queue.trials if trial.number == number), {})
-        for seed, found in told.get("results", {}).items():
-            if not found["run"]:  # taken over, by a process that was killed before it could say so
-                continue
-            place = (folder / "runs" / found["run"]).relative_to(self.folder)
-            self._add(queue.design, told["cell"], int(seed), found | {"run": place.as_posix()})
+        known = {(line["key"], line["judge"], line["run"]) for line in self._lines()}
+        for told in (trial.user_attrs for trial in queue.trials if trial.state.name == "COMPLETE"):
+            for seed, found in told["results"].items():
+                place = (folder / "runs" / found["run"]).relative_to(self.folder).as_posix()
+                key = key_of(queue.design, told["cell"], int(seed))
+                if found["run"] and (key, queue.design.judge, place) not in known:
+                    head = {"key": key, "recipe": queue.design.recipe, "cell": told["cell"], "seed": int(seed)}
+                    append_line(self.folder / FILE, head | {"judge": queue.design.judge} | found | {"run": place})
 
     def _way(self, lines: list[dict[str, Any]], design: Design, weights: bool) -> Any:
         """How to come by a run's result: it is written here, or the run lies here and can be judged; else None."""
@@ -78,10 +80,6 @@ class Made:
         if same and (there or not weights):
             return lambda: {name: value for name, value in same[-1].items() if name not in HEAD}
         return partial(result, Run(there[-1]), design) if there else None
-
-    def _add(self, design: Design, cell: dict[str, str], seed: int, found: dict[str, Any]) -> None:
-        head = {"key": key_of(design, cell, seed), "recipe": design.recipe, "cell": cell, "seed": seed}
-        append_line(self.folder / FILE, head | {"judge": design.judge} | found)
 
     def _lines(self) -> list[dict[str, Any]]:
         """Those that are whole; a kill may have torn one."""

@@ -86,7 +86,7 @@ def map_figure(run: Run) -> tuple[Figure, Tensor]:
     show(panels[2], 0.45 + 0.4 * picture)
     drawn = lay_over(panels[2], picture, maps[0, 1:].reshape(grid).numpy())
     panels[2].set_title("what the class token looks at", fontsize=11, fontweight="bold")
-    figure.colorbar(drawn, ax=panels[2], shrink=0.8)
+    figure.colorbar(drawn, ax=panels[2], shrink=0.8, label="weight")
     caption(
         figure,
         "Every row of the matrix is one token's attention and sums to 1. Its first row, without the "

@@ -12,6 +12,12 @@ from vitascope.study.design import Design, named
 NO_SPREAD = 1e-9  # differences of so many images, the same for every seed, are equal but for rounding
 
 
+def percent(shares: list[float]) -> str:
+    """Their mean and half of its 95 % interval."""
+    half = interval(shares)
+    return f"{100 * mean(shares):.2f}{'' if half is None else f' ± {100 * half:.2f}'} %"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One combination and what its seeds came to."""
@@ -38,12 +44,17 @@ class Cell:
 
     @property
     def percent(self) -> str:
-        half = "" if self.half is None else f" ± {100 * self.half:.2f}"
-        return f"{100 * self.accuracy:.2f}{half} %"
+        return percent(self.accuracies)
 
     def number(self, name: str) -> float:
         """The mean over seeds of parameters, flops, seconds or images_seen."""
         return mean(found[name] for found in self.results.values())
+
+    @property
+    def seconds(self) -> str:
+        """Their mean; of several machines' it would mean nothing."""
+        machines = {found["machine"] for found in self.results.values()}
+        return f"{self.number('seconds'):.1f}" if len(machines) == 1 else "–"
 
     def last(self, name: str) -> float | None:
         """The last epoch's mean of a curve."""

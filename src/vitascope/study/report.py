@@ -62,7 +62,7 @@ def table(found: Answer) -> tuple[list[str], list[list[str]]]:
                 "–" if train is None else f"{100 * train:.1f} %",
                 millions(round(cell.number("parameters"))),
                 millions(round(cell.number("flops"))),
-                f"{cell.number('seconds'):.1f}",
+                cell.seconds,
             ]
         )
     return head, rows

@@ -206,6 +206,7 @@ def result(run: Run, design: Design) -> dict[str, Any]:
         accuracy = rows[-1]["val_accuracy"]
     curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVES}
     curves["seconds"] = [round(since, 4) for since in accumulate(steady_times(rows))]
+    curves["waited"] = [round(since, 4) for since in accumulate(row["seconds"] for row in rows)]  # with setting up
     return {
         "run": "/".join(run.path.parts[-2:]),  # below the study's runs
         "accuracy": accuracy,

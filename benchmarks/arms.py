@@ -1,6 +1,7 @@
 """A recipe and an arm's settings -> one row of a record: how good it became, how large it is, how long it took."""
 
 import argparse
+import gc
 import time
 from itertools import accumulate
 from pathlib import Path
@@ -36,11 +37,15 @@ def measured(
     row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows) * run.recipe.data.repeat}
     row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold, 1)}
     row |= {"seconds": round(whole_seconds(rows), 1), "steady_seconds": round(steady_seconds(rows), 2)}
-    row |= {"images_per_second": round(max(row["images_per_second"] for row in rows))}
+    spent = sum(steady_times(rows, "train_seconds"))  # also where the first epochs are of fewer patches
+    row |= {"train_seconds": round(spent, 2), "images_per_second": round(rows[-1]["images_seen"] / spent)}
+    row |= {"val_loss": round(rows[-1]["val_loss"], 4)} if "val_loss" in rows[-1] else {}
     row |= {"compiled": run.machine["hardware"]["compiled"]}
     row |= {"curve": accuracy_over_seconds(rows)} if curve else {}
     told = f"{row['parameters']:,} parameters, {row['steady_seconds']} s, {row['images_per_second']:,} images/s"
     print(f"{arm:42s} seed {run.recipe.train.seed}: {score:.2%}, {told}", flush=True)
+    del trained
+    gc.collect()  # a recorded step keeps its memory in a circle
     return row
 
 

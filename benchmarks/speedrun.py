@@ -75,6 +75,22 @@ ARMS: dict[str, dict[str, Any]] = {
     "512 x 3": {"model.embed_dim": 512, "model.depth": 3, "model.num_heads": 8},
     "256 x 6": {"model.depth": 6},
     "256 x 10": {"model.depth": 10},
+    "MLP of 3": {"model.mlp_ratio": 3.0},
+    "warm-up of 3 %": {"train.warmup": 0.03},
+    "batch of 528": {"train.batch_size": 528},  # 64 × 528 rows are whole waves of tiles for 132 processors
+}
+LEAN = {"train.batch_size": 528, "model.proj_bias": False, "train.clip_grad": 0.0}  # less work in a step
+FREE = LEAN | {"data.augment.mix_until": 0.8, "data.augment.shift_fill": "reflect"}  # costs no time
+ARMS |= {  # many small changes at once: each alone is below what a few seeds can tell
+    "lean": LEAN,
+    "lean, free": FREE,
+    "lean, free, quick start": FREE | {"train.warmup": 0.03, "train.lr": 2e-3, "train.betas": [0.9, 0.98]},
+    "lean, free, Muon 0.03": FREE | {"train.muon_lr": 0.03},
+    "lean, free, final rate 5 %": FREE | {"train.final_lr": 0.05},
+    "lean, free, no stochastic depth": FREE | {"model.drop_path_rate": 0.0},
+    "lean, free, half of the patches": FREE | {"train.patch_share": 0.5, "train.small_share": 0.4},
+    "lean, free, 384 x 5": FREE | {"model.embed_dim": 384, "model.depth": 5, "model.num_heads": 6},
+    "lean, free, MLP of 3": FREE | {"model.mlp_ratio": 3.0},
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import speedrun
 from vitascope import UserError
+from vitascope.records.arms import arms_of
 
 COMMON = {"data.validation": 0.1, "data.name": "cifar10", "train.compile": "never"}
 
@@ -17,6 +18,15 @@ def test_arms_that_change_nothing_or_cannot_be_are_left_out_and_named(capsys) ->
     assert "Left out: local start. The recipe has it already." in said
     assert "Left out: no rotary positions. initialize=local sets the biases" in said
     assert speedrun.applying("cifar10", COMMON, names[1:3], 2) == ["local start"]
+
+
+def test_every_bundle_of_changes_can_be_and_is_held_against_the_bundle_it_adds_to() -> None:
+    bundles = [name for name in speedrun.ARMS if name.startswith("lean")]
+    assert len(bundles) > 5 and speedrun.applying("cifar10-94", COMMON, bundles, 2) == bundles
+    rows = [{"arm": name, "seed": 1, "accuracy": 0.9} for name in ["as it is", *bundles]]
+    bases = {arm.name: arm.base for arm in arms_of(rows)}
+    assert (bases["lean"], bases["lean, free"]) == ("as it is", "lean")
+    assert {base for name, base in bases.items() if name.startswith("lean, free, ")} == {"lean, free"}
 
 
 def test_what_the_datas_policy_says_counts_as_the_recipes() -> None:

@@ -12,11 +12,12 @@ import vitascope
 from tests.training.tiny import tiny_run
 from vitascope import UserError
 from vitascope.data.policy import resolve
+from vitascope.evaluation.openings import Opening
 from vitascope.recipe.reading import read_recipe
 from vitascope.records.arms import arms_of
 from vitascope.records.card import card
 from vitascope.records.filling import fill
-from vitascope.records.record import check_name, make_record, read_record, write_record
+from vitascope.records.record import _test_seconds, check_name, make_record, read_record, write_record
 from vitascope.records.settings import command_for, differing, flat_settings
 from vitascope.records.tables import KINDS
 from vitascope.records.work import image_flops
@@ -53,6 +54,15 @@ def test_a_record_holds_what_others_check_and_agrees_with_the_runs(pair, tmp_pat
     assert read_record(path) == record
     again = make_record(pair, "tiny")
     assert again.test_accuracy == record.test_accuracy and again.openings == [1, 1], "the first look counts"
+
+
+def test_a_gpus_first_batch_counts_in_the_cold_seconds_only() -> None:
+    found = {"accuracy": 0.9, "seconds": 0.5, "set_up_seconds": 2.0}
+    opening = Opening(1, 1, "digits", "test", 1, "last", "Box", None, found)
+    assert _test_seconds(opening, "Box") == 0.5 and _test_seconds(opening, "Box", cold=True) == 2.5
+    assert _test_seconds(opening, "Another", cold=True) == 0.0
+    older = replace(opening, found={"accuracy": 0.9, "seconds": 0.5})
+    assert _test_seconds(older, "Box", cold=True) == 0.5
 
 
 def test_the_command_of_a_record_trains_the_same_recipe(tmp_path) -> None:

@@ -102,12 +102,22 @@ def test_tokens_merged_or_dropped_in_answers_are_learnt_with_all_the_same() -> N
             check_together([read_recipe("cifar10", [fewer, "model.drop_path_rate=0"])])
 
 
-def test_whitening_and_saving_are_inside_the_clock(tmp_path, monkeypatch) -> None:
+def test_making_weights_whitening_and_saving_are_inside_the_clock_and_setting_up_in_the_cold_one(
+    tmp_path, monkeypatch
+) -> None:
     import time
 
     from vitascope.training import loop, session
 
-    whiten, save = session.whiten, loop.save_state
+    whiten, save, choose, make = session.whiten, loop.save_state, session.choose_hardware, session.VisionTransformer
+
+    def slow_make(*words):
+        time.sleep(0.5)
+        return make(*words)
+
+    def slow_choose(*words):
+        time.sleep(2.0)
+        return choose(*words)
 
     def slow_whiten(*words) -> None:
         time.sleep(1.0)
@@ -119,8 +129,11 @@ def test_whitening_and_saving_are_inside_the_clock(tmp_path, monkeypatch) -> Non
 
     monkeypatch.setattr(session, "whiten", slow_whiten)
     monkeypatch.setattr(loop, "save_state", slow_save)
+    monkeypatch.setattr(session, "VisionTransformer", slow_make)
+    monkeypatch.setattr(session, "choose_hardware", slow_choose)
     rows = tiny_run(tmp_path, **{"train.whiten": True, "train.epochs": 3}).metrics
-    assert 1.0 <= rows[0]["prepared_seconds"] <= rows[0]["seconds"] and "prepared_seconds" not in rows[1]
+    assert rows[0]["prepared_seconds"] >= 1.5 and "prepared_seconds" not in rows[1]
+    assert rows[0]["seconds"] >= 2.0 + rows[0]["prepared_seconds"], "cold"
     assert all(row["seconds"] > 0.4 + row["train_seconds"] for row in rows[1:]), "the first and the second save"
     assert steady_times(rows)[0] >= rows[0]["prepared_seconds"]
     assert steady_times([{"seconds": 31.0, "prepared_seconds": 1.0}, *[{"seconds": 2.0}] * 3]) == [3.0, 2.0, 2.0, 2.0]

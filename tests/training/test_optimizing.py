@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitascope import ModelConfig, VisionTransformer
+from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.recipe.train import TrainConfig
 from vitascope.training.averaging import Average, decay_at
 from vitascope.training.muon import Muon, orthogonalise, orthogonalised
@@ -122,8 +122,13 @@ def test_layer_decay_is_beits() -> None:
     ],
 )
 def test_the_schedule_by_hand(schedule, step, factor) -> None:
-    config = TrainConfig(schedule=schedule, warmup=0.1, final_lr=0.2)
+    config = TrainConfig(schedule=schedule, warmup=0.1, final_lr=0.0 if schedule == "constant" else 0.2)
     assert rate_factor(step, 100, config) == pytest.approx(factor)
+
+
+def test_a_rate_that_never_falls_has_no_final_one() -> None:
+    with pytest.raises(UserError, match="the rate never falls"):
+        TrainConfig(schedule="constant", final_lr=0.2)
 
 
 def test_the_average_follows_by_its_decay() -> None:

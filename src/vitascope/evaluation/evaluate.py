@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vitascope.data.source import Labels, Split
+from vitascope.data.source import Labels, Split, UInt8Images
 from vitascope.data.statistics import data_hash
 from vitascope.errors import UserError
 from vitascope.evaluation.calibration import calibration, fit_temperature, scaled
@@ -20,8 +20,8 @@ from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import device_names, machine_name
 from vitascope.shapes import Logits
-from vitascope.training.hardware import hardware_of
-from vitascope.training.scoring import logits_of
+from vitascope.training.hardware import Hardware, hardware_of
+from vitascope.training.scoring import batch_for, logits_of
 from vitascope.weights.facts import ModelFacts
 
 WORST = 24
@@ -43,7 +43,8 @@ def evaluate(
     choice = choose(run, facts, split, data)
     value, words = temperature_for(model, run, facts, choice, views)
     tie = _noted(model, run, choice, views, weights) if choice.split in ("test", "all") else None
-    hardware, start = hardware_of(model), time.monotonic()
+    hardware = hardware_of(model)
+    set_up, start = _set_up(model, choice.images.images, facts, hardware), time.monotonic()
     logits = logits_of(model, choice.images.images, facts.preparation, hardware, views=views)
     seconds = time.monotonic() - start
     labels, classes = choice.images.labels, facts.classes
@@ -56,6 +57,7 @@ def evaluate(
         weights=weights,
         opening=next((known.number for known in read_openings(run) if known.line == tie), None),
         seconds=seconds,
+        set_up_seconds=set_up,
         top5=top_share(logits, labels, 5),
         confusion=counts,
         calibration=calibration(logits, labels),
@@ -146,4 +148,14 @@ def _for_the_record(found: Evaluation) -> dict[str, Any]:
         "ece": found.ece,
         "recall": {name: row.recall for name, row in found.per_class.items()},
         "seconds": round(found.seconds, 3),
+        "set_up_seconds": round(found.set_up_seconds, 3),
     }
+
+
+def _set_up(model: VisionTransformer, images: UInt8Images, facts: ModelFacts, hardware: Hardware) -> float:
+    """Seconds of a GPU's first batch, which loads its kernels; no image is looked at."""
+    if hardware.device != "cuda":
+        return 0.0
+    start = time.monotonic()
+    logits_of(model, torch.zeros_like(images[: batch_for(model, hardware.device)]), facts.preparation, hardware)
+    return time.monotonic() - start

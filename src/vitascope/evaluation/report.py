@@ -36,6 +36,7 @@ class Evaluation:
     weights: str  # last or best
     opening: int | None  # the how-manieth opening of these test images by this run; None for other splits
     seconds: float  # for the logits
+    set_up_seconds: float  # for a first batch of nothing, where a GPU needs one
     top5: float
     confusion: Tensor
     calibration: Calibration

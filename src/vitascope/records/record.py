@@ -99,7 +99,7 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         recall={label: [opening.found["recall"][label] for opening in found] for label in classes},
         openings=[opening.number for opening in found],
         seconds=_together(steady_seconds, before, rows, after),
-        cold_seconds=_together(whole_seconds, before, rows, after),
+        cold_seconds=_together(whole_seconds, before, rows, [_test_seconds(one, where, cold=True) for one in found]),
         hardware=facts[0]["hardware"],
         machine=facts[0]["machine"],
         versions=facts[0]["versions"],
@@ -162,9 +162,12 @@ def _scored(run: Run, views: int) -> Opening:
     return known
 
 
-def _test_seconds(opening: Opening, machine: str) -> float:
-    """The seconds of the test logits belong to the run's where the same machine computed both."""
-    return opening.found["seconds"] if opening.machine in (None, machine) else 0.0
+def _test_seconds(opening: Opening, machine: str, *, cold: bool = False) -> float:
+    """The seconds of the test logits belong to the run's where the same machine computed both; cold, with setting
+    up."""
+    if opening.machine not in (None, machine):
+        return 0.0
+    return opening.found["seconds"] + (opening.found.get("set_up_seconds", 0.0) if cold else 0.0)
 
 
 def _slug(name: str) -> str:

@@ -94,7 +94,8 @@ def steady_seconds(rows: list[Row]) -> float:
 
 
 def steady_times(rows: list[Row], name: str = "seconds") -> list[float]:
-    """Epoch by epoch. What was learnt from the images before the first step (whitening) is no setting up: it counts."""
+    """Epoch by epoch. Making the weights, and what was learnt from the images before the first step (whitening), is no
+    setting up: it counts."""
     seconds = [row[name] for row in rows]
     prepared = rows[0].get("prepared_seconds", 0.0) if rows and name == "seconds" else 0.0
     if len(seconds) > 1:

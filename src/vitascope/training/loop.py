@@ -138,9 +138,9 @@ def finish_epoch(session: Session, run: Run, row: dict[str, Any], seconds: float
         raise UserError(broken("The validation loss was not a number", session.epoch, session))
     if row.get(session.objective.measure, -1.0) > session.best_accuracy:
         session.keep_best(row[session.objective.measure])
-    if session.epoch == 1 and session.prepared_seconds:
+    if session.epoch == 1:
         row["prepared_seconds"] = round(session.prepared_seconds, 4)
-        seconds += session.prepared_seconds
+        seconds += session.prepared_seconds + session.set_up_seconds
     row["seconds"] = round(seconds, 4)
     append_line(run.file("metrics.jsonl"), row)
     session.objective.draw(run.path, session.epoch)

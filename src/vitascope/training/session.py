@@ -42,7 +42,8 @@ class Session:
     optimizers: list[torch.optim.Optimizer]
     average: Average[VisionTransformer] | None
     scaler: torch.amp.GradScaler
-    prepared_seconds: float = 0.0  # what was learnt from the images before the first step took so long
+    prepared_seconds: float = 0.0  # making the weights, and learning from the images before the first step
+    set_up_seconds: float = 0.0  # choosing precision and kernels, moving to the device
     epoch: int = 0
     step: int = 0
     best_accuracy: float = -1.0
@@ -158,13 +159,13 @@ def start_session(
     """Fresh weights from the seed, or the given ones; `decided` repeats an earlier choice of device, precision and
     compilation, which else depends on how many models learn together."""
     torch.manual_seed(recipe.train.seed)
+    began = time.monotonic()
     model = VisionTransformer(recipe.model)
     if weights is not None:
         model.load_state_dict(weights)
-    began = time.monotonic()
     if recipe.train.whiten:
         whiten(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
-    prepared = time.monotonic() - began if recipe.train.whiten else 0.0
+    prepared = time.monotonic() - began
     set_learning(model, recipe.train)
     images = recipe.train.epochs * recipe.data.repeat * len(data.train)
     hardware = decided or choose_hardware(recipe, model, images, models)
@@ -178,6 +179,7 @@ def start_session(
     average = Average(model) if recipe.train.ema else None
     learning = Learning(recipe, data, hardware, model, average)
     objective = make_objective(learning)
+    set_up = time.monotonic() - began - prepared
     return Session(
         recipe,
         data,
@@ -188,4 +190,5 @@ def start_session(
         learning.average,
         torch.amp.GradScaler(hardware.device, enabled=hardware.precision == "float16"),
         prepared,
+        set_up,
     )

@@ -13,7 +13,7 @@ from vitascope.data.training_data import TrainingData
 from vitascope.model.patches import PatchEmbed, patchify
 from vitascope.shapes import Patches
 
-IMAGES = 5000  # enough to know how patches vary
+IMAGES = 1000  # enough to know how patches vary: 64,000 of 4 × 4 pixels, for 48 × 48 numbers
 NUMBERS = 2**25  # of large images fewer are enough: more pixels than these are not held at once
 LEAST = 0.01  # added to every variance (of normalised pixels: about 1 on average), so that noise is not blown up
 

@@ -32,6 +32,13 @@ def test_an_int8_layer_is_the_layer_to_a_few_percent(bias) -> None:
     assert not torch.equal(found, wanted)
 
 
+def test_the_largest_products_do_not_overflow_on_this_processor() -> None:
+    """Two products of 255 and 127 do not fit into 16 bits, in which processors without VNNI add them."""
+    linear = nn.Linear(64, 1, bias=False)
+    nn.init.ones_(linear.weight)
+    assert Int8Linear(linear)(torch.ones(1, 64)).item() == pytest.approx(64, rel=0.01)
+
+
 @pytest.mark.parametrize("pool", ["token", "avg"])
 def test_a_whole_model_answers_in_int8(pool, int8_wins, unchecked_shapes) -> None:
     model = VisionTransformer(

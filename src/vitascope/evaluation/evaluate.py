@@ -20,7 +20,7 @@ from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import device_names, machine_name
 from vitascope.shapes import Logits
-from vitascope.training.hardware import Hardware, hardware_of
+from vitascope.training.hardware import hardware_of
 from vitascope.training.scoring import batch_for, logits_of
 from vitascope.weights.facts import ModelFacts
 
@@ -43,10 +43,7 @@ def evaluate(
     choice = choose(run, facts, split, data)
     value, words = temperature_for(model, run, facts, choice, views)
     tie = _noted(model, run, choice, views, weights) if choice.split in ("test", "all") else None
-    hardware = hardware_of(model)
-    set_up, start = _set_up(model, choice.images.images, facts, hardware), time.monotonic()
-    logits = logits_of(model, choice.images.images, facts.preparation, hardware, views=views)
-    seconds = time.monotonic() - start
+    logits, seconds, set_up = _timed(model, choice.images.images, facts, views)
     labels, classes = choice.images.labels, facts.classes
     counts = confusion(labels, logits.argmax(1), len(classes))
     found = Evaluation(
@@ -68,7 +65,7 @@ def evaluate(
     )
     if tie is not None:  # before the long part: a look that is broken off there has its result
         note_result(run, tie, _for_the_record(found))
-    declines = robustness(model, choice.images, facts.preparation, hardware, views) if robust else {}
+    declines = robustness(model, choice.images, facts.preparation, hardware_of(model), views) if robust else {}
     return replace(found, robustness=declines)
 
 
@@ -152,10 +149,11 @@ def _for_the_record(found: Evaluation) -> dict[str, Any]:
     }
 
 
-def _set_up(model: VisionTransformer, images: UInt8Images, facts: ModelFacts, hardware: Hardware) -> float:
-    """Seconds of a GPU's first batch, which loads its kernels; no image is looked at."""
-    if hardware.device != "cuda":
-        return 0.0
-    start = time.monotonic()
-    logits_of(model, torch.zeros_like(images[: batch_for(model, hardware.device)]), facts.preparation, hardware)
-    return time.monotonic() - start
+def _timed(model: VisionTransformer, images: UInt8Images, facts: ModelFacts, views: int) -> tuple[Logits, float, float]:
+    """And the seconds they took; before them those of a GPU's first batch, which loads its kernels: of no image."""
+    hardware, start = hardware_of(model), time.monotonic()
+    if hardware.device == "cuda":
+        logits_of(model, torch.zeros_like(images[: batch_for(model, hardware.device)]), facts.preparation, hardware)
+    ready = time.monotonic()
+    logits = logits_of(model, images, facts.preparation, hardware, views=views)
+    return logits, time.monotonic() - ready, ready - start

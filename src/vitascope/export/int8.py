@@ -25,6 +25,7 @@ from vitascope.shapes import Images, Logits
 from vitascope.weights.facts import ModelFacts
 
 BATCH = 64
+SAFE = True  # weights of 7 bits: processors without VNNI add two products in 16 bits, where those of 8 overflow
 CALIBRATED_ON = 256  # training images from which static scales are taken
 CHOSEN_ON = 1000  # training images
 
@@ -81,7 +82,7 @@ def quantise_dynamic(whole: Path) -> Path:
 
     file, told = whole.with_name("dynamic.onnx"), {"per_channel": True, "op_types_to_quantize": ["MatMul"]}
     with quietly():
-        quantize_dynamic(_without_shapes(whole), file, weight_type=QuantType.QInt8, **told)
+        quantize_dynamic(_without_shapes(whole), file, weight_type=QuantType.QInt8, reduce_range=SAFE, **told)
     return file
 
 
@@ -106,6 +107,7 @@ def quantise_static(whole: Path, calibration: Images) -> Path:
             Reader(),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
+            reduce_range=SAFE,
             weight_type=QuantType.QInt8,
             activation_type=QuantType.QUInt8,
             op_types_to_quantize=["MatMul"],

@@ -38,12 +38,12 @@ class Arm:
 
 def arms_of(rows: list[dict[str, Any]]) -> list[Arm]:
     """In the order they were measured. Each is held against the first, seed by seed; one that is called like another
-    and something more ("+ SPT, dropout 0.1") against that other."""
+    and something more ("+ SPT, dropout 0.1") against that other, or the one most like it."""
     names = list(dict.fromkeys(row["arm"] for row in rows))
     groups = {name: [row for row in rows if row["arm"] == name] for name in names}
     found = []
     for name, group in groups.items():
-        base = next((other for other in names if name.startswith(f"{other}, ")), names[0])
+        base = max((other for other in names if name.startswith(f"{other}, ")), key=len, default=names[0])
         known = {row["seed"]: row["accuracy"] for row in groups[base]}
         pairs = [row["accuracy"] - known[row["seed"]] for row in group if row["seed"] in known]
         if name == names[0] or not pairs:

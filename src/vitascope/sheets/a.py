@@ -1,6 +1,7 @@
 """Sheet A: a minimal ViT on MNIST, and its attention map."""
 
 from vitascope.model.anatomy import total_parameters
+from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run
 from vitascope.sheets.lab import Lab, reached
 from vitascope.sheets.pictures import map_figure
@@ -24,20 +25,13 @@ def run(lab: Lab, report: Report) -> None:
     few, many, few_small, many_small = found.cells
     runs = [_run_of(lab, cell) for cell in found.cells]
     counts = [run.machine["training_images"] for run in runs[:2]]
-    when, model = reached(many, SHEETS), runs[1].recipe.model
+    when = reached(many, SHEETS)
     [alone] = lab.alone().study("alone", "sheet-a", [*(ALONE_QUICK if lab.quick else ALONE), *PLAIN]).cells
     waited, length = reached(alone, SHEETS, "waited"), len(alone.curves("val_accuracy")[0])
     large, small = (cell.settings["model.patch_size"] for cell in (many, many_small))
-    report.text(
-        f"""The model: {model.depth} blocks of {model.embed_dim} features with one head, no norm, no output
-        projection, no positions, an MLP of widths [d, d, d]; a class token drawn from N(0, 1);
-        {total_parameters(model):,} parameters with patches of {large}, {total_parameters(runs[-1].recipe.model):,} with
-        patches of {small}. The sheet gives neither width, depth, patch size, rate, batch nor the
-        split it scored: 64, 2, 1e-3 and 256 are our choice (`vitascope anatomy sheet-a`), patches are tried in both
-        sizes, images are not varied, the curves are of images held back from training, and the accuracy is that of the
-        10,000 test images, looked at once, after the last epoch."""
-    )
+    report.text(_model_words(runs[1].recipe.model, runs[-1].recipe.model))
     report.heading("The sheet's numbers beside ours")
+    seeds = len(many.results)
     rows = [
         [f"accuracy with {counts[1]:,} images", "94.61 % after 1,000 epochs", *map(_accuracy, (many, many_small))],
         [f"accuracy with {counts[0]:,} images", "(trained first, not reported)", *map(_accuracy, (few, few_small))],
@@ -45,7 +39,6 @@ def run(lab: Lab, report: Report) -> None:
         [f"the same in a run of {length} epochs, alone, with setting up", "", str(waited), "(not run)"],
         ["converged", "after about 200 epochs", _converged(many), _converged(many_small)],
     ]
-    seeds = len(many.results)
     report.table(["what", "the sheet", *(f"here, patches of {size}, {seeds} seeds" for size in (large, small))], rows)
     names = {
         cell.name: f"{count:,} images, patches of {cell.settings['model.patch_size']}"
@@ -61,6 +54,16 @@ def run(lab: Lab, report: Report) -> None:
     report.numbers |= {"accuracy_small": many_small.accuracies, "accuracy_few_small": few_small.accuracies}
     report.numbers |= {"reached": [when.epochs, when.seconds], "reached_alone": [waited.epochs, waited.seconds]}
     _look(report, runs[-1])
+
+
+def _model_words(large: ModelConfig, small: ModelConfig) -> str:
+    return f"""The model: {large.depth} blocks of {large.embed_dim} features with one head, no norm, no output
+        projection, no positions, an MLP of widths [d, d, d]; a class token drawn from N(0, 1);
+        {total_parameters(large):,} parameters with patches of {large.patch_size}, {total_parameters(small):,} with
+        patches of {small.patch_size}. The sheet gives neither width, depth, patch size, rate, batch nor the
+        split it scored: 64, 2, 1e-3 and 256 are our choice (`vitascope anatomy sheet-a`), patches are tried in both
+        sizes, images are not varied, the curves are of images held back from training, and the accuracy is that of the
+        10,000 test images, looked at once, after the last epoch."""
 
 
 def _run_of(lab: Lab, cell: Cell) -> Run:

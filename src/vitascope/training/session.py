@@ -149,6 +149,16 @@ def _with_kernels(
     return hardware
 
 
+def _with_weights(recipe: Recipe, data: TrainingData, weights: dict[str, Tensor] | None) -> VisionTransformer:
+    torch.manual_seed(recipe.train.seed)
+    model = VisionTransformer(recipe.model)
+    if weights is not None:
+        model.load_state_dict(weights)
+    if recipe.train.whiten:
+        whiten(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
+    return model
+
+
 def start_session(
     recipe: Recipe,
     data: TrainingData,
@@ -158,13 +168,8 @@ def start_session(
 ) -> Session:
     """Fresh weights from the seed, or the given ones; `decided` repeats an earlier choice of device, precision and
     compilation, which else depends on how many models learn together."""
-    torch.manual_seed(recipe.train.seed)
     began = time.monotonic()
-    model = VisionTransformer(recipe.model)
-    if weights is not None:
-        model.load_state_dict(weights)
-    if recipe.train.whiten:
-        whiten(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
+    model = _with_weights(recipe, data, weights)
     prepared = time.monotonic() - began
     set_learning(model, recipe.train)
     images = recipe.train.epochs * recipe.data.repeat * len(data.train)

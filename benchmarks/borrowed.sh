@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# A session on a borrowed GPU machine that has PyTorch but no network, in stages:
+#   at home    benchmarks/borrowed.sh pack DATA       what is missing there, into carry/ (which git ignores)
+#   there      COMMIT=… OUT=… benchmarks/borrowed.sh keep tests arms record:cifar10-94:5:2 …
+# Every stage ends in a file under $OUT; what a cut-off stage had measured is there too. MORE: settings for every run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+KEPT=${KEPT:-/tmp/kept} OUT=${OUT:-out} PYTHON=${PYTHON:-python}
+export PYTHONPATH="$KEPT/packages:src:." PYTHONUNBUFFERED=1 VITASCOPE_DATA=${VITASCOPE_DATA:-$KEPT/data}
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$KEPT/compiled}
+SEED=${SEED:-21}  # the first of those that are recorded; never tuned on
+PURE="omegaconf optuna alembic mako colorlog sqlalchemy"  # packages without compiled parts
+
+pack() {  # carry/1, carry/2 and carry/3 are small enough for a journey each; 1 has what does without CIFAR-10
+  mkdir -p carry/1/data carry/2/data/cifar10 carry/3/data/cifar10
+  "$PYTHON" -m pip install --quiet --upgrade --no-deps --no-compile --only-binary :all: --platform any \
+    --implementation py --python-version "${THERE:-3.12}" --target carry/packages $PURE
+  tar -czf carry/1/packages.tar.gz -C carry packages && rm -r carry/packages
+  cp -r "$1/mnist" "$1"/weights/*.safetensors "$1/unpack.py" carry/1/data
+  cp "$1"/cifar10/*-a.npz carry/2/data/cifar10 && cp "$1"/cifar10/*-b.npz carry/3/data/cifar10
+  chmod -R u+w carry && du -sh carry/*
+}
+
+keep() {  # after each journey; with both halves there CIFAR-10 is unpacked
+  mkdir -p "$KEPT" && cp -r carry/*/. "$KEPT"
+  [ -d "$KEPT/packages" ] || tar -xzf "$KEPT/packages.tar.gz" -C "$KEPT"
+  if [ "$(ls "$KEPT/data/cifar10" 2>/dev/null | wc -l)" = 2 ]; then
+    "$PYTHON" "$KEPT/data/unpack.py" "$KEPT/data/cifar10.npz"
+  fi
+}
+
+tests() { "$PYTHON" -m pytest -q -o addopts= tests/kernels tests/training/test_kernel_choice.py | tee "$OUT/tests.log"; }
+
+arms() {  # ARMS: their names, one a line; TUNED: seeds that are not recorded
+  local -a names=()
+  mapfile -t names <<<"${ARMS:?which arms of benchmarks/speedrun.py, one a line}"
+  "$PYTHON" -m benchmarks.speedrun --recipe "${RECIPE:-cifar10-94}" --arms "${names[@]}" --seeds ${TUNED:-101} \
+    --set ${MORE:-} --compile "${COMPILE:-always}" --out "$OUT/speedrun-${RECIPE:-cifar10-94}.json" \
+    --runs "$KEPT/tuned" ${COMMIT:+--commit "$COMMIT"} ${GO_ON:+--go-on "$GO_ON"}
+}
+
+record() {  # RECIPE:SEEDS:VIEWS
+  local recipe=$1 seeds=$2 views=$3 seed
+  for ((seed = SEED; seed < SEED + seeds; seed++)); do
+    "$PYTHON" -m vitascope train "$recipe" data.validation=0 "train.compile=${COMPILE:-always}" "train.seed=$seed" \
+      ${MORE:-} --runs "$KEPT/runs" | tail -n 4
+  done
+  "$PYTHON" -m vitascope record "$KEPT/runs/$recipe"/* --name "$recipe" --views "$views" --results "$OUT" \
+    ${COMMIT:+--commit "$COMMIT"}
+}
+
+sheet() {  # LETTER; what it needs to be written again at home comes back: runs.jsonl beside it
+  mkdir -p "$KEPT/sheets" && cp -n docs/sheets/runs.jsonl "$KEPT/sheets" 2>/dev/null || true
+  local -a weights=()
+  [ "$1" = D ] && weights=(--weights "$KEPT/data/deit_tiny_patch16_224.safetensors")
+  "$PYTHON" -m vitascope sheet "$1" --out "$KEPT/sheets" "${weights[@]}" ${COMMIT:+--commit "$COMMIT"} ${QUICK:+--quick} || true
+  tar -czf "$OUT/sheets.tar.gz" -C "$KEPT/sheets" --exclude='*-full' --exclude='*-quick' .
+}
+
+mkdir -p "$OUT"
+[ $# -gt 0 ] || { sed -n '2,5p' "$0"; exit 2; }
+if [ "$1" = pack ]; then pack "${2:?where the data lies}"; exit; fi
+for stage in "$@"; do
+  echo "== $stage, $(date +%T)"
+  "${stage%%:*}" $(tr ':' ' ' <<<"${stage#"${stage%%:*}"}")
+done

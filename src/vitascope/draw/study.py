@@ -27,7 +27,7 @@ def draw_bands(cells: dict[str, Curves], text: str, units: dict[str, str] = UNIT
     highest seed. Differences at the end are small, so its half has a panel of its own, without the training images."""
     longest = max((len(line) for curves in cells.values() for lines in curves.values() for line in lines), default=0)
     shown = [("loss", 1), ("accuracy", 1)] + ([("accuracy", 1 + longest // 2)] if longest >= LONG_RUN else [])
-    figure, panels = new_figure(len(shown), width=4.2 * len(shown) + 4.2, height=4.8)
+    figure, panels = new_figure(len(shown), width=3.7 * len(shown) + 2.6, height=4.6)
     colours = shades(len(cells))
     for panel, (kind, first) in zip(panels, shown, strict=True):
         scale = 100 if kind == "accuracy" else 1

@@ -117,8 +117,7 @@ def _cost(lab: Lab, report: Report) -> dict[str, dict[str, float]]:
         f"""The exponents are slopes through the larger half of the token counts. At {PARTS[1]} tokens of width 256 the
         projections cost {projections / 1e6:.1f} million operations and the maps with what is gathered along them
         {meeting / 1e6:.1f}: the N² part is the smaller one until N is twice the width. Measured ({PARTS[0]} images at
-        once): {", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in parts.items())}. Written out, the maps
-        take longer than their operations say, because they are written to memory and read again."""
+        once): {", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in parts.items())}."""
     )
     return fits
 

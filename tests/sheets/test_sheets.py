@@ -113,7 +113,7 @@ def test_a_claim_of_a_measure_is_judged_in_pairs_of_seeds() -> None:
     """By hand: differences of accuracy 4, 4, 5 points have the mean 4.33 and the deviation 0.577; t(2) is 4.303."""
     found = fake({"2": [0.90, 0.92, 0.94], "6": [0.94, 0.96, 0.99]})
     more, less = (Claim("x", "6", END, more=more) for more in (True, False))
-    assert more.judged(found) == ("holds", "points at the end: +4.33 ± 1.43 than the others on average")
+    assert more.judged(found) == ("holds", "points at the end: +4.33 ± 1.43 against the others on average")
     assert less.judged(found)[0] == "the opposite"
     assert more.judged(found, together=40)[0] == "cannot be told"
     curves = {"steep": [0.2, 0.95, 0.9], "slow": [0.1, 0.3, 0.9], "never": [0.1, 0.2, 0.3]}

@@ -57,7 +57,7 @@ class Claim:
         seeds = [seed for seed in own if all(seed in other.results for other in others)]
         pairs = [measure(own[seed]) - mean(measure(other.results[seed]) for other in others) for seed in seeds]
         half, average = interval(pairs, together), mean(pairs)
-        against = f"than {self.than}" if self.than else "than the others on average"
+        against = f"against {self.than}" if self.than else "against the others on average"
         told = f"{self.measure}: {average:+.2f}{'' if half is None else f' ± {half:.2f}'} {against}"
         if half is None:
             return "one seed", told

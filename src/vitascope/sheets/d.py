@@ -32,7 +32,7 @@ STUDIES = {  # name -> what is varied, and what the sheet says of it
     "patch": (
         "model.patch_size=2,4,7,14,28",
         [
-            Claim("patches of 2 “have problem with the learning”", "2", END, more=False),
+            Claim("patches of 2 have a problem with learning", "2", END, more=False),
             Claim("patches of 14 are ideal", "14"),
         ],
     ),
@@ -42,7 +42,7 @@ STUDIES = {  # name -> what is varied, and what the sheet says of it
             Claim("6 blocks are best", "6"),
             Claim("8 blocks are unstable", "8", FALL),
             Claim("2 blocks start worse", "2", START, more=False),
-            Claim("and end well", "2", shared=True),
+            Claim("2 blocks end well", "2", shared=True),
         ],
     ),
 }

@@ -105,6 +105,8 @@ def test_a_claim_of_the_best_holds_or_not_by_the_seeds() -> None:
     assert best.judged(behind)[0] == well.judged(behind)[0] == "does not hold"
     assert "depth=4 has 96.03" in best.judged(behind)[1]
     level = fake({"4": [0.95, 0.92, 0.90], "6": [0.90, 0.93, 0.91]})
+    assert (best.judged(level)[0], well.judged(level)[0]) == ("cannot be told", "cannot be told")
+    level = fake({"6": [0.95, 0.92, 0.90], "4": [0.90, 0.93, 0.91]})
     assert (best.judged(level)[0], well.judged(level)[0]) == ("cannot be told", "holds")
     assert best.judged(fake({"4": [0.9], "6": [0.95]}))[0] == "one seed"
 
@@ -128,6 +130,7 @@ def test_what_a_change_is_worth_is_told_for_all_changes_together() -> None:
     assert gain(plain, changed, 1) == ("+4.33 ± 1.43", "helps") and gain(changed, plain, 1)[1] == "hurts"
     assert gain(plain, changed, 40)[1] == "cannot be told"
     assert gain(*fake({"1": [0.9], "2": [0.94]}).cells, 1) == ("+4.00", "one seed")
+    assert gain(*fake({"1": [0.5, 0.6], "2": [0.625, 0.725]}).cells, 1)[1] == "cannot be told"  # no spread
 
 
 def test_sheet_b_tries_input_sizes(tmp_path) -> None:

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from vitascope.records.arms import interval
-from vitascope.study.answer import Answer, Cell
+from vitascope.study.answer import NO_SPREAD, Answer, Cell
 
 MARK = 0.9  # of the held-back images: who converges slowly reaches it late
 Result = dict[str, Any]  # of one run
@@ -36,14 +36,14 @@ END, START, SLOW, FALL, TIME = MEASURES
 
 @dataclass(frozen=True)
 class Claim:
-    """That a value is the best, or as good as the best; or that it has more (or less) of a measure than another value,
+    """That a value is the best, alone or shared with others; or that it has more (or less) of a measure than another value,
     or than all others on average."""
 
     text: str
     value: str
     measure: str | None = None  # none: it is the best
     more: bool = True
-    shared: bool = False  # others may be as good
+    shared: bool = False  # others may not be told from it
     than: str | None = None
 
     def judged(self, found: Answer, together: int = 1) -> tuple[str, str]:
@@ -61,7 +61,7 @@ class Claim:
         told = f"{self.measure}: {average:+.2f}{'' if half is None else f' ± {half:.2f}'} {against}"
         if half is None:
             return "one seed", told
-        if abs(average) <= half:
+        if abs(average) <= half or half < NO_SPREAD:  # the same in a few seeds is luck, not certainty
             return "cannot be told", told
         return "holds" if (average > 0) == self.more else "the opposite", told
 
@@ -77,7 +77,7 @@ def _best(found: Answer, cell: Cell, shared: bool) -> tuple[str, str]:
     told = f"{cell.percent}; {best.name} has {best.percent}"
     if cell not in found.as_good:
         return "does not hold", told
-    return "holds" if shared else "cannot be told", f"{told}, which cannot be told from it"
+    return "cannot be told", f"{told}, which cannot be told from it"
 
 
 def gain(plain: Cell, changed: Cell, together: int) -> tuple[str, str]:
@@ -87,5 +87,6 @@ def gain(plain: Cell, changed: Cell, together: int) -> tuple[str, str]:
     average, half = mean(pairs), interval(pairs, together)
     if half is None:
         return f"{100 * average:+.2f}", "one seed"
-    verdict = "cannot be told" if abs(average) <= half else "helps" if average > 0 else "hurts"
+    unknown = abs(average) <= half or half < NO_SPREAD
+    verdict = "cannot be told" if unknown else "helps" if average > 0 else "hurts"
     return f"{100 * average:+.2f} ± {100 * half:.2f}", verdict

@@ -36,8 +36,8 @@ END, START, SLOW, FALL, TIME = MEASURES
 
 @dataclass(frozen=True)
 class Claim:
-    """That a value is the best, alone or shared with others; or that it has more (or less) of a measure than another value,
-    or than all others on average."""
+    """That a value is the best, alone or shared with others; or that it has more (or less) of a measure than another
+    value, or than all others on average."""
 
     text: str
     value: str

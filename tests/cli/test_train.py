@@ -39,7 +39,10 @@ def test_training_evaluating_and_going_on(vitascope, here) -> None:
 def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here) -> None:
     words = [*WORDS, "train.epochs=4000"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "vitascope", "train", "digits", *words], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "vitascope", "train", "digits", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
     )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not list(here.glob("runs/digits/*/resume.pt")):

@@ -52,9 +52,12 @@ record() {  # RECIPE:SEEDS:VIEWS
 sheet() {  # LETTER; what it needs to be written again at home comes back: runs.jsonl beside it
   mkdir -p "$KEPT/sheets" && cp -n docs/sheets/runs.jsonl "$KEPT/sheets" 2>/dev/null || true
   local -a weights=()
+  local failed=0
   [ "$1" = D ] && weights=(--weights "$KEPT/data/deit_tiny_patch16_224.safetensors")
-  "$PYTHON" -m vitascope sheet "$1" --out "$KEPT/sheets" "${weights[@]}" ${COMMIT:+--commit "$COMMIT"} ${QUICK:+--quick} || true
+  "$PYTHON" -m vitascope sheet "$1" --out "$KEPT/sheets" "${weights[@]}" ${COMMIT:+--commit "$COMMIT"} ${QUICK:+--quick} \
+    || failed=$?
   tar -czf "$OUT/sheets.tar.gz" -C "$KEPT/sheets" --exclude='*-full' --exclude='*-quick' .
+  return $failed
 }
 
 mkdir -p "$OUT"

@@ -18,10 +18,8 @@ def draw_growth(panels: dict[str, Curves], *, x: str, title: str, caption_text: 
         counts = [count for count, _ in next(iter(curves.values()))]
         panel.set_xticks(counts, [f"{count:g}" for count in counts])
         panel.minorticks_off()
-        few = max(size for curve in curves.values() for _, size in curve) < FEW * min(
-            size for curve in curves.values() for _, size in curve
-        )
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+        sizes = [size for curve in curves.values() for _, size in curve]
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(sizes) < FEW * min(sizes) else (1,)))
         panel.yaxis.set_major_formatter("{x:g}")
         panel.grid(alpha=0.25)
         panel.legend(frameon=False)

@@ -9,8 +9,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from vitascope.draw.growth import Curves, draw_growth
+from vitascope.model.exact import exact_float32
 from vitascope.model.scaled_dot_product import attend, attend_fused
 
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"written out": attend, "fused": attend_fused}
@@ -52,7 +52,7 @@ def token_counts(heads: int, device: str = "cpu") -> tuple[int, ...]:
 def measure_attention(heads: int, width: int, counts: tuple[int, ...], device: str = "cpu") -> list[Cost]:
     """Forward pass, batch 1, float32, for each way and token count."""
     costs = []
-    with _all_of_float32():
+    with exact_float32():
         for tokens in counts:
             query, key, value = torch.randn(3, 1, heads, tokens, width, device=device)
             for way, function in WAYS.items():
@@ -66,22 +66,11 @@ def measure_parts(images: int, tokens: int, *, width: int, heads: int, device: s
     given = torch.randn(images, tokens, width, device=device)
     layers = [torch.nn.Linear(width, 3 * width, device=device), torch.nn.Linear(width, width, device=device)]
     query, key, value = torch.randn(3, images, heads, tokens, width // heads, device=device)
-    with _all_of_float32():
+    with exact_float32():
         found = {"the four projections": _seconds(lambda: [layer(given) for layer in layers][-1], device)}
         for way, function in WAYS.items():
             found[f"maps and gathering {way}"] = _seconds(_closed(function, query, key, value), device)
     return found
-
-
-@contextmanager
-def _all_of_float32() -> Iterator[None]:
-    """A training may have allowed TF32, whose products are shorter."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def exponent(counts: list[int], values: list[float]) -> float:

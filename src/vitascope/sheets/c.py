@@ -12,6 +12,7 @@ from vitascope.model.single_head import SingleHeadAttention
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
 from vitascope.sheets.b import SMALL
+from vitascope.sheets.claims import gain
 from vitascope.sheets.lab import Lab
 from vitascope.sheets.pictures import mask_as_text, mask_figure
 from vitascope.sheets.writing import Report, shape_of
@@ -33,11 +34,9 @@ def run(lab: Lab, report: Report) -> None:
     without, varied = found.cells
     _data(report, lab.quick)
     _training(report, varied, bands(found, {without.name: "flip only", varied.name: "flip and shift"}))
-    other = found.against_best(without if found.best is varied else varied)
-    better = "the shift helps" if found.best is varied else "the shift hurts"
-    _answers(
-        report, without, varied, better if other and other.verdict == "worse" else "that cannot be told from noise"
-    )
+    _, worth = gain(without, varied, 1)
+    verdict = f"the shift {worth}" if worth in ("helps", "hurts") else "that cannot be told from noise"
+    _answers(report, without, varied, verdict)
     report.numbers |= {"accuracy": varied.accuracies, "without_shift": without.accuracies}
 
 

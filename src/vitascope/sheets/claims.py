@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from vitascope.records.arms import interval
-from vitascope.study.answer import NO_SPREAD, Answer, Cell
+from vitascope.sheets.lab import first_epoch
+from vitascope.study.answer import Answer, Cell, Difference
 
 MARK = 0.9  # of the held-back images: who converges slowly reaches it late
 Result = dict[str, Any]  # of one run
@@ -16,7 +16,7 @@ Result = dict[str, Any]  # of one run
 def _epochs_to_mark(run: Result) -> float:
     """One more than there were where it is not reached."""
     curve = run["curves"]["val_accuracy"]
-    return next((epoch for epoch, value in enumerate(curve, start=1) if value >= MARK), len(curve) + 1)
+    return first_epoch(curve, MARK) or len(curve) + 1
 
 
 def _largest_fall(run: Result) -> float:
@@ -56,14 +56,10 @@ class Claim:
         measure, own = MEASURES[self.measure], cells[self.value].results
         seeds = [seed for seed in own if all(seed in other.results for other in others)]
         pairs = [measure(own[seed]) - mean(measure(other.results[seed]) for other in others) for seed in seeds]
-        half, average = interval(pairs, together), mean(pairs)
-        against = f"against {self.than}" if self.than else "against the others on average"
-        told = f"{self.measure}: {average:+.2f}{'' if half is None else f' ± {half:.2f}'} {against}"
-        if half is None:
-            return "one seed", told
-        if abs(average) <= half or half < NO_SPREAD:  # the same in a few seeds is luck, not certainty
-            return "cannot be told", told
-        return "holds" if (average > 0) == self.more else "the opposite", told
+        other = Difference.of(pairs, together)
+        claimed, opposite = ("better", "worse") if self.more else ("worse", "better")
+        verdict = {claimed: "holds", opposite: "the opposite"}.get(other.verdict, other.verdict)
+        return verdict, f"{self.measure}: {other.told()} against {self.than or 'the others on average'}"
 
 
 def _best(found: Answer, cell: Cell, shared: bool) -> tuple[str, str]:
@@ -82,11 +78,7 @@ def _best(found: Answer, cell: Cell, shared: bool) -> tuple[str, str]:
 
 def gain(plain: Cell, changed: Cell, together: int) -> tuple[str, str]:
     """In points, seed by seed, and whether that can be told; `together`: comparisons made side by side."""
-    common = [seed for seed in plain.results if seed in changed.results]
-    pairs = [changed.results[seed]["accuracy"] - plain.results[seed]["accuracy"] for seed in common]
-    average, half = mean(pairs), interval(pairs, together)
-    if half is None:
-        return f"{100 * average:+.2f}", "one seed"
-    unknown = abs(average) <= half or half < NO_SPREAD
-    verdict = "cannot be told" if unknown else "helps" if average > 0 else "hurts"
-    return f"{100 * average:+.2f} ± {100 * half:.2f}", verdict
+    other = changed.minus(plain, together)
+    if other is None:
+        return "–", "not compared"
+    return other.told(100), {"better": "helps", "worse": "hurts"}.get(other.verdict, other.verdict)

@@ -104,13 +104,18 @@ class Reached:
         return text if not self.never else f"{text} ({self.never} of {len(self.epochs) + self.never} seeds never)"
 
 
+def first_epoch(curve: list[float], accuracy: float) -> int | None:
+    """At whose end it was as good; None where it never was."""
+    return next((epoch for epoch, value in enumerate(curve, start=1) if value >= accuracy), None)
+
+
 def reached(cell: Cell, accuracy: float, clock: str = "seconds") -> Reached:
     """By validation images, at the ends of epochs. `clock`: seconds (steady), or waited (with setting up)."""
     epochs, seconds, never, length = [], [], 0, 0
     for found in cell.results.values():
         curve = found["curves"]["val_accuracy"]
         length = max(length, len(curve))
-        first = next((epoch for epoch, value in enumerate(curve, start=1) if value >= accuracy), None)
+        first = first_epoch(curve, accuracy)
         if first is None:
             never += 1
         else:

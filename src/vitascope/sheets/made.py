@@ -63,14 +63,15 @@ class Made:
     def note(self, queue: Queue, folder: Path) -> None:
         """What the study in this folder has finished, each once; not what it took over."""
         make_folder(self.folder)
-        known = {(line["key"], line["judge"], line["run"]) for line in self._lines()}
+        known = {(line["judge"], line["run"]) for line in self._lines()}
+        design = queue.design
         for told in (trial.user_attrs for trial in queue.trials if trial.state.name == "COMPLETE"):
             for seed, found in told["results"].items():
                 place = (folder / "runs" / found["run"]).relative_to(self.folder).as_posix()
-                key = key_of(queue.design, told["cell"], int(seed))
-                if found["run"] and (key, queue.design.judge, place) not in known:
-                    head = {"key": key, "recipe": queue.design.recipe, "cell": told["cell"], "seed": int(seed)}
-                    append_line(self.folder / FILE, head | {"judge": queue.design.judge} | found | {"run": place})
+                if found["run"] and (design.judge, place) not in known:
+                    head = {"key": key_of(design, told["cell"], int(seed)), "recipe": design.recipe}
+                    head |= {"cell": told["cell"], "seed": int(seed), "judge": design.judge}
+                    append_line(self.folder / FILE, head | found | {"run": place})
 
     def _way(self, lines: list[dict[str, Any]], design: Design, weights: bool) -> Any:
         """How to come by a run's result: it is written here, or the run lies here and can be judged; else None."""

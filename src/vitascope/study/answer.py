@@ -56,6 +56,13 @@ class Cell:
         machines = {found["machine"] for found in self.results.values()}
         return f"{self.number('seconds'):.1f}" if len(machines) == 1 else "–"
 
+    def minus(self, other: "Cell", together: int) -> "Difference | None":
+        """Of accuracies; None where no seed is in both. `together`: how many such differences are to hold side by
+        side."""
+        common = [seed for seed in self.results if seed in other.results]
+        pairs = [self.results[seed]["accuracy"] - other.results[seed]["accuracy"] for seed in common]
+        return Difference.of(pairs, together) if pairs else None
+
     def last(self, name: str) -> float | None:
         """The last epoch's mean of a curve."""
         found = [curve[-1] for curve in self.curves(name)]
@@ -68,10 +75,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of a cell to the best one, seed by seed."""
+    """Of one cell to others, seed by seed: the mean, and half of its 95 % interval."""
 
     points: float
     half: float | None
+
+    @classmethod
+    def of(cls, pairs: list[float], together: int) -> "Difference":
+        """`together`: how many are to hold side by side (Bonferroni)."""
+        return cls(mean(pairs), interval(pairs, together))
+
+    def told(self, scale: float = 1.0) -> str:
+        half = self.half
+        return f"{scale * self.points:+.2f}{'' if half is None else f' ± {scale * half:.2f}'}"
 
     @property
     def no_spread(self) -> bool:
@@ -103,11 +119,9 @@ class Answer:
     def against_best(self, cell: Cell) -> Difference | None:
         """None for the best itself, and where no seed is in both. The best is known only afterwards, so the intervals
         are those of all pairs of cells together (Bonferroni)."""
-        common = [seed for seed in cell.results if seed in self.best.results]
-        if cell is self.best or not common:
+        if cell is self.best:
             return None
-        pairs = [cell.results[seed]["accuracy"] - self.best.results[seed]["accuracy"] for seed in common]
-        return Difference(mean(pairs), interval(pairs, max(1, math.comb(len(self.cells), 2))))
+        return cell.minus(self.best, math.comb(len(self.cells), 2))
 
     @property
     def as_good(self) -> list[Cell]:

@@ -163,5 +163,4 @@ def _grid(found: Answer) -> Figure:
 
 
 def _points(other: Difference) -> str:
-    spread = "" if other.half is None else ", no spread" if other.no_spread else f" ± {100 * other.half:.2f}"
-    return f"{100 * other.points:+.2f}{spread}"
+    return f"{100 * other.points:+.2f}, no spread" if other.no_spread else other.told(100)

@@ -1,7 +1,7 @@
 """TrainConfig -> device, number format and whether to compile, each 'auto' decided once and written into the run."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from torch import nn
 from vitascope.errors import UserError
 from vitascope.model.anatomy import total_flops
 from vitascope.model.config import FEWER, ModelConfig
+from vitascope.model.exact import exact_float32
 from vitascope.model.masked import decoder_config
 from vitascope.recipe.schema import Recipe
 from vitascope.run.format_probe import bf16_speedup
@@ -118,18 +119,9 @@ def hardware_of(model: nn.Module) -> Hardware:
     return Hardware(device, "float32", compiled=False, captured=False, threads=ALL_THREADS)
 
 
-@contextmanager
-def exact_products(hardware: Hardware) -> Iterator[None]:
-    """float32 means float32: no TF32 on CUDA, whatever a training in the same process allowed."""
-    products, layers = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    if hardware.precision == "float32":
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False  # in convolutions PyTorch allows it by itself
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = products
-        torch.backends.cudnn.allow_tf32 = layers
+def exact_products(hardware: Hardware) -> AbstractContextManager[None]:
+    """Where float32 is asked for, that and no TF32."""
+    return exact_float32() if hardware.precision == "float32" else nullcontext()
 
 
 def choose_device(asked: str) -> str:

@@ -68,22 +68,20 @@ def orthogonalised(updates: list[Tensor], parts: list[int]) -> list[Tensor]:
     """All matrices of one shape in one batch, whatever parameter and group they are of, the tall ones laid on their
     side; scaled by √(rows/columns) where taller than wide (Jordan). An update may be a stack of matrices: many
     models'."""
-    alike: dict[tuple[int, int], dict[bool, list[int]]] = defaultdict(lambda: {False: [], True: []})
-    shapes = [(update.shape[-2] // count, update.shape[-1]) for update, count in zip(updates, parts, strict=True)]
-    for place, (rows, columns) in enumerate(shapes):
+    alike: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for place, (update, count) in enumerate(zip(updates, parts, strict=True)):
+        rows, columns = update.shape[-2] // count, update.shape[-1]
         alike[min(rows, columns), max(rows, columns)][rows > columns].append(place)
     result = list(updates)
-    for (short, long), places in alike.items():
-        lying = [updates[place].reshape(-1, short, long) for place in places[False]]
-        lying += [updates[place].reshape(-1, long, short).mT for place in places[True]]
-        stacked = torch.cat(lying)
+    for (short, long), (wide, tall) in alike.items():
+        lying = [updates[place].reshape(-1, short, long) for place in wide]
+        lying += [updates[place].reshape(-1, long, short).mT for place in tall]
+        stacked, sizes = torch.cat(lying), [len(one) for one in lying]
         low = ON_GPU if stacked.is_cuda else stacked.dtype
         steps = orthogonalise(stacked.to(low)).to(stacked.dtype)
-        wide = sum(map(len, lying[: len(places[False])]))
-        upright = steps[wide:].mT.contiguous().mul_((long / short) ** 0.5)
-        for found, which in ((steps[:wide], places[False]), (upright, places[True])):
-            for place, step in zip(
-                which, found.split([updates[one].numel() // (short * long) for one in which]), strict=True
-            ):
-                result[place] = step.reshape(updates[place].shape)
+        flat, upright = steps.split([sum(sizes[: len(wide)]), sum(sizes[len(wide) :])])
+        upright = upright.mT.contiguous().mul_((long / short) ** 0.5)
+        pieces = [*flat.split(sizes[: len(wide)]), *upright.split(sizes[len(wide) :])]
+        for place, step in zip([*wide, *tall], pieces, strict=True):
+            result[place] = step.reshape(updates[place].shape)
     return result

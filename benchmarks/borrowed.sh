@@ -34,19 +34,23 @@ tests() { "$PYTHON" -m pytest -q -o addopts= tests/kernels tests/training/test_k
 arms() {  # ARMS: their names, one a line; TUNED: seeds that are not recorded
   local -a names=()
   mapfile -t names <<<"${ARMS:?which arms of benchmarks/speedrun.py, one a line}"
-  "$PYTHON" -m benchmarks.speedrun --recipe "${RECIPE:-cifar10-94}" --arms "${names[@]}" --seeds ${TUNED:-101} \
-    --set ${MORE:-} --compile "${COMPILE:-always}" --out "$OUT/speedrun-${RECIPE:-cifar10-94}.json" \
-    --runs "$KEPT/tuned" ${COMMIT:+--commit "$COMMIT"} ${GO_ON:+--go-on "$GO_ON"}
+  "$PYTHON" -m benchmarks.speedrun --recipe "${RECIPE:-cifar10-94}" --data "${DATA:-cifar10}" --views "${VIEWS:-2}" \
+    --arms "${names[@]}" --seeds ${TUNED:-101} --set ${MORE:-} --compile "${COMPILE:-always}" \
+    --out "$OUT/speedrun-${RECIPE:-cifar10-94}.json" --runs "$KEPT/tuned" ${COMMIT:+--commit "$COMMIT"} ${GO_ON:+--go-on "$GO_ON"}
 }
 
-record() {  # RECIPE:SEEDS:VIEWS
-  local recipe=$1 seeds=$2 views=$3 seed
-  for ((seed = SEED; seed < SEED + seeds; seed++)); do
-    "$PYTHON" -m vitascope train "$recipe" data.validation=0 "train.compile=${COMPILE:-always}" "train.seed=$seed" \
-      ${MORE:-} --runs "$KEPT/runs" | tail -n 4
-  done
-  "$PYTHON" -m vitascope record "$KEPT/runs/$recipe"/* --name "$recipe" --views "$views" --results "$OUT" \
-    ${COMMIT:+--commit "$COMMIT"}
+record() {  # RECIPE:SEEDS:VIEWS; nothing is compiled before the first seed's run, so its cold time is one
+  rm -rf "$KEPT/runs/$1"
+  TORCHINDUCTOR_CACHE_DIR=$(mktemp -d) "$PYTHON" - "$KEPT/runs" "$1" "$SEED" "$2" \
+    data.validation=0 "train.compile=${COMPILE:-always}" ${MORE:-} <<'EOF'
+import gc, sys
+from vitascope import train
+runs, recipe, first, seeds, *words = sys.argv[1:]
+for seed in range(int(first), int(first) + int(seeds)):
+    train(recipe, runs=runs, **dict(word.split("=", 1) for word in words), **{"train.seed": seed})
+    gc.collect()  # a recorded step keeps its memory in a circle
+EOF
+  "$PYTHON" -m vitascope record "$KEPT/runs/$1"/* --name "$1" --views "$3" --results "$OUT" ${COMMIT:+--commit "$COMMIT"}
 }
 
 sheet() {  # LETTER; what it needs to be written again at home comes back: runs.jsonl beside it

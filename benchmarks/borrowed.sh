@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 KEPT=${KEPT:-/tmp/kept} OUT=${OUT:-out} PYTHON=${PYTHON:-python}
 export PYTHONPATH="$KEPT/packages:src:." PYTHONUNBUFFERED=1 VITASCOPE_DATA=${VITASCOPE_DATA:-$KEPT/data}
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$KEPT/compiled}
+[ -z "${COMMIT:-}" ] || export GIT_DIR=/nowhere  # what is said holds, not what a copy of the tree makes git say
 SEED=${SEED:-21}  # the first of those that are recorded; never tuned on
 PURE="omegaconf optuna alembic mako colorlog sqlalchemy"  # packages without compiled parts
 

@@ -14,9 +14,14 @@ Result = dict[str, Any]  # of one run
 
 
 def _epochs_to_mark(run: Result) -> float:
-    """One more than there were where it is not reached."""
-    curve = run["curves"]["val_accuracy"]
-    return first_epoch(curve, MARK) or len(curve) + 1
+    """Between two ends of epochs where a straight line from one to the other passes it: whole epochs would often differ
+    by the same number in all seeds. One more than there were where it is not reached."""
+    curve = [0.0, *run["curves"]["val_accuracy"]]
+    epoch = first_epoch(curve[1:], MARK)
+    if epoch is None:
+        return float(len(curve))
+    before, after = curve[epoch - 1 : epoch + 1]
+    return epoch - 1 + (MARK - before) / (after - before)
 
 
 def _largest_fall(run: Result) -> float:

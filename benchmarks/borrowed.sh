@@ -30,7 +30,10 @@ keep() {  # after each journey; with both halves there CIFAR-10 is unpacked
   fi
 }
 
-tests() { "$PYTHON" -m pytest -q -o addopts= tests/kernels tests/training/test_kernel_choice.py | tee "$OUT/tests.log"; }
+tests() {  # torch's own deprecations differ from version to version
+  "$PYTHON" -m pytest -q -o addopts= -W ignore::DeprecationWarning tests/kernels tests/training/test_kernel_choice.py \
+    | tee "$OUT/tests.log"
+}
 
 arms() {  # ARMS: their names, one a line; TUNED: seeds that are not recorded
   local -a names=()

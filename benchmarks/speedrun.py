@@ -32,6 +32,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "final rate 0": {"train.final_lr": 0.0},
     "warm-up of a tenth": {"train.warmup": 0.1},
     "no clipping": {"train.clip_grad": 0.0},
+    "gradients clipped at 1": {"train.clip_grad": 1.0},
     "flips by turns": {"data.augment.flip_by": "turns"},
     "flips by chance": {"data.augment.flip_by": "chance"},
     "whitened patches": {"train.whiten": True},
@@ -48,6 +49,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "half of the patches for two fifths": {"train.patch_share": 0.5, "train.small_share": 0.4},
     "no biases": {"model.qkv_bias": False, "model.proj_bias": False},
     "biases of queries, keys, values only": {"model.proj_bias": False},
+    "all biases": {"model.proj_bias": True},
     "batch of 1000": {"train.batch_size": 1000, "train.ema": 0.996},  # the average is over as many images
     "batch of 500": {"train.batch_size": 500, "train.ema": 0.998},
     "batch of 250": {"train.batch_size": 250, "train.ema": 0.999},
@@ -56,6 +58,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "AdamW's rate 0.002": {"train.lr": 2e-3},
     "weight decay 0.02": {"train.weight_decay": 0.02},
     "no stochastic depth": {"model.drop_path_rate": 0.0},
+    "stochastic depth 0.1": {"model.drop_path_rate": 0.1},
     "CutMix for a quarter": {"data.augment.mix_share": 0.25},
     "nothing mixed in the last fifth": {"data.augment.mix_until": 0.8},
     "mixed to the end": {"data.augment.mix_until": 1.0},
@@ -78,19 +81,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "MLP of 3": {"model.mlp_ratio": 3.0},
     "warm-up of 3 %": {"train.warmup": 0.03},
     "batch of 528": {"train.batch_size": 528},  # 64 × 528 rows are whole waves of tiles for 132 processors
-}
-LEAN = {"train.batch_size": 528, "model.proj_bias": False, "train.clip_grad": 0.0}  # less work in a step
-FREE = LEAN | {"data.augment.mix_until": 0.8, "data.augment.shift_fill": "reflect"}  # costs no time
-ARMS |= {  # many small changes at once: each alone is below what a few seeds can tell
-    "lean": LEAN,
-    "lean, free": FREE,
-    "lean, free, quick start": FREE | {"train.warmup": 0.03, "train.lr": 2e-3, "train.betas": [0.9, 0.98]},
-    "lean, free, Muon 0.03": FREE | {"train.muon_lr": 0.03},
-    "lean, free, final rate 5 %": FREE | {"train.final_lr": 0.05},
-    "lean, free, no stochastic depth": FREE | {"model.drop_path_rate": 0.0},
-    "lean, free, half of the patches": FREE | {"train.patch_share": 0.5, "train.small_share": 0.4},
-    "lean, free, 384 x 5": FREE | {"model.embed_dim": 384, "model.depth": 5, "model.num_heads": 6},
-    "lean, free, MLP of 3": FREE | {"model.mlp_ratio": 3.0},
 }
 
 

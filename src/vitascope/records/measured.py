@@ -109,23 +109,18 @@ def small_data(folder: Path, names: list[str]) -> str:
 
 def speedrun(folder: Path, names: list[str]) -> str:
     """What each part of a fast recipe is worth (`python -m benchmarks.speedrun`): points and seconds against the recipe
-    as it is, seed by seed, with their standard errors."""
-    rows = rows_of(folder, names)
-    known = {row["seed"]: row for row in rows if row["arm"] == rows[0]["arm"]}
-    lines = []
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        own = [row for row in rows if row["arm"] == arm]
-        score = f"{100 * mean(row['accuracy'] for row in own):.2f} %"
-        seconds = f"{mean(row['steady_seconds'] for row in own):.1f}"
-        worth = ["–", "–"]
-        if arm != rows[0]["arm"]:
-            pairs = [(row, known[row["seed"]]) for row in own if row["seed"] in known]
-            worth = [
-                _mean_and_error([factor * (row[key] - other[key]) for row, other in pairs], places)
-                for key, factor, places in (("accuracy", 100.0, 2), ("steady_seconds", 1.0, 1))
-            ]
-        lines.append([arm, str(len(own)), score, worth[0], seconds, worth[1]])
-    return markdown(["change", "seeds", "accuracy", "points", "seconds", "seconds more or less"], lines)
+    as it is, or the bundle it is added to, seed by seed, with their standard errors."""
+    rows, lines = rows_of(folder, names), []
+    for arm in arms_of(rows):
+        known = {row["seed"]: row for row in rows if row["arm"] == arm.base}
+        pairs = [(row, known[row["seed"]]) for row in arm.rows if row["seed"] in known]
+        points, more = (
+            _mean_and_error([factor * (row[key] - other[key]) for row, other in pairs], places) if pairs else "–"
+            for key, factor, places in (("accuracy", 100.0, 2), ("steady_seconds", 1.0, 1))
+        )
+        score, seconds = f"{100 * arm.accuracy:.2f} %", f"{mean(row['steady_seconds'] for row in arm.rows):.1f}"
+        lines.append([arm.name, str(len(arm.rows)), score, seconds, arm.base or "–", points, more])
+    return markdown(["change", "seeds", "accuracy", "seconds", "against", "points", "seconds more or less"], lines)
 
 
 def _mean_and_error(values: list[float], places: int) -> str:

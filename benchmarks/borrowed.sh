@@ -43,18 +43,22 @@ arms() {  # ARMS: their names, one a line; TUNED: seeds that are not recorded
     --out "$OUT/speedrun-${RECIPE:-cifar10-94}.json" --runs "$KEPT/tuned" ${COMMIT:+--commit "$COMMIT"} ${GO_ON:+--go-on "$GO_ON"}
 }
 
-record() {  # RECIPE:SEEDS:VIEWS; nothing is compiled before the first seed's run, so its cold time is one
-  rm -rf "$KEPT/runs/$1"
-  TORCHINDUCTOR_CACHE_DIR=$(mktemp -d) "$PYTHON" - "$KEPT/runs" "$1" "$SEED" "$2" \
+record() {  # RECIPE:SEEDS:VIEWS; written after every seed. Nothing is compiled before the first, so its cold time is one
+  TORCHINDUCTOR_CACHE_DIR=$(mktemp -d) "$PYTHON" - "$KEPT/runs" "$OUT" "${COMMIT:-}" "$SEED" "$@" \
     data.validation=0 "train.compile=${COMPILE:-always}" ${MORE:-} <<'EOF'
 import gc, sys
+from pathlib import Path
 from vitascope import train
-runs, recipe, first, seeds, *words = sys.argv[1:]
+from vitascope.records.record import make_record, write_record
+kept, out, commit, first, recipe, seeds, views, *words = sys.argv[1:]
+runs = []
 for seed in range(int(first), int(first) + int(seeds)):
-    train(recipe, runs=runs, **dict(word.split("=", 1) for word in words), **{"train.seed": seed})
+    runs.append(train(recipe, runs=kept, **dict(word.split("=", 1) for word in words), **{"train.seed": seed}))
+    made = make_record(runs, recipe, views=int(views), commit=commit or None)
+    print("== seed", seed, made.test_accuracy[-1], made.seconds[-1], "s, cold", made.cold_seconds[-1], "s")
+    write_record(made, Path(out))
     gc.collect()  # a recorded step keeps its memory in a circle
 EOF
-  "$PYTHON" -m vitascope record "$KEPT/runs/$1"/* --name "$1" --views "$3" --results "$OUT" ${COMMIT:+--commit "$COMMIT"}
 }
 
 sheet() {  # LETTER; what it needs to be written again at home comes back: runs.jsonl beside it

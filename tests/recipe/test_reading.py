@@ -1,6 +1,9 @@
 """Recipes: found by name or path, overridden strictly."""
 
+import json
+
 import pytest
+from omegaconf import OmegaConf
 
 from vitascope import UserError
 from vitascope.recipe.reading import read_model, read_recipe, recipe_names
@@ -74,6 +77,15 @@ def test_a_broken_file_is_refused(tmp_path) -> None:
         path.write_bytes(content)
         with pytest.raises(UserError, match=sentence):
             read_recipe(str(path))
+
+
+def test_plain_settings_are_those_that_omegaconf_would_write() -> None:
+    """Runs and studies are known by them, to the type of a number."""
+    recipes = [Recipe(), *map(read_recipe, recipe_names())]
+    recipes += [read_recipe("digits", ["train.lr=1", "model.img_size=[8,8]", "train.betas=[0,0.5]"])]
+    for recipe in recipes:
+        ours, theirs = recipe_sections(recipe, every=True), OmegaConf.to_container(OmegaConf.structured(recipe))
+        assert ours == theirs and json.dumps(ours) == json.dumps(theirs)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "digits-dino", "sheet-a"])

@@ -331,12 +331,14 @@ def test_a_table_of_what_the_parts_of_a_recipe_are_worth(tmp_path) -> None:
     """By hand: 1 and 2 points more are 1.5, with a standard error of 0.5; a seed without its pair does not count."""
     found = [("as it is", 1, 0.90, 10.0), ("as it is", 2, 0.92, 10.0)]
     found += [("other", 1, 0.91, 12.0), ("other", 2, 0.94, 14.0), ("other", 3, 0.5, 99.0), ("once", 1, 0.89, 9.0)]
+    found += [("once, and more", 1, 0.90, 9.5)]
     rows = [dict(zip(("arm", "seed", "accuracy", "steady_seconds"), row, strict=True)) for row in found]
     (tmp_path / "speedrun.json").write_text(json.dumps({"rows": rows}))
     lines = KINDS["speedrun"](tmp_path, ["speedrun"]).splitlines()
-    assert lines[2] == "| as it is | 2 | 91.00 % | – | 10.0 | – |"
-    assert lines[3] == "| other | 3 | 78.33 % | +1.50 ± 0.50 | 41.7 | +3.0 ± 1.0 |"
-    assert lines[4] == "| once | 1 | 89.00 % | -1.00 | 9.0 | -1.0 |"
+    assert lines[2] == "| as it is | 2 | 91.00 % | 10.0 | – | – | – |"
+    assert lines[3] == "| other | 3 | 78.33 % | 41.7 | as it is | +1.50 ± 0.50 | +3.0 ± 1.0 |"
+    assert lines[4] == "| once | 1 | 89.00 % | 9.0 | as it is | -1.00 | -1.0 |"
+    assert lines[5] == "| once, and more | 1 | 90.00 % | 9.5 | once | +1.00 | +0.5 |"
 
 
 def test_the_arithmetic_of_learning(tmp_path) -> None:

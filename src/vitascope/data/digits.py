@@ -1,8 +1,6 @@
 """scikit-learn's 1,797 handwritten digits, 8×8 grey: embedded, so that everything works without a download."""
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from vitascope.data.source import Source, Split
 
@@ -14,6 +12,9 @@ def digits() -> Source:
 
 
 def _load(split: str) -> Split:
+    from sklearn.datasets import load_digits  # seconds to import
+    from sklearn.model_selection import train_test_split
+
     pixels, numbers = load_digits(return_X_y=True)
     images = torch.as_tensor(pixels).reshape(-1, 1, 8, 8)
     images = (images * (255 / 16)).round().to(torch.uint8)  # stored as 0 to 16

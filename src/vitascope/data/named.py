@@ -2,13 +2,11 @@
 
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 
 from vitascope.data.idx import idx_folder, read_idx_split
 from vitascope.data.npz import npz
@@ -24,33 +22,39 @@ class Named:
     """What is known of a published data set before it is read."""
 
     classes: list[str]
-    fetch: Callable[..., Any]  # torchvision's class, which downloads
+    theirs: str  # torchvision's class, which downloads
     files: str  # what to put under the root where nothing can be downloaded
     words: str
+
+    def fetch(self, root: str, **how: Any) -> Any:
+        """torchvision takes seconds to import, so it is where it is needed."""
+        from torchvision import datasets
+
+        return getattr(datasets, self.theirs)(root, **how)
 
 
 NAMED = {
     "mnist": Named(
         [str(number) for number in range(10)],
-        torchvision.datasets.MNIST,
+        "MNIST",
         "mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz (four files), or mnist.npz",
         "handwritten digits, 28×28 grey, 60,000 + 10,000",
     ),
     "fashion-mnist": Named(
         FASHION,
-        torchvision.datasets.FashionMNIST,
+        "FashionMNIST",
         "fashion-mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz (four files), or fashion-mnist.npz",
         "clothes, 28×28 grey, 60,000 + 10,000",
     ),
     "cifar10": Named(
         CIFAR10,
-        torchvision.datasets.CIFAR10,
+        "CIFAR10",
         "cifar-10-batches-py/ (from cifar-10-python.tar.gz), or cifar10.npz",
         "photos of 10 classes, 32×32 colour, 50,000 + 10,000",
     ),
     "cifar100": Named(
         [str(number) for number in range(100)],
-        torchvision.datasets.CIFAR100,
+        "CIFAR100",
         "cifar-100-python/ (from cifar-100-python.tar.gz), or cifar100.npz",
         "photos of 100 classes, 32×32 colour, 50,000 + 10,000",
     ),

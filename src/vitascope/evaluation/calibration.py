@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch.nn import functional as F
 
 from vitascope.data.source import Labels
@@ -81,6 +80,8 @@ def fit_temperature(logits: Logits, labels: Labels) -> float | None:
 
     None where there is none: a model that is always right here would only be made surer and surer.
     """
+    from scipy.optimize import minimize_scalar  # half a second to import
+
     wide = logits.double()
 
     def loss(log_temperature: float) -> float:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
-from torchvision.transforms.v2 import functional as tv
 
 from vitascope.shapes import Images
 
@@ -21,6 +20,8 @@ def add_noise(images: Images, level: float, seed: int) -> Images:
 
 def blur(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001 - nothing is drawn
     """Gaussian, of this standard deviation in pixels."""
+    from torchvision.transforms.v2 import functional as tv  # seconds to import
+
     half = min(math.ceil(3 * level), min(images.shape[2:]) - 1)
     return tv.gaussian_blur(images, [2 * half + 1, 2 * half + 1], [level, level])
 

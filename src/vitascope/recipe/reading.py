@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
             raise UserError(f"{word} is a pair, from and to: {word.partition('=')[0]}=[0.4,1]")
         if word.endswith("=???"):  # OmegaConf's sign for "missing", which it would ignore
             raise UserError(f"{word} is not a value. Leave the setting out for its default.")
-    schema = OmegaConf.structured(Recipe)
+    schema = _schema()
     try:
         path = find_recipe(name) if name else None
         layers = [OmegaConf.create({"name": path.stem}), _loaded(path)] if path else []
@@ -82,6 +83,14 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(f"The recipe {name} cannot be read: it must be a text file of settings ({error}).") from error
     except YAMLError as error:
         raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
+
+
+@cache
+def _schema() -> "DictConfig":
+    """Merging leaves it as it is."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.structured(Recipe)
 
 
 def _loaded(path: Path) -> "DictConfig":

@@ -1,6 +1,7 @@
 """load(run, fast=True): the same answers, by a way that was measured and checked."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -103,6 +104,15 @@ def test_a_format_that_ends_the_process_counts_as_zero(monkeypatch) -> None:
 
 def test_the_probe_measures_int8_here() -> None:
     assert 0.05 < format_probe._asked("int8", "answer", "64", "1") < 50
+
+
+@pytest.mark.parametrize(("hopeless", "rounds"), [(0, 2), (1e9, format_probe.ROUNDS)])
+def test_the_probe_stops_early_where_a_format_is_hopeless(monkeypatch, hopeless, rounds) -> None:
+    """A CPU without bfloat16 instructions takes seconds a round."""
+    looks, real = [], time.perf_counter
+    monkeypatch.setattr(format_probe, "HOPELESS", hopeless)
+    monkeypatch.setattr(format_probe.time, "perf_counter", lambda: looks.append(1) or real())
+    assert format_probe._measure("int8", "answer", 16, 1) > 0 and len(looks) == 4 * rounds
 
 
 class ByHand(RecordedAnswers):

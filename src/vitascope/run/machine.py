@@ -73,7 +73,8 @@ def precisions() -> dict[str, str]:
         fast = torch.cuda.get_device_capability() >= (8, 0)
         return {"bfloat16": "fast (tensor cores)" if fast else "slow: use float16", "float16": "fast with loss scaling"}
     faster = bf16_speedup()
-    return {"bfloat16": f"{faster:.1f} times float32's speed" if faster else "does not work on this CPU"}
+    words = f"{faster:.1f}" if faster > 0.95 else f"slow here, {faster:.2g}"
+    return {"bfloat16": f"{words} times float32's speed" if faster else "does not work on this CPU"}
 
 
 def _version(name: str) -> str | None:

@@ -115,7 +115,7 @@ def test_a_claim_of_a_measure_is_judged_in_pairs_of_seeds() -> None:
     """By hand: differences of accuracy 4, 4, 5 points have the mean 4.33 and the deviation 0.577; t(2) is 4.303."""
     found = fake({"2": [0.90, 0.92, 0.94], "6": [0.94, 0.96, 0.99]})
     more, less = (Claim("x", "6", END, more=more) for more in (True, False))
-    assert more.judged(found) == ("holds", "points at the end: +4.33 ± 1.43 against the others on average")
+    assert more.judged(found) == ("holds", "points at the end: 96.33, +4.33 ± 1.43 against the others on average")
     assert less.judged(found)[0] == "the opposite"
     assert more.judged(found, together=40)[0] == "cannot be told"
     curves = {"steep": [0.2, 0.95, 0.9], "slow": [0.1, 0.3, 0.9], "never": [0.1, 0.2, 0.3]}
@@ -137,8 +137,10 @@ def test_sheet_b_tries_input_sizes(tmp_path) -> None:
     report = report_of("B", tmp_path)
     b._input_sizes(report)
     rows = {row[0]: row[1:] for row in report.tables[0]["rows"]}
-    assert rows["ViT, learned positions, as it is"] == ["1 × 10", "refused", "refused"]
-    assert rows["ViT, rotary positions, told the size"] == rows["CNN, global pooling"] == ["1 × 10"] * 3
+    assert rows["ViT, as it is (it checks the size)"] == ["1 × 10", "refused", "refused"]
+    assert rows["ViT, told the size, learned positions"] == ["1 × 10", "refused", "refused"]
+    assert rows["ViT, told the size, rotary positions"] == rows["CNN, global pooling"] == ["1 × 10"] * 3
+    assert rows["ViT, told the size, sinusoidal positions"] == ["1 × 10"] * 3
     assert rows["CNN, flattened last map"] == ["1 × 10", "refused", "refused"]
     assert rows["attention alone"] == ["1 × 64 × 32", "1 × 100 × 32", "1 × 256 × 32"]
 

@@ -26,7 +26,7 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"written out": at
 TOKEN_COUNTS = (64, 128, 256, 512, 1024, 2048, 4096)
 GPU_COUNTS = (512, 1024, 2048, 4096, 8192, 16384)  # with fewer than 4096 a large one mostly waits for work
 CAPTION = (
-    "Attention alone, forward, batch 1, float32, on this machine. Written out, the maps are kept: memory grows with "
+    "Attention alone, forward, batch 1, float32. Written out, the maps are kept: memory grows with "
     "tokens². The fused kernel does the same arithmetic but never holds the maps: memory grows with tokens."
 )
 

@@ -55,8 +55,12 @@ def _input_sizes(report: Report) -> None:
     small: dict[str, Any] = {"embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
     features = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     asked: dict[str, Callable[[int], nn.Module]] = {
-        "ViT, learned positions, as it is": lambda _: VisionTransformer(ModelConfig(32, 4, **small)),
-        "ViT, rotary positions, told the size": lambda size: VisionTransformer(
+        "ViT, as it is (it checks the size)": lambda _: VisionTransformer(ModelConfig(32, 4, **small)),
+        "ViT, told the size, learned positions": lambda size: VisionTransformer(ModelConfig(size, 4, **small)),
+        "ViT, told the size, sinusoidal positions": lambda size: VisionTransformer(
+            ModelConfig(size, 4, positions="sinusoidal", **small)
+        ),
+        "ViT, told the size, rotary positions": lambda size: VisionTransformer(
             ModelConfig(size, 4, positions="rotary", **small)
         ),
         "CNN, global pooling": lambda _: nn.Sequential(
@@ -68,9 +72,7 @@ def _input_sizes(report: Report) -> None:
     for name, model in asked.items():
         weights, cells = model(32).state_dict(), []
         for size in sizes:
-            other = model(size)
-            other.load_state_dict(weights)  # the same weights answer, whatever the size
-            cells.append(_answers(other, size))
+            cells.append(_answers(model(size), weights, size))
         rows.append([name, *cells])
     layer, tokens = SelfAttention(32, 2), [(size // 4) ** 2 for size in sizes]
     with torch.no_grad():
@@ -79,8 +81,10 @@ def _input_sizes(report: Report) -> None:
     report.table(["weights for 32 × 32, tried on", *(f"{size} × {size}" for size in sizes)], rows)
 
 
-def _answers(model: nn.Module, size: int) -> str:
+def _answers(model: nn.Module, weights: dict[str, torch.Tensor], size: int) -> str:
+    """With these weights, whatever the size."""
     try:
+        model.load_state_dict(weights)
         with torch.no_grad():
             return shape_of(model(torch.randn(1, 3, size, size)))
     except (UserError, RuntimeError):
@@ -149,6 +153,6 @@ def _heads(report: Report) -> None:
     highest = (heads[0].argmax(-1) == torch.arange(5)).float().mean()
     report.text(
         f"""In this layer with fresh weights a token's own position gets the highest weight in {highest:.0%} of the
-        rows: the sheet's remark that it always does is not a law; the weights decide, and nothing prefers the
-        diagonal."""
+        rows (by chance 20%): the sheet's remark that it always does is not a law; the weights decide, and nothing
+        prefers the diagonal."""
     )

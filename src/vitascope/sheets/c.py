@@ -34,8 +34,9 @@ def run(lab: Lab, report: Report) -> None:
     without, varied = found.cells
     _data(report, lab.quick)
     _training(report, varied, bands(found, {without.name: "flip only", varied.name: "flip and shift"}))
-    _, worth = gain(without, varied, 1)
+    points, worth = gain(without, varied, 1)
     verdict = f"the shift {worth}" if worth in ("helps", "hurts") else "that cannot be told from noise"
+    verdict = f"{points} points: {verdict}"
     _answers(report, without, varied, verdict)
     report.numbers |= {"accuracy": varied.accuracies, "without_shift": without.accuracies}
 

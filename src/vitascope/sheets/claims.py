@@ -64,7 +64,8 @@ class Claim:
         other = Difference.of(pairs, together)
         claimed, opposite = ("better", "worse") if self.more else ("worse", "better")
         verdict = {claimed: "holds", opposite: "the opposite"}.get(other.verdict, other.verdict)
-        return verdict, f"{self.measure}: {other.told()} against {self.than or 'the others on average'}"
+        mine = mean(measure(own[seed]) for seed in seeds)
+        return verdict, f"{self.measure}: {mine:.2f}, {other.told()} against {self.than or 'the others on average'}"
 
 
 def _best(found: Answer, cell: Cell, shared: bool) -> tuple[str, str]:

@@ -81,13 +81,14 @@ def _told(report: Report, cells: dict[str, Cell], weights: str) -> None:
     other, told = gain(resized, changed, 2)
     no = "no " if _first(changed) <= _first(resized) else ""
     report.text(
-        f"""{weights}, {changed.number("parameters") / 1e6:.1f} M parameters with ten classes. The weights are worth
+        f"""{weights}, {changed.number("parameters") / 1e6:.1f} M parameters with ten classes. After {epochs} epochs,
+        when the model from scratch has only begun (its accuracy still rises steeply), the weights are worth
         {better} points to the model on 28 × 28 images ({verdict}); changing the model instead of resizing the images
         {other} ({told}), seed by seed. In epochs the changed model learns {no}quicker (right in the first one:
-        {100 * _first(changed):.1f} against {100 * _first(resized):.1f} %); an epoch takes it 1/{cost:.1f} of the time,
-        with 49 patches instead of 196. (Resized images are learnt from at half the rate, {RATE}, which suits 224
-        pixels.) The sheet's own `vit_base_patch16_224` (86 M parameters) and `vit_small_patch16_224` (22 M, its best)
-        are not run here: with `--weights timm:vit_small_patch16_224` the same comparison is made of them."""
+        {100 * _first(changed):.1f} against {100 * _first(resized):.1f} %, each with a rate that suits its size: resized
+        images have half, {RATE}); an epoch takes it 1/{cost:.1f} of the time, with 49 patches instead of 196.
+        The sheet's own `vit_base_patch16_224` (86 M parameters) and `vit_small_patch16_224` (22 M, its best) are not
+        run here: with `--weights timm:vit_small_patch16_224` the same comparison is made of them."""
     )
     report.numbers["starts"] = {name: cell.accuracies for name, cell in cells.items()}
 

@@ -82,7 +82,8 @@ def _made_by(sheet: str, quick: bool, machines: list[str]) -> str:
         if quick
         else ""
     )
-    return f"{short}Made by `vitascope sheet {sheet}{' --quick' if quick else ''}` on {', '.join(machines)}."
+    made = f"{short}Made by `vitascope sheet {sheet}{' --quick' if quick else ''}` on {', '.join(machines)}."
+    return f"{made} ± is half of the 95 % interval of a mean over seeds (Student's t)."
 
 
 def _marked(text: str) -> str:

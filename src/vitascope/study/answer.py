@@ -173,7 +173,8 @@ class Answer:
         most = max(run["together"] for run in runs)
         told = f"Seconds ({', '.join(self.machines)}) are steady: the first epoch counts like those after it."
         if len({run["compiled"] for run in runs}) > 1:
-            told += " Some runs were long enough to be compiled; their epochs are shorter."
+            which = [cell.name for cell in self.cells if any(run["compiled"] for run in cell.results.values())]
+            told += f" Long enough to be compiled, so that epochs are shorter: {'; '.join(which)}."
         if crowded := sum(run.get("beside", 0) > 0 for run in runs):
             told += f" {crowded} of {len(runs)} runs had others beside them on their machine, which makes them longer."
         if most > 1:

@@ -102,7 +102,7 @@ def _surer(cells: list[Cell]) -> str:
         for early, late in pairwise(cells)
         if late.accuracy > early.accuracy and (late.last("val_loss") or 0.0) > (early.last("val_loss") or 0.0)
     ]
-    told = "though accuracy is too: wrong answers have become surer."
+    told = "though accuracy is too: wrong answers have probably become surer."
     return f"The held-back loss is higher {' and '.join(found)}, {told}" if found else ""
 
 

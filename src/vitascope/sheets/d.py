@@ -103,7 +103,8 @@ def _judge(report: Report, name: str, claims: list[Claim], found: Answer) -> str
         + (" Patches of 28 are no patching: one patch and the class token." if name == "patch" else "")
     )
     report.numbers[name] = {cell.name: cell.accuracies for cell in found.cells}
-    return f"Of the {name}: {'; '.join(f'“{text}”: {verdict}' for text, (verdict, _) in told.items())}."
+    judged = "; ".join(f"“{text}”: {verdict}" for text, (verdict, _) in told.items())
+    return f"Of the {name}: {found.sentence} The sheet: {judged}."
 
 
 def _cost(lab: Lab, report: Report) -> dict[str, dict[str, float]]:

@@ -116,7 +116,7 @@ def bands(found: Answer, names: dict[str, str] | None = None) -> Figure:
     shown = sorted(found.cells, key=lambda cell: -cell.accuracy)[:MOST_CURVES]
     shown = [cell for cell in found.cells if cell in shown]
     text = "Lines are means over seeds, bands go from the lowest to the highest seed of the validation images."
-    text += " Training numbers are taken while an epoch runs, of the varied images."
+    text += " Training numbers are taken while an epoch runs, of the images as they are learnt from."
     text += f" The {MOST_CURVES} best of {len(found.cells)} are shown." if len(shown) < len(found.cells) else ""
     units = UNITS | ({} if found.measure == "accuracy" else {"loss": "loss", "accuracy": f"{found.measure} in %"})
     return draw_bands({(names or {}).get(cell.name, cell.name): _curves(cell) for cell in shown}, text, units)

@@ -86,10 +86,11 @@ def test_a_process_compiles_more_models_than_pytorch_does_by_itself(monkeypatch)
         graphs.append(graph)
         return graph.forward
 
-    for name in ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit"):
-        monkeypatch.setattr(torch._dynamo.config, name, getattr(torch._dynamo.config, name))
     monkeypatch.setattr(torch, "compile", lambda part, **words: real(part, backend=counted, **words))
     compiled = hardware.Hardware("cpu", "float32", compiled=True, captured=False, threads=1)
-    for width in range(1, 13):
-        compiled.compile(Widen(width))(torch.ones(2, 4))
+    limits = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit")
+    config = torch._dynamo.config
+    with config.patch({name: getattr(config, name) for name in limits}):  # put back afterwards, as monkeypatch cannot
+        for width in range(1, 13):
+            compiled.compile(Widen(width))(torch.ones(2, 4))
     assert len(graphs) == 12

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -20,14 +20,7 @@ def recipe_yaml(recipe: Recipe) -> str:
 def recipe_sections(recipe: Recipe, every: bool = False) -> dict[str, Any]:
     """As plain values; of the objectives' sections only the one in use, or `every` one."""
     unused = [] if every else [name for name in SECTIONS if name != recipe.train.objective]
-    return {key: value for key, value in _plain(recipe).items() if key not in unused}
-
-
-def _plain(value: Any) -> Any:
-    """Sections as dictionaries, as OmegaConf would make them, but in a hundredth of its time."""
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return value
+    return {key: value for key, value in asdict(recipe).items() if key not in unused}
 
 
 def chosen_settings(recipe: Recipe, every: bool = False) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _by_heart(*cells: Cell) -> str:
     """Where the held-back loss rises again although accuracy stays."""
     told = []
     for cell in cells:
-        losses = [sum(values) / len(values) for values in zip(*cell.curves("val_loss"), strict=True)]
+        losses = cell.mean_curve("val_loss")
         lowest = min(range(len(losses)), key=losses.__getitem__)
         if losses[-1] > 1.1 * losses[lowest]:
             size, learnt = cell.settings["model.patch_size"], 100 * (cell.last("train_accuracy") or 0)
@@ -116,6 +116,6 @@ def _by_heart(*cells: Cell) -> str:
 
 def _converged(cell: Cell) -> str:
     """The first epoch from which on the mean curve stays within half a point of its last value."""
-    mean = [sum(values) / len(values) for values in zip(*cell.curves("val_accuracy"), strict=True)]
+    mean = cell.mean_curve("val_accuracy")
     late = [epoch for epoch, value in enumerate(mean, start=1) if abs(value - mean[-1]) > 0.005]
     return f"within half a point of the end from epoch {(late[-1] if late else 0) + 1} on"

@@ -56,13 +56,12 @@ def _input_sizes(report: Report) -> None:
     features = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     asked: dict[str, Callable[[int], nn.Module]] = {
         "ViT, as it is (it checks the size)": lambda _: VisionTransformer(ModelConfig(32, 4, **small)),
-        "ViT, told the size, learned positions": lambda size: VisionTransformer(ModelConfig(size, 4, **small)),
-        "ViT, told the size, sinusoidal positions": lambda size: VisionTransformer(
-            ModelConfig(size, 4, positions="sinusoidal", **small)
-        ),
-        "ViT, told the size, rotary positions": lambda size: VisionTransformer(
-            ModelConfig(size, 4, positions="rotary", **small)
-        ),
+        **{
+            f"ViT, told the size, {positions} positions": lambda size, positions=positions: VisionTransformer(
+                ModelConfig(size, 4, positions=positions, **small)
+            )
+            for positions in ("learned", "sinusoidal", "rotary")
+        },
         "CNN, global pooling": lambda _: nn.Sequential(
             *features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
         ),
@@ -70,10 +69,8 @@ def _input_sizes(report: Report) -> None:
     }
     rows = []
     for name, model in asked.items():
-        weights, cells = model(32).state_dict(), []
-        for size in sizes:
-            cells.append(_answers(model(size), weights, size))
-        rows.append([name, *cells])
+        weights = model(32).state_dict()
+        rows.append([name, *(_answers(model(size), weights, size) for size in sizes)])
     layer, tokens = SelfAttention(32, 2), [(size // 4) ** 2 for size in sizes]
     with torch.no_grad():
         rows.append(["attention alone", *(shape_of(layer(torch.randn(1, count, 32))) for count in tokens)])

@@ -36,8 +36,7 @@ def run(lab: Lab, report: Report) -> None:
     _training(report, varied, bands(found, {without.name: "flip only", varied.name: "flip and shift"}))
     points, worth = gain(without, varied, 1)
     verdict = f"the shift {worth}" if worth in ("helps", "hurts") else "that cannot be told from noise"
-    verdict = f"{points} points: {verdict}"
-    _answers(report, without, varied, verdict)
+    _answers(report, without, varied, f"{points} points: {verdict}")
     report.numbers |= {"accuracy": varied.accuracies, "without_shift": without.accuracies}
 
 

@@ -47,6 +47,7 @@ STUDIES = {  # name -> what is varied, and what the sheet says of it
         ],
     ),
 }
+REMARKS = {"patch": "Patches of 28 are no patching: one patch and the class token."}
 PARTS = (64, 65)  # images and tokens, for what projections cost beside the maps
 QUICK = ["data.fraction=0.02", "train.epochs=3", "train.batch_size=32"]
 FEW = ["data.fraction=0.0186", "data.repeat=10", "train.epochs=30"]  # 1,000 images: 2,340 steps
@@ -99,8 +100,7 @@ def _judge(report: Report, name: str, claims: list[Claim], found: Answer) -> str
     report.table(["the sheet, from one run each", "over the seeds", "measured, seed by seed"], rows)
     report.text(
         f"""“Best” and “well” are judged as in the table above: nobody is better beyond noise. Intervals of differences
-        are wide enough that all {len(claims)} claims hold together (Bonferroni)."""
-        + (" Patches of 28 are no patching: one patch and the class token." if name == "patch" else "")
+        are wide enough that all {len(claims)} claims hold together (Bonferroni). {REMARKS.get(name, "")}"""
     )
     report.numbers[name] = {cell.name: cell.accuracies for cell in found.cells}
     judged = "; ".join(f"“{text}”: {verdict}" for text, (verdict, _) in told.items())

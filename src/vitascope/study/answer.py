@@ -68,6 +68,10 @@ class Cell:
         found = [curve[-1] for curve in self.curves(name)]
         return mean(found) if found else None
 
+    def mean_curve(self, name: str) -> list[float]:
+        """Epoch by epoch, over the seeds."""
+        return [mean(values) for values in zip(*self.curves(name), strict=True)]
+
     def curves(self, name: str) -> list[list[float]]:
         """A number over the epochs, of each seed that has it."""
         return [found["curves"][name] for found in self.results.values() if name in found["curves"]]

@@ -8,13 +8,14 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from benchmarks.__main__ import RESULTS
 from benchmarks.arms import measured
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.data.policy import resolve
-from vitascope.draw.arms import draw_speed
+from vitascope.draw.arms import draw_arms, draw_speed
 from vitascope.draw.look import save
 from vitascope.errors import UserError
 from vitascope.evaluation.evaluate import check_views
@@ -22,10 +23,16 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import word
 from vitascope.records.arms import arms_of, worth_of
+from vitascope.records.record import read_record
 from vitascope.training.hardware import choose_device
 
+PLAIN = "as it is"
+PARTS = (
+    "One thing changed. Dots are means over seeds, bars the 95 % interval of the paired difference; grey: noise, or "
+    "one seed. Accuracy is of images held back from training."
+)
 ARMS: dict[str, dict[str, Any]] = {
-    "as it is": {},
+    PLAIN: {},
     "AdamW instead of Muon": {"train.optimizer": "adamw"},
     "no averaging": {"train.ema": 0.0},
     "averaging, final rate 5 %": {"train.final_lr": 0.05},
@@ -104,6 +111,11 @@ def applying(recipe: str, common: dict[str, Any], names: list[str], views: int) 
     return kept
 
 
+def called(arm: str, base: str) -> str:
+    """A row's name. Where `base` has one of its own, its arms are held against it and not against the first row."""
+    return arm if base == PLAIN else base if arm == PLAIN else f"{base}, {arm}"
+
+
 def _whole(recipe: Recipe) -> Recipe:
     """With the data's own policy where the recipe says nothing."""
     augment = resolve(recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective)
@@ -111,10 +123,19 @@ def _whole(recipe: Recipe) -> Recipe:
 
 
 def picture(records: list[Path], out: Path) -> None:
-    """Every recipe's way to its accuracy, and what the parts of the first are worth."""
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8"))["rows"] for path in records}
-    curves = {name: [row["curve"] for row in rows if row["arm"] == rows[0]["arm"]] for name, rows in found.items()}
-    save(draw_speed(curves, worth_of(arms_of(next(iter(found.values()))))), out)
+    """The way there: the first seed of every arm as a line, every record of a recipe as a dot."""
+    found = {path: json.loads(path.read_text(encoding="utf-8")) for path in records}
+    rows = [row for said in found.values() for row in said.get("rows", [])]
+    lines = {arm.name: arm.rows[0]["curve"] for arm in arms_of(rows)}
+    told = [read_record(path) for path, said in found.items() if "rows" not in said]
+    dots = {record.name: (mean(record.seconds), record.accuracy) for record in told}
+    save(draw_speed(lines, dots), out)
+
+
+def parts_picture(record: Path, out: Path) -> None:
+    """What the parts are worth."""
+    rows = json.loads(record.read_text(encoding="utf-8"))["rows"]
+    save(draw_arms({"What the parts are worth": worth_of(arms_of(rows))}, PARTS), out)
 
 
 def main() -> None:
@@ -125,12 +146,17 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[101, 102], help="not those that are reported")
     parser.add_argument("--views", type=int, default=2)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="for all arms")
+    parser.add_argument("--called", default=PLAIN, help="what the recipe is with these settings: a row's name")
     add_run_options(parser, runs="runs-speedrun", out=RESULTS / "speedrun.json")
-    parser.add_argument("--draw", nargs="+", type=Path, help="records: draw their curves and arms into --out (.png)")
+    parser.add_argument("--draw", nargs="+", type=Path, help="records: the way there, drawn into --out (.png)")
+    parser.add_argument("--draw-parts", type=Path, help="a record: what its arms are worth, drawn into --out (.png)")
     parser.set_defaults(tune=True, compile=None)
     asked = parser.parse_args()
     if asked.draw:
         picture(asked.draw, asked.out)
+        return
+    if asked.draw_parts:
+        parts_picture(asked.draw_parts, asked.out)
         return
     if asked.compile == "auto":
         parser.error("--compile auto would compile some arms and not others: always or never")
@@ -141,11 +167,11 @@ def main() -> None:
     record = GrowingRecord("benchmarks.speedrun", asked)
     arms = applying(asked.recipe, common, asked.arms, asked.views)
     for arm, seed in ((arm, seed) for seed in asked.seeds for arm in arms):
-        if not record.has(arm=arm, seed=seed):
+        name = called(arm, asked.called)
+        if not record.has(arm=name, seed=seed):
             settings = common | ARMS[arm] | {"train.seed": seed}
-            record.add(
-                {"arm": arm, "seed": seed} | measured(arm, asked.recipe, settings, asked, views=asked.views, curve=True)
-            )
+            found = measured(name, asked.recipe, settings, asked, views=asked.views, curve=True)
+            record.add({"arm": name, "seed": seed} | found)
     record.write()
     print(f"Record: {asked.out}")
 

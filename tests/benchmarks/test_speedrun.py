@@ -1,6 +1,8 @@
 """An ablation is fair: only what applies and differs is run, and all of it compiled or nothing."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from benchmarks import speedrun
 from vitascope import UserError
 from vitascope.records.arms import arms_of
 
+SEEN = [("long", 1, 0.7), ("short", 1, 0.6), ("long", 2, 0.9)]
 COMMON = {"data.validation": 0.1, "data.name": "cifar10", "train.compile": "never"}
 
 
@@ -30,6 +33,26 @@ def test_a_bundle_of_changes_is_held_against_the_bundle_it_adds_to() -> None:
     rows = [{"arm": name, "seed": 1, "accuracy": 0.9} for name in ("as it is", "lean", "lean, free", "lean, free, 3")]
     bases = [arm.base for arm in arms_of(rows)]
     assert bases == ["", "as it is", "lean", "lean, free"]
+
+
+def test_a_recipe_with_other_settings_is_called_so_and_its_arms_are_held_against_it() -> None:
+    names = [speedrun.called(arm, base) for base in ("60 passes", "as it is") for arm in ("as it is", "GELU")]
+    assert names == ["60 passes", "60 passes, GELU", "as it is", "GELU"]
+    rows = [{"arm": name, "seed": 1, "accuracy": 0.9} for name in ["first", *names]]
+    assert [arm.base for arm in arms_of(rows)] == ["", "first", "60 passes", "first", "first"]
+
+
+def test_the_way_there_is_a_line_for_each_arm_and_a_dot_for_each_record(tmp_path, monkeypatch) -> None:
+    rows = [{"arm": arm, "seed": seed, "accuracy": score, "curve": [[1, 0.5], [2, score]]} for arm, seed, score in SEEN]
+    (tmp_path / "tuned.json").write_text(json.dumps({"rows": rows}))
+    drawn = []
+    monkeypatch.setattr(speedrun, "draw_speed", lambda lines, dots: drawn.append((lines, dots)))
+    monkeypatch.setattr(speedrun, "save", lambda figure, out: None)
+    known = Path(__file__).parents[2] / "results" / "cifar10.json"
+    speedrun.picture([tmp_path / "tuned.json", known], tmp_path / "way.png")
+    [(lines, dots)] = drawn
+    assert list(lines) == ["long", "short"] and lines["long"][1] == [2, 0.7], "the first seed of each"
+    assert list(dots) == ["cifar10"] and dots["cifar10"] == pytest.approx((99.90, 0.95113), abs=1e-2)
 
 
 def test_what_the_datas_policy_says_counts_as_the_recipes() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MultipleLocator, NullLocator
 
-from vitascope.draw.look import COLOURS, caption, label, new_figure
+from vitascope.draw.look import COLOURS, caption, label, new_figure, plain
 
 Worth = tuple[str, float, float | None]  # name, points, half of the interval
 
@@ -21,21 +22,41 @@ def draw_arms(panels: dict[str, list[Worth]], text: str) -> Figure:
     return figure
 
 
-def draw_speed(curves: dict[str, list[list[tuple[float, float]]]], found: list[Worth]) -> Figure:
-    """Accuracy over seconds, a colour for each recipe and a line for each seed; and what the parts of one are worth."""
-    figure, axes = new_figure(2, width=12.4, height=max(4.4, 1.6 + 0.3 * len(found)))
-    for colour, (name, lines) in zip(COLOURS, curves.items(), strict=False):
-        for number, line in enumerate(lines):
-            seconds, shares = zip(*line, strict=True)
-            axes[0].plot(seconds, [100 * share for share in shares], color=colour, label=None if number else name)
-    axes[0].legend(frameon=False)
-    axes[0].grid(alpha=0.25)
-    label(axes[0], "The way there", "seconds of training", "accuracy in %")
-    _show_arms(axes[1], "What the parts are worth", found)
+def draw_speed(curves: dict[str, list[tuple[float, float]]], points: dict[str, tuple[float, float]]) -> Figure:
+    """Accuracy over seconds: a line for each way, a dot where a record ended."""
+    figure, [axis] = new_figure(1, width=9.6, height=5.2)
+    for colour, (name, line) in zip(COLOURS, curves.items(), strict=False):
+        seconds, shares = zip(*line, strict=True)
+        axis.plot(seconds, [100 * share for share in shares], color=colour, label=plain(name), linewidth=1.6)
+    before = 0.0
+    for name, (seconds, share) in sorted(points.items(), key=lambda point: point[1]):
+        left = seconds > 2 * before  # its words go there, unless another dot's are close
+        axis.plot(seconds, 100 * share, "o", color="#222222", markersize=7)
+        axis.annotate(
+            plain(f"{name}\n{100 * share:.2f} %, {seconds:.0f} s"),
+            (seconds, 100 * share),
+            xytext=(-8, 5) if left else (8, -5),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            va="bottom" if left else "top",
+            fontsize=9,
+            fontweight="bold",
+        )
+        before = seconds
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter("{x:g}")
+    best = 100 * max(share for _, share in [*points.values(), *(place for line in curves.values() for place in line)])
+    axis.set_ylim(max(0.0, best - 14), best + 1.2)
+    axis.yaxis.set_major_locator(MultipleLocator(2))
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, loc="lower right")
+    label(axis, "The way there", "seconds of training", "accuracy in %")
     caption(
         figure,
-        "Accuracy is of images held back from training. Right: one thing changed; dots are means over seeds, bars the "
-        "95 % interval of the paired difference; grey: noise, or one seed.",
+        "Lines: tuning runs, one seed each, images held back from training, one view after every epoch. Dots: records, "
+        "mean over seeds that were never tuned on, test images, the image and its mirror image.",
     )
     return figure
 

@@ -123,6 +123,18 @@ def speedrun(folder: Path, names: list[str]) -> str:
     return markdown(["change", "seeds", "accuracy", "seconds", "against", "points", "seconds more or less"], lines)
 
 
+def tuning(folder: Path, names: list[str]) -> str:
+    """Ways of different length and size side by side (`python -m benchmarks.speedrun --called`)."""
+    lines = []
+    for arm in arms_of(rows_of(folder, names)):
+        row, seconds = arm.rows[0], mean(row["steady_seconds"] for row in arm.rows)
+        score, learnt = f"{100 * arm.accuracy:.2f} %", f"{mean(row['train_accuracy'] for row in arm.rows):.1%}"
+        seen, speed = millions(row["images_seen"]), f"{mean(row['images_per_second'] for row in arm.rows):,.0f}"
+        lines.append([arm.name, str(row["tokens"]), seen, speed, f"{seconds:.1f}", str(len(arm.rows)), learnt, score])
+    head = ["run", "tokens", "images seen", "images/s", "seconds", "seeds"]
+    return markdown([*head, "right while learning", "accuracy, held back"], lines)
+
+
 def _mean_and_error(values: list[float], places: int) -> str:
     error = f" ± {stdev(values) / len(values) ** 0.5:.{places}f}" if len(values) > 1 else ""
     return f"{mean(values):+.{places}f}{error}"

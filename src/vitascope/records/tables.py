@@ -30,6 +30,32 @@ def table(folder: Path, names: list[str]) -> str:
     return markdown([*head, "machine"], rows)
 
 
+def targets(folder: Path, names: list[str]) -> str:
+    """What was asked for beside what was recorded. A name is RECORD:PERCENT:SECONDS:SEEDS; the slowest seed counts."""
+    rows = []
+    for name, percent, most, seeds in (word.split(":") for word in names):
+        for _, record in records_named(folder, [name]):
+            error = "" if record.spread is None else f" ± {100 * record.spread / len(record.seeds) ** 0.5:.2f}"
+            reached = (
+                100 * record.accuracy >= float(percent)
+                and max(record.seconds) <= float(most)
+                and len(record.seeds) >= int(seeds)
+            )
+            rows.append(
+                [
+                    f"[{record.name}]({{results}}/{record.name}.json)",
+                    f"{percent} % in {most} s, {_counted(int(seeds))}",
+                    f"**{100 * record.accuracy:.2f}{error} %**",
+                    f"**{max(record.seconds):.1f}**",
+                    f"{max(record.cold_seconds):.0f}",
+                    _counted(len(record.seeds)),
+                    "yes" if reached else "no",
+                ]
+            )
+    head = ["record", "asked for", "test accuracy", "seconds, the slowest", "cold", "seeds", "reached"]
+    return markdown(head, rows)
+
+
 def cards(folder: Path, names: list[str]) -> str:
     """A list of links to the model cards."""
     found = [path.stem for path, _ in records_named(folder, names)]
@@ -57,6 +83,7 @@ def accuracy(folder: Path, names: list[str]) -> str:
 
 KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "table": table,
+    "targets": targets,
     "cards": cards,
     "sentence": sentence,
     "accuracy": accuracy,
@@ -70,6 +97,7 @@ KINDS: dict[str, Callable[[Path, list[str]], str]] = {
     "odd-size": measured.odd_size,
     "small-data": measured.small_data,
     "speedrun": measured.speedrun,
+    "tuning": measured.tuning,
     "together": measured.together,
     "fewer-tokens": measured.fewer_tokens,
     "pretraining": measured.pretraining,

@@ -9,6 +9,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from vitascope.training.loop import EpochRecord
 from vitascope.training.loop import Progress as Between
 
+LONG = 3600.0  # seconds that nobody expects of a run they have just started
+LOOKING = 10.0  # seconds between the two looks that foretell its end
 SHARES = {
     "train_accuracy": "accuracy",
     "knn_accuracy": "neighbours",
@@ -18,7 +20,7 @@ SHARES = {
 
 def shown(records: Iterator[Between | EpochRecord], epochs: int, done: int, console: Console) -> Iterator[EpochRecord]:
     """Pass the epochs' records on, and show all of them; alarms once each."""
-    records = _sounding(records, console)
+    records = _foretelling(_sounding(records, console), epochs, console)
     if not (console.is_terminal or console.is_jupyter):
         yield from _as_lines(records, epochs, console)
         return
@@ -39,6 +41,33 @@ def shown(records: Iterator[Between | EpochRecord], epochs: int, done: int, cons
                 bar.update(task, completed=record.epoch + record.step / record.steps)
                 if record.epoch == done:  # nothing is known of the loss before the first epoch's end
                     bar.update(task, description=f"epoch {done + 1}/{epochs}  {record.images_per_second:,.0f} images/s")
+
+
+def _foretelling(
+    records: Iterator[Between | EpochRecord], epochs: int, console: Console
+) -> Iterator[Between | EpochRecord]:
+    """A run of hours says so after its first seconds, once. The first step counts for nothing: it sets things up."""
+    first: tuple[float, float] | None = None
+    looking = True
+    for record in records:
+        if looking and isinstance(record, Between):
+            now, done = time.monotonic(), record.epoch + record.step / record.steps
+            if first is None:
+                first = now, done
+            elif now - first[0] >= LOOKING:
+                looking, left = False, (epochs - done) * (now - first[0]) / (done - first[1])
+                if left > LONG:
+                    console.print(long_run(left), style="yellow", soft_wrap=True, highlight=False)
+        yield record
+
+
+def long_run(seconds: float) -> str:
+    hours = seconds / 3600
+    said = f"{hours:.0f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
+    return (
+        f"At this speed the run takes about {said}. For a first look stop it with Ctrl-C and "
+        "ask for less: train.epochs=1 data.fraction=0.1."
+    )
 
 
 def _sounding(records: Iterator[Between | EpochRecord], console: Console) -> Iterator[Between | EpochRecord]:

@@ -14,7 +14,7 @@ from vitascope.training.loop import Progress
     [(36.0, "about 40 hours"), (1.0, "about 66 minutes"), (0.8, None)],
 )
 def test_a_run_of_hours_says_so_once_after_its_first_seconds(monkeypatch, seconds_a_step, said) -> None:
-    """By hand: 4 epochs of 1,000 steps less the first 11, and the first one's setting up, 500 s, is not taken for the run's speed."""
+    """By hand: 4 epochs of 1,000 steps less the first 11. Setting up, 500 s, is not taken for the run's speed."""
     clock = iter([500.0 + seconds_a_step * step for step in range(60)])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     told = io.StringIO()

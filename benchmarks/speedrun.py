@@ -5,7 +5,6 @@ images judge, with as many views as asked for; seeds are the same for all arms, 
 """
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -17,19 +16,20 @@ from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.data.policy import resolve
 from vitascope.draw.arms import draw_arms, draw_speed
 from vitascope.draw.look import save
-from vitascope.errors import UserError
+from vitascope.errors import UserError, did_you_mean
 from vitascope.evaluation.evaluate import check_views
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import word
 from vitascope.records.arms import arms_of, worth_of
+from vitascope.records.reading import read_file
 from vitascope.records.record import read_record
 from vitascope.training.hardware import choose_device
 
 PLAIN = "as it is"
 PARTS = (
-    "One thing changed. Dots are means over seeds, bars the 95 % interval of the paired difference; grey: noise, or "
-    "one seed. Accuracy is of images held back from training."
+    "What the name says was changed, against the recipe or what is named. Dots are means over seeds, bars the 95 % "
+    "interval of the paired difference (no bar: one seed); grey: cannot be told from noise. Held-back images."
 )
 ARMS: dict[str, dict[str, Any]] = {
     PLAIN: {},
@@ -122,10 +122,27 @@ def _whole(recipe: Recipe) -> Recipe:
     return replace(recipe, data=replace(recipe.data, augment=augment))
 
 
+def settings_of(words: list[str]) -> dict[str, str]:
+    """As typed, such as train.epochs=6; what is no setting is refused with the recipe."""
+    for one in words:
+        if "=" not in one:
+            raise UserError(f"'{one}' is not a setting. Write key=value, such as train.epochs=6.")
+    return dict(one.split("=", 1) for one in words)
+
+
+def draw(asked: argparse.Namespace) -> None:
+    if asked.out.suffix == ".json":
+        raise UserError("A picture needs a place: --out PICTURE.png")
+    if asked.draw:
+        picture(asked.draw, asked.out)
+    if asked.draw_parts:
+        parts_picture(asked.draw_parts, asked.out)
+
+
 def picture(records: list[Path], out: Path) -> None:
     """The way there: the first seed of every arm as a line, every record of a recipe as a dot."""
-    found = {path: json.loads(path.read_text(encoding="utf-8")) for path in records}
-    rows = [row for said in found.values() for row in said.get("rows", [])]
+    found = {path: read_file(path) for path in records}
+    rows = [row for path, said in found.items() for row in (_rows(path) if "rows" in said else [])]
     lines = {arm.name: arm.rows[0]["curve"] for arm in arms_of(rows)}
     told = [read_record(path) for path, said in found.items() if "rows" not in said]
     dots = {record.name: (mean(record.seconds), record.accuracy) for record in told}
@@ -134,15 +151,23 @@ def picture(records: list[Path], out: Path) -> None:
 
 def parts_picture(record: Path, out: Path) -> None:
     """What the parts are worth."""
-    rows = json.loads(record.read_text(encoding="utf-8"))["rows"]
-    save(draw_arms({"What the parts are worth": worth_of(arms_of(rows))}, PARTS), out)
+    save(draw_arms({"What the parts are worth": worth_of(arms_of(_rows(record)))}, PARTS), out)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    rows = read_file(path).get("rows", [])
+    if not rows or not all({"arm", "accuracy", "curve"} <= set(row) for row in rows):
+        raise UserError(f"{path} has no arms of this benchmark.")
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="cifar10")
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--data", help="other than the recipe's")
+    parser.add_argument(
+        "--arms", nargs="+", default=list(ARMS), metavar="ARM", help=f"of: {'; '.join(ARMS).replace('%', '%%')}"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[101, 102], help="not those that are reported")
     parser.add_argument("--views", type=int, default=2)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="for all arms")
@@ -152,18 +177,25 @@ def main() -> None:
     parser.add_argument("--draw-parts", type=Path, help="a record: what its arms are worth, drawn into --out (.png)")
     parser.set_defaults(tune=True, compile=None)
     asked = parser.parse_args()
-    if asked.draw:
-        picture(asked.draw, asked.out)
+    if unknown := [arm for arm in asked.arms if arm not in ARMS]:
+        parser.error(f"There is no arm '{unknown[0]}'. {did_you_mean(unknown[0], ARMS)}")
+    if asked.compile not in (None, "always", "never"):
+        parser.error(f"--compile {asked.compile}: always or never; auto would compile some arms and not others")
+    try:
+        _do(asked)
+    except UserError as error:
+        parser.error(str(error))
+
+
+def _do(asked: argparse.Namespace) -> None:
+    if asked.draw or asked.draw_parts:
+        draw(asked)
         return
-    if asked.draw_parts:
-        parts_picture(asked.draw_parts, asked.out)
-        return
-    if asked.compile == "auto":
-        parser.error("--compile auto would compile some arms and not others: always or never")
+    asked.data = asked.data or read_recipe(asked.recipe).data.name
     compiled = asked.compile or ("always" if choose_device(asked.device) == "cuda" else "never")
     common = {"train.device": asked.device, "train.compile": compiled, "data.validation": 0.1}
     common["data.name"] = asked.data
-    common |= dict(word.split("=", 1) for word in asked.set)
+    common |= settings_of(asked.set)
     record = GrowingRecord("benchmarks.speedrun", asked)
     arms = applying(asked.recipe, common, asked.arms, asked.views)
     for arm, seed in ((arm, seed) for seed in asked.seeds for arm in arms):

@@ -63,8 +63,27 @@ def test_what_the_datas_policy_says_counts_as_the_recipes() -> None:
         speedrun.applying("mnist-99", COMMON | {"data.name": "mnist"}, ["as it is"], 2)
 
 
-def test_arms_are_not_compiled_one_by_one_as_it_pays(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["speedrun", "--compile", "auto"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--compile", "auto"], "always or never; auto would compile some arms and not others"),
+        (["--recipe", "cifar10-93"], "There is no recipe 'cifar10-93'. Did you mean cifar10-9"),
+        (["--arms", "GELO"], "There is no arm 'GELO'. Did you mean GELU?"),
+        (["--set", "epochs"], "'epochs' is not a setting"),
+        (["--recipe", "mnist-99"], "views=2 adds the mirror image"),  # MNIST, not some other data
+        (["--draw", "nowhere.json", "--out", "a.png"], "nowhere.json cannot be read as a record"),
+        (["--draw", "nowhere.json"], "A picture needs a place"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(monkeypatch, capsys, words, said) -> None:
+    monkeypatch.setattr(sys, "argv", ["speedrun", *words])
+    with pytest.raises(SystemExit) as stopped:
+        speedrun.main()
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_the_help_names_every_arm_once(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["speedrun", "--help"])
     with pytest.raises(SystemExit):
         speedrun.main()
-    assert "always or never" in capsys.readouterr().err
+    assert " ".join(capsys.readouterr().out.split()).count("averaging, final rate 5 %") == 1

@@ -49,7 +49,7 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
         ("none.yaml", [], "There is no recipe file 'none.yaml'"),
         ("cifar10", ["model.depht=3"], "There is no setting 'model.depht'. Did you mean depth?"),
         ("cifar10", ["modle.depth=3"], "There is no setting 'modle'. Did you mean model?"),
-        ("cifar10", ["model.depth=many"], "model.depth: Value 'many'"),
+        ("cifar10", ["model.depth=many"], "model.depth: many is not a whole number."),
         ("cifar10", ["model.depth=[1"], "cannot be read as YAML"),
         ("cifar10", ["depth"], "'depth' is not a setting"),
         ("cifar10", ["model.depth=???"], "model.depth=??? is not a value"),

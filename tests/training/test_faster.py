@@ -167,6 +167,12 @@ def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
         (["train.patch_share=0.5", "train.small_share=0"], "but train.small_share=0 of the epochs"),
         (["train.small_size=16", "model.img_size=[32, 64]"], "train.small_size is for square images"),
         (["train.small_size=4", "model.attention=lsa"], "is one token, which has nobody to look at"),
+        (["train.whiten=2"], "train.whiten is true or false, not 2."),
+        (["train.whiten="], "train.whiten is true or false, not nothing."),
+        (["data.repeat=1.5"], "data.repeat: 1.5 is not a whole number."),
+        (["mix_until=0.5"], "Did you mean data.augment.mix_until?"),
+        (["data.shift=2"], "Did you mean data.augment.shift?"),
+        (["train.depth.x=true"], "train.depth"),
         (["model.initialize=silent", "model.output_projection=false"], "initialize=silent sets the output projection"),
     ],
 )
@@ -182,6 +188,9 @@ def test_nothing_is_mixed_towards_the_end(tmp_path) -> None:
         whole, some = (session.objective.draws(2, 8, epoch) for session in sessions)
         assert torch.equal(whole["mix"][..., 1:], some["mix"][..., 1:]) and torch.equal(whole["shift"], some["shift"])
         assert (whole["mix"][..., 0] == 2).all() and (some["mix"][..., 0] == (2 if epoch < 3 else 0)).all()
+    long = session_of(tmp_path, **words | {"train.epochs": 2}, **{"data.augment.mix_until": 0.8})[0]
+    mixed = [(long.objective.draws(5, 8, epoch)["mix"][:, 0, 0] > 0).tolist() for epoch in (0, 1)]
+    assert mixed == [[True] * 5, [True] * 3 + [False] * 2], "in the middle of an epoch: after step 8 of 10"
     for data in ("mnist", "cifar10"):
         asked = AugmentConfig(mix_until=0.6, cutmix=0.0)
         with pytest.raises(UserError, match=r"mix_until=0\.6: nothing is mixed here"):

@@ -30,12 +30,13 @@ def epoch_order(
 
 
 def epoch_draws(
-    policy: AugmentConfig, steps: int, batch: int, seed: int, epoch: int, *, view: int = 0, done: float = 0.0
+    policy: AugmentConfig, steps: int, batch: int, seed: int, epoch: int, *, view: int = 0, epochs: int | None = None
 ) -> Draws:
-    """name -> step × image (…): only what the policy uses. Another `view` of the same images has its own draws. `done`
-    is the share of the training before this epoch."""
+    """name -> step × image (…): only what the policy uses. Another `view` of the same images has its own draws. Of so
+    many `epochs` in all: what ends in the middle of the training does so at its step."""
     rng = np.random.default_rng([seed, epoch, 1, view] if view else [seed, epoch, 1])
     shape = (steps, batch)
+    done = (epoch + np.arange(steps) / steps) / epochs if epochs else np.zeros(steps)
     shift, rounds, flip, hue = policy.shift or 0, policy.randaugment or 0, policy.flip or 0.0, policy.hue or 0.0
     parts = {
         "flip": (flip, lambda: rng.random(shape) < flip),
@@ -85,11 +86,15 @@ def _factors(rng: np.random.Generator, spread: float | None, shape: tuple[int, i
     return rng.uniform(1 - (spread or 0.0), 1 + (spread or 0.0), shape)
 
 
-def _mixing(rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int], done: float) -> NDArray[Any]:
-    """(kind, own share, row, column) per image; kind 0: not mixed, 1: MixUp, 2: CutMix."""
+def _mixing(
+    rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int], done: NDArray[Any]
+) -> NDArray[Any]:
+    """(kind, own share, row, column) per image; kind 0: not mixed, 1: MixUp, 2: CutMix. `done`: the share of the
+    training before each step."""
     mixup, cutmix = policy.mixup or 0.0, policy.cutmix or 0.0
     cuts = rng.random(shape) < (0.5 if mixup and cutmix else float(cutmix > 0))
     share = np.where(cuts, rng.beta(cutmix or 1, cutmix or 1, shape), rng.beta(mixup or 1, mixup or 1, shape))
     mixed = rng.random(shape) < (policy.mix_share or 0.0)
-    kind = np.where(mixed, 1 + cuts, 0) * (policy.mix_until is None or done < policy.mix_until)
+    until = 1.0 if policy.mix_until is None else policy.mix_until
+    kind = np.where(mixed & (done < until)[:, None], 1 + cuts, 0)
     return np.stack([kind, share, rng.random(shape), rng.random(shape)], axis=-1)

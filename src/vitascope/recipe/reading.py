@@ -20,6 +20,7 @@ _HOMES = {
     "dino": "DinoConfig",
     "mae": "MaeConfig",
 }
+YES_OR_NO = ("true", "false", "yes", "no", "on", "off", "1", "0")
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
@@ -73,6 +74,9 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
             raise UserError(f"{word} is not a value. Leave the setting out for its default.")
     schema = _schema()
     try:
+        for key, _, value in (word.partition("=") for word in overrides):
+            if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in YES_OR_NO:
+                raise UserError(f"{key} is true or false, not {value or 'nothing'}.")  # 2 would be taken for true
         path = find_recipe(name) if name else None
         layers = [OmegaConf.create({"name": path.stem}), _loaded(path)] if path else []
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
@@ -125,6 +129,7 @@ def read_model(name: str | None, overrides: Sequence[str] = ()) -> ModelConfig:
 
 def _sentence(error: Exception, schema: "DictConfig") -> str:
     """OmegaConf's several lines -> one: the setting, what is wrong, the nearest key."""
+    from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError
 
     first = str(error).splitlines()[0]
@@ -134,10 +139,12 @@ def _sentence(error: Exception, schema: "DictConfig") -> str:
         level = schema
         for parent in parents:
             level = level[parent]
-        for part in ("train", "model", "data", "dino", "mae") if not parents else ():
-            if last in schema[part]:
+        for part in ("train", "model", "data", "data.augment", "dino", "mae"):
+            if last in OmegaConf.select(schema, part):
                 return f"There is no setting '{key}'. Did you mean {part}.{last}?"
         return f"There is no setting '{key}'. {did_you_mean(last, map(str, level))}"
+    if "could not be converted to Integer" in first:
+        first = f"{first.split(chr(39))[1]} is not a whole number"
     if "type hint" in first:  # Python's words for a type say little to a user
         value = first.split("'")[1] if "'" in first else "that"
         first = f"{value} does not fit; {_HOMES.get(key.split('.')[0], 'the schema')} says what does"

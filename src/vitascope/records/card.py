@@ -10,7 +10,9 @@ SHOWN = (
     *("model.img_size", "model.patch_size", "model.in_chans", "model.embed_dim", "model.depth", "model.num_heads"),
     *("model.positions", "model.norm", "model.mlp", "model.global_pool", "model.qk_norm", "model.drop_path_rate"),
     *("train.optimizer", "train.lr", "train.muon_lr", "train.weight_decay", "train.batch_size", "train.epochs"),
-    *("train.schedule", "train.label_smoothing", "train.ema", "data.validation", "data.fraction"),
+    *("train.schedule", "train.label_smoothing", "train.ema", "data.validation", "data.fraction", "data.repeat"),
+    *("model.initialize", "model.proj_bias", "train.whiten", "train.clip_grad", "data.augment.flip_by"),
+    *("data.augment.shift_fill",),
 )
 
 ORIGINS = {

@@ -153,6 +153,7 @@ def test_recording_runs(vitascope, trained) -> None:
         (("predict", "runs/digits", "photos", "--json", "--csv"), "Choose one of --json and --csv"),
         (("predict", "unfinished", "photos"), "has no model.safetensors. Go on with: vitascope resume"),
         (("evaluate", "unfinished"), "has no model.safetensors"),
+        (("evaluate", "two"), ", or take one that has ended: two/2026-01-01_10-00-00-seed1"),
         (("embed", "runs/digits", "photos", "--out", "f.csv"), "Choose an ending: .npz, .parquet"),
         (("embed", "runs/digits", "empty", "--out", "f.npz"), "The folder empty has no images in it"),
         (("similar", "runs/digits", "photos/inner/0.png", "--out", "x.doc"), "cannot be written as 'x.doc'"),
@@ -197,6 +198,8 @@ def made(tmp_path_factory):
     run = tiny_run(place / "runs", **{"train.epochs": 1})
     shutil.copytree(run.path, place / "unfinished")
     (place / "unfinished" / "model.safetensors").unlink()
+    for number, name in enumerate(("2026-01-01_10-00-00-seed1", "2026-01-01_11-00-00-seed2")):
+        shutil.copytree(place / "unfinished" if number else run.path, place / "two" / name)
     for folder in ("empty", "all-torn", "photos/inner", "parts/train/0", "parts/test/0"):
         (place / folder).mkdir(parents=True)
     for file in ("torn.png", "all-torn/x.jpg"):

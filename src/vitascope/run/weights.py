@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, first_line
-from vitascope.run.directory import Run, refuse_run
+from vitascope.run.directory import Run, is_run, refuse_run
 from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.weights.facts import ModelFacts, facts_from
 
@@ -48,8 +48,14 @@ def load_weights(model: nn.Module, run: Run, *, best: bool = False) -> None:
     path = run.file(BEST if best else LAST)
     if not path.is_file():
         way = "It kept no best weights: data.validation was 0." if best else f"Go on with: vitascope resume {run.path}"
-        raise UserError(f"{run.path} has no {path.name}. {way}")
+        raise UserError(f"{run.path} has no {path.name}. {way}{'' if best else _beside(run)}")
     load_file_into(model, path)
+
+
+def _beside(run: Run) -> str:
+    """Who named the recipe's folder gets its newest run, and may have meant the newest that has ended."""
+    ended = sorted(path.parent for path in run.path.resolve().parent.glob(f"*/{LAST}") if is_run(path.parent))
+    return f", or take one that has ended: {run.path.parent / ended[-1].name}" if ended else ""
 
 
 def load_file_into(model: nn.Module, path: Path) -> None:

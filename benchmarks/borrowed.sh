@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 KEPT=${KEPT:-/tmp/kept} OUT=${OUT:-out} PYTHON=${PYTHON:-python}
 export PYTHONPATH="$KEPT/packages:src:." PYTHONUNBUFFERED=1 VITASCOPE_DATA=${VITASCOPE_DATA:-$KEPT/data}
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$KEPT/compiled}
+[[ "${COMMIT:-0000000}" =~ ^[0-9a-f]{7,40}$ ]] || { echo "COMMIT=$COMMIT is no commit"; exit 2; }
 [ -z "${COMMIT:-}" ] || export GIT_DIR=/nowhere  # what is said holds, not what a copy of the tree makes git say
 SEED=${SEED:-21}  # the first of those that are recorded; never tuned on
 PURE="omegaconf optuna alembic mako colorlog sqlalchemy"  # packages without compiled parts
@@ -41,6 +42,26 @@ arms() {  # ARMS: their names, one a line; TUNED: seeds that are not recorded; C
   "$PYTHON" -m benchmarks.speedrun --recipe "${RECIPE:-cifar10-94}" --data "${DATA:-cifar10}" --views "${VIEWS:-2}" \
     --arms "${names[@]}" --seeds ${TUNED:-101} --set ${MORE:-} --called "${CALLED:-as it is}" --compile "${COMPILE:-always}" \
     --out "$OUT/speedrun-${RECIPE:-cifar10-94}.json" --runs "$KEPT/tuned" ${COMMIT:+--commit "$COMMIT"} ${GO_ON:+--go-on "$GO_ON"}
+}
+
+parts() {  # every part of a fast recipe taken back, alone: all arms of one seed before the next, so a cut leaves pairs
+  ARMS="as it is
+timm's start
+patches as they are
+flips by chance
+no averaging
+AdamW instead of Muon
+no QK-norm
+GELU
+class token
+stochastic depth 0.1
+zeros come in at the edge
+no colour changes
+CutMix for a quarter
+no label smoothing
+batch of 1000
+all biases
+gradients clipped at 1" TUNED=${TUNED:-101 102 103} arms
 }
 
 record() {  # RECIPE:SEEDS:VIEWS; written after every seed. Nothing is compiled before the first, so its cold time is one

@@ -122,14 +122,6 @@ def _whole(recipe: Recipe) -> Recipe:
     return replace(recipe, data=replace(recipe.data, augment=augment))
 
 
-def settings_of(words: list[str]) -> dict[str, str]:
-    """As typed, such as train.epochs=6; what is no setting is refused with the recipe."""
-    for one in words:
-        if "=" not in one:
-            raise UserError(f"'{one}' is not a setting. Write key=value, such as train.epochs=6.")
-    return dict(one.split("=", 1) for one in words)
-
-
 def draw(asked: argparse.Namespace) -> None:
     if asked.out.suffix == ".json":
         raise UserError("A picture needs a place: --out PICTURE.png")
@@ -142,7 +134,7 @@ def draw(asked: argparse.Namespace) -> None:
 def picture(records: list[Path], out: Path) -> None:
     """The way there: the first seed of every arm as a line, every record of a recipe as a dot."""
     found = {path: read_file(path) for path in records}
-    rows = [row for path, said in found.items() for row in (_rows(path) if "rows" in said else [])]
+    rows = [row for path, said in found.items() if "rows" in said for row in _rows(path, said)]
     lines = {arm.name: arm.rows[0]["curve"] for arm in arms_of(rows)}
     told = [read_record(path) for path, said in found.items() if "rows" not in said]
     dots = {record.name: (mean(record.seconds), record.accuracy) for record in told}
@@ -151,11 +143,11 @@ def picture(records: list[Path], out: Path) -> None:
 
 def parts_picture(record: Path, out: Path) -> None:
     """What the parts are worth."""
-    save(draw_arms({"What the parts are worth": worth_of(arms_of(_rows(record)))}, PARTS), out)
+    save(draw_arms({"What the parts are worth": worth_of(arms_of(_rows(record, read_file(record))))}, PARTS), out)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    rows = read_file(path).get("rows", [])
+def _rows(path: Path, said: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = said.get("rows", [])
     if not rows or not all({"arm", "accuracy", "curve"} <= set(row) for row in rows):
         raise UserError(f"{path} has no arms of this benchmark.")
     return rows
@@ -191,11 +183,12 @@ def _do(asked: argparse.Namespace) -> None:
     if asked.draw or asked.draw_parts:
         draw(asked)
         return
-    asked.data = asked.data or read_recipe(asked.recipe).data.name
+    said = read_recipe(asked.recipe, asked.set)  # refuses what is no setting
+    asked.data = asked.data or said.data.name
     compiled = asked.compile or ("always" if choose_device(asked.device) == "cuda" else "never")
     common = {"train.device": asked.device, "train.compile": compiled, "data.validation": 0.1}
     common["data.name"] = asked.data
-    common |= settings_of(asked.set)
+    common |= dict(word.split("=", 1) for word in asked.set)
     record = GrowingRecord("benchmarks.speedrun", asked)
     arms = applying(asked.recipe, common, asked.arms, asked.views)
     for arm, seed in ((arm, seed) for seed in asked.seeds for arm in arms):

@@ -7,9 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from vitascope.draw.look import COLOURS, caption, label, new_figure, plain
+from vitascope.draw.look import COLOURS, caption, label, new_figure, plain, shades
 
-STROKES = ("-", "--", ":", "-.")  # where there are more lines than colours
 Worth = tuple[str, float, float | None]  # name, points, half of the interval
 
 
@@ -26,11 +25,9 @@ def draw_arms(panels: dict[str, list[Worth]], text: str) -> Figure:
 def draw_speed(curves: dict[str, list[tuple[float, float]]], points: dict[str, tuple[float, float]]) -> Figure:
     """Accuracy over seconds: a line for each way, a dot where a record ended."""
     figure, [axis] = new_figure(1, width=9.6, height=5.2)
-    for number, (name, line) in enumerate(curves.items()):
+    for colour, (name, line) in zip(shades(len(curves)), curves.items(), strict=True):
         seconds, shares = zip(*line, strict=True)
-        colour, stroke = COLOURS[number % len(COLOURS)], STROKES[number // len(COLOURS) % len(STROKES)]
-        percent = [100 * share for share in shares]
-        axis.plot(seconds, percent, color=colour, linestyle=stroke, linewidth=1.6, label=plain(name))
+        axis.plot(seconds, [100 * share for share in shares], color=colour, label=plain(name), linewidth=1.6)
     before = 0.0
     for name, (seconds, share) in sorted(points.items(), key=lambda point: point[1]):
         left = seconds > 2 * before  # its words go there, unless another dot's are close
@@ -79,7 +76,7 @@ def draw_shares(rows: list[dict[str, Any]]) -> Figure:
     """Accuracy over the share of the labels, a line for each arm: dots are seeds, lines go through their means."""
     figure, [panel] = new_figure(1, width=7.0, height=4.6)
     arms = list(dict.fromkeys(row["arm"] for row in rows))
-    for colour, arm in zip(COLOURS, arms, strict=False):
+    for colour, arm in zip(shades(len(arms)), arms, strict=True):
         own = [row for row in rows if row["arm"] == arm]
         shares = sorted({row["labels"] for row in own})
         means = [mean(100 * row["accuracy"] for row in own if row["labels"] == share) for share in shares]

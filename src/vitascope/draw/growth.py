@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from vitascope.draw.look import COLOURS, caption, label, new_figure
+from vitascope.draw.look import caption, label, new_figure, shades
 
 FEW = 1000  # a span of less than three decades has room for 1, 2, 5 in each
 Curves = dict[str, list[tuple[float, float]]]
@@ -13,7 +13,7 @@ def draw_growth(panels: dict[str, Curves], *, x: str, title: str, caption_text: 
     """One panel per measured thing, one line per way of doing it."""
     figure, axes = new_figure(len(panels), width=9.5, height=4.6)
     for panel, (y, curves) in zip(axes, panels.items(), strict=True):
-        for colour, (name, points) in zip(COLOURS, curves.items(), strict=False):
+        for colour, (name, points) in zip(shades(len(curves)), curves.items(), strict=True):
             panel.loglog(*zip(*points, strict=True), marker="o", markersize=4, color=colour, label=name)
         counts = [count for count, _ in next(iter(curves.values()))]
         panel.set_xticks(counts, [f"{count:g}" for count in counts])

@@ -4,7 +4,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
+import numpy as np
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
@@ -22,6 +23,13 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "legend.frameon": False,
 }
+
+
+def shades(count: int) -> list[Any]:
+    """Of the palette where there are few, of the sequential map where there are many."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    return [colormaps[SEQUENTIAL](place) for place in np.linspace(0, 0.92, count)]
 
 
 def new_figure(columns: int, width: float = 9.0, height: float = 4.0, rows: int = 1) -> tuple[Figure, list[Axes]]:

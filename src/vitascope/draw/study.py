@@ -5,7 +5,6 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -13,7 +12,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from vitascope.draw.curves import UNITS, over_epochs
 from vitascope.draw.heatmap import heatmap
-from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure, plain, shorten
+from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure, plain, shades, shorten
 
 MOST_NAMES = 16  # in a legend
 LONG = 6  # digits under an axis
@@ -149,13 +148,6 @@ def _spelt(value: str) -> str:
         return f"{float(value):.3g}" if len(value) > LONG else value
     except ValueError:
         return shorten(value, 14)
-
-
-def shades(count: int) -> list[Any]:
-    """Of the palette where there are few, of the sequential map where there are many."""
-    if count <= len(COLOURS):
-        return list(COLOURS[:count])
-    return [colormaps[SEQUENTIAL](place) for place in np.linspace(0, 0.92, count)]
 
 
 def _even(lines: list[list[float]]) -> Any:

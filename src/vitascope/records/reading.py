@@ -23,6 +23,11 @@ def millions(number: int) -> str:
     return f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number / 1e3:.0f} k"
 
 
+def linked(path: Path, record: Record) -> str:
+    """A record's name as a link to its file; `{results}` becomes the folder as seen from the page."""
+    return f"[{record.name}]({{results}}/{path.name})"
+
+
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitascope.records import measured
-from vitascope.records.reading import accuracy_words, markdown, millions, records_named, seconds_words
+from vitascope.records.reading import accuracy_words, linked, markdown, millions, records_named, seconds_words
 from vitascope.records.work import work
 
 
@@ -15,7 +15,7 @@ def table(folder: Path, names: list[str]) -> str:
     for path, record in records_named(folder, names):
         rows.append(
             [
-                f"[{record.name}]({{results}}/{path.name})",
+                linked(path, record),
                 millions(record.params),
                 str(record.tokens),
                 millions(record.images_seen),
@@ -34,7 +34,7 @@ def targets(folder: Path, names: list[str]) -> str:
     """What was asked for beside what was recorded. A name is RECORD:PERCENT:SECONDS:SEEDS; the slowest seed counts."""
     rows = []
     for name, percent, most, seeds in (word.split(":") for word in names):
-        for _, record in records_named(folder, [name]):
+        for path, record in records_named(folder, [name]):
             error = "" if record.spread is None else f" ± {100 * record.spread / len(record.seeds) ** 0.5:.2f}"
             reached = (
                 100 * record.accuracy >= float(percent)
@@ -43,7 +43,7 @@ def targets(folder: Path, names: list[str]) -> str:
             )
             rows.append(
                 [
-                    f"[{record.name}]({{results}}/{record.name}.json)",
+                    linked(path, record),
                     f"{percent} % in {most} s, {_counted(int(seeds))}",
                     f"**{100 * record.accuracy:.2f}{error} %**",
                     f"**{max(record.seconds):.1f}**",

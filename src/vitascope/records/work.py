@@ -7,7 +7,7 @@ from typing import Any
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
-from vitascope.records.reading import accuracy_words, markdown, millions, records_named, seconds_words
+from vitascope.records.reading import accuracy_words, linked, markdown, millions, records_named, seconds_words
 from vitascope.records.record import Record
 from vitascope.training.hardware import training_flops
 
@@ -33,7 +33,7 @@ def work(folder: Path, names: list[str]) -> str:
             flops, seen = image_flops(record), record.images_seen
             rows.append(
                 [
-                    f"[{record.name}]({{results}}/{path.name})",
+                    linked(path, record),
                     accuracy_words(record),
                     seconds_words(record.seconds),
                     millions(seen),

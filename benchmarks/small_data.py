@@ -21,8 +21,10 @@ from vitascope.records.arms import arms_of, worth_of
 PLAIN = {
     "embed_dim": 192, "depth": 9, "num_heads": 12, "mlp_ratio": 2.0, "class_token": True, "global_pool": "token",
     "positions": "learned", "qk_norm": False, "norm": "layernorm", "mlp": "gelu", "drop_path_rate": 0.0,
+    "initialize": "timm",
 }  # fmt: skip
 TRAINING = {"optimizer": "adamw", "lr": 1e-3, "schedule": "cosine", "ema": 0.0, "batch_size": 250}
+PHOTOS = {"flip_by": "chance", "shift_fill": "zero", "randaugment": 0}  # what the recipe has more than its data does
 BOTH = {"tokenizer": "spt", "attention": "lsa"}
 CONV = {"tokenizer": "conv", "global_pool": "seq", "class_token": False}
 DROPOUT = {"proj_drop_rate": 0.1, "pos_drop_rate": 0.1}
@@ -58,6 +60,7 @@ def settings(arm: str, asked: argparse.Namespace) -> dict[str, Any]:
     else:
         own = PLAIN | own
         chosen |= {f"train.{name}": value for name, value in TRAINING.items()}
+        chosen |= {f"data.augment.{name}": value for name, value in PHOTOS.items()}
     if asked.lr:
         chosen["train.lr"] = asked.lr
     return chosen | {f"model.{name}": value for name, value in own.items()}

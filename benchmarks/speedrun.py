@@ -21,15 +21,16 @@ from vitascope.evaluation.evaluate import check_views
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import word
-from vitascope.records.arms import arms_of, worth_of
+from vitascope.records.arms import arms_of, noise_of, worth_of
 from vitascope.records.reading import read_file
 from vitascope.records.record import read_record
 from vitascope.training.hardware import choose_device
 
 PLAIN = "as it is"
 PARTS = (
-    "What the name says was changed, against the recipe or what is named. Dots are means over seeds, bars the 95 % "
-    "interval of the paired difference (no bar: one seed); grey: cannot be told from noise. Held-back images."
+    "Each row changes one thing, against the recipe as it is or what is named; the largest loss first. Dots: mean over "
+    "seeds; bars: 95 % interval of the paired difference by the noise of all rows together, longer where seeds are "
+    "fewer (none: one seed); grey: cannot be told from noise. Held-back images."
 )
 ARMS: dict[str, dict[str, Any]] = {
     PLAIN: {},
@@ -142,8 +143,11 @@ def picture(records: list[Path], out: Path) -> None:
 
 
 def parts_picture(record: Path, out: Path) -> None:
-    """What the parts are worth."""
-    save(draw_arms({"What the parts are worth": worth_of(arms_of(_rows(record, read_file(record))))}, PARTS), out)
+    """What taking each part back does."""
+    rows = _rows(record, read_file(record))
+    arms = arms_of(rows, noise_of(rows))
+    worth = sorted(worth_of(arms), key=lambda found: found[1])
+    save(draw_arms({f"What changes do ({arms[0].name}: {100 * arms[0].accuracy:.2f} %)": worth}, PARTS), out)
 
 
 def _rows(path: Path, said: dict[str, Any]) -> list[dict[str, Any]]:

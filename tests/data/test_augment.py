@@ -105,8 +105,7 @@ def test_randaugments_operations_are_pillows(ours, theirs, levels) -> None:
 )
 def test_moving_is_torchvisions_affine(name, settings) -> None:
     images = torch.rand(2, 3, 8, 10)
-    chosen = {known: torch.full((2,), known == name) for known in ra.OPERATIONS}
-    moved = ra.move(images, chosen, torch.full((2,), 0.5))
+    moved = ra.move(images, torch.tensor([[0.5 * (known == name) for known in ra.MOVES]] * 2))
     theirs = tv.affine(images, scale=1.0, interpolation=tv.InterpolationMode.BILINEAR, **settings)
     inner = (slice(None), slice(None), slice(2, -2), slice(3, -3))
     torch.testing.assert_close(moved[inner], theirs[inner], atol=1e-4, rtol=0)
@@ -124,6 +123,16 @@ def test_turning_and_stretching_is_torchvisions_affine() -> None:
         interpolation=tv.InterpolationMode.BILINEAR,
     )
     torch.testing.assert_close(ours[..., 2:-2, 2:-2], theirs[..., 2:-2, 2:-2], atol=1e-4, rtol=0)
+
+
+def test_randaugment_of_the_chosen_images_alone_is_that_of_all_then_selected(monkeypatch) -> None:
+    """A CPU's way and a GPU's; the images that came in stay as they were."""
+    images, operation = torch.rand(60, 3, 8, 10), torch.randint(len(ra.OPERATIONS), (60, 2))
+    before, sign = images.clone(), torch.randint(2, (60, 2)) * 2.0 - 1
+    alone = ra.randaugment(images, operation, sign, magnitude=9.0)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(ra.randaugment(images, operation, sign, magnitude=9.0), alone, atol=1e-6, rtol=0)
+    assert torch.equal(images, before) and not torch.equal(alone, before)
 
 
 def test_randaugment_without_strength_changes_only_what_has_no_strength() -> None:

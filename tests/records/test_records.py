@@ -6,6 +6,7 @@ import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import vitascope
@@ -14,7 +15,7 @@ from vitascope import UserError
 from vitascope.data.policy import resolve
 from vitascope.evaluation.openings import Opening
 from vitascope.recipe.reading import read_recipe
-from vitascope.records.arms import arms_of
+from vitascope.records.arms import arms_of, noise_of
 from vitascope.records.card import card
 from vitascope.records.filling import fill
 from vitascope.records.record import _test_seconds, check_name, make_record, read_record, write_record
@@ -299,6 +300,21 @@ def test_what_a_change_was_worth_is_judged_in_pairs() -> None:
     assert once.gain == pytest.approx(0.08) and once.verdict == "one seed"
 
 
+def test_the_noise_of_many_arms_is_what_arm_and_seed_leave() -> None:
+    """By hand for every arm with every seed: what is left of a number is it minus its row's mean minus its column's
+    plus the mean of all. Of two arms it gives the paired interval; a seed that one arm alone has adds nothing."""
+    table = np.random.default_rng(0).normal(size=(5, 3))
+    rows = [{"arm": str(arm), "seed": seed, "accuracy": table[arm, seed]} for arm in range(5) for seed in range(3)]
+    left = table - table.mean(0) - table.mean(1)[:, None] + table.mean()
+    noise = noise_of(rows)
+    assert noise.freedom == 8 and noise.size == pytest.approx((left**2).sum() ** 0.5 / 8**0.5)
+    assert noise_of([*rows, {"arm": "4", "seed": 9, "accuracy": 100.0}]).size == pytest.approx(noise.size)
+    assert arms_of(rows, noise)[1].half == pytest.approx(2.3060 * noise.size * (2 / 3) ** 0.5, rel=1e-4)
+    pair = rows[:6]
+    assert arms_of(pair, noise_of(pair))[1].half == pytest.approx(arms_of(pair)[1].half)
+    assert noise_of(rows[::3]) is None, "one seed"
+
+
 def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> None:
     """Two stages, two seeds: images and seconds of both stages, and a command that names no place of this machine."""
     from vitascope.records.track import track_of
@@ -336,9 +352,9 @@ def test_a_table_of_what_the_parts_of_a_recipe_are_worth(tmp_path) -> None:
     (tmp_path / "speedrun.json").write_text(json.dumps({"rows": rows}))
     lines = KINDS["speedrun"](tmp_path, ["speedrun"]).splitlines()
     assert lines[2] == "| as it is | 2 | 91.00 % | 10.0 | – | – | – |"
-    assert lines[3] == "| other | 3 | 78.33 % | 41.7 | as it is | +1.50 ± 0.50 | +3.0 ± 1.0 |"
-    assert lines[4] == "| once | 1 | 89.00 % | 9.0 | as it is | -1.00 | -1.0 |"
-    assert lines[5] == "| once, and more | 1 | 90.00 % | 9.5 | once | +1.00 | +0.5 |"
+    assert lines[3] == "| other | 3 | 78.33 % | 41.7 | as it is | +1.50 ± 0.50 | +3.00 ± 1.00 |"
+    assert lines[4] == "| once | 1 | 89.00 % | 9.0 | as it is | -1.00 | -1.00 |"
+    assert lines[5] == "| once, and more | 1 | 90.00 % | 9.5 | once | +1.00 | +0.50 |"
 
 
 def test_ways_of_different_length_side_by_side(tmp_path) -> None:

@@ -5,6 +5,7 @@ shears and rotations are bilinear, with black coming in (torchvision: nearest).
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ OPERATIONS = (
     *("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "saturation"),
     *("contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize"),
 )
+MOVES = OPERATIONS[1:6]
 
 
 def randaugment(images: Images, operation: Tensor, sign: Tensor, magnitude: float) -> Images:
     """`operation` and `sign`: image × round; `magnitude` of 30."""
+    images = images.clone()
     for turn in range(operation.shape[1]):
         chosen = {name: operation[:, turn] == number for number, name in enumerate(OPERATIONS)}
         images = _one_round(images, chosen, sign[:, turn] * (magnitude / 30), magnitude / 30)
@@ -29,24 +32,38 @@ def randaugment(images: Images, operation: Tensor, sign: Tensor, magnitude: floa
 
 
 def _one_round(images: Images, chosen: dict[str, Tensor], signed: Tensor, strength: float) -> Images:
-    images = move(images, chosen, signed)
+    moved = torch.stack([chosen[name] for name in MOVES]).any(0)
+    images = _changed(images, moved, move, torch.stack([torch.where(chosen[name], signed, 0.0) for name in MOVES], 1))
     for name, change in (("brightness", brighten), ("saturation", saturate), ("contrast", change_contrast)):
-        images = _where(chosen[name], change(images, 1 + 0.9 * signed), images)
-    images = _where(chosen["sharpness"], sharpen(images, 1 + 0.9 * signed), images)
-    images = _where(chosen["posterize"], posterize(images, 8 - round(4 * strength)), images)
-    images = _where(chosen["solarize"], torch.where(images * 255 >= 255 * (1 - strength), 1 - images, images), images)
-    images = _where(chosen["autocontrast"], autocontrast(images), images)
-    return _where(chosen["equalize"], equalize(images), images)
+        images = _changed(images, chosen[name], change, 1 + 0.9 * signed)
+    images = _changed(images, chosen["sharpness"], sharpen, 1 + 0.9 * signed)
+    images = _changed(images, chosen["posterize"], lambda some: posterize(some, 8 - round(4 * strength)))
+    images = _changed(images, chosen["solarize"], lambda some: solarize(some, 1 - strength))
+    images = _changed(images, chosen["autocontrast"], autocontrast)
+    return _changed(images, chosen["equalize"], equalize)
 
 
-def move(images: Images, chosen: dict[str, Tensor], signed: Tensor) -> Images:
-    """Shear by 0.3, shift by 150/331 of the width, rotate by 30°, times the signed strength."""
-    amount = {name: torch.where(mask, signed, 0.0) for name, mask in chosen.items()}
-    shear = torch.stack([amount["shear_x"], amount["shear_y"]], dim=1) * 0.3
-    shift = torch.stack([amount["translate_x"], amount["translate_y"]], dim=1) * (150 / 331)
-    moved = warp(images, amount["rotate"] * math.radians(30), shear, torch.ones_like(signed), shift)
-    still = sum(chosen[name] for name in OPERATIONS[1:6]) == 0
-    return _where(torch.as_tensor(still), images, moved)
+def _changed(images: Images, chosen: Tensor, change: Callable[..., Images], *amounts: Tensor) -> Images:
+    """`change` to the images that are `chosen`. On a GPU to all, then selected: a recorded step has the same shapes
+    every time. A CPU changes those alone, in place."""
+    if images.device.type != "cpu" or torch.compiler.is_compiling():
+        return torch.where(chosen[:, None, None, None], change(images, *amounts), images)
+    where = chosen.nonzero()[:, 0]
+    if len(where) == 0:
+        return images
+    images[where] = change(images[where], *(amount[where] for amount in amounts))
+    return images
+
+
+def move(images: Images, amounts: Tensor) -> Images:
+    """Shear by 0.3, shift by 150/331 of the width, rotate by 30°, times the signed strengths (image × MOVES)."""
+    shear, shift, turn = amounts[:, :2] * 0.3, amounts[:, 2:4] * (150 / 331), amounts[:, 4] * math.radians(30)
+    return warp(images, turn, shear, torch.ones_like(turn), shift)
+
+
+def solarize(images: Images, threshold: float) -> Images:
+    """Bright pixels are turned over."""
+    return torch.where(images * 255 >= 255 * threshold, 1 - images, images)
 
 
 def sharpen(images: Images, factor: Tensor) -> Images:
@@ -81,7 +98,3 @@ def equalize(images: Images) -> Images:
     table = ((counts.cumsum(1) - counts + (step / 2).floor()) / step.clamp(min=1)).floor().clamp(0, 255)
     flat = torch.where(step > 0, table.gather(1, levels), levels.float())
     return (flat / 255).view_as(images).to(images.dtype)
-
-
-def _where(chosen: Tensor, changed: Images, images: Images) -> Images:
-    return torch.where(chosen[:, None, None, None], changed, images)

@@ -28,17 +28,18 @@ def draw_speed(curves: dict[str, list[tuple[float, float]]], points: dict[str, t
     for colour, (name, line) in zip(shades(len(curves)), curves.items(), strict=True):
         seconds, shares = zip(*line, strict=True)
         axis.plot(seconds, [100 * share for share in shares], color=colour, label=plain(name), linewidth=1.6)
-    before = 0.0
+    before, floor = 0.0, 0
     for name, (seconds, share) in sorted(points.items(), key=lambda point: point[1]):
-        left = seconds > 2 * before  # its words go there, unless another dot's are close
+        floor = floor + 1 if seconds < 2 * before else 0  # words go up to the left, above those of a dot nearby
         axis.plot(seconds, 100 * share, "o", color="#222222", markersize=7)
         axis.annotate(
             plain(f"{name}\n{100 * share:.2f} %, {seconds:.0f} s"),
             (seconds, 100 * share),
-            xytext=(-8, 5) if left else (8, -5),
+            xytext=(-8, 5 + 28 * floor),
             textcoords="offset points",
-            ha="right" if left else "left",
-            va="bottom" if left else "top",
+            ha="right",
+            va="bottom",
+            arrowprops={"arrowstyle": "-", "color": "#888888", "relpos": (1, 0)} if floor else None,
             fontsize=9,
             fontweight="bold",
         )
@@ -48,14 +49,15 @@ def draw_speed(curves: dict[str, list[tuple[float, float]]], points: dict[str, t
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter("{x:g}")
     ends = [100 * share for _, share in [*points.values(), *(line[-1] for line in curves.values())]]
-    axis.set_ylim(max(0.0, min(ends) - 10), max(ends) + 2)  # beginnings are steep; all ends are seen
+    axis.set_ylim(max(0.0, min(ends) - 10), min(100.0, max(ends) + 3))  # beginnings are steep; all ends are seen
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, loc="lower right")
-    label(axis, "The way there", "seconds", "accuracy in %")
+    label(axis, "The way there", "seconds (log scale)", "accuracy in %")
     caption(
         figure,
-        "Lines: tuning runs, one seed each, images held back from training, one view after every epoch; seconds of "
-        "training alone. Dots: records, mean over seeds that were never tuned on, test images; the whole clock.",
+        "Lines: tuning runs on a part of the training images, one seed each, one view of held-back images; seconds of "
+        "training alone. Dots: records on all training images, mean over seeds that were never tuned on, test images; "
+        "the whole clock. Dots have more images to learn from than lines and, where a record has two, more views.",
     )
     return figure
 

@@ -33,7 +33,10 @@ class Recipe:
         if self.train.objective != "classify":
             self._check_without_labels()
         if self.data.augment.flip_by == "turns" and self.data.balance == "sampling":
-            raise UserError("data.augment.flip_by=turns needs epochs in turn; data.balance=sampling draws by chance.")
+            raise UserError(
+                "data.augment.flip_by=turns needs epochs in turn; data.balance=sampling draws by chance: "
+                "set data.augment.flip_by=chance."
+            )
         if self.train.sees_less:
             _check_small(self.train, self.model)
         if self.train.whiten and (self.model.tokenizer != "patch" or self.weights):

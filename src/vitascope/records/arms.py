@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 from scipy.stats import t as student
 
 
@@ -36,9 +37,42 @@ class Arm:
         return "helps" if self.gain > self.half else "hurts" if self.gain < -self.half else "cannot be told"
 
 
-def arms_of(rows: list[dict[str, Any]]) -> list[Arm]:
+@dataclass(frozen=True)
+class Noise:
+    """By how much a number differs from what its arm and its seed say: one size for all arms of a record. Where many
+    arms have few seeds each, all of them tell it better than the two or three of one arm; of two arms, it is the
+    paired difference's own."""
+
+    size: float
+    freedom: int  # degrees of freedom it was estimated with
+
+    def error(self, pairs: int) -> float:
+        """Standard error of the mean of so many differences between two arms."""
+        return self.size * math.sqrt(2 / pairs)
+
+    def half(self, pairs: int) -> float:
+        """Half of that mean's 95 % interval."""
+        return float(student.ppf(0.975, self.freedom)) * self.error(pairs)
+
+
+def noise_of(rows: list[dict[str, Any]], name: str = "accuracy") -> Noise | None:
+    """What is left when each arm and each seed has a share of its own (least squares). None: nothing is left that
+    could tell (one seed, one arm)."""
+    told = np.array([row[name] for row in rows])
+    kinds = [sorted({row[kind] for row in rows}) for kind in ("arm", "seed")]
+    shares = [[row["arm"] == arm for arm in kinds[0]] + [row["seed"] == seed for seed in kinds[1]] for row in rows]
+    known = np.array(shares, dtype=float)
+    found, _, rank, _ = np.linalg.lstsq(known, told, rcond=None)
+    freedom = len(rows) - int(rank)
+    if freedom == 0:
+        return None
+    return Noise(math.sqrt(float(((told - known @ found) ** 2).sum()) / freedom), freedom)
+
+
+def arms_of(rows: list[dict[str, Any]], noise: Noise | None = None) -> list[Arm]:
     """In the order they were measured. Each is held against the first, seed by seed; one that is called like another
-    and something more ("+ SPT, dropout 0.1") against that other, or the one most like it."""
+    and something more ("+ SPT, dropout 0.1") against that other, or the one most like it. With `noise` the intervals
+    are of that, else each arm's own."""
     names = list(dict.fromkeys(row["arm"] for row in rows))
     groups = {name: [row for row in rows if row["arm"] == name] for name in names}
     found = []
@@ -49,7 +83,8 @@ def arms_of(rows: list[dict[str, Any]]) -> list[Arm]:
         if name == names[0] or not pairs:
             found.append(Arm(name, group, None, None))
         else:
-            found.append(Arm(name, group, mean(pairs), interval(pairs), base))
+            half = noise.half(len(pairs)) if noise and len(pairs) > 1 else interval(pairs)
+            found.append(Arm(name, group, mean(pairs), half, base))
     return found
 
 

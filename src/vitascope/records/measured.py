@@ -4,7 +4,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitascope.records.arms import arms_of
+from vitascope.records.arms import Noise, arms_of, noise_of
 from vitascope.records.reading import markdown, millions, read_file, rows_of
 from vitascope.run.machine import machine_name
 
@@ -107,16 +107,20 @@ def small_data(folder: Path, names: list[str]) -> str:
     return markdown(["model", "parameters", "seeds", "accuracy", "against", "points", ""], lines)
 
 
+SPEEDRUN = (("accuracy", 100.0, 2), ("steady_seconds", 1.0, 2))  # what is told, times what, with how many places
+
+
 def speedrun(folder: Path, names: list[str]) -> str:
     """What each part of a fast recipe is worth (`python -m benchmarks.speedrun`): points and seconds against the recipe
-    as it is, or the bundle it is added to, seed by seed, with their standard errors."""
+    as it is, or the bundle it is added to, seed by seed, with their standard errors by the noise of all arms."""
     rows, lines = rows_of(folder, names), []
+    parts = [(key, noise_of(rows, key), factor, places) for key, factor, places in SPEEDRUN]
     for arm in arms_of(rows):
         known = {row["seed"]: row for row in rows if row["arm"] == arm.base}
         pairs = [(row, known[row["seed"]]) for row in arm.rows if row["seed"] in known]
         points, more = (
-            _mean_and_error([factor * (row[key] - other[key]) for row, other in pairs], places) if pairs else "–"
-            for key, factor, places in (("accuracy", 100.0, 2), ("steady_seconds", 1.0, 1))
+            _mean_and_error([row[key] - other[key] for row, other in pairs], noise, factor, places) if pairs else "–"
+            for key, noise, factor, places in parts
         )
         score, seconds = f"{100 * arm.accuracy:.2f} %", f"{mean(row['steady_seconds'] for row in arm.rows):.1f}"
         lines.append([arm.name, str(len(arm.rows)), score, seconds, arm.base or "–", points, more])
@@ -135,9 +139,9 @@ def tuning(folder: Path, names: list[str]) -> str:
     return markdown([*head, "right while learning", "accuracy, held back"], lines)
 
 
-def _mean_and_error(values: list[float], places: int) -> str:
-    error = f" ± {stdev(values) / len(values) ** 0.5:.{places}f}" if len(values) > 1 else ""
-    return f"{mean(values):+.{places}f}{error}"
+def _mean_and_error(values: list[float], noise: Noise | None, factor: float, places: int) -> str:
+    error = f" ± {factor * noise.error(len(values)):.{places}f}" if noise and len(values) > 1 else ""
+    return f"{factor * mean(values):+.{places}f}{error}"
 
 
 def together(folder: Path, names: list[str]) -> str:

@@ -1,0 +1,32 @@
+"""What ways to learn from little data are held against does not move when the recipe they start from does."""
+
+from argparse import Namespace
+
+import pytest
+
+from benchmarks import small_data
+from vitascope.data.config import AugmentConfig
+from vitascope.data.policy import resolve
+from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.schema import Recipe
+from vitascope.recipe.writing import word
+
+
+def read(arm: str, base: str) -> Recipe:
+    asked = Namespace(
+        base=base, data="cifar10", tune=True, labels=1.0, epochs=20, device="cpu", compile="never", lr=None
+    )
+    return read_recipe("cifar10", [f"{key}={word(value)}" for key, value in small_data.settings(arm, asked).items()])
+
+
+@pytest.mark.parametrize("arm", small_data.ARMS)
+def test_every_arm_can_be_trained_with_the_datas_own_augmentation(arm) -> None:
+    recipe = read(arm, "plain")
+    assert resolve(recipe.data.augment, "cifar10") == resolve(AugmentConfig(), "cifar10")
+    assert recipe.model.initialize == ("mimetic" if "mimetic" in arm else "timm")
+
+
+@pytest.mark.parametrize("arm", small_data.ON_RECIPE)
+def test_arms_on_top_of_the_recipe_keep_what_it_has(arm) -> None:
+    recipe = read(arm, "recipe")
+    assert (recipe.model.initialize, recipe.data.augment.randaugment) == ("local", 2)

@@ -14,7 +14,7 @@ help:            ## what can be made
 
 $(PACKAGES):
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Vitascope needs Python 3.11 or newer, this is ' + sys.version.split()[0] + '. Try: make PYTHON=python3.12')"
-	@echo "Setting up .venv (once; a few minutes, about 6 GB on Linux)"
+	@echo "Setting up .venv (once; one to five minutes, about 6 GB on Linux)"
 	@rm -rf .venv
 	@$(PYTHON) -m venv .venv
 	@($(PIP) uv && $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -r requirements.lock) 2>.venv/uv.log || $(PIP) -r requirements.lock

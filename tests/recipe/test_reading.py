@@ -73,6 +73,7 @@ def test_a_broken_file_is_refused(tmp_path) -> None:
         (b"model: [", "YAML"),
         (b"- 1\n- 2", "must hold sections of settings: model, data, train"),
         (b"\xff\xfe\x00", "cannot be read"),
+        (b"train:\n  whiten: 2", "train.whiten is true or false, not 2"),
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=sentence):

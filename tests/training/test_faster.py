@@ -172,6 +172,7 @@ def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
         (["train.small_size=4", "model.attention=lsa"], "is one token, which has nobody to look at"),
         (["train.whiten=2"], "train.whiten is true or false, not 2."),
         (["train.whiten="], "train.whiten is true or false, not nothing."),
+        (["data.augment.randaugment=15"], "randaugment=15 must be at least 0 and at most 14."),
         (["data.repeat=1.5"], "data.repeat: 1.5 is not a whole number."),
         (["mix_until=0.5"], "Did you mean data.augment.mix_until?"),
         (["data.shift=2"], "Did you mean data.augment.shift?"),

@@ -46,7 +46,8 @@ class AugmentConfig:
             _check_between(name, getattr(self, name), 0, 1)
         _check_between("hue", self.hue, 0, 0.5)
         _check_between("magnitude", self.magnitude, 0, 30)
-        for name in ("shift", "randaugment", "mixup", "cutmix"):
+        _check_between("randaugment", self.randaugment, 0, 14)  # as many as there are operations
+        for name in ("shift", "mixup", "cutmix"):
             _check_between(name, getattr(self, name), 0, 1000)
         if self.crop and self.crop_most is not None and self.crop > self.crop_most:
             raise UserError(

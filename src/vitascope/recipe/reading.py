@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitascope.errors import UserError, did_you_mean
 from vitascope.model.config import ModelConfig
@@ -74,11 +74,12 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
             raise UserError(f"{word} is not a value. Leave the setting out for its default.")
     schema = _schema()
     try:
-        for key, _, value in (word.partition("=") for word in overrides):
-            if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in YES_OR_NO:
-                raise UserError(f"{key} is true or false, not {value or 'nothing'}.")  # 2 would be taken for true
         path = find_recipe(name) if name else None
         layers = [OmegaConf.create({"name": path.stem}), _loaded(path)] if path else []
+        told = _flat(OmegaConf.to_container(layers[1])) if layers else []
+        for key, value in [*told, *(word.split("=", 1) for word in overrides)]:
+            if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in YES_OR_NO:
+                raise UserError(f"{key} is true or false, not {value or 'nothing'}.")  # 2 would be taken for true
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
         return OmegaConf.to_object(merged)  # pyright: ignore[reportReturnType]
     except OmegaConfBaseException as error:
@@ -110,6 +111,13 @@ def _loaded(path: Path) -> "DictConfig":
         if name in said and not isinstance(said[name], DictConfig):
             raise UserError(f"The recipe {path}: {name} must hold settings, each in a line of its own below it.")
     return said
+
+
+def _flat(said: Any, before: str = "") -> list[tuple[str, str]]:
+    """Every setting as its whole key and the text of its value."""
+    if not isinstance(said, dict):
+        return [(before, "" if said is None else str(said))]
+    return [pair for key, value in said.items() for pair in _flat(value, f"{before}.{key}" if before else str(key))]
 
 
 def _is_pair(word: str) -> bool:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitascope.errors import UserError, did_you_mean
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
+from vitascope.recipe.writing import settings_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -76,8 +77,8 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
     try:
         path = find_recipe(name) if name else None
         layers = [OmegaConf.create({"name": path.stem}), _loaded(path)] if path else []
-        told = _flat(OmegaConf.to_container(layers[1])) if layers else []
-        for key, value in [*told, *(word.split("=", 1) for word in overrides)]:
+        told = settings_of(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
+        for key, value in [*told.items(), *(word.split("=", 1) for word in overrides)]:
             if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in YES_OR_NO:
                 raise UserError(f"{key} is true or false, not {value or 'nothing'}.")  # 2 would be taken for true
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
@@ -111,13 +112,6 @@ def _loaded(path: Path) -> "DictConfig":
         if name in said and not isinstance(said[name], DictConfig):
             raise UserError(f"The recipe {path}: {name} must hold settings, each in a line of its own below it.")
     return said
-
-
-def _flat(said: Any, before: str = "") -> list[tuple[str, str]]:
-    """Every setting as its whole key and the text of its value."""
-    if not isinstance(said, dict):
-        return [(before, "" if said is None else str(said))]
-    return [pair for key, value in said.items() for pair in _flat(value, f"{before}.{key}" if before else str(key))]
 
 
 def _is_pair(word: str) -> bool:

@@ -33,12 +33,17 @@ def _defaults() -> dict[str, Any]:
     return recipe_sections(Recipe(), every=True)
 
 
-def settings_of(sections: dict[str, Any], before: str = "") -> dict[str, str]:
-    """`section.setting` -> its value as it is typed."""
-    found: dict[str, str] = {}
+def flat(sections: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """`section.setting` -> its value."""
+    found: dict[str, Any] = {}
     for name, value in sections.items():
-        found |= settings_of(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: word(value)}
+        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
     return found
+
+
+def settings_of(sections: dict[str, Any]) -> dict[str, str]:
+    """`section.setting` -> its value as it is typed."""
+    return {name: word(value) for name, value in flat(sections).items()}
 
 
 def short_name(said: Any, digits: int = 16) -> str:

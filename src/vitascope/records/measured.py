@@ -107,20 +107,17 @@ def small_data(folder: Path, names: list[str]) -> str:
     return markdown(["model", "parameters", "seeds", "accuracy", "against", "points", ""], lines)
 
 
-SPEEDRUN = (("accuracy", 100.0, 2), ("steady_seconds", 1.0, 2))  # what is told, times what, with how many places
-
-
 def speedrun(folder: Path, names: list[str]) -> str:
     """What each part of a fast recipe is worth (`python -m benchmarks.speedrun`): points and seconds against the recipe
     as it is, or the bundle it is added to, seed by seed, with their standard errors by the noise of all arms."""
     rows, lines = rows_of(folder, names), []
-    parts = [(key, noise_of(rows, key), factor, places) for key, factor, places in SPEEDRUN]
+    parts = [(key, noise_of(rows, key), factor) for key, factor in (("accuracy", 100.0), ("steady_seconds", 1.0))]
     for arm in arms_of(rows):
         known = {row["seed"]: row for row in rows if row["arm"] == arm.base}
         pairs = [(row, known[row["seed"]]) for row in arm.rows if row["seed"] in known]
         points, more = (
-            _mean_and_error([row[key] - other[key] for row, other in pairs], noise, factor, places) if pairs else "–"
-            for key, noise, factor, places in parts
+            _mean_and_error([row[key] - other[key] for row, other in pairs], noise, factor) if pairs else "–"
+            for key, noise, factor in parts
         )
         score, seconds = f"{100 * arm.accuracy:.2f} %", f"{mean(row['steady_seconds'] for row in arm.rows):.1f}"
         lines.append([arm.name, str(len(arm.rows)), score, seconds, arm.base or "–", points, more])
@@ -139,9 +136,9 @@ def tuning(folder: Path, names: list[str]) -> str:
     return markdown([*head, "right while learning", "accuracy, held back"], lines)
 
 
-def _mean_and_error(values: list[float], noise: Noise | None, factor: float, places: int) -> str:
-    error = f" ± {factor * noise.error(len(values)):.{places}f}" if noise and len(values) > 1 else ""
-    return f"{factor * mean(values):+.{places}f}{error}"
+def _mean_and_error(values: list[float], noise: Noise | None, factor: float) -> str:
+    error = f" ± {factor * noise.error(len(values)):.2f}" if noise and len(values) > 1 else ""
+    return f"{factor * mean(values):+.2f}{error}"
 
 
 def together(folder: Path, names: list[str]) -> str:

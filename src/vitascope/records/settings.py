@@ -10,15 +10,15 @@ from vitascope.data.policy import resolve
 from vitascope.errors import UserError
 from vitascope.recipe.reading import read_recipe, recipe_names
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import SECTIONS, word
+from vitascope.recipe.writing import SECTIONS, flat, word
 
 PRIVATE = ("data.root", "data.download", "train.track", "train.save_seconds")  # a machine's business, not a result's
 
 
 def flat_settings(recipe: Recipe) -> dict[str, Any]:
     """`{"model.depth": 8, …}`, without what belongs to a machine and what is not used; a path is only its last name."""
-    found: dict[str, Any] = {}
-    _flatten("", asdict(recipe), found)
+    found = flat(asdict(recipe))
+    found |= {key: list(value) for key, value in found.items() if isinstance(value, tuple)}  # as JSON gives it back
     found["data.name"] = Path(found["data.name"]).name
     unused = [f"{name}." for name in SECTIONS if name != recipe.train.objective]
     return {key: v for key, v in found.items() if key not in PRIVATE and not key.startswith(tuple(unused))}
@@ -59,11 +59,3 @@ def _changes(name: str, recipe: Recipe) -> dict[str, Any]:
 def _shown(data: str) -> str:
     """Where a folder lies is a machine's business."""
     return f"/path/to/{Path(data).name}" if Path(data).is_absolute() else data
-
-
-def _flatten(prefix: str, value: Any, found: dict[str, Any]) -> None:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _flatten(f"{prefix}.{key}" if prefix else key, inner, found)
-    else:
-        found[prefix] = list(value) if isinstance(value, tuple) else value  # as JSON gives it back

@@ -1,5 +1,6 @@
 # Every target sets itself up: a virtual environment in .venv, made again only when the lock changes. uv installs it
-# several times as fast as pip, which is asked where uv cannot (an index only pip knows, no wheel for this machine).
+# several times as fast as pip; pip is the fallback (an index only pip knows, no wheel for this machine). Packages are
+# compiled to bytecode once, or every command would compile PyTorch where PYTHONDONTWRITEBYTECODE is set.
 PYTHON ?= python3
 BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -17,11 +18,12 @@ $(PACKAGES):
 	@echo "Setting up .venv (once; one to five minutes, about 6 GB on Linux)"
 	@rm -rf .venv
 	@$(PYTHON) -m venv .venv
-	@($(PIP) uv && $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -r requirements.lock) 2>.venv/uv.log || $(PIP) -r requirements.lock
+	@($(PIP) uv && $(BIN)/python -m uv pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements.lock) 2>.venv/uv.log || $(PIP) -r requirements.lock
 	@$(PYTHON) -c "open('$(PACKAGES)', 'w').close()"
 
 $(READY): $(PACKAGES)
 	@$(PIP) --no-deps --editable .
+	@$(BIN)/python -m compileall -q src
 	@$(PYTHON) -c "open('$(READY)', 'w').close()"
 
 demo: $(READY)   ## train a small ViT on handwritten digits, score it, compare the model with timm's

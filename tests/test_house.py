@@ -2,7 +2,6 @@
 
 import ast
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -27,24 +26,6 @@ def test_functions_are_short_and_users_never_meet_an_assert(path: Path) -> None:
         assert not isinstance(node, ast.Assert), f"line {node.lineno}"
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno <= 40, f"{node.name} is too long"
-
-
-HELP = "import sys; sys.argv = ['vitascope', {}]\nfrom vitascope.cli import main\ntry: main()\nexcept SystemExit: pass"
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import vitascope",
-        "from vitascope import ModelConfig; ModelConfig()",
-        HELP.format("'--help'"),
-        HELP.format("'anatomy', 'cifar10'"),
-    ],
-    ids=["import", "config", "help", "anatomy"],
-)
-def test_what_needs_no_torch_does_not_import_it(code: str) -> None:
-    check = f"{code}\nimport sys; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
 def test_the_tracked_tree_is_light() -> None:

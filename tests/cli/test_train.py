@@ -1,20 +1,18 @@
 """`vitascope train`, `resume`, `evaluate`, `lr-find`, `data`, as a user types them."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from PIL import Image
 
 from tests.training.tiny import TINY, untimed
 from vitascope.run.directory import open_run
+from vitascope.training.classify import Classify
 
 WORDS = [f"{key}={value}" for key, value in TINY.items()]
+STEPS_PER_EPOCH = 808 // 64  # digits' training images, less the validation images, in batches
 
 
 @pytest.fixture
@@ -35,24 +33,32 @@ def test_training_evaluating_and_going_on(vitascope, here) -> None:
     assert "is finished already" in vitascope("resume", "runs/digits").out
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here) -> None:
-    words = [*WORDS, "train.epochs=4000"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vitascope", "train", "digits", *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
-    )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not list(here.glob("runs/digits/*/resume.pt")):
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Stopped. Go on with: vitascope resume runs/digits/" in out
+@pytest.fixture
+def signals():
+    """Ctrl-C as in a terminal (tests may run where it is ignored); afterwards all handlers are as before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signals) -> None:
+    """The signal comes in the middle of the third epoch."""
+    prepare, steps = Classify.prepare, []
+
+    def prepare_and_interrupt(*args):
+        steps.append(args)
+        if len(steps) == 2 * STEPS_PER_EPOCH + 3:
+            signal.raise_signal(signal.SIGINT)
+        return prepare(*args)
+
+    monkeypatch.setattr(Classify, "prepare", prepare_and_interrupt)
+    answer = vitascope("train", "digits", *WORDS, "train.epochs=4000")
+    assert answer.code == 130 and "Stopped. Go on with: vitascope resume runs/digits/" in answer.out
     run = open_run("runs/digits")
     done = len(run.metrics)
-    assert 0 < done < 4000 and untimed(run) and not run.finished and run.file("curves.png").is_file()
+    assert done == 2 and untimed(run) and not run.finished and run.file("curves.png").is_file()
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,19 @@ def test_digits_are_embedded_in_two_fixed_stratified_halves() -> None:
     assert torch.equal(train.images, source("digits").load("train").images)
 
 
+def test_the_shipped_digits_are_scikit_learn_s() -> None:
+    """Pixels, labels and the split: the same bytes as when scikit-learn made them at every start."""
+    datasets = pytest.importorskip("sklearn.datasets")
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    halves = train_test_split(np.arange(len(labels)), test_size=0.5, random_state=0, stratify=labels)
+    for split, index in zip(("train", "test"), halves, strict=True):
+        found = source("digits").load(split)
+        expected = (torch.as_tensor(pixels[index]).reshape(-1, 1, 8, 8) * (255 / 16)).round().to(torch.uint8)
+        assert torch.equal(found.images, expected) and found.labels.tolist() == labels[index].tolist()
+
+
 def write_idx(path: Path, values: np.ndarray) -> None:
     raw = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}i", *values.shape) + values.tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,9 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -19,6 +17,7 @@ import pytest
 from optuna.samplers import TPESampler
 
 import vitascope
+from tests.training.killing import kill_after_epoch
 from vitascope import UserError
 from vitascope.draw.study import draw_pareto
 from vitascope.records.arms import interval
@@ -231,27 +230,21 @@ def test_a_failed_run_is_reported_and_the_others_go_on_and_retry_tries_again(tmp
     assert answer(queue.design, queue.trials).failed == [] and len(answer(queue.design, queue.trials).cells) == 3
 
 
-def command(tmp_path: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "vitascope", "study", "digits", *words, "--out", str(tmp_path)]
-
-
-def test_a_killed_study_goes_on_without_repeating_or_losing_a_run(tmp_path) -> None:
-    """SIGKILL in the middle of the second run: the first is kept, the second goes on from its last epoch."""
-    words = ["train.epochs=20", "train.device=cpu", "train.save_seconds=0", "model.depth=1,2", "--seeds", "1"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command(tmp_path, *words), env=environment, stdout=subprocess.DEVNULL)
+def test_a_killed_study_goes_on_without_repeating_or_losing_a_run(tmp_path, vitascope) -> None:
+    """SIGKILL in the second run, after its third epoch: the first is kept, the second goes on from its second epoch."""
+    words = ["train.epochs=5", "train.device=cpu", "train.save_seconds=0", "model.depth=1,2", "--seeds", "1"]
+    command = ["study", "digits", *words, "--out", str(tmp_path)]
+    kill_after_epoch(3, *command, when="session.recipe.model.depth == 2")
     folder = tmp_path / "digits-depth"
-    _until(lambda: any(_epochs(run) >= 3 for run in _runs(folder)[1:]), process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
     before = _runs(folder)
     assert len(before) == 2 and (before[0] / "model.safetensors").exists()
-    assert not (before[1] / "model.safetensors").exists()
+    assert not (before[1] / "model.safetensors").exists() and _epochs(before[1]) == 3
     first = (before[0] / "metrics.jsonl").read_text()
-    done = subprocess.run(command(tmp_path, *words), env=environment, capture_output=True, text=True, check=True)
+    done = vitascope(*command)
+    assert done.code == 0, done.err
     assert _runs(folder) == before and (before[0] / "metrics.jsonl").read_text() == first
-    assert _epochs(before[1]) == 20 and "resumed" in (before[1] / "machine.json").read_text()
-    assert "2 trials, 1 waiting" in done.stdout or "2 trials, 0 waiting" in done.stdout
+    assert _epochs(before[1]) == 5 and "resumed" in (before[1] / "machine.json").read_text()
+    assert "2 trials, 1 waiting" in done.out or "2 trials, 0 waiting" in done.out
     said = json.loads((folder / "answer.json").read_text())
     assert len(said["cells"]) == 2 and said["waiting"] == 0 and said["failed"] == []
 
@@ -263,13 +256,6 @@ def _runs(folder: Path) -> list[Path]:
 def _epochs(run: Path) -> int:
     file = run / "metrics.jsonl"
     return len(file.read_text().splitlines()) if file.exists() else 0
-
-
-def _until(true, process, seconds: float = 120) -> None:
-    start = time.monotonic()
-    while not true():
-        assert process.poll() is None and time.monotonic() - start < seconds
-        time.sleep(0.02)
 
 
 def _free_port() -> int:
@@ -323,17 +309,22 @@ from vitascope.study import running
 from vitascope.study.design import design
 from vitascope.study.queue import Queue
 
+ready = Path(sys.argv[2])
+
+def wait_for_both(name):  # however long each takes
+    (ready / f"{name}-{os.getpid()}").touch()
+    while len(list(ready.glob(f"{name}-*"))) < 2:
+        time.sleep(0.01)
+
 def measured(queue, trial, folder):
-    time.sleep(0.05)
+    wait_for_both("took-a-trial")
+    time.sleep(0.01)
     trial.note("results", {str(trial.seeds[0]): {"accuracy": 0.5}})
     return 0.5
 
 running._measure = measured
 queue = Queue(design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6), sys.argv[1], "shared")
-ready = Path(sys.argv[2])  # both begin at the same moment, however long it took to start
-(ready / str(os.getpid())).touch()
-while len(list(ready.iterdir())) < 2:
-    time.sleep(0.01)
+wait_for_both("started")
 for told in running.work_off(queue, Path(".")):
     print(told.number, sorted(told.cell.items()), told.seeds, flush=True)
 """
@@ -357,7 +348,7 @@ def test_on_one_file_nobody_asks_while_another_is_taking(tmp_path) -> None:
             taking = pool.submit(queue.take)
             with pytest.raises(TimeoutError):
                 taking.result(timeout=0.5)
-        assert taking.result(timeout=60).seeds == [1]
+        assert taking.result().seeds == [1]
 
 
 def check_two_workers(database: str, folder: Path) -> None:
@@ -369,7 +360,11 @@ def check_two_workers(database: str, folder: Path) -> None:
         )
         for _ in range(2)
     ]
-    said = [worker.communicate(timeout=120)[0].splitlines() for worker in workers]
+    try:
+        said = [worker.communicate()[0].splitlines() for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
     lines = [line for part in said for line in part]
     assert [worker.returncode for worker in workers] == [0, 0]
     assert len(lines) == len(set(lines)) == 24

@@ -1,11 +1,7 @@
 """Whole runs: repeatable, resumable bit by bit, honest about the test set, safe against mishaps."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import vitascope
+from tests.training.killing import kill_after_epoch
 from tests.training.tiny import EVERYTHING, TINY, tiny_run, untimed
 from vitascope import UserError
 from vitascope.data.digits import digits
@@ -113,18 +110,9 @@ def test_an_abandoned_run_goes_on_as_if_it_had_not_been(tmp_path, epochs_before,
 def test_a_run_killed_without_warning_is_resumed_bit_by_bit(tmp_path, lines_before) -> None:
     settings = EVERYTHING | {"train.epochs": 4, "train.threads": 1}
     words = [f"{key}={value}" for key, value in settings.items()]
-    command = [sys.executable, "-m", "vitascope", "train", "digits", "--runs", str(tmp_path / "cut"), *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        found = list((tmp_path / "cut").glob("digits/*/metrics.jsonl"))
-        if found and len(found[0].read_text().splitlines()) >= lines_before:
-            break
-        time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_after_epoch(lines_before, "train", "digits", "--runs", str(tmp_path / "cut"), *words)
     run = open_run(tmp_path / "cut" / "digits")
-    assert not run.finished
+    assert not run.finished and len(run.metrics) == lines_before
     torch.set_num_threads(1)
     vitascope.resume(run, quiet=True)
     whole = tiny_run(tmp_path / "whole", **settings)

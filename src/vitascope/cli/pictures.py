@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from vitascope.data.digits import digits
 from vitascope.draw.heatmap import heatmap
-from vitascope.draw.look import DIVERGING, caption, new_figure, save
+from vitascope.draw.look import caption, new_figure, save
+from vitascope.draw.palette import DIVERGING
 from vitascope.draw.story import draw_story
 from vitascope.errors import UserError
 from vitascope.evaluation.choosing import some_own_images

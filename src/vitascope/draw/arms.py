@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from vitascope.draw.look import COLOURS, caption, label, new_figure, plain, shades
+from vitascope.draw.look import caption, label, new_figure, plain, shades
+from vitascope.draw.palette import COLOURS
 
 Worth = tuple[str, float, float | None]  # name, points, half of the interval
 

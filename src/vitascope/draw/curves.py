@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vitascope.draw.look import COLOURS, caption, label, new_figure
+from vitascope.draw.look import caption, label, new_figure
+from vitascope.draw.palette import COLOURS
 
 Points = list[tuple[float, float]]
 UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %", "teacher": "nats"}

@@ -2,7 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from vitascope.draw.look import COLOURS, caption, label, new_figure
+from vitascope.draw.look import caption, label, new_figure
+from vitascope.draw.palette import COLOURS
 
 Curve = tuple[str, list[float], list[float], list[tuple[float, float]]]  # unit, levels, accuracy, intervals
 

@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.look import COLOURS, caption, label, new_figure
+from vitascope.draw.look import caption, label, new_figure
+from vitascope.draw.palette import COLOURS
 
 LINES = (*COLOURS, "#000000")
 

@@ -5,7 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.look import COLOURS, DIVERGING, SEQUENTIAL, caption, plain
+from vitascope.draw.look import caption, plain
+from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
 
 LAID_OVER = 0.65
 

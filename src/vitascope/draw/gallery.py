@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitascope.draw.look import COLOURS, caption, plain
+from vitascope.draw.look import caption, plain
+from vitascope.draw.palette import COLOURS
 
 
 def draw_gallery(rows: list[list[NDArray]], row_names: Sequence[str], column_names: Sequence[str], text: str) -> Figure:

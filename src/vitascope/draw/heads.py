@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vitascope.draw.explanation import lay_grid, lay_over, mark_patch, show
-from vitascope.draw.look import SEQUENTIAL, caption, plain
+from vitascope.draw.look import caption, plain
+from vitascope.draw.palette import SEQUENTIAL
 
 
 def draw_heads(

@@ -4,13 +4,16 @@ import io
 from base64 import b64encode
 from collections.abc import Collection
 from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitascope.draw.look import COLOURS
+from vitascope.draw.palette import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STYLE = (
     "body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em;line-height:1.5}"
@@ -44,7 +47,7 @@ def picture(image: NDArray[np.uint8], width: int = 64) -> str:
     return _img(file.getvalue(), f'width="{width}" style="image-rendering: pixelated"')
 
 
-def drawn(figure: Figure) -> str:
+def drawn(figure: "Figure") -> str:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=90)
     return _img(file.getvalue(), 'style="max-width: 100%"')

@@ -1,4 +1,4 @@
-"""The one look of all figures: palette, sizes, captions, and how a figure becomes a file."""
+"""The one look of all figures: sizes, captions, and how a figure becomes a file."""
 
 import textwrap
 from pathlib import Path
@@ -10,11 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
+from vitascope.draw.palette import COLOURS, SEQUENTIAL
 from vitascope.errors import UserError
 
-# Okabe & Ito's palette, told apart by colour-blind readers too.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,

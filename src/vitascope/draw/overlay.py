@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from vitascope.draw.curves import Points, draw_line, over_epochs
-from vitascope.draw.look import COLOURS, caption, new_figure, plain
+from vitascope.draw.look import caption, new_figure, plain
+from vitascope.draw.palette import COLOURS
 
 
 def draw_overlay(runs: dict[str, dict[str, dict[str, Points]]], text: str) -> Figure:

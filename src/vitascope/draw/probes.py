@@ -5,7 +5,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vitascope.draw.heatmap import heatmap
-from vitascope.draw.look import COLOURS, DIVERGING, SEQUENTIAL, caption, label, new_figure, plain
+from vitascope.draw.look import caption, label, new_figure, plain
+from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
 
 
 def draw_blocks(

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from vitascope.draw.look import COLOURS, caption, label, new_figure
+from vitascope.draw.look import caption, label, new_figure
+from vitascope.draw.palette import COLOURS
 
 Bins = Sequence[tuple[float, float, int, float, float]]  # low, high, images, mean confidence, accuracy: full ones only
 

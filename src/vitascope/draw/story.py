@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.look import COLOURS, DIVERGING, SEQUENTIAL, caption, label, new_figure, plain, shorten
+from vitascope.draw.look import caption, label, new_figure, plain, shorten
+from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
 
 MOST_CLASSES = 12
 

@@ -12,7 +12,8 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from vitascope.draw.curves import UNITS, over_epochs
 from vitascope.draw.heatmap import heatmap
-from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure, plain, shades, shorten
+from vitascope.draw.look import caption, label, new_figure, plain, shades, shorten
+from vitascope.draw.palette import COLOURS, SEQUENTIAL
 
 MOST_NAMES = 16  # in a legend
 LONG = 6  # digits under an axis

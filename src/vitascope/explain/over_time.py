@@ -12,7 +12,8 @@ from PIL import Image
 
 from vitascope.draw.explanation import draw_explanations
 from vitascope.draw.gallery import draw_gallery
-from vitascope.draw.look import COLOURS, SEQUENTIAL, caption, label, new_figure
+from vitascope.draw.look import caption, label, new_figure
+from vitascope.draw.palette import COLOURS, SEQUENTIAL
 from vitascope.explain.attribution import METHODS, Question, probabilities, targets_for
 from vitascope.explain.figures import WORDS, save_both
 from vitascope.explain.layout import layout_of

@@ -14,7 +14,7 @@ from matplotlib import colormaps
 import vitascope
 from vitascope.data.source import UInt8Images
 from vitascope.draw.html import picture
-from vitascope.draw.look import SEQUENTIAL
+from vitascope.draw.palette import SEQUENTIAL
 from vitascope.errors import UserError
 from vitascope.evaluation.choosing import own_images
 from vitascope.evaluation.figures import as_html

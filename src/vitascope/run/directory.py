@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.data.config import AugmentConfig, DataConfig
-from vitascope.draw.curves import draw_curves
 from vitascope.draw.html import drawn, html_table
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
@@ -50,6 +49,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """For a notebook: where it is, what it came to, its curves."""
+        from vitascope.draw.curves import draw_curves  # imports matplotlib
+
         rows = self.metrics
         last = {name: f"{value:.4g}" for name, value in (rows[-1] if rows else {}).items()}
         facts = [["run", str(self.path)], ["finished", "yes" if self.finished else "no"], *map(list, last.items())]

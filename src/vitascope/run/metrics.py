@@ -6,8 +6,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vitascope.draw.curves import draw_curves
-from vitascope.draw.look import save
 from vitascope.errors import UserError
 from vitascope.run.files import write_whole
 
@@ -63,6 +61,9 @@ class Events:
 
 def draw_run_curves(path: Path, rows: list[Row], title: str) -> None:
     """Loss and accuracy, train and validation, over epochs."""
+    from vitascope.draw.curves import draw_curves  # imports matplotlib
+    from vitascope.draw.look import save
+
     save(draw_curves(curves_of(rows), title), path)
 
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from vitascope.draw.explanation import lay_grid, lay_over, show
 from vitascope.draw.heatmap import heatmap
-from vitascope.draw.look import DIVERGING, SEQUENTIAL, caption, new_figure
+from vitascope.draw.look import caption, new_figure
+from vitascope.draw.palette import DIVERGING, SEQUENTIAL
 from vitascope.errors import UserError
 from vitascope.evaluation.choosing import some_own_images
 from vitascope.evaluation.trained import load

@@ -3,7 +3,9 @@
 Labels are used to look, never to learn from: the probe reads the features, and nothing flows back into the model.
 """
 
+import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +35,13 @@ class Probe:
         return F.linear(features, self.weight, self.bias)
 
 
+class LBFGS(torch.optim.LBFGS):
+    """PyTorch's, without the decorator that imports the compiler `torch._dynamo` (seconds) before the first step."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+
 def nearest_answers(known: Features, labels: Labels, asked: Tensor, classes: int, most: int = NEIGHBOURS) -> Tensor:
     """For each asked image the class that its `most` nearest known images vote for, by cosine, the nearer the more."""
     known, found = F.normalize(known, dim=1), []
@@ -51,10 +60,10 @@ def fit_probe(features: Features, labels: Labels, classes: int) -> Probe:
     inputs = (features - mean) / deviation
     weight = torch.zeros(classes, features.shape[1], device=features.device, requires_grad=True)
     bias = torch.zeros(classes, device=features.device, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+    optimizer = LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
 
     def closure() -> float:
-        optimizer.zero_grad()
+        weight.grad = bias.grad = None
         with torch.enable_grad():
             loss = F.cross_entropy(F.linear(inputs, weight, bias), labels) + DECAY * weight.square().sum()
             loss.backward()

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from vitascope.data.draws import Draws
 from vitascope.data.source import Labels, UInt8Images
-from vitascope.draw.gallery import draw_gallery, save_mosaic
-from vitascope.draw.look import save
 from vitascope.model.masked import Decoder, encode_visible, visible_count, visible_patches
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
@@ -96,6 +94,9 @@ class Mae(Objective):
         """How far it is: always the same images with the same patches hidden."""
         if not self.config.pictures:
             return
+        from vitascope.draw.gallery import draw_gallery, save_mosaic  # imports matplotlib
+        from vitascope.draw.look import save
+
         data = self.learning.data
         split = (data.validation or data.train).evenly(self.config.pictures)
         images = data.preparation(split.images.to(self.learning.hardware.device))

@@ -6,10 +6,11 @@ The momentum is orthogonalised by five Newton-Schulz steps; the packed qkv proje
 # pyright: reportPrivateImportUsage=false
 
 from collections import defaultdict
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from vitascope.training.adamw import Optimizer, ParamGroup
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic; singular values land in about [0.7, 1.2], not exactly at 1
 STEPS = 5
@@ -28,14 +29,14 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimizer):
     """For weight matrices only. `parts` names how many matrices a parameter packs along its first axis."""
 
-    def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(self, groups: list[ParamGroup], lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1})
 
     @torch.no_grad()
-    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self) -> None:
         learnt = [(group, [one for one in group["params"] if one.grad is not None]) for group in self.param_groups]
         learnt = [(group, weights) for group, weights in learnt if weights]
         updates, parts = [], []

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.recipe.train import TrainConfig
+from vitascope.training.adamw import AdamW, Optimizer, ParamGroup
 from vitascope.training.muon import Muon, parts_of
 
 UNDECAYED = ("cls_token", "reg_token", "pos_embed", "mask_token", "prototypes")
 
 
-def make_optimizers(
-    model: nn.Module, config: TrainConfig, captured: bool = False, extra: nn.Module | None = None
-) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: nn.Module, config: TrainConfig, extra: nn.Module | None = None) -> list[Optimizer]:
     """AdamW for all, or Muon for the blocks' matrices and AdamW for the rest. `scale` is each group's rate factor;
     `decayed`: the decay changes from step to step, and `decay_weights` does it."""
     depth = 1 + max(
@@ -25,7 +24,6 @@ def make_optimizers(
     muon = [item for item in named if config.optimizer == "muon" and is_block_matrix(*item)]
     taken = {name for name, _ in muon}
     rest = [item for item in named if item[0] not in taken]
-    fused = all(weight.device.type in ("cpu", "cuda") for _, weight in rest)
     changing = config.final_weight_decay is not None
     decay = 0.0 if changing else config.weight_decay
 
@@ -34,8 +32,7 @@ def make_optimizers(
         return {"weight_decay": decay * decayed, "decayed": changing and decayed}
 
     groups = _groups(rest, scales, decaying)
-    adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused, capturable=captured)
-    optimizers: list[torch.optim.Optimizer] = [adamw]
+    optimizers: list[Optimizer] = [AdamW(groups, config.lr, config.betas)]
     if muon:
         groups = _groups(muon, scales, lambda name, _: {"parts": parts_of(name), "decayed": changing})
         optimizers.append(Muon(groups, config.muon_lr, config.momentum, decay))
@@ -60,7 +57,7 @@ def is_block_matrix(name: str, weight: nn.Parameter) -> bool:
     return ".blocks." in f".{name}" and weight.ndim == 2
 
 
-def set_rates(optimizers: list[torch.optim.Optimizer], factor: float | Tensor) -> None:
+def set_rates(optimizers: list[Optimizer], factor: float | Tensor) -> None:
     """Every group's rate: its peak times the schedule's factor; in place where rates live on the device."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -71,7 +68,7 @@ def set_rates(optimizers: list[torch.optim.Optimizer], factor: float | Tensor) -
 
 
 @torch.no_grad()
-def decay_weights(optimizers: list[torch.optim.Optimizer], decay: float | Tensor) -> None:
+def decay_weights(optimizers: list[Optimizer], decay: float | Tensor) -> None:
     """Before the step, as AdamW does it: every decayed weight shrinks by its rate times the decay."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -79,9 +76,9 @@ def decay_weights(optimizers: list[torch.optim.Optimizer], decay: float | Tensor
                 torch._foreach_mul_(group["params"], 1 - group["lr"] * decay)  # pyright: ignore
 
 
-def _groups(named: list[tuple[str, nn.Parameter]], scales: dict[str, float], settings: Any) -> list[dict[str, Any]]:
+def _groups(named: list[tuple[str, nn.Parameter]], scales: dict[str, float], settings: Any) -> list[ParamGroup]:
     """Parameters with the same settings and rate factor together."""
-    groups: dict[tuple[object, ...], dict[str, Any]] = {}
+    groups: dict[tuple[object, ...], ParamGroup] = {}
     for name, weight in named:
         own = settings(name, weight) | {"scale": scales[name]}
         groups.setdefault(tuple(own.items()), {"params": [], **own})["params"].append(weight)

@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from vitascope.data.draws import one_step
-from vitascope.draw.look import COLOURS, caption, label, new_figure, save
+from vitascope.draw.look import caption, label, new_figure, save
+from vitascope.draw.palette import COLOURS
 from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
 from vitascope.training.feeding import EpochLoader

@@ -17,6 +17,7 @@ from vitascope.model.lora import plain_state
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import chosen_settings, short_name
+from vitascope.training.adamw import Optimizer
 from vitascope.training.allocator import keep_freed_memory
 from vitascope.training.averaging import Average
 from vitascope.training.copying import copied
@@ -39,7 +40,7 @@ class Session:
     hardware: Hardware
     model: VisionTransformer
     objective: Objective
-    optimizers: list[torch.optim.Optimizer]
+    optimizers: list[Optimizer]
     average: Average[VisionTransformer] | None
     scaler: torch.amp.GradScaler
     prepared_seconds: float = 0.0  # making the weights, and learning from the images before the first step
@@ -191,7 +192,7 @@ def start_session(
         hardware,
         model,
         objective,
-        make_optimizers(model, recipe.train, hardware.captured, objective.extra),
+        make_optimizers(model, recipe.train, objective.extra),
         learning.average,
         torch.amp.GradScaler(hardware.device, enabled=hardware.precision == "float16"),
         prepared,

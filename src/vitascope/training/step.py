@@ -69,7 +69,7 @@ def update(session: Session, values: Values) -> None:
     """Gradients -> new weights, and the average follows."""
     fp16 = session.scaler.is_enabled()
     for optimizer in session.optimizers:
-        session.scaler.unscale_(optimizer)
+        session.scaler.unscale_(optimizer)  # pyright: ignore[reportArgumentType]
     limit = session.recipe.train.clip_grad or float("inf")
     weights = [*session.model.parameters(), *session.objective.extra.parameters()]
     norm = nn.utils.clip_grad_norm_(weights, limit) if limit < float("inf") or fp16 else None
@@ -77,9 +77,9 @@ def update(session: Session, values: Values) -> None:
         if "weight_decay" in values:
             decay_weights(session.optimizers, values["weight_decay"])
         for optimizer in session.optimizers:
-            session.scaler.step(optimizer)
+            session.scaler.step(optimizer)  # pyright: ignore[reportArgumentType]
     session.scaler.update()
     for optimizer in session.optimizers:
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
     if session.average:
         session.average.follow(session.model, values["decay"])

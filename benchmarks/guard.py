@@ -6,7 +6,6 @@ machine than the record's, `--against COMMIT` races today's code with that commi
 
 import argparse
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import Any
 import torch
 
 from benchmarks.__main__ import RESULTS, guarded
-from benchmarks.race import ROOT, Arm, race, ratio
+from benchmarks.race import Arm, race, ratio
+from benchmarks.trees import export_commit
+from vitascope.errors import UserError
 from vitascope.run.machine import device_names, machine_name
 
 ALLOWED = 0.9  # of the recorded ratio: the noise of a short race
@@ -78,15 +79,11 @@ def main() -> None:
 
 
 def _checkout(commit: str, folder: Path) -> Path:
-    """That commit's files, beside ours."""
-    for words in (
-        ["clone", "--quiet", "--no-checkout", str(ROOT), str(folder)],
-        ["-C", str(folder), "checkout", commit],
-    ):
-        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"git could not check out {commit}: {(done.stderr.splitlines() or ['?'])[0]}")
-    return folder
+    """Export that commit's files; a wrong commit ends the program with a sentence."""
+    try:
+        return export_commit(commit, folder)
+    except UserError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

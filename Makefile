@@ -8,10 +8,10 @@ hash = $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('$(1)','r
 PACKAGES := .venv/packages-$(call hash,requirements.lock)
 READY := .venv/ready-$(call hash,pyproject.toml)
 
-.PHONY: help demo test check bench growth guard results lessons lock clean
+.PHONY: help demo test test-slow check bench growth guard results lessons lock clean
 
 help:            ## what can be made
-	@$(PYTHON) -c "import re; [print(f'make {t:<8}{d}') for t, d in re.findall(r'(?m)^([a-z]+):.*?## (.*)', open('Makefile').read())]"
+	@$(PYTHON) -c "import re; [print(f'make {t:<10}{d}') for t, d in re.findall(r'(?m)^([a-z-]+):.*?## (.*)', open('Makefile').read())]"
 
 $(PACKAGES):
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Vitascope needs Python 3.11 or newer, this is ' + sys.version.split()[0] + '. Try: make PYTHON=python3.12')"
@@ -29,8 +29,11 @@ $(READY): $(PACKAGES)
 demo: $(READY)   ## train a small ViT on handwritten digits, score it, compare the model with timm's
 	@$(BIN)/python -m vitascope demo
 
-test: $(READY)   ## all tests
-	@$(BIN)/python -m pytest
+test: $(READY)   ## all tests but the slow ones (about 4 minutes on two cores)
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY) ## the slow tests: lessons, sheets, long compilations, large models (about 3 minutes)
+	@$(BIN)/python -m pytest -m slow
 
 check: $(READY)  ## formatting, lint, types, and the direction of imports
 	@$(BIN)/ruff format --check .

@@ -1,14 +1,28 @@
-"""What all tests share: quiet threads, repeatable draws, the command line as a function."""
+"""What all tests share: checked shapes, quiet threads, repeatable draws, the command line as a function."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+
+SOURCES = Path(__file__).parents[1] / "src"
+SHAPED = re.compile(r"^from (jaxtyping|vitascope\.shapes|vitascope\.data\.source) import", re.MULTILINE)
+
+
+def find_shaped_modules() -> list[str]:
+    """The modules that annotate shapes. Their functions are checked at every call; elsewhere pyright is enough."""
+    files = [path for path in SOURCES.rglob("*.py") if SHAPED.search(path.read_text(encoding="utf-8"))]
+    return [".".join(path.relative_to(SOURCES).with_suffix("").parts) for path in files]
+
+
+jaxtyping.install_import_hook(find_shaped_modules(), "typechecking.checked")  # before anything imports them
 
 settings.register_profile("vitascope", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=25)
 settings.load_profile("vitascope")

@@ -2,10 +2,11 @@
 
 import ast
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import find_shaped_modules
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -42,12 +43,15 @@ def test_the_lock_holds_names_and_versions_only() -> None:
         assert "==" in line.split(";")[0]
 
 
-def test_shapes_are_checked_everywhere_but_in_triton_s_language() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    option = settings["tool"]["pytest"]["ini_options"]["addopts"][0]
-    checked = {name.removeprefix("vitascope.") for name in option.split("=")[1].split(",")[:-1]}
-    packages = {path.parent.name for path in (ROOT / "src/vitascope").glob("*/__init__.py")}
-    assert checked == packages - {"kernels", "recipes"}
+def test_a_module_that_annotates_shapes_is_checked() -> None:
+    from jaxtyping import TypeCheckError
+
+    from vitascope.training.evidence import spread
+
+    assert len(find_shaped_modules()) > 40 and "vitascope.model.attention" in find_shaped_modules()
+    assert spread(torch.eye(3)) > 0
+    with pytest.raises(TypeCheckError, match="features"):
+        spread(torch.zeros(2, 3, 4))
 
 
 def test_every_name_of_the_library_that_the_pages_tell_is_there() -> None:

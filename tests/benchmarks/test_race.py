@@ -25,6 +25,7 @@ def test_every_library_builds_the_same_network(library) -> None:
     assert theirs == pytest.approx(ours, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_race_times_everyone_in_every_round() -> None:
     arms = [Arm("ours"), Arm("timm"), Arm("ours", task="step")]
     found = race("16×2", "train", arms, batch=4, rounds=3, threads=1)
@@ -34,6 +35,7 @@ def test_a_race_times_everyone_in_every_round() -> None:
     assert ratio(found["timm"], found["ours"]) > 0
 
 
+@pytest.mark.slow
 def test_a_contender_that_dies_is_out_and_the_others_go_on() -> None:
     found = race("16×2", "infer", [Arm("ours"), Arm("timm", precision="no_such_type")], batch=2, rounds=2, threads=1)
     assert found["timm, no_such_type"].broken and len(found["ours"].rounds) == 2

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitascope
+from tests.slow import slow_except
 from vitascope.checking.child import loaded
 from vitascope.checking.examining import examined
 from vitascope.checking.finding import part_of
@@ -47,7 +48,7 @@ def test_five_styles_are_right(part: str, style: str, tmp_path: Path) -> None:
         assert verdict(source, name, part, tmp_path) == "right"
 
 
-@pytest.mark.parametrize("start", range(0, 240, 40))
+@pytest.mark.parametrize("start", slow_except(range(0, 240, 40), [0]))
 def test_no_right_solution_is_called_wrong_in_240_random_variations(start: int, tmp_path: Path) -> None:
     seen = set()
     for seed in range(start, start + 40):

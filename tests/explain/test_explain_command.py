@@ -45,6 +45,7 @@ def test_the_set_is_written_and_its_numbers_are_told(vitascope, run, images, tmp
     assert json.loads((out / "probes.json").read_text())["lens"][-1] == 1.0  # after the last block: the answer itself
 
 
+@pytest.mark.slow
 def test_a_folder_s_pictures_that_explain_wrote_are_not_explained_again(vitascope, run, images, tmp_path) -> None:
     for _ in range(2):
         answer = vitascope("explain", str(run.path), str(tmp_path), "--out", str(tmp_path), "--methods", "attention")
@@ -63,6 +64,7 @@ def test_probes_can_be_about_test_images(vitascope, run, images, tmp_path) -> No
     assert answer.code == 2 and "There is no split 'tset'" in answer.err and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path) -> None:
     run = tiny_run(tmp_path, **{"train.epochs": 5, "train.keep": 3})
     kept = sorted(path.name for path in run.file("kept").iterdir())
@@ -160,6 +162,7 @@ def test_a_weights_file_s_sizes_come_from_its_shapes(tmp_path, pool) -> None:
     assert class_names(3) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_real_pretrained_weights_look_at_the_animal(vitascope, tmp_path) -> None:
     weights = PHOTOS / "weights" / "deit_tiny_patch16_224.safetensors"
     photos = sorted((PHOTOS / "photos" / "imagenet").glob("*.JPEG"))[:1]

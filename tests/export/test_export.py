@@ -11,6 +11,7 @@ import torch
 from onnx import numpy_helper
 
 from tests.model.combinations import TINY
+from tests.slow import slow_except
 from vitascope import ModelConfig, UserError, VisionTransformer, load
 from vitascope.data import training_data
 from vitascope.data.preparation import Preparation
@@ -102,7 +103,7 @@ def answers_of(path, images) -> list[torch.Tensor]:
     return [torch.from_numpy(answer) for answer in session.run(None, {"images": images.numpy()})]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_except(KINDS, ["class token"]))
 def test_every_kind_of_model_is_exported_faithfully(kind, tmp_path) -> None:
     model = loud(replace(TINY, **KINDS[kind]))
     facts, pictures = facts_of(model.config), images_for(model.config, 5)
@@ -128,7 +129,7 @@ def test_choices_that_hang_on_a_rounding_are_not_exported(setting, tmp_path) -> 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", MAPPED)
+@pytest.mark.parametrize("kind", slow_except(MAPPED, MAPPED[:1]))
 def test_the_maps_of_different_kinds_are_the_model_s(kind, tmp_path) -> None:
     model = loud(replace(TINY, **KINDS[kind]))
     pictures = images_for(model.config, 5)

@@ -25,6 +25,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 @LESSONS
+@pytest.mark.slow
 def test_a_lesson_s_code_prints_and_draws_what_its_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

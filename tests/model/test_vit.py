@@ -221,6 +221,7 @@ def test_the_start_weights_are_timms() -> None:
         assert tensor.mean().item() == pytest.approx(theirs[name].mean().item(), abs=2e-3), name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*online softmax:UserWarning"

@@ -315,6 +315,7 @@ def test_the_noise_of_many_arms_is_what_arm_and_seed_leave() -> None:
     assert noise_of(rows[::3]) is None, "one seed"
 
 
+@pytest.mark.slow
 def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> None:
     """Two stages, two seeds: images and seconds of both stages, and a command that names no place of this machine."""
     from vitascope.records.track import track_of

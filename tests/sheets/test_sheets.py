@@ -179,6 +179,7 @@ def test_when_an_accuracy_is_reached() -> None:
     assert str(reached(Cell({}, {1: result(0.1)}), 0.8)) == "not in 1 epochs"
 
 
+@pytest.mark.slow
 def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None:
     """On the digits that come with scikit-learn, which are as many tokens."""
     digits = ["data.name=digits", "model.img_size=8", "model.patch_size=4,2", "train.batch_size=64"]
@@ -205,6 +206,7 @@ def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None
     assert cells and all(cell.strip() in text for cell in cells), "every number on the page is in the record"
 
 
+@pytest.mark.slow
 def test_a_run_that_several_studies_ask_for_is_made_once(tmp_path) -> None:
     """In the same sheet and in another, though judged otherwise; and again where it is gone."""
     tiny = ["model.embed_dim=16", "model.depth=1", "model.num_heads=2", "train.batch_size=64", "data.fraction=0.2"]
@@ -279,6 +281,7 @@ def _of(cell, folder):
     return [folder / "B" / "lengths" / "runs" / found["run"] for found in cell.results.values()]
 
 
+@pytest.mark.slow
 def test_missing_data_is_said_at_once_and_a_failed_run_is_tried_again(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         a, "QUICK", ["data.name=nowhere.npz", "model.patch_size=4,2", "data.fraction=0.1,0.5", "train.epochs=1"]

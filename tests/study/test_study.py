@@ -330,6 +330,7 @@ for told in running.work_off(queue, Path(".")):
 """
 
 
+@pytest.mark.slow
 def test_two_workers_on_one_postgresql_study_never_run_the_same_trial_twice(database, tmp_path) -> None:
     check_two_workers(database, tmp_path)
 
@@ -517,6 +518,7 @@ def test_runs_that_had_others_beside_them_are_told(tmp_path) -> None:
     assert "1 of 2 runs had others beside them" in answer(depths("1,2", 1), trials).clock
 
 
+@pytest.mark.slow
 def test_a_search_tries_so_many_and_finds_the_better_rate(tmp_path) -> None:
     words = ["train.epochs=10", "train.device=cpu", "model.depth=1", "train.lr=1e-6..1e-2", "train.optimizer=adamw"]
     words += ["train.ema=0", "train.batch_size=32", "data.augment.mixup=0"]  # few steps, in which something is learnt

@@ -26,6 +26,7 @@ def faults(ask: bool) -> tuple[int, str]:
     return int(count), kept
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_large_blocks_are_used_again_instead_of_being_faulted_in_anew() -> None:
     asked, kept = faults(True)

@@ -26,6 +26,7 @@ def steps(tmp_path_factory) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "parts"),
     [

@@ -220,6 +220,7 @@ def test_the_alarm_tells_the_two_collapses_and_is_silent_otherwise() -> None:
     assert alarm({"epoch": 9, "feature_spread": 0.001}, 20).kind == "features"
 
 
+@pytest.mark.slow
 def test_a_student_that_collapses_sounds_the_alarm_and_the_recipe_does_not(tmp_path, capsys) -> None:
     """Without centring and with a hurried teacher every image gets the same answer."""
     import vitascope

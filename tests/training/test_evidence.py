@@ -57,6 +57,7 @@ def test_the_spread_is_one_everywhere_and_zero_for_all_the_same() -> None:
     assert spread(torch.ones(10, 5) * torch.arange(1, 11)[:, None]) == pytest.approx(0, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["digits-dino", "digits-mae"])
 def test_learning_without_labels_improves_the_linear_probe_over_random_features(tmp_path, recipe) -> None:
     """On validation images, against a run whose steps change nothing."""
@@ -97,6 +98,7 @@ def pretrained(tmp_path_factory):
     return tiny_run(tmp_path_factory.mktemp("mae"), **{"train.objective": "mae", "train.ema": 0.9})
 
 
+@pytest.mark.slow
 def test_a_pretraining_run_answers_explains_and_exports_like_any_other(pretrained, tmp_path, vitascope) -> None:
     """Its classifier is the linear probe of its last epoch, fitted to all training images."""
     run = str(pretrained.path)
@@ -251,6 +253,7 @@ def test_weights_that_saw_the_validation_images_are_told_of(pretrained, tmp_path
         assert ("validation will look too good" in capsys.readouterr().out) is told
 
 
+@pytest.mark.slow
 def test_a_later_stage_that_says_nothing_of_the_model_takes_the_first_ones(tmp_path) -> None:
     import vitascope
 

@@ -17,6 +17,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmTransformer
 from torch import nn
 from torchvision.transforms import v2
 
+from tests.slow import slow_except
 from vitascope import UserError, VisionTransformer, load
 from vitascope.evaluation.sharing import save_pretrained
 from vitascope.weights.known import IMAGENET_MEAN, IMAGENET_STD, Known
@@ -25,7 +26,7 @@ from vitascope.weights.pretrained import named, open_weights
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SHAPES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 HF = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
-shapes = pytest.mark.parametrize("shape", SHAPES)
+shapes = pytest.mark.parametrize("shape", slow_except(SHAPES, ["tiny", "small"]))
 real = pytest.mark.skipif(not SHARED.is_dir(), reason="the real weights are not on this machine")
 
 

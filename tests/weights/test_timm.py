@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 
+from tests.slow import slow_except
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.weights.agreement import agreement_with_timm, timm_twin
 
@@ -36,7 +37,7 @@ def test_logits_and_gradients_are_timms(changes) -> None:
     assert max(single.logits, single.gradients) < 1e-4
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", slow_except(SHAPES, ["tiny", "small"]))
 def test_the_standard_shapes_are_timms_forwards_and_backwards(name) -> None:
     width, heads = SHAPES[name]
     config = ModelConfig(img_size=32, patch_size=16, embed_dim=width, num_heads=heads, num_classes=10)
@@ -58,7 +59,7 @@ def test_a_disagreement_is_seen(monkeypatch) -> None:
     assert found.logits > 1e-4 and found.gradients > 1e-4
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", slow_except(SHAPES, ["tiny", "small"]))
 def test_the_standard_shapes_at_224_pixels_are_timms(name) -> None:
     width, heads = SHAPES[name]
     theirs = timm.create_model(f"vit_{name}_patch16_224").eval()

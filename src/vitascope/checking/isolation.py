@@ -1,5 +1,6 @@
-"""A reader's file -> reports, from a process of its own that cannot hang, fill the memory or take us down."""
+"""Check a reader's file in a process of its own: it cannot hang, fill the memory or end this program."""
 
+import atexit
 import contextlib
 import json
 import os
@@ -32,23 +33,64 @@ def check_file(
 
 
 def _run(task: dict[str, Any], log: Path, most: float) -> int | None:
-    """The exit code, or None where it had to be ended from here."""
-    here = str(Path(__file__).parents[2])
-    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
-    command = [sys.executable, "-m", "vitascope.checking.child", json.dumps(task)]
+    """The exit code, or None where the process had to be ended after `most` seconds."""
+    if not hasattr(os, "fork"):
+        return _run_alone(task, log, most)
+    launcher = IDLE.pop() if IDLE else Launcher()
+    code = launcher.run(task | {"log": str(log), "most": most})
+    IDLE.append(launcher)
+    return code
+
+
+class Launcher:
+    """A process that imports PyTorch once and then forks for each file: the second file starts at once."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            _command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment(), text=True
+        )
+        atexit.register(self.close)
+
+    def run(self, task: dict[str, Any]) -> int | None:
+        if self.process.stdin is None or self.process.stdout is None:
+            raise UserError("The process that runs the files has no pipes.")
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise UserError(f"The process that runs the files has ended (exit code {self.process.wait()}).")
+        return json.loads(answer)["code"]
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.process.kill()
+        self.process.communicate()
+
+
+IDLE: list[Launcher] = []  # started and waiting for a file; as many as files were checked at the same time
+
+
+def _run_alone(task: dict[str, Any], log: Path, most: float) -> int | None:
+    """Where processes cannot fork (Windows): a new one for each file."""
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+            [*_command(), json.dumps(task)], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment()
         )
         try:
             return process.wait(timeout=most)
         except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # and whatever the file started
-                os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+            process.kill()
             process.wait()
+            return None
+
+
+def _command() -> list[str]:
+    return [sys.executable, "-m", "vitascope.checking.child"]
+
+
+def _environment() -> dict[str, str]:
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
 
 def _collected(told: list[dict[str, Any]], code: int | None, seconds: float, log: str) -> Reports:
@@ -72,7 +114,7 @@ def _collected(told: list[dict[str, Any]], code: int | None, seconds: float, log
 def _ended(code: int | None, started: str | None, seconds: float, log: str) -> str:
     """Why a process ended before it was done."""
     what = started or "the file itself"
-    if code is None or (hasattr(signal, "SIGALRM") and code == -signal.SIGALRM):
+    if code is None or -code in (getattr(signal, "SIGALRM", None), getattr(signal, "SIGPROF", None)):
         return f"{what} did not end within {seconds:g} seconds: is there an endless loop?"
     last = (log.strip().splitlines() or [""])[-1][:200]
     return f"{what} crashed the process (exit code {code}){': ' + last if last else ''}"

@@ -16,12 +16,12 @@ from vitascope.evaluation.openings import note_opening, note_result, read_openin
 from vitascope.evaluation.report import Evaluation, Mistake
 from vitascope.evaluation.robustness import robustness
 from vitascope.model.vit import VisionTransformer
-from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import device_names, machine_name
 from vitascope.shapes import Logits
 from vitascope.training.hardware import hardware_of
 from vitascope.training.scoring import batch_for, logits_of
+from vitascope.training.views import check_views
 from vitascope.weights.facts import ModelFacts
 
 WORST = 24
@@ -101,13 +101,6 @@ def _noted(model: VisionTransformer, run: Run, choice: Choice, views: int, weigh
         machine=machine_name(device_names(), hardware_of(model).device),
         data_hash=data_hash(choice.images.images, choice.images.labels),
     )
-
-
-def check_views(recipe: Recipe, views: int) -> None:
-    if views not in (1, 2):
-        raise UserError(f"views={views}: choose 1 (the image) or 2 (the image and its mirror image).")
-    if views == 2 and not recipe.data.augment.flip:
-        raise UserError("views=2 adds the mirror image, which this run never saw: data.augment.flip was 0. Use 1.")
 
 
 def top_share(logits: Logits, labels: Labels, count: int) -> float:

@@ -9,7 +9,6 @@ from statistics import mean, stdev
 from typing import Any
 
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluate import check_views
 from vitascope.evaluation.openings import Opening, first_result
 from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import total_parameters
@@ -21,6 +20,7 @@ from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import machine_name, made_on
 from vitascope.run.metrics import Row, steady_seconds, whole_seconds
+from vitascope.training.views import check_views
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _stage_command(stage: Run) -> str:
 
 def _command(recipe: Recipe, seeds: list[int], name: str, views: int) -> str:
     runs = " ".join(f"runs/{recipe.name}/*-seed{seed}" for seed in seeds)
-    more = " --views 2" if views == 2 else ""
+    more = f" --views {views}" if views > 1 else ""
     return f"{command_for(recipe, seeds)}; vitascope record {runs} --name {name}{more}"
 
 

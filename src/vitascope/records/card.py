@@ -65,6 +65,10 @@ def _how_good(record: Record) -> str:
         "cold": (f"{seconds:.1f}" for seconds in record.cold_seconds),
         "opening of the test set": map(str, record.openings),
     }
+    wall = ""
+    if record.wall_seconds and record.known_wall_seconds:
+        columns["wall clock"] = ("–" if seconds is None else f"{seconds:.1f}" for seconds in record.wall_seconds)
+        wall = " Wall clock: from the start of the process to the end of training, and again to the last test logit."
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     known = {name: [share for share in shares if share is not None] for name, shares in record.recall.items()}
     means = {name: mean(shares) for name, shares in known.items() if shares}
@@ -73,6 +77,7 @@ def _how_good(record: Record) -> str:
         f"Test accuracy **{accuracy_words(record)}** ({over}, last epoch, {DESCRIPTIONS[record.views]}).\n\n"
         f"{markdown(list(columns), rows)}\n\nLeast recognised: {told}. Seconds run from the images on the "
         "device to the last test logits; cold includes compiling and recording the step."
+        f"{wall}"
     )
 
 

@@ -82,6 +82,12 @@ for seed in range(int(first), int(first) + int(seeds)):
 EOF
 }
 
+kernels() {  # RECIPES: measured for the shipped table, which comes back with what it had
+  cp src/vitascope/training/kernel_choices.json "$OUT/kernel_choices.json"
+  "$PYTHON" -m benchmarks.kernel_table --recipes ${RECIPES:-cifar10-94 cifar10-95 cifar10-96 cifar10-best cifar10} \
+    --set ${MORE:-} --out "$OUT/kernel_choices.json"
+}
+
 sheet() {  # LETTER; what it needs to be written again at home comes back: runs.jsonl beside it
   mkdir -p "$KEPT/sheets" && cp -n docs/sheets/runs.jsonl "$KEPT/sheets" 2>/dev/null || true
   local -a weights=()

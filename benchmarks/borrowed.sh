@@ -36,7 +36,7 @@ tests() {  # torch's own deprecations differ from version to version
     | tee "$OUT/tests.log"
 }
 
-arms() {  # ARMS: their names, one a line; TUNED: seeds that are not recorded; CALLED: what the recipe with MORE is called
+arms() {  # ARMS: their names, one a line; TUNED: seeds that are not recorded; VIEWS: 1, 2, 6 or 10; CALLED: the name of the recipe with MORE
   local -a names=()
   mapfile -t names <<<"${ARMS:?which arms of benchmarks/speedrun.py, one a line}"
   "$PYTHON" -m benchmarks.speedrun --recipe "${RECIPE:-cifar10-94}" ${DATA:+--data "$DATA"} --views "${VIEWS:-2}" \
@@ -64,7 +64,7 @@ all biases
 gradients clipped at 1" TUNED=${TUNED:-101 102 103} arms
 }
 
-record() {  # RECIPE:SEEDS:VIEWS; written after every seed. Nothing is compiled before the first, so its cold time is one
+record() {  # RECIPE:SEEDS:VIEWS (1, 2, 6 or 10); written after every seed. Nothing is compiled before the first, so its cold time is one
   TORCHINDUCTOR_CACHE_DIR=$(mktemp -d) "$PYTHON" - "$KEPT/runs" "$OUT" "${COMMIT:-}" "$SEED" "$@" \
     data.validation=0 "train.compile=${COMPILE:-always}" ${MORE:-} <<'EOF'
 import gc, sys
@@ -80,6 +80,12 @@ for seed in range(int(first), int(first) + int(seeds)):
     write_record(made, Path(out))
     gc.collect()  # a recorded step keeps its memory in a circle
 EOF
+}
+
+kernels() {  # RECIPES: measured for the shipped table, which comes back with what it had
+  cp src/vitascope/training/kernel_choices.json "$OUT/kernel_choices.json"
+  "$PYTHON" -m benchmarks.kernel_table --recipes ${RECIPES:-cifar10-94 cifar10-95 cifar10-96 cifar10-best cifar10} \
+    --set ${MORE:-} --out "$OUT/kernel_choices.json"
 }
 
 sheet() {  # LETTER; what it needs to be written again at home comes back: runs.jsonl beside it

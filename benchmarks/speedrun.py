@@ -17,7 +17,6 @@ from vitascope.data.policy import resolve
 from vitascope.draw.arms import draw_arms, draw_speed
 from vitascope.draw.look import save
 from vitascope.errors import UserError, did_you_mean
-from vitascope.evaluation.evaluate import check_views
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import word
@@ -25,6 +24,7 @@ from vitascope.records.arms import arms_of, noise_of, worth_of
 from vitascope.records.reading import read_file
 from vitascope.records.record import read_record
 from vitascope.training.hardware import choose_device
+from vitascope.training.views import check_views
 
 PLAIN = "as it is"
 PARTS = (
@@ -165,7 +165,7 @@ def main() -> None:
         "--arms", nargs="+", default=list(ARMS), metavar="ARM", help=f"of: {'; '.join(ARMS).replace('%', '%%')}"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[101, 102], help="not those that are reported")
-    parser.add_argument("--views", type=int, default=2)
+    parser.add_argument("--views", type=int, default=2, help="of each image at test time: 1, 2, 6 or 10")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="for all arms")
     parser.add_argument("--called", default=PLAIN, help="what the recipe is with these settings: a row's name")
     add_run_options(parser, runs="runs-speedrun", out=RESULTS / "speedrun.json")

@@ -263,6 +263,7 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
 
 def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> None:
     from vitascope.data.npz import npz
+    from vitascope.evaluation.openings import read_openings
 
     test = digits().load("test")
     pixels = test.images[:, 0].numpy()
@@ -277,6 +278,12 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
     found = model.evaluate(views=2)
     assert found.accuracy == pytest.approx((expected.argmax(1) == test.labels[:50]).float().mean().item())
     assert write_report(found).name == "test-2-views"
+    for views in (6, 10):
+        assert write_report(model.evaluate(views=views, robust=False)).name == f"test-{views}-views"
+    assert [opening.views for opening in read_openings(run)] == [2, 6, 10]
+    six = logits_of(model, images, prepare, hardware_of(model), views=6).double().softmax(1)
+    said = model.predict(images, views=6)
+    assert [item.probability for item in said] == pytest.approx(six.amax(1).tolist())
 
 
 def test_a_mirror_image_is_not_shown_to_a_model_that_never_saw_one(run) -> None:

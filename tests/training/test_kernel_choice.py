@@ -1,5 +1,8 @@
 """The kernels a model runs with: the least measured time wins, once per shape, and what does not work never wins."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,8 +11,11 @@ from tests.training.test_runs import session_of
 from tests.training.tiny import EVERYTHING
 from vitascope import ModelConfig, VisionTransformer, load
 from vitascope.model.attention import SelfAttention
-from vitascope.training import kernels
-from vitascope.training.kernels import Use, choose_kernels, use_kernels
+from vitascope.model.norm import RMSNorm
+from vitascope.run.files import write_json
+from vitascope.training import kernel_choices, kernels
+from vitascope.training.kernel_choices import KernelKey
+from vitascope.training.kernels import Part, Use, choose_kernels, make_key, use_kernels
 
 CONFIG = ModelConfig(
     img_size=32, patch_size=4, embed_dim=128, depth=2, num_heads=2, num_classes=10,
@@ -20,13 +26,14 @@ USE = Use(4, torch.bfloat16, training=True, compiled=False)
 
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
-    """A stopwatch that says what it is told to, and counts; the memory in a folder of its own."""
+    """A stopwatch that says what it is told to, and counts; memory and shipped table in a folder of their own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernel_choices, "SHIPPED", tmp_path / "shipped.json")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    times = {"default": 3.0, "own": 1.0, "cudnn": 2.0, "flash": 4.0, "efficient": 5.0, "math": 6.0}
+    times = {"default": 3.0, "own": 1.0, "cudnn": 2.0, "flash": 4.0, "efficient": 5.0, "math": 6.0, "fused": 2.5}
     asked = []
 
-    def measure(module, kernel, *_):
+    def measure(part, kernel, use):
         asked.append(kernel)
         return times[kernel]
 
@@ -34,26 +41,101 @@ def quick(monkeypatch, tmp_path):
     return times, asked
 
 
+def attention_part(tokens: int = 16, **settings) -> Part:
+    return Part(SelfAttention(64, 2, **settings), torch.zeros(4, tokens, 64), (None, None))
+
+
 def test_the_fastest_is_chosen_once_per_shape_and_remembered(quick) -> None:
     times, asked = quick
-    attention, tokens = SelfAttention(64, 2), torch.zeros(4, 16, 64)
-    assert kernels._fastest(attention, tokens, (None, None), USE) == "own"
-    assert sorted(asked) == sorted(times)
+    part = attention_part()
+    assert kernels._fastest(part, USE) == "own"
+    assert sorted(asked) == sorted(part.module.KERNELS)
     times["own"] = 9.0
-    assert kernels._fastest(attention, tokens, (None, None), USE) == "own" and len(asked) == len(times)
-    assert kernels._fastest(attention, tokens[:, :8], (None, None), USE) == "cudnn"  # another shape
-    assert kernels._fastest(SelfAttention(64, 2, qk_norm=True), tokens, (None, None), USE) == "cudnn"
-    assert len(kernels.read_memory()) == 3
+    assert kernels._fastest(part, USE) == "own" and len(asked) == len(part.module.KERNELS)
+    assert kernels._fastest(attention_part(tokens=8), USE) == "cudnn"  # another shape
+    assert kernels._fastest(attention_part(qk_norm=True), USE) == "cudnn"
+    assert len(kernel_choices.read_own_choices()) == 3
 
 
 def test_a_torn_or_foreign_memory_is_measured_again(quick) -> None:
-    attention, tokens = SelfAttention(64, 2), torch.zeros(4, 16, 64)
-    kernels._fastest(attention, tokens, (None, None), USE)
+    part = attention_part()
+    kernels._fastest(part, USE)
     for content in ("{", "[]", '{"x": 1}'):
-        kernels._file().write_text(content, encoding="utf-8")
-        assert kernels._fastest(attention, tokens, (None, None), USE) == "own"
-    kernels.write_memory(dict.fromkeys(kernels.read_memory(), "of a later version"))
-    assert kernels._fastest(attention, tokens, (None, None), USE) == "own"
+        kernel_choices.own_file().write_text(content, encoding="utf-8")
+        assert kernels._fastest(part, USE) == "own"
+    write_json(kernel_choices.own_file(), dict.fromkeys(kernel_choices.read_own_choices(), "of a later version"))
+    assert kernels._fastest(part, USE) == "own"
+
+
+def test_a_key_s_text_tells_everything_the_measurement_depends_on(quick) -> None:
+    keys = [
+        make_key(part, replace(USE, training=training))
+        for part in (
+            attention_part(),
+            attention_part(qk_norm=True),
+            attention_part(causal=True),
+            Part(SelfAttention(64, 2), torch.zeros(4, 16, 64), (None, torch.zeros(2, 16, 16))),
+            Part(VisionTransformer(CONFIG).blocks[0].mlp, torch.zeros(4, 16, 64)),
+            Part(RMSNorm(64), torch.zeros(3, 64)),
+        )
+        for training in (True, False)
+    ]
+    for key in keys:
+        assert KernelKey.parse(str(key)) == key
+    assert len({str(key) for key in keys}) == len(keys)
+    named = make_key(attention_part(), USE)
+    wanted = (
+        f"a GPU, torch {torch.__version__}: SelfAttention of 2 heads, Identity(), 4×16×64, torch.bfloat16, training, "
+    )
+    assert str(named) == f"{wanted}of {'/'.join(SelfAttention.KERNELS)}"  # earlier versions' caches stay valid
+    assert KernelKey.parse("something else") is None
+
+
+def test_a_shipped_choice_is_taken_without_measuring_and_one_s_own_before_it(quick) -> None:
+    _, asked = quick
+    part = attention_part()
+    key = make_key(part, USE)
+    write_json(kernel_choices.SHIPPED, {str(key): "math"})
+    assert kernels._fastest(part, USE) == "math" and not asked
+    assert not kernel_choices.own_file().exists()
+    kernel_choices.add_own_choice(key, "efficient")
+    assert kernels._fastest(part, USE) == "efficient" and not asked
+
+
+def test_another_torch_version_s_choice_is_taken_the_newest_first_and_no_other_gpu_s_or_shape_s(quick) -> None:
+    _, asked = quick
+    part = attention_part()
+    key = make_key(part, USE)
+    others = {
+        "flash": replace(key, torch_version="2.9.1"),
+        "cudnn": replace(key, torch_version="2.11.0+cu130"),
+        "math": replace(key, torch_version="2.11.0+cu130", gpu="another GPU"),
+        "own": replace(key, torch_version="2.12.0", shape=(4, 17, 64)),
+        "default": replace(key, torch_version="2.12.0", task="inference"),
+        "efficient": replace(key, torch_version="2.12.0", kernels=("default", "efficient")),
+    }
+    write_json(kernel_choices.SHIPPED, {str(other): name for name, other in others.items()} | {"no key": "math"})
+    assert kernels._fastest(part, USE) == "cudnn" and not asked
+    write_json(kernel_choices.SHIPPED, {str(key): "flash", str(others["cudnn"]): "cudnn"})
+    assert kernels._fastest(part, USE) == "flash" and not asked
+    write_json(kernel_choices.SHIPPED, {str(key): "of a later version"})
+    assert kernels._fastest(part, USE) == "own" and asked
+
+
+def test_the_table_that_ships_can_be_read_and_is_sorted() -> None:
+    text = kernel_choices.SHIPPED.read_text(encoding="utf-8")
+    table = json.loads(text)
+    assert list(table) == sorted(table)
+    for key, name in table.items():
+        parsed = KernelKey.parse(key)
+        assert parsed is not None and name in parsed.kernels
+
+
+def test_measuring_leaves_the_random_state(monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "_milliseconds", lambda *_: torch.rand(()).item())
+    part, before = attention_part(), torch.get_rng_state()
+    kernels.measure_fastest(part, USE)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_kernel_that_fails_takes_forever(monkeypatch) -> None:
@@ -63,16 +145,16 @@ def test_a_kernel_that_fails_takes_forever(monkeypatch) -> None:
 
     monkeypatch.setattr(kernels, "recorded_milliseconds", broken)
     plain = Use(2, torch.float32, training=True, compiled=False)
-    assert kernels._milliseconds(SelfAttention(64, 2), "default", torch.zeros(2, 4, 64), (), plain) == float("inf")
+    assert kernels._milliseconds(attention_part(), "default", plain) == float("inf")
 
 
 def test_what_is_measured_is_a_step_forward_and_back_of_a_copy(monkeypatch) -> None:
-    attention, seen = SelfAttention(64, 2), []
+    part, seen = attention_part(), []
     monkeypatch.setattr(kernels, "recorded_milliseconds", lambda work: seen.append(work()) or 1.0)
     for training in (True, False):
         use = Use(2, torch.float32, training=training, compiled=False)
-        assert kernels._milliseconds(attention, "math", torch.zeros(2, 4, 64), (), use) == 1.0
-    assert attention.kernel == "default" and all(weight.grad is None for weight in attention.parameters())
+        assert kernels._milliseconds(part, "math", use) == 1.0
+    assert part.module.kernel == "default" and all(weight.grad is None for weight in part.module.parameters())
 
 
 def test_on_a_cpu_pytorch_s_own_are_used() -> None:

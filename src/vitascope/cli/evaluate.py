@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
 
 RunPath = Annotated[Path, typer.Argument(help="A run's directory, or a recipe's: its newest run.")]
+Views = Annotated[
+    int, typer.Option(help="Average logits over 2 (with mirror image), 6 or 10 views (also shifted by one pixel).")
+]
 MOST_CLASSES = 30
 
 
@@ -23,7 +26,7 @@ def evaluate(
     run: RunPath,
     split: Annotated[str | None, typer.Option(help="test (the default), val or train.")] = None,
     data: Annotated[str | None, typer.Option(help="Other data with the same classes: a name, folder or .npz.")] = None,
-    views: Annotated[int, typer.Option(help="2: each image and its mirror image, averaged.")] = 1,
+    views: Views = 1,
     best: Annotated[bool, typer.Option("--best", help="The best epoch on validation images, not the last.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the spoilt images, most of the time.")] = False,
     merge_tokens: Annotated[int | None, typer.Option(help="Join so many like tokens in each block.")] = None,
@@ -54,7 +57,7 @@ def evaluate(
 def print_summary(found: "Evaluation") -> None:
     """The numbers in a few lines."""
     split, images, (low, high) = found.choice.split, len(found.choice.images), found.interval
-    views = ", two views each" if found.views == 2 else ""
+    views = f", {found.views} views each" if found.views > 1 else ""
     what = f"{split} accuracy" if found.choice.own else f"accuracy on {Path(found.choice.data).name} ({split})"
     print(f"{what} {found.accuracy:.2%} on {images:,} images{views} (95 % interval {low:.2%} to {high:.2%})")
     before, after = found.calibration, found.temperature

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitascope.cli.evaluate import RunPath, print_broken
+from vitascope.cli.evaluate import RunPath, Views, print_broken
 from vitascope.cli.loading import loaded
 from vitascope.cli.tables import console, table
 from vitascope.errors import UserError
@@ -17,7 +17,7 @@ from vitascope.errors import UserError
 def predict(
     run: RunPath,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE…|FOLDER", help="Image files, or folders of them.")],
-    views: Annotated[int, typer.Option(help="2: each image and its mirror image, averaged.")] = 1,
+    views: Views = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON: every class's probability.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print only CSV: file, class, probability.")] = False,
 ) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from vitascope.cli.evaluate import Views
 from vitascope.errors import UserError
 
 Results = Annotated[Path, typer.Option(help="Where records are kept.")]
@@ -13,7 +14,7 @@ Results = Annotated[Path, typer.Option(help="Where records are kept.")]
 def record(
     runs: Annotated[list[Path], typer.Argument(help="Finished runs of one recipe, one per seed.")],
     name: Annotated[str, typer.Option(help="The record's name: NAME.json.")],
-    views: Annotated[int, typer.Option(help="2: each image and its mirror image, averaged.")] = 1,
+    views: Views = 1,
     commit: Annotated[str | None, typer.Option(help="The source's commit, where the runs know no git.")] = None,
     results: Results = Path("results"),
 ) -> None:

@@ -2,9 +2,10 @@
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from vitascope.data.source import Labels, Split, UInt8Images
 from vitascope.data.statistics import data_hash
@@ -16,12 +17,13 @@ from vitascope.evaluation.openings import note_opening, note_result, read_openin
 from vitascope.evaluation.report import Evaluation, Mistake
 from vitascope.evaluation.robustness import robustness
 from vitascope.model.vit import VisionTransformer
-from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import device_names, machine_name
+from vitascope.run.wall_clock import EVALUATE, begin_task, measure_task_seconds, was_trained_here
 from vitascope.shapes import Logits
 from vitascope.training.hardware import hardware_of
 from vitascope.training.scoring import batch_for, logits_of
+from vitascope.training.views import check_views
 from vitascope.weights.facts import ModelFacts
 
 WORST = 24
@@ -43,7 +45,7 @@ def evaluate(
     choice = choose(run, facts, split, data)
     value, words = temperature_for(model, run, facts, choice, views)
     tie = _noted(model, run, choice, views, weights) if choice.split in ("test", "all") else None
-    logits, seconds, set_up = _timed(model, choice.images.images, facts, views)
+    logits, seconds, set_up, wall = _compute_logits_timed(model, run, choice.images.images, facts, views)
     labels, classes = choice.images.labels, facts.classes
     counts = confusion(labels, logits.argmax(1), len(classes))
     found = Evaluation(
@@ -55,6 +57,7 @@ def evaluate(
         opening=next((known.number for known in read_openings(run) if known.line == tie), None),
         seconds=seconds,
         set_up_seconds=set_up,
+        wall_seconds=wall,
         top5=top_share(logits, labels, 5),
         confusion=counts,
         calibration=calibration(logits, labels),
@@ -103,13 +106,6 @@ def _noted(model: VisionTransformer, run: Run, choice: Choice, views: int, weigh
     )
 
 
-def check_views(recipe: Recipe, views: int) -> None:
-    if views not in (1, 2):
-        raise UserError(f"views={views}: choose 1 (the image) or 2 (the image and its mirror image).")
-    if views == 2 and not recipe.data.augment.flip:
-        raise UserError("views=2 adds the mirror image, which this run never saw: data.augment.flip was 0. Use 1.")
-
-
 def top_share(logits: Logits, labels: Labels, count: int) -> float:
     """The share of images whose class is among the `count` likeliest (all of them, where there are fewer classes)."""
     likely = logits.topk(min(count, logits.shape[1]), dim=1).indices
@@ -138,6 +134,9 @@ def worst_mistakes(logits: Logits, split: Split, classes: list[str], most: int =
 
 def _for_the_record(found: Evaluation) -> dict[str, Any]:
     """What `vitascope record` takes from an opening."""
+    wall = {}
+    if found.wall_seconds is not None:
+        wall = {"wall_seconds": round(found.wall_seconds, 2), "wall_includes_training": was_trained_here(found.run)}
     return {
         "accuracy": found.accuracy,
         "loss": found.loss,
@@ -146,14 +145,26 @@ def _for_the_record(found: Evaluation) -> dict[str, Any]:
         "recall": {name: row.recall for name, row in found.per_class.items()},
         "seconds": round(found.seconds, 3),
         "set_up_seconds": round(found.set_up_seconds, 3),
+        **wall,
     }
 
 
-def _timed(model: VisionTransformer, images: UInt8Images, facts: ModelFacts, views: int) -> tuple[Logits, float, float]:
-    """And the seconds they took; before them those of a GPU's first batch, which loads its kernels: of no image."""
+class TimedLogits(NamedTuple):
+    """Logits and the seconds they took. A GPU's first batch, of no image, loads its kernels: that is setting up."""
+
+    logits: Tensor
+    seconds: float
+    set_up_seconds: float
+    wall_seconds: float | None  # from the process's start
+
+
+def _compute_logits_timed(
+    model: VisionTransformer, run: Run, images: UInt8Images, facts: ModelFacts, views: int
+) -> TimedLogits:
+    begin_task(EVALUATE, run)
     hardware, start = hardware_of(model), time.monotonic()
     if hardware.device == "cuda":
         logits_of(model, torch.zeros_like(images[: batch_for(model, hardware.device)]), facts.preparation, hardware)
     ready = time.monotonic()
     logits = logits_of(model, images, facts.preparation, hardware, views=views)
-    return logits, time.monotonic() - ready, ready - start
+    return TimedLogits(logits, time.monotonic() - ready, ready - start, measure_task_seconds(run))

@@ -93,6 +93,11 @@ def points_lost(
     return lost
 
 
+def answering_use(size: int) -> Use:
+    """What the kernels of a recorded batch of answers are chosen for."""
+    return Use(size, torch.bfloat16, training=False, compiled=True)
+
+
 class RecordedAnswers:
     """A static batch, compiled, its kernels recorded: one for a single image, one for a few, one for many."""
 
@@ -114,7 +119,7 @@ class RecordedAnswers:
 
     def _record(self, size: int, like: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         model = deepcopy(self.model)
-        use_kernels(model, choose_kernels(model, Use(size, torch.bfloat16, training=False, compiled=True)))
+        use_kernels(model, choose_kernels(model, answering_use(size)))
         compiled = torch.compile(model.pooled, dynamic=False)
         inputs = like.new_zeros(size, *like.shape[1:])
 

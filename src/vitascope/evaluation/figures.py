@@ -22,7 +22,7 @@ NAME_LENGTH = 20
 
 
 def write_report(found: Evaluation) -> Path:
-    """`RUN/evaluation/SPLIT/` with report.json and the pictures; other data, two views, best weights get their own."""
+    """`RUN/evaluation/SPLIT/` with report.json and the pictures; other data, views, best weights get their own."""
     choice = found.choice
     parts = [choice.split]
     if not choice.own:  # two folders may have one name
@@ -127,7 +127,7 @@ def _errors(found: Evaluation) -> Figure:
 
 
 def _what(found: Evaluation) -> str:
-    views = ", 2 views" if found.views == 2 else ""
+    views = f", {found.views} views" if found.views > 1 else ""
     recipe, data = found.run.recipe.name, Path(found.choice.data).name
     of = recipe if recipe == data else f"{recipe} on {data}"
     epoch = found.weights.replace("best", ", best epoch").removeprefix("last")  # and settings of answering

@@ -37,6 +37,7 @@ class Evaluation:
     opening: int | None  # the how-manieth opening of these test images by this run; None for other splits
     seconds: float  # for the logits
     set_up_seconds: float  # for a first batch of nothing, where a GPU needs one
+    wall_seconds: float | None  # from the process's start to the last logit; None where it did other work before
     top5: float
     confusion: Tensor
     calibration: Calibration
@@ -85,6 +86,7 @@ class Evaluation:
             "weights": self.weights,
             "opening": self.opening,
             "seconds": round(self.seconds, 3),
+            "wall_seconds": self.wall_seconds and round(self.wall_seconds, 2),
             "accuracy": self.accuracy,
             "interval": list(self.interval),
             "top5": self.top5,

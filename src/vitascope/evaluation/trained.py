@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitascope.draw.html import html_table
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluate import check_views, evaluate
+from vitascope.evaluation.evaluate import evaluate
 from vitascope.evaluation.fast import Fast, make_fast
 from vitascope.evaluation.prediction import Predictions, predictions
 from vitascope.evaluation.reading import Pictures, as_stored
@@ -22,6 +22,7 @@ from vitascope.run.weights import load_weights, read_facts
 from vitascope.shapes import Features
 from vitascope.training.hardware import choose_device, hardware_of
 from vitascope.training.scoring import answers, logits_of
+from vitascope.training.views import check_views
 from vitascope.weights.facts import ModelFacts
 from vitascope.weights.files import ENDINGS
 from vitascope.weights.pretrained import ONLINE, open_weights
@@ -61,7 +62,9 @@ class TrainedTransformer(VisionTransformer):
             )
 
     def predict(self, images: Any, *, views: int = 1) -> Predictions:
-        """Paths, Pillow images, arrays (rows × columns × channels) or tensors (channels first), one or many."""
+        """Paths, Pillow images, arrays (rows × columns × channels) or tensors (channels first), one or many.
+
+        `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged."""
         if views != 1:
             check_views(self.run.recipe, views)
         pictures = as_stored(images, self.facts.stored)
@@ -89,6 +92,7 @@ class TrainedTransformer(VisionTransformer):
     ) -> Evaluation:
         """On the test images, unless another split or other data is named; each look at test images is noted.
 
+        `views`: as in `predict`.
         `robust=False` leaves out the spoilt images, which take most of the time.
         """
         told = {"split": split, "data": data, "views": views, "robust": robust}

@@ -10,7 +10,7 @@ from torch import Tensor
 SHARES, COLUMNS = 256, 16  # of a program's tile: the shares are many, a weight's features few
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["COUNT"])  # else compiled twice: the sums of the sums are few
 def _sum(shares, out, COUNT, WIDTH, SHARES: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(1) * SHARES + tl.arange(0, SHARES)[:, None]
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

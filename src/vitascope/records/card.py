@@ -5,6 +5,7 @@ from statistics import mean
 from vitascope.data.config import AugmentConfig
 from vitascope.records.reading import accuracy_words, markdown
 from vitascope.records.record import Record
+from vitascope.training.views import DESCRIPTIONS
 
 SHOWN = (
     *("model.img_size", "model.patch_size", "model.in_chans", "model.embed_dim", "model.depth", "model.num_heads"),
@@ -55,7 +56,6 @@ def _what(record: Record) -> str:
 def _how_good(record: Record) -> str:
     seeds = len(record.seeds)
     over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    views = "the image and its mirror image, averaged" if record.views == 2 else "one view of each image"
     columns = {
         "seed": map(str, record.seeds),
         "test accuracy": (f"{100 * share:.2f} %" for share in record.test_accuracy),
@@ -65,14 +65,19 @@ def _how_good(record: Record) -> str:
         "cold": (f"{seconds:.1f}" for seconds in record.cold_seconds),
         "opening of the test set": map(str, record.openings),
     }
+    wall = ""
+    if record.wall_seconds and record.known_wall_seconds:
+        columns["wall clock"] = ("–" if seconds is None else f"{seconds:.1f}" for seconds in record.wall_seconds)
+        wall = " Wall clock: from the start of the process to the end of training, and again to the last test logit."
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     known = {name: [share for share in shares if share is not None] for name, shares in record.recall.items()}
     means = {name: mean(shares) for name, shares in known.items() if shares}
     told = ", ".join(f"{name} ({means[name]:.1%})" for name in sorted(means, key=means.__getitem__)[:3])
     return (
-        f"Test accuracy **{accuracy_words(record)}** ({over}, last epoch, {views}).\n\n"
+        f"Test accuracy **{accuracy_words(record)}** ({over}, last epoch, {DESCRIPTIONS[record.views]}).\n\n"
         f"{markdown(list(columns), rows)}\n\nLeast recognised: {told}. Seconds run from the images on the "
         "device to the last test logits; cold includes compiling and recording the step."
+        f"{wall}"
     )
 
 

@@ -19,6 +19,12 @@ def seconds_words(seconds: list[float]) -> str:
     return low if low == high else f"{low}–{high}"
 
 
+def wall_words(record: Record) -> str:
+    """The longest of the seeds whose wall clock is known, as for cold seconds."""
+    known = record.known_wall_seconds
+    return seconds_words([max(known)]) if known else "–"
+
+
 def millions(number: int) -> str:
     return f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number / 1e3:.0f} k"
 

@@ -9,7 +9,6 @@ from statistics import mean, stdev
 from typing import Any
 
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluate import check_views
 from vitascope.evaluation.openings import Opening, first_result
 from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import total_parameters
@@ -21,6 +20,7 @@ from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import machine_name, made_on
 from vitascope.run.metrics import Row, steady_seconds, whole_seconds
+from vitascope.training.views import check_views
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Record:
     date: str
     command: str
     settings: dict[str, Any]
+    # From the start of the training's process to its end, and the same of the evaluation's; None where not known.
+    wall_seconds: list[float | None] | None = None
 
     @property
     def accuracy(self) -> float:
@@ -61,6 +63,10 @@ class Record:
     def spread(self) -> float | None:
         """Standard deviation over seeds."""
         return stdev(self.test_accuracy) if len(self.seeds) > 1 else None
+
+    @property
+    def known_wall_seconds(self) -> list[float]:
+        return [seconds for seconds in self.wall_seconds or [] if seconds is not None]
 
     @property
     def machine_name(self) -> str:
@@ -80,7 +86,6 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
     seeds = [run.recipe.train.seed for run in runs]
     rows = [run.metrics for run in runs]
     before = [[stage.metrics for stage in stages_before(run)] for run in runs]  # that counts too
-    classes = found[0].found["recall"]
     return Record(
         name=name,
         recipe=recipe.name,
@@ -96,7 +101,7 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         test_accuracy=[opening.found["accuracy"] for opening in found],
         top5=[opening.found["top5"] for opening in found],
         ece=[opening.found["ece"] for opening in found],
-        recall={label: [opening.found["recall"][label] for opening in found] for label in classes},
+        recall={label: [opening.found["recall"][label] for opening in found] for label in found[0].found["recall"]},
         openings=[opening.number for opening in found],
         seconds=_together(steady_seconds, before, rows, after),
         cold_seconds=_together(whole_seconds, before, rows, [_test_seconds(one, where, cold=True) for one in found]),
@@ -107,6 +112,7 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
         date=max(fact["date"] for fact in facts),
         command="; ".join([*map(_stage_command, stages_before(runs[0])), _command(recipe, seeds, name, views)]),
         settings=flat_settings(recipe) | {"train.seed": seeds},
+        wall_seconds=_list_wall_seconds(runs, found, where),
     )
 
 
@@ -125,7 +131,7 @@ def _stage_command(stage: Run) -> str:
 
 def _command(recipe: Recipe, seeds: list[int], name: str, views: int) -> str:
     runs = " ".join(f"runs/{recipe.name}/*-seed{seed}" for seed in seeds)
-    more = " --views 2" if views == 2 else ""
+    more = f" --views {views}" if views > 1 else ""
     return f"{command_for(recipe, seeds)}; vitascope record {runs} --name {name}{more}"
 
 
@@ -168,6 +174,22 @@ def _test_seconds(opening: Opening, machine: str, *, cold: bool = False) -> floa
     if opening.machine not in (None, machine):
         return 0.0
     return opening.found["seconds"] + (opening.found.get("set_up_seconds", 0.0) if cold else 0.0)
+
+
+def _list_wall_seconds(runs: list[Run], found: list[Opening], machine: str) -> list[float | None] | None:
+    """One value per seed; None where no seed's is known."""
+    seconds = [_sum_wall_seconds(run, opening, machine) for run, opening in zip(runs, found, strict=True)]
+    return None if all(value is None for value in seconds) else seconds
+
+
+def _sum_wall_seconds(run: Run, opening: Opening, machine: str) -> float | None:
+    """Stages before, training and evaluation, where all are known and the same machine did them."""
+    seconds = opening.found.get("wall_seconds")
+    if seconds is None or opening.machine not in (None, machine):
+        return None
+    trained = stages_before(run) + ([] if opening.found.get("wall_includes_training") else [run])
+    known = [part.machine["wall_seconds"] for part in trained if "wall_seconds" in part.machine]
+    return round(seconds + sum(known), 2) if len(known) == len(trained) else None
 
 
 def _slug(name: str) -> str:

@@ -4,15 +4,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitascope.records import measured
-from vitascope.records.reading import accuracy_words, linked, markdown, millions, records_named, seconds_words
+from vitascope.records.reading import (
+    accuracy_words,
+    linked,
+    markdown,
+    millions,
+    records_named,
+    seconds_words,
+    wall_words,
+)
 from vitascope.records.work import work
 
 
 def table(folder: Path, names: list[str]) -> str:
-    """One row per record, every machine's apart."""
+    """One row per record, every machine's apart; a column for the wall clock where a record has it."""
     head = ["record", "parameters", "tokens", "images seen", "views", "seeds", "test accuracy", "seconds", "cold"]
-    rows = []
-    for path, record in records_named(folder, names):
+    rows, found = [], records_named(folder, names)
+    has_wall = any(record.known_wall_seconds for _, record in found)
+    for path, record in found:
         rows.append(
             [
                 linked(path, record),
@@ -24,16 +33,19 @@ def table(folder: Path, names: list[str]) -> str:
                 f"**{accuracy_words(record)}**",
                 seconds_words(record.seconds),
                 seconds_words([max(record.cold_seconds)]),
+                *([wall_words(record)] if has_wall else []),
                 record.machine_name,
             ]
         )
-    return markdown([*head, "machine"], rows)
+    return markdown([*head, *(["wall clock"] if has_wall else []), "machine"], rows)
 
 
 def targets(folder: Path, names: list[str]) -> str:
     """What was asked for beside what was recorded. A name is RECORD:PERCENT:SECONDS:SEEDS; the slowest seed counts."""
     rows = []
-    for name, percent, most, seeds in (word.split(":") for word in names):
+    wanted = [word.split(":") for word in names]
+    has_wall = any(record.known_wall_seconds for name, *_ in wanted for _, record in records_named(folder, [name]))
+    for name, percent, most, seeds in wanted:
         for path, record in records_named(folder, [name]):
             error = "" if record.spread is None else f" ± {100 * record.spread / len(record.seeds) ** 0.5:.2f}"
             reached = (
@@ -48,12 +60,13 @@ def targets(folder: Path, names: list[str]) -> str:
                     f"**{100 * record.accuracy:.2f}{error} %**",
                     f"**{max(record.seconds):.1f}**",
                     f"{max(record.cold_seconds):.0f}",
+                    *([wall_words(record)] if has_wall else []),
                     _counted(len(record.seeds)),
                     "yes" if reached else "no",
                 ]
             )
-    head = ["record", "asked for", "test accuracy", "seconds, the slowest", "cold", "seeds", "reached"]
-    return markdown(head, rows)
+    head = ["record", "asked for", "test accuracy", "seconds, the slowest", "cold"]
+    return markdown([*head, *(["wall clock"] if has_wall else []), "seeds", "reached"], rows)
 
 
 def cards(folder: Path, names: list[str]) -> str:
@@ -68,7 +81,8 @@ def sentence(folder: Path, names: list[str]) -> str:
         f"{accuracy_words(record)} of the {record.data} test images ({_counted(len(record.seeds))}, last epoch, "
         f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
         f"{seconds_words(record.seconds)} s{', compiled' if record.hardware.get('compiled') else ''}, "
-        f"{seconds_words([max(record.cold_seconds)])} s cold, {record.machine_name}"
+        f"{seconds_words([max(record.cold_seconds)])} s cold, "
+        f"{f'{wall_words(record)} s wall clock, ' if record.known_wall_seconds else ''}{record.machine_name}"
         for _, record in records_named(folder, names)
     )
 

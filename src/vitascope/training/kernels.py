@@ -1,22 +1,19 @@
-"""A model on a GPU -> the kernels it is fastest with: a short measurement per shape, remembered for the next time."""
+"""A model on a GPU -> the kernels it is fastest with: known for its shapes, or found by a short measurement."""
 
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitascope.data.places import cache_folder
-from vitascope.errors import UserError
 from vitascope.model.block import Block
 from vitascope.model.mlp import Mlp, relu_squared
 from vitascope.model.norm import LayerNorm, RMSNorm
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.files import make_folder, read_json, write_json
+from vitascope.training.kernel_choices import KernelKey, add_own_choice, find_kernel
 
 WARM_UP, REPEATS, ROUNDS = 3, 5, 10
 Kernels = dict[str, str]  # attention, mlp and norm -> the kernel's name
@@ -32,19 +29,33 @@ class Use:
     compiled: bool
 
 
+@dataclass(frozen=True)
+class Part:
+    """A layer whose kernel is chosen, and what it is called with."""
+
+    module: Any  # has KERNELS
+    tokens: Tensor
+    more: tuple[object, ...] = ()
+
+
 def choose_kernels(model: VisionTransformer, use: Use) -> Kernels:
     """On a CPU PyTorch's own. Norms in a compiled model too: a compiler fuses them with what surrounds them."""
+    return {name: _fastest(part, use) for name, part in list_parts(model, use).items()}
+
+
+def list_parts(model: VisionTransformer, use: Use) -> dict[str, Part]:
+    """The layers of a block whose kernels can be chosen, by name; none on a CPU."""
     block, config = model.blocks[0], model.config
     weight = next(model.parameters())
     if not weight.is_cuda or not isinstance(block, Block):
         return {}
     tokens = torch.randn(use.batch, config.num_tokens, config.embed_dim, device=weight.device, dtype=use.dtype)
-    chosen = {"attention": _fastest(block.attn, tokens, (None, model.rotation), use)}
+    parts = {"attention": Part(block.attn, tokens, (None, model.rotation))}
     if block.mlp.activation is relu_squared:
-        chosen["mlp"] = _fastest(block.mlp, tokens, (), use)
+        parts["mlp"] = Part(block.mlp, tokens)
     if not use.compiled and config.norm != "none":
-        chosen["norm"] = _fastest(block.norm1, tokens, (), use)
-    return chosen
+        parts["norm"] = Part(block.norm1, tokens)
+    return parts
 
 
 def use_kernels(model: nn.Module, chosen: Kernels) -> None:
@@ -57,33 +68,49 @@ def use_kernels(model: nn.Module, chosen: Kernels) -> None:
             module.kernel = chosen.get("norm", "default")
 
 
-def _fastest(module: Any, tokens: Tensor, more: tuple[object, ...], use: Use) -> str:
-    memory, key = read_memory(), _key(module, tokens, more, use)
-    known = memory.get(key)
-    if known is not None and known in module.KERNELS:
-        return known
-    times = {name: _milliseconds(module, name, tokens, more, use) for name in module.KERNELS}
-    best = min(times, key=lambda name: times[name])
-    write_memory(memory | {key: best})
-    return best
+def _fastest(part: Part, use: Use) -> str:
+    """As measured earlier, here or where the shipped table was made; else measured now and remembered."""
+    key = make_key(part, use)
+    known = find_kernel(key)
+    if known is None:
+        known = measure_fastest(part, use)
+        add_own_choice(key, known)
+    return known
 
 
-def _key(module: nn.Module, tokens: Tensor, more: tuple[object, ...], use: Use) -> str:
-    heads = f" of {module.num_heads} heads, {module.q_norm}" if hasattr(module, "num_heads") else ""
-    if heads:
-        kind: Any = module
-        said = {"local": kind.scale is not None, "causal": kind.causal, "dropout": kind.attn_drop.p > 0}
-        heads += "".join(f", {name}" for name, there in said.items() if there)
-    turned = ", turned" if any(isinstance(part, Tensor) for part in more) else ""
-    shape, task = "×".join(map(str, tokens.shape)), "training" if use.training else "inference"
-    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    among = "/".join(getattr(module, "KERNELS", ()))  # a kernel that is new was not asked
-    return f"{machine}: {type(module).__name__}{heads}{turned}, {shape}, {use.dtype}, {task}, of {among}"
+def measure_fastest(part: Part, use: Use) -> str:
+    """The name of the kernel that takes the least time. The random state stays as it was, also where dropout draws."""
+    devices = [part.tokens.device] if part.tokens.is_cuda else []
+    with torch.random.fork_rng(devices):
+        times = {name: _milliseconds(part, name, use) for name in part.module.KERNELS}
+    return min(times, key=lambda name: times[name])
 
 
-def _milliseconds(module: nn.Module, kernel: str, tokens: Tensor, more: tuple[object, ...], use: Use) -> float:
+def make_key(part: Part, use: Use) -> KernelKey:
+    return KernelKey(
+        gpu=torch.cuda.get_device_name(),
+        torch_version=str(torch.__version__),
+        layer=_describe_layer(part),
+        shape=tuple(part.tokens.shape),
+        dtype=str(use.dtype),
+        task="training" if use.training else "inference",
+        kernels=tuple(part.module.KERNELS),
+    )
+
+
+def _describe_layer(part: Part) -> str:
+    """The module's class, and of attention the settings that change its kernels."""
+    module, text = part.module, type(part.module).__name__
+    if hasattr(module, "num_heads"):
+        settings = {"local": module.scale is not None, "causal": module.causal, "dropout": module.attn_drop.p > 0}
+        text += f" of {module.num_heads} heads, {module.q_norm}"
+        text += "".join(f", {name}" for name, is_set in settings.items() if is_set)
+    return text + (", turned" if any(isinstance(other, Tensor) for other in part.more) else "")
+
+
+def _milliseconds(part: Part, kernel: str, use: Use) -> float:
     """Infinite where the kernel does not work here."""
-    tried: Any = deepcopy(module).train(use.training)
+    tokens, tried = part.tokens, deepcopy(part.module).train(use.training)
     tried.kernel = kernel
     inputs = tokens.detach().clone().requires_grad_(use.training)
     weights = [weight for weight in tried.parameters() if weight.requires_grad]
@@ -92,7 +119,7 @@ def _milliseconds(module: nn.Module, kernel: str, tokens: Tensor, more: tuple[ob
 
     def work() -> None:
         with torch.set_grad_enabled(use.training), autocast:
-            answer = tried(inputs, *more)
+            answer = tried(inputs, *part.more)
         if use.training:
             torch.autograd.grad(answer, [inputs, *weights], torch.ones_like(answer))
 
@@ -123,20 +150,3 @@ def recorded_milliseconds(work: Callable[[], object]) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end) / REPEATS)
     return min(times)
-
-
-def _file() -> Path:
-    return cache_folder() / "kernels.json"
-
-
-def read_memory() -> Kernels:
-    """What earlier measurements found; nothing where the file is missing or torn."""
-    return {key: name for key, name in read_json(_file()).items() if isinstance(name, str)}
-
-
-def write_memory(memory: Kernels) -> None:
-    try:
-        make_folder(_file().parent)
-        write_json(_file(), memory)
-    except UserError:
-        pass  # measured again next time

@@ -13,6 +13,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Images, Logits
 from vitascope.training.allocator import keep_freed_memory
 from vitascope.training.hardware import Hardware, exact_products
+from vitascope.training.views import average_logits
 
 BATCH = 1000
 MEMORY = {"cpu": 2**25}  # bytes for a batch's activations: on a CPU what its caches hold; the answers stay the same
@@ -37,11 +38,8 @@ def logits_of(
     batch: int | None = None,
     views: int = 1,
 ) -> Logits:
-    """All logits in float32, on the CPU; with two views the mean of the image's and its mirror image's."""
-    straight = answers(model, model, images, prepare, hardware, batch)
-    if views == 1:
-        return straight
-    return (straight + answers(model, model, images, lambda part: prepare(part).flip(-1), hardware, batch)) / 2
+    """All logits in float32, on the CPU, averaged over the views (`training/views.py`)."""
+    return answers(model, lambda prepared: average_logits(model, prepared, views), images, prepare, hardware, batch)
 
 
 @torch.no_grad()

@@ -142,12 +142,17 @@ def _with_kernels(
     """On CUDA: the fastest kernels for the model's shapes, measured, or as decided earlier."""
     warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # the backward thread says so, once
     torch.backends.cuda.matmul.allow_tf32 = True
-    batch = min(recipe.train.batch_size, images) // recipe.train.accumulate
-    batch *= GLOBALS if recipe.train.objective == "dino" else 1
-    use = Use(batch, hardware.dtype, training=True, compiled=hardware.compiled)
+    use = training_use(recipe, images, hardware.dtype, hardware.compiled)
     hardware = replace(hardware, kernels=decided.kernels if decided else choose_kernels(model, use))
     use_kernels(model, hardware.kernels)
     return hardware
+
+
+def training_use(recipe: Recipe, images: int, dtype: torch.dtype, compiled: bool) -> Use:
+    """What the kernels of a training with so many images are chosen for."""
+    batch = min(recipe.train.batch_size, images) // recipe.train.accumulate
+    batch *= GLOBALS if recipe.train.objective == "dino" else 1
+    return Use(batch, dtype, training=True, compiled=compiled)
 
 
 def _with_weights(recipe: Recipe, data: TrainingData, weights: dict[str, Tensor] | None) -> VisionTransformer:

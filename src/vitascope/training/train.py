@@ -26,6 +26,7 @@ from vitascope.run.files import write_json
 from vitascope.run.machine import record_of_machine
 from vitascope.run.metrics import Events, draw_run_curves, forget_after, read_metrics
 from vitascope.run.trackers import Tracker, open_trackers
+from vitascope.run.wall_clock import TRAIN, begin_task, measure_task_seconds
 from vitascope.run.weights import read_facts, save_facts
 from vitascope.training.hardware import ALL_THREADS, Hardware
 from vitascope.training.loop import ALARMS, EpochRecord, learn
@@ -207,10 +208,19 @@ def _learn(run: Run, session: Session, console: Console, watchers: Sequence[Watc
             tracker.close()
         draw_run_curves(run.file("curves.png"), run.metrics, f"{recipe.name}, seed {recipe.train.seed}")
     console.print(summary(run, "test" in data.source.splits), highlight=False, soft_wrap=True)
+    _write_wall_seconds(run)
+
+
+def _write_wall_seconds(run: Run) -> None:
+    """Add the seconds since the process's start to machine.json, where one process trained the whole run."""
+    seconds, machine = measure_task_seconds(run), run.machine
+    if seconds is not None and "resumed" not in machine:
+        write_json(run.file("machine.json"), machine | {"wall_seconds": round(seconds, 2)})
 
 
 def write_facts(run: Run, session: Session) -> None:
     """What is known before the first step."""
+    begin_task(TRAIN, run)
     recipe, data = session.recipe, session.data
     channels, rows, columns = data.train.images.shape[1:]
     probe = recipe.train.objective != "classify"

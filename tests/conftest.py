@@ -1,28 +1,20 @@
 """What all tests share: checked shapes, quiet threads, repeatable draws, the command line as a function."""
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.util import find_spec
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
 
-SOURCES = Path(__file__).parents[1] / "src"
-SHAPED = re.compile(r"^from (jaxtyping|vitascope\.shapes|vitascope\.data\.source) import", re.MULTILINE)
+from tests.shaped import find_shaped_modules
 
-
-def find_shaped_modules() -> list[str]:
-    """The modules that annotate shapes. Their functions are checked at every call; elsewhere pyright is enough."""
-    files = [path for path in SOURCES.rglob("*.py") if SHAPED.search(path.read_text(encoding="utf-8"))]
-    return [".".join(path.relative_to(SOURCES).with_suffix("").parts) for path in files]
-
-
-jaxtyping.install_import_hook(find_shaped_modules(), "typechecking.checked")  # before anything imports them
+if find_spec("beartype"):  # before anything imports the modules; a GPU machine may not have it
+    jaxtyping.install_import_hook(find_shaped_modules(), "typechecking.checked")
 
 settings.register_profile("vitascope", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=25)
 settings.load_profile("vitascope")

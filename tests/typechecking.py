@@ -1,4 +1,4 @@
-"""The checker behind --jaxtyping-packages: beartype, with an int where a float is wanted (PEP 484's numeric tower)."""
+"""The checker of shapes and types in tests: beartype, with an int where a float is wanted (PEP 484's numeric tower)."""
 
 from beartype import BeartypeConf, beartype
 

@@ -80,6 +80,9 @@ def test_two_mistakes_in_an_attention_are_named_together(one: type, other: type,
         assert set(report.mistakes) == {ATTENTIONS[one], ATTENTIONS[other]}
 
 
+INNER = [NoScale, WidthA, JoinA, OverHeadsA]
+
+
 @pytest.mark.parametrize("wrong", [ResidualA, ResidualB, AfterA, NormA], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize(
     "inner", slow_except([NoScale, WidthA, JoinA, OverHeadsA], [NoScale]), ids=lambda kind: kind.__name__

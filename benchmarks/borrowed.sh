@@ -39,7 +39,7 @@ tests() {  # torch's own deprecations differ from version to version
 arms() {  # ARMS: their names, one a line; TUNED: seeds that are not recorded; VIEWS: 1, 2, 6 or 10; CALLED: the name of the recipe with MORE
   local -a names=()
   mapfile -t names <<<"${ARMS:?which arms of benchmarks/speedrun.py, one a line}"
-  "$PYTHON" -m benchmarks.speedrun --recipe "${RECIPE:-cifar10-94}" ${DATA:+--data "$DATA"} --views "${VIEWS:-2}" \
+  "$PYTHON" -m benchmarks.speedrun --recipe "${RECIPE:-cifar10-94}" ${DATA:+--data "$DATA"} --views ${VIEWS:-2} \
     --arms "${names[@]}" --seeds ${TUNED:-101} --set ${MORE:-} --called "${CALLED:-as it is}" --compile "${COMPILE:-always}" \
     --out "$OUT/speedrun-${RECIPE:-cifar10-94}.json" --runs "$KEPT/tuned" ${COMMIT:+--commit "$COMMIT"} ${GO_ON:+--go-on "$GO_ON"}
 }

@@ -88,15 +88,24 @@ ARMS: dict[str, dict[str, Any]] = {
     "256 x 10": {"model.depth": 10},
     "MLP of 3": {"model.mlp_ratio": 3.0},
     "warm-up of 3 %": {"train.warmup": 0.03},
+    "momentum 0.9": {"train.momentum": 0.9},
+    "momentum 0.85": {"train.momentum": 0.85},
+    "average over half as many steps": {"train.ema": 0.996},
+    "average over a quarter as many steps": {"train.ema": 0.992},
+    "batch of 396": {"train.batch_size": 396},
+    "half the label smoothing": {"train.label_smoothing": 0.05},
+    "weight decay 0.1": {"train.weight_decay": 0.1},
+    "warm-up of a fifth": {"train.warmup": 0.2},
     "batch of 528": {"train.batch_size": 528},  # 64 × 528 rows are whole waves of tiles for 132 processors
 }
 
 
-def applying(recipe: str, common: dict[str, Any], names: list[str], views: int) -> list[str]:
+def applying(recipe: str, common: dict[str, Any], names: list[str], views: list[int]) -> list[str]:
     """The arms that can be and differ from the recipe as it is; the others are named, before anything runs."""
     words = [f"{key}={value}" for key, value in common.items()]
     plain = _whole(read_recipe(recipe, words))
-    check_views(plain, views)
+    for number in views:
+        check_views(plain, number)
     kept = []
     for name in names:
         try:
@@ -165,7 +174,13 @@ def main() -> None:
         "--arms", nargs="+", default=list(ARMS), metavar="ARM", help=f"of: {'; '.join(ARMS).replace('%', '%%')}"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[101, 102], help="not those that are reported")
-    parser.add_argument("--views", type=int, default=2, help="of each image at test time: 1, 2, 6 or 10")
+    parser.add_argument(
+        "--views",
+        nargs="+",
+        type=int,
+        default=[2],
+        help="1, 2, 6 or 10 at test time; the first judges, all are recorded",
+    )
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="for all arms")
     parser.add_argument("--called", default=PLAIN, help="what the recipe is with these settings: a row's name")
     add_run_options(parser, runs="runs-speedrun", out=RESULTS / "speedrun.json")

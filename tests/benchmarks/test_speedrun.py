@@ -16,17 +16,17 @@ COMMON = {"data.validation": 0.1, "data.name": "cifar10", "train.compile": "neve
 
 def test_arms_that_change_nothing_or_cannot_be_are_left_out_and_named(capsys) -> None:
     names = ["as it is", "local start", "timm's start", "no rotary positions", "flips by turns", "flips by chance"]
-    assert speedrun.applying("cifar10-94", COMMON, names, 2) == ["as it is", "timm's start", "flips by chance"]
+    assert speedrun.applying("cifar10-94", COMMON, names, [2]) == ["as it is", "timm's start", "flips by chance"]
     said = capsys.readouterr().out
     assert "Left out: local start. The recipe has it already." in said
     assert "Left out: no rotary positions. initialize=local sets the biases" in said
-    assert speedrun.applying("cifar10-tokenizer", COMMON, names[1:3], 2) == ["local start"]
+    assert speedrun.applying("cifar10-tokenizer", COMMON, names[1:3], [2]) == ["local start"]
 
 
 def test_every_part_of_the_fast_recipe_that_was_tuned_can_be_taken_back() -> None:
     stages = (Path(speedrun.__file__).parent / "borrowed.sh").read_text()
     back = stages.partition('ARMS="')[2].partition('"')[0].splitlines()
-    assert len(back) > 10 and speedrun.applying("cifar10-94", COMMON, back, 2) == back
+    assert len(back) > 10 and speedrun.applying("cifar10-94", COMMON, back, [2]) == back
 
 
 def test_a_bundle_of_changes_is_held_against_the_bundle_it_adds_to() -> None:
@@ -57,10 +57,10 @@ def test_the_way_there_is_a_line_for_each_arm_and_a_dot_for_each_record(tmp_path
 
 def test_what_the_datas_policy_says_counts_as_the_recipes() -> None:
     assert speedrun.applying(
-        "cifar10-tokenizer", COMMON, ["zeros come in at the edge", "mirrored pixels come in at the edge"], 1
+        "cifar10-tokenizer", COMMON, ["zeros come in at the edge", "mirrored pixels come in at the edge"], [1]
     ) == ["mirrored pixels come in at the edge"]
     with pytest.raises(UserError, match="views=2 adds the mirror image"):
-        speedrun.applying("mnist-99", COMMON | {"data.name": "mnist"}, ["as it is"], 2)
+        speedrun.applying("mnist-99", COMMON | {"data.name": "mnist"}, ["as it is"], [2])
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ class Workplace:
 
     def environment(self, tree: Path) -> dict[str, str]:
         """The tree's code, and the same data, threads and caches for both trees."""
-        chosen = {"PYTHONPATH": str(tree / "src"), "VITASCOPE_DATA": str(self.folder / "data"), "COLUMNS": "500"}
+        paths = [str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]  # packages may lie elsewhere
+        chosen = {"PYTHONPATH": os.pathsep.join(paths), "VITASCOPE_DATA": str(self.folder / "data"), "COLUMNS": "500"}
         if self.device == "cpu":
             return os.environ | chosen | {"OMP_NUM_THREADS": "1"}
         caches = {"XDG_CACHE_HOME": "user", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}

@@ -1,6 +1,7 @@
 """`vitascope train`, `resume`, `evaluate`, `lr-find`, `data`, as a user types them."""
 
 import json
+import os
 import re
 import signal
 

@@ -1,6 +1,7 @@
 """What recipes use to get there sooner: less of each image at first, whitened patches, mirror images by turns."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,40 +103,46 @@ def test_tokens_merged_or_dropped_in_answers_are_learnt_with_all_the_same() -> N
             check_together([read_recipe("cifar10", [fewer, "model.drop_path_rate=0"])])
 
 
+STEP = 0.01
+
+
+class Clock:
+    """Seconds that pass only where they are meant to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def slow_down(self, function, seconds: float):
+        def slow(*args):
+            self.now += seconds
+            return function(*args)
+
+        return slow
+
+
 def test_making_weights_whitening_and_saving_are_inside_the_clock_and_setting_up_in_the_cold_one(
     tmp_path, monkeypatch
 ) -> None:
-    import time
+    from vitascope.training import feeding, loop, session
 
-    from vitascope.training import loop, session
-
-    whiten, save, choose, make = session.whiten, loop.save_state, session.choose_hardware, session.VisionTransformer
-
-    def slow_make(*words):
-        time.sleep(0.5)
-        return make(*words)
-
-    def slow_choose(*words):
-        time.sleep(2.0)
-        return choose(*words)
-
-    def slow_whiten(*words) -> None:
-        time.sleep(1.0)
-        whiten(*words)
-
-    def slow_save(*words) -> None:
-        time.sleep(0.4)
-        save(*words)
-
-    monkeypatch.setattr(session, "whiten", slow_whiten)
-    monkeypatch.setattr(loop, "save_state", slow_save)
-    monkeypatch.setattr(session, "VisionTransformer", slow_make)
-    monkeypatch.setattr(session, "choose_hardware", slow_choose)
+    clock = Clock()
+    slow = {
+        (session, "VisionTransformer"): 0.5,
+        (session, "whiten"): 1.0,
+        (session, "choose_hardware"): 2.0,
+        (loop, "save_state"): 0.4,
+        (feeding, "train_step"): STEP,
+    }
+    for (module, name), seconds in slow.items():
+        monkeypatch.setattr(module, name, clock.slow_down(getattr(module, name), seconds))
+    for module in (session, loop):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     rows = tiny_run(tmp_path, **{"train.whiten": True, "train.epochs": 3}).metrics
-    assert rows[0]["prepared_seconds"] >= 1.5 and "prepared_seconds" not in rows[1]
-    assert rows[0]["seconds"] >= 2.0 + rows[0]["prepared_seconds"], "cold"
-    assert all(row["seconds"] > 0.4 + row["train_seconds"] for row in rows[1:]), "the first and the second save"
-    assert steady_times(rows)[0] >= rows[0]["prepared_seconds"]
+    steps = STEP * 12
+    assert rows[0]["prepared_seconds"] == pytest.approx(1.5) and "prepared_seconds" not in rows[1]
+    assert rows[0]["seconds"] == pytest.approx(2.0 + 1.5 + steps), "cold"
+    assert [row["seconds"] for row in rows[1:]] == pytest.approx([0.4 + steps] * 2), "the first and the second save"
+    assert steady_times(rows)[0] == pytest.approx(1.5 + 0.4 + steps)
     assert steady_times([{"seconds": 31.0, "prepared_seconds": 1.0}, *[{"seconds": 2.0}] * 3]) == [3.0, 2.0, 2.0, 2.0]
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from PIL import Image
 
-from tests.training.tiny import TINY
+from tests.training.tiny import TINY, shared_run
 from vitascope.data.digits import digits
 from vitascope.run.directory import open_run
 
@@ -24,7 +24,7 @@ def here(tmp_path, monkeypatch):
 def trained(vitascope, here):
     """Two runs in runs/, six test images in photos/."""
     for seed in (1, 2):
-        assert vitascope("train", "digits", *WORDS, f"train.seed={seed}", "train.epochs=1").code == 0
+        shared_run(here / "runs", **{"train.seed": seed, "train.epochs": 1})
     (here / "photos" / "inner").mkdir(parents=True)
     for number, image in enumerate(digits().load("test").images[:6]):
         Image.fromarray(image[0].numpy()).resize((40, 30)).save(here / "photos" / "inner" / f"{number}.png")
@@ -192,10 +192,8 @@ def made(tmp_path_factory):
 
     import numpy as np
 
-    from tests.training.tiny import tiny_run
-
     place = tmp_path_factory.mktemp("mistakes")
-    run = tiny_run(place / "runs", **{"train.epochs": 1})
+    run = shared_run(place / "runs", **{"train.epochs": 1})
     shutil.copytree(run.path, place / "unfinished")
     (place / "unfinished" / "model.safetensors").unlink()
     for number, name in enumerate(("2026-01-01_10-00-00-seed1", "2026-01-01_11-00-00-seed2")):

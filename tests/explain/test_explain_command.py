@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.training.tiny import tiny_run
+from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
 from vitascope.data.digits import digits
 from vitascope.explain.probing import MOST, images_of
@@ -22,7 +22,7 @@ PHOTOS = Path(__file__).parents[3] / "shared" / "data"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return tiny_run(tmp_path_factory.mktemp("explained"), **{"train.epochs": 3})
+    return shared_run(tmp_path_factory.mktemp("explained"))
 
 
 @pytest.fixture

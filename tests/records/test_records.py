@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import vitascope
-from tests.training.tiny import tiny_run
+from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
 from vitascope.data.policy import resolve
 from vitascope.evaluation.openings import Opening
@@ -159,7 +159,7 @@ def test_what_does_not_belong_together_is_not_mixed(pair, tmp_path) -> None:
     for runs, sentence in refusals:
         with pytest.raises(UserError, match=sentence):
             make_record(runs, "mixed")
-    other = tiny_run(tmp_path, **ONE, **{"train.seed": 3, "data.validation": 0, "model.depth": 1})
+    other = shared_run(tmp_path, **ONE, **{"train.seed": 3, "data.validation": 0, "model.depth": 1})
     with pytest.raises(UserError, match=r"The runs differ in model\.depth"):
         make_record([first, other], "mixed")
 

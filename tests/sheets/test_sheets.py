@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tests.study.test_study import fake
-from tests.training.tiny import tiny_run
+from tests.training.tiny import shared_run
 from vitascope import UserError, load
 from vitascope.sheets import a, b, c, d, e, starts
 from vitascope.sheets.all import run_sheet
@@ -147,7 +147,7 @@ def test_sheet_b_tries_input_sizes(tmp_path) -> None:
 
 def test_three_starts_are_compared_or_it_is_said_what_is_missing(tmp_path, monkeypatch) -> None:
     """On digits, with a small run's weights for ImageNet's."""
-    weights = tiny_run(tmp_path / "weights").path
+    weights = shared_run(tmp_path / "weights").path
     monkeypatch.setattr(starts, "MNIST", ["data.name=digits", "model.in_chans=1"])
     monkeypatch.setattr(starts, "OWN", ["model.img_size=8", "model.patch_size=2"])
     monkeypatch.setattr(starts, "LARGE", ["model.img_size=16", "model.patch_size=4"])

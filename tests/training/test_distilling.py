@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitascope
-from tests.training.tiny import tiny_run
+from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
 from vitascope.data.digits import digits
 from vitascope.data.preparation import Preparation
@@ -123,11 +123,11 @@ def test_a_students_labels_may_be_wrong_where_a_cnn_teaches_it(cnn, tmp_path) ->
 
 @pytest.mark.parametrize("how", ["soft", "hard"])
 def test_learning_from_a_run_goes_on_exactly_after_a_stop(tmp_path, how) -> None:
-    teacher = tiny_run(tmp_path / "teacher", **{"train.epochs": 2})
+    teacher = shared_run(tmp_path / "teacher", **{"train.epochs": 2})
     told = {"train.distill": str(tmp_path / "teacher" / "digits"), "train.distill_how": how}  # its newest run
     whole = tiny_run(tmp_path / "whole", **told)
     assert whole.recipe.train.distill == str(teacher.path.resolve())
-    plain = tiny_run(tmp_path / "plain")
+    plain = shared_run(tmp_path / "plain")
     assert whole.metrics[-1]["train_loss"] != plain.metrics[-1]["train_loss"]
     stopped = _stopped_after_one_epoch(tmp_path / "stopped", told)
     vitascope.resume(stopped, quiet=True)
@@ -215,7 +215,7 @@ def test_a_teacher_saved_by_timm_itself_is_asked_in_its_own_size_and_channels(na
 
 
 def test_a_run_goes_on_only_with_the_teacher_it_began_with(tmp_path) -> None:
-    teacher = tiny_run(tmp_path / "teacher", **{"train.epochs": 1})
+    teacher = shared_run(tmp_path / "teacher", **{"train.epochs": 1})
     stopped = _stopped_after_one_epoch(tmp_path / "stopped", {"train.distill": str(teacher.path)})
     other = tiny_run(tmp_path / "other", **{"train.epochs": 1, "train.seed": 5})
     teacher.file(LAST).write_bytes(other.file(LAST).read_bytes())
@@ -224,7 +224,7 @@ def test_a_run_goes_on_only_with_the_teacher_it_began_with(tmp_path) -> None:
 
 
 def test_any_model_of_ours_is_opened_as_it_was_trained(tmp_path) -> None:
-    run = tiny_run(tmp_path, **{"train.epochs": 1})
+    run = shared_run(tmp_path, **{"train.epochs": 1})
     found = open_any(str(run.path))
     assert found.classes == NAMES and found.preparation == read_facts(run).preparation
     images = torch.randn(2, 1, 8, 8)

@@ -12,7 +12,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import vitascope
-from tests.training.tiny import TINY, tiny_run, untimed
+from tests.training.tiny import TINY, shared_run, tiny_run, untimed
 from tests.weights.test_pretrained import small_timm
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.data.training_data import open_training_data
@@ -33,7 +33,7 @@ CONFIG = ModelConfig(img_size=8, patch_size=2, in_chans=1, embed_dim=32, depth=3
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """A run to start from."""
-    return tiny_run(tmp_path_factory.mktemp("start"), **{"train.epochs": 6})
+    return shared_run(tmp_path_factory.mktemp("start"), **{"train.epochs": 6})
 
 
 def learning(model: torch.nn.Module) -> set[str]:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import vitascope
 from tests.training.killing import kill_after_epoch
-from tests.training.tiny import EVERYTHING, TINY, tiny_run, untimed
+from tests.training.tiny import EVERYTHING, TINY, shared_run, tiny_run, untimed
 from vitascope import UserError
 from vitascope.data.digits import digits
 from vitascope.data.policy import resolve
@@ -71,7 +71,7 @@ def session_of(folder: Path, **settings):
 
 def check_goes_on_after_a_stop(folder: Path, **settings) -> Run:
     """Left after two epochs and resumed: the weights of a run that was not stopped, which comes back."""
-    whole = tiny_run(folder / "whole", **settings)
+    whole = shared_run(folder / "whole", **settings)
     session, run = session_of(folder / "cut", **(settings | {"train.save_seconds": 1000}))
     records = learn(session, run)
     while session.epoch < 2:
@@ -93,7 +93,7 @@ def check_refused(recipe: str, word: str, text: str) -> None:
 @pytest.mark.parametrize("settings", [TINY, EVERYTHING], ids=["plain", "everything"])
 def test_an_abandoned_run_goes_on_as_if_it_had_not_been(tmp_path, epochs_before, settings) -> None:
     """Left in the middle of an epoch: with averaging, Muon, mixing, dropout; also when saving is rare."""
-    whole = tiny_run(tmp_path / "whole", **settings)
+    whole = shared_run(tmp_path / "whole", **settings)
     session, run = session_of(tmp_path / "cut", **(settings | {"train.save_seconds": 1000}))
     records = learn(session, run)
     for _ in range(epochs_before):
@@ -115,7 +115,7 @@ def test_a_run_killed_without_warning_is_resumed_bit_by_bit(tmp_path, lines_befo
     assert not run.finished and len(run.metrics) == lines_before
     torch.set_num_threads(1)
     vitascope.resume(run, quiet=True)
-    whole = tiny_run(tmp_path / "whole", **settings)
+    whole = shared_run(tmp_path / "whole", **settings)
     assert untimed(run) == untimed(whole) and same_weights(run, whole)
     steps = [event.step for event in tensorboard_events(run, "train/loss")]
     assert steps == [row["step"] for row in run.metrics]
@@ -346,7 +346,7 @@ def test_a_copy_over_an_old_one_is_a_copy(tmp_path) -> None:
 
 def test_a_stop_while_the_state_is_copied_leaves_a_whole_one(tmp_path, monkeypatch) -> None:
     """Ctrl-C when half of the second copy is written: resume.pt has the first, and the run ends as if nothing was."""
-    whole = tiny_run(tmp_path / "whole", **{"train.epochs": 4})
+    whole = shared_run(tmp_path / "whole", **{"train.epochs": 4})
     session, run = session_of(tmp_path / "cut", **{"train.epochs": 4, "train.save_seconds": 1000})
     calls, real = [], torch._foreach_copy_
 

@@ -1,6 +1,9 @@
 """A run so small that tests can make dozens: 8×8 digits, one thin block."""
 
+import shutil
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import vitascope
 from vitascope.run.directory import Run
@@ -30,6 +33,22 @@ TIMES = ("seconds", "train_seconds", "images_per_second", "prepared_seconds")
 
 def tiny_run(folder: Path, **settings) -> Run:
     return vitascope.train("digits", runs=folder, quiet=True, **(TINY | settings))
+
+
+def shared_run(folder: Path, **settings) -> Run:
+    """A copy of the run that these settings give: trained once in the test process, for tests that only read it."""
+    trained = _train_once(tuple(sorted(settings.items())))
+    place = folder / "digits" / trained.path.name
+    shutil.copytree(trained.path, place)
+    return Run(place)
+
+
+@cache
+def _train_once(settings: tuple[tuple[str, object], ...]) -> Run:
+    return tiny_run(Path(_KEPT.name) / str(len(list(Path(_KEPT.name).iterdir()))), **dict(settings))
+
+
+_KEPT = TemporaryDirectory(prefix="vitascope-tests-")  # removed when the process ends
 
 
 def untimed(run: Run) -> list[dict]:

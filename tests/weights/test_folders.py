@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.training.tiny import tiny_run
+from tests.training.tiny import shared_run
 from tests.weights.test_pretrained import HF, apart, shaken, small_timm
 from vitascope import UserError, adapt, load
 from vitascope.run.weights import save_folder
@@ -154,7 +154,7 @@ def test_given_heads_are_used_where_nothing_else_says_them(tmp_path) -> None:
 
 
 def test_a_run_s_file_is_read_with_the_run_s_config(tmp_path) -> None:
-    run = tiny_run(tmp_path, **{"train.epochs": 2})
+    run = shared_run(tmp_path, **{"train.epochs": 2})
     wanted, found = load(run, best=True), load(run.path / "best.safetensors")
     images = torch.randn(2, 1, 8, 8)
     assert torch.equal(found(images), wanted(images)) and found.facts == wanted.facts

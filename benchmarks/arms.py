@@ -39,7 +39,7 @@ def measured(
     score = scores[views[0]]
     row = {"accuracy": round(score, 5), "parameters": total_parameters(model), "tokens": model.num_tokens}
     row |= {"flops": total_flops(model), "passes": round(passes(run.recipe), 4), "lr": run.recipe.train.lr}
-    row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows) * run.recipe.data.repeat}
+    row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows) * run.recipe.data.passes_per_epoch}
     row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold, 1)}
     row |= {"seconds": round(whole_seconds(rows), 1), "steady_seconds": round(steady_seconds(rows), 2)}
     spent = sum(steady_times(rows, "train_seconds"))  # also where the first epochs are of fewer patches

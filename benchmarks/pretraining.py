@@ -76,7 +76,7 @@ def finetune(arm: str, share: float, seed: int, start: Run | None, more: float, 
     repeat = max(1, round(passes_over / MOST_EPOCHS))
     epochs = max(1, round(passes_over / repeat))
     chosen = common(asked) | {"data.fraction": share, "train.epochs": epochs, "train.seed": seed}
-    chosen |= {"data.repeat": repeat}
+    chosen |= {"data.passes_per_epoch": repeat}
     chosen |= {"train.batch_size": asked.batch, "train.compile": asked.compile}
     if start is not None:
         chosen |= {"weights": str(start.path.resolve()), "train.layer_decay": asked.layer_decay}

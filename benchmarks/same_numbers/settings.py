@@ -10,9 +10,9 @@ import numpy as np
 
 from benchmarks.same_numbers.worker import RUN, Rename, Setting
 
-# Rename("train.grad_accum_steps", old="train.accumulate")
+# Rename("train.grad_accum_steps", old="train.grad_accum_steps")
 # Rename("model.initialize", old="model.initialize", new_value="conv_like", old_value="local")
-# Rename("--batch-runs", old="--together")
+# Rename("--batch-runs", old="--batch-runs")
 RENAMES: list[Rename] = []
 METRIC_RENAMES: list[Rename] = []  # Rename("batched_runs", old="together")
 ADDED_METRICS: frozenset[str] = frozenset()  # only the working tree writes them, and they are meant to be new
@@ -57,8 +57,8 @@ ON_CUDA = {
     "train.device": "cuda",
     "train.batch_size": CUDA_BATCH,
     "train.epochs": 1,
-    "train.capture": "always",
-    "data.repeat": CUDA_PASSES,
+    "train.cuda_graph": "always",
+    "data.passes_per_epoch": CUDA_PASSES,
     "data.validation": 0,
 }
 
@@ -77,13 +77,13 @@ CPU_SETTINGS = [
         "digits",
         DIGITS | {"train.lr": "0.001,0.004"},
         kind="study",
-        options={"--seeds": 2, "--together": 4},
+        options={"--seeds": 2, "--batch-runs": 4},
         expected_metric="together",
     ),
     Setting(
         "accumulate",
         "digits",
-        ADAMW | CLASS_TOKEN | {"train.accumulate": 4, "train.clip_grad": 0.5, "train.layer_decay": 0.8},
+        ADAMW | CLASS_TOKEN | {"train.grad_accum_steps": 4, "train.clip_grad": 0.5, "train.layer_decay": 0.8},
     ),
     Setting("resume", "digits", DIGITS | MUON | {"train.epochs": 3, "model.proj_drop_rate": 0.1}, kind="resume"),
     Setting("colours", "cifar10", PHOTOS | COLOURS),

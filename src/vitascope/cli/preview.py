@@ -37,7 +37,7 @@ def draw_preview(name: str, settings: list[str], root: str | None, seed: int, ou
     columns = [prepare.undone(part) for part in (prepare(chosen.images), *versions)]
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(len(chosen))]
     names = [data.classes[label] for label in chosen.labels.tolist()]
-    used = ", ".join(f"{key} {value:g}" for key, value in policy.in_effect.items())
+    used = policy.description
     seen = "as training sees it" if recipe.train.objective != "dino" else "as DINO's student sees it"
     text = f"{data.source.name}: the stored image, then {len(versions)} versions {seen} ({used or 'as it is'})."
     return save(draw_gallery(rows, names, ["stored", *titles], text), out)

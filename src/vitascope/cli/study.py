@@ -50,7 +50,7 @@ def study(
     recipe, settings = recipe_first(words)
     if judge not in ("val", "test"):
         raise UserError(f"--judge {judge} is unknown. Choose val or test.")
-    for option, number in (("--jobs", jobs), ("--together", together)):
+    for option, number in (("--jobs", jobs), ("--batch-runs", together)):
         if number is not None and number < 1:
             raise UserError(f"{option} {number} must be at least 1.")
     seconds = None if budget is None else _seconds(budget)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from vitascope.data.colour import jitter
-from vitascope.data.config import AugmentConfig
+from vitascope.data.config import NO_CROP, AugmentConfig
 from vitascope.data.draws import Draws
 from vitascope.data.randaugment import randaugment
 from vitascope.data.warp import cut_out, turn_and_stretch
@@ -69,7 +69,7 @@ def vary_pixels(
 ) -> Images:
     """What is done to pixels between 0 and 1: cut out, turn and stretch, RandAugment, colour."""
     if "crop" in draws:
-        images = cut_out(images, draws["crop"], (policy.crop or 0.0, policy.crop_most or 1.0), crop_size)
+        images = cut_out(images, draws["crop"], policy.crop_scale or NO_CROP, crop_size)
     if "warp" in draws:
         images = turn_and_stretch(images, draws["warp"])
     if "operation" in draws:

@@ -29,30 +29,26 @@ def epoch_order(
     return torch.from_numpy(chosen).view(steps, batch)
 
 
-def epoch_draws(
-    policy: AugmentConfig, steps: int, batch: int, seed: int, epoch: int, *, view: int = 0, epochs: int | None = None
-) -> Draws:
-    """name -> step × image (…): only what the policy uses. Another `view` of the same images has its own draws. Of so
-    many `epochs` in all: what ends in the middle of the training does so at its step."""
+def epoch_draws(policy: AugmentConfig, steps: int, batch: int, seed: int, epoch: int, *, view: int = 0) -> Draws:
+    """name -> step × image (…): only what the policy uses. Another `view` of the same images has its own draws."""
     rng = np.random.default_rng([seed, epoch, 1, view] if view else [seed, epoch, 1])
     shape = (steps, batch)
-    done = (epoch + np.arange(steps) / steps) / epochs if epochs else np.zeros(steps)
     shift, rounds, flip, hue = policy.shift or 0, policy.randaugment or 0, policy.flip or 0.0, policy.hue or 0.0
     parts = {
         "flip": (flip, lambda: rng.random(shape) < flip),
         "shift": (shift, lambda: rng.integers(-shift, shift + 1, (*shape, 2))),
-        "crop": (policy.crop, lambda: rng.random((*shape, 4))),
+        "crop": (policy.crops, lambda: rng.random((*shape, 4))),
         "warp": (policy.rotate or policy.scale, lambda: _warps(rng, policy, shape)),
         "brightness": (policy.brightness, lambda: _factors(rng, policy.brightness, shape)),
         "contrast": (policy.contrast, lambda: _factors(rng, policy.contrast, shape)),
         "saturation": (policy.saturation, lambda: _factors(rng, policy.saturation, shape)),
         "hue": (hue, lambda: rng.uniform(-hue, hue, shape)),
-        "grey": (policy.grey, lambda: rng.random(shape) < (policy.grey or 0.0)),
+        "grey": (policy.grayscale, lambda: rng.random(shape) < (policy.grayscale or 0.0)),
         "solarize": (policy.solarize, lambda: rng.random(shape) < (policy.solarize or 0.0)),
         "operation": (rounds, lambda: rng.integers(0, 14, (*shape, rounds))),
         "sign": (rounds, lambda: rng.integers(0, 2, (*shape, rounds)) * 2.0 - 1),
         "erase": (policy.erase, lambda: rng.random((*shape, 5))),
-        "mix": ((policy.mixup or policy.cutmix) and policy.mix_share, lambda: _mixing(rng, policy, shape, done)),
+        "mix": ((policy.mixup or policy.cutmix) and policy.mix_prob, lambda: _mixing(rng, policy, shape)),
     }
     made = {name: torch.from_numpy(np.asarray(make())) for name, (used, make) in parts.items() if used}
     return {name: draw.float() if draw.is_floating_point() else draw for name, draw in made.items()}
@@ -86,15 +82,11 @@ def _factors(rng: np.random.Generator, spread: float | None, shape: tuple[int, i
     return rng.uniform(1 - (spread or 0.0), 1 + (spread or 0.0), shape)
 
 
-def _mixing(
-    rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int], done: NDArray[Any]
-) -> NDArray[Any]:
-    """(kind, own share, row, column) per image; kind 0: not mixed, 1: MixUp, 2: CutMix. `done`: the share of the
-    training before each step."""
+def _mixing(rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int]) -> NDArray[Any]:
+    """(kind, own share, row, column) per image; kind 0: not mixed, 1: MixUp, 2: CutMix."""
     mixup, cutmix = policy.mixup or 0.0, policy.cutmix or 0.0
     cuts = rng.random(shape) < (0.5 if mixup and cutmix else float(cutmix > 0))
     share = np.where(cuts, rng.beta(cutmix or 1, cutmix or 1, shape), rng.beta(mixup or 1, mixup or 1, shape))
-    mixed = rng.random(shape) < (policy.mix_share or 0.0)
-    until = 1.0 if policy.mix_until is None else policy.mix_until
-    kind = np.where(mixed & (done < until)[:, None], 1 + cuts, 0)
+    mixed = rng.random(shape) < (policy.mix_prob or 0.0)
+    kind = np.where(mixed, 1 + cuts, 0)
     return np.stack([kind, share, rng.random(shape), rng.random(shape)], axis=-1)

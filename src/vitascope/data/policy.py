@@ -2,23 +2,22 @@
 
 from dataclasses import replace
 
-from vitascope.data.config import AugmentConfig
+from vitascope.data.config import NO_CROP, AugmentConfig
 from vitascope.errors import UserError
 
 NOTHING = AugmentConfig(
     flip=0.0,
-    flip_by="chance",
+    flip_mode="random",
     shift=0,
     shift_fill="zero",
-    crop=0.0,
-    crop_most=1.0,
+    crop_scale=NO_CROP,
     rotate=0.0,
     scale=0.0,
     brightness=0.0,
     contrast=0.0,
     saturation=0.0,
     hue=0.0,
-    grey=0.0,
+    grayscale=0.0,
     solarize=0.0,
     randaugment=0,
     magnitude=9.0,
@@ -26,15 +25,14 @@ NOTHING = AugmentConfig(
     erase_area=0.33,
     mixup=0.0,
     cutmix=0.0,
-    mix_share=1.0,
-    mix_until=1.0,
+    mix_prob=1.0,
 )
-PHOTOS = replace(NOTHING, flip=0.5, shift=4, brightness=0.2, contrast=0.2, saturation=0.2, cutmix=1.0, mix_share=0.5)
+PHOTOS = replace(NOTHING, flip=0.5, shift=4, brightness=0.2, contrast=0.2, saturation=0.2, cutmix=1.0, mix_prob=0.5)
 SIGNS = replace(NOTHING, shift=2)  # grey images of one's own may be signs: not flipped unless asked
 POLICIES = {
-    "digits": replace(NOTHING, shift=1, rotate=6.0, scale=0.05, mixup=0.8, mix_share=0.8),
+    "digits": replace(NOTHING, shift=1, rotate=6.0, scale=0.05, mixup=0.8, mix_prob=0.8),
     "mnist": replace(NOTHING, shift=2, rotate=10.0, scale=0.1),
-    "fashion-mnist": replace(NOTHING, flip=0.5, shift=2, erase=0.25, cutmix=1.0, mix_share=0.5),
+    "fashion-mnist": replace(NOTHING, flip=0.5, shift=2, erase=0.25, cutmix=1.0, mix_prob=0.5),
     "cifar10": PHOTOS,
     "cifar100": PHOTOS,
 }
@@ -52,15 +50,13 @@ def resolve(asked: AugmentConfig, name: str, channels: int = 3, objective: str =
         raise UserError(
             f"data.augment.flip={whole.flip}: a mirrored digit is another sign. {name} is never flipped; set 0."
         )
-    if whole.mix_until != 1 and not (whole.mixup or whole.cutmix):
-        raise UserError(
-            f"data.augment.mix_until={whole.mix_until}: nothing is mixed here. Set mixup or cutmix, or leave it out."
-        )
-    if whole.flip_by == "turns" and (objective == "dino" or whole.flip not in (0.0, 0.5)):
+    if whole.flip_mode == "alternating" and (objective == "dino" or whole.flip not in (0.0, 0.5)):
         why = (
             "DINO draws every crop for itself" if objective == "dino" else f"data.augment.flip={whole.flip} is no half"
         )
-        raise UserError(f"data.augment.flip_by=turns mirrors every image every other time, but {why}. Choose chance.")
+        raise UserError(
+            f"data.augment.flip_mode=alternating mirrors every image every other time, but {why}. Choose chance."
+        )
     return whole
 
 
@@ -72,19 +68,19 @@ def _without_labels(policy: AugmentConfig, objective: str, channels: int) -> Aug
         return plain
     plain = replace(plain, shift=0, brightness=0.0, contrast=0.0, saturation=0.0)
     if objective == "mae":
-        return replace(plain, crop=0.2)
-    return replace(plain, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grey=0.2, solarize=0.2)
+        return replace(plain, crop_scale=(0.2, 1.0))
+    return replace(plain, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2)
 
 
 def _check_unmixed(asked: AugmentConfig, objective: str) -> None:
     if asked.mixup or asked.cutmix:
         name = "mixup" if asked.mixup else "cutmix"
         raise UserError(f"data.augment.{name} mixes labels, and train.objective={objective} has none. Leave it out.")
-    for name in ("crop", "crop_most") if objective == "dino" else ("erase",):
+    for name in ("crop_scale",) if objective == "dino" else ("erase",):
         if getattr(asked, name):
             why = (
-                "dino.global_area says how dino crops"
+                "DINO's crops are set by dino.global_crops_scale and dino.local_crops_scale"
                 if objective == "dino"
-                else "mae would have to paint what is wiped out"
+                else "MAE would have to reconstruct what was erased"
             )
             raise UserError(f"data.augment.{name}={getattr(asked, name)}: {why}.")

@@ -93,7 +93,7 @@ def _origin(model: "TrainedTransformer") -> str:
     start = f", starting from `{_name(recipe.weights)}`" if recipe.weights else ", from scratch"
     text = (
         f"Trained by Vitascope: recipe `{recipe.name}`, data `{_name(recipe.data.name)}`, "
-        f"{recipe.train.epochs * recipe.data.repeat} epochs, seed {recipe.train.seed}{start}."
+        f"{recipe.train.epochs * recipe.data.passes_per_epoch} epochs, seed {recipe.train.seed}{start}."
     )
     return f"{text}\n\n```json\n{json.dumps(said, indent=1, default=str)}\n```" if said else text
 

@@ -12,7 +12,8 @@ POSITIONS = ("learned", "sinusoidal", "sincos2d", "none", "rotary")
 POSITIONS += tuple(f"{absolute}+rotary" for absolute in ("learned", "sinusoidal", "sincos2d"))
 NORMS = ("layernorm", "rmsnorm", "none")
 MLPS = ("gelu", "relu2", "swiglu")
-INITIALIZERS = ("timm", "torch", "mimetic", "silent", "local")
+INITIALIZERS = ("timm", "torch", "mimetic", "conv_like")
+OLD_INITIALIZERS = {"local": "conv_like", "silent": "timm"}  # in files of older versions, whose weights are trained
 TOKENIZERS = ("patch", "spt", "conv")
 ATTENTIONS = ("plain", "lsa")
 FEWER = ("merge_tokens", "drop_tokens")  # change how a model answers, not what it learns
@@ -71,7 +72,7 @@ class ModelConfig:
     drop_tokens: int = 0  # at inference: in each block so many patches are left out, the least looked-at
     grad_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
     initialize: str = (
-        "timm"  # timm; torch (PyTorch's layers; tokens, positions N(0, 1): sheet A); mimetic, silent, local: docs
+        "timm"  # timm; torch (PyTorch's layers; tokens, positions N(0, 1): sheet A); mimetic; conv_like: docs/model.md
     )
 
     def __post_init__(self) -> None:
@@ -254,14 +255,14 @@ class ModelConfig:
                 f"attention=lsa forbids a token to look at itself, and {alone} nothing else to look at. "
                 "Choose attention=plain."
             )
-        if self.initialize in ("mimetic", "silent") and not self.output_projection:
+        if self.initialize == "mimetic" and not self.output_projection:
             raise UserError(
                 f"initialize={self.initialize} sets the output projection, but output_projection=false. "
                 "Choose initialize=timm."
             )
-        if self.initialize == "local" and not (self.rotary and self.qkv_bias):
+        if self.initialize == "conv_like" and not (self.rotary and self.qkv_bias):
             raise UserError(
-                "initialize=local sets the biases of queries and keys, which rotary positions turn. Choose "
+                "initialize=conv_like sets the biases of queries and keys, which rotary positions rotate. Choose "
                 "positions=learned+rotary and qkv_bias=true, or initialize=timm."
             )
 

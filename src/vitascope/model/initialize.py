@@ -1,4 +1,4 @@
-"""Weights before the first step: timm's, PyTorch's, silent blocks, attention like a trained one or a convolution's."""
+"""Initial weights: timm's, PyTorch's, attention like a trained model's (mimetic) or like a convolution's (conv_like)."""
 
 from collections.abc import Callable
 from typing import cast
@@ -33,15 +33,6 @@ def like_torch(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def silent(model: nn.Module) -> None:
-    """As timm's, but what attention and MLP add to the tokens starts at 0: every block hands on what it gets."""
-    like_timm(model)
-    for name, layer in model.named_modules():
-        if name.endswith((".attn.proj", ".mlp.fc2")) and isinstance(layer, nn.Linear):
-            layer.weight.zero_()
-
-
-@torch.no_grad()
 def mimetic(model: nn.Module) -> None:
     """As timm's, but attention starts where training would lead it (Trockman & Kolter 2023, section 4).
 
@@ -60,7 +51,7 @@ def mimetic(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def local(model: nn.Module) -> None:
+def conv_like(model: nn.Module) -> None:
     """As timm's, but every head begins by preferring one place, a few patches away in one of eight directions or where
     the token itself is: like one weight of a wide 3×3 convolution, and learning goes on from there.
 
@@ -107,8 +98,7 @@ INITIALIZERS: dict[str, Callable[[nn.Module], None]] = {
     "timm": like_timm,
     "torch": like_torch,
     "mimetic": mimetic,
-    "silent": silent,
-    "local": local,
+    "conv_like": conv_like,
 }
 
 

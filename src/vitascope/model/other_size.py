@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
@@ -11,7 +10,7 @@ from vitascope.model.precision import narrowed
 from vitascope.model.rotary import rotation
 from vitascope.model.tokens import assemble, join_prefix
 from vitascope.model.vit import VisionTransformer
-from vitascope.shapes import Features, Logits
+from vitascope.shapes import Features
 
 
 class OtherSize(nn.Module):
@@ -36,19 +35,6 @@ class OtherSize(nn.Module):
         table = None if self.resampling is None or model.pos_embed is None else self.resampling @ model.pos_embed
         tokens = narrowed(model.pos_drop(assemble(model.patch_embed(images), prefix, table)))
         return model.forward_head(model.encode(tokens, first=self.first, rotation=self.rotation), pre_logits=True)
-
-
-class Smaller(nn.Module):
-    """A model that answers for images made smaller first: fewer patches, less work, the same weights."""
-
-    def __init__(self, model: VisionTransformer, size: tuple[int, int]) -> None:
-        super().__init__()
-        self.model, self.size = model, size
-        self.other = OtherSize(model.config, size).to(next(model.parameters()).device)
-
-    def forward(self, images: Tensor) -> Logits:
-        small = F.interpolate(images, size=self.size, mode="bilinear", antialias=True, align_corners=False)
-        return self.model.head(self.other(self.model, small))
 
 
 def _resampling(config: ModelConfig, grid: tuple[int, int]) -> Tensor | None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from vitascope.errors import UserError, did_you_mean
 from vitascope.model.config import ModelConfig
+from vitascope.recipe.renames import check_names, convert_settings, is_old
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import settings_of
+from vitascope.recipe.writing import flat, settings_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -57,8 +58,10 @@ def recipe_first(words: Sequence[str] | None) -> tuple[str, list[str]]:
     return words[0], list(words[1:])
 
 
-def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe (or the defaults, without a name) with key=value overrides, every key and value checked."""
+def read_recipe(name: str | None, overrides: Sequence[str] = (), *, convert_old: bool = False) -> Recipe:
+    """The recipe (or the defaults, without a name) with key=value overrides, every key and value checked.
+
+    Names of older versions are rejected, or with `convert_old` (a run's own recipe) converted."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -69,16 +72,18 @@ def read_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
             raise UserError(f"'{word}' is not a setting. Write key=value, such as model.depth=8.{hint}")
         if word == "weights=recipe:":
             raise UserError("weights=recipe: names no recipe. Write weights=recipe:NAME, such as recipe:digits-mae.")
-        if word.startswith("dino.") and "_area=" in word and not _is_pair(word):
-            raise UserError(f"{word} is a pair, from and to: {word.partition('=')[0]}=[0.4,1]")
+        if "_scale=" in word and not _is_pair(word):
+            raise UserError(f"{word} must be a range, such as {word.partition('=')[0]}=[0.4,1].")
         if word.endswith("=???"):  # OmegaConf's sign for "missing", which it would ignore
             raise UserError(f"{word} is not a value. Leave the setting out for its default.")
     schema = _schema()
     try:
         path = find_recipe(name) if name else None
-        layers = [OmegaConf.create({"name": path.stem}), _loaded(path)] if path else []
+        layers = [OmegaConf.create({"name": path.stem}), _loaded(path, convert_old)] if path else []
         told = settings_of(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
-        for key, value in [*told.items(), *(word.split("=", 1) for word in overrides)]:
+        settings = [*told.items(), *((key, value) for key, _, value in (word.partition("=") for word in overrides))]
+        check_names(settings)
+        for key, value in settings:
             if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in YES_OR_NO:
                 raise UserError(f"{key} is true or false, not {value or 'nothing'}.")  # 2 would be taken for true
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
@@ -99,7 +104,14 @@ def _schema() -> "DictConfig":
     return OmegaConf.structured(Recipe)
 
 
-def _loaded(path: Path) -> "DictConfig":
+def has_old_names(path: Path) -> bool:
+    """Whether a run's recipe was written by an older version, with other names for its settings."""
+    from omegaconf import OmegaConf
+
+    return is_old(settings_of(OmegaConf.to_container(_loaded(path))))  # pyright: ignore[reportArgumentType]
+
+
+def _loaded(path: Path, convert_old: bool = False) -> "DictConfig":
     """Refused where it says nothing, or no settings where a section should be."""
     from omegaconf import DictConfig, OmegaConf
 
@@ -111,7 +123,17 @@ def _loaded(path: Path) -> "DictConfig":
     for name in _HOMES:
         if name in said and not isinstance(said[name], DictConfig):
             raise UserError(f"The recipe {path}: {name} must hold settings, each in a line of its own below it.")
-    return said
+    return _converted(said) if convert_old else said
+
+
+def _converted(recipe: "DictConfig") -> "DictConfig":
+    """With the names of this version."""
+    from omegaconf import DictConfig, OmegaConf
+
+    new = DictConfig({})
+    for name, value in convert_settings(flat(OmegaConf.to_container(recipe))).items():  # pyright: ignore[reportArgumentType]
+        OmegaConf.update(new, name, value)
+    return new
 
 
 def _is_pair(word: str) -> bool:

@@ -32,13 +32,13 @@ class Recipe:
             raise UserError(f"{what} keeps weights as they are, but there are none to keep. Give weights=….")
         if self.train.objective != "classify":
             self._check_without_labels()
-        if self.data.augment.flip_by == "turns" and self.data.balance == "sampling":
+        if self.data.augment.flip_mode == "alternating" and self.data.balance == "sampling":
             raise UserError(
-                "data.augment.flip_by=turns needs epochs in turn; data.balance=sampling draws by chance: "
-                "set data.augment.flip_by=chance."
+                "data.augment.flip_mode=alternating needs epochs in turn; data.balance=sampling draws by chance: "
+                "set data.augment.flip_mode=random."
             )
-        if self.train.sees_less:
-            _check_small(self.train, self.model)
+        if self.train.patch_share < 1:
+            _check_patch_share(self.train, self.model)
         if self.train.whiten and (self.model.tokenizer != "patch" or self.weights):
             raise UserError(
                 "train.whiten prepares a fresh projection of patches: only model.tokenizer=patch, no weights=…."
@@ -51,7 +51,7 @@ class Recipe:
 
     def _check_without_labels(self) -> None:
         train, model, objective = self.train, self.model, self.train.objective
-        plain = {"patience": 0, "distill": None, "tune": "full", "freeze": 0, "small_size": 0, "patch_share": 1.0}
+        plain = {"patience": 0, "distill": None, "tune": "full", "freeze": 0, "patch_share": 1.0}
         for name, wanted in plain.items():
             if getattr(train, name) != wanted:
                 raise UserError(
@@ -69,42 +69,29 @@ class Recipe:
         if objective == "dino":
             if train.ema:
                 raise UserError(f"train.ema={train.ema}: with DINO the average is the teacher. Set train.ema=0.")
-            if train.accumulate > 1 and self.dino.batch_norm:
-                raise UserError(f"train.accumulate={train.accumulate}: dino.batch_norm needs the whole batch.")
+            if train.grad_accum_steps > 1 and self.dino.batch_norm:
+                raise UserError(
+                    f"train.grad_accum_steps={train.grad_accum_steps}: dino.batch_norm needs the whole batch."
+                )
             _check_crops(self.dino, model)
         else:
             _check_masking(model)
 
 
-def _check_small(train: TrainConfig, model: ModelConfig) -> None:
-    """Both ways to see less of each image at first."""
-    setting = f"train.small_size={train.small_size}" if train.small_size else f"train.patch_share={train.patch_share}"
-    if not train.small_share:
-        raise UserError(f"{setting}, but train.small_share=0 of the epochs are to see so little.")
+def _check_patch_share(train: TrainConfig, model: ModelConfig) -> None:
+    setting, seen = f"train.patch_share={train.patch_share}", train.seen_patches(model.num_patches)
+    if not train.patch_share_until:
+        raise UserError(f"{setting} has no effect with train.patch_share_until=0. Leave one of them out.")
     if train.patience:
         raise UserError(f"train.patience would count the epochs of {setting}. Leave one of them out.")
-    if train.small_size and train.patch_share < 1:
+    if model.causal:
+        raise UserError(f"{setting} drops patches, but causal=true needs all of them in order. Leave one of them out.")
+    if seen == model.num_patches:
+        raise UserError(f"{setting} of {model.num_patches} patches is all of them. Choose less, or leave it out.")
+    if model.attention == "lsa" and seen + model.num_prefix_tokens < 2:
         raise UserError(
-            f"{setting} and train.patch_share={train.patch_share}: make images smaller or leave patches out."
+            f"{setting} of {model.num_patches} patches is one token, but attention=lsa needs at least two. Choose more."
         )
-    if train.patch_share < 1:
-        seen = train.seen_patches(model.num_patches)
-        if model.causal:
-            raise UserError(f"{setting} leaves patches out, and with causal=true the order of all counts.")
-        if seen == model.num_patches:
-            raise UserError(f"{setting} of {model.num_patches} patches is all of them. Choose less, or leave it out.")
-        if model.attention == "lsa" and seen + model.num_prefix_tokens < 2:
-            raise UserError(f"{setting} of {model.num_patches} patches is one, which has no other to look at (lsa).")
-        return
-    size, (rows, columns) = train.small_size, model.patch_shape
-    if model.image_shape[0] != model.image_shape[1]:
-        raise UserError(f"train.small_size is for square images; these have img_size={model.img_size}.")
-    if size % rows or size % columns or size >= model.image_shape[0]:
-        raise UserError(
-            f"train.small_size={size} must be a multiple of patch_size={model.patch_size} and smaller than "
-            f"img_size={model.img_size}."
-        )
-    _check_other_size(f"an image of train.small_size={size}", size, model)
 
 
 def _check_crops(dino: DinoConfig, model: ModelConfig) -> None:
@@ -115,21 +102,20 @@ def _check_crops(dino: DinoConfig, model: ModelConfig) -> None:
                 f"dino.local_size={size} must be a multiple of patch_size={model.patch_size} and at most "
                 f"img_size={model.img_size}."
             )
-        _check_other_size(f"a crop of dino.local_size={size}", size, model)
+        _check_crop_positions(size, model)
     if dino.teacher_momentum == 1:
         raise UserError("dino.teacher_momentum=1: the teacher would never learn. The default is 0.996.")
 
 
-def _check_other_size(what: str, size: int, model: ModelConfig) -> None:
-    """Whether a model can see images that have fewer patches than its own."""
+def _check_crop_positions(size: int, model: ModelConfig) -> None:
+    """Whether a model can take crops that have fewer patches than its own images."""
     rows, columns = model.patch_shape
     if model.absolute_positions == "sinusoidal":
-        raise UserError(
-            f"positions=sinusoidal count along one line and fit no smaller {what.split()[1]}. Choose sincos2d or "
-            "learned."
-        )
+        raise UserError("positions=sinusoidal do not fit smaller crops. Choose positions=sincos2d or learned.")
     if model.attention == "lsa" and (size // rows) * (size // columns) + model.num_prefix_tokens < 2:
-        raise UserError(f"attention=lsa: {what} is one token, which has nobody to look at.")
+        raise UserError(
+            f"A crop of dino.local_size={size} is one token, but attention=lsa needs at least two. Choose more."
+        )
 
 
 def _check_masking(model: ModelConfig) -> None:

@@ -11,8 +11,15 @@ SHOWN = (
     *("model.img_size", "model.patch_size", "model.in_chans", "model.embed_dim", "model.depth", "model.num_heads"),
     *("model.positions", "model.norm", "model.mlp", "model.global_pool", "model.qk_norm", "model.drop_path_rate"),
     *("train.optimizer", "train.lr", "train.muon_lr", "train.weight_decay", "train.batch_size", "train.epochs"),
-    *("train.schedule", "train.label_smoothing", "train.ema", "data.validation", "data.fraction", "data.repeat"),
-    *("model.initialize", "model.proj_bias", "train.whiten", "train.clip_grad", "data.augment.flip_by"),
+    *(
+        "train.schedule",
+        "train.label_smoothing",
+        "train.ema",
+        "data.validation",
+        "data.fraction",
+        "data.passes_per_epoch",
+    ),
+    *("model.initialize", "model.proj_bias", "train.whiten", "train.clip_grad", "data.augment.flip_mode"),
     *("data.augment.shift_fill",),
 )
 
@@ -95,7 +102,7 @@ def _training(record: Record) -> str:
     rows = [[f"`{key}`", f"`{record.settings[key]}`"] for key in SHOWN if key in record.settings]
     prefix = "data.augment."
     policy = AugmentConfig(**{k.removeprefix(prefix): v for k, v in record.settings.items() if k.startswith(prefix)})
-    told = ", ".join(f"{key} {value:g}" for key, value in policy.in_effect.items())
+    told = policy.description
     return f"{markdown(['setting', 'value'], rows)}\n\nAugmentation: {told or 'none'}."
 
 

@@ -11,7 +11,7 @@ from vitascope.data.config import AugmentConfig, DataConfig
 from vitascope.draw.html import drawn, html_table
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.reading import has_old_names, read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import recipe_yaml
 from vitascope.run.files import make_folder, read_json, write_whole
@@ -28,7 +28,11 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        return read_recipe(str(self.file("recipe.yaml")))
+        return read_recipe(str(self.file("recipe.yaml")), convert_old=True)
+
+    @property
+    def is_from_older_version(self) -> bool:
+        return has_old_names(self.file("recipe.yaml"))
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

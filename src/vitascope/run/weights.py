@@ -13,7 +13,7 @@ from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.weights.facts import ModelFacts, facts_from
 
 LAST, BEST = "model.safetensors", "best.safetensors"
-KEPT = "kept"  # a folder with copies from the way, where train.keep asks for them
+KEPT = "kept"  # a folder with copies from the way, where train.weight_snapshots asks for them
 
 
 def save_facts(run: Run, facts: ModelFacts) -> None:

@@ -34,7 +34,7 @@ def run_sheet(
     if count < 1:
         raise UserError(f"--seeds {count} must be at least 1.")
     if together is not None and together < 1:
-        raise UserError(f"--together {together} must be at least 1.")
+        raise UserError(f"--batch-runs {together} must be at least 1.")
     choose_device(device)  # says what is not there, before anything is kept
     letter = letter.upper()
     if weights is not None and letter != "D":

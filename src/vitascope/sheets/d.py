@@ -50,7 +50,7 @@ STUDIES = {  # name -> what is varied, and what the sheet says of it
 REMARKS = {"patch": "Patches of 28 are no patching: one patch and the class token."}
 PARTS = (64, 65)  # images and tokens, for what projections cost beside the maps
 QUICK = ["data.fraction=0.02", "train.epochs=3", "train.batch_size=32"]
-FEW = ["data.fraction=0.0186", "data.repeat=10", "train.epochs=30"]  # 1,000 images: 2,340 steps
+FEW = ["data.fraction=0.0186", "data.passes_per_epoch=10", "train.epochs=30"]  # 1,000 images: 2,340 steps
 FEW_QUICK = ["data.fraction=0.0186", "train.epochs=4", "train.batch_size=16"]
 REMEDIES = {
     "SPT": "model.tokenizer=patch,spt",
@@ -194,7 +194,7 @@ def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
         place = "few-" + words.split("=")[0].split(".")[-1]
         found = lab.study(place, "sheet-d", [words, *(FEW_QUICK if lab.quick else FEW)])
         plain, changed = found.cells
-        passes = found.epochs * found.design.recipe_for(plain.settings, 1).data.repeat
+        passes = found.epochs * found.design.recipe_for(plain.settings, 1).data.passes_per_epoch
         gains[name] = gain(plain, changed, len(REMEDIES))
         report.numbers[place] = {cell.name: cell.accuracies for cell in found.cells}
         learnt = [f"{100 * (one.last('train_accuracy') or 0.0):.0f} %" for one in found.cells]

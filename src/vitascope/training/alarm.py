@@ -44,7 +44,7 @@ def _of_answers(row: dict[str, float], prototypes: int) -> Alarm | None:
         return Alarm(
             "one answer",
             f"Collapse: every image gets the same answer ({row['prototypes_used']:.1f} of {prototypes} prototypes are "
-            f"used, the loss is {row['train_loss']:.3f}). Centre faster (dino.centre_momentum lower, such as 0.9), "
+            f"used, the loss is {row['train_loss']:.3f}). Centre faster (dino.center_momentum lower, such as 0.9), "
             "raise dino.teacher_temperature, lower train.lr or train.muon_lr.",
         )
     return None

@@ -24,8 +24,7 @@ def check_together(recipes: list[Recipe]) -> None:
     if model.fewer:
         name, count = next(iter(model.fewer.items()))
         raise UserError(f"Learning together does without model.{name}={count}: set it when the model answers.")
-    without = {"accumulate": 1, "layer_decay": 1.0, "final_weight_decay": None, "patience": 0}
-    without |= {"small_size": 0, "patch_share": 1.0}
+    without = {"grad_accum_steps": 1, "layer_decay": 1.0, "final_weight_decay": None, "patience": 0, "patch_share": 1.0}
     for name, wanted in without.items():
         if getattr(train, name) != wanted:
             raise UserError(f"Learning together does without train.{name}={getattr(train, name)}.")

@@ -9,7 +9,6 @@ from vitascope.data.mixing import Target
 from vitascope.data.source import Labels, UInt8Images
 from vitascope.data.training_data import class_weights
 from vitascope.model.masked import SomePatches
-from vitascope.model.other_size import Smaller
 from vitascope.training.objective import Inputs, Learning, Numbers, Objective
 from vitascope.training.schedule import Values
 from vitascope.training.scoring import score
@@ -23,10 +22,9 @@ class Classify(Objective):
         super().__init__(learning)
         data, config = learning.data, learning.recipe
         stages: list[nn.Module] = [learning.model]
-        if config.train.small_epochs:
-            side, seen = config.train.small_size, config.train.seen_patches(learning.model.config.num_patches)
-            less = Smaller(learning.model, (side, side)) if side else SomePatches(learning.model, seen)
-            stages.insert(0, less)
+        if config.train.patch_share_epochs:
+            seen = config.train.seen_patches(learning.model.config.num_patches)
+            stages.insert(0, SomePatches(learning.model, seen))
         self.forwards = [learning.hardware.compile(stage) for stage in stages]
         self.judged = learning.hardware.compile(judged)
         self.weights: Tensor | None = None  # per class, for data.balance=loss
@@ -40,13 +38,12 @@ class Classify(Objective):
             self.fingerprint = self.teacher.fingerprint
 
     def stage_of(self, epoch: int) -> int:
-        """train.small_size, train.patch_share: less is seen of each image at first."""
-        small = self.learning.recipe.train.small_epochs
-        return int(epoch >= small) if small else 0
+        """train.patch_share: 0 while only some patches are used, then 1."""
+        few = self.learning.recipe.train.patch_share_epochs
+        return int(epoch >= few) if few else 0
 
     def draws(self, steps: int, batch: int, epoch: int) -> Draws:
-        train = self.learning.recipe.train
-        some = train.patch_share < 1 and train.small_epochs
+        some = self.learning.recipe.train.patch_share_epochs
         return super().draws(steps, batch, epoch) | (self.patch_noise(steps, batch, epoch) if some else {})
 
     def prepare(self, images: UInt8Images, labels: Labels, draws: Draws) -> Inputs:
@@ -64,7 +61,7 @@ class Classify(Objective):
             taught = self.teacher(images) if self.teacher else None
         loss, right = self.judged(logits, target, config.label_smoothing, self.weights)
         if taught is not None:
-            loss = torch.lerp(loss, distilled(logits, taught, config), config.distill_share)
+            loss = torch.lerp(loss, distilled(logits, taught, config), config.distill_alpha)
         return {"train_loss": loss, "train_accuracy": right}
 
     def look(self, epoch: int) -> dict[str, float]:

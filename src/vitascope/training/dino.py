@@ -65,8 +65,8 @@ def dino_loss(
 
 def view_policies(augment: AugmentConfig, config: DinoConfig) -> list[AugmentConfig]:
     """One per view: two large crops, of which the second may be solarized, then the small ones."""
-    large = replace(augment, crop=config.global_area[0], crop_most=config.global_area[1])
-    small = replace(augment, crop=config.local_area[0], crop_most=config.local_area[1], solarize=0.0)
+    large = replace(augment, crop_scale=config.global_crops_scale)
+    small = replace(augment, crop_scale=config.local_crops_scale, solarize=0.0)
     return [replace(large, solarize=0.0), large] + [small] * config.local_crops
 
 
@@ -162,7 +162,7 @@ class Dino(Objective):
     def after_update(self, values: Values) -> None:
         """The teacher's head follows, the centre moves towards what the teacher said."""
         self.following.follow(self.heads.student, values["decay"])
-        self.heads.centre.lerp_(self.heads.seen, 1 - self.config.centre_momentum)
+        self.heads.centre.lerp_(self.heads.seen, 1 - self.config.center_momentum)
         self.heads.seen.zero_()
 
     def look(self, epoch: int) -> dict[str, float]:

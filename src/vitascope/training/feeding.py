@@ -96,7 +96,7 @@ def epoch_plan(session: Session, epoch: int, chances: NDArray[Any] | None = None
     seed = session.recipe.train.seed
     order = epoch_order(len(session.data.train), steps, batch, seed, epoch, chances)
     draws, policy = session.objective.draws(steps, batch, epoch), session.recipe.data.augment
-    if "flip" in draws and policy.flip_by == "turns":
-        turn = epoch * session.recipe.data.repeat
+    if "flip" in draws and policy.flip_mode == "alternating":
+        turn = epoch * session.recipe.data.passes_per_epoch
         draws["flip"] = flips_by_turns(order, len(session.data.train), policy.flip or 0.0, seed, turn)
     return order, draws

@@ -76,10 +76,10 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int =
     # Loss scaling asks the host at every step; blocks computed again ask for the generator's state.
     again = recipe.model.grad_checkpointing and recipe.model.has_chance
     can_capture = device == "cuda" and precision != "float16" and not again
-    if recipe.train.capture == "always" and not can_capture:
+    if recipe.train.cuda_graph == "always" and not can_capture:
         without = "no float16" if not again else "no model.grad_checkpointing together with dropout"
-        raise UserError(f"train.capture=always needs a CUDA device and {without}; this is {device} in {precision}.")
-    captured = can_capture and recipe.train.capture != "never"
+        raise UserError(f"train.cuda_graph=always needs a CUDA device and {without}; this is {device} in {precision}.")
+    captured = can_capture and recipe.train.cuda_graph != "never"
     return Hardware(device, precision, compiled, captured, threads)
 
 
@@ -102,14 +102,11 @@ def passes(recipe: Recipe) -> float:
     if recipe.train.objective == "mae":
         mae = recipe.mae
         decoder = decoder_config(model, mae.decoder_dim, mae.decoder_depth, mae.decoder_heads)
-        return 1 - mae.mask + total_flops(decoder) / total_flops(model)
-    if recipe.train.small_epochs:
-        train = recipe.train
-        if train.small_size:
-            less = total_flops(replace(model, img_size=train.small_size))
-        else:
-            less = total_flops(model, train.seen_patches(model.num_patches))
-        return 1 - train.small_epochs / train.epochs * (1 - less / total_flops(model))
+        return 1 - mae.mask_ratio + total_flops(decoder) / total_flops(model)
+    train = recipe.train
+    if train.patch_share_epochs:
+        less = total_flops(model, train.seen_patches(model.num_patches))
+        return 1 - train.patch_share_epochs / train.epochs * (1 - less / total_flops(model))
     return 1.0
 
 

@@ -74,7 +74,7 @@ def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
 
 
 def keep_on_the_way(session: Session, run: Run) -> None:
-    """train.keep: the weights as they are after this epoch, for looking at what changed."""
+    """train.weight_snapshots: the weights as they are after this epoch, for looking at what changed."""
     if session.epoch in session.recipe.train.kept_epochs:
         make_folder(run.file(KEPT))
         save_weights(run.file(KEPT) / f"epoch-{session.epoch:04d}.safetensors", plain_state(session.answering))
@@ -164,11 +164,11 @@ def broken(what: str, epoch: int, session: Session) -> str:
 def too_large(session: Session) -> str:
     """The device's memory is full: what to change."""
     recipe, train, batch = session.recipe, session.recipe.train, session.batch
-    said = f"The memory of this {session.hardware.device} device does not hold a step with {batch // train.accumulate}"
+    said = f"The memory of this {session.hardware.device} device does not hold a step with {batch // train.grad_accum_steps}"
     ways = []
-    parts = [number for number in range(train.accumulate + 1, batch + 1) if train.batch_size % number == 0]
+    parts = [number for number in range(train.grad_accum_steps + 1, batch + 1) if train.batch_size % number == 0]
     if parts and not (train.objective == "dino" and recipe.dino.batch_norm):
-        ways.append(f"train.accumulate={parts[0]} (the same batch in smaller parts)")
+        ways.append(f"train.grad_accum_steps={parts[0]} (the same batch in smaller parts)")
     if not recipe.model.grad_checkpointing:
         ways.append("model.grad_checkpointing=true (more time)")
     ways.append(f"train.batch_size={batch // 2}" if batch > 1 else "a smaller model")

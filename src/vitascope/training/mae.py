@@ -22,7 +22,7 @@ PICTURES = "reconstructions"  # a folder of the run
 ROWS = ("image", "visible", "painted")
 TEXT = (
     "{:.0%} of the patches are hidden (grey). The encoder sees the others, and the decoder paints the hidden ones; "
-    "with mae.normalise it learns their pattern only, so they are shown with their true mean and contrast."
+    "with mae.norm_pix_loss it learns their pattern only, so they are shown with their true mean and contrast."
 )
 
 
@@ -65,7 +65,7 @@ class Mae(Objective):
             model.config, embed_dim=config.decoder_dim, depth=config.decoder_depth, num_heads=config.decoder_heads
         ).to(learning.hardware.device)
         self.config, self.extra = config, decoder
-        self.visible = visible_count(model.config.num_patches, config.mask)
+        self.visible = visible_count(model.config.num_patches, config.mask_ratio)
         self.painter = Autoencoder(model, decoder, self.visible)
         self.network = learning.hardware.compile(self.painter)
         self.evidence = Evidence(learning)
@@ -81,7 +81,7 @@ class Mae(Objective):
         images, noise = inputs
         with self.learning.hardware.autocast():
             said, places = self.network(images, noise)
-        wanted = wanted_pixels(patchify(images, self.learning.model.config.patch_size), self.config.normalise)
+        wanted = wanted_pixels(patchify(images, self.learning.model.config.patch_size), self.config.norm_pix_loss)
         return {"train_loss": mae_loss(said, wanted, places, self.visible)}
 
     def look(self, epoch: int) -> dict[str, float]:
@@ -104,7 +104,9 @@ class Mae(Objective):
         make_folder(folder / PICTURES)
         save_mosaic(rows, folder / PICTURES / f"epoch-{epoch:04d}.png")
         if epoch == self.learning.recipe.train.epochs:
-            gallery = draw_gallery([list(row) for row in rows], ROWS, [""] * len(images), TEXT.format(self.config.mask))
+            gallery = draw_gallery(
+                [list(row) for row in rows], ROWS, [""] * len(images), TEXT.format(self.config.mask_ratio)
+            )
             save(gallery, folder / "reconstructions.png")
 
     @torch.no_grad()
@@ -117,7 +119,7 @@ class Mae(Objective):
         was_training = self.painter.training
         said, places = self.painter.eval()(images, noise)
         self.painter.train(was_training)
-        if self.config.normalise:
+        if self.config.norm_pix_loss:
             variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
             said = said * (variance + EPS).sqrt() + mean
         hidden = (places >= self.visible)[..., None]

@@ -63,7 +63,7 @@ class Objective:
     def draws(self, steps: int, batch: int, epoch: int) -> Draws:
         """Every random number of an epoch, step × image (…)."""
         recipe = self.learning.recipe
-        return epoch_draws(recipe.data.augment, steps, batch, recipe.train.seed, epoch, epochs=recipe.train.epochs)
+        return epoch_draws(recipe.data.augment, steps, batch, recipe.train.seed, epoch)
 
     def patch_noise(self, steps: int, batch: int, epoch: int) -> Draws:
         """A random number for every patch, step × image × patch: which of them are seen."""

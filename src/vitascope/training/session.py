@@ -69,7 +69,7 @@ class Session:
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self.data.train) * self.recipe.data.repeat // self.batch
+        return len(self.data.train) * self.recipe.data.passes_per_epoch // self.batch
 
     @property
     def steps(self) -> int:
@@ -150,7 +150,7 @@ def _with_kernels(
 
 def training_use(recipe: Recipe, images: int, dtype: torch.dtype, compiled: bool) -> Use:
     """What the kernels of a training with so many images are chosen for."""
-    batch = min(recipe.train.batch_size, images) // recipe.train.accumulate
+    batch = min(recipe.train.batch_size, images) // recipe.train.grad_accum_steps
     batch *= GLOBALS if recipe.train.objective == "dino" else 1
     return Use(batch, dtype, training=True, compiled=compiled)
 
@@ -178,7 +178,7 @@ def start_session(
     model = _with_weights(recipe, data, weights)
     prepared = time.monotonic() - began
     set_learning(model, recipe.train)
-    images = recipe.train.epochs * recipe.data.repeat * len(data.train)
+    images = recipe.train.epochs * recipe.data.passes_per_epoch * len(data.train)
     hardware = decided or choose_hardware(recipe, model, images, models)
     torch.set_num_threads(hardware.threads)
     if hardware.device == "cpu":

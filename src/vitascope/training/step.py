@@ -53,7 +53,7 @@ def train_step(
 ) -> None:
     """At the rates the optimizers have. `step` and the `values` of this step are numbers, or tensors where the step is
     recorded."""
-    objective, count = session.objective, session.recipe.train.accumulate
+    objective, count = session.objective, session.recipe.train.grad_accum_steps
     inputs = session.prepare(images, labels, draws)
     for part in zip(*(tensor.chunk(count) for tensor in inputs), strict=True):
         share = len(part[0]) / len(inputs[0])

@@ -61,7 +61,7 @@ def distilled(logits: Logits, taught: Logits, config: TrainConfig) -> Tensor:
     Soft: T² · KL(teacher ‖ student), both softened by T (Hinton et al. 2015); hard: cross-entropy with the teacher's
     choice (Touvron et al. 2021)."""
     logits, taught = logits.float(), taught.float()
-    if config.distill_how == "hard":
+    if config.distill_type == "hard":
         return F.cross_entropy(logits, taught.argmax(1))
     soft = config.distill_temperature
     ours, theirs = (part.div(soft).log_softmax(1) for part in (logits, taught))

@@ -95,6 +95,11 @@ def resume_run(run: Run, console: Console, watchers: Sequence[Watcher] = ()) -> 
     if run.finished:
         console.print(f"{run.path} is finished already.", highlight=False, soft_wrap=True)
         return run
+    if run.is_from_older_version:
+        raise UserError(
+            f"{run.path} was made by an older version of Vitascope and cannot be resumed. Use that version, or train "
+            "again: CHANGELOG.md lists the settings that were renamed."
+        )
     recipe, state = run.recipe, load_checkpoint(run)
     data, weights = open_data(recipe, console), None
     if recipe.weights and state:

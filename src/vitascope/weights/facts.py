@@ -5,7 +5,7 @@ from typing import Any
 
 from vitascope.data.preparation import Preparation
 from vitascope.errors import UserError
-from vitascope.model.config import ModelConfig
+from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,10 @@ def facts_from(said: Any, where: str) -> ModelFacts:
     """`said`: what config.json holds, which is at `where`."""
     try:
         known = {item.name for item in fields(ModelConfig)}
-        model = ModelConfig(**{name: value for name, value in said["model"].items() if name in known})
+        settings = {name: value for name, value in said["model"].items() if name in known}
+        if (start := settings.get("initialize")) in OLD_INITIALIZERS:
+            settings["initialize"] = OLD_INITIALIZERS[start]
+        model = ModelConfig(**settings)
         how = said["preparation"]
         preparation = Preparation(tuple(how["size"]), tuple(how["mean"]), tuple(how["std"]))
         stored = tuple(said.get("stored", (model.in_chans, *model.image_shape)))

@@ -139,7 +139,7 @@ def test_an_unknown_option_of_the_command_line_gets_its_old_name(tmp_path) -> No
     with pytest.raises(
         UserError, match=r"No such option: --batch-runs.*With old names: .*--seeds 0 must be at least 1"
     ):
-        train_setting(study, tmp_path, [Rename("--batch-runs", old="--together")])
+        train_setting(study, tmp_path, [Rename("--batch-runs", old="--batch-runs")])
 
 
 def test_an_error_that_no_rename_explains_is_raised() -> None:

@@ -71,7 +71,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
         (("train", "digits", "train.lr=fast"), "train.lr: Value 'fast'"),
         (("train", "digits", "train.epochs=0"), "train.epochs=0 must be at least 1"),
         (("train", "digits", "train.optimizer=adam"), "train.optimizer='adam' is unknown. Did you mean adamw?"),
-        (("train", "digits", "train.accumulate=3"), "train.accumulate=3 does not divide train.batch_size"),
+        (("train", "digits", "train.grad_accum_steps=3"), "train.grad_accum_steps=3 does not divide train.batch_size"),
         (("train", "digits", "data.augment.flip=0.5"), "a mirrored digit is another sign"),
         (("train", "digits", "train.patience=3", "data.validation=0"), "data.validation=0 holds none back"),
         (("train", "digits", "train.device=mps"), "The device mps is not on this machine"),

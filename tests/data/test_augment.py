@@ -175,7 +175,7 @@ def test_an_epoch_sees_every_image_at_most_once_and_weights_change_that() -> Non
 
 @given(seed=st.integers(0, 99))
 def test_the_mixed_label_is_the_mixed_area(seed) -> None:
-    policy = replace(NOTHING, cutmix=1.0, mix_share=0.7)
+    policy = replace(NOTHING, cutmix=1.0, mix_prob=0.7)
     draw = one_step(epoch_draws(policy, 1, 8, seed, 0), 0)["mix"]
     colours = torch.arange(8.0)[:, None, None, None].expand(8, 1, 8, 10)
     mixed, target = mix(colours.contiguous(), torch.arange(8), draw)
@@ -196,7 +196,7 @@ def test_mixup_of_constants_is_their_weighted_mean(seed) -> None:
 
 
 def test_mixing_kinds_are_shared_out_as_asked() -> None:
-    kinds = epoch_draws(replace(NOTHING, mixup=1.0, cutmix=1.0, mix_share=0.5), 1, 4000, 0, 0)["mix"][0, :, 0]
+    kinds = epoch_draws(replace(NOTHING, mixup=1.0, cutmix=1.0, mix_prob=0.5), 1, 4000, 0, 0)["mix"][0, :, 0]
     shares = [(kinds == kind).float().mean().item() for kind in (0, 1, 2)]
     assert shares == pytest.approx([0.5, 0.25, 0.25], abs=0.04)
 

@@ -66,7 +66,7 @@ def test_probes_can_be_about_test_images(vitascope, run, images, tmp_path) -> No
 
 @pytest.mark.slow
 def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path) -> None:
-    run = tiny_run(tmp_path, **{"train.epochs": 5, "train.keep": 3})
+    run = tiny_run(tmp_path, **{"train.epochs": 5, "train.weight_snapshots": 3})
     kept = sorted(path.name for path in run.file("kept").iterdir())
     assert kept == [f"epoch-000{epoch}.safetensors" for epoch in (1, 3, 5)]
     last, kept_last = load_file(run.file("model.safetensors")), load_file(run.file("kept") / kept[-1])

@@ -211,7 +211,7 @@ def test_maps_of_small_data_models_through_explain(tokenizer) -> None:
         ({"attention": "lsa", "causal": True, "global_pool": "avg"}, "nothing else to look at"),
         ({"attention": "lsa", "img_size": 4, "class_token": False, "global_pool": "avg"}, "nothing else to look at"),
         ({"initialize": "mimetic", "output_projection": False}, "Choose initialize=timm"),
-        ({"initialize": "local"}, "initialize=local sets the biases"),
+        ({"initialize": "local"}, "initialize=conv_like sets the biases"),
         ({"initialize": "local", "positions": "rotary", "qkv_bias": False}, "Choose positions=learned"),
         ({"tokenizer": "swin"}, "tokenizer='swin' is unknown"),
         ({"merge_tokens": 2, "drop_tokens": 1}, "not both"),

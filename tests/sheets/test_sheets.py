@@ -39,7 +39,7 @@ def test_an_unknown_sheet_and_no_seeds_are_refused(tmp_path) -> None:
         run_sheet("F", tmp_path, console=QUIET)
     with pytest.raises(UserError, match="--seeds 0"):
         run_sheet("A", tmp_path, seeds=0, console=QUIET)
-    with pytest.raises(UserError, match="--together 0"):
+    with pytest.raises(UserError, match="--batch-runs 0"):
         run_sheet("A", tmp_path, together=0, console=QUIET)
 
 

@@ -81,7 +81,7 @@ def test_warming_up_leaves_no_trace_in_weights_averages_or_momenta(tmp_path) -> 
 
 def test_recording_without_a_gpu_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"train\.capture=always needs a CUDA device"):
-        session_of(tmp_path, **{"train.capture": "always"})
+        session_of(tmp_path, **{"train.cuda_graph": "always"})
 
 
 def test_every_stage_has_its_recorded_step(tmp_path) -> None:

@@ -214,7 +214,7 @@ def test_the_alarm_tells_the_two_collapses_and_is_silent_otherwise() -> None:
     assert found.kind == "uniform" and "ln 1024 = 6.931" in found.text and "teacher_temperature" in found.text
     assert alarm(uniform | {"epoch": 1}, 20, 1024) is None  # before anything was learnt, answers are alike
     one = healthy | {"train_loss": 0.0, "teacher_entropy": 0.0, "divergence": 0.0, "prototypes_used": 1.0}
-    assert alarm(one, 20, 1024).kind == "one answer" and "centre_momentum" in alarm(one, 20, 1024).text
+    assert alarm(one, 20, 1024).kind == "one answer" and "center_momentum" in alarm(one, 20, 1024).text
     same = healthy | {"feature_spread": 0.001}
     assert alarm(same, 20, 1024).kind == "features" and alarm({"epoch": 9, "feature_spread": 0.2}, 20) is None
     assert alarm({"epoch": 9, "feature_spread": 0.001}, 20).kind == "features"
@@ -226,7 +226,7 @@ def test_a_student_that_collapses_sounds_the_alarm_and_the_recipe_does_not(tmp_p
     import vitascope
 
     settings = {"train.epochs": 6, "dino.hidden": 64, "dino.bottleneck": 32}
-    bad = {"dino.centre_momentum": 1.0, "dino.teacher_momentum": 0.5, "dino.batch_norm": False, "train.muon_lr": 0.05}
+    bad = {"dino.center_momentum": 1.0, "dino.teacher_momentum": 0.5, "dino.batch_norm": False, "train.muon_lr": 0.05}
     run = vitascope.train("digits-dino", runs=tmp_path, **settings, **bad)
     assert "one answer" in run.file("alarms.jsonl").read_text()
     assert capsys.readouterr().out.count("every image gets the same answer") == 1
@@ -241,15 +241,15 @@ REFUSED = {
     "train.distill=x": "train.distill=x is for training with labels",
     "data.balance=loss": "data.balance=loss weighs labels",
     "dino.teacher_momentum=1": "the teacher would never learn",
-    "dino.global_area=[0.9,0.5]": "0 < from ≤ to ≤ 1",
+    "dino.global_crops_scale=[0.9,0.5]": "0 < from ≤ to ≤ 1",
     "dino.prototypes=1": "dino.prototypes=1 is too small",
     "dino.student_temperature=0": "must be greater than 0",
     "model.positions=sinusoidal": "fit no smaller crop",
     "train.ema=0.9": "the average is the teacher",
-    "train.accumulate=2": "dino.batch_norm needs the whole batch",
-    "mae.mask=0.5": "mae.… is for train.objective=mae",
-    "dino.global_area=0.5": "is a pair, from and to",
-    "dino.global_area=[0.5]": "is a pair, from and to",
+    "train.grad_accum_steps=2": "dino.batch_norm needs the whole batch",
+    "mae.mask_ratio=0.5": "mae.… is for train.objective=mae",
+    "dino.global_crops_scale=0.5": "is a pair, from and to",
+    "dino.global_crops_scale=[0.5]": "is a pair, from and to",
     "weights=recipe:": "names no recipe",
     "model.merge_tokens=1": "model.merge_tokens is for answering",
 }
@@ -262,7 +262,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(word) -> None:
 
 def test_without_batch_norm_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
     settings = DINO | {"dino.batch_norm": False, "train.epochs": 1}
-    whole, parts = (tiny_run(tmp_path, **settings, **{"train.accumulate": count}) for count in (1, 4))
+    whole, parts = (tiny_run(tmp_path, **settings, **{"train.grad_accum_steps": count}) for count in (1, 4))
     assert parts.metrics[0]["train_loss"] == pytest.approx(whole.metrics[0]["train_loss"], rel=1e-4)
 
 

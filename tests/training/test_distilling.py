@@ -76,7 +76,7 @@ def test_temperature_keeps_the_size_of_gradients() -> None:
 
 def test_the_hard_loss_is_the_teachers_choice() -> None:
     student, taught = torch.randn(5, 4), torch.randn(5, 4)
-    config = TrainConfig(distill_how="hard", distill_temperature=7.0)
+    config = TrainConfig(distill_type="hard", distill_temperature=7.0)
     torch.testing.assert_close(distilled(student, taught, config), F.cross_entropy(student, taught.argmax(1)))
 
 
@@ -101,7 +101,7 @@ def test_the_teacher_sees_the_students_image_in_its_own_size_and_colours() -> No
 
 
 def test_a_students_labels_may_be_wrong_where_a_cnn_teaches_it(cnn, tmp_path) -> None:
-    """The teacher alone counts (distill_share=1), and the labels are shuffled: the digits are learnt anyway."""
+    """The teacher alone counts (distill_alpha=1), and the labels are shuffled: the digits are learnt anyway."""
     parts = {name: digits().load(name) for name in ("train", "test")}
     arrays = {f"x_{name}": part.images.permute(0, 2, 3, 1).numpy() for name, part in parts.items()}
     labels = {f"y_{name}": part.labels.numpy() for name, part in parts.items()}
@@ -113,7 +113,7 @@ def test_a_students_labels_may_be_wrong_where_a_cnn_teaches_it(cnn, tmp_path) ->
         "data.augment.shift": 0,
         "train.optimizer": "muon",
     }
-    taught = {"train.distill": cnn, "train.distill_share": 1.0}
+    taught = {"train.distill": cnn, "train.distill_alpha": 1.0}
     alone = tiny_run(tmp_path / "alone", **told)
     student = tiny_run(tmp_path / "taught", **told, **taught)
     scores = [vitascope.load(run).evaluate("test", robust=False).accuracy for run in (alone, student)]
@@ -124,7 +124,7 @@ def test_a_students_labels_may_be_wrong_where_a_cnn_teaches_it(cnn, tmp_path) ->
 @pytest.mark.parametrize("how", ["soft", "hard"])
 def test_learning_from_a_run_goes_on_exactly_after_a_stop(tmp_path, how) -> None:
     teacher = shared_run(tmp_path / "teacher", **{"train.epochs": 2})
-    told = {"train.distill": str(tmp_path / "teacher" / "digits"), "train.distill_how": how}  # its newest run
+    told = {"train.distill": str(tmp_path / "teacher" / "digits"), "train.distill_type": how}  # its newest run
     whole = tiny_run(tmp_path / "whole", **told)
     assert whole.recipe.train.distill == str(teacher.path.resolve())
     plain = shared_run(tmp_path / "plain")
@@ -149,7 +149,7 @@ def _stopped_after_one_epoch(folder, told):
 def test_without_a_share_the_teacher_changes_nothing(cnn, tmp_path) -> None:
     chance = {"model.drop_path_rate": 0.3}  # whose draws must not be the teacher's
     plain = tiny_run(tmp_path / "plain", **chance)
-    taught = tiny_run(tmp_path / "taught", **chance, **{"train.distill": cnn, "train.distill_share": 0.0})
+    taught = tiny_run(tmp_path / "taught", **chance, **{"train.distill": cnn, "train.distill_alpha": 0.0})
     assert [row["train_loss"] for row in plain.metrics] == [row["train_loss"] for row in taught.metrics]
 
 
@@ -169,8 +169,8 @@ def test_teachers_that_cannot_teach_are_refused_before_a_run_is_made(cnn, tmp_pa
     with pytest.raises(UserError, match="do not fit test_resnet"):
         tiny_run(tmp_path / "runs", **{"train.distill": word})
     assert not (tmp_path / "runs").exists()
-    with pytest.raises(UserError, match="distill_share=2"):
-        TrainConfig(distill_share=2.0)
+    with pytest.raises(UserError, match="distill_alpha=2"):
+        TrainConfig(distill_alpha=2.0)
 
 
 HERE = Hardware("cpu", "float32", compiled=False, captured=False, threads=1)

@@ -20,7 +20,7 @@ from vitascope.training.evidence import DECAY, fit_probe, nearest_answers, sprea
 from vitascope.training.mae import Mae
 from vitascope.training.stages import stage_before
 
-QUICK = {"train.epochs": 8, "train.watch": 4}
+QUICK = {"train.epochs": 8, "train.probe_every": 4}
 
 
 def test_neighbours_vote_by_nearness() -> None:
@@ -61,7 +61,7 @@ def test_the_spread_is_one_everywhere_and_zero_for_all_the_same() -> None:
 @pytest.mark.parametrize("recipe", ["digits-dino", "digits-mae"])
 def test_learning_without_labels_improves_the_linear_probe_over_random_features(tmp_path, recipe) -> None:
     """On validation images, against a run whose steps change nothing."""
-    settings = {"train.epochs": 20, "train.watch": 20, "data.validation": 0.3}
+    settings = {"train.epochs": 20, "train.probe_every": 20, "data.validation": 0.3}
     still = {"train.lr": 1e-9, "train.muon_lr": 1e-9, "train.epochs": 1}
     random = vitascope.train(recipe, runs=tmp_path, quiet=True, **(settings | still))
     learnt = vitascope.train(recipe, runs=tmp_path, quiet=True, **settings)

@@ -62,7 +62,7 @@ def patches_seen(session, epochs: int) -> list[int]:
 
 @LESS
 def test_less_is_seen_in_the_first_epochs_only(tmp_path, less, patches) -> None:
-    session, _ = session_of(tmp_path, **{"train.epochs": 5, "train.small_share": 0.4, **less})
+    session, _ = session_of(tmp_path, **{"train.epochs": 5, "train.patch_share_until": 0.4, **less})
     assert patches_seen(session, 5) == [patches, patches, 16, 16, 16]
 
 
@@ -86,10 +86,10 @@ def test_an_answer_from_some_patches_does_not_depend_on_the_others(pool) -> None
 
 
 def test_small_images_cost_less(tmp_path) -> None:
-    recipe = read_recipe("cifar10", ["train.small_size=16", "train.small_share=0.5"])
+    recipe = read_recipe("cifar10", ["train.small_size=16", "train.patch_share_until=0.5"])
     assert passes(recipe) == pytest.approx(0.5 + 0.5 / 4, abs=0.01)  # a quarter of the tokens; attention a bit less
     assert passes(read_recipe("cifar10", [])) == 1
-    half = read_recipe("cifar10", ["train.patch_share=0.5", "train.small_share=0.4"])
+    half = read_recipe("cifar10", ["train.patch_share=0.5", "train.patch_share_until=0.4"])
     assert passes(half) == pytest.approx(0.796, abs=1e-3)  # half of the tokens, a quarter of their meetings
 
 
@@ -157,15 +157,15 @@ def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
         (["train.small_size=6"], "train.small_size=6 must be a multiple of patch_size=4 and smaller than img_size=32"),
         (["train.small_size=32"], "must be a multiple of patch_size=4 and smaller than"),
         (["train.small_size=-4"], "must be 0 or more"),
-        (["train.small_size=16", "train.small_share=1.5"], "is a share"),
+        (["train.small_size=16", "train.patch_share_until=1.5"], "is a share"),
         (["train.small_size=16", "model.positions=sinusoidal", "model.initialize=timm"], "fit no smaller image"),
         (["train.whiten=true", "model.tokenizer=conv"], "train.whiten prepares a fresh projection of patches"),
-        (["data.augment.flip_by=turn"], "flip_by='turn' is unknown. Did you mean turns"),
+        (["data.augment.flip_mode=turn"], "flip_mode='turn' is unknown. Did you mean turns"),
         (
-            ["data.augment.flip_by=turns", "data.balance=sampling"],
-            "data.balance=sampling draws by chance: set data.augment.flip_by=chance.",
+            ["data.augment.flip_mode=alternating", "data.balance=sampling"],
+            "data.balance=sampling draws by chance: set data.augment.flip_mode=random.",
         ),
-        (["train.small_size=16", "train.small_share=0"], "but train.small_share=0 of the epochs"),
+        (["train.small_size=16", "train.patch_share_until=0"], "but train.patch_share_until=0 of the epochs"),
         (["train.final_lr=0.1", "train.schedule=constant"], "with train.schedule=constant the rate never falls"),
         (["train.small_size=16", "train.patience=3"], "train.patience would count the epochs of train.small_size=16"),
         (["train.patch_share=0"], "train.patch_share=0.0 is a share: above 0"),
@@ -174,13 +174,13 @@ def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
         (["train.patch_share=0.5", "model.causal=true"], "with causal=true the order of all counts"),
         (["train.patch_share=0.02", "model.attention=lsa"], "has no other to look at"),
         (["train.patch_share=0.995"], "of 64 patches is all of them"),
-        (["train.patch_share=0.5", "train.small_share=0"], "but train.small_share=0 of the epochs"),
+        (["train.patch_share=0.5", "train.patch_share_until=0"], "but train.patch_share_until=0 of the epochs"),
         (["train.small_size=16", "model.img_size=[32, 64]"], "train.small_size is for square images"),
         (["train.small_size=4", "model.attention=lsa"], "is one token, which has nobody to look at"),
         (["train.whiten=2"], "train.whiten is true or false, not 2."),
         (["train.whiten="], "train.whiten is true or false, not nothing."),
         (["data.augment.randaugment=15"], "randaugment=15 must be at least 0 and at most 14."),
-        (["data.repeat=1.5"], "data.repeat: 1.5 is not a whole number."),
+        (["data.passes_per_epoch=1.5"], "data.passes_per_epoch: 1.5 is not a whole number."),
         (["mix_until=0.5"], "Did you mean data.augment.mix_until?"),
         (["data.shift=2"], "Did you mean data.augment.shift?"),
         (["train.depth.x=true"], "train.depth"),
@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused(words, said) -> None:
 
 
 def test_nothing_is_mixed_towards_the_end(tmp_path) -> None:
-    words = {"train.epochs": 5, "data.augment.cutmix": 1.0, "data.augment.mixup": 0.0, "data.augment.mix_share": 1.0}
+    words = {"train.epochs": 5, "data.augment.cutmix": 1.0, "data.augment.mixup": 0.0, "data.augment.mix_prob": 1.0}
     sessions = [session_of(tmp_path, **words, **{"data.augment.mix_until": until})[0] for until in (1.0, 0.6)]
     for epoch in range(5):
         whole, some = (session.objective.draws(2, 8, epoch) for session in sessions)
@@ -212,15 +212,15 @@ def test_nothing_is_mixed_towards_the_end(tmp_path) -> None:
 
 def test_turns_are_refused_where_they_would_be_ignored() -> None:
     with pytest.raises(UserError, match="but DINO draws every crop for itself"):
-        resolve(AugmentConfig(flip_by="turns"), "cifar10", 3, "dino")
+        resolve(AugmentConfig(flip_mode="turns"), "cifar10", 3, "dino")
     with pytest.raises(UserError, match=r"but data\.augment\.flip=0\.2 is no half"):
-        resolve(AugmentConfig(flip_by="turns", flip=0.2), "cifar10")
-    assert resolve(AugmentConfig(flip_by="turns"), "cifar10", 3, "mae").flip_by == "turns"
+        resolve(AugmentConfig(flip_mode="turns", flip=0.2), "cifar10")
+    assert resolve(AugmentConfig(flip_mode="turns"), "cifar10", 3, "mae").flip_mode == "turns"
 
 
 def test_one_epoch_at_least_is_small_and_the_last_is_whole() -> None:
     for epochs, share, small in ((10, 0.5, 5), (10, 0.01, 1), (10, 1.0, 9), (2, 0.9, 1), (1, 0.5, 0)):
-        train = replace(read_recipe("cifar10", ["train.small_size=16"]).train, epochs=epochs, small_share=share)
+        train = replace(read_recipe("cifar10", ["train.small_size=16"]).train, epochs=epochs, patch_share_until=share)
         assert train.small_epochs == small
 
 
@@ -293,7 +293,7 @@ def test_two_epochs_by_turns_show_every_image_from_both_sides() -> None:
 
 def test_the_setting_reaches_the_draws(tmp_path) -> None:
     session, _ = session_of(tmp_path)
-    augment = replace(session.recipe.data.augment, flip=0.5, flip_by="turns")
+    augment = replace(session.recipe.data.augment, flip=0.5, flip_mode="turns")
     session.recipe = replace(session.recipe, data=replace(session.recipe.data, augment=augment))
     session.objective.learning.recipe = session.recipe
     plans = [epoch_plan(session, epoch) for epoch in (0, 1)]
@@ -307,7 +307,7 @@ def test_the_setting_reaches_the_draws(tmp_path) -> None:
 
 def test_an_epoch_may_go_over_the_images_several_times(tmp_path) -> None:
     """As many steps, images and draws in a third of the epochs; the law of steps is the same."""
-    session, _ = session_of(tmp_path, **{"data.repeat": 3, "train.epochs": 2})
+    session, _ = session_of(tmp_path, **{"data.passes_per_epoch": 3, "train.epochs": 2})
     once, _ = session_of(tmp_path, **{"train.epochs": 6})
     assert abs(session.steps - once.steps) <= 6  # the smaller batch at an epoch's end is left out less often
     order, draws = epoch_plan(session, 0)
@@ -315,7 +315,7 @@ def test_an_epoch_may_go_over_the_images_several_times(tmp_path) -> None:
     seen = order.flatten().bincount(minlength=len(session.data.train))
     assert seen.max() == 3 and seen.min() >= 2
     with pytest.raises(UserError, match=r"data\.repeat=0 must be at least 1"):
-        read_recipe("digits", ["data.repeat=0"])
+        read_recipe("digits", ["data.passes_per_epoch=0"])
 
 
 def test_flips_take_turns_within_an_epoch_too() -> None:

@@ -203,7 +203,7 @@ def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(
     for name, capture in (("plain", "never"), ("recorded", "always")):
         quiet = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0, "train.device": "cuda"}
         quiet["model.qkv_bias"] = "false"  # a key's bias changes nothing: its gradient is rounding, which Adam enlarges
-        how = {"train.precision": precision, "train.capture": capture}
+        how = {"train.precision": precision, "train.cuda_graph": capture}
         session, _ = session_of(tmp_path, **(EVERYTHING | quiet | how))
         loader, tally = EpochLoader(session), Tally.empty(session)
         session.model.train()
@@ -241,5 +241,5 @@ def test_a_recorded_run_goes_on_after_a_stop(tmp_path, settings, unchecked_shape
     from tests.training.test_runs import check_goes_on_after_a_stop
 
     chance = {} if "model.grad_checkpointing" in settings else {"model.drop_path_rate": 0.2}
-    settings = {"train.device": "cuda", "train.capture": "always", "train.epochs": 4} | chance | settings
+    settings = {"train.device": "cuda", "train.cuda_graph": "always", "train.epochs": 4} | chance | settings
     check_goes_on_after_a_stop(tmp_path, **settings)

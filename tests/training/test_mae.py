@@ -162,7 +162,7 @@ def _block(block, theirs: dict) -> None:
 
 
 def test_an_encoder_with_a_local_start_has_a_decoder_with_a_plain_one() -> None:
-    recipe = read_recipe("cifar10-mae", ["model.initialize=local"])
+    recipe = read_recipe("cifar10-mae", ["model.initialize=conv_like"])
     assert training_flops(recipe) == training_flops(read_recipe("cifar10-mae", []))
     Decoder(recipe.model, embed_dim=32, depth=1, num_heads=2)
 
@@ -183,7 +183,7 @@ def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
 
 
 def test_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
-    whole, parts = (tiny_run(tmp_path, **MAE, **{"train.accumulate": count, "train.epochs": 1}) for count in (1, 4))
+    whole, parts = (tiny_run(tmp_path, **MAE, **{"train.grad_accum_steps": count, "train.epochs": 1}) for count in (1, 4))
     assert parts.metrics[0]["train_loss"] == pytest.approx(whole.metrics[0]["train_loss"], rel=1e-4)
 
 
@@ -197,7 +197,7 @@ REFUSED = {
     "model.tokenizer=spt": "tokenizer=spt shows each token its neighbours",
     "model.causal=true": "causal=true needs all, in order",
     "model.patch_size=8": "the model has only one",
-    "mae.mask=1": "greater than 0 and below 1",
+    "mae.mask_ratio=1": "greater than 0 and below 1",
     "mae.decoder_dim=30": "must be a multiple of 4",
     "mae.decoder_heads=5": "and of mae.decoder_heads=5",
     "train.tune=head": "train.tune=head keeps weights",

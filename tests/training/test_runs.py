@@ -161,7 +161,7 @@ def test_a_loss_that_is_not_a_number_stops_names_the_step_and_keeps_the_state(tm
 
 def test_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
     whole, parts = (
-        tiny_run(tmp_path, **{"train.accumulate": count, "train.epochs": 1, "data.augment.cutmix": 1.0})
+        tiny_run(tmp_path, **{"train.grad_accum_steps": count, "train.epochs": 1, "data.augment.cutmix": 1.0})
         for count in (1, 4)
     )
     ours, theirs = (load_file(run.file("model.safetensors")) for run in (whole, parts))
@@ -381,7 +381,7 @@ def flat(state, name: str = "") -> dict:
             {},
             r"with 64 image\(s\) at once\. Try train\.accumulate=2 \(the same batch in smaller parts\) or model\.grad",
         ),
-        ({"train.accumulate": 4}, r"with 16 image\(s\) at once\. Try train\.accumulate=8 "),
+        ({"train.grad_accum_steps": 4}, r"with 16 image\(s\) at once\. Try train\.accumulate=8 "),
         ({"train.objective": "dino", "dino.local_size": 4, "train.ema": 0}, r"at once\. Try model\.grad_checkpointing"),
     ],
 )
@@ -391,7 +391,7 @@ def test_a_full_memory_says_what_to_change_and_keeps_the_state(tmp_path, setting
 
     def told(*given):
         calls.append(given)
-        if len(calls) > 15 * session.recipe.train.accumulate:  # in the second epoch
+        if len(calls) > 15 * session.recipe.train.grad_accum_steps:  # in the second epoch
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(*given)
 

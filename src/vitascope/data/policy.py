@@ -51,11 +51,9 @@ def resolve(asked: AugmentConfig, name: str, channels: int = 3, objective: str =
             f"data.augment.flip={whole.flip}: a mirrored digit is another sign. {name} is never flipped; set 0."
         )
     if whole.flip_mode == "alternating" and (objective == "dino" or whole.flip not in (0.0, 0.5)):
-        why = (
-            "DINO draws every crop for itself" if objective == "dino" else f"data.augment.flip={whole.flip} is no half"
-        )
+        why = "DINO draws each crop anew" if objective == "dino" else f"data.augment.flip={whole.flip} is not 0.5"
         raise UserError(
-            f"data.augment.flip_mode=alternating mirrors every image every other time, but {why}. Choose chance."
+            f"data.augment.flip_mode=alternating flips an image in every other pass, but {why}. Use random."
         )
     return whole
 

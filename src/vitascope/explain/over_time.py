@@ -1,4 +1,4 @@
-"""A run that kept weights on the way (train.weight_snapshots) -> the same probes and explanations epoch by epoch, animated too."""
+"""A run with weight snapshots (train.weight_snapshots) -> the same probes and explanations, epoch by epoch."""
 
 import io
 from dataclasses import replace

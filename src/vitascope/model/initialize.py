@@ -1,4 +1,4 @@
-"""Initial weights: timm's, PyTorch's, attention like a trained model's (mimetic) or like a convolution's (conv_like)."""
+"""Initial weights: timm's, PyTorch's, attention like a trained model (mimetic) or a convolution (conv_like)."""
 
 from collections.abc import Callable
 from typing import cast

@@ -1,4 +1,4 @@
-"""Settings that older versions called otherwise: rejected where a user types them, converted where an old run is read."""
+"""Settings of older versions: rejected where a user types them, converted where an old run is read."""
 
 from collections.abc import Iterable
 from typing import Any

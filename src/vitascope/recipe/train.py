@@ -40,9 +40,7 @@ class TrainConfig:
     final_lr: float = 0.0  # the rate at the end, as a share of the peak
     clip_grad: float = 1.0  # largest norm of all gradients together, 0: no limit
     label_smoothing: float = 0.1
-    patch_share: float = (
-        1.0  # fraction of each image's patches used at first, drawn at random (Liu et al. 2023); 1: all
-    )
+    patch_share: float = 1.0  # fraction of each image's patches used at first, at random (Liu et al. 2023); 1: all
     patch_share_until: float = 0.5  # fraction of the epochs for which patch_share holds
     whiten: bool = False  # the patch projection starts on whitened patches: as if all directions varied equally
     ema: float = 0.0  # decay of the averaged weights, 0: none; such as 0.999; at step t at most (1 + t) / (10 + t)

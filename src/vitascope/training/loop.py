@@ -164,7 +164,8 @@ def broken(what: str, epoch: int, session: Session) -> str:
 def too_large(session: Session) -> str:
     """The device's memory is full: what to change."""
     recipe, train, batch = session.recipe, session.recipe.train, session.batch
-    said = f"The memory of this {session.hardware.device} device does not hold a step with {batch // train.grad_accum_steps}"
+    at_once = batch // train.grad_accum_steps
+    said = f"The memory of this {session.hardware.device} device does not hold a step with {at_once}"
     ways = []
     parts = [number for number in range(train.grad_accum_steps + 1, batch + 1) if train.batch_size % number == 0]
     if parts and not (train.objective == "dino" and recipe.dino.batch_norm):

@@ -48,7 +48,7 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
 
 def test_a_right_file_is_0_and_a_wrong_one_1(vitascope: Callable, written: Callable) -> None:
     right = vitascope("check", str(written(RIGHT)))
-    assert right.code == 0 and "✓ attention (attention): right" in right.out and not right.err
+    assert right.code == 0 and "✓ attention (attention): correct" in right.out and not right.err
     wrong = vitascope("check", str(written(WRONG)))
     assert wrong.code == 1 and "wrong: missing-scale" in wrong.out
     assert all(words in wrong.out for words in ("First difference:", "expected", "got", "Hint:", "Assumed:"))
@@ -70,7 +70,10 @@ def test_one_name_and_a_part_that_cannot_be_guessed(vitascope: Callable, written
         WRONG.replace("attention(q, k, v)", "g(a, b, c)").replace("q", "a").replace("k.", "b.").replace("@ v", "@ c")
     )
     unknown = vitascope("check", str(path))
-    assert unknown.code == 2 and "It defines g: say FILE.py:NAME --part PART." in unknown.err
+    assert (
+        unknown.code == 2
+        and "It defines: g. To check one, run: vitascope check FILE.py:NAME --part PART" in unknown.err
+    )
     told = vitascope("check", f"{path}:g", "--part", "attention", "--json")
     assert told.code == 1 and json.loads(told.out)["parts"][0]["mistakes"] == ["missing-scale"]
     wrong = vitascope("check", str(path), "--part", "atention")
@@ -80,12 +83,15 @@ def test_one_name_and_a_part_that_cannot_be_guessed(vitascope: Callable, written
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("def attention(q, k, v:\n    pass", "syntax error in line 1"),
-        ("import no_such_library", "it imports no_such_library, which is not installed (line 1)"),
-        ("x = 1", "Nothing in it was recognised as a part"),
-        ("import os\nos.abort()", "crashed the process"),
-        ("import torch\nx = torch.zeros(2**29)", "it needs more than 1 GiB of memory (line 2)"),
-        ("def attention(q, k, v):\n    while True:\n        pass", "attention did not end within 2 seconds"),
+        ("def attention(q, k, v:\n    pass", "Syntax error in line 1"),
+        ("import no_such_library", "It imports no_such_library, which is not installed (line 1)."),
+        ("x = 1", "No transformer part was recognised in it."),
+        ("import os\nos.abort()", "Loading the file crashed the Python process"),
+        (
+            "import torch\nx = torch.zeros(2**29)",
+            "It needs more than 1 GiB of memory (line 2). Increase the limit with --memory.",
+        ),
+        ("def attention(q, k, v):\n    while True:\n        pass", "attention did not finish within 2 seconds"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_2_and_the_reason_is_told(
@@ -98,10 +104,10 @@ def test_a_file_that_cannot_be_used_is_2_and_the_reason_is_told(
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("1 / 0", "it crashed: ZeroDivisionError: division by zero (line 1)"),
-        ("import sys\nsys.exit(0)", "it ends the program by itself (line 2)"),
-        ("raise MemoryError", "it needs more than 4 GiB of memory (line 1)"),
-        ("x = 1\nraise KeyboardInterrupt", "it crashed: KeyboardInterrupt:  (line 2)"),
+        ("1 / 0", "It raised ZeroDivisionError: division by zero (line 1)."),
+        ("import sys\nsys.exit(0)", "It exits the program, e.g. with sys.exit() (line 2)."),
+        ("raise MemoryError", "It needs more than 4 GiB of memory (line 1). Increase the limit with --memory."),
+        ("x = 1\nraise KeyboardInterrupt", "It raised KeyboardInterrupt (line 2)."),
     ],
 )
 def test_every_way_to_fail_has_its_words(
@@ -119,12 +125,12 @@ def test_what_was_done_before_an_endless_loop_is_told(written: Callable) -> None
     path = written(WRONG + "\ndef multi_head_attention(x, w_q, w_k, w_v, w_o, heads):\n    while True: pass\n")
     reports = check_file(path, seconds=2)
     assert [part.mistakes for part in reports.parts] == [["missing-scale"]]
-    assert reports.exit_code == 2 and "multi_head_attention did not end" in str(reports.error)
+    assert reports.exit_code == 2 and "multi_head_attention did not finish" in str(reports.error)
 
 
 def test_json_of_an_unusable_file_is_json(vitascope: Callable, written: Callable) -> None:
     answer = vitascope("check", str(written("def f(:")), "--json")
-    assert answer.code == 2 and json.loads(answer.out)["parts"] == [] and "syntax" in json.loads(answer.out)["error"]
+    assert answer.code == 2 and json.loads(answer.out)["parts"] == [] and "Syntax" in json.loads(answer.out)["error"]
 
 
 def test_numbers_that_are_not_finite_are_still_json(written: Callable) -> None:
@@ -141,7 +147,7 @@ def test_a_missing_file_and_no_file_are_2(vitascope: Callable, tmp_path: Path) -
 def test_a_function_that_raises_is_wrong_and_its_error_told(written: Callable) -> None:
     reports = check_file(written("def attention(q, k, v):\n    return q @ k"))
     assert reports.exit_code == 1 and reports.parts[0].mistakes == ["unknown"]
-    assert "It raised, for every input: RuntimeError" in reports.parts[0].evidence[0]
+    assert "It raised an error for every input. RuntimeError" in reports.parts[0].evidence[0]
 
 
 def test_a_mask_must_agree_with_the_reader_s_own_causal_mask(written: Callable) -> None:
@@ -157,7 +163,7 @@ def attention(q, k, v, mask=None):
 """
     files = ((hides, "one.py"), (hides + sees, "two.py"), (hides + blocks, "three.py"))
     alone, inverted, right = (check_file(written(text, name)) for text, name in files)
-    assert alone.parts[0].mistakes == ["mask-inverted"]  # where nothing tells, True means may look
+    assert alone.parts[0].mistakes == ["mask-inverted"]  # by default, True means that attention is allowed
     assert [part.mistakes for part in inverted.parts] == [["mask-inverted"], []]
     assert right.passed
 
@@ -166,7 +172,7 @@ def test_a_folder_is_graded_with_sheet_e_s_points(vitascope: Callable, written: 
     written(GRID.replace("SCALE", "(c // self.heads)"), "anna.py")
     written(GRID.replace("SCALE", "c"), "ben.py")
     written("def broken(:", "cem.py")
-    written("EPOCHS = 10", "train.py")  # holds no part and is no failure
+    written("EPOCHS = 10", "train.py")  # nothing to check: not counted as a failure
     answer = vitascope("check", "--all", str(tmp_path), "--json")
     files = {one["file"]: one for one in json.loads(answer.out)["files"]}
     assert answer.code == 2
@@ -176,7 +182,7 @@ def test_a_folder_is_graded_with_sheet_e_s_points(vitascope: Callable, written: 
         "cem.py": 0,
         "train.py": 0,
     }
-    assert "syntax error" in files["cem.py"]["error"]
+    assert "Syntax error" in files["cem.py"]["error"]
     (tmp_path / "anna.py").unlink()
     (tmp_path / "cem.py").unlink()
     told = vitascope("check", "--all", str(tmp_path))
@@ -211,8 +217,9 @@ def test_an_unfilled_skeleton_is_not_called_wrong(vitascope: Callable, written: 
     path = written("def attention(q, k, v, mask=None):\n    scores = q[..., None]\n    ...\n")
     answer = vitascope("check", str(path))
     assert answer.code == 1 and "not filled in yet" in answer.out and "wrong" not in answer.out
-    assert "its line 3" in answer.out  # the dots of an index are code
+    assert "Line 3 still contains ..." in answer.out  # the dots of an index are code
     assert json.loads(vitascope("check", str(path), "--json").out)["parts"][0]["passed"] is False
+    assert "not filled in yet" in vitascope("check", "--all", str(path.parent)).out
 
 
 def test_what_classes_write_is_understood(written: Callable) -> None:
@@ -272,6 +279,6 @@ def test_folders_and_missing_files_are_told(vitascope: Callable, written: Callab
     hidden.mkdir()
     (hidden / "copy.py").write_text("def broken(:")
     assert vitascope("check", "--all", str(tmp_path)).code == 0  # the copy is not graded
-    assert "--all" in vitascope("check", str(tmp_path)).err
+    assert f"run: vitascope check --all {tmp_path}" in vitascope("check", str(tmp_path)).err
     answer = vitascope("check", "nowhere.py", "--json")
     assert answer.code == 2 and json.loads(answer.out) == {"parts": [], "error": "There is no file nowhere.py."}

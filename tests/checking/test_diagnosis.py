@@ -1,5 +1,7 @@
 """Every mistake is named; PyTorch's own layers are right; two mistakes are never called right."""
 
+from pathlib import Path
+
 import pytest
 from checking import wrong_attention, wrong_models
 
@@ -24,6 +26,12 @@ def test_a_mistake_is_named_and_nothing_else(
     assert report.mistakes == [name]
     assert not report.passed and report.hints == [MISTAKES[name].hint]
     assert report.first_difference or name == "dropout-in-eval"
+
+
+def test_the_documentation_lists_every_mistake() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
+    for name, mistake in MISTAKES.items():
+        assert f"| `{name}` | {mistake.meaning} |" in page, name
 
 
 def test_every_id_has_two_differently_written_variants() -> None:

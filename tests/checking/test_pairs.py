@@ -128,8 +128,8 @@ def test_a_strange_attention_is_unknown_and_the_evidence_is_told() -> None:
 
     report = vitascope.check(attention)
     assert report.mistakes == ["unknown"]
-    assert "Each row of the map sums to one: no." in report.evidence
-    assert "Twice the values give twice the output: yes." in report.evidence
+    assert "Each row of the attention map sums to 1: no." in report.evidence
+    assert "Doubling the values doubles the output: yes." in report.evidence
 
 
 def test_a_mask_that_changes_nothing_is_told() -> None:
@@ -137,7 +137,7 @@ def test_a_mask_that_changes_nothing_is_told() -> None:
         return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
 
     report = vitascope.check(attention)
-    assert report.mistakes == ["unknown"] and report.evidence == ["The mask changes nothing."]
+    assert report.mistakes == ["unknown"] and report.evidence == ["The mask has no effect on the output."]
 
 
 def test_the_right_parts_of_these_tests_are_right() -> None:

@@ -167,7 +167,7 @@ def test_what_was_assumed_is_said() -> None:
 
     report = vitascope.check(attention)
     assert report.passed
-    assert "in a boolean mask, True means hidden, as in nn.MultiheadAttention" in report.assumed
+    assert "in a boolean mask, True means masked out, as in nn.MultiheadAttention" in report.assumed
 
 
 def test_a_report_can_be_read_in_a_notebook() -> None:

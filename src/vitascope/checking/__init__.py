@@ -1,1 +1,1 @@
-"""Is *your* attention right: a reader's code against PyTorch's, and which mistake it has."""
+"""Check a user's transformer code against PyTorch's layers and name its mistakes."""

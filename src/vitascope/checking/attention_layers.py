@@ -1,4 +1,4 @@
-"""Which linear maps of a reader's module belong to attention, and the choices a right attention may make."""
+"""Find the attention layers of a user's module and list the variants of attention that are correct."""
 
 import re
 from dataclasses import replace
@@ -23,14 +23,14 @@ Reading = tuple[Options, tuple[str, ...]]
 
 
 def attention_readings(module: nn.Module, maps: list[LinearMap]) -> list[Reading]:
-    """Assignments of weights, heads split from inside or outside, a causal mask of its own."""
+    """List the correct variants: which weight is which, how the heads are split, an optional causal mask."""
     splits: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({}, ()),
-        ({"split": "inside-out"}, ("each head takes every so-many-th feature",)),
+        ({"split": "inside-out"}, ("the features of the heads are interleaved",)),
     ]
     causals: list[tuple[dict[str, Any], tuple[str, ...]]] = [({}, ())]
     if looks_causal(module):
-        causals.append(({"causal": True}, ("it masks later tokens by itself",)))
+        causals.append(({"causal": True}, ("the module applies a causal mask itself",)))
     return [
         ({"assignment": chosen, **split, **causal}, (*words, *split_words, *causal_words))
         for (chosen, words), (split, split_words), (causal, causal_words) in product(assignments(maps), splits, causals)
@@ -38,7 +38,7 @@ def attention_readings(module: nn.Module, maps: list[LinearMap]) -> list[Reading
 
 
 def looks_causal(module: nn.Module) -> bool:
-    """Its text or its buffers speak of a triangle."""
+    """Whether the source code contains tril, triu or the word causal."""
     texts = "".join(source_of(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch"))
     return "tril" in texts or "triu" in texts or "causal" in texts.lower()
 

@@ -1,4 +1,4 @@
-"""The reader's results beside ours: run once each, compared with a tolerance, whatever the reader's code does."""
+"""Run the user's code once per case and compare it with the reference within a tolerance."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-4}  # of the largest number
 
 @dataclass
 class Finding:
-    """The way, the choices and the mistakes that reproduce the reader's numbers."""
+    """The way, the choices and the mistakes that reproduce the user's numbers."""
 
     way: Way
     reading: Options
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass
 class Bench:
-    """The reader's results, each computed once."""
+    """The user's results, each computed once."""
 
     subject: Subject
     results: dict[tuple[Any, ...], Tensor | Exception] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def told_by(way: Way, case: Case) -> tuple[tuple[str, Any], ...]:
 
 
 def attempt(subject: Subject, way: Way, case: Case, inputs: Inputs, calm: Calm | None) -> Tensor | Exception:
-    """The reader's code may raise anything, print anything and change what it was given."""
+    """Run the user's code on copies of the inputs; return the result or the exception."""
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -72,7 +72,7 @@ def attempt(subject: Subject, way: Way, case: Case, inputs: Inputs, calm: Calm |
             with calm:
                 return subject.theirs(way, case, copies)
     except (Exception, SystemExit) as error:
-        return error if isinstance(error, Exception) else RuntimeError(f"it left the program: {error!r}")
+        return error if isinstance(error, Exception) else RuntimeError(f"the code exited the program: {error!r}")
 
 
 def agree(theirs: Tensor | Exception, ours: Tensor | Exception, tolerance: float) -> bool:

@@ -55,7 +55,7 @@ def _block_weights(module: nn.Module, options: Options, heads: int, width: int) 
 
 
 def block(x: Tensor, module: nn.Module, heads: int, allowed: Tensor | None, options: Options) -> Tensor:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the weights are those of the reader's module."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the weights are those of the user's module."""
     weights, first, second = block_weights(module, options, heads, x.shape[-1])
     if options.get("causal"):
         allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
@@ -95,12 +95,14 @@ def block_norms(module: nn.Module, swapped: bool) -> list[nn.Module | None]:
 
 
 def block_readings(module: nn.Module, width: int) -> list[Reading]:
-    """The choices of attention, the bend, and whose norm is whose."""
+    """List the correct variants: attention, activation function, and which norm belongs to which layer."""
     attending = attention_readings(module, attention_maps_of(linear_maps(module), width))
     swaps: list[Reading] = [({}, ())]
     if len(norms_of(module)) > 1:
         names = [name for name, _ in norms_of(module)][1::-1]
-        swaps.append(({"norms_swapped": True}, (f"{names[0]} is attention's norm and {names[1]} the MLP's",)))
+        swaps.append(
+            ({"norms_swapped": True}, (f"{names[0]} is the norm before attention, {names[1]} the norm before the MLP",))
+        )
     return [
         ({**bend, **chosen, **swap}, (*bend_words, *words, *swap_words))
         for (swap, swap_words), (chosen, words), (bend, bend_words) in product(swaps, attending, bends_of(module))
@@ -108,7 +110,7 @@ def block_readings(module: nn.Module, width: int) -> list[Reading]:
 
 
 def block_forms(module: nn.Module, width: int, has_heads: bool) -> list[Switch]:
-    """Layers that are not there at all."""
+    """List the layers that are missing."""
     found = []
     attending = attention_maps_of(linear_maps(module), width)
     weights = weights_under(attending, attention_readings(module, attending)[0][0], 1)
@@ -172,4 +174,8 @@ class TransformerBlock(AttentionModule):
         lines = super().evidence(way, theirs, ours)
         known = {"weight", "bias"}
         odd = [n for n, p in self.sample.named_parameters() if p.ndim == 1 and not known & set(words_of(n))]
-        return [*lines, f"It has weights that a plain block has not: {', '.join(odd)}."] if odd else lines
+        return (
+            [*lines, f"The module has parameters that a standard block does not have: {', '.join(odd)}."]
+            if odd
+            else lines
+        )

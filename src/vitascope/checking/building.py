@@ -1,4 +1,4 @@
-"""A reader's class and our sizes -> an instance: what each argument of the constructor is likely to want."""
+"""Create an instance of a user's class: choose a value for each constructor argument by its name."""
 
 import inspect
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ ROLES = {name: role for role, names in NAMES.items() for name in names.split()}
 
 
 class UnknownArgumentError(TypeError):
-    """A constructor wants something that nobody can guess."""
+    """A required constructor argument has an unknown meaning."""
 
 
 def size_role(name: str, others: set[str], sizes: Mapping[str, Any]) -> str | None:
@@ -83,7 +83,9 @@ def arguments_for(cls: type, sizes: Mapping[str, Any], order: tuple[str, ...] = 
             unknown.append(parameter.name)
     left = [role for role in order if role not in used and role in sizes]
     if len(unknown) > len(left):
-        raise UnknownArgumentError(f"nobody can guess the argument {unknown[len(left)]!r} of {cls.__name__}")
+        raise UnknownArgumentError(
+            f"the constructor argument {unknown[len(left)]!r} of {cls.__name__} has an unknown meaning"
+        )
     return given | {name: sizes[role] for name, role in zip(unknown, left, strict=False)}
 
 

@@ -1,4 +1,4 @@
-"""The part `causal-mask`: who may look at whom, as booleans or as numbers to add."""
+"""The part `causal-mask`: a mask that blocks attention to later tokens, boolean or additive."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from vitascope.checking.naming import polarity_in, prose_of
 from vitascope.checking.reference import Options, Switch
 from vitascope.checking.subject import Case, Inputs, Subject, Way
 
-LEAST = -1000.0  # a hidden score must be lowered by at least so much
+LEAST = -1000.0  # a masked score must be lowered by at least this amount
 
 
 class CausalMask(Subject):
@@ -60,9 +60,9 @@ class CausalMask(Subject):
         found = self._values(way)
         lowest = min(found) if found else -torch.inf
         forms: list[tuple[str | None, float, float, str]] = [
-            ("may", 1, 0, "True (1) means may look"),
-            ("blocked", 0, 1, "True (1) means hidden"),
-            (None, 0, lowest if lowest <= LEAST else -torch.inf, "numbers to add to the scores"),
+            ("may", 1, 0, "True (or 1) means that attention is allowed"),
+            ("blocked", 0, 1, "True (or 1) means masked out"),
+            (None, 0, lowest if lowest <= LEAST else -torch.inf, "the mask is additive: it is added to the scores"),
         ]
         fitting = [form for form in forms if form[0] in (None, self.told or form[0])]
         return [({"values": (low, high)}, (words,)) for _, low, high, words in fitting]
@@ -84,10 +84,10 @@ class CausalMask(Subject):
         if theirs.shape != ours.shape:
             return [f"The mask has shape {list(theirs.shape)} instead of {list(ours.shape)}."]
         values = ", ".join(f"{value:g}" for value in theirs.flatten().unique().tolist()[:6])
-        return [f"It holds the values {values}; its first row is {theirs[0].tolist()}."]
+        return [f"The mask contains the values {values}. Its first row is {theirs[0].tolist()}."]
 
     def polarity(self) -> str | None:
-        """What True means in this reader's masks, for his attention to agree with."""
+        """What True means in the user's mask: may (attention is allowed), blocked, or None if unknown."""
         for way in (group[0] for group in self.groups()):
             try:
                 out = self.theirs(way, self.cases()[0], {})

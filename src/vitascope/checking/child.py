@@ -1,4 +1,4 @@
-"""The process in which a reader's file runs: `python -m vitascope.checking.child`, started by `isolation`.
+"""The process in which a user's file runs: `python -m vitascope.checking.child`, started by `isolation`.
 
 With a task as its argument it runs that one. Else it reads tasks from standard input, forks for each and prints
 the exit code: PyTorch is imported once for many files.
@@ -20,7 +20,7 @@ from vitascope.checking.examining import examine_file
 from vitascope.checking.result import Report
 from vitascope.errors import UserError, first_line
 
-WAITING = 10.0  # times the seconds of computing that a file may also wait or sleep
+WAITING = 10.0  # wall-clock limit, as a multiple of the computing time limit
 
 
 def main() -> None:
@@ -76,13 +76,13 @@ def run_task(task: dict[str, Any]) -> NoReturn:
             tell(error=explained(error, path, task["memory"]))
         tell(done=True)
     sys.stdout.flush()
-    os._exit(0)  # threads the file may have left behind do not keep us
+    os._exit(0)  # exit even if the file has left threads running
 
 
 def _finished(report: Report, memory: float) -> dict[str, object]:
     error = str((report.first_difference or {}).get("error", ""))
     if "MemoryError" in error or "allocate memory" in error:
-        return {"error": f"{report.name} needs more than {memory:g} GiB of memory"}
+        return {"error": _too_much(report.name, memory)}
     return {"report": report.whole()}
 
 
@@ -93,7 +93,7 @@ def loaded(path: Path) -> ModuleType:
     name = f"_reader_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"{path.name} is not a Python file")
+        raise UserError(f"{path.name} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -101,31 +101,36 @@ def loaded(path: Path) -> ModuleType:
 
 
 def explained(error: BaseException, path: Path, memory: float) -> str:
-    """What stopped us, in one sentence with its line."""
+    """Why the file could not be checked, with the line number."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f" (line {lines[-1]})" if lines else ""
     words = first_line(error, 200) if isinstance(error, Exception) else str(error)
+    kind = type(error).__name__
     match error:
         case UserError():
             return str(error)
         case SyntaxError():
-            return f"syntax error in line {error.lineno}: {error.msg}"
+            return f"Syntax error in line {error.lineno}: {error.msg}."
         case ModuleNotFoundError():
-            return f"it imports {error.name}, which is not installed{where}"
+            return f"It imports {error.name}, which is not installed{where}."
         case SystemExit():
-            return f"it ends the program by itself{where}"
+            return f"It exits the program, e.g. with sys.exit(){where}."
         case MemoryError():
-            return f"it needs more than {memory:g} GiB of memory{where}"
+            return _too_much("It", memory, where)
         case _ if "allocate memory" in words:
-            return f"it needs more than {memory:g} GiB of memory{where}"
+            return _too_much("It", memory, where)
         case _:
-            return f"it crashed: {type(error).__name__}: {words}{where}"
+            return f"It raised {kind}: {words}{where}." if words else f"It raised {kind}{where}."
+
+
+def _too_much(name: str, memory: float, where: str = "") -> str:
+    return f"{name} needs more than {memory:g} GiB of memory{where}. Increase the limit with --memory."
 
 
 def hurry(seconds: float) -> None:
-    """The system ends this process after so many seconds of computing, or ten times as many in all.
+    """End this process after `seconds` of computing time, or ten times as many seconds of wall-clock time.
 
-    Computing, not the clock: on a busy machine a file gets the same verdict."""
+    Computing time does not depend on other programs, so a busy machine gives the same verdict."""
     if hasattr(signal, "setitimer"):
         for timer, number, most in (
             (signal.ITIMER_PROF, signal.SIGPROF, seconds),
@@ -136,7 +141,7 @@ def hurry(seconds: float) -> None:
 
 
 def limit(memory: float) -> None:
-    """Memory beyond what torch has taken is refused (Linux)."""
+    """Limit the memory that the file may use in addition to PyTorch's own (Linux only)."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

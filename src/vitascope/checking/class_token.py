@@ -1,4 +1,4 @@
-"""The part `class-token`: one more token in front of the patches, and positions where the reader adds them there."""
+"""The part `class-token`: prepend the class token and, optionally, add the position embeddings."""
 
 from typing import Any
 
@@ -51,10 +51,10 @@ class ClassToken(Subject):
         return drawn(case, shapes)
 
     def groups(self) -> list[list[Way]]:
-        axes = "tokens are batch × token × feature"
+        axes = "the tokens have shape batch × token × feature"
         if self.is_module:
             return [[Way((axes,), {"shape": ()})]]
-        return [[Way((axes, f"the class token is {name}"), {"shape": shape})] for name, shape in SHAPES.items()]
+        return [[Way((axes, f"the class token has shape {name}"), {"shape": shape})] for name, shape in SHAPES.items()]
 
     def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
         s = case.sizes
@@ -81,8 +81,9 @@ class ClassToken(Subject):
     def evidence(self, way: Way, theirs: Tensor, ours: Tensor) -> list[str]:
         if theirs.shape != ours.shape:
             return [f"The output has shape {list(theirs.shape)} instead of {list(ours.shape)}."]
-        same = [bool(torch.allclose(theirs[:, n], ours[:, n])) for n in range(ours.shape[1])]
-        return [f"Right are the tokens {[n for n, right in enumerate(same) if right]} of {len(same)}."]
+        good = [n for n in range(ours.shape[1]) if torch.allclose(theirs[:, n], ours[:, n])]
+        indices = f": indices {good}" if good else ""
+        return [f"{len(good)} of {ours.shape[1]} tokens are correct{indices}."]
 
 
 def token_and_table(module: nn.Module, patches: int, width: int) -> tuple[Tensor | None, Tensor | None]:

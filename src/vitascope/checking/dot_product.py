@@ -12,15 +12,15 @@ from vitascope.checking.reference import LEAKS, MAPS, MASKS, SCALES, Options, Sw
 from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask
 
 AXES = {
-    "rows": "q, k and v are batch × token × feature",
-    "heads": "q, k and v are batch × head × token × feature",
-    "heads-last": "q, k and v are batch × token × head × feature",
-    "columns": "q, k and v are batch × feature × token: tokens are columns",
-    "flat": "q, k and v are token × feature",
-    "flat-columns": "q, k and v are feature × token: tokens are columns",
+    "rows": "q, k and v have shape batch × token × feature",
+    "heads": "q, k and v have shape batch × head × token × feature",
+    "heads-last": "q, k and v have shape batch × token × head × feature",
+    "columns": "q, k and v have shape batch × feature × token",
+    "flat": "q, k and v have shape token × feature",
+    "flat-columns": "q, k and v have shape feature × token",
 }
 GROUPS = [["rows", "columns"], ["heads", "heads-last"], ["flat", "flat-columns"]]
-# Two axes at the end are token × feature for the reference; this is where the reader has them.
+# The reference has token × feature as the last two axes; these permutations give the user's order.
 ORDERS = {"columns": (0, 2, 1), "flat-columns": (1, 0), "heads-last": (0, 2, 1, 3)}
 
 
@@ -57,19 +57,22 @@ class DotProduct(Subject):
         own = "causal" if self.causal else self.plain
         cases = [
             Case("five tokens", sizes, own),
-            Case("odd sizes", sizes | {"batch": 3, "heads": 2, "queries": 7, "keys": 7, "width": 9, "value": 9}, own),
+            Case("other sizes", sizes | {"batch": 3, "heads": 2, "queries": 7, "keys": 7, "width": 9, "value": 9}, own),
             Case("one token", sizes | {"queries": 1, "keys": 1}, own),
             Case("more keys than queries", sizes | {"keys": 6}, self.plain, False),
-            Case("values of another width", sizes | {"value": 3}, own, False),
+            Case("values with a different width", sizes | {"value": 3}, own, False),
         ]
         if self.forms_of_mask:
-            cases += [Case("mask", sizes, "random"), Case("mask, high hidden scores", sizes, "loud")]
+            cases += [Case("mask", sizes, "random"), Case("mask, high masked scores", sizes, "loud")]
         return [case for case in cases if small is None or case.sizes["width"] == small]
 
     def tiny_cases(self) -> list[Case]:
         own = "causal" if self.causal else self.plain
         grown = [(t, d) for t in (1, 2, 3) for d in (1, 2)]
-        plain = [Case(f"{t} tokens of width {d}", self._tiny(t, d), own, tiny=True) for t, d in grown]
+        plain = [
+            Case(f"{t} {'token' if t == 1 else 'tokens'} of width {d}", self._tiny(t, d), own, tiny=True)
+            for t, d in grown
+        ]
         masked = [Case(f"{t} tokens, causal", self._tiny(t, 1), "causal", tiny=True) for t in (2, 3)]
         small = self._forced_width()
         return [case for case in [*plain, *(masked if self.forms_of_mask else [])] if small in (None, 1)]
@@ -78,7 +81,7 @@ class DotProduct(Subject):
         return {"batch": 1, "heads": 1, "queries": tokens, "keys": tokens, "width": width, "value": width}
 
     def _forced_width(self) -> int | None:
-        """A module that was told its width, or a temperature, works for this one only."""
+        """A module that stores a width or a temperature works for that width only."""
         return (
             4
             if isinstance(self.thing, nn.Module)
@@ -95,7 +98,7 @@ class DotProduct(Subject):
             "v": (batch, heads, s["keys"], s["value"]),
         }
         given = drawn(case, shapes)
-        if case.mask == "loud":  # hidden keys that fit a query 400 times better than all others
+        if case.mask == "loud":  # masked keys with scores far above all others
             given["q"], given["k"] = given["q"].abs() + 0.5, given["k"] * 0.1
             given["k"][..., -1, :] = 400.0
         return given
@@ -125,7 +128,7 @@ class DotProduct(Subject):
                 return arranged(picked(self._called({**ready, **extra, "mask": tried}), wanted), axes)
             except (RuntimeError, ValueError, IndexError, AssertionError) as raised:
                 error = error or raised
-        raise error or RuntimeError("no mask fits")
+        raise error or RuntimeError("no mask shape was accepted")
 
     def _called(self, values: dict[str, Any]) -> Any:
         run = self.thing if isinstance(self.thing, nn.Module) else self.call_of
@@ -135,7 +138,7 @@ class DotProduct(Subject):
         return run(**named)
 
     def _without(self, axes: str, tensor: Tensor) -> Tensor:
-        """The first head only, or the first image's, where the reader's code knows no such axis."""
+        """Drop the head axis, and the batch axis, where the user's code does not have them."""
         tensor = tensor if axes.startswith("heads") else tensor[:, 0]
         return tensor[0] if axes.startswith("flat") else tensor
 
@@ -155,7 +158,7 @@ class DotProduct(Subject):
 
 
 def named_roles(roles: dict[str, str]) -> dict[str, str]:
-    """Where the names do not tell, the first three arguments are q, k and v."""
+    """Take the first three arguments as q, k and v where their names do not match."""
     if {"q", "k", "v"} <= set(roles.values()):
         return roles
     free = [name for name, role in roles.items() if role not in ("q", "k", "v", "mask", "dropout", "training", "heads")]
@@ -164,13 +167,13 @@ def named_roles(roles: dict[str, str]) -> dict[str, str]:
 
 
 def arranged(tensor: Tensor, axes: str) -> Tensor:
-    """Our axes as the reader has them, or back: every order here is its own inverse."""
+    """Convert between our axis order and the user's; every order here is its own inverse."""
     order = ORDERS.get(axes)
     return tensor if order is None or tensor.ndim != len(order) else tensor.permute(order)
 
 
 def picked(result: Any, shape: tuple[int, ...]) -> Tensor:
-    """The output where (output, weights) came back: the first tensor of the right shape, else the first."""
+    """Of several results, e.g. (output, weights), return the first with the expected shape, else the first."""
     if isinstance(result, Tensor):
         return result
     parts = list(result.values()) if isinstance(result, dict) else result
@@ -181,20 +184,20 @@ def picked(result: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def attention_evidence(subject: Subject, way: Way, theirs: Tensor, ours: Tensor) -> list[str]:
-    """Properties of an attention that is wrong in an unknown way."""
+    """Describe properties of an attention whose mistake is unknown."""
     lines = []
     if theirs.shape != ours.shape:
         lines.append(f"The output has shape {list(theirs.shape)} instead of {list(ours.shape)}.")
     if not theirs.isfinite().all():
-        lines.append("The output holds numbers that are not finite.")
+        lines.append("The output contains NaN or infinite values.")
     case = next(case for case in subject.cases() if case.required)
     inputs = {name: tensor.to(subject.dtype) for name, tensor in subject.inputs(case).items()}
     if "v" in inputs:
         ones = subject.theirs(way, case, inputs | {"v": torch.ones_like(inputs["v"])})
         sums = torch.allclose(ones, torch.ones_like(ones), atol=1e-4)
-        lines.append(f"Each row of the map sums to one: {'yes' if sums else 'no'}.")
+        lines.append(f"Each row of the attention map sums to 1: {'yes' if sums else 'no'}.")
         double = subject.theirs(way, case, inputs | {"v": 2 * inputs["v"]})
         lines.append(
-            f"Twice the values give twice the output: {'yes' if torch.allclose(double, 2 * theirs) else 'no'}."
+            f"Doubling the values doubles the output: {'yes' if torch.allclose(double, 2 * theirs) else 'no'}."
         )
     return lines

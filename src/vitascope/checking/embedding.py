@@ -76,7 +76,7 @@ def _joined(patches: Tensor, first: Tensor | None, options: Options) -> Tensor:
 
 
 def read_token(tokens: Tensor, options: Options) -> Tensor:
-    """The class token, where the reader's head looks for it."""
+    """Return the token that the user's head reads as the class token."""
     return tokens[:, -1 if options.get("class_at") in ("end", "start, read last") else 0]
 
 

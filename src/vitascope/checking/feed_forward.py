@@ -1,4 +1,4 @@
-"""The part `feed-forward`: two linear maps with a bend between, as nn.TransformerEncoderLayer has them."""
+"""The part `feed-forward`: Linear, activation, Linear, as in nn.TransformerEncoderLayer."""
 
 import inspect
 import re
@@ -22,35 +22,37 @@ from vitascope.checking.weights import LinearMap, linear_maps, norms_of
 BENDS: dict[str, Callable[[Tensor], Tensor]] = {
     "GELU": F.gelu,
     "ReLU": F.relu,
-    "GELU by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "GELU (tanh approximation)": lambda x: F.gelu(x, approximate="tanh"),
     "SiLU": F.silu,
     "tanh": torch.tanh,
     "squared ReLU": lambda x: F.relu(x).square(),
-    "GELU by 1.702": lambda x: x * torch.sigmoid(1.702 * x),
+    "GELU (sigmoid approximation)": lambda x: x * torch.sigmoid(1.702 * x),
     "leaky ReLU": F.leaky_relu,
     "ELU": F.elu,
 }
 
 
 def feed_forward(x: Tensor, first: LinearMap, second: LinearMap, bend: str, untransposed: str = "") -> Tensor:
-    """Widen, bend, narrow."""
+    """Compute Linear, activation, Linear."""
     weights = [one.weight.T if str(n) in untransposed else one.weight for n, one in enumerate((first, second), 1)]
     return F.linear(BENDS[bend](F.linear(x, weights[0], first.bias)), weights[1], second.bias)
 
 
 def bend_readings(prefix: str = "") -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-    return [({"bend": bend}, () if bend == "GELU" else (f"{prefix}the bend is {bend}",)) for bend in BENDS]
+    return [
+        ({"bend": bend}, () if bend == "GELU" else (f"{prefix}the activation function is {bend}",)) for bend in BENDS
+    ]
 
 
 def bends_of(module: nn.Module) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-    """The bends that the module's layers or text speak of; all where they are silent."""
+    """List all activation functions; those not named in the module's layers or source are marked as rare."""
     texts = [source_of(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch.")]
     text = "".join([*texts, *map(str, module.modules())]).lower()
     spoken = [name for name in BENDS if re.search(rf"(?<![a-z]){name.split()[0].lower()}", text)]
     if "approximate='tanh'" not in text and 'approximate="tanh"' not in text and "0.044715" not in text:
-        spoken = [name for name in spoken if name != "GELU by tanh"]
+        spoken = [name for name in spoken if name != "GELU (tanh approximation)"]
     if "1.702" not in text:
-        spoken = [name for name in spoken if name != "GELU by 1.702"]
+        spoken = [name for name in spoken if name != "GELU (sigmoid approximation)"]
     likely = spoken or list(BENDS)[:2]
     return [(bend if bend["bend"] in likely else {**bend, "rare_bend": True}, words) for bend, words in bend_readings()]
 
@@ -73,19 +75,19 @@ class FeedForward(Subject):
             self.roles = _function_roles(thing)
 
     def native(self) -> str:
-        return "nn.Linear twice, with the bend between"
+        return "nn.Linear + activation + nn.Linear"
 
     def cases(self) -> list[Case]:
         cases = [
             Case("five tokens", {"batch": 2, "tokens": 5, "width": 6, "hidden": 10}),
-            Case("odd sizes", {"batch": 3, "tokens": 7, "width": 5, "hidden": 9}),
+            Case("other sizes", {"batch": 3, "tokens": 7, "width": 5, "hidden": 9}),
             Case("one token", {"batch": 2, "tokens": 1, "width": 6, "hidden": 10}),
         ]
         return self._fitted(cases)
 
     def tiny_cases(self) -> list[Case]:
         grown = [(1, 1), (1, 2), (2, 3)]
-        cases = [Case(f"width {d}", {"batch": 1, "tokens": 1, "width": d, "hidden": h}, tiny=True) for d, h in grown]
+        cases = [Case(f"width {d}, hidden width {h}", _tiny(d, h), tiny=True) for d, h in grown]
         return self._fitted(cases)
 
     def _fitted(self, cases: list[Case]) -> list[Case]:
@@ -103,10 +105,10 @@ class FeedForward(Subject):
         return drawn(case, shapes)
 
     def groups(self) -> list[list[Way]]:
-        axes = "the input is batch × token × feature"
+        axes = "the input has shape batch × token × feature"
         if self.is_module:
             return [[Way((axes,), {"flipped": False})]]
-        words = "the weights are input × output: x @ W"
+        words = "the weights have shape input × output (x @ W)"
         return [[Way((axes,), {"flipped": False})], [Way((axes, words), {"flipped": True})]]
 
     def module(self, case: Case) -> nn.Module:
@@ -136,8 +138,8 @@ class FeedForward(Subject):
     def readings(self, way: Way) -> list[Reading]:
         if not self.is_module:
             return list(bend_readings())
-        norms = [({"norm_inside": True}, ("it normalises its input by itself",))] if norms_of(self.sample) else []
-        added = [({}, ()), ({"added": True}, ("it adds its input by itself",))]
+        norms = [({"norm_inside": True}, ("the module normalises its input itself",))] if norms_of(self.sample) else []
+        added = [({}, ()), ({"added": True}, ("the module adds the residual connection itself",))]
         return [
             ({**bend, **norm, **more}, (*words, *norm_words, *more_words))
             for (bend, words), (norm, norm_words), (more, more_words) in product(
@@ -159,14 +161,14 @@ class FeedForward(Subject):
         x = {name: tensor.to(self.dtype) for name, tensor in self.inputs(case).items()}
         one = self.theirs(way, case, x | {"x": x["x"][:, :1]})
         same = one.shape == theirs[:, :1].shape and torch.allclose(one, theirs[:, :1], atol=1e-4)
-        lines = [f"Each token is treated by itself: {'yes' if same else 'no'}."]
+        lines = [f"Each token is processed independently: {'yes' if same else 'no'}."]
         if self.is_module and len(linear_maps(self.sample)) != 2:
-            lines.append(f"It has {len(linear_maps(self.sample))} linear maps; a feed-forward layer has two.")
+            lines.append(f"The module has {len(linear_maps(self.sample))} linear layers instead of two.")
         return lines
 
 
 def mlp_maps(maps: list[LinearMap], width: int) -> tuple[LinearMap, LinearMap]:
-    """The one that widens and the one that narrows."""
+    """Return the layer that increases the width and the layer that reduces it."""
     wide = [one for one in maps if one.shape[1] == width and one.shape[0] != width]
     narrow = [one for one in maps if one.shape[0] == width and one.shape[1] != width]
     if any(one.raw for one in maps) and wide and narrow and maps.index(wide[0]) > maps.index(narrow[0]):
@@ -174,8 +176,12 @@ def mlp_maps(maps: list[LinearMap], width: int) -> tuple[LinearMap, LinearMap]:
     if not wide and not narrow and len(maps) >= 2:
         return maps[-2], maps[-1]
     if not wide or not narrow:
-        raise RuntimeError("there are no two linear maps, one that widens and one that narrows")
+        raise RuntimeError("the MLP needs two linear layers: width to hidden width, and hidden width to width")
     return wide[0], narrow[-1]
+
+
+def _tiny(width: int, hidden: int) -> dict[str, int]:
+    return {"batch": 1, "tokens": 1, "width": width, "hidden": hidden}
 
 
 def _turned(one: LinearMap) -> LinearMap:

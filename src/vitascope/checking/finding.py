@@ -1,4 +1,4 @@
-"""A reader's functions and classes -> the parts they are, by their names and arguments."""
+"""Recognise which part a user's function or class implements, by its name and arguments."""
 
 import ast
 import inspect
@@ -114,16 +114,18 @@ def _of_function(part: str | None, thing: Any, roles: set[str]) -> str | None:
 
 
 def subject_for(name: str, thing: Any, part: str | None = None, polarity: str | None = None) -> Subject:
-    """What the judge examines; a UserError where nobody can tell what it is."""
+    """Return the subject to check; raise a UserError if the part is unknown."""
     if part is not None and part not in PARTS:
-        raise UserError(f"--part {part} is unknown. {did_you_mean(part, PARTS)}")
+        raise UserError(f"There is no part {part}. {did_you_mean(part, PARTS)}")
     if not callable(thing):
-        raise UserError(f"{name} is neither a function nor a class.")
+        raise UserError(f"{name} is not a function, class or module.")
     part = part or part_of(name, thing)
     if part is None and isinstance(thing, nn.Module):
         part = part_of(type(thing).__name__, thing)
     if part is None:
-        raise UserError(f"Nobody can tell which part {name} is. Say --part with one of {', '.join(PARTS)}.")
+        raise UserError(
+            f"{name} was not recognised. Give its part with --part (in Python: part=). Parts: {', '.join(PARTS)}."
+        )
     makers = MODULES if isinstance(thing, type | nn.Module) else FUNCTIONS
     return makers[part](name, thing, polarity)
 
@@ -140,14 +142,14 @@ def candidates(module: ModuleType) -> dict[str, Any]:
 
 
 def recognised(module: ModuleType) -> tuple[dict[str, Any], list[str]]:
-    """Those whose part is known, and the names of the others."""
+    """Return the functions and classes whose part is known, and the names of the others."""
     all_of_them = candidates(module)
     known = {name: thing for name, thing in all_of_them.items() if part_of(name, thing)}
     return known, [name for name in all_of_them if name not in known]
 
 
 def polarity_of(things: dict[str, Any]) -> str | None:
-    """What True means in the reader's own causal mask, where there is a right one."""
+    """What True means in the user's own causal mask: may, blocked, or None if there is no correct mask."""
     for name, thing in things.items():
         if part_of(name, thing) == "causal-mask" and not still_open(thing):
             return CausalMask(name, thing).polarity()

@@ -1,4 +1,4 @@
-"""The part `multi-head-attention` (or the grid's) as a function that is handed its weights."""
+"""The parts `multi-head-attention` and `self-attention-2d` as a function with weights as arguments."""
 
 import re
 from typing import Any
@@ -15,9 +15,9 @@ from vitascope.checking.reference import HEADS, LEAKS, MAPS, MASKS, SCALES, Opti
 from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask, tiny_attention
 from vitascope.checking.weights import row_numbers
 
-FLIPPED = "the weights are input × output: x @ W"
+FLIPPED = "the weights have shape input × output (x @ W)"
 INPUT_FIRST = (
-    r"\b(d_?)?in(put)?s?\w*\s*(×|x|\*|,|by)\s*(d_?)?out(put)?|x\s*@\s*w\w*(?!\w*\.(t|mt))"  # what a reader says
+    r"\b(d_?)?in(put)?s?\w*\s*(×|x|\*|,|by)\s*(d_?)?out(put)?|x\s*@\s*w\w*(?!\w*\.(t|mt))"  # in docstrings and comments
 )
 
 
@@ -59,12 +59,12 @@ class AttentionFunction(Subject):
         cases = [
             Case("three heads, five tokens", sizes(12, 3, 2, 1, 5), self.plain),
             Case("one head", sizes(8, 1, 2, 2, 2), self.plain),
-            Case("odd sizes", sizes(15, 5, 3, 1, 7), self.plain),
+            Case("other sizes", sizes(15, 5, 3, 1, 7), self.plain),
             Case("one token", sizes(12, 3, 2, 1, 1), self.plain),
         ]
         if self.forms_of_mask:
             same = sizes(12, 3, 2, 1, 5)
-            cases += [Case("mask", same, "random"), Case("mask, high hidden scores", same, "loud")]
+            cases += [Case("mask", same, "random"), Case("mask, high masked scores", same, "loud")]
         return cases
 
     def tiny_cases(self) -> list[Case]:
@@ -119,7 +119,7 @@ class AttentionFunction(Subject):
                 return _back(picked(result, tuple(tokens.shape)), axes)
             except (RuntimeError, ValueError, IndexError, AssertionError) as raised:
                 error = error or raised
-        raise error or RuntimeError("no mask fits")
+        raise error or RuntimeError("no mask shape was accepted")
 
     def ours(self, way: Way, case: Case, inputs: Inputs, options: Options) -> Tensor:
         first = next(inputs[name] for name in "xqkv" if name in inputs)
@@ -175,8 +175,8 @@ def _louder(x: Tensor) -> Tensor:
 def _words(axes: str, form: str | None, tall: bool, stacked: bool) -> tuple[str, ...]:
     words = [AXES[axes]]
     words += [] if form is None else [FORMS[form][0]]
-    words += ["the packed weight is input × output"] if tall else []
-    return (*words, *(["the weights are head × input × width"] if stacked else []))
+    words += ["the packed weight has shape input × output"] if tall else []
+    return (*words, *(["the weights have shape head × input × head width"] if stacked else []))
 
 
 def _turned(x: Tensor, axes: str, case: Case) -> Tensor:

@@ -24,11 +24,11 @@ from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs
 from vitascope.checking.weights import linear_maps, norms_of
 
 AXES = {
-    "batch": "the input is batch × token × feature",
-    "token": "the input is token × batch × feature, as nn.MultiheadAttention has it",
-    "single": "the input is token × feature",
-    "grid": "the grid is batch × channel × height × width",
-    "grid-last": "the grid is batch × height × width × channel",
+    "batch": "the input has shape batch × token × feature",
+    "token": "the input has shape token × batch × feature, as in nn.MultiheadAttention",
+    "single": "the input has shape token × feature",
+    "grid": "the input has shape batch × channel × height × width",
+    "grid-last": "the input has shape batch × height × width × channel",
 }
 
 
@@ -60,12 +60,12 @@ class AttentionModule(Subject):
         cases = [
             Case("three heads, five tokens", sizes(12, 3, 2, 5) | self._grid(2, 3), self.plain),
             Case("one head", sizes(8, 1, 2, 4) | self._grid(2, 2), self.plain),
-            Case("odd sizes", sizes(15, 5, 3, 7) | self._grid(3, 5), self.plain),
+            Case("other sizes", sizes(15, 5, 3, 7) | self._grid(3, 5), self.plain),
             Case("one token", sizes(12, 3, 2, 1) | self._grid(1, 1), self.plain),
         ]
         if self.forms_of_mask:
             masked = sizes(12, 3, 2, 5) | self._grid(2, 3)
-            cases += [Case("mask", masked, "random"), Case("mask, high hidden scores", masked, "loud")]
+            cases += [Case("mask", masked, "random"), Case("mask, high masked scores", masked, "loud")]
         return [fitted for case in cases if (fitted := self.instances.fitted(case)) is not None]
 
     def _grid(self, rows: int, columns: int) -> dict[str, int]:
@@ -79,7 +79,7 @@ class AttentionModule(Subject):
     def inputs(self, case: Case) -> Inputs:
         s = case.sizes
         given = drawn(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
-        if case.mask == "loud":  # the last token, which nobody may see, speaks 300 times louder
+        if case.mask == "loud":  # the masked last token is 300 times larger
             given["x"][:, -1] *= 300.0
         return given
 
@@ -113,10 +113,10 @@ class AttentionModule(Subject):
                 return self.back(picked(result, tuple(x.shape)), axes, case)
             except (RuntimeError, ValueError, IndexError, AssertionError) as raised:
                 error = error or raised
-        raise error or RuntimeError("no mask fits")
+        raise error or RuntimeError("no mask shape was accepted")
 
     def called(self, module: nn.Module, values: dict[str, Any]) -> Any:
-        """By role; an input whose name says nothing is the tokens."""
+        """Call the module by argument roles; a required argument with an unknown name gets the tokens."""
         named, parameters = {}, inspect.signature(module.forward).parameters
         for argument, role in self.roles.items():
             required = parameters[argument].default is inspect.Parameter.empty
@@ -149,7 +149,9 @@ class AttentionModule(Subject):
     def readings(self, way: Way) -> list[Reading]:
         found = attention_readings(self.sample, linear_maps(self.sample))
         if norms_of(self.sample):
-            inside = [(dict(o) | {"norm_inside": True}, (*w, "it normalises its input by itself")) for o, w in found]
+            inside = [
+                (dict(o) | {"norm_inside": True}, (*w, "the module normalises its input itself")) for o, w in found
+            ]
             return [*inside, *found]
         return found
 
@@ -158,7 +160,7 @@ class AttentionModule(Subject):
         return [s for s in found if s.id != "missing-output-projection" or not self.forms(way)]
 
     def forms(self, way: Way) -> list[Switch]:
-        """Many heads and no layer after joining them: a missing output projection (one head may do without)."""
+        """Detect a missing output projection; it is optional for a single head."""
         maps = linear_maps(self.sample)
         weights = weights_under(maps, self.readings(way)[0][0], 3)
         if self.instances.has_heads and "wo" not in weights:
@@ -180,21 +182,23 @@ class AttentionModule(Subject):
         x = self.inputs(case)["x"].to(self.dtype)
         order = torch.arange(x.shape[1]).flip(0)
         same = torch.allclose(self.theirs(way, case, {"x": x[:, order]}), theirs[:, order], atol=1e-4)
-        lines.append(f"Shuffled tokens give the same output, shuffled: {'yes' if same else 'no'}.")
+        lines.append(f"Permuting the tokens permutes the output in the same way: {'yes' if same else 'no'}.")
         alone = self.theirs(way, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])})
         apart = torch.allclose(alone[:1], theirs[:1], atol=1e-4)
-        lines.append(f"One image's output is free of the others in its batch: {'yes' if apart else 'no'}.")
+        lines.append(
+            f"The output of an image is independent of the other images in the batch: {'yes' if apart else 'no'}."
+        )
         return lines
 
 
 class AttentionOverGrid(AttentionModule):
-    """The same over the cells of a grid."""
+    """Self-attention over all positions of a feature map."""
 
     part = "self-attention-2d"
     axes = (("grid",), ("grid-last",))
 
     def native(self) -> str:
-        return "nn.MultiheadAttention over the cells"
+        return "nn.MultiheadAttention over all positions"
 
     def turned(self, x: Tensor, axes: str, case: Case) -> Tensor:
         grid = x.unflatten(1, (case.sizes["rows"], case.sizes["columns"]))

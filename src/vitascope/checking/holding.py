@@ -1,4 +1,4 @@
-"""What holds: every case, the other dtype, the gradient, both modes, as rows of a table."""
+"""Make the table of checks: every case, float32, the gradient, eval and train mode."""
 
 import warnings
 
@@ -10,11 +10,12 @@ from vitascope.checking.result import Row
 from vitascope.checking.subject import Calm, Subject
 from vitascope.errors import first_line
 
-DRAWS = 40  # enough that something is dropped in one of them
+SKIPPED = "not checked, because the forward pass is wrong"
+DRAWS = 40  # repetitions in train mode
 
 
 def table(bench: Bench, right: Finding, random: bool) -> list[Row]:
-    """What holds: every case, the other dtype, the gradient, both modes."""
+    """Check every case, float32, the gradient, eval and train mode."""
     subject, way = bench.subject, right.way
     rows = []
     for case in subject.cases():
@@ -23,12 +24,14 @@ def table(bench: Bench, right: Finding, random: bool) -> list[Row]:
             theirs, bench.ours(way, case, right.reading), TOLERANCE[subject.dtype]
         )
         note = "" if isinstance(theirs, Tensor) else f"raises {type(theirs).__name__}: {first_line(theirs, 70)}"
-        rows.append(Row(case.name, holds, note if case.required or holds else f"{note} (not needed)".strip()))
-    rows.append(Row(f"{str(subject.dtype).removeprefix('torch.')}, against {subject.native()}", rows[0].holds))
+        rows.append(
+            Row(case.name, holds, note if case.required or holds else f"{note} (optional, does not count)".strip())
+        )
+    rows.append(Row(f"{str(subject.dtype).removeprefix('torch.')}, compared with {subject.native()}", rows[0].holds))
     if subject.dtype == torch.float64:
         rows.append(_other_dtype(subject, right))
     rows.append(_gradient(subject, right, rows[0].holds is True))
-    rows.append(Row("eval mode: the same numbers each time", not random))
+    rows.append(Row("eval mode: same result on every call", not random))
     rows.append(_train_mode(subject, right, rows[0].holds is True))
     return [row for row in rows if row.check]
 
@@ -53,31 +56,35 @@ def _train_mode(subject: Subject, right: Finding, forward: bool) -> Row:
     subject.training = True
     try:
         if not forward:
-            return Row("train mode", None)
+            return Row("train mode", None, SKIPPED)
         ours = Bench(subject).ours(right.way, case, right.reading)
         drawn = [Bench(subject).theirs(right.way, case) for _ in range(DRAWS)]
         if any(agree(theirs, ours, TOLERANCE[subject.dtype]) for theirs in drawn):
-            return Row("train mode, dropout aside", True)
-        random = not all(agree(drawn[0], other, 1e-9) for other in drawn[1:])  # such as stochastic depth
-        return Row("train mode", None, "random by itself: not compared") if random else Row("train mode", False)
+            return Row("train mode, dropout disabled", True)
+        random = not all(agree(drawn[0], other, 1e-9) for other in drawn[1:])  # e.g. stochastic depth
+        return (
+            Row("train mode", None, "not compared, because the result is random")
+            if random
+            else Row("train mode", False)
+        )
     finally:
         subject.training = False
 
 
 def _gradient(subject: Subject, right: Finding, forward: bool) -> Row:
-    """Of a random sum of the outputs, to the inputs and the reader's weights."""
+    """Compare the gradients of a weighted sum of the outputs with respect to the inputs and the weights."""
     case = next(case for case in subject.cases() if case.required)
     leaves = {name: tensor.to(subject.dtype).requires_grad_() for name, tensor in subject.inputs(case).items()}
     leaves = {name: tensor for name, tensor in leaves.items() if tensor.is_floating_point()}
     if not forward or not leaves:
-        return Row("gradient", None) if leaves else Row("", None)
+        return Row("gradient", None, SKIPPED) if leaves else Row("", None)
     weights = [p for p in subject.parameters(right.way, case) if p.requires_grad]
     with warnings.catch_warnings(), Calm(), torch.enable_grad():
         warnings.simplefilter("ignore")
         outs = [subject.theirs(right.way, case, leaves), subject.ours(right.way, case, leaves, right.reading)]
         sums = [(out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum() for out in outs]
     if not sums[0].requires_grad:
-        return Row("gradient", False, "no gradient flows: is there a detach(), .data or no_grad?")
+        return Row("gradient", False, "There is no gradient. Does the code use detach(), .data or no_grad?")
     wanted = [*leaves.values(), *weights]
     theirs, ours = (torch.autograd.grad(total, wanted, allow_unused=True) for total in sums)
     zero = torch.zeros((), dtype=subject.dtype)
@@ -89,4 +96,4 @@ def _gradient(subject: Subject, right: Finding, forward: bool) -> Row:
         )
         for one, other, leaf in zip(theirs, ours, wanted, strict=True)
     ]
-    return Row("gradient", all(alike), "" if all(alike) else "is there a detach(), .data or no_grad?")
+    return Row("gradient", all(alike), "" if all(alike) else "Does the code use detach(), .data or no_grad?")

@@ -1,4 +1,4 @@
-"""A reader's class -> instances of any size, with weights that hide nothing; an instance stays as it is."""
+"""Create instances of a user's class in several sizes with random weights; a given instance is copied."""
 
 import copy
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from vitascope.checking.weights import linear_maps, norms_of
 
 
 class Instances:
-    """Made once for each size, dtype and mode."""
+    """Instances of one class, created once for each size and dtype."""
 
     def __init__(self, thing: Any, sizes: Mapping[str, Any], order: tuple[str, ...] = ("width", "heads")) -> None:
         self.thing, self.sizes, self.order = thing, dict(sizes), order
@@ -36,7 +36,7 @@ class Instances:
         return 2 if list(asked.values()).count(self.sizes.get("heads")) else 0
 
     def make(self, sizes: Mapping[str, int], dtype: torch.dtype = torch.float64, training: bool = False) -> nn.Module:
-        """An instance in eval mode unless told otherwise."""
+        """Return an instance, by default in eval mode."""
         wanted = {name: sizes.get(name, size) for name, size in self.sizes.items()}
         for narrow in {"key_width", "value_width"} & wanted.keys():
             wanted[narrow] = wanted["width"] // wanted["heads"]

@@ -1,4 +1,4 @@
-"""Check a reader's file in a process of its own: it cannot hang, fill the memory or end this program."""
+"""Check a user's file in a separate process with limits on time and memory."""
 
 import atexit
 import contextlib
@@ -14,13 +14,13 @@ from typing import Any
 from vitascope.checking.result import Reports, report_from
 from vitascope.errors import UserError
 
-START = 120.0  # seconds for Python and torch to start on a slow machine, beside the file's own time
+START = 120.0  # additional seconds for Python and PyTorch to start on a slow machine
 
 
 def check_file(
     path: Path, name: str | None = None, part: str | None = None, *, seconds: float = 60.0, memory: float = 4.0
 ) -> Reports:
-    """All parts of a file, or one; at most so many seconds for its start and for each part, and so many GiB."""
+    """Check all parts of a file, or one. `seconds` limits loading and each part; `memory` is in GiB."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
     with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +33,7 @@ def check_file(
 
 
 def _run(task: dict[str, Any], log: Path, most: float) -> int | None:
-    """The exit code, or None where the process had to be ended after `most` seconds."""
+    """Return the exit code, or None if the process was killed after `most` seconds."""
     if not hasattr(os, "fork"):
         return _run_alone(task, log, most)
     launcher = IDLE.pop() if IDLE else Launcher()
@@ -53,12 +53,12 @@ class Launcher:
 
     def run(self, task: dict[str, Any]) -> int | None:
         if self.process.stdin is None or self.process.stdout is None:
-            raise UserError("The process that runs the files has no pipes.")
+            raise UserError("The checker process could not be started: it has no pipes.")
         self.process.stdin.write(json.dumps(task) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            raise UserError(f"The process that runs the files has ended (exit code {self.process.wait()}).")
+            raise UserError(f"The checker process ended unexpectedly (exit code {self.process.wait()}).")
         return json.loads(answer)["code"]
 
     def close(self) -> None:
@@ -112,9 +112,9 @@ def _collected(told: list[dict[str, Any]], code: int | None, seconds: float, log
 
 
 def _ended(code: int | None, started: str | None, seconds: float, log: str) -> str:
-    """Why a process ended before it was done."""
-    what = started or "the file itself"
+    """Why the process ended before all parts were checked."""
+    what = started or "Loading the file"
     if code is None or -code in (getattr(signal, "SIGALRM", None), getattr(signal, "SIGPROF", None)):
-        return f"{what} did not end within {seconds:g} seconds: is there an endless loop?"
+        return f"{what} did not finish within {seconds:g} seconds of computing time. Is there an infinite loop?"
     last = (log.strip().splitlines() or [""])[-1][:200]
-    return f"{what} crashed the process (exit code {code}){': ' + last if last else ''}"
+    return f"{what} crashed the Python process (exit code {code}).{' Last output: ' + last if last else ''}"

@@ -1,4 +1,4 @@
-"""A subject -> a report: is it right, and if not, which mistakes give exactly the reader's numbers."""
+"""Judge one part: find the mistakes that reproduce the user's results, and write the report."""
 
 import re
 import time
@@ -19,12 +19,17 @@ from vitascope.checking.showing import example_lines, first_difference
 from vitascope.checking.subject import Calm, Case, Subject, Way
 from vitascope.errors import first_line
 
-RARE = {"split", "norms_swapped", "mean_pool", "rare_bend"}  # rare choices, tried last and not with two mistakes
+RARE = {
+    "split",
+    "norms_swapped",
+    "mean_pool",
+    "rare_bend",
+}  # rare variants: tried last, and not in combination with two mistakes
 PATIENCE = 30.0  # seconds for the search among pairs of mistakes
 
 
 def judge(subject: Subject) -> Report:
-    """The whole examination of one part."""
+    """Check one part and return its report."""
     bench, ways = settle(subject)
     if not ways:
         return crashed(subject, bench)
@@ -42,30 +47,31 @@ def judge(subject: Subject) -> Report:
     right = Finding(way, finding.reading, ()) if finding else Finding(way, *subject.readings(way)[0])
     describe(report, bench, finding, right)
     if report.passed and bench.calm.fused and "attention" in subject.part:
-        report.notes.append("It calls PyTorch's fused attention; sheet E wants the steps written out.")
+        report.notes.append("The code calls PyTorch's fused attention. Sheet E requires you to write out the steps.")
     return report
 
 
 def describe(report: Report, bench: Bench, finding: Finding | None, right: Finding) -> None:
-    """Fill in the table, the assumptions and, where something is wrong, the help."""
+    """Fill in the table, the assumptions and, if there are mistakes, the hints and the example."""
     subject, way = bench.subject, right.way
     report.table = table(bench, right, "dropout-in-eval" in report.mistakes)
     needed = {case.name for case in subject.cases() if not case.required}
     failing = [row.check for row in report.table if row.holds is False and row.check not in needed]
     if not report.mistakes and failing:
         report.mistakes.append("unknown")
-        report.evidence.append(f"The forward numbers are right, but not: {', '.join(failing)}.")
+        report.evidence.append(f"The forward pass is correct, but these checks fail: {', '.join(failing)}.")
     report.passed = not report.mistakes
     report.assumed = [*way.words, *(finding.words if finding else ())]
     report.hints = [MISTAKES[name].hint for name in report.mistakes]
     if report.passed:
         return
     if finding is not None and IGNORED in finding.switches:
-        report.evidence.append("The mask changes nothing.")
+        report.evidence.append("The mask has no effect on the output.")
     absent = [switch.id for switch in subject.forms(way)] if finding else []
     if absent:
-        lacking = {"check": "its layers", "index": None, "expected": "one more", "got": absent[0].replace("-", " ")}
-        report.table.insert(0, Row("its layers", False, ", ".join(MISTAKES[name].meaning for name in absent)))
+        layer = absent[0].removeprefix("missing-").replace("-", " ")
+        lacking = {"check": "layers", "index": None, "expected": layer, "got": "none"}
+        report.table.insert(0, Row("layers", False, " ".join(MISTAKES[name].meaning for name in absent)))
         report.first_difference = lacking
     else:
         report.first_difference = first_difference(bench, right)
@@ -77,7 +83,7 @@ def describe(report: Report, bench: Bench, finding: Finding | None, right: Findi
 
 
 def settle(subject: Subject) -> tuple[Bench, list[Way]]:
-    """The first group of ways that runs; float32 where the reader's code knows nothing else."""
+    """Return the first group of ways that runs; use float32 if float64 fails."""
     bench, later = Bench(subject), None
     for dtype in (torch.float64, torch.float32):
         subject.dtype, bench = dtype, Bench(subject)
@@ -102,7 +108,7 @@ def _has_shape(bench: Bench, way: Way, cases: list[Case]) -> bool:
 
 
 def explain(bench: Bench, ways: list[Way], cases: list[Case]) -> Finding | None:
-    """The fewest mistakes that give the reader's numbers in every case; None where none do."""
+    """Find the smallest set of mistakes that reproduces the user's results in every case, or None."""
     end = time.monotonic() + PATIENCE
     readings = {way.words: bench.subject.readings(way) for way in ways}
     forms = {way.words: tuple(bench.subject.forms(way)) for way in ways}
@@ -142,7 +148,7 @@ def fits(bench: Bench, finding: Finding, cases: list[Case]) -> bool:
     tolerance, options, compared = TOLERANCE[bench.subject.dtype], finding.options, False
     for case in cases:
         theirs = bench.theirs(finding.way, case)
-        unmasked = case.mask is None and not options.get("causal")  # there, mistakes of masks change nothing
+        unmasked = case.mask is None and not options.get("causal")  # without a mask, mask mistakes have no effect
         told = frozenset((k, v) for k, v in options.items() if not (unmasked and k in MASK_KEYS))
         key = (told_by(finding.way, case), case.name, told)
         if key not in bench.agreed:
@@ -154,20 +160,26 @@ def fits(bench: Bench, finding: Finding, cases: list[Case]) -> bool:
 
 
 def crashed(subject: Subject, bench: Bench) -> Report:
-    """It raised for every input."""
+    """Report code that raised an error for every input."""
     case = next(case for case in subject.cases() if case.required)
     errors = [result for result in bench.results.values() if isinstance(result, Exception)]
     words = f"{type(errors[0]).__name__}: {first_line(errors[0], 200)}" if errors else "nothing"
     named = subject.guessed(None) or ["unknown"]
     nothing = "it returned NoneType" in words
-    told = "It returned None: is a `return` missing?" if nothing else f"It raised, for every input: {words}"
+    told = (
+        "It returned None. Is a `return` statement missing?"
+        if nothing
+        else f"It raised an error for every input. {words}"
+    )
     report = Report(subject.part, subject.name, False, named, evidence=[told])
     if re.search(r"\b(np|numpy)\.", source_of(getattr(subject, "thing", None))):
-        report.evidence.append("It computes with numpy; attention, layers and patches are examined in PyTorch.")
-    report.verdict = "could not be examined" if named == ["unknown"] and not nothing else ""
+        report.evidence.append(
+            "The code uses NumPy, but its inputs are PyTorch tensors. Use PyTorch functions instead."
+        )
+    report.verdict = "could not be checked" if named == ["unknown"] and not nothing else ""
     report.hints = [MISTAKES[name].hint for name in named if name != "unknown"] or [
-        "Call it yourself with small random tensors, and print the shapes step by step. If it works there, its "
-        "arguments were guessed wrongly: name them as docs/check.md does, or check a function that calls it."
+        "Call the code yourself with small random tensors and print the shape after each step. If this works, "
+        "the arguments were probably not recognised. In that case, use the argument names from docs/check.md."
     ]
     report.first_difference = {"check": case.name, "index": None, "expected": None, "got": None, "error": words}
     return report

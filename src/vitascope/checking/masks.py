@@ -1,4 +1,4 @@
-"""A mask in the five forms that people write, and which of them a reader's text rules out."""
+"""The five common mask conventions, and which of them the user's code may follow."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -9,14 +9,23 @@ from torch import Tensor
 from vitascope.checking.naming import compact, polarity_in, prose_of, source_of
 
 FORMS: dict[str, tuple[str, Callable[[Tensor, torch.dtype], Tensor]]] = {
-    "may": ("in a boolean mask, True means may look", lambda allowed, dtype: allowed),
+    "may": ("in a boolean mask, True means that attention is allowed", lambda allowed, dtype: allowed),
     "add": (
-        "the mask is added to the scores: 0 or -inf",
+        "the mask is additive: 0 where attention is allowed, -inf elsewhere",
         lambda allowed, dtype: torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, -torch.inf),
     ),
-    "blocked": ("in a boolean mask, True means hidden, as in nn.MultiheadAttention", lambda allowed, dtype: ~allowed),
-    "ones": ("in the mask, 1 means may look and 0 hidden", lambda allowed, dtype: allowed.to(dtype)),
-    "zeros": ("in the mask, 1 means hidden and 0 may look", lambda allowed, dtype: (~allowed).to(dtype)),
+    "blocked": (
+        "in a boolean mask, True means masked out, as in nn.MultiheadAttention",
+        lambda allowed, dtype: ~allowed,
+    ),
+    "ones": (
+        "in the mask, 1 means that attention is allowed and 0 means masked out",
+        lambda allowed, dtype: allowed.to(dtype),
+    ),
+    "zeros": (
+        "in the mask, 1 means masked out and 0 means that attention is allowed",
+        lambda allowed, dtype: (~allowed).to(dtype),
+    ),
 }
 MEANS_MAY = {"allowed", "visible", "keep", "valid", "keepmask", "attendmask", "allowedmask", "visiblemask"}
 UNTOLD = {"mask", "m", "masks", "boolmask"}  # as F.scaled_dot_product_attention's; attn_mask may be either
@@ -27,9 +36,9 @@ NOT_ADDED = r"1(\.0*)?\s*-\s*\w*mask|~\s*\w*mask|mask\w*\s*==\s*(0|False)|masked
 
 
 def forms_for(argument: str, thing: object, known: str | None = None) -> list[str]:
-    """All forms, or those that agree with the argument's name, the reader's words, or his own causal mask.
+    """Return the conventions that agree with the argument's name, the comments and the file's causal mask.
 
-    Where nothing tells, True means may look: a plain `mask` that hides where it is True is inverted."""
+    By default, True means that attention is allowed: a `mask` that masks out where it is True is inverted."""
     prose, added = prose_of(thing), not re.search(NOT_ADDED, source_of(thing))
     name = compact(argument)
     told = "may" if name in MEANS_MAY else "blocked" if name in MEANS_BLOCKED else polarity_in(prose) or known

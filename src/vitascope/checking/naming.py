@@ -1,4 +1,4 @@
-"""Names -> roles: what a reader's argument, layer or function is likely to be."""
+"""Guess the role of a user's argument, layer or function from its name."""
 
 import inspect
 import re
@@ -55,7 +55,7 @@ def compact(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def letter_of(name: str) -> str | None:
-    """q, k, v, o or qkv, where a layer's or weight's name tells."""
+    """Return q, k, v, o or qkv by the name of a layer or weight, or None if the name is unknown."""
     for part in reversed(name.split(".")):
         words = words_of(part)
         whole = "".join(words)
@@ -112,16 +112,16 @@ def _argument_role(name: str) -> str:
 
 
 def called_with(function: Callable[..., Any], values: Mapping[str, Any], roles: Mapping[str, str]) -> Any:
-    """Call by the roles of the arguments; an argument nobody can fill is left to its default."""
+    """Call a function by the roles of its arguments; an argument with an unknown role keeps its default."""
     positional, named = [], {}
     for name, parameter in inspect.signature(function).parameters.items():
         role = roles.get(name)
         if role is None or role not in values:
             if parameter.default is parameter.empty and role is not None:
-                raise TypeError(f"nobody knows what to give for the argument {name!r}")
+                raise TypeError(f"the argument {name!r} has an unknown meaning")
             continue
         if role == "dropout" and parameter.default is not parameter.empty:
-            continue  # the reader's own choice, which may be a layer
+            continue  # the user's own choice, which may be a layer
         if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(values[role])
         else:
@@ -130,7 +130,7 @@ def called_with(function: Callable[..., Any], values: Mapping[str, Any], roles: 
 
 
 def polarity_in(text: str) -> str | None:
-    """What a docstring or comment says of a mask's True: may (look), or blocked."""
+    """What True means in a mask, according to a docstring or comment: may (attend), or blocked."""
     text = text.lower()
     if re.search(BLOCKED, text):
         return "blocked"
@@ -138,7 +138,7 @@ def polarity_in(text: str) -> str | None:
 
 
 def source_of(thing: object) -> str:
-    """The reader's text, or nothing where Python does not know it."""
+    """Return the source code, or an empty string if it is not available."""
     try:
         return inspect.getsource(thing)  # pyright: ignore[reportArgumentType]
     except (OSError, TypeError):

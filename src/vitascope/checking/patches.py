@@ -1,4 +1,4 @@
-"""The part `patchify`: images cut into patches, as F.unfold cuts them; with a projection where the reader has one."""
+"""The part `patchify`: split images into patches as F.unfold does, with an optional projection."""
 
 import inspect
 from typing import Any
@@ -17,10 +17,10 @@ from vitascope.checking.reference import Options, Switch
 from vitascope.checking.subject import Case, Inputs, Subject, Way, drawn
 
 AXES = {
-    "batch": "images are batch × channel × height × width",
-    "last": "images are batch × height × width × channel",
-    "single": "an image is channel × height × width",
-    "single-last": "an image is height × width × channel",
+    "batch": "the images have shape batch × channel × height × width",
+    "last": "the images have shape batch × height × width × channel",
+    "single": "the image has shape channel × height × width",
+    "single-last": "the image has shape height × width × channel",
 }
 
 
@@ -47,7 +47,7 @@ class Patchify(Subject):
         fixed = self._fixed_patch()
         cases = [
             Case("12×12 images", self._sizes(3, 12, 12, 4)),
-            Case("grey 9×9 images", self._sizes(1, 9, 9, 3)),
+            Case("grayscale 9×9 images", self._sizes(1, 9, 9, 3)),
             Case("one patch", self._sizes(3, 4, 4, 4)),
             Case("8×12 images", self._sizes(3, 8, 12, 4), required=False),
         ]
@@ -128,7 +128,7 @@ class Patchify(Subject):
         return patches if weight is None else projected(patches, *weight)
 
     def readings(self, way: Way) -> list[Reading]:
-        return [({"pixels": order}, (f"a patch's numbers run {words}",)) for order, words in PIXELS.items()]
+        return [({"pixels": order}, (f"the pixel order in a patch is {words}",)) for order, words in PIXELS.items()]
 
     def switches(self, way: Way) -> list[Switch]:
         return PATCHES
@@ -137,7 +137,7 @@ class Patchify(Subject):
         return [] if self.instances is None else list(self.instances.make({}, self.dtype).parameters())
 
     def guessed(self, way: Way | None) -> list[str]:
-        """Follow numbered pixels and see whether each patch holds one square of the image."""
+        """Use numbered pixels to test whether each patch is one square of the image."""
         if way is None or self.instances is not None:
             return []
         case = self.cases()[0]

@@ -81,20 +81,20 @@ class Sinusoidal(Subject):
             self.roles = _roles(thing)
 
     def native(self) -> str:
-        return "the paper's formula"
+        return "the formula of Vaswani et al. (2017)"
 
     def cases(self) -> list[Case]:
         width = self.instances.fixed.get("width", 8) if self.is_module and isinstance(self.thing, nn.Module) else 8
         if self.is_module and isinstance(self.thing, nn.Module):
-            return [Case("its own size", {"length": 5, "width": width})]
+            return [Case(f"5 positions, width {width}", {"length": 5, "width": width})]
         return [
-            Case("12 positions × 8", {"length": 12, "width": 8}),
-            Case("5 positions × 16", {"length": 5, "width": 16}),
+            Case("12 positions, width 8", {"length": 12, "width": 8}),
+            Case("5 positions, width 16", {"length": 5, "width": 16}),
             Case("one position", {"length": 1, "width": 8}),
         ]
 
     def tiny_cases(self) -> list[Case]:
-        return [Case(f"{n} positions × {d}", {"length": n, "width": d}, tiny=True) for n, d in ((1, 2), (2, 2), (2, 4))]
+        return [Case(_size(n, d), {"length": n, "width": d}, tiny=True) for n, d in ((1, 2), (2, 2), (2, 4))]
 
     def inputs(self, case: Case) -> Inputs:
         return {}
@@ -102,8 +102,8 @@ class Sinusoidal(Subject):
     def groups(self) -> list[list[Way]]:
         if not self.is_module:
             return [[Way((), {})]]
-        batch = Way(("tokens are batch × token × feature",), {"axes": "batch"})
-        return [[batch, Way(("tokens are token × batch × feature",), {"axes": "token"})]]
+        batch = Way(("the tokens have shape batch × token × feature",), {"axes": "batch"})
+        return [[batch, Way(("the tokens have shape token × batch × feature",), {"axes": "token"})]]
 
     def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
         length, width = case.sizes["length"], case.sizes["width"]
@@ -132,9 +132,12 @@ class Sinusoidal(Subject):
 
     def readings(self, way: Way) -> list[Reading]:
         return [
-            ({}, ("sines and cosines alternate",)),
-            ({"halves": True}, ("the sines stand before the cosines, in two halves",)),
-            ({"halves": True, "tensor2tensor": True}, ("two halves with tensor2tensor's rates",)),
+            ({}, ("sine and cosine features alternate",)),
+            ({"halves": True}, ("the first half of the features is sine, the second half is cosine",)),
+            (
+                {"halves": True, "tensor2tensor": True},
+                ("first half sine, second half cosine, with the frequencies of tensor2tensor",),
+            ),
         ]
 
     def switches(self, way: Way) -> list[Switch]:
@@ -163,7 +166,16 @@ class Sinusoidal(Subject):
         if theirs.shape != ours.shape:
             return [f"The table has shape {list(theirs.shape)} instead of {list(ours.shape)}."]
         good = [n for n in range(ours.shape[1]) if torch.allclose(theirs[:, n], ours[:, n], atol=1e-4)]
-        return [f"Right are the features {good} of {ours.shape[1]}.", f"Position 0 has {theirs[0].tolist()[:8]}."]
+        indices = f": indices {good}" if good else ""
+        values = ", ".join(f"{value:.4g}" for value in theirs[0].tolist()[:8])
+        return [
+            f"{len(good)} of {ours.shape[1]} features are correct{indices}.",
+            f"Position 0 has the values {values}.",
+        ]
+
+
+def _size(length: int, width: int) -> str:
+    return f"{length} {'position' if length == 1 else 'positions'}, width {width}"
 
 
 def _roles(function: Any) -> dict[str, str]:

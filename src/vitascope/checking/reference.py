@@ -73,7 +73,7 @@ def is_right(options: Options) -> bool:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, options: Options, heads: int | None = None
 ) -> Tensor:
-    """(…, head, query, width), … -> (…, head, query, width); `allowed` is True where a query may look at a key."""
+    """(…, head, query, width), … -> (…, head, query, width); `allowed` is True where a query may attend to a key."""
     if is_right(options):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
     if options.get("swapped"):
@@ -120,7 +120,7 @@ def multi_head(
         return _by_pytorch(tokens, weights, last, heads, allowed)
     query, key, value = (project(x, weights, role, options) for x, role in zip(tokens, "qkv", strict=True))
     if query.shape[-1] % heads:
-        raise RuntimeError("the heads do not divide the width")
+        raise RuntimeError("the width is not divisible by the number of heads")
     query, key, value = (split(x, heads, options) for x in (query, key, value))
     joined = join(attend(query, key, value, allowed, options, heads), options)
     return joined if options.get("projected") is False else project(joined, weights, "o", options)
@@ -152,7 +152,7 @@ def _by_pytorch(
 
 
 def project(tokens: Tensor, weights: Mapping[str, Tensor | None], role: str, options: Options) -> Tensor:
-    """One linear map; nothing where the reader's code has none."""
+    """One linear map; nothing where the user's code has none."""
     weight = weights.get("w" + role)
     if weight is None:
         return tokens

@@ -1,4 +1,4 @@
-"""What was found about one part of a reader's code, as text, HTML and JSON."""
+"""The result of checking one part or one file, as text, HTML and JSON."""
 
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -6,13 +6,14 @@ from typing import Any
 
 from vitascope.checking.mistakes import MISTAKES
 
-NOTHING = "Nothing in it was recognised as a part."
+NOTHING = "No transformer part was recognised in it."
+HOW_TO_CHECK = "To check one, run: vitascope check FILE.py:NAME --part PART"
 SIGNS = {True: "✓", False: "✗", None: "–"}
 
 
 @dataclass
 class Row:
-    """One line of the table of what holds; `holds` is None where it could not be asked."""
+    """One line of the table of checks; `holds` is None if it was not checked."""
 
     check: str
     holds: bool | None
@@ -21,7 +22,7 @@ class Row:
 
 @dataclass
 class Report:
-    """One function or class, judged."""
+    """The result of checking one function or class."""
 
     part: str
     name: str
@@ -34,15 +35,15 @@ class Report:
     example: list[str] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    verdict: str = ""  # where nothing was judged: not filled in yet, could not be examined
+    verdict: str = ""  # instead of correct or wrong: not filled in yet, could not be checked
 
     def as_json(self) -> dict[str, Any]:
-        """What programs read."""
+        """Return the fields for JSON output."""
         keys = ("part", "name", "passed", "mistakes", "hints", "first_difference")
         return {key: asdict(self)[key] for key in keys}
 
     def whole(self) -> dict[str, Any]:
-        """Everything, to be carried from one process to another."""
+        """Return all fields, to be sent to another process."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -51,17 +52,17 @@ class Report:
     __repr__ = __str__
 
     def headline(self) -> str:
-        verdict = self.verdict or ("right" if self.passed else f"wrong: {', '.join(self.mistakes)}")
+        verdict = self.verdict or ("correct" if self.passed else f"wrong: {', '.join(self.mistakes)}")
         return f"{SIGNS[self.passed]} {self.name} ({self.part}): {verdict}"
 
     def lines(self) -> list[str]:
-        """The story under the headline."""
+        """Return the lines below the headline."""
         lines = [f"{name}: {MISTAKES[name].meaning}" for name in self.mistakes if not self.verdict]
         lines += [f"Evidence: {line}" for line in self.evidence]
         if self.first_difference and not self.verdict:
             lines.append(f"First difference: {difference_words(self.first_difference)}")
         if self.example:
-            lines += ["Smallest example that fails:", *("  " + line for line in self.example)]
+            lines += ["Smallest failing example:", *("  " + line for line in self.example)]
         lines += [f"Hint: {hint}" for hint in self.hints]
         lines += [f"Assumed: {line}" for line in self.assumed]
         lines += [f"Note: {line}" for line in self.notes]
@@ -79,7 +80,7 @@ class Report:
 
 @dataclass
 class Reports:
-    """All parts of one file; `error` says why it could not be used."""
+    """All parts of one file; `error` says why it could not be checked."""
 
     parts: list[Report] = field(default_factory=list)
     error: str | None = None
@@ -91,12 +92,12 @@ class Reports:
 
     @property
     def is_empty(self) -> bool:
-        """The file runs, but holds nothing that could be checked."""
+        """Whether the file runs but contains nothing to check."""
         return self.error is not None and self.error.startswith(NOTHING)
 
     @property
     def exit_code(self) -> int:
-        """0: all right; 1: something is wrong; 2: the file could not be used."""
+        """0: everything is correct; 1: a mistake was found; 2: the file could not be checked."""
         return 2 if self.error is not None or not self.parts else int(not self.passed)
 
     def as_json(self) -> dict[str, Any]:
@@ -106,13 +107,13 @@ class Reports:
 
     def __str__(self) -> str:
         words = [str(part) for part in self.parts]
-        words += [] if self.error is None else [f"Could not be used: {self.error}"]
+        words += [] if self.error is None else [f"The file could not be checked. {self.error}"]
         return "\n\n".join(words)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        error = "" if self.error is None else f"<p>Could not be used: {escape(self.error)}</p>"
+        error = "" if self.error is None else f"<p>The file could not be checked. {escape(self.error)}</p>"
         return "".join(part._repr_html_() for part in self.parts) + error
 
 
@@ -123,9 +124,9 @@ def report_from(data: dict[str, Any]) -> Report:
 
 
 def difference_words(difference: dict[str, Any]) -> str:
-    """One sentence from a `first_difference`."""
+    """Describe a `first_difference` in one line."""
     if "error" in difference:
-        return f"{difference['check']}: it raised {difference['error']}"
+        return f"{difference['check']}: raised {difference['error']}"
     if difference["index"] is None:
         return f"{difference['check']}: expected {difference['expected']}, got {difference['got']}"
     where = ", ".join(map(str, difference["index"]))

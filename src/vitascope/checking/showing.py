@@ -42,7 +42,7 @@ def difference(bench: "Bench", right: "Finding", case: "Case") -> dict[str, Any]
 
 
 def plain(number: Tensor) -> float | str:
-    """A number that JSON knows, or the word for one that it does not."""
+    """Return a finite number, or nan and inf as text, because JSON does not support them."""
     value = number.item()
     return value if math.isfinite(value) else str(value)
 
@@ -65,7 +65,7 @@ def example_lines(bench: "Bench", right: "Finding") -> list[str]:
 
 
 def numbers(tensor: Tensor) -> str:
-    """Nested lists with three digits; only the beginning of many."""
+    """Format a tensor as nested lists with four digits; a long tensor is shortened."""
     if tensor.numel() > MOST:
         return f"{_listed(tensor.flatten()[:8])[:-1]}, …] of shape {list(tensor.shape)}"
     return _listed(tensor)

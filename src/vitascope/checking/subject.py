@@ -1,4 +1,4 @@
-"""What the judge needs to know about one part: how to call the reader's code, and how the same is computed rightly."""
+"""The interface of a part: how to call the user's code, and how to compute the correct result."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes and a kind of mask; where `required` is False, a failure is told but does not count."""
+    """Sizes and a kind of mask; if `required` is False, a failure is reported but does not count."""
 
     name: str
     sizes: Mapping[str, int]
@@ -29,11 +29,15 @@ class Case:
     tiny: bool = False  # small whole numbers, to be read in an example
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def tiny_attention(sizes: list[tuple[int, int, int]], mask: str | None) -> list[Case]:
-    """Of (width, heads, tokens), to be read in an example."""
+    """Return small cases for examples; sizes are (width, heads, tokens)."""
     return [
         Case(
-            f"{tokens} tokens of width {width}, {heads} heads",
+            f"{_count(tokens, 'token')} of width {width}, {_count(heads, 'head')}",
             {"batch": 1, "width": width, "heads": heads, "rows": 1, "columns": tokens},
             mask,
             tiny=True,
@@ -44,14 +48,14 @@ def tiny_attention(sizes: list[tuple[int, int, int]], mask: str | None) -> list[
 
 @dataclass(frozen=True)
 class Way:
-    """One way to call the reader's code: what is assumed, in words and as settings."""
+    """One way to call the user's code: the assumptions, as text and as settings."""
 
     words: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Subject(ABC):
-    """A reader's function or class, taken for one of the parts."""
+    """A user's function or class, taken for one of the parts."""
 
     part: str
     name: str
@@ -69,11 +73,11 @@ class Subject(ABC):
 
     @abstractmethod
     def groups(self) -> list[list[Way]]:
-        """Ways to call it; the first group that runs is what the reader meant."""
+        """Ways to call it; the first group that runs is what the user meant."""
 
     @abstractmethod
     def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
-        """The reader's result, axes in our order."""
+        """The user's result, axes in our order."""
 
     @abstractmethod
     def ours(self, way: Way, case: Case, inputs: Inputs, options: Options) -> Tensor:
@@ -84,7 +88,7 @@ class Subject(ABC):
         return []
 
     def readings(self, way: Way) -> list[tuple[Options, tuple[str, ...]]]:
-        """What a right solution may choose, with the words that say so."""
+        """List the variants that are correct, each with a description."""
         return [({}, ())]
 
     def switches(self, way: Way) -> list[Switch]:
@@ -92,11 +96,11 @@ class Subject(ABC):
         return []
 
     def parameters(self, way: Way, case: Case) -> list[Tensor]:
-        """The reader's own weights, for the gradient."""
+        """The user's own weights, for the gradient."""
         return []
 
     def weights_shown(self, case: Case) -> Inputs:
-        """The reader's own weights by name, for a small example."""
+        """The user's own weights by name, for a small example."""
         return {}
 
     def forms(self, way: Way) -> list[Switch]:
@@ -104,11 +108,11 @@ class Subject(ABC):
         return []
 
     def evidence(self, way: Way, theirs: Tensor, ours: Tensor) -> list[str]:
-        """What can be said of an unknown mistake."""
+        """Describe what was observed about an unknown mistake."""
         return []
 
     def guessed(self, way: Way | None) -> list[str]:
-        """Mistakes that are seen from properties or from the text where no variant has the reader's numbers."""
+        """Mistakes that are seen from properties or from the text where no variant has the user's numbers."""
         return []
 
     def native(self) -> str:
@@ -140,7 +144,7 @@ class Calm(TorchFunctionMode):
 
 @contextmanager
 def seeded(name: str) -> Iterator[None]:
-    """The same draws for the same name, and the reader's generator as it was."""
+    """The same draws for the same name, and the user's generator as it was."""
     before = torch.get_rng_state()
     torch.manual_seed(crc32(name.encode()))
     try:
@@ -158,7 +162,7 @@ def drawn(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> Inputs:
 
 
 def shuffle_weights(module: nn.Module) -> None:
-    """Every parameter drawn anew: zeros and ones at the start would hide mistakes."""
+    """Replace every parameter by random numbers; initial zeros and ones would hide mistakes."""
     with torch.no_grad(), seeded("weights"):
         for name, parameter in sorted(module.named_parameters()):
             spread = 1.2 * parameter[0].numel() ** -0.5 if parameter.ndim > 1 and "pos" not in name else 0.6
@@ -169,7 +173,7 @@ def shuffle_weights(module: nn.Module) -> None:
 
 
 def plain_mask(function: Callable[..., Any], roles: Mapping[str, str]) -> str | None:
-    """The mask of a case without one: where the reader's code insists on a mask, it allows everything."""
+    """The mask of a case without one: if the mask is a required argument, a mask that allows everything."""
     parameters = inspect.signature(function).parameters
     insists = any(
         role == "mask" and parameters[name].default is inspect.Parameter.empty for name, role in roles.items()
@@ -178,7 +182,7 @@ def plain_mask(function: Callable[..., Any], roles: Mapping[str, str]) -> str | 
 
 
 def allowed_pairs(case: Case, queries: int, keys: int) -> Tensor | None:
-    """True where a query may look at a key; every query has one to look at and, for two or more, one it must not."""
+    """True where a query may attend to a key; each row has an allowed key and, with two or more keys, a masked one."""
     if case.mask is None:
         return None
     if case.mask == "all":

@@ -1,4 +1,4 @@
-"""A reader's module -> which of its weights is which: by name, by shape, and where neither tells, every way round."""
+"""Find the query, key, value and output weights of a user's module, by name, by shape or by trying all orders."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -121,22 +121,30 @@ def assignments(maps: list[LinearMap], *, strict_rows: bool = False) -> Iterator
     if any(one.raw for one in maps) and len(flips) > 1:
         flips = [True, False]
     for flipped in flips:
-        words = (("the weights are input × output: x @ W",) if flipped else ()) if len(flips) > 1 else ()
+        words = (("the weights have shape input × output (x @ W)",) if flipped else ()) if len(flips) > 1 else ()
         packed = next((one for one in maps if is_packed(one)), None)
         if packed is not None:
             for rows in rows_allowed(packed.name, strict_rows):
-                more = () if rows == "qkv" else (f"the packed weight {packed.name} holds its rows in the order {rows}",)
+                more = () if rows == "qkv" else (f"the rows of {packed.name} are in the order {_row_order(rows)}",)
                 yield Assignment((), flipped, rows), words + more
         elif _named(maps):
             yield Assignment((), flipped), words
         else:
             for order in permutations(range(len(maps))) if len(maps) <= 4 else [tuple(range(len(maps)))]:
                 names = ", ".join(maps[number].name for number in order)
-                yield Assignment(order, flipped), (*words, f"in the order query, key, value, output: {names}")
+                yield (
+                    Assignment(order, flipped),
+                    (*words, f"the layers for query, key, value and output are, in this order: {names}"),
+                )
+
+
+def _row_order(rows: str) -> str:
+    names = {"q": "query", "k": "key", "v": "value", "3": "query/key/value", "h": "head", "d": "feature"}
+    return ", ".join(names[letter] for letter in rows)
 
 
 def rows_allowed(name: str, strict: bool) -> list[str]:
-    """`in_proj_weight` is PyTorch's name and has PyTorch's order; `qkv` tells its own; others may choose."""
+    """`in_proj_weight` is PyTorch's name and has PyTorch's order; `qkv` gives its own order; other names allow any."""
     words = words_of(name)
     if strict or ("in" in words and "proj" in words):
         return ["qkv"]
@@ -169,7 +177,7 @@ def row_numbers(rows: str, width: int, heads: int) -> list[Tensor]:
 
 
 def assigned(maps: list[LinearMap], chosen: Assignment, heads: int) -> Weights:
-    """The weights under one assignment, still connected to the reader's parameters."""
+    """The weights under one assignment, still connected to the user's parameters."""
     weights: Weights = {}
     packed = next((one for one in maps if is_packed(one)), None)
     others = [one for one in maps if one is not packed]

@@ -1,4 +1,4 @@
-"""The part `vit`: patches, class token, positions, blocks, head, put together (Dosovitskiy et al. 2021)."""
+"""The part `vit`: patches, class token, position embeddings, blocks and head (Dosovitskiy et al. 2021)."""
 
 import inspect
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ ORDER = ("image", "patch", "channels", "classes", "width", "depth", "heads", "hi
 
 @dataclass
 class Anatomy:
-    """The reader's layers, by what they do."""
+    """The layers of the user's ViT by their role."""
 
     patch: nn.Conv2d | nn.Linear
     blocks: list[nn.Module]
@@ -48,7 +48,7 @@ class Anatomy:
     around: tuple[list[nn.LayerNorm], list[nn.LayerNorm]]  # the patch projection
 
     def tokens(self, patches: Tensor) -> Tensor:
-        """Patches projected, with the norms that stand before and after."""
+        """Project the patches, with the norms before and after the projection."""
         for norm in self.around[0]:
             patches = F.layer_norm(patches, patches.shape[-1:], *norm_arguments(norm))
         tokens = projected(patches, self.patch.weight, self.patch.bias)
@@ -61,7 +61,7 @@ _REMEMBERED: WeakKeyDictionary[nn.Module, dict[tuple[int, int], Anatomy]] = Weak
 
 
 def anatomy(module: nn.Module, width: int = 12, patches: int = 9) -> Anatomy:
-    """By shape, by name and by where they stand."""
+    """Find the layers of a ViT by shape, name and order."""
     if torch.is_grad_enabled():
         return _anatomy(module, width, patches)
     known = _REMEMBERED.setdefault(module, {})
@@ -80,8 +80,8 @@ def _anatomy(module: nn.Module, width: int, patches: int) -> Anatomy:
         (part for part in linears if part.out_features == width and part.in_features != width), None
     )  # fmt: skip
     if first is None or not blocks:
-        lacking = "patches are projected" if first is None else "blocks follow each other"
-        raise RuntimeError(f"no place was found where the {lacking}")
+        lacking = "layer that projects the patches" if first is None else "list of transformer blocks"
+        raise RuntimeError(f"no {lacking} was found")
     around = norms_around(module, first)
     inside |= {id(norm) for side in around for norm in side}
     norms = [part for _, part in norms_of(module) if id(part) not in inside]
@@ -146,7 +146,7 @@ class ViT(Subject):
         return int(len(found.table) ** 0.5)
 
     def native(self) -> str:
-        return "PyTorch's layers, put together"
+        return "a ViT built from PyTorch layers"
 
     def cases(self) -> list[Case]:
         edge = self.side * self.size
@@ -158,7 +158,7 @@ class ViT(Subject):
         return drawn(case, {"images": (s["batch"], s["channels"], s["side"], s["side"])})
 
     def groups(self) -> list[list[Way]]:
-        return [[Way(("images are batch × channel × height × width",), {})]]
+        return [[Way(("the images have shape batch × channel × height × width",), {})]]
 
     def module(self) -> nn.Module:
         return self.instances.make({}, self.dtype, self.training)
@@ -186,15 +186,17 @@ class ViT(Subject):
         found = anatomy(self.sample, self.width, self.side**2)
         pixels: list[Reading] = [({"pixels": "chw"}, ())]
         if isinstance(found.patch, nn.Linear):
-            pixels = [({"pixels": order}, (f"a patch's numbers run {words}",)) for order, words in PIXELS.items()]
+            pixels = [
+                ({"pixels": order}, (f"the pixel order in a patch is {words}",)) for order, words in PIXELS.items()
+            ]
         pools: list[Reading] = [({"pool": "token"}, ())] if found.token is not None else []
         rare: dict[str, Any] = {} if found.token is None else {"mean_pool": True}
         for how in ("patches", "all") if found.token is not None else ("all",):
             for late in (False, True) if found.norms else (False,):
-                words = f"the head reads the mean of {how if how == 'all' else 'the'} tokens"
+                words = f"the head reads the mean of all {'tokens' if how == 'all' else 'patch tokens'}"
                 pools.append(({"pool": how, "norm_late": late} | rare, (words,)))
-        told = () if found.table is not None else ("there is no position table",)
-        told += () if found.norms else ("no norm stands before the head; Dosovitskiy et al. have one",)
+        told = () if found.table is not None else ("the model has no position embeddings",)
+        told += () if found.norms else ("the model has no norm before the head (Dosovitskiy et al. 2021 use one)",)
         inner = block_readings(found.blocks[0], self.width)
         return [
             ({**one, **pixel, **pool}, (*told, *one_words, *pixel_words, *pool_words))
@@ -224,10 +226,15 @@ class ViT(Subject):
             return [f"The output has shape {list(theirs.shape)} instead of {list(ours.shape)}."]
         lines = []
         if torch.allclose(theirs.sum(-1), torch.ones(len(theirs), dtype=theirs.dtype), atol=1e-4):
-            lines.append("The outputs sum to one: there is a softmax at the end, but cross-entropy wants logits.")
+            lines.append(
+                "The outputs sum to 1, so the model ends with a softmax. The cross-entropy loss expects logits."
+            )
         alone = self.theirs(way, self.cases()[0], {"images": self.inputs(self.cases()[0])["images"][:1].to(self.dtype)})
         free = torch.allclose(alone, theirs[:1], atol=1e-4)
-        return [*lines, f"One image's answer is free of the others in its batch: {'yes' if free else 'no'}."]
+        return [
+            *lines,
+            f"The output of an image is independent of the other images in the batch: {'yes' if free else 'no'}.",
+        ]
 
 
 def _head(tokens: Tensor, found: Anatomy, options: Options) -> Tensor:

@@ -1,4 +1,4 @@
-"""`vitascope check` and `exercise`: is your attention right, and which mistake does it have."""
+"""`vitascope check` and `vitascope exercise`: check a user's code and name its mistakes."""
 
 import json
 import sys
@@ -14,33 +14,44 @@ from vitascope.errors import UserError
 if TYPE_CHECKING:
     from vitascope.checking.result import Reports
 
-exercises = typer.Typer(help="Skeletons to fill in and check.", no_args_is_help=True)
+exercises = typer.Typer(help="List the exercises, or write an exercise file to fill in.", no_args_is_help=True)
 
 
 def check(
-    file: Annotated[str | None, typer.Argument(metavar="FILE.py[:NAME]", help="A file, or one thing in it.")] = None,
-    part: Annotated[str | None, typer.Option(help="What it is, where its name does not tell.")] = None,
-    folder: Annotated[Path | None, typer.Option("--all", help="Check every .py file of a folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
-    seconds: Annotated[float, typer.Option(help="The most time for the file's start, and for each part.")] = 60.0,
-    memory: Annotated[float, typer.Option(help="The most memory for a file, in GiB (on Linux).")] = 4.0,
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE.py[:NAME]", help="File to check. NAME: check only this function or class."),
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(help="Part that the code implements. Default: recognised by name.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--all", help="Check every .py file in a folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    seconds: Annotated[
+        float, typer.Option(help="Computing time limit in seconds, for loading the file and for each part.")
+    ] = 60.0,
+    memory: Annotated[float, typer.Option(help="Memory limit per file, in GiB (Linux only).")] = 4.0,
 ) -> None:
-    """Compare your code with PyTorch's layers, and name the mistake where it differs.
+    """Compare your transformer code with PyTorch's layers and name its mistakes.
 
-    Exit code 0: all right; 1: something is wrong; 2: the file could not be used.
+    Parts that can be checked: attention, multi-head-attention,
+    self-attention-2d, causal-mask, patchify, sinusoidal-positions,
+    feed-forward, transformer-block, class-token, vit.
+
+    Exit code 0: everything is correct. 1: a mistake was found. 2: a file could not be checked.
 
     Example: vitascope check my_attention.py
     """
     if (file is None) == (folder is None):
-        raise UserError("Say which file to check, or --all FOLDER.")
+        raise UserError("Give one file (vitascope check FILE.py) or one folder (vitascope check --all FOLDER).")
     if seconds <= 0 or memory <= 0:
-        raise UserError("--seconds and --memory must be above 0.")
+        raise UserError("--seconds and --memory must be greater than 0.")
     if part is not None:
         from vitascope.checking.finding import PARTS
         from vitascope.errors import did_you_mean
 
         if part not in PARTS:
-            raise UserError(f"--part {part} is unknown. {did_you_mean(part, PARTS)}")
+            raise UserError(f"There is no part {part}. {did_you_mean(part, PARTS)}")
     limits = {"part": part, "seconds": seconds, "memory": memory}
     code = _all(folder, limits, as_json) if folder is not None else _one(file or "", limits, as_json)
     raise typer.Exit(code)
@@ -51,7 +62,7 @@ def _one(words: str, limits: dict[str, Any], as_json: bool) -> int:
 
     path, _, name = words.rpartition(":") if ".py:" in words else (words, "", "")
     if Path(path).is_dir():
-        raise UserError(f"{path} is a folder: vitascope check --all {path}")
+        raise UserError(f"{path} is a folder. To check all files in it, run: vitascope check --all {path}")
     if as_json and not Path(path).is_file():
         print(json.dumps({"parts": [], "error": f"There is no file {path}."}, indent=1))
         return 2
@@ -62,11 +73,12 @@ def _one(words: str, limits: dict[str, Any], as_json: bool) -> int:
     for report in reports.parts:
         print(f"{report}\n")
     if reports.passed_over and not name:
-        print(f"Passed over (say {path}:NAME --part PART): {', '.join(reports.passed_over)}")
+        print(f"Not recognised: {', '.join(reports.passed_over)}.")
+        print(f"To check one, run: vitascope check {path}:NAME --part PART")
     if reports.error is not None:
-        print(f"vitascope: {path} could not be used: {reports.error}", file=sys.stderr)
+        print(f"vitascope: {path} could not be checked. {reports.error}", file=sys.stderr)
     elif len(reports.parts) > 1:
-        print(f"{sum(report.passed for report in reports.parts)} of {len(reports.parts)} parts are right.")
+        print(f"{sum(report.passed for report in reports.parts)} of {len(reports.parts)} parts are correct.")
     return reports.exit_code
 
 
@@ -105,31 +117,37 @@ def _print_graded(found: "dict[Path, Reports]", folder: Path) -> None:
         name = str(path.relative_to(folder))
         total = points(reports.parts)
         words = f"{sum(point.given for point in total)} of {sum(point.of for point in total)}"
-        lines = [[one.name, one.part, "right" if one.passed else ", ".join(one.mistakes)] for one in reports.parts]
+        lines = [
+            [one.name, one.part, "correct" if one.passed else one.verdict or ", ".join(one.mistakes)]
+            for one in reports.parts
+        ]
         if reports.error is not None:
-            lines.append(["", "", "holds no part" if reports.is_empty else f"could not be used: {reports.error}"])
+            lines.append(["", "", "nothing to check" if reports.is_empty else f"could not be checked. {reports.error}"])
         rows += [[name if n == 0 else "", *line, words if n == 0 else ""] for n, line in enumerate(lines)]
-    console().print(table(f"Checked in {folder}", ["file", "name", "part", "verdict", "sheet E's points"], rows))
+    console().print(table(f"Results for {folder}", ["file", "name", "part", "result", "points (sheet E)"], rows))
     print(UNCHECKED)
 
 
 @exercises.command("list")
 def list_exercises() -> None:
-    """The exercises there are."""
+    """List the exercises."""
     from vitascope.checking.exercise import EXERCISES, UNCHECKED
 
     rows = [[name, words] for name, words in EXERCISES.items()]
-    console().print(table("Exercises: vitascope exercise start NAME", ["name", "what"], rows))
+    console().print(table("Exercises", ["name", "task"], rows))
     print(UNCHECKED)
+    print("To start an exercise, run: vitascope exercise start NAME")
 
 
 @exercises.command("start")
 def start_exercise(
-    name: Annotated[str, typer.Argument(help="An exercise, as `exercise list` names it.")],
-    out: Annotated[Path | None, typer.Option(help="The file to write; else NAME.py.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of an exercise. See: vitascope exercise list.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write. Default: the exercise's name, e.g. sheet_e.py.")
+    ] = None,
 ) -> None:
-    """Write a skeleton with `...` to fill in."""
+    """Write an exercise file. Replace each `...` in it with your own code."""
     from vitascope.checking.exercise import start
 
     path = start(name, out)
-    print(f"{path}: replace every ... in it, then: vitascope check {path}")
+    print(f"Wrote {path}. Replace every ... in it. Then run: vitascope check {path}")

@@ -56,7 +56,7 @@ def test_a_whole_model_answers_in_int8(pool, int8_wins, unchecked_shapes) -> Non
 def test_what_is_faster_and_as_good_answers_and_the_check_is_kept(run, int8_wins, monkeypatch) -> None:
     monkeypatch.setattr(fast, "MOST_LOST", 3.0)  # so small and so briefly trained a model knows little for sure
     model = load(run.path, fast=True)
-    assert model.fast.how.startswith("int8: products 2.0 times as fast")
+    assert model.fast.how.startswith("int8: matrix products 2.0 times as fast as float32, accuracy loss")
     plain = load(run.path)
     pictures = images_for(plain)
     with torch.no_grad():
@@ -71,7 +71,10 @@ def test_what_is_faster_and_as_good_answers_and_the_check_is_kept(run, int8_wins
 
 def test_what_loses_too_much_or_cannot_be_checked_is_not_used(run, int8_wins, monkeypatch) -> None:
     plain, pictures = load(run.path), torch.randn(3, 1, 8, 8)
-    cases = ((0.3, "float32: int8 would recognise 0.3 points fewer"), (None, "float32: the run's images are not here"))
+    cases = (
+        (0.3, "float32: int8 would lower the accuracy on the run's images by 0.3 percentage points"),
+        (None, "float32: the accuracy of int8 cannot be checked, because the run's images are not available"),
+    )
     for lost, words in cases:
         monkeypatch.setattr(fast, "points_lost", lambda *_, lost=lost: lost)
         model = load(run.path, fast=True)
@@ -93,7 +96,8 @@ def test_points_lost_are_counted_on_the_run_s_own_images(run) -> None:
 
 def test_where_nothing_is_faster_float32_stays(run, monkeypatch) -> None:
     monkeypatch.setattr(fast, "answering_speedup", lambda form, *_: 1.02)
-    assert load(run.path, fast=True).fast.how == "float32: nothing shorter is worth it here (1.02 times as fast)"
+    wanted = "float32: no other format is at least 1.15 times as fast here (best: 1.02 times)"
+    assert load(run.path, fast=True).fast.how == wanted
     assert not (run.path / "fast.json").exists()
 
 

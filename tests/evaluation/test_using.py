@@ -140,7 +140,7 @@ def test_the_runs_own_folder_without_test_images_is_not_judged_as_if_it_were_new
     for number in range(3):
         Image.new("L", (8, 8), 9 * number).save(tmp_path / "own" / "3" / f"new{number}.png")
     for split in ("val", "train"):
-        with pytest.raises(UserError, match="has changed since the run learnt from it"):
+        with pytest.raises(UserError, match="has changed since the run was trained"):
             model.evaluate(split)
     saved(tmp_path / "other", 20)
     found = model.evaluate(data=str(tmp_path / "other"), robust=False)
@@ -195,13 +195,13 @@ def test_a_torn_line_among_the_openings_is_a_look_without_a_result(run) -> None:
     ("images", "sentence"),
     [
         (torch.randn(2, 1, 8, 8), "bytes from 0 to 255, or floats from 0 to 1"),
-        (torch.zeros(8, 8, dtype=torch.uint8), "channel × rows × columns"),
-        ([], "no images"),
-        ([3], "these are int"),
+        (torch.zeros(8, 8, dtype=torch.uint8), "channels × rows × columns"),
+        ([], "No images were given"),
+        ([3], "not int"),
         ("nowhere.png", r"no file or folder nowhere\.png"),
-        (3, "these are int"),
+        (3, "not int"),
         (np.zeros((40, 40, 5), np.uint8)[None], "channels last"),
-        (torch.zeros(1, 5, 9, 9, dtype=torch.uint8), "5 channels; a picture has 1 to 4"),
+        (torch.zeros(1, 5, 9, 9, dtype=torch.uint8), "5 channels; 1 to 4 are possible"),
     ],
     ids=["normalised", "no channels", "nothing", "numbers", "missing", "number", "array", "channels"],
 )
@@ -257,7 +257,7 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
     assert found.worst[0].file in [str(path.resolve()) for path in paths]
     (tmp_path / "files" / "cat").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "files" / "cat" / "x.png")
-    with pytest.raises(UserError, match="classes the run never learnt: cat"):
+    with pytest.raises(UserError, match="classes unknown to the model: cat"):
         vitascope.load(run).evaluate(data=str(tmp_path / "files"))
 
 

@@ -108,7 +108,7 @@ def test_a_pretraining_run_answers_explains_and_exports_like_any_other(pretraine
     image = pretrained.file("reconstructions/epoch-0001.png")
     assert vitascope("explain", run, str(image), "--out", str(tmp_path / "seen")).code == 0
     assert vitascope("export", "folder", run, "--out", str(tmp_path / "folder")).code == 0
-    assert "the classifier is a linear probe" in (tmp_path / "folder" / "README.md").read_text()
+    assert "The classifier is a linear probe" in (tmp_path / "folder" / "README.md").read_text()
     listed = vitascope("runs", "list", "--runs", str(pretrained.path.parent.parent))
     assert listed.code == 0 and "digits" in listed.out
 
@@ -116,7 +116,7 @@ def test_a_pretraining_run_answers_explains_and_exports_like_any_other(pretraine
 def test_probe_tells_neighbours_and_linear_and_notes_a_look_at_test_images(pretrained, vitascope) -> None:
     run = str(pretrained.path)
     told = vitascope("probe", run)
-    assert told.code == 0 and "20 nearest neighbours" in told.out and "linear probe" in told.out
+    assert told.code == 0 and "k-nearest neighbours (k=20)" in told.out and "linear probe" in told.out
     found = json.loads(vitascope("probe", run, "--json").out)
     assert found["linear"] == pytest.approx(pretrained.metrics[-1]["val_accuracy"], abs=0.012)
     assert found["knn"] == pytest.approx(pretrained.metrics[-1]["knn_accuracy"], abs=0.012)
@@ -130,12 +130,12 @@ def test_probe_tells_neighbours_and_linear_and_notes_a_look_at_test_images(pretr
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--split", "train"], "what the probe learns from"),
+        (["--split", "train"], "The probe is fitted on the training images"),
         (["--split", "nothing"], "There is no split 'nothing'"),
         (["--neighbours", "0"], "must be at least 1"),
-        (["--labels", "1.5"], "is a share"),
+        (["--labels", "1.5"], "is a fraction of the labels"),
         (["--most", "-1"], "must be 0 (all) or more"),
-        (["--most", "3"], "10 classes need at least an image each"),
+        (["--most", "3"], "Use at least 10: one image per class"),
     ],
 )
 def test_probe_refuses(pretrained, vitascope, words, text) -> None:

@@ -1,4 +1,4 @@
-"""Logits and labels -> does '80 % sure' mean right 80 times in 100? And one temperature that makes it truer."""
+"""Measure calibration (does confidence match accuracy?) and fit a temperature that improves it."""
 
 import math
 from dataclasses import dataclass
@@ -26,28 +26,28 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Expected calibration error (Guo et al. 2017, eq. 3) and what it is made of."""
+    """Expected calibration error (Guo et al. 2017, eq. 3) and its bins."""
 
     ece: float
-    gap: float  # mean confidence − accuracy: above 0 the model is too sure, below 0 not sure enough
+    gap: float  # mean confidence − accuracy: above 0 the model is over-confident, below 0 under-confident
     loss: float  # mean −log probability of the true class
-    brier: float  # mean squared distance from the truth, summed over classes: 0 to 2
+    brier: float  # Brier score, summed over classes: 0 to 2
     bins: list[Bin]
 
 
 @dataclass(frozen=True)
 class Temperature:
-    """Logits are divided by `value`: the order of classes, and so every answer, stays."""
+    """Temperature scaling: logits are divided by `value`, so the predicted class does not change."""
 
     value: float
     fitted_on: int  # validation images
-    ece: float  # of the evaluated images, afterwards
+    ece: float  # on the evaluated images, after scaling
     loss: float
     bins: list[Bin]
 
 
 def calibration(logits: Logits, labels: Labels, bins: int = BINS) -> Calibration:
-    """In float64: thousands of probabilities close to 1 are summed."""
+    """Return the calibration over equal-width bins; computed in float64, because many values are close to 1."""
     shares = logits.double().softmax(1)
     confidence, said = shares.max(1)
     right = (said == labels).double()
@@ -64,7 +64,7 @@ def calibration(logits: Logits, labels: Labels, bins: int = BINS) -> Calibration
 
 
 def _bins(confidence: torch.Tensor, right: torch.Tensor, count: int) -> list[Bin]:
-    """Equal widths, each open below and closed above, so that a confidence of 1 is in the last."""
+    """Return bins of equal width; each excludes its lower and includes its upper edge."""
     place = (torch.ceil(confidence * count).long() - 1).clamp(0, count - 1)
     found = []
     for number in range(count):
@@ -76,9 +76,9 @@ def _bins(confidence: torch.Tensor, right: torch.Tensor, count: int) -> list[Bin
 
 
 def fit_temperature(logits: Logits, labels: Labels) -> float | None:
-    """The temperature with the lowest loss on these images, which must not be the ones it is judged on.
+    """Return the temperature with the lowest loss on these images, which must not be the evaluated ones.
 
-    None where there is none: a model that is always right here would only be made surer and surer.
+    Return None if the optimum lies at a bound, e.g. because all images are classified correctly.
     """
     from scipy.optimize import minimize_scalar  # half a second to import
 
@@ -94,6 +94,6 @@ def fit_temperature(logits: Logits, labels: Labels) -> float | None:
 
 
 def scaled(logits: Logits, labels: Labels, value: float, fitted_on: int) -> Temperature:
-    """What a temperature, fitted on other images, makes of these."""
+    """Return the calibration of these images with a temperature that was fitted on other images."""
     after = calibration(logits.double() / value, labels)
     return Temperature(value, fitted_on, after.ece, after.loss, after.bins)

@@ -1,4 +1,4 @@
-"""A trained model -> README.md for whoever gets it: what it is, how to use it, how good it was, where it is from."""
+"""Write the model card (README.md) of a trained model: architecture, usage, accuracy and origin."""
 
 import json
 from pathlib import Path
@@ -22,71 +22,70 @@ USES = {
 
 
 def card(model: "TrainedTransformer", form: str) -> str:
-    """Markdown with the head that the Hugging Face hub reads; every number is from the run's own files."""
+    """Return Markdown with the header that the Hugging Face hub reads; all numbers come from the run's files."""
     config = model.config
     head = ["---", f"library_name: {form}", "pipeline_tag: image-classification", "tags: [vitascope, vit]", "---"]
     size = f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"
     what = (
-        f"A vision transformer of {total_parameters(config):,} parameters ({config.depth} blocks of width "
-        f"{config.embed_dim}, {config.num_heads} heads, {config.num_tokens} tokens) for images of {size}. "
-        f"It names one of {len(model.classes)} classes: {', '.join(model.classes[:20])}"
+        f"A vision transformer with {total_parameters(config):,} parameters: {config.depth} blocks, width "
+        f"{config.embed_dim}, {config.num_heads} heads, {config.num_tokens} tokens. Its input is an image of {size} "
+        f"(channels × height × width). It predicts one of {len(model.classes)} classes: "
+        f"{', '.join(model.classes[:20])}"
         f"{' …' if len(model.classes) > 20 else ''}."
     )
     prepared = model.facts.preparation
     use = (
         f"```python\n{use_of(form, 'FOLDER')}\n```\n\n"
-        f"Images are brought to {prepared.size[0]}×{prepared.size[1]} pixels, divided by 255, then normalised by mean "
-        f"{_rounded(prepared.mean)} and deviation {_rounded(prepared.std)}. It has no answer for *none of these*, and "
-        "its probabilities are as trained, not calibrated."
+        f"Images are resized to {prepared.size[0]}×{prepared.size[1]} pixels, divided by 255 and normalised with mean "
+        f"{_rounded(prepared.mean)} and standard deviation {_rounded(prepared.std)}. The model has no class for *none "
+        "of these*. Its probabilities are not calibrated."
     )
     parts = [
         "\n".join(head),
         f"# {model.run.recipe.name}",
         what,
         f"## Use\n\n{use}",
-        f"## How good\n\n{_how_good(model)}",
-        f"## Where it comes from\n\n{_origin(model)}",
+        f"## Accuracy\n\n{_how_good(model)}",
+        f"## Origin\n\n{_origin(model)}",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-PROBE = "Learnt without labels; the classifier is a linear probe, fitted to the finished features."
+PROBE = "Trained without labels. The classifier is a linear probe on the frozen features."
 
 
 def use_of(form: str, folder: str) -> str:
-    """Python that loads the folder."""
+    """Return Python code that loads the folder."""
     return USES[form].replace("FOLDER", folder)
 
 
 def _how_good(model: "TrainedTransformer") -> str:
     if isinstance(model.run, Outside):
-        return "Not measured here."
+        return "Not measured."
     lines = [PROBE] if model.facts.probe else []
     rows = [row for row in model.run.metrics if "val_accuracy" in row]
     if rows and model.weights.startswith("best"):
         best = max(rows, key=lambda row: row["knn_accuracy" if "knn_accuracy" in row else "val_accuracy"])
         lines.append(
-            f"Validation accuracy {best['val_accuracy']:.2%} (epoch {best['epoch']}, the best of {len(rows)} on these "
-            "images, which were held back from training)."
+            f"Validation accuracy {best['val_accuracy']:.2%} (epoch {best['epoch']}, the best of {len(rows)} "
+            "epochs; chosen on these images)."
         )
     elif rows:
-        lines.append(
-            f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch; images held back from training)."
-        )
+        lines.append(f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch, held-out images).")
     for opening in read_openings(model.run):
         if opening.of_the_run:
             data, split, views, weights = opening.what
             views_words = f", {views} views" if views > 1 else ""
             lines.append(
-                f"{opening.found['accuracy']:.2%} of {_name(data)}'s {split} images ({weights} epoch's "
-                f"weights{views_words}; look number {opening.number} at them)."
+                f"{split.capitalize()} accuracy on {_name(data)}: {opening.found['accuracy']:.2%} ({weights} epoch's "
+                f"weights{views_words}; evaluation number {opening.number} of this run on these images)."
             )
-    return "\n".join(f"- {line}" for line in lines) or "Not measured yet: `vitascope evaluate` does."
+    return "\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."
 
 
 def _origin(model: "TrainedTransformer") -> str:
     if isinstance(model.run, Outside):
-        return f"Weights: `{_name(model.run.word)}`. Written by Vitascope."
+        return f"Weights: `{_name(model.run.word)}`. Converted by Vitascope."
     recipe, machine = model.run.recipe, model.run.machine
     facts = ("commit", "versions", "training_images")
     said: dict[str, Any] = {name: machine[name] for name in facts if machine.get(name)}
@@ -99,7 +98,7 @@ def _origin(model: "TrainedTransformer") -> str:
 
 
 def _name(word: str) -> str:
-    """Nobody else has this machine's folders."""
+    """Return a path's last part: the full path exists only on this machine."""
     return Path(word).name if Path(word).is_absolute() else word
 
 

@@ -1,4 +1,4 @@
-"""A run, a split's name, perhaps other data -> the images to judge it by, with the run's own class numbers."""
+"""Choose the images to evaluate a run on: a split of its own data, or other data with the same classes."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ SPLITS = ("test", "val", "train")
 
 @dataclass(frozen=True)
 class Choice:
-    """Which images: of `data` (a name, or a path spelt in one way), the part called `split`."""
+    """The images to evaluate: the split `split` of `data`, a name or a resolved path."""
 
     data: str
     split: str
@@ -29,18 +29,20 @@ class Choice:
 
 
 def choose(run: Run, facts: ModelFacts, split: str | None, data: str | None) -> Choice:
-    """Without a split: the test images, or all images where other data has only one part."""
+    """Return the images of a split; by default the test split, or all images if other data has no splits."""
     if split is not None and split not in SPLITS:
         raise UserError(f"There is no split '{split}'. {did_you_mean(split, SPLITS)}")
     if isinstance(run, Outside) and data is None:
-        raise UserError(f"{run.word} was not trained here. Name the images to judge it by: --data NAME or FOLDER.")
+        raise UserError(
+            f"{run.word} is not a run, so it has no data. Name the images to evaluate: --data NAME or FOLDER."
+        )
     own = here(run.recipe.data)
     if data is not None and (isinstance(run, Outside) or settled(replace(own, name=data)).name != settled(own).name):
         return _other_data(replace(own, name=data), facts, split)
     if split in ("val", "train"):
         found = own_images(run, facts, split)
         if found is None:
-            raise UserError("data.validation=0 held no images back. Use --split test or train.")
+            raise UserError("The run has no validation images (data.validation=0). Use --split test or train.")
         return Choice(own.name, split, found, own=True)
     source = _open(own, facts)
     if "test" not in source.splits:
@@ -50,9 +52,9 @@ def choose(run: Run, facts: ModelFacts, split: str | None, data: str | None) -> 
 
 
 def own_images(run: Run, facts: ModelFacts, split: str) -> Split | None:
-    """The run's own validation or training images, exactly those; None where none were held back."""
+    """Return exactly the run's validation or training images; None if it has no validation images."""
     if isinstance(run, Outside):
-        raise UserError(f"{run.word} was not trained here, so it has no images of its own")
+        raise UserError(f"{run.word} is not a run, so it has no training or validation images.")
     recipe = run.recipe
     if split == "val" and recipe.data.validation == 0:
         return None
@@ -62,15 +64,17 @@ def own_images(run: Run, facts: ModelFacts, split: str) -> Split | None:
     known = run.machine.get("data_hash")
     if known is not None and known != data_hash(data.train.images, data.train.labels):
         raise UserError(
-            f"{recipe.data.name} has changed since the run learnt from it: nobody can tell any more which images it "
-            "saw and which were held back."
+            f"{recipe.data.name} has changed since the run was trained. Its training and validation images can no "
+            "longer be identified."
         )
     return data.train if split == "train" else data.validation
 
 
 def some_own_images(run: Run, facts: ModelFacts, most: int) -> tuple[Split, str] | None:
-    """Evenly chosen held-back images, else training images, and which; never test images. None: none are here."""
-    for name, words in (("val", "held-back"), ("train", "training")):
+    """Return evenly chosen held-out (else training) images and which they are; None if there are none on this machine.
+
+    Test images are never used."""
+    for name, words in (("val", "held-out"), ("train", "training")):
         try:
             split = own_images(run, facts, name)
         except UserError:
@@ -81,7 +85,7 @@ def some_own_images(run: Run, facts: ModelFacts, most: int) -> tuple[Split, str]
 
 
 def here(config: DataConfig) -> DataConfig:
-    """A run that came from another machine: its data root is not here, so look in this machine's."""
+    """Use this machine's data folder if the run's own does not exist here."""
     return config if config.root is None or Path(config.root).is_dir() else replace(config, root=None)
 
 
@@ -89,32 +93,36 @@ def _other_data(config: DataConfig, facts: ModelFacts, split: str | None) -> Cho
     source = _open(config, facts)
     if source.splits == ("train",):  # class folders, or one pair of arrays: there is nothing to choose from
         if split is not None:
-            raise UserError(f"{config.name} is not divided into parts. Leave --split out: all its images are judged.")
+            raise UserError(f"{config.name} has no splits. Omit --split to evaluate all its images.")
         part, name = "train", "all"
     else:
         part = name = split or "test"
     if part not in source.splits:
-        raise UserError(f"{config.name} has no {part} part. Choose one with --split: {', '.join(source.splits)}.")
+        raise UserError(f"{config.name} has no {part} split. Choose one with --split: {', '.join(source.splits)}.")
     images = _renumbered(source, part, facts.classes)
     return Choice(settled(config).name, name, images, own=False, skipped=source.skipped)
 
 
 def _open(config: DataConfig, facts: ModelFacts) -> Source:
-    """A folder's images are read at the size the run's images were stored in."""
+    """Open the data; images in a folder are read at the size of the run's stored images."""
     channels, rows, columns = facts.stored
     return open_source(config, (rows, columns), channels, to_train=False)
 
 
 def _check_classes(name: str, classes: list[str], facts: ModelFacts) -> None:
     if classes != facts.classes:
-        raise UserError(f"{name} has other classes now than the run learnt: {', '.join(classes[:5])} …")
+        raise UserError(
+            f"The classes of {name} have changed since the run was trained. They are now: {', '.join(classes[:5])} …"
+        )
 
 
 def _renumbered(source: Source, split: str, classes: list[str]) -> Split:
-    """Classes are matched by name, or by number where the data has only numbers; some may be missing, none new."""
+    """Match classes by name, or by index if the data has no names. Classes may be missing, but not new."""
     names = source.classes
     if not classes:
-        raise UserError("The model has no classifier, so its answers cannot be judged. Fine-tune it: train weights=….")
+        raise UserError(
+            "The model has no classifier, so its accuracy cannot be measured. Fine-tune it: train weights=…."
+        )
     if not source.named and len(names) <= len(classes):
         names = classes[: len(names)]
     numbers = {_spelt(name): number for number, name in enumerate(classes)} | {
@@ -124,13 +132,13 @@ def _renumbered(source: Source, split: str, classes: list[str]) -> Split:
     new = [name for name, number in zip(names, known, strict=True) if number is None]
     if new:
         raise UserError(
-            f"{source.name} has classes the run never learnt: {', '.join(new[:5])}{' …' if len(new) > 5 else ''}. "
-            f"It knows {', '.join(classes[:10])}{' …' if len(classes) > 10 else ''}."
+            f"{source.name} has classes unknown to the model: {', '.join(new[:5])}{' …' if len(new) > 5 else ''}. "
+            f"The model's classes: {', '.join(classes[:10])}{' …' if len(classes) > 10 else ''}."
         )
     found = source.load(split)
     return replace(found, labels=torch.tensor(known)[found.labels])
 
 
 def _spelt(name: str) -> str:
-    """Folders say African_elephant, lists say African elephant."""
+    """Spell African_elephant as African elephant, so that folder names match class lists."""
     return name.replace("_", " ").strip()

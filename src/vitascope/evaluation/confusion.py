@@ -1,4 +1,4 @@
-"""Labels and answers -> who is taken for whom, and each class's precision and recall."""
+"""Compute the confusion matrix and the precision, recall and F1 of each class."""
 
 from dataclasses import dataclass
 
@@ -11,23 +11,23 @@ from vitascope.evaluation.intervals import wilson
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class. A number that has nothing to be a share of is None."""
+    """Scores of one class; None where the denominator is 0."""
 
     images: int
-    precision: float | None  # of the images it was said of, the share that are it
-    recall: float | None  # of its images, the share that were recognised
-    f1: float | None  # harmonic mean of the two
+    precision: float | None  # fraction of the images predicted as this class that belong to it
+    recall: float | None  # fraction of its images that are predicted correctly
+    f1: float | None  # harmonic mean of precision and recall
     recall_interval: tuple[float, float]
-    taken_for: str | None  # the class it is most often mistaken for
+    taken_for: str | None  # the most frequent wrong prediction for its images
 
 
 def confusion(labels: Labels, said: Labels, classes: int) -> Tensor:
-    """class × class counts: the row is what the image is, the column what the model said."""
+    """Return class × class counts: rows are true classes, columns predicted classes."""
     return torch.bincount(labels * classes + said, minlength=classes**2).reshape(classes, classes)
 
 
 def per_class(counts: Tensor, names: list[str]) -> dict[str, ClassScore]:
-    """`counts` as `confusion` gives them."""
+    """Return the scores of each class from the counts that `confusion` returns."""
     said, there, right = counts.sum(0).tolist(), counts.sum(1).tolist(), counts.diagonal().tolist()
     wrong = counts - counts.diagonal().diag()
     scores = {}

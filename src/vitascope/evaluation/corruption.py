@@ -1,4 +1,4 @@
-"""Images between 0 and 1 -> the same, made worse: noise, blur, shift, contrast, each with a level."""
+"""Corrupt images (pixels from 0 to 1): noise, blur, shift and lower contrast, each with a level."""
 
 import math
 from collections.abc import Callable
@@ -13,13 +13,13 @@ Spoil = Callable[[Images, float, int], Images]  # images, level, a seed
 
 
 def add_noise(images: Images, level: float, seed: int) -> Images:
-    """Gaussian, of this standard deviation (pixels go from 0 to 1)."""
+    """Add Gaussian noise; `level` is its standard deviation (pixels go from 0 to 1)."""
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed)).to(images.device)
     return (images + level * noise).clamp(0, 1)
 
 
 def blur(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001 - nothing is drawn
-    """Gaussian, of this standard deviation in pixels."""
+    """Apply a Gaussian blur; `level` is its standard deviation in pixels."""
     from torchvision.transforms.v2 import functional as tv  # seconds to import
 
     half = min(math.ceil(3 * level), min(images.shape[2:]) - 1)
@@ -27,7 +27,7 @@ def blur(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001 - n
 
 
 def shift(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001
-    """Moved by so many pixels, each image to another side in turn; the edge is continued."""
+    """Shift by `level` pixels, cycling through the four directions; edge pixels are repeated."""
     step = int(level)
     wide = F.pad(images, (step, step, step, step), mode="replicate")
     height, width = images.shape[2:]
@@ -38,7 +38,7 @@ def shift(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001
 
 
 def fade(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001
-    """Contrast reduced by this share: pixels move towards the image's mean."""
+    """Reduce the contrast by this fraction: pixels move towards the image's mean."""
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     return mean + (1 - level) * (images - mean)
 
@@ -56,8 +56,8 @@ class Corruption:
 
 
 CORRUPTIONS = {
-    "noise": Corruption(add_noise, (0.05, 0.1, 0.15, 0.2), "standard deviation (pixels: 0 to 1)"),
-    "blur": Corruption(blur, (0.5, 1.0, 1.5, 2.0), "standard deviation in pixels", in_pixels=True),
-    "shift": Corruption(shift, (1, 2, 3, 4), "pixels", in_pixels=True),
-    "contrast": Corruption(fade, (0.2, 0.4, 0.6, 0.8), "share of contrast taken away"),
+    "noise": Corruption(add_noise, (0.05, 0.1, 0.15, 0.2), "noise standard deviation (pixels 0 to 1)"),
+    "blur": Corruption(blur, (0.5, 1.0, 1.5, 2.0), "blur standard deviation in pixels", in_pixels=True),
+    "shift": Corruption(shift, (1, 2, 3, 4), "shift in pixels", in_pixels=True),
+    "contrast": Corruption(fade, (0.2, 0.4, 0.6, 0.8), "fraction of contrast removed"),
 }

@@ -1,4 +1,4 @@
-"""Images -> vectors in a file, with what the model says of each."""
+"""Compute features of images and save them in a file, with the predicted classes."""
 
 import io
 import zipfile
@@ -19,7 +19,7 @@ from vitascope.run.files import make_folder, write_whole
 
 @dataclass(frozen=True)
 class Embedding:
-    """Per image: its file, the folder it lies in, what the model says of it, its features."""
+    """For each image: its file, its folder, its prediction and its features."""
 
     files: list[str]
     folders: list[str]
@@ -29,7 +29,7 @@ class Embedding:
     broken: list[str]  # files that could not be read
 
     def save(self, path: Path) -> Path:
-        """.npz with features, file, folder, and of a classifier predicted and probability; or .parquet with these."""
+        """Write an .npz or .parquet file: features, file, folder and, with a classifier, predicted and probability."""
         check_ending(path)
         columns: dict[str, list[str] | list[float]] = {"file": self.files, "folder": self.folders}
         if self.said is not None:
@@ -46,7 +46,7 @@ def check_ending(path: Path) -> None:
 
 
 def embed(model: TrainedTransformer, paths: list[Path]) -> Embedding:
-    """Every image in the folders, preprocessed as in training."""
+    """Compute the features of every image in the folders, preprocessed as in training."""
     pictures = read_files(paths, model.facts.stored)
     files = pictures.files or []
     folders = [Path(name).resolve().parent.name for name in files]

@@ -1,4 +1,4 @@
-"""A run's model and some images -> everything that is known about how good it is on them."""
+"""Evaluate a model on images: accuracy, calibration, scores per class, worst errors and robustness."""
 
 import time
 from dataclasses import replace
@@ -40,7 +40,7 @@ def evaluate(
     weights: str = "last",
     robust: bool = True,
 ) -> Evaluation:
-    """In float32, on the device the model is on. A look at test images is written into the run, before and after."""
+    """Evaluate in float32 on the model's device. Each use of test images is logged in the run, before and after."""
     check_views(run.recipe, views)
     choice = choose(run, facts, split, data)
     value, words = temperature_for(model, run, facts, choice, views)
@@ -66,7 +66,7 @@ def evaluate(
         per_class=per_class(counts, classes),
         worst=worst_mistakes(logits, choice.images, classes),
     )
-    if tie is not None:  # before the long part: a look that is broken off there has its result
+    if tie is not None:  # before the slow part, so that an interrupted evaluation has its result
         note_result(run, tie, _for_the_record(found))
     declines = robustness(model, choice.images, facts.preparation, hardware_of(model), views) if robust else {}
     return replace(found, robustness=declines)
@@ -75,21 +75,21 @@ def evaluate(
 def temperature_for(
     model: VisionTransformer, run: Run, facts: ModelFacts, choice: Choice, views: int
 ) -> tuple[tuple[float, int] | None, str]:
-    """(The temperature and how many validation images it was fitted on, or None; in words, on what or why not)."""
+    """Return the temperature and the number of validation images, or None, and a text with the reason."""
     if choice.own and choice.split == "val":
-        return None, "not fitted: these are the images it would be fitted on"
+        return None, "not fitted: the evaluated images are the validation images themselves"
     try:
         watched = own_images(run, facts, "val")
     except UserError as error:
         return None, f"not fitted: {error}"
     if watched is None:
-        return None, "not fitted: data.validation=0 held no images back"
+        return None, "not fitted: the run has no validation images (data.validation=0)"
     seen = logits_of(model, watched.images, facts.preparation, hardware_of(model), views=views)
     value = fit_temperature(seen, watched.labels)
     if value is None:
         right = bool((seen.argmax(1) == watched.labels.to(seen.device)).all())
-        why = "are all answered rightly" if right else "are answered no better than by chance"
-        return None, f"not fitted: the {len(watched):,} validation images {why}, so none is the best"
+        why = "all correct" if right else "no better than random guessing"
+        return None, f"not fitted: predictions on the {len(watched):,} validation images are {why}"
     return (value, len(watched)), f"fitted on {len(watched):,} validation images"
 
 
@@ -107,13 +107,13 @@ def _noted(model: VisionTransformer, run: Run, choice: Choice, views: int, weigh
 
 
 def top_share(logits: Logits, labels: Labels, count: int) -> float:
-    """The share of images whose class is among the `count` likeliest (all of them, where there are fewer classes)."""
+    """Return the top-`count` accuracy: the fraction of images whose class is among the `count` most probable."""
     likely = logits.topk(min(count, logits.shape[1]), dim=1).indices
     return (likely == labels[:, None]).any(1).double().mean().item()
 
 
 def worst_mistakes(logits: Logits, split: Split, classes: list[str], most: int = WORST) -> list[Mistake]:
-    """The wrong answers with the smallest probability of the truth, worst first."""
+    """Return the wrong predictions with the lowest probability of the true class, worst first."""
     shares = logits.double().softmax(1)
     said = logits.argmax(1)
     truth = shares.gather(1, split.labels[:, None])[:, 0]
@@ -133,7 +133,7 @@ def worst_mistakes(logits: Logits, split: Split, classes: list[str], most: int =
 
 
 def _for_the_record(found: Evaluation) -> dict[str, Any]:
-    """What `vitascope record` takes from an opening."""
+    """Return what `vitascope record` reads from the log of test set uses."""
     wall = {}
     if found.wall_seconds is not None:
         wall = {"wall_seconds": round(found.wall_seconds, 2), "wall_includes_training": was_trained_here(found.run)}
@@ -150,7 +150,7 @@ def _for_the_record(found: Evaluation) -> dict[str, Any]:
 
 
 class TimedLogits(NamedTuple):
-    """Logits and the seconds they took. A GPU's first batch, of no image, loads its kernels: that is setting up."""
+    """Logits and their computing time. On a GPU, a first empty batch loads the kernels; it counts as set-up."""
 
     logits: Tensor
     seconds: float

@@ -1,7 +1,7 @@
-"""A trained model -> the same model answering faster: compiled and recorded on a GPU, in a shorter format on a CPU.
+"""Speed up prediction: compiled with CUDA graphs on a GPU, int8 or bfloat16 on a CPU.
 
-A shorter format is taken on a CPU only if it is measured to be faster there, and if at most 0.2 points fewer of the
-run's own images are recognised with it. That is checked once and kept in the run's fast.json, which travels with it.
+On a CPU, int8 or bfloat16 is used only if it is measured to be faster and if the accuracy on the run's own images drops
+by at most 0.2 percentage points. This check runs once; its result is stored in the run's fast.json.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,15 @@ from vitascope.training.kernels import Use, choose_kernels, use_kernels
 from vitascope.training.scoring import answers, batch_for
 from vitascope.weights.facts import ModelFacts
 
-WORTH = 1.15  # times faster, or float32 stays
-MOST_LOST = 0.2  # points of accuracy
+WORTH = 1.15  # minimum speed-up; below it float32 is used
+MOST_LOST = 0.2  # percentage points of accuracy
 CHECKED = 1000  # images
-FEW = 32  # images that are answered by a smaller recording
+FEW = 32  # images; up to here a smaller CUDA graph is used
 
 
 @dataclass(frozen=True)
 class Fast:
-    """What answers (None: the model itself), and in words how."""
+    """The function that computes pooled features (None: the model itself), and a description."""
 
     pooled: Callable[[Tensor], Features] | None
     how: str
@@ -41,23 +41,28 @@ class Fast:
 def make_fast(model: VisionTransformer, run: Run, facts: ModelFacts) -> Fast:
     quick, form, gain = quicker(model)
     if form is None:
-        return Fast(None, f"float32: nothing shorter is worth it here ({gain:.2f} times as fast)")
+        return Fast(None, f"float32: no other format is at least {WORTH} times as fast here (best: {gain:.2f} times)")
     if gain is None:
         return Fast(quick, form)
     lost = points_lost(model, quick, form, run, facts)
     if lost is None:
-        return Fast(None, f"float32: the run's images are not here to check {form} with")
+        return Fast(
+            None, f"float32: the accuracy of {form} cannot be checked, because the run's images are not available"
+        )
     if lost > MOST_LOST:
-        return Fast(None, f"float32: {form} would recognise {lost:.1f} points fewer of the run's images")
-    return Fast(quick, f"{form}: products {gain:.1f} times as fast as float32's here, {lost:.1f} points lost")
+        return Fast(
+            None, f"float32: {form} would lower the accuracy on the run's images by {lost:.1f} percentage points"
+        )
+    how = f"{form}: matrix products {gain:.1f} times as fast as float32, accuracy loss {lost:.1f} percentage points"
+    return Fast(quick, how)
 
 
 def quicker(
     model: VisionTransformer, many: int | None = None
 ) -> tuple[Callable[[Tensor], Features], str | None, float | None]:
-    """A copy's fastest way to pooled features, its name, and on a CPU how many times faster its products are.
+    """Return a copy's fastest function for pooled features, its format, and on a CPU its speed-up.
 
-    `many` is the size of full batches on a GPU, where it is known."""
+    `many` is the size of full batches on a GPU, if known."""
     device = next(model.parameters()).device.type
     plain = plain_copy(model).to(next(model.parameters()).device)
     if device == "cuda":
@@ -74,7 +79,9 @@ def quicker(
 def points_lost(
     model: VisionTransformer, quick: Callable[[Tensor], Features], form: str, run: Run, facts: ModelFacts
 ) -> float | None:
-    """Fewer right answers on the run's own images, in points; None where there are none here. Never test images."""
+    """Return the accuracy loss on the run's own images, in percentage points; None if they are not available.
+
+    Test images are never used."""
     known = read_json(run.file("fast.json"))
     form += "".join(f", {name}={count}" for name, count in model.config.fewer.items())
     if form in known:
@@ -94,12 +101,12 @@ def points_lost(
 
 
 def answering_use(size: int) -> Use:
-    """What the kernels of a recorded batch of answers are chosen for."""
+    """Return the use for which the kernels of a captured batch are chosen."""
     return Use(size, torch.bfloat16, training=False, compiled=True)
 
 
 class RecordedAnswers:
-    """A static batch, compiled, its kernels recorded: one for a single image, one for a few, one for many."""
+    """Compiled model in CUDA graphs with static batch sizes: one image, a few, many."""
 
     def __init__(self, model: VisionTransformer, many: int | None = None) -> None:
         self.model = _narrow(model)
@@ -141,7 +148,7 @@ class RecordedAnswers:
 
 
 def _int8(model: VisionTransformer) -> Callable[[Tensor], Features]:
-    """The blocks' products, but where only a class token is read, the last block asks with a part of its matrix."""
+    """Use int8 in the blocks; the last block keeps float32 qkv if only the class token is read."""
     kept: set[nn.Module] = {model.head}
     if model.config.global_pool == "token":
         kept.add(model.blocks[-1].get_submodule("attn.qkv"))
@@ -163,7 +170,7 @@ FORMS: dict[str, Callable[[VisionTransformer], Callable[[Tensor], Features]]] = 
 
 
 def _narrow(model: VisionTransformer) -> VisionTransformer:
-    """The products' matrices in bfloat16 once and for all; norms and tables keep their precision."""
+    """Convert linear and convolution weights to bfloat16; norms and embeddings keep their precision."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             module.to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""An evaluation -> its pictures: confusion, reliability, worst errors, decline; in the run, or in a notebook."""
+"""Draw the figures of an evaluation: confusion matrix, reliability diagram, robustness curves, worst errors."""
 
 import hashlib
 from pathlib import Path
@@ -22,7 +22,7 @@ NAME_LENGTH = 20
 
 
 def write_report(found: Evaluation) -> Path:
-    """`RUN/evaluation/SPLIT/` with report.json and the pictures; other data, views, best weights get their own."""
+    """Write report.json and the figures to `RUN/evaluation/SPLIT/`; other data, views or weights get other folders."""
     choice = found.choice
     parts = [choice.split]
     if not choice.own:  # two folders may have one name
@@ -44,7 +44,7 @@ def figures(found: Evaluation) -> dict[str, Figure]:
         "confusion": draw_confusion(
             found.confusion.numpy(),
             found.classes,
-            f"{_what(found)}: {found.accuracy:.2%} of {len(found.choice.images):,} right",
+            f"{_what(found)}: accuracy {found.accuracy:.2%}, {len(found.choice.images):,} images",
         ),
         "reliability": _reliability(found),
     }
@@ -56,9 +56,9 @@ def figures(found: Evaluation) -> dict[str, Figure]:
 def as_html(found: Evaluation) -> str:
     low, high = found.interval
     rows = [
-        ["accuracy", f"{found.accuracy:.2%} (95 % interval {low:.2%} to {high:.2%})"],
-        ["top-5", f"{found.top5:.2%}"],
-        ["calibration error", f"{found.calibration.ece:.2%}"],
+        ["accuracy", f"{found.accuracy:.2%} (95 % confidence interval {low:.2%} to {high:.2%})"],
+        ["top-5 accuracy", f"{found.top5:.2%}"],
+        ["expected calibration error", f"{found.calibration.ece:.2%}"],
         ["images", f"{len(found.choice.images):,} {found.choice.split}, {found.views} view(s)"],
     ]
     classes = [
@@ -71,26 +71,28 @@ def as_html(found: Evaluation) -> str:
 
 def draw_neighbours(found: Neighbours) -> Figure:
     images = [_pixels(found.image), *(_pixels(image) for image in found.found.images)]
-    words = ["asked" if found.said is None else f"asked\nsaid: {_short(found.said.label)} {found.said.probability:.0%}"]
-    words += [f"{_short(name)}\nalike {share:.3f}" for name, share in zip(found.labels, found.similarity, strict=True)]
+    said = "" if found.said is None else f"\npredicted: {_short(found.said.label)} {found.said.probability:.0%}"
+    words = [f"query{said}"]
+    words += [
+        f"{_short(name)}\nsimilarity {value:.3f}" for name, value in zip(found.labels, found.similarity, strict=True)
+    ]
     text = (
-        f"The image asked about, then the most alike of {found.searched}, with their class (or folder) and the cosine "
-        "between the features that the classifier sees: 1 is the same direction, 0 is unrelated."
+        f"The query image (framed) and the most similar of {found.searched}, each with its class or folder. "
+        "Similarity is the cosine between pooled features: 1 is identical, 0 is unrelated."
     )
     return draw_tiles(images, words, text, framed=0)
 
 
 def _reliability(found: Evaluation) -> Figure:
     before, warmth = found.calibration, found.temperature
-    text = f"{_what(found)}. Calibration error (15 bins) {before.ece:.1%}: on average {abs(before.gap):.1%} too "
-    text += "sure. " if before.gap > 0 else "unsure. "
+    text = f"{_what(found)}. Expected calibration error {before.ece:.1%} (15 bins). The model is "
+    text += f"{'over' if before.gap > 0 else 'under'}-confident by {100 * abs(before.gap):.1f} percentage points. "
     after, name = None, ""
     if warmth:
         after, name = _full(warmth.bins), f"with temperature {warmth.value:.2f}"
-        text += f"Calibration error with the logits divided by {warmth.value:.2f} "
-        text += f"({found.temperature_words}): {warmth.ece:.1%}. "
-    text += "Above the dashed line the model is right more often than it is sure."
-    return draw_reliability(_full(before.bins), after, ("as trained", name), text)
+        text += f"With temperature {warmth.value:.2f} ({found.temperature_words}) the error is {warmth.ece:.1%}. "
+    text += "Points above the dashed line are under-confident, points below it over-confident."
+    return draw_reliability(_full(before.bins), after, ("without temperature", name), text)
 
 
 def _full(bins: list[Bin]) -> list[tuple[float, float, int, float, float]]:
@@ -107,21 +109,23 @@ def _decline(found: Evaluation) -> Figure:
         for name, decline in found.robustness.items()
     }
     images = next(iter(found.robustness.values())).images
-    text = f"{_what(found)}: accuracy on {images:,} images as they get worse, with 95 % intervals. Dotted: guessing."
+    text = f"{_what(found)}: accuracy on {images:,} corrupted images, by corruption and level. "
+    text += "Shaded: 95 % confidence interval. Dotted: random guessing."
     return draw_decline(curves, 1 / len(found.classes), text)
 
 
 def _errors(found: Evaluation) -> Figure:
     images = [_pixels(found.choice.images.images[mistake.index]) for mistake in found.worst]
     words = [
-        f"is {_short(item.label)} ({item.probability_of_label:.1%})\nsaid {_short(item.said)} ({item.probability:.0%})"
+        f"true: {_short(item.label)} ({item.probability_of_label:.1%})\n"
+        f"predicted: {_short(item.said)} ({item.probability:.0%})"
         + (f"\n{_short(Path(item.file).name)}" if item.file else "")
         for item in found.worst
     ]
     count = len(found.choice.images) - found.right
     text = (
-        f"{_what(found)}: the worst {len(words)} of {count:,} mistakes, by the probability of the truth. "
-        "Look here first for wrong labels."
+        f"{_what(found)}: the worst {len(words)} of {count:,} errors, ordered by the probability of the true class "
+        "(in parentheses). Wrong labels are often among them."
     )
     return draw_tiles(images, words, text)
 
@@ -130,12 +134,12 @@ def _what(found: Evaluation) -> str:
     views = f", {found.views} views" if found.views > 1 else ""
     recipe, data = found.run.recipe.name, Path(found.choice.data).name
     of = recipe if recipe == data else f"{recipe} on {data}"
-    epoch = found.weights.replace("best", ", best epoch").removeprefix("last")  # and settings of answering
+    epoch = found.weights.replace("best", ", best epoch").removeprefix("last")  # and token reduction
     return f"{of}, {found.choice.split} images{views}{epoch}"
 
 
 def _pixels(image: Tensor) -> NDArray:
-    """rows × columns × channels between 0 and 1, as `draw` wants them."""
+    """Return rows × columns × channels between 0 and 1, as `draw` expects."""
     return image.permute(1, 2, 0).numpy() / 255
 
 

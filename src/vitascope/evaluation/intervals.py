@@ -1,4 +1,4 @@
-"""Right answers out of n -> the range in which the true share lies, 95 times in 100 (Wilson 1927)."""
+"""95 % confidence interval of a fraction such as an accuracy (Wilson 1927)."""
 
 import math
 from statistics import NormalDist
@@ -7,7 +7,7 @@ Z = NormalDist().inv_cdf(0.975)
 
 
 def wilson(right: int, images: int) -> tuple[float, float]:
-    """Unlike p ± 1.96·√(p(1−p)/n), it stays inside 0…1 and is honest for few images and for shares near 1."""
+    """Return the Wilson interval. Unlike p ± 1.96·√(p(1−p)/n), it is valid for few images and for p near 1."""
     if not images:
         return 0.0, 1.0
     share, square = right / images, Z * Z

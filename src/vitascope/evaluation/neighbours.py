@@ -1,4 +1,4 @@
-"""An image -> the images the model finds most alike."""
+"""Find the images whose features are most similar to those of a query image."""
 
 import hashlib
 import io
@@ -23,13 +23,13 @@ from vitascope.evaluation.reading import read_files
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.run.files import write_whole
 
-MOST = 10_000  # training images to search: more would keep a laptop busy for minutes
+MOST = 10_000  # training images to search; more would take minutes on a laptop
 CACHE = "features.npz"
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The image asked about, what the model says of it, and the most alike ones with their similarity (−1 to 1)."""
+    """The query image, its prediction, and the most similar images with their similarity (−1 to 1)."""
 
     image: Tensor
     said: Prediction | None  # None: the model has no classifier
@@ -41,7 +41,7 @@ class Neighbours:
 
 
 def similar(model: TrainedTransformer, image: Path, among: Path | None, most: int) -> Neighbours:
-    """By the cosine between features; among the run's training images, or the images of a folder."""
+    """Search by the cosine between features, in the run's training images or in a folder."""
     if image.is_dir():
         raise UserError(f"{image} is a folder. Name one image; --among names the folder to search.")
     pictures = read_files([image], model.facts.stored)
@@ -59,7 +59,7 @@ def similar(model: TrainedTransformer, image: Path, among: Path | None, most: in
         features, labels = there.features, there.folders
         searched = f"{len(split):,} images in {among.name}"
     closeness = F.normalize(features, dim=1) @ query[0]
-    if split.names:  # the image itself is no answer
+    if split.names:  # exclude the query image itself
         itself = [Path(name).resolve() == image.resolve() for name in split.names]
         closeness[torch.tensor(itself)] = -torch.inf
         most = min(most, len(split) - sum(itself))
@@ -71,7 +71,7 @@ def similar(model: TrainedTransformer, image: Path, among: Path | None, most: in
 
 
 def _training_images(model: TrainedTransformer) -> tuple[Split, Tensor]:
-    """With their features, which are kept in the run: the next question is answered at once."""
+    """Return the training images and their features; the features are cached in the run."""
     split = own_images(model.run, model.facts, "train")
     if split is None:
         raise UserError("The run has no training images to search.")
@@ -84,14 +84,14 @@ def _training_images(model: TrainedTransformer) -> tuple[Split, Tensor]:
                 if str(file["identity"]) == identity:
                     return split, torch.from_numpy(file["features"])
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            pass  # a torn cache is made again
+            pass  # a damaged cache is computed again
     features = model.stored_features(split.images)
     _keep(path, features, identity)
     return split, features
 
 
 def _identity(model: TrainedTransformer, split: Split) -> str:
-    """Other weights or other images: other features."""
+    """Return a hash of the weights and images that the features depend on."""
     weights = hashlib.blake2b(digest_size=8)
     for tensor in model.state_dict().values():
         weights.update(tensor.cpu().numpy().tobytes())
@@ -99,7 +99,7 @@ def _identity(model: TrainedTransformer, split: Split) -> str:
 
 
 def _keep(path: Path, features: Tensor, identity: str) -> None:
-    """As well as it goes: a run that cannot be written to still answers."""
+    """Cache the features; a run folder without write access is no error."""
     file = io.BytesIO()
     np.savez(file, features=features.numpy(), identity=np.array(identity))
     with suppress(UserError):

@@ -1,4 +1,4 @@
-"""Every look at test images -> two lines in the run: one before it, one with what was seen."""
+"""Log every use of test images in the run: one line before the evaluation, one with its result."""
 
 import json
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ FILE = "test-openings.jsonl"
 
 @dataclass(frozen=True)
 class Opening:
-    """One look: at what, in which manner, where, and what came out (empty: it was broken off)."""
+    """One use of test images: data, settings, machine and result (empty if it was interrupted)."""
 
-    number: int  # the how-manieth look at these images
-    line: int  # ties its two lines together
+    number: int  # 1 for the first use of these images by this run
+    line: int  # links its two lines
     data: str
     split: str
     views: int
@@ -27,7 +27,7 @@ class Opening:
 
     @property
     def of_the_run(self) -> bool:
-        """A finished look at the run's own answers, not at a probe's on its features."""
+        """Whether this is a finished evaluation of the run's own classifier, not of a probe."""
         return bool(self.found) and self.weights in ("last", "best")
 
     @property
@@ -36,7 +36,7 @@ class Opening:
 
 
 def read_openings(run: Run) -> list[Opening]:
-    """In the order they were made. A line torn by a kill is a look at the run's own test images without a result."""
+    """Return all uses in order. A truncated line counts as a use of the run's test images without a result."""
     path = run.file(FILE)
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     said = [_parsed(line) for line in lines if line.strip()]
@@ -65,10 +65,10 @@ def read_openings(run: Run) -> list[Opening]:
 
 
 def note_opening(run: Run, **said: Any) -> int:
-    """Written before the model sees the images, so that no look goes unnoticed; ties the result's line to this one."""
-    tie = 1 + max(0, *(opening.line for opening in read_openings(run)), 0)  # torn lines count below 0
+    """Log a use before the evaluation starts, so that none is missed; return the id for `note_result`."""
+    tie = 1 + max(0, *(opening.line for opening in read_openings(run)), 0)  # truncated lines have ids below 0
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    make_folder(run.path)  # a model from outside has none yet
+    make_folder(run.path)  # an external model has none yet
     append_line(run.file(FILE), {"opening": tie, "when": when, **said})
     return tie
 
@@ -78,7 +78,7 @@ def note_result(run: Run, tie: int, found: dict[str, Any]) -> None:
 
 
 def first_result(run: Run, views: int) -> Opening | None:
-    """The first look at the run's own test images with the last epoch's weights and so many views that was finished."""
+    """Return the first finished evaluation of the run's test images with the last weights and this many views."""
     wanted = (run.recipe.data.name, "test", views, "last")
     return next((opening for opening in read_openings(run) if opening.what == wanted and opening.found), None)
 

@@ -1,4 +1,4 @@
-"""Images -> for each a class, how likely it is, and how likely the others are."""
+"""Predictions: for each image a class and the probability of every class."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,20 +15,20 @@ SHOWN = 24  # in a notebook
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one image."""
+    """The prediction for one image."""
 
     file: str | None
     label: str
     probability: float
-    probabilities: dict[str, float]  # of every class, in the run's order
+    probabilities: dict[str, float]  # of every class, in the order of the run's classes
 
     @property
     def likeliest(self) -> list[tuple[str, float]]:
-        """All classes, the likeliest first."""
+        """All classes, the most probable first."""
         return sorted(self.probabilities.items(), key=lambda item: -item[1])
 
     def as_dict(self) -> dict[str, Any]:
-        """The class under the name users look for."""
+        """Return a dictionary for JSON; the predicted class has the key `class`."""
         return {
             "file": self.file,
             "class": self.label,
@@ -39,7 +39,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictions(Sequence[Prediction]):
-    """One per image, in order; a table with thumbnails in a notebook."""
+    """One prediction per image, in order; shown as a table with thumbnails in a notebook."""
 
     items: list[Prediction]
     images: UInt8Images
@@ -70,13 +70,15 @@ class Predictions(Sequence[Prediction]):
             likely = "<br>".join(bar(name, share) for name, share in item.likeliest[:3])
             rows.append([picture(image.permute(1, 2, 0).numpy()), item.file or "", likely])
         more = f"<p>… and {len(self) - SHOWN} more</p>" if len(self) > SHOWN else ""
-        return html_table(["image", "file", "said"], rows, raw=("image", "said")) + more
+        return html_table(["image", "file", "prediction"], rows, raw=("image", "prediction")) + more
 
 
 def predictions(logits: Logits, pictures: Pictures, classes: list[str]) -> Predictions:
-    """Softmax in float64, so that the shares sum to 1."""
+    """Convert logits to predictions; the softmax is in float64, so that probabilities sum to 1."""
     if not classes:
-        raise UserError("The model has no classifier: it gives features (`vitascope embed`), and `train` can add one.")
+        raise UserError(
+            "The model has no classifier. Compute features with `vitascope embed`, or add a classifier with `train`."
+        )
     items = []
     for number, shares in enumerate(logits.double().softmax(1).tolist()):
         named = dict(zip(classes, shares, strict=True))

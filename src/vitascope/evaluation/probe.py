@@ -1,6 +1,6 @@
-"""A run's features -> how well its nearest neighbours and a linear probe recognise images: frozen weights, no training.
+"""Evaluate a run's frozen features with k-nearest neighbours and a linear probe.
 
-Neighbours as in Wu et al. 2018 and DINO (20 by cosine, votes weighted by exp(similarity / 0.07)); the linear probe is a
+Neighbours as in Wu et al. 2018 and DINO: 20 by cosine, votes weighted by exp(similarity / 0.07). The linear probe is a
 logistic regression on the training images' features.
 """
 
@@ -19,17 +19,17 @@ from vitascope.training.evidence import NEIGHBOURS, fit_probe, nearest_answers, 
 
 @dataclass(frozen=True)
 class Probed:
-    """Shares of the asked images that are recognised, with 95 % intervals."""
+    """Accuracies on the evaluated images, with 95 % confidence intervals."""
 
     split: str
     images: int
-    known: int  # training images whose features and labels are used
+    known: int  # number of training images whose features and labels are used
     neighbours: int
     knn: float
     knn_interval: tuple[float, float]
     linear: float
     linear_interval: tuple[float, float]
-    spread: float  # of the features: 1 everywhere, 0 all the same
+    spread: float  # of the features: 1 uniform, 0 all identical (collapse)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -43,17 +43,17 @@ def probe(
     most: int = 0,
     labels: float = 1.0,
 ) -> Probed:
-    """`split`: val (the default) or test. `most`: training images to learn from, 0: all; `labels`: a share of them."""
+    """Evaluate on `split`: val (default) or test. `most`: training images (0: all); `labels`: a fraction of them."""
     _check(split, neighbours, most, labels)
     train = own_images(model.run, model.facts, "train")
     if train is None:
         raise UserError("The run has no training images.")
     if 0 < most < len(model.classes):
-        raise UserError(f"--most {most}: {len(model.classes)} classes need at least an image each.")
+        raise UserError(f"--most {most} is too small. Use at least {len(model.classes)}: one image per class.")
     share = labels * min(1.0, most / len(train)) if most else labels
     train = train.part(stratified_part(train.labels, share, seed=model.run.recipe.train.seed))
     if split in (None, "val") and model.run.recipe.data.validation == 0:
-        raise UserError("The run held no images back (data.validation=0). Use --split test.")
+        raise UserError("The run has no validation images (data.validation=0). Use --split test.")
     chosen = choose(model.run, model.facts, split or "val", None)
     tie = None
     if chosen.split == "test":
@@ -88,10 +88,10 @@ def _probed(model: TrainedTransformer, train: Split, asked: Split, split: str, n
 
 def _check(split: str | None, neighbours: int, most: int, labels: float) -> None:
     if split == "train":
-        raise UserError("The training images are what the probe learns from. Choose --split val or test.")
+        raise UserError("The probe is fitted on the training images. Choose --split val or test.")
     if neighbours < 1:
         raise UserError(f"--neighbours {neighbours} must be at least 1.")
     if most < 0:
         raise UserError(f"--most {most} must be 0 (all) or more.")
     if not 0 < labels <= 1:
-        raise UserError(f"--labels {labels} is a share: greater than 0 and at most 1.")
+        raise UserError(f"--labels {labels} is a fraction of the labels. It must be greater than 0 and at most 1.")

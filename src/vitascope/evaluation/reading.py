@@ -1,4 +1,4 @@
-"""Paths, Pillow images, arrays or tensors -> images as the run's training images were stored."""
+"""Read paths, Pillow images, arrays or tensors as images of the shape of the run's training images."""
 
 import os
 from collections.abc import Iterable
@@ -16,13 +16,13 @@ from vitascope.data.source import UInt8Images
 from vitascope.errors import UserError
 from vitascope.run.files import read_json
 
-EXPLAINED = "explanations.json"  # stands beside what `vitascope explain` wrote
+EXPLAINED = "explanations.json"  # lists the files that `vitascope explain` wrote
 Stored = tuple[int, int, int]  # channels, rows, columns
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images in the order they were given, their files where they came from files, and files that are none."""
+    """Images in order, their file names if they came from files, and the files that could not be read."""
 
     images: UInt8Images
     files: list[str] | None = None
@@ -30,7 +30,7 @@ class Pictures:
 
 
 def read_files(paths: Iterable[Path], stored: Stored) -> Pictures:
-    """A file named itself must be readable; in a folder some may not be, but one must."""
+    """Read files and folders. A named file must be readable; a folder must have at least one readable image."""
     check_readable(stored)
     kept: list[Tensor] = []
     files: list[str] = []
@@ -45,12 +45,12 @@ def read_files(paths: Iterable[Path], stored: Stored) -> Pictures:
         else:
             broken.append(str(path))
     if not kept:
-        raise UserError(f"None of the {len(broken)} file(s) can be read as an image, such as {broken[0]}.")
+        raise UserError(f"No readable image among {len(broken)} file(s), e.g. {broken[0]}.")
     return Pictures(torch.stack(kept), files, broken)
 
 
 def as_stored(images: Any, stored: Stored) -> Pictures:
-    """What a caller hands to `predict`."""
+    """Convert the argument of `predict` to stored images."""
     if isinstance(images, str | os.PathLike | Image.Image):
         images = [images]
     if isinstance(images, np.ndarray):
@@ -59,7 +59,7 @@ def as_stored(images: Any, stored: Stored) -> Pictures:
         return Pictures(_fitted(images, stored))
     items = list(images) if isinstance(images, Iterable) else [images]
     if not items:
-        raise UserError("There are no images to look at.")
+        raise UserError("No images were given.")
     if all(isinstance(item, str | os.PathLike) for item in items):
         return read_files([Path(item) for item in items], stored)
     if all(isinstance(item, Image.Image) for item in items):
@@ -68,23 +68,25 @@ def as_stored(images: Any, stored: Stored) -> Pictures:
     if all(isinstance(item, np.ndarray | Tensor) for item in items):
         tensors = [item if isinstance(item, Tensor) else _from_array(item, stored) for item in items]
         return Pictures(torch.cat([_fitted(tensor, stored) for tensor in tensors]))
-    raise UserError(f"Images are paths, Pillow images, arrays or tensors; these are {type(items[0]).__name__}.")
+    raise UserError(f"Images must be paths, Pillow images, arrays or tensors, not {type(items[0]).__name__}.")
 
 
 def check_readable(stored: Stored) -> None:
     if stored[0] not in (1, 3):
-        raise UserError(f"The run's images have {stored[0]} channels; a picture has 1 or 3. Give it tensors like them.")
+        raise UserError(
+            f"The model needs {stored[0]} channels; image files have 1 or 3. Pass tensors of shape {list(stored)}."
+        )
 
 
 def _expanded(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
-    """Each path, and whether it was named itself; folders become the files in them."""
+    """Return each file and whether it was named itself; folders are expanded to their files."""
     found = []
     for path in paths:
         if path.is_dir():
             ours = {told.parent / name for told in path.rglob(EXPLAINED) for name in _written(told)}
             inside = [file for file in image_files(path) if file not in ours]
             if not inside:
-                raise UserError(f"The folder {path} has no images in it.")
+                raise UserError(f"The folder {path} contains no images.")
             found += [(file, False) for file in inside]
         elif path.is_file():
             found.append((path, True))
@@ -94,13 +96,13 @@ def _expanded(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
 
 
 def _written(told: Path) -> list[str]:
-    """Names of the pictures that `vitascope explain` wrote: they are not images to look at."""
+    """Return the names of the figures that `vitascope explain` wrote, which are not input images."""
     files = read_json(told).get("files", [])
     return [Path(str(file)).name for file in files] if isinstance(files, list) else []
 
 
 def _from_array(array: np.ndarray, stored: Stored) -> Tensor:
-    """Arrays have channels last: rows × columns (× 1 to 4), or many of them; tensors have them first."""
+    """Convert an array with channels last (rows × columns × 1 to 4), or a batch, to a tensor with channels first."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if tensor.ndim == 2:
         return tensor[None]
@@ -111,36 +113,36 @@ def _from_array(array: np.ndarray, stored: Stored) -> Tensor:
     if tensor.ndim == 4 and tensor.shape[-1] <= 4:
         return tensor.permute(0, 3, 1, 2)
     raise UserError(
-        f"An array of shape {list(array.shape)} is no image: arrays have channels last (rows × columns × 1 to 4), "
-        "tensors have them first."
+        f"An array of shape {list(array.shape)} is not an image. Arrays need channels last: rows × columns × 1 to 4. "
+        "Tensors need channels first."
     )
 
 
 def _fitted(images: Tensor, stored: Stored) -> UInt8Images:
-    """Bytes of the stored shape; others go the way of a picture file: cropped to shape, resized, set on white."""
+    """Return bytes of the stored shape. Other shapes are cropped, resized and put on white, like image files."""
     images = _bytes(images)
     if tuple(images.shape[1:]) == stored:
         return images
     check_readable(stored)
     if images.shape[1] not in (1, 2, 3, 4):
-        raise UserError(f"The images have {images.shape[1]} channels; a picture has 1 to 4.")
+        raise UserError(f"The images have {images.shape[1]} channels; 1 to 4 are possible.")
     arrays = (image.permute(1, 2, 0).squeeze(-1).numpy() for image in images)
     pictures = (Image.fromarray(array) if images.shape[1] != 2 else Image.fromarray(array, "LA") for array in arrays)
     return torch.stack([read_picture(picture, (stored[1], stored[2]), stored[0]) for picture in pictures])
 
 
 def _bytes(images: Tensor) -> UInt8Images:
-    """0 to 255 as bytes, or 0 to 1 as floats: what is normalised already belongs into the model itself."""
+    """Return bytes from 0 to 255, from bytes or from floats between 0 and 1."""
     images = images.detach().cpu()
     if images.ndim == 3:
         images = images[None]
     if images.ndim != 4 or not images.numel():
-        raise UserError(f"Images are (batch ×) channel × rows × columns; these have shape {list(images.shape)}.")
+        raise UserError(f"Images must have shape (batch ×) channels × rows × columns, not {list(images.shape)}.")
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point() or not 0 <= float(images.min()) <= float(images.max()) <= 1:
         raise UserError(
-            "predict wants images as they are stored: bytes from 0 to 255, or floats from 0 to 1. "
-            "Normalised ones go into the model itself: model(images)."
+            "predict needs images that are not normalised: bytes from 0 to 255, or floats from 0 to 1. "
+            "For normalised images call the model itself: model(images)."
         )
     return (images * 255).round().byte()

@@ -1,4 +1,4 @@
-"""What an evaluation found: the numbers, and the images they were found on."""
+"""The result of an evaluation: its metrics and its images."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,37 +15,37 @@ from vitascope.run.directory import Run
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image, what it is, what the model said, and how sure it was of both."""
+    """A wrong prediction: the image, its true and predicted class, and their probabilities."""
 
     index: int  # in the split
     file: str | None
     label: str
     said: str
-    probability: float  # of what was said
+    probability: float  # of the predicted class
     probability_of_label: float
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """The numbers; `choice` holds the images they were found on."""
+    """The metrics; `choice` holds the evaluated images."""
 
     run: Run
     choice: Choice
     classes: list[str]
     views: int
     weights: str  # last or best
-    opening: int | None  # the how-manieth opening of these test images by this run; None for other splits
+    opening: int | None  # 1 for this run's first use of these test images; None for other splits
     seconds: float  # for the logits
-    set_up_seconds: float  # for a first batch of nothing, where a GPU needs one
-    wall_seconds: float | None  # from the process's start to the last logit; None where it did other work before
+    set_up_seconds: float  # for a first empty batch on a GPU
+    wall_seconds: float | None  # from the start of the process to the last logit; None if it did other work before
     top5: float
     confusion: Tensor
     calibration: Calibration
     temperature: Temperature | None
-    temperature_words: str  # on what it was fitted, or why not
+    temperature_words: str  # the images it was fitted on, or why it was not fitted
     per_class: dict[str, ClassScore]
     worst: list[Mistake]
-    robustness: dict[str, Decline] = field(default_factory=dict)  # empty where it was not asked for
+    robustness: dict[str, Decline] = field(default_factory=dict)  # empty with robust=False
 
     @property
     def right(self) -> int:
@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's, 95 %."""
+        """95 % confidence interval of the accuracy (Wilson)."""
         return wilson(self.right, len(self.choice.images))
 
     @property
@@ -71,10 +71,10 @@ class Evaluation:
     def __repr__(self) -> str:
         low, high = self.interval
         what = f"{self.choice.split}, {len(self.choice.images):,} images, views={self.views}"
-        return f"Evaluation({what}: accuracy {self.accuracy:.4f} in {low:.4f} to {high:.4f}, ece {self.ece:.4f})"
+        return f"Evaluation({what}: accuracy {self.accuracy:.4f}, interval {low:.4f} to {high:.4f}, ece {self.ece:.4f})"
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json and report.json; shares are fractions."""
+        """Return a dictionary for --json and report.json; accuracies are fractions."""
         told = asdict(self.calibration)
         return {
             "run": str(self.run.path),

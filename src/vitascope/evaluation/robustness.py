@@ -1,4 +1,4 @@
-"""A model and images -> accuracy as the images get worse."""
+"""Measure the accuracy on corrupted images."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ from vitascope.evaluation.intervals import wilson
 from vitascope.training.hardware import Hardware
 from vitascope.training.scoring import logits_of
 
-MOST = 1000  # images: seventeen passes over more would keep a laptop busy for minutes
-BATCH = 100  # fixed: the noise is drawn batch by batch
+MOST = 1000  # images; seventeen passes over more would take minutes on a laptop
+BATCH = 100  # fixed, because the noise depends on the batch
 
 
 @dataclass(frozen=True)
 class Decline:
-    """One kind of corruption; the first level is 0, the image as it is."""
+    """Accuracy by level of one corruption; level 0 is the original image."""
 
     unit: str
     images: int
@@ -30,7 +30,7 @@ class Decline:
 def robustness(
     model: nn.Module, split: Split, preparation: Preparation, hardware: Hardware, views: int = 1
 ) -> dict[str, Decline]:
-    """On at most a thousand images, of every class its share, always the same ones."""
+    """Measure on at most 1000 images: a fixed, stratified subset."""
     part = split.part(stratified_part(split.labels, min(1.0, MOST / len(split)), seed=0))
     clean = _right(model, part, preparation, hardware, views, None, 0)
     declines = {}

@@ -1,4 +1,4 @@
-"""A trained model -> a folder or a Hugging Face repository that others load it from, with a card and checked."""
+"""Save a trained model as a folder or Hugging Face repository, with a model card, and verify it."""
 
 import os
 from collections.abc import Callable
@@ -25,10 +25,10 @@ CLOSE = 1e-5  # relative to the largest logit
 
 
 def save_pretrained(model: TrainedTransformer, folder: str | os.PathLike[str], *, form: str = "vitascope") -> Path:
-    """config.json, model.safetensors and README.md, as `vitascope.load`, timm or transformers read them (`form`).
+    """Write config.json, model.safetensors and README.md for `vitascope.load`, timm or transformers (`form`).
 
-    They are written beside the folder first, opened by the library that they are for, and moved into it only if they
-    answer as the model does."""
+    The files are first written to a temporary folder and loaded by that library. They are moved to `folder` only if
+    the outputs equal the model's."""
     if form not in FORMS:
         raise UserError(f"form={form!r} is unknown. {did_you_mean(form, FORMS)}")
     place = Path(folder).resolve()
@@ -60,7 +60,7 @@ def push_to_hub(
     private: bool = False,
     token: str | None = None,
 ) -> str:
-    """The same folder, as a repository on the Hugging Face hub; needs an account there. Its address comes back."""
+    """Upload the folder as a repository to the Hugging Face hub; needs an account. Returns its URL."""
     from huggingface_hub import HfApi
 
     with TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def push_to_hub(
             api.upload_folder(repo_id=repository, folder_path=folder)
         except Exception as error:  # the hub's and the network's errors have no common name
             raise UserError(
-                f"{repository} could not be written on the hub ({first_line(error, 160)}). Log in with: hf auth login. "
+                f"{repository} could not be written to the hub ({first_line(error, 160)}). Log in with: hf auth login. "
                 "Or save a folder with save_pretrained and upload it yourself."
             ) from error
     return str(address)
@@ -79,19 +79,19 @@ def push_to_hub(
 
 @torch.no_grad()
 def check_saved(model: TrainedTransformer, folder: Path, form: str) -> float:
-    """How far the folder's answers are from the model's, relative to the largest; more than rounding is refused.
+    """Return the largest relative difference between the saved and the original model's logits.
 
-    The model's are those of its weights in float32, whatever mode it is in and however fast it answers."""
+    Raise a UserError if it exceeds rounding. The original is computed in float32, in evaluation mode."""
     shape = (model.config.in_chans, *model.config.image_shape)
     images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     try:
         back = OPENERS[form](folder)
         found = back(images)
     except Exception as error:  # a library's own errors have no common name
-        raise UserError(f"{form} cannot open what was made for it ({first_line(error)}). {NOTHING}") from error
+        raise UserError(f"{form} cannot load the saved model ({first_line(error)}). {NOTHING}") from error
     far = apart(found, plain_copy(model)(images))
     if not far <= CLOSE:
-        raise UserError(f"Opened by {form}, the saved model answers otherwise (by {far:.1e} of the largest). {NOTHING}")
+        raise UserError(f"Loaded by {form}, the saved model's logits differ (relative error {far:.1e}). {NOTHING}")
     return far
 
 
@@ -102,7 +102,7 @@ def _by_timm(folder: Path) -> Callable[[Tensor], Tensor]:
 
 
 def _by_transformers(folder: Path) -> Callable[[Tensor], Tensor]:
-    """By our own reader where transformers is not installed."""
+    """Load with transformers, or with Vitascope if transformers is not installed."""
     if find_spec("transformers") is None:
         return open_weights(str(folder)).model()
     from transformers import ViTForImageClassification
@@ -112,7 +112,7 @@ def _by_transformers(folder: Path) -> Callable[[Tensor], Tensor]:
     return lambda images: theirs(images).logits
 
 
-NOTHING = "Nothing was written. Please report it, with the model's settings."
+NOTHING = "Nothing was written. Please report this, with the model's settings."
 OPENERS: dict[str, Callable[[Path], Callable[[Tensor], Tensor]]] = {
     "vitascope": lambda folder: open_weights(str(folder)).model(),
     "timm": _by_timm,

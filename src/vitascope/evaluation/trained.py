@@ -1,4 +1,4 @@
-"""A run, or weights from outside -> the trained model, which knows its classes and how its images are prepared."""
+"""Load a trained model, from a run or from external weights, with its classes and image preprocessing."""
 
 import os
 from dataclasses import replace
@@ -29,17 +29,17 @@ from vitascope.weights.pretrained import ONLINE, open_weights
 
 
 class TrainedTransformer(VisionTransformer):
-    """A VisionTransformer (its input are prepared images) that can also be asked about images as they are."""
+    """A VisionTransformer that also predicts from unprepared images; `model(images)` expects normalised ones."""
 
     def __init__(self, run: Run, facts: ModelFacts, weights: str = "last") -> None:
         super().__init__(facts.model)
         self.run, self.facts, self.weights = run, facts, weights
         self.fast: Fast | None = None
-        self.notes: list[str] = []  # of weights from outside: what was assumed, left out or read otherwise
+        self.notes: list[str] = []  # of external weights: what was assumed, left out or converted
 
     @property
     def name(self) -> str:
-        """As users type it."""
+        """The run's path, or the name of the external weights."""
         return self.run.word if isinstance(self.run, Outside) else str(self.run.path)
 
     @property
@@ -47,12 +47,12 @@ class TrainedTransformer(VisionTransformer):
         return self.facts.classes
 
     def pooled(self, images: Tensor) -> Features:
-        """What the classifier sees of each image; by the faster way, if there is one and nobody asks for gradients."""
+        """Return the pooled features of each image; uses the fast version in evaluation mode without gradients."""
         way = self.fast.pooled if self.fast and not self.training and not torch.is_grad_enabled() else None
         return super().pooled(images) if way is None else way(images)
 
     def answer_with(self, **fewer: int) -> None:
-        """Settings that change how the model answers, not what it has learnt: merge_tokens, drop_tokens."""
+        """Set merge_tokens or drop_tokens for inference; the weights do not change."""
         if fewer:
             self.config = replace(self.config, **fewer)
             self.facts = replace(self.facts, model=self.config)
@@ -62,7 +62,7 @@ class TrainedTransformer(VisionTransformer):
             )
 
     def predict(self, images: Any, *, views: int = 1) -> Predictions:
-        """Paths, Pillow images, arrays (rows × columns × channels) or tensors (channels first), one or many.
+        """Predict one or many images: paths, Pillow images, arrays (channels last) or tensors (channels first).
 
         `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged."""
         if views != 1:
@@ -72,11 +72,11 @@ class TrainedTransformer(VisionTransformer):
         return predictions(logits, pictures, self.classes)
 
     def features(self, images: Any) -> Features:
-        """What the classifier sees of each image: one pooled vector."""
+        """Return the pooled feature vector of each image, i.e. the classifier's input."""
         return self.stored_features(as_stored(images, self.facts.stored).images)
 
     def predict_with_features(self, pictures: Pictures) -> tuple[Predictions | None, Features]:
-        """Both from one look; no predictions where there is no classifier."""
+        """Return predictions and features from one forward pass; predictions are None without a classifier."""
         features = self.stored_features(pictures.images)
         if not self.classes:
             return None, features
@@ -90,16 +90,16 @@ class TrainedTransformer(VisionTransformer):
     def evaluate(
         self, split: str | None = None, *, data: str | None = None, views: int = 1, robust: bool = True
     ) -> Evaluation:
-        """On the test images, unless another split or other data is named; each look at test images is noted.
+        """Evaluate on the test images, or on another split or other data. Each use of test images is logged in the run.
 
         `views`: as in `predict`.
-        `robust=False` leaves out the spoilt images, which take most of the time.
+        `robust=False` skips the corruption tests, which take most of the time.
         """
         told = {"split": split, "data": data, "views": views, "robust": robust}
         return evaluate(self, self.run, self.facts, weights=self.weights, **told)
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, form: str = "vitascope") -> Path:
-        """A folder with config.json, model.safetensors and a card: for `load`, or (`form`) for timm or transformers."""
+        """Save config.json, model.safetensors and a model card in a folder; `form`: vitascope, timm or transformers."""
         from vitascope.evaluation.sharing import save_pretrained
 
         return save_pretrained(self, folder, form=form)
@@ -107,14 +107,14 @@ class TrainedTransformer(VisionTransformer):
     def push_to_hub(
         self, repository: str, *, form: str = "vitascope", private: bool = False, token: str | None = None
     ) -> str:
-        """The same, as a repository on the Hugging Face hub. Its address comes back."""
+        """Upload this folder as a repository to the Hugging Face hub. Returns its URL."""
         from vitascope.evaluation.sharing import push_to_hub
 
         return push_to_hub(self, repository, form=form, private=private, token=token)
 
     @classmethod
     def from_pretrained(cls, weights: str | os.PathLike[str], *, device: str = "cpu") -> "TrainedTransformer":
-        """The same as `load`: a folder, hf:REPO, timm:NAME, a weights file, or a run."""
+        """Same as `load`: a folder, hf:REPO, timm:NAME, a weights file, or a run."""
         return load(weights, device=device)
 
     def _repr_html_(self) -> str:
@@ -125,9 +125,9 @@ class TrainedTransformer(VisionTransformer):
             else ["run", f"{self.run.path}, {self.weights} epoch"],
             ["image", f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"],
             ["tokens", str(config.num_tokens)],
-            ["blocks", f"{config.depth} of width {config.embed_dim}, {config.num_heads} heads"],
+            ["blocks", f"{config.depth}, width {config.embed_dim}, {config.num_heads} heads"],
             ["parameters", f"{total_parameters(config):,}"],
-            ["answers", self.fast.how if self.fast else "float32, as it is"],
+            ["inference", self.fast.how if self.fast else "float32"],
             ["classes", ", ".join(self.classes[:12]) + (" …" if len(self.classes) > 12 else "")],
         ]
         return html_table(["trained model", ""], rows)
@@ -142,12 +142,12 @@ def load(
     merge_tokens: int | None = None,
     drop_tokens: int | None = None,
 ) -> TrainedTransformer:
-    """A trained model, ready to answer: a run's (the last epoch's weights, or the best on validation images), or one
-    from outside: timm:NAME, hf:REPO, a weights file, a folder with config.json.
+    """Load a trained model for inference: a run, timm:NAME, hf:REPO, a weights file, or a folder with config.json.
 
-    `fast`: on a GPU compiled, in bfloat16 and recorded (the first answers take a while); on a CPU in int8 or bfloat16
-    products where that is measured to be faster and loses at most 0.2 points. `model.fast.how` says what was done.
-    `merge_tokens`, `drop_tokens`: answer with so many tokens fewer in each block (instead of the run's own setting).
+    `best`: a run's best epoch on validation images instead of the last.
+    `fast`: on a GPU compiled, in bfloat16, with CUDA graphs; the first predictions take a while. On a CPU int8 or
+    bfloat16, if measured to be faster with an accuracy loss of at most 0.2 percentage points. See `model.fast.how`.
+    `merge_tokens`, `drop_tokens`: tokens to merge or drop in each block, instead of the run's own setting.
     """
     model = _from_outside(str(run), best) if is_outside(run) else _from_run(open_run(run), best)
     fewer = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
@@ -159,7 +159,7 @@ def load(
 
 
 def is_outside(word: str | os.PathLike[str]) -> bool:
-    """Weights by name or file, or a folder that is not a run."""
+    """Whether this names external weights (a name, a file, or a folder that is not a run)."""
     path = Path(word)
     online = str(word).startswith(ONLINE)
     return (
@@ -175,7 +175,7 @@ def _from_run(run: Run, best: bool) -> TrainedTransformer:
 
 def _from_outside(word: str, best: bool) -> TrainedTransformer:
     if best:
-        raise UserError(f"{word} has one set of weights; --best is for runs.")
+        raise UserError(f"{word} has only one set of weights. Omit --best, which works only for runs.")
     found = open_weights(word)
     model = TrainedTransformer(outside(word, found.facts.model), found.facts)
     model.load_state_dict(found.weights)

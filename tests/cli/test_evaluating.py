@@ -45,9 +45,9 @@ def test_json_is_all_that_json_prints_and_holds_what_others_check(vitascope, tra
 
 def test_evaluating_prints_classes_calibration_and_decline(vitascope, trained) -> None:
     answer = vitascope("evaluate", "runs/digits", "--split", "val")
-    for words in ("val accuracy", "95 % interval", "calibration error", "temperature", "recall", "noise", "contrast"):
+    for words in ("val accuracy", "95 % confidence interval", "calibration error", "temperature", "recall", "noise", "contrast"):
         assert words in answer.out
-    assert "opened" not in answer.out and "these are the images it would be fitted on" in answer.out
+    assert "selection bias" not in answer.out and "the evaluated images are the validation images" in answer.out
 
 
 def test_predicting_files_and_folders_in_three_formats(vitascope, trained) -> None:
@@ -57,7 +57,7 @@ def test_predicting_files_and_folders_in_three_formats(vitascope, trained) -> No
     said = json.loads(found.out)
     assert len(said) == 6 and {"file", "class", "probability", "probabilities"} <= set(said[0])
     assert sum(said[0]["probabilities"].values()) == pytest.approx(1)
-    assert "torn.jpg cannot be read as an image and is left out" in found.err and "notes" not in found.err
+    assert "torn.jpg cannot be read as an image and is skipped" in found.err and "notes" not in found.err
     rows = list(csv.DictReader(io.StringIO(vitascope("predict", "runs/digits", "photos", "--csv").out)))
     assert [row["class"] for row in rows] == [item["class"] for item in said]
     assert float(rows[0]["probability"]) == pytest.approx(said[0]["probability"], abs=1e-6)
@@ -68,7 +68,7 @@ def test_predicting_files_and_folders_in_three_formats(vitascope, trained) -> No
 def test_features_and_neighbours(vitascope, trained) -> None:
     assert "6 images × 16 features: out/f.npz" in vitascope("embed", "runs/digits", "photos", "--out", "out/f.npz").out
     assert (trained / "out" / "f.npz").is_file()
-    assert "Picture: similar.png" in vitascope("similar", "runs/digits", "photos/inner/0.png").out
+    assert "Figure: similar.png" in vitascope("similar", "runs/digits", "photos/inner/0.png").out
     among = vitascope("similar", "runs/digits", "photos/inner/0.png", "--among", "photos", "--count", "3").out
     assert "photos/inner/0.png" not in among.split("\n", 1)[1] and among.count("│ inner") == 3, "itself is no answer"
 
@@ -85,7 +85,7 @@ def test_runs_are_listed_compared_and_deleted(vitascope, trained) -> None:
     told = json.loads(vitascope("runs", "compare", listed[0]["run"], listed[1]["run"], "--json").out)
     assert told["differing"] == {"train.seed": [1, 2]}
     refused = vitascope("runs", "delete", listed[0]["run"])
-    assert refused.code == 2 and "Say --yes" in refused.err and len(list(trained.glob("runs/digits/*"))) == 2
+    assert refused.code == 2 and "Add --yes" in refused.err and len(list(trained.glob("runs/digits/*"))) == 2
     assert "is not a run" in vitascope("runs", "delete", "runs/digits", "--yes").err, "never the newest of a folder"
     assert vitascope("runs", "delete", listed[0]["run"], "--yes").code == 0
     assert [path.name for path in trained.glob("runs/digits/*")] == [listed[1]["run"].split("/")[-1]]
@@ -131,8 +131,8 @@ def test_recording_runs(vitascope, trained) -> None:
     assert said["seeds"] == [1, 2] and len(said["test_accuracy"]) == 2
     (trained / "PAGE.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
     stale = vitascope("results", "PAGE.md", "--check")
-    assert stale.code == 2 and "PAGE.md differ(s) from the records. Leave --check out" in stale.err
-    assert "1 mark(s) in 1 page(s); 2 of 2 file(s) made anew" in vitascope("results", "PAGE.md", "--cards", "cards").out
+    assert stale.code == 2 and "PAGE.md differ(s) from the records. Run without --check" in stale.err
+    assert "1 mark(s) in 1 page(s); 2 of 2 file(s) updated" in vitascope("results", "PAGE.md", "--cards", "cards").out
     assert vitascope("results", "PAGE.md", "--cards", "cards", "--check").code == 0
 
 
@@ -141,32 +141,32 @@ def test_recording_runs(vitascope, trained) -> None:
     [
         (("evaluate", "runs/digits", "--split", "tset"), "There is no split 'tset'. Did you mean test?"),
         (("evaluate", "runs/digits", "--views", "2"), "data.augment.flip was 0"),
-        (("evaluate", "runs/digits", "--data", "clothes.npz"), "has classes the run never learnt: 10"),
-        (("evaluate", "runs/digits", "--data", "parts", "--split", "val"), "parts has no val part. Choose one with"),
-        (("evaluate", "runs/digits", "--data", "photos", "--split", "val"), "is not divided into parts"),
-        (("evaluate", "runs/digits", "--data", "photos"), "classes the run never learnt: inner"),
+        (("evaluate", "runs/digits", "--data", "clothes.npz"), "has classes unknown to the model: 10"),
+        (("evaluate", "runs/digits", "--data", "parts", "--split", "val"), "parts has no val split. Choose one with"),
+        (("evaluate", "runs/digits", "--data", "photos", "--split", "val"), "has no splits. Omit --split"),
+        (("evaluate", "runs/digits", "--data", "photos"), "classes unknown to the model: inner"),
         (("evaluate", "runs/digits", "--data", "nothing"), "There is no data set 'nothing'"),
         (("predict", "runs/digits", "nothing.png"), "There is no file or folder nothing.png"),
         (("predict", "runs/digits", "torn.png"), "torn.png cannot be read as an image"),
-        (("predict", "runs/digits", "empty"), "The folder empty has no images in it"),
-        (("predict", "runs/digits", "all-torn"), "None of the 1 file(s) can be read as an image"),
+        (("predict", "runs/digits", "empty"), "The folder empty contains no images"),
+        (("predict", "runs/digits", "all-torn"), "No readable image among 1 file(s)"),
         (("predict", "runs/digits", "photos", "--json", "--csv"), "Choose one of --json and --csv"),
         (("predict", "unfinished", "photos"), "has no model.safetensors. Go on with: vitascope resume"),
         (("evaluate", "unfinished"), "has no model.safetensors"),
         (("evaluate", "two"), ", or take one that has ended: two/2026-01-01_10-00-00-seed1"),
         (("embed", "runs/digits", "photos", "--out", "f.csv"), "Choose an ending: .npz, .parquet"),
-        (("embed", "runs/digits", "empty", "--out", "f.npz"), "The folder empty has no images in it"),
+        (("embed", "runs/digits", "empty", "--out", "f.npz"), "The folder empty contains no images"),
         (("similar", "runs/digits", "photos/inner/0.png", "--out", "x.doc"), "cannot be written as 'x.doc'"),
         (("similar", "runs/digits", "photos"), "photos is a folder"),
         (("runs", "list", "--runs", "nowhere"), "There is no folder nowhere"),
-        (("runs", "compare", "runs/digits"), "Name at least two runs"),
+        (("runs", "compare", "runs/digits"), "Give at least two runs"),
         (("runs", "compare", "runs/digits", "runs/digits"), "The same run is named twice"),
         (("runs", "delete", "photos", "--yes"), "photos is not a run"),
         (("record", "unfinished", "--name", "x"), "is not finished"),
-        (("record", "runs/digits", "--name", "a/b"), "cannot name a file"),
+        (("record", "runs/digits", "--name", "a/b"), "cannot be a file name"),
         (("results", "nothing.md"), "There is no file nothing.md"),
-        (("results", "odd.md"), "odd.md has 1 mark(s) that cannot be read"),
-        (("results", "kindless.md"), "asks for results of the kind ''"),
+        (("results", "odd.md"), "odd.md has 1 results mark(s) that cannot be read"),
+        (("results", "kindless.md"), "there is no kind of results ''"),
         (("results", "unknown.md"), "There is no record 'mine' in results. There is none at all"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,

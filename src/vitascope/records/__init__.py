@@ -1,1 +1,1 @@
-"""Runs -> numbers that may be published: records, tables made from them, model cards."""
+"""Records of finished runs, and the tables and model cards generated from them."""

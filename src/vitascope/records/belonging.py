@@ -1,4 +1,4 @@
-"""Runs -> nothing where they may stand in one record, one sentence where they may not."""
+"""Check that runs may be combined into one record."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,35 +13,35 @@ NEEDED = ("machine", "hardware", "versions", "commit", "date", "data_hash")
 
 
 def facts_of(run: Run) -> dict[str, Any]:
-    """What the run itself wrote about where and with what it was made."""
+    """The machine, versions and commit that the run itself stored."""
     if not run.finished:
-        raise UserError(f"{run.path} is not finished. Go on with: vitascope resume {run.path}")
+        raise UserError(f"{run.path} is not finished. Resume it with: vitascope resume {run.path}")
     if not run.metrics:
-        raise UserError(f"{run.path} has no metrics.jsonl, so nobody knows how long it took.")
+        raise UserError(f"{run.path} has no metrics.jsonl, so its training time is unknown. Train it again.")
     if (company := run.metrics[-1].get("together", 1)) > 1:
         raise UserError(
-            f"{run.path} learnt as one of {company} runs at once, so its time is not its own: train it alone."
+            f"{run.path} was trained in one batch of {company} runs, so its own time is unknown. Train it alone."
         )
     said = run.machine
     if missing := [key for key in NEEDED if key not in said]:
-        raise UserError(f"{run.path}/machine.json does not say {missing[0]}, so nobody knows how the run was made.")
+        raise UserError(f"{run.path}/machine.json has no {missing[0]}, so the run cannot be recorded. Train it again.")
     for later in said.get("resumed", []):
         if any(later[key] != said[key] for key in ("machine", "commit", "versions")):
             raise UserError(
-                f"{run.path} was stopped and went on with another machine, commit or versions: train it anew."
+                f"{run.path} was resumed on another machine, at another commit or with other versions. Train it again."
             )
     return said
 
 
 def check_one_thing(runs: list[Run], facts: list[dict[str, Any]], commit: str | None) -> None:
-    """Runs in one record differ by their seed and by nothing else."""
+    """Runs in one record may differ only in their seed."""
     seeds = [run.recipe.train.seed for run in runs]
     if repeated := [seed for seed in set(seeds) if seeds.count(seed) > 1]:
-        raise UserError(f"Seed {repeated[0]} is there more than once; a record has one number per seed.")
+        raise UserError(f"Seed {repeated[0]} is given more than once. A record has one run per seed.")
     stages = [stage for run in runs if (stage := stage_before(run))]
     for recipes in ([published(run) for run in runs], [stage.recipe for stage in stages]):
         if other := [key for key in differing(recipes) if key != "train.seed"] if recipes else []:
-            raise UserError(f"The runs differ in {', '.join(other[:4])}. One record is one recipe with several seeds.")
+            raise UserError(f"The runs differ in {', '.join(other[:4])}. A record is one recipe with several seeds.")
     check_same("machines", [made_on(fact) for fact in facts])
     check_same("commits", [str(fact["commit"]) for fact in facts])
     check_same("versions of torch", [str(fact["versions"].get("torch")) for fact in facts])
@@ -51,10 +51,10 @@ def check_one_thing(runs: list[Run], facts: list[dict[str, Any]], commit: str | 
     check_same("training images", [str(fact.get("whole_data_hash")) for fact in facts])
     own = facts[0]["commit"]
     if own and commit and own != commit:
-        raise UserError(f"--commit {commit[:12]}: the runs say they were made at {own[:12]}. Leave --commit out.")
+        raise UserError(f"--commit {commit[:12]}: the runs were made at commit {own[:12]}. Leave --commit out.")
 
 
 def check_same(what: str, values: Iterable[str]) -> None:
     different = list(dict.fromkeys(values))
     if len(different) > 1:
-        raise UserError(f"The runs have different {what}: {different[0]} and {different[1]}. Record them apart.")
+        raise UserError(f"The runs have different {what}: {different[0]} and {different[1]}. Record them separately.")

@@ -1,4 +1,4 @@
-"""A folder of runs -> what each is and what it came to."""
+"""List the runs in a folder with their settings and results."""
 
 import shutil
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from vitascope.run.metrics import whole_seconds
 
 @dataclass(frozen=True)
 class Entry:
-    """One run, in the numbers a list has room for; None where there is none (yet)."""
+    """One row of the list of runs; None where a value does not exist (yet)."""
 
     run: str
     recipe: str
@@ -25,13 +25,13 @@ class Entry:
     finished: bool
     seconds: float
     val_accuracy: float | None  # last epoch
-    test_accuracy: float | None  # first opening of the run's own test images
+    test_accuracy: float | None  # first evaluation on the run's own test set
 
 
 def find_runs(folder: Path) -> list[Run]:
-    """Every run below, the oldest first."""
+    """Every run in the folder and its subfolders, oldest first."""
     if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}. Train something first: vitascope train digits")
+        raise UserError(f"There is no folder {folder}. Train a model first: vitascope train digits")
     found = [path.parent for path in folder.rglob("recipe.yaml") if is_run(path.parent)]
     return [Run(path) for path in sorted(found, key=lambda path: path.name)]
 
@@ -55,13 +55,13 @@ def entry(run: Run) -> Entry:
 
 
 def exact_run(path: Path) -> Run:
-    """For deleting: this very directory, never 'the newest of a folder'."""
+    """The run in exactly this directory, for deletion."""
     if path.is_symlink():
-        raise UserError(f"{path} is a link. Name the run's own directory: {path.resolve()}")
+        raise UserError(f"{path} is a link. Give the run's own directory: {path.resolve()}")
     below = [place for place in path.glob("*/**/recipe.yaml") if is_run(place.parent)] if path.is_dir() else []
     if is_run(path) and not below:
         return Run(path)
-    raise UserError(f"{path} is not a run. Name one run's own directory, runs/<recipe>/<when>-seed<n>.")
+    raise UserError(f"{path} is not a run. Give one run's directory: runs/<recipe>/<date>-seed<n>.")
 
 
 def delete_run(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Runs -> what was set differently, what came of it, and their curves over one another."""
+"""Compare runs: the settings that differ, the results, and their curves in one figure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ class Comparison:
 
     @property
     def names(self) -> list[str]:
-        """Short and different: the settings that differ, else the directories' names."""
+        """Short unique names: the settings that differ, else the directory names."""
         keys = [key.split(".")[-1] for key in self.settings]
         columns = zip(*self.settings.values(), strict=True)  # one per run
         told = [", ".join(f"{key}={word(v)}" for key, v in zip(keys, values, strict=True)) for values in columns]
@@ -34,7 +34,9 @@ class Comparison:
     def draw(self) -> Figure:
         named = zip(self.names, self.runs, strict=True)
         curves = {f"run {n}: {name}": curves_of(run.metrics) for n, (name, run) in enumerate(named, start=1)}
-        return draw_overlay(curves, f"{len(self.runs)} runs. Full: validation images; dashed: training.")
+        return draw_overlay(
+            curves, f"{len(self.runs)} runs. Solid lines: validation images. Dashed lines: training images."
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {"runs": [vars(item) for item in self.entries], "differing": self.settings}
@@ -42,7 +44,7 @@ class Comparison:
 
 def compare(runs: list[Run]) -> Comparison:
     if len(runs) < 2:
-        raise UserError("Name at least two runs to compare.")
+        raise UserError("Give at least two runs to compare.")
     if len({run.path.resolve() for run in runs}) < len(runs):
-        raise UserError("The same run is named twice.")
+        raise UserError("The same run is given twice.")
     return Comparison(runs, [entry(run) for run in runs], differing([run.recipe for run in runs]))

@@ -1,7 +1,7 @@
-"""Text with marks and a folder of records -> the same text with every number between the marks made anew.
+"""Fill the numbers between results marks from the records in a folder.
 
-In Markdown a mark is `<!-- results: KIND NAME… -->` … `<!-- end results -->`, over lines or within one; in a recipe it
-is the comment `# Recorded: …`, which tells the record of the recipe's name.
+In Markdown a mark is `<!-- results: KIND NAME… -->` … `<!-- end results -->`, within a line or across lines. In a
+recipe it is the comment `# Recorded: …`, filled from the record with the recipe's name.
 """
 
 import os
@@ -17,12 +17,12 @@ from vitascope.records.tables import KINDS, sentence
 
 MARK = re.compile(r"(<!-- results: (?P<words>[^>]*?) -->)(?P<old>.*?)(<!-- end results -->)", re.DOTALL)
 START = re.compile(r"<!--\s*results\b")
-EXAMPLE = "<!-- results: KIND NAME… -->, and after it <!-- end results -->."
+EXAMPLE = "<!-- results: KIND NAME… --> and then <!-- end results -->."
 COMMENT = re.compile(r"^# Recorded:.*\n(?:#   .*\n)*", re.MULTILINE)
 
 
 def fill(path: Path, results: Path, cards: Path | None = None) -> tuple[str, int]:
-    """The file's text as the records want it, and how many marks it has."""
+    """Return the file's text with every mark filled, and the number of marks."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".yaml", ".yml"):
         return COMMENT.subn(lambda _: _comment(path.stem, results), text)
@@ -30,12 +30,12 @@ def fill(path: Path, results: Path, cards: Path | None = None) -> tuple[str, int
         lambda found: _between(found, path, results, cards or results.parent / "docs/cards"), text
     )
     if odd := len(START.findall(text)) - marks:
-        raise UserError(f"{path} has {odd} mark(s) that cannot be read. Write {EXAMPLE}")
+        raise UserError(f"{path} has {odd} results mark(s) that cannot be read. Write {EXAMPLE}")
     return filled, marks
 
 
 def written_cards(results: Path, folder: Path) -> dict[Path, str]:
-    """A model card for every record."""
+    """The text of a model card for every record."""
     return {
         folder / f"{path.stem}.md": card(read_record(path), path.name)
         for paths in find_records(results).values()
@@ -46,7 +46,7 @@ def written_cards(results: Path, folder: Path) -> dict[Path, str]:
 def _between(found: re.Match[str], path: Path, results: Path, cards: Path) -> str:
     kind, *names = found["words"].split() or [""]
     if kind not in KINDS:
-        raise UserError(f"{path} asks for results of the kind '{kind}'. {did_you_mean(kind, KINDS)}")
+        raise UserError(f"{path}: there is no kind of results '{kind}'. {did_you_mean(kind, KINDS)}")
     made = KINDS[kind](results, names)
     for word, place in (("{results}", results), ("{cards}", cards)):
         made = made.replace(word, os.path.relpath(place.resolve(), path.resolve().parent).replace(os.sep, "/"))

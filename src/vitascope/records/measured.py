@@ -1,26 +1,28 @@
-"""Records of benchmarks -> Markdown tables."""
+"""Markdown tables of benchmark results."""
 
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from vitascope.records.arms import Noise, arms_of, noise_of
+from vitascope.records.arms import ENOUGH, Noise, arms_of, explain_mean, format_difference, format_mean, noise_of
 from vitascope.records.reading import markdown, millions, read_file, rows_of
 from vitascope.run.machine import machine_name
 
 
 def bench(folder: Path, names: list[str]) -> str:
-    """`make bench`'s races, a column each: images a second (a single image: milliseconds), × the fastest eager peer."""
+    """`make bench`: one column per benchmark, in images per second or milliseconds and × the fastest eager peer."""
     cells: dict[str, dict[str, str]] = {}
     for row in rows_of(folder, names):
         race = f"{row['shape']} {row['task']}"
         cells.setdefault(row["who"], {})[race] = _speed(row)
     races = list(dict.fromkeys(race for row in cells.values() for race in row))
-    return markdown(["", *races], [[who, *(row.get(race, "–") for race in races)] for who, row in cells.items()])
+    return markdown(
+        ["implementation", *races], [[who, *(row.get(race, "–") for race in races)] for who, row in cells.items()]
+    )
 
 
 def races(folder: Path, names: list[str]) -> str:
-    """A GPU's races, a row each: what `vitascope` itself runs, beside the peers."""
+    """Benchmarks on a GPU, one row each: Vitascope and its peers."""
     rows: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
     for row in rows_of(folder, names):
         who = ", ".join(word for word in row["who"].split(", ") if word not in ("bfloat16", "float32"))
@@ -33,11 +35,12 @@ def races(folder: Path, names: list[str]) -> str:
         ahead = [f"×{ours[name]:.2f}" for name in ("times_timm", "times_timm_compiled")]
         share = "–" if task == "latency" else f"{ours['share_of_matrix_rate']:.0%}"
         lines.append([f"{shape} {task}, batch {batch}", f"**{_bare_speed(ours)}**", *ahead, share, *beside])
-    return markdown(["race", "ours", "× timm", "× timm compiled", "of the matrix rate", *peers], lines)
+    head = ["benchmark", "ours", "× timm", "× timm compiled"]
+    return markdown([*head, "fraction of the matrix-multiply rate", *peers], lines)
 
 
 def growth(folder: Path, names: list[str]) -> str:
-    """With which power of each size the time of a training step grows, beside its FLOPs."""
+    """The exponent with which the time and the FLOPs of a training step grow with each size."""
     rows = []
     for name in names:
         said = read_file(folder / f"{name}.json")
@@ -45,11 +48,11 @@ def growth(folder: Path, names: list[str]) -> str:
             sizes = [row[axis] for row in said["rows"] if row["axis"] == axis]
             machine = machine_name(said["machine"], said["device"])
             rows.append([machine, axis, f"{min(sizes)} – {max(sizes)}", f"{told['milliseconds']}", f"{told['flops']}"])
-    return markdown(["on", "size", "from – to", "time ~ size^", "FLOPs ~ size^"], rows)
+    return markdown(["machine", "size", "range", "exponent of the time", "exponent of the FLOPs"], rows)
 
 
 def faithfulness(folder: Path, names: list[str]) -> str:
-    """How faithful each explanation is, by deletion and insertion; random order is what it must beat."""
+    """Deletion and insertion scores of each explanation method; random order is the baseline."""
     rows = []
     for name in names:
         said = read_file(folder / f"{name}.json")
@@ -65,67 +68,68 @@ def faithfulness(folder: Path, names: list[str]) -> str:
                     "–" if alike is None else f"{alike:+.2f}",
                 ]
             )
-    head = ["run", "method", "insertion − deletion", "deletion (low is good)", "insertion (high is good)"]
-    return markdown([*head, "alike with shuffled weights"], rows)
+    error = "± standard error over images"
+    head = ["run", "method", "insertion − deletion", f"deletion (lower is better, {error})"]
+    head.append(f"insertion (higher is better, {error})")
+    return markdown([*head, "rank correlation with shuffled weights"], rows)
 
 
 def cost(folder: Path, names: list[str]) -> str:
-    """How many times a written-out forward pass all maps cost."""
+    """The cost of all attention maps as a multiple of an unfused forward pass."""
     return "; ".join(str(read_file(folder / f"{name}.json")["times_a_written_out_forward"]) for name in names)
 
 
 def pretrained(folder: Path, names: list[str]) -> str:
-    """From scratch against pretrained weights (`python -m benchmarks.pretrained`), the mean over seeds."""
+    """From scratch and from pretrained weights (`python -m benchmarks.pretrained`)."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows_of(folder, names):
         groups.setdefault((row["data"], row["arm"]), []).append(row)
     lines = []
     for (data, arm), rows in groups.items():
-        scores = [100 * row["accuracy"] for row in rows]
-        spread = f" ± {stdev(scores):.2f}" if len(scores) > 1 else ""
         first = 100 * mean(row["first_epoch_train_accuracy"] for row in rows)
         times = [f"{mean(row[name] for row in rows):.0f}" for name in ("seconds", "cold_seconds")]
         grid, gflops = "×".join(map(str, rows[0]["grid"])), f"{rows[0]['flops'] / 1e9:.2f}"
-        score = f"**{mean(scores):.2f}{spread} %**"
+        score = f"**{_mean_of(rows, 'accuracy')}**"
         lines.append([data, arm, grid, gflops, str(rows[0]["epochs"]), str(len(rows)), f"{first:.0f} %", score, *times])
-    head = ["data", "start", "grid", "GFLOPs an image", "epochs", "seeds", "right in the first epoch", "accuracy"]
-    return markdown([*head, "seconds", "cold"], lines)
+    head = ["data", "start", "grid", "GFLOPs per image", "epochs", "seeds", "training accuracy, first epoch"]
+    explained = explain_mean(map(len, groups.values()))
+    return markdown([*head, f"accuracy ({explained})", "seconds", "cold"], lines)
 
 
 def small_data(folder: Path, names: list[str]) -> str:
-    """What each change was worth (`python -m benchmarks.small_data`), every record's first arm is its plain one."""
-    lines = []
+    """The effect of each change (`python -m benchmarks.small_data`) against the first arm of the record."""
+    lines, counts = [], []
     for name in names:
         for arm in arms_of(rows_of(folder, [name])):
-            row, spread = arm.rows[0], "" if arm.spread is None else f" ± {100 * arm.spread:.2f}"
-            worth = "–" if arm.gain is None else f"{100 * arm.gain:+.2f}"
-            worth += "" if arm.half is None else f" ± {100 * arm.half:.2f}"
-            score = f"{100 * arm.accuracy:.2f}{spread} %"
-            lines.append(
-                [arm.name, millions(row["parameters"]), str(len(arm.rows)), score, arm.base or "–", worth, arm.verdict]
-            )
-    return markdown(["model", "parameters", "seeds", "accuracy", "against", "points", ""], lines)
+            worth = format_difference(arm.pairs, arm.half, 100) or "–"
+            size, seeds, score = arm.rows[0]["parameters"], len(arm.rows), _mean_of(arm.rows, "accuracy")
+            counts.append(seeds)
+            lines.append([arm.name, millions(size), str(seeds), score, arm.base or "–", worth, arm.verdict])
+    head = ["model", "parameters", "seeds", f"accuracy ({explain_mean(counts)})", "compared with"]
+    return markdown([*head, "difference in points, seed by seed (± its 95 % confidence interval)", "verdict"], lines)
 
 
 def speedrun(folder: Path, names: list[str]) -> str:
-    """What each part of a fast recipe is worth (`python -m benchmarks.speedrun`): points and seconds against the recipe
-    as it is, or the bundle it is added to, seed by seed, with their standard errors by the noise of all arms."""
+    """The effect of each part of a fast recipe (`python -m benchmarks.speedrun`) on accuracy and seconds, seed by seed,
+    with confidence intervals from the noise pooled over all arms."""
     rows, lines = rows_of(folder, names), []
     parts = [(key, noise_of(rows, key), factor) for key, factor in (("accuracy", 100.0), ("steady_seconds", 1.0))]
     for arm in arms_of(rows):
         known = {row["seed"]: row for row in rows if row["arm"] == arm.base}
         pairs = [(row, known[row["seed"]]) for row in arm.rows if row["seed"] in known]
         points, more = (
-            _mean_and_error([row[key] - other[key] for row, other in pairs], noise, factor) if pairs else "–"
+            _pooled_difference([row[key] - other[key] for row, other in pairs], noise, factor) if pairs else "–"
             for key, noise, factor in parts
         )
         score, seconds = f"{100 * arm.accuracy:.2f} %", f"{mean(row['steady_seconds'] for row in arm.rows):.1f}"
         lines.append([arm.name, str(len(arm.rows)), score, seconds, arm.base or "–", points, more])
-    return markdown(["change", "seeds", "accuracy", "seconds", "against", "points", "seconds more or less"], lines)
+    head = ["change", "seeds", "mean accuracy", "seconds", "compared with"]
+    pooled = "± 95 % confidence interval from the noise of all rows"
+    return markdown([*head, f"difference in points ({pooled})", "difference in seconds (same)"], lines)
 
 
 def tuning(folder: Path, names: list[str]) -> str:
-    """Ways of different length and size side by side (`python -m benchmarks.speedrun --called`)."""
+    """Runs of different length and size (`python -m benchmarks.speedrun --called`)."""
     lines = []
     for arm in arms_of(rows_of(folder, names)):
         row, seconds = arm.rows[0], mean(row["steady_seconds"] for row in arm.rows)
@@ -133,26 +137,26 @@ def tuning(folder: Path, names: list[str]) -> str:
         seen, speed = millions(row["images_seen"]), f"{mean(row['images_per_second'] for row in arm.rows):,.0f}"
         lines.append([arm.name, str(row["tokens"]), seen, speed, f"{seconds:.1f}", str(len(arm.rows)), learnt, score])
     head = ["run", "tokens", "images seen", "images/s", "seconds", "seeds"]
-    return markdown([*head, "right while learning", "accuracy, held back"], lines)
+    return markdown([*head, "training accuracy", "mean held-out accuracy"], lines)
 
 
-def _mean_and_error(values: list[float], noise: Noise | None, factor: float) -> str:
-    error = f" ± {factor * noise.error(len(values)):.2f}" if noise and len(values) > 1 else ""
+def _pooled_difference(values: list[float], noise: Noise | None, factor: float) -> str:
+    error = f" ± {factor * noise.half(len(values)):.2f}" if noise and len(values) > 1 else ""
     return f"{factor * mean(values):+.2f}{error}"
 
 
 def together(folder: Path, names: list[str]) -> str:
-    """Many small models as one computation (`python -m benchmarks.together`)."""
+    """Many small models trained in one batch (`python -m benchmarks.together`)."""
     lines = []
     for row in rows_of(folder, names):
         speed, step = f"{row['images_per_second']:,}", f"{row['milliseconds_a_step']:.2f}"
         compiled = "yes" if row["compiled"] else "no"
         lines.append([str(row["models"]), compiled, speed, step, f"{row['tflops']:.0f}", f"{row['cold_seconds']:.0f}"])
-    return markdown(["models", "compiled", "images/s", "ms a step of all", "TFLOP/s", "first epoch, s"], lines)
+    return markdown(["models in one batch", "compiled", "images/s", "ms per step", "TFLOP/s", "first epoch (s)"], lines)
 
 
 def fewer_tokens(folder: Path, names: list[str]) -> str:
-    """Merging and dropping at inference (`python -m benchmarks.fewer_tokens`)."""
+    """Token merging and dropping at inference (`python -m benchmarks.fewer_tokens`)."""
     rows = rows_of(folder, names)
     judged = ["same_answers"] + (["accuracy"] if all("accuracy" in row for row in rows) else [])
     lines = [
@@ -166,12 +170,13 @@ def fewer_tokens(folder: Path, names: list[str]) -> str:
         ]
         for row in rows
     ]
-    head = ["", "in each block", "tokens at the end", "GFLOPs", "speed", *(name.replace("_", " ") for name in judged)]
+    head = ["method", "tokens removed per block", "tokens at the end", "GFLOPs", "speed"]
+    head += ["same predictions", "accuracy"][: len(judged)]
     return markdown(head, lines)
 
 
 def odd_size(folder: Path, names: list[str]) -> str:
-    """What models do with an image of another size than theirs (`python -m benchmarks.odd_size`)."""
+    """What models do with an image of another size than their own (`python -m benchmarks.odd_size`)."""
     lines = []
     for row in rows_of(folder, names):
         grid = "–" if row["grid"] is None else "×".join(map(str, row["grid"]))
@@ -179,7 +184,7 @@ def odd_size(folder: Path, names: list[str]) -> str:
         lines.append(
             [row["who"], f"{row['image']}×{row['image']}", row["answer"], grid, seen, str(row.get("gflops", "–"))]
         )
-    return markdown(["model", "image", "what comes", "grid", "pixels its answer depends on", "GFLOPs"], lines)
+    return markdown(["model", "image size", "result", "grid", "pixels that affect the result", "GFLOPs"], lines)
 
 
 def _bare_speed(row: dict[str, Any]) -> str:
@@ -198,7 +203,7 @@ def _speed(row: dict[str, Any]) -> str:
 
 
 def bars(folder: Path, names: list[str]) -> str:
-    """When a sheet's bar was passed (`python -m benchmarks.first_runs`, one seed each)."""
+    """When a sheet's target accuracy was reached (`python -m benchmarks.first_runs`, one seed each)."""
     rows = []
     for name in names:
         machine = read_file(folder / f"{name}.json")["machine"]
@@ -212,45 +217,50 @@ def bars(folder: Path, names: list[str]) -> str:
                     f"{machine_name(machine, device)}, {compiled}",
                     millions(row["images_seen"]),
                     f"{row['bar']:.2%}",
-                    "not passed" if passed is None else f"{passed:.1f}",
+                    "not reached" if passed is None else f"{passed:.1f}",
                     f"{row['test_accuracy']:.2%}",
                     f"{row['images_per_second']:,.0f}",
                     overhead,
                     name,
                 ]
             )
-    head = ["recipe", "on", "images seen", "bar", "passed after, s", "test accuracy at the end", "images/s"]
-    return markdown([*head, "loop's overhead", "record"], rows)
+    head = ["recipe", "machine", "images seen", "target", "seconds to target", "final test accuracy", "images/s"]
+    return markdown([*head, "overhead of the training loop", "record"], rows)
 
 
 def pretraining(folder: Path, names: list[str]) -> str:
-    """Accuracy over the share of the labels, from each start (`python -m benchmarks.pretraining`)."""
+    """Accuracy by the fraction of the labels and the initial weights (`python -m benchmarks.pretraining`)."""
     rows = [row for row in rows_of(folder, names) if row["kind"] == "fine-tuned"]
     shares = sorted({row["labels"] for row in rows})
-    lines = []
+    lines, counts = [], []
     for arm in dict.fromkeys(row["arm"] for row in rows):
         own = {share: [row for row in rows if (row["arm"], row["labels"]) == (arm, share)] for share in shares}
-        lines.append([arm, *(_mean_of(own[share], "accuracy") for share in shares)])
-    return markdown(["", *(f"{share:.0%} of the labels" for share in shares)], lines)
+        counts += [len(found) for found in own.values() if found]
+        lines.append([arm, *(_mean_and_seeds(own[share]) for share in shares)])
+    return markdown([f"accuracy ({explain_mean(counts)})", *(f"{share:.0%} of the labels" for share in shares)], lines)
 
 
 def features(folder: Path, names: list[str]) -> str:
-    """What frozen features are worth, by their neighbours and by a linear probe."""
+    """Accuracy of frozen features by k-nearest neighbours and by a linear probe."""
     rows = [row for row in rows_of(folder, names) if row["kind"] == "features"]
-    lines = []
+    lines, counts = [], []
     for arm in dict.fromkeys(row["arm"] for row in rows):
         own = [row for row in rows if row["arm"] == arm]
+        counts.append(len(own))
         seconds = f"{mean(row['seconds'] for row in own):.0f}"
         lines.append(
             [arm, str(own[0]["epochs"]), str(len(own)), _mean_of(own, "knn"), _mean_of(own, "linear"), seconds]
         )
-    return markdown(
-        ["features", "epochs", "seeds", "nearest neighbours", "linear probe", "seconds, with compiling"], lines
-    )
+    head = ["features", "epochs", "seeds", f"k-nearest neighbours ({explain_mean(counts)})", "linear probe (same)"]
+    return markdown([*head, "seconds (with compilation)"], lines)
 
 
 def _mean_of(rows: list[dict[str, Any]], name: str) -> str:
+    return format_mean([row[name] for row in rows])
+
+
+def _mean_and_seeds(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "–"
-    values = [100 * row[name] for row in rows]
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f} %" if len(values) > 1 else " %")
+    seeds = f" ({len(rows)} seeds)" if len(rows) >= ENOUGH else ""
+    return _mean_of(rows, "accuracy") + seeds

@@ -1,26 +1,27 @@
-"""A folder of records -> what they say, and the words that numbers become in tables."""
+"""Read records from a folder and format their numbers for tables."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from vitascope.errors import UserError, did_you_mean
+from vitascope.records.arms import format_mean
 from vitascope.records.record import Record, read_record
 
 
 def accuracy_words(record: Record) -> str:
-    spread = "" if record.spread is None else f" ± {100 * record.spread:.2f}"
-    return f"{100 * record.accuracy:.2f}{spread} %"
+    """The mean over seeds with its 95 % confidence interval; the values themselves with one or two seeds."""
+    return format_mean(record.test_accuracy)
 
 
 def seconds_words(seconds: list[float]) -> str:
-    """One number where seeds agree to the second (below ten to the tenth), else from – to."""
+    """One number if the seeds agree after rounding (seconds, tenths below ten), else the range."""
     low, high = (f"{value:.{0 if value >= 10 else 1}f}" for value in (min(seconds), max(seconds)))
     return low if low == high else f"{low}–{high}"
 
 
 def wall_words(record: Record) -> str:
-    """The longest of the seeds whose wall clock is known, as for cold seconds."""
+    """The longest known wall-clock time of the seeds, as for cold seconds."""
     known = record.known_wall_seconds
     return seconds_words([max(known)]) if known else "–"
 
@@ -30,7 +31,7 @@ def millions(number: int) -> str:
 
 
 def linked(path: Path, record: Record) -> str:
-    """A record's name as a link to its file; `{results}` becomes the folder as seen from the page."""
+    """A record's name as a link to its file; `{results}` is replaced by the folder's path relative to the page."""
     return f"[{record.name}]({{results}}/{path.name})"
 
 
@@ -40,7 +41,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def find_records(folder: Path) -> dict[str, list[Path]]:
-    """Name -> its files, one per machine. A record is what has seeds and an accuracy for each."""
+    """Record name -> its files, one per machine. A record has seeds and one test accuracy per seed."""
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("*.json")):
         said = read_file(path)
@@ -50,18 +51,18 @@ def find_records(folder: Path) -> dict[str, list[Path]]:
 
 
 def records_named(folder: Path, names: list[str]) -> list[tuple[Path, Record]]:
-    """The named ones, or all."""
+    """The named records, or all records."""
     known = find_records(folder)
     for name in names:
         if name not in known:
-            hint = did_you_mean(name, known) if known else "There is none at all: write one with vitascope record."
+            hint = did_you_mean(name, known) if known else "The folder has no records. Write one with: vitascope record"
             raise UserError(f"There is no record '{name}' in {folder}. {hint}")
     return [(path, read_record(path)) for name in names or sorted(known) for path in known[name]]
 
 
 def rows_of(folder: Path, names: list[str]) -> list[dict[str, Any]]:
     if not names:
-        raise UserError("This kind of results needs the name of a record.")
+        raise UserError("This kind of results mark needs the name of a record.")
     return [row for name in names for row in read_file(folder / f"{name}.json").get("rows", [])]
 
 

@@ -1,11 +1,11 @@
-"""Finished runs of one recipe -> one record: what was trained, where, in what time, how good each seed became."""
+"""Make one record from finished runs of one recipe: settings, machine, time, and each seed's test results."""
 
 import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from vitascope.errors import UserError
@@ -25,7 +25,7 @@ from vitascope.training.views import check_views
 
 @dataclass(frozen=True)
 class Record:
-    """Lists have one value per seed; shares are fractions. Seconds run from images on the device to the last logits."""
+    """Lists have one value per seed; accuracies are fractions. Seconds end with the last test logits."""
 
     name: str
     recipe: str
@@ -41,9 +41,9 @@ class Record:
     test_accuracy: list[float]
     top5: list[float]
     ece: list[float]
-    recall: dict[str, list[float | None]]  # per class; None where the test images have none of it
-    openings: list[int]  # the how-manieth look at test images each number comes from
-    seconds: list[float]  # steady: without compiling and recording the step
+    recall: dict[str, list[float | None]]  # per class; None if the test set has no image of it
+    openings: list[int]  # 1: the first evaluation on the test set, per seed
+    seconds: list[float]  # steady: without compilation and CUDA graph recording
     cold_seconds: list[float]
     hardware: dict[str, Any]
     machine: dict[str, str]
@@ -52,17 +52,12 @@ class Record:
     date: str
     command: str
     settings: dict[str, Any]
-    # From the start of the training's process to its end, and the same of the evaluation's; None where not known.
+    # Wall-clock time of the training process plus that of the evaluation process; None if unknown.
     wall_seconds: list[float | None] | None = None
 
     @property
     def accuracy(self) -> float:
         return mean(self.test_accuracy)
-
-    @property
-    def spread(self) -> float | None:
-        """Standard deviation over seeds."""
-        return stdev(self.test_accuracy) if len(self.seeds) > 1 else None
 
     @property
     def known_wall_seconds(self) -> list[float]:
@@ -74,7 +69,7 @@ class Record:
 
 
 def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | None = None) -> Record:
-    """Test images are opened only for runs that were not scored in this manner before; the first number counts."""
+    """Evaluate on the test set only runs that were not evaluated like this before; the first result counts."""
     facts = [facts_of(run) for run in runs]
     check_one_thing(runs, facts, commit)
     recipe = published(runs[0])
@@ -119,13 +114,13 @@ def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | Non
 def _together(
     count: Callable[[list[Row]], float], before: list[list[list[Row]]], rows: list[list[Row]], after: list[float]
 ) -> list[float]:
-    """Per run: the stages before it, its own epochs, the test logits."""
+    """Per run: the sum over its earlier stages, its own epochs and the test evaluation."""
     parts = zip(before, rows, after, strict=True)
     return [round(sum(map(count, early)) + count(own) + more, 2) for early, own, more in parts]
 
 
 def _stage_command(stage: Run) -> str:
-    """What a stage before was trained with, the later runs' seeds one after the other."""
+    """The command that trains an earlier stage again."""
     return command_for(published(stage), [stage.recipe.train.seed])
 
 
@@ -136,7 +131,8 @@ def _command(recipe: Recipe, seeds: list[int], name: str, views: int) -> str:
 
 
 def write_record(record: Record, folder: Path) -> Path:
-    """NAME.json; where that is another machine's, NAME.MACHINE.json beside it. The same machine's is replaced."""
+    """Write NAME.json, or NAME.MACHINE.json if NAME.json is from another machine. A file of the same machine is
+    replaced."""
     make_folder(folder)
     path = folder / f"{record.name}.json"
     if path.is_file() and read_record(path).machine_name != record.machine_name:
@@ -154,36 +150,37 @@ def read_record(path: Path) -> Record:
 
 def check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise UserError(f"--name {name} cannot name a file. Use letters, digits, - and _.")
+        raise UserError(f"--name {name} cannot be a file name. Use letters, digits, - and _.")
 
 
 def _scored(run: Run, views: int) -> Opening:
-    """The first look at the test images counts; a run that was never looked at so is looked at now."""
+    """The first evaluation on the test set counts; a run without one is evaluated now."""
     known = first_result(run, views)
     if known is None:
         load(run, device="auto").evaluate(views=views, robust=False)
         known = first_result(run, views)
     if known is None or "recall" not in known.found:
-        raise UserError(f"{run.path} was scored by an older version, which wrote too little. Train its seed again.")
+        raise UserError(
+            f"{run.path} was evaluated by an older version, which stored too little. Train this seed again."
+        )
     return known
 
 
 def _test_seconds(opening: Opening, machine: str, *, cold: bool = False) -> float:
-    """The seconds of the test logits belong to the run's where the same machine computed both; cold, with setting
-    up."""
+    """The seconds of the test evaluation, if the run's machine computed it; `cold` adds the set-up time."""
     if opening.machine not in (None, machine):
         return 0.0
     return opening.found["seconds"] + (opening.found.get("set_up_seconds", 0.0) if cold else 0.0)
 
 
 def _list_wall_seconds(runs: list[Run], found: list[Opening], machine: str) -> list[float | None] | None:
-    """One value per seed; None where no seed's is known."""
+    """One value per seed; None if no value is known."""
     seconds = [_sum_wall_seconds(run, opening, machine) for run, opening in zip(runs, found, strict=True)]
     return None if all(value is None for value in seconds) else seconds
 
 
 def _sum_wall_seconds(run: Run, opening: Opening, machine: str) -> float | None:
-    """Stages before, training and evaluation, where all are known and the same machine did them."""
+    """Earlier stages, training and evaluation, if all are known and from one machine."""
     seconds = opening.found.get("wall_seconds")
     if seconds is None or opening.machine not in (None, machine):
         return None

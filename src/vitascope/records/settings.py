@@ -1,4 +1,4 @@
-"""Recipes -> their settings as words, what differs between them, and the command that repeats one."""
+"""List a recipe's settings, find the differences between recipes, and write the command that repeats a run."""
 
 import shlex
 from contextlib import suppress
@@ -12,11 +12,16 @@ from vitascope.recipe.reading import read_recipe, recipe_names
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import SECTIONS, flat, word
 
-PRIVATE = ("data.root", "data.download", "train.track", "train.save_seconds")  # a machine's business, not a result's
+PRIVATE = (
+    "data.root",
+    "data.download",
+    "train.track",
+    "train.save_seconds",
+)  # they depend on the machine and do not affect the result
 
 
 def flat_settings(recipe: Recipe) -> dict[str, Any]:
-    """`{"model.depth": 8, …}`, without what belongs to a machine and what is not used; a path is only its last name."""
+    """`{"model.depth": 8, …}`, without unused settings and those of the machine; a path becomes its last name."""
     found = flat(asdict(recipe))
     found |= {key: list(value) for key, value in found.items() if isinstance(value, tuple)}  # as JSON gives it back
     found["data.name"] = Path(found["data.name"]).name
@@ -25,7 +30,7 @@ def flat_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def differing(recipes: list[Recipe]) -> dict[str, list[Any]]:
-    """Each setting that is not the same in all, with its value in each."""
+    """Each setting that differs between the recipes, with its value in each."""
     flat = [flat_settings(recipe) for recipe in recipes]
     keys = dict.fromkeys(key for settings in flat for key in settings)
     columns = {key: [settings.get(key) for settings in flat] for key in keys}
@@ -33,10 +38,10 @@ def differing(recipes: list[Recipe]) -> dict[str, list[Any]]:
 
 
 def command_for(recipe: Recipe, seeds: list[int]) -> str:
-    """The words that train it again, from whichever recipe that ships is nearest."""
+    """The command that trains it again, based on the built-in recipe with the fewest differences."""
     changes: dict[str, dict[str, Any]] = {}
     for known in recipe_names():
-        with suppress(UserError):  # of a recipe that cannot be for these images, such as mirrored digits
+        with suppress(UserError):  # a recipe that does not fit these images, such as mirrored digits
             changes[known] = _changes(known, recipe)
     name = min(changes, key=lambda known: (len(changes[known]), known != recipe.name))
     words = [shlex.quote(f"{key}={word(value)}") for key, value in changes[name].items() if key != "train.seed"]
@@ -46,7 +51,7 @@ def command_for(recipe: Recipe, seeds: list[int]) -> str:
 
 
 def _changes(name: str, recipe: Recipe) -> dict[str, Any]:
-    """What must be set to turn the named recipe, with its data's policy filled in, into this one."""
+    """The settings that turn the named recipe, with its default augmentation filled in, into this one."""
     base = read_recipe(name)
     data = replace(base.data, name=recipe.data.name)
     augment = resolve(base.data.augment, recipe.data.name, recipe.model.in_chans, base.train.objective)
@@ -57,5 +62,5 @@ def _changes(name: str, recipe: Recipe) -> dict[str, Any]:
 
 
 def _shown(data: str) -> str:
-    """Where a folder lies is a machine's business."""
+    """A folder's absolute path differs between machines."""
     return f"/path/to/{Path(data).name}" if Path(data).is_absolute() else data

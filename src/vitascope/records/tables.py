@@ -1,9 +1,10 @@
-"""Records -> Markdown: tables and sentences that stand in README and docs."""
+"""Markdown tables and sentences from records, for README and docs."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from vitascope.records import measured
+from vitascope.records.arms import CONFIDENCE, ENOUGH, explain_mean
 from vitascope.records.reading import (
     accuracy_words,
     linked,
@@ -13,13 +14,15 @@ from vitascope.records.reading import (
     seconds_words,
     wall_words,
 )
+from vitascope.records.record import Record
 from vitascope.records.work import work
 
 
 def table(folder: Path, names: list[str]) -> str:
-    """One row per record, every machine's apart; a column for the wall clock where a record has it."""
-    head = ["record", "parameters", "tokens", "images seen", "views", "seeds", "test accuracy", "seconds", "cold"]
+    """One row per record and machine; a wall-clock column if any record has that time."""
     rows, found = [], records_named(folder, names)
+    accuracy = f"test accuracy ({explain_mean(len(record.seeds) for _, record in found)})"
+    head = ["record", "parameters", "tokens", "images seen", "views", "seeds", accuracy, "seconds", "cold"]
     has_wall = any(record.known_wall_seconds for _, record in found)
     for path, record in found:
         rows.append(
@@ -41,13 +44,13 @@ def table(folder: Path, names: list[str]) -> str:
 
 
 def targets(folder: Path, names: list[str]) -> str:
-    """What was asked for beside what was recorded. A name is RECORD:PERCENT:SECONDS:SEEDS; the slowest seed counts."""
-    rows = []
+    """Targets and what was recorded. A name is RECORD:PERCENT:SECONDS:SEEDS; the slowest seed counts."""
+    rows, counts = [], []
     wanted = [word.split(":") for word in names]
     has_wall = any(record.known_wall_seconds for name, *_ in wanted for _, record in records_named(folder, [name]))
     for name, percent, most, seeds in wanted:
         for path, record in records_named(folder, [name]):
-            error = "" if record.spread is None else f" ± {100 * record.spread / len(record.seeds) ** 0.5:.2f}"
+            counts.append(len(record.seeds))
             reached = (
                 100 * record.accuracy >= float(percent)
                 and max(record.seconds) <= float(most)
@@ -57,7 +60,7 @@ def targets(folder: Path, names: list[str]) -> str:
                 [
                     linked(path, record),
                     f"{percent} % in {most} s, {_counted(int(seeds))}",
-                    f"**{100 * record.accuracy:.2f}{error} %**",
+                    f"**{accuracy_words(record)}**",
                     f"**{max(record.seconds):.1f}**",
                     f"{max(record.cold_seconds):.0f}",
                     *([wall_words(record)] if has_wall else []),
@@ -65,26 +68,31 @@ def targets(folder: Path, names: list[str]) -> str:
                     "yes" if reached else "no",
                 ]
             )
-    head = ["record", "asked for", "test accuracy", "seconds, the slowest", "cold"]
+    head = ["record", "target", f"test accuracy ({explain_mean(counts)})", "seconds (slowest seed)", "cold"]
     return markdown([*head, *(["wall clock"] if has_wall else []), "seeds", "reached"], rows)
 
 
 def cards(folder: Path, names: list[str]) -> str:
-    """A list of links to the model cards."""
+    """Links to the model cards."""
     found = [path.stem for path, _ in records_named(folder, names)]
     return ", ".join(f"[{stem}]({{cards}}/{stem}.md)" for stem in found)
 
 
 def sentence(folder: Path, names: list[str]) -> str:
-    """For a recipe's first lines: accuracy, time, machine."""
+    """Accuracy, time and machine, for the comment at the top of a recipe."""
     return "; ".join(
-        f"{accuracy_words(record)} of the {record.data} test images ({_counted(len(record.seeds))}, last epoch, "
+        f"{accuracy_words(record)} test accuracy on {record.data} ({_interval_words(record)}, last epoch, "
         f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
-        f"{seconds_words(record.seconds)} s{', compiled' if record.hardware.get('compiled') else ''}, "
+        f"{seconds_words(record.seconds)} s{' (compiled)' if record.hardware.get('compiled') else ''}, "
         f"{seconds_words([max(record.cold_seconds)])} s cold, "
         f"{f'{wall_words(record)} s wall clock, ' if record.known_wall_seconds else ''}{record.machine_name}"
         for _, record in records_named(folder, names)
     )
+
+
+def _interval_words(record: Record) -> str:
+    seeds = len(record.seeds)
+    return f"{CONFIDENCE}, {seeds} seeds" if seeds >= ENOUGH else _counted(seeds)
 
 
 def _counted(seeds: int) -> str:

@@ -1,8 +1,8 @@
-"""A run -> which runs it may be compared with: its track, the stage before it, and its recipe without this machine.
+"""The track of a run, which says which runs it may be compared with, and its earlier stages.
 
-pure: patches that do not overlap, attention, MLP, from scratch; tokenizer: shifted patches or convolutions; ssl: first
-without labels on the same data; teacher: with another model's answers; pretrained: from weights that were made
-elsewhere; staged: with labels on the same data first.
+pure: non-overlapping patches, attention and MLP, trained from scratch. tokenizer: shifted patches or convolutions. ssl:
+self-supervised pretraining on the same data. teacher: distillation from another model. pretrained: weights from another
+data set. staged: supervised pretraining on the same data.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from vitascope.run.directory import Run, is_run
 
 
 def stage_before(run: Run) -> Run | None:
-    """The run whose weights this one began with; None where it began with none, or with weights from elsewhere."""
+    """The run whose weights this one started from; None if it started from scratch or from a weights file."""
     word = run.recipe.weights
     if not word:
         return None
@@ -22,12 +22,14 @@ def stage_before(run: Run) -> Run | None:
     if is_run(path):
         return Run(path)
     if path.is_absolute() and not path.exists():
-        raise UserError(f"{run.path} began with the weights of {word}, which are gone: nobody can tell what they were.")
+        raise UserError(
+            f"{run.path} started from the weights of {word}, which no longer exist. Restore them or train again."
+        )
     return None
 
 
 def stages_before(run: Run) -> list[Run]:
-    """All of them, the first one first."""
+    """All earlier stages, the first one first."""
     before = stage_before(run)
     return [] if before is None else [*stages_before(before), before]
 
@@ -49,6 +51,6 @@ def track_of(run: Run) -> str:
 
 
 def published(run: Run) -> Recipe:
-    """The run's recipe; where it has a stage before it, that one's name instead of its place."""
+    """The run's recipe; an earlier stage is given by its recipe name instead of its path."""
     before = stage_before(run)
     return run.recipe if before is None else replace(run.recipe, weights=f"recipe:{before.recipe.name}")

@@ -24,7 +24,7 @@ def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path)
     out = tmp_path / "adapted"
     answer = vitascope("adapt", weights, "img_size=28", "patch_size=4", "in_chans=1", "--out", str(out))
     assert answer.code == 0, answer.err
-    for words in ("4×4", "7×7", "pixels seen", "pseudo-inverse", "num_heads=2: embed_dim 128 / 64", "resized up"):
+    for words in ("4×4", "7×7", "pixels used", "pseudo-inverse", "num_heads=2: embed_dim 128 / 64", "resize the images"):
         assert words in answer.out
     answer = vitascope("adapt", str(out), "img_size=56", "--json")
     said = json.loads(answer.out)
@@ -135,7 +135,7 @@ def test_every_verb_takes_weights_from_outside(vitascope, weights, tmp_path, mon
     assert answer.code == 0 and json.loads(answer.out)["images"] == 2
     assert (tmp_path / "evaluated" / "vit" / "evaluation").is_dir()
     answer = vitascope("evaluate", weights)
-    assert answer.code == 2 and "was not trained here. Name the images to judge it by" in answer.err
+    assert answer.code == 2 and "is not a run, so it has no data. Name the images to evaluate" in answer.err
     answer = vitascope("anatomy", weights, "img_size=64", "--json")
     assert answer.code == 0 and json.loads(answer.out)["stages"][0]["shape"] == [1, 3, 64, 64]
     answer = vitascope("explain", weights, "photos/0/a.png", "--json", "--methods", "attention")
@@ -156,7 +156,7 @@ def test_a_folder_is_written_and_its_line_of_python_works(vitascope, weights, tm
     images = torch.randn(2, 3, 32, 32)
     logits = names["model"](images)
     assert apart(getattr(logits, "logits", logits), load(weights)(images)) < 1e-5
-    assert "## How good" in (tmp_path / "out" / "README.md").read_text()
+    assert "## Accuracy" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_what_another_library_lacks_is_refused(vitascope, weights, tmp_path) -> None:
@@ -189,4 +189,4 @@ def test_the_hub_gets_the_same_folder_and_its_refusal_is_told(vitascope, weights
     assert seen == {"repository": ("me/mine", True), "files": ["README.md", "config.json", "model.safetensors"]}
     monkeypatch.setattr(Hub, "create_repo", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
     answer = vitascope("export", "hub", weights, "me/mine")
-    assert answer.code == 2 and "could not be written on the hub (no network)" in answer.err
+    assert answer.code == 2 and "could not be written to the hub (no network)" in answer.err

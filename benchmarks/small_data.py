@@ -24,7 +24,7 @@ PLAIN = {
     "initialize": "timm",
 }  # fmt: skip
 TRAINING = {"optimizer": "adamw", "lr": 1e-3, "schedule": "cosine", "ema": 0.0, "batch_size": 250}
-PHOTOS = {"flip_mode": "chance", "shift_fill": "zero", "randaugment": 0}  # what the recipe has more than its data does
+PHOTOS = {"flip_mode": "random", "shift_fill": "zero", "randaugment": 0}  # what the recipe has more than its data does
 BOTH = {"tokenizer": "spt", "attention": "lsa"}
 CONV = {"tokenizer": "conv", "global_pool": "seq", "class_token": False}
 DROPOUT = {"proj_drop_rate": 0.1, "pos_drop_rate": 0.1}

@@ -10,10 +10,12 @@ import numpy as np
 
 from benchmarks.same_numbers.worker import RUN, Rename, Setting
 
-# Rename("train.grad_accum_steps", old="train.grad_accum_steps")
-# Rename("model.initialize", old="model.initialize", new_value="conv_like", old_value="local")
-# Rename("--batch-runs", old="--batch-runs")
-RENAMES: list[Rename] = []
+RENAMES = [
+    Rename("train.grad_accum_steps", old="train.accumulate"),
+    Rename("train.cuda_graph", old="train.capture"),
+    Rename("data.passes_per_epoch", old="data.repeat"),
+    Rename("--batch-runs", old="--together"),
+]
 METRIC_RENAMES: list[Rename] = []  # Rename("batched_runs", old="together")
 ADDED_METRICS: frozenset[str] = frozenset()  # only the working tree writes them, and they are meant to be new
 REMOVED_METRICS: frozenset[str] = frozenset()  # only older trees write them, and they are meant to be gone
@@ -87,7 +89,7 @@ CPU_SETTINGS = [
     ),
     Setting("resume", "digits", DIGITS | MUON | {"train.epochs": 3, "model.proj_drop_rate": 0.1}, kind="resume"),
     Setting("colours", "cifar10", PHOTOS | COLOURS),
-    Setting("whiten", "cifar10-94", PHOTOS | {"train.small_size": 16}),
+    Setting("whiten", "cifar10-94", PHOTOS),
     Setting("balance", "digits", ADAMW | {"data.balance": "sampling", "model.tokenizer": "conv"}),
     Setting("patches", "digits", ADAMW | {"train.patch_share": 0.5, "model.initialize": "mimetic"}),
 ]

@@ -29,4 +29,4 @@ def test_every_arm_can_be_trained_with_the_datas_own_augmentation(arm) -> None:
 @pytest.mark.parametrize("arm", small_data.ON_RECIPE)
 def test_arms_on_top_of_the_recipe_keep_what_it_has(arm) -> None:
     recipe = read(arm, "recipe")
-    assert (recipe.model.initialize, recipe.data.augment.randaugment) == ("local", 2)
+    assert (recipe.model.initialize, recipe.data.augment.randaugment) == ("conv_like", 2)

@@ -135,11 +135,11 @@ def test_an_old_name_is_used_only_where_the_new_one_is_unknown() -> None:
 
 def test_an_unknown_option_of_the_command_line_gets_its_old_name(tmp_path) -> None:
     """Shown by the next mistake: the number of seeds is checked after the options are read."""
-    study = replace(STUDY, options={"--batch-runs": 4, "--seeds": 0})
+    study = replace(STUDY, options={"--new-batch-runs": 4, "--seeds": 0})
     with pytest.raises(
-        UserError, match=r"No such option: --batch-runs.*With old names: .*--seeds 0 must be at least 1"
+        UserError, match=r"No such option: --new-batch-runs.*With old names: .*--seeds 0 must be at least 1"
     ):
-        train_setting(study, tmp_path, [Rename("--batch-runs", old="--batch-runs")])
+        train_setting(study, tmp_path, [Rename("--new-batch-runs", old="--batch-runs")])
 
 
 def test_an_error_that_no_rename_explains_is_raised() -> None:

@@ -19,7 +19,7 @@ def test_arms_that_change_nothing_or_cannot_be_are_left_out_and_named(capsys) ->
     assert speedrun.applying("cifar10-94", COMMON, names, [2]) == ["as it is", "timm's start", "flips by chance"]
     said = capsys.readouterr().out
     assert "Left out: local start. The recipe has it already." in said
-    assert "Left out: no rotary positions. initialize=conv_like sets the biases" in said
+    assert "Left out: no rotary positions. initialize=conv_like needs rotary positions" in said
     assert speedrun.applying("cifar10-tokenizer", COMMON, names[1:3], [2]) == ["local start"]
 
 

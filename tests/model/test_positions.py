@@ -81,5 +81,5 @@ def test_a_table_that_does_not_fit_its_grid_is_refused() -> None:
         resample(torch.randn(1, 17, 8), (4, 4), (2, 2))
     with pytest.raises(UserError, match="must be even"):
         sinusoidal(4, 3)
-    with pytest.raises(UserError, match="divide by 4"):
+    with pytest.raises(UserError, match="must be a multiple of 4"):
         sincos2d((2, 2), 6)

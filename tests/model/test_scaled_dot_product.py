@@ -79,12 +79,12 @@ def test_the_own_position_does_not_always_get_the_highest_weight() -> None:
 @pytest.mark.parametrize(
     ("shapes", "mask", "sentence"),
     [
-        (((3, 4), (3, 5), (3, 4)), None, "Queries have 4 features and keys 5"),
+        (((3, 4), (3, 5), (3, 4)), None, "Queries have 4 features but keys have 5"),
         (((3, 4), (3, 4), (2, 4)), None, "There are 3 keys but 2 values"),
         (((4,), (3, 4), (3, 4)), None, "at least two axes"),
         (((2, 3, 4), (5, 3, 4), (5, 3, 4)), None, "leading axes"),
         (((3, 4), (3, 4), (3, 4)), torch.ones(2, 2, dtype=torch.bool), "does not fit scores of shape"),
-        (((3, 4), (3, 4), (3, 4)), torch.ones(3, 3, dtype=torch.long), "A mask is boolean"),
+        (((3, 4), (3, 4), (3, 4)), torch.ones(3, 3, dtype=torch.long), "A mask must be boolean"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(shapes, mask, sentence) -> None:

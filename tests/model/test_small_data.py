@@ -173,7 +173,7 @@ def test_local_attention_starts_at_one_neighbour_per_head(qk_norm, monkeypatch) 
     monkeypatch.setattr(initialize, "_neighbours", lambda count: places[:count])
     config = ModelConfig(
         img_size=32, patch_size=4, embed_dim=576, num_heads=9, depth=2, class_token=False, global_pool="avg",
-        positions="learned+rotary", qk_norm=qk_norm, initialize="local", norm="rmsnorm",
+        positions="learned+rotary", qk_norm=qk_norm, initialize="conv_like", norm="rmsnorm",
     )  # fmt: skip
     model = VisionTransformer(config).double().eval()
     with torch.no_grad():
@@ -208,13 +208,13 @@ def test_maps_of_small_data_models_through_explain(tokenizer) -> None:
     [
         ({"tokenizer": "conv", "patch_size": 6, "img_size": 12}, "patch_size must be 2, 4, 8"),
         ({"tokenizer": "conv", "patch_size": (2, 4)}, "patch_size must be 2, 4, 8"),
-        ({"attention": "lsa", "causal": True, "global_pool": "avg"}, "nothing else to look at"),
-        ({"attention": "lsa", "img_size": 4, "class_token": False, "global_pool": "avg"}, "nothing else to look at"),
+        ({"attention": "lsa", "causal": True, "global_pool": "avg"}, "the first token has no other"),
+        ({"attention": "lsa", "img_size": 4, "class_token": False, "global_pool": "avg"}, "and there is only one token"),
         ({"initialize": "mimetic", "output_projection": False}, "Choose initialize=timm"),
-        ({"initialize": "local"}, "initialize=conv_like sets the biases"),
-        ({"initialize": "local", "positions": "rotary", "qkv_bias": False}, "Choose positions=learned"),
+        ({"initialize": "conv_like"}, "initialize=conv_like needs rotary positions and biases"),
+        ({"initialize": "conv_like", "positions": "rotary", "qkv_bias": False}, "Choose positions=learned"),
         ({"tokenizer": "swin"}, "tokenizer='swin' is unknown"),
-        ({"merge_tokens": 2, "drop_tokens": 1}, "not both"),
+        ({"merge_tokens": 2, "drop_tokens": 1}, "cannot be combined"),
         ({"drop_tokens": 1, "causal": True, "global_pool": "avg"}, "order of tokens"),
     ],
 )

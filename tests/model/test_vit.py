@@ -259,5 +259,5 @@ def test_wrong_images_are_refused_in_a_sentence(call, sentence) -> None:
 
 
 def test_a_rotary_model_refuses_tokens_it_has_no_place_for() -> None:
-    with pytest.raises(UserError, match="turns the 5 tokens of a 2×2 grid"):
+    with pytest.raises(UserError, match="needs the 5 tokens of a 2×2 grid"):
         VisionTransformer(replace(TINY, positions="rotary")).encode(torch.randn(1, 4, 16))

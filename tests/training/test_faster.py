@@ -14,9 +14,7 @@ from vitascope.data.draws import flips_by_turns
 from vitascope.data.policy import resolve
 from vitascope.model.config import ModelConfig
 from vitascope.model.masked import SomePatches
-from vitascope.model.other_size import Smaller
 from vitascope.model.patches import patchify, unpatchify
-from vitascope.model.positions import resample
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.metrics import steady_times
@@ -26,28 +24,6 @@ from vitascope.training.hardware import passes, training_flops
 from vitascope.training.rate_finder import _losses
 from vitascope.training.step import Tally
 from vitascope.training.whitening import LEAST, whitening
-
-
-@pytest.mark.parametrize("pool", ["avg", "token"])
-def test_a_smaller_image_is_seen_as_a_model_of_that_size_sees_it(pool) -> None:
-    config = ModelConfig(
-        img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2, class_token=pool == "token", global_pool=pool,
-        positions="learned+rotary",
-    )  # fmt: skip
-    model = VisionTransformer(config).eval()
-    torch.nn.init.normal_(model.pos_embed)
-    small = VisionTransformer(replace(config, img_size=8)).eval()
-    weights = model.state_dict()
-    weights["pos_embed"] = resample(weights["pos_embed"], (4, 4), (2, 2), config.num_prefix_tokens)
-    small.load_state_dict(weights)
-    images = torch.rand(3, 3, 8, 8).repeat_interleave(2, 2).repeat_interleave(2, 3)
-    shrunk = torch.nn.functional.interpolate(images, size=(8, 8), mode="bilinear", antialias=True)
-    torch.testing.assert_close(Smaller(model, (8, 8))(images), small(shrunk))
-
-
-LESS = pytest.mark.parametrize(
-    ("less", "patches"), [({"train.small_size": 4}, 4), ({"train.patch_share": 0.5}, 8)], ids=str
-)
 
 
 def patches_seen(session, epochs: int) -> list[int]:
@@ -60,10 +36,10 @@ def patches_seen(session, epochs: int) -> list[int]:
     return [count - session.recipe.model.num_prefix_tokens for count in seen]
 
 
-@LESS
-def test_less_is_seen_in_the_first_epochs_only(tmp_path, less, patches) -> None:
-    session, _ = session_of(tmp_path, **{"train.epochs": 5, "train.patch_share_until": 0.4, **less})
-    assert patches_seen(session, 5) == [patches, patches, 16, 16, 16]
+def test_some_patches_are_used_in_the_first_epochs_only(tmp_path) -> None:
+    settings = {"train.epochs": 5, "train.patch_share_until": 0.4, "train.patch_share": 0.5}
+    session, _ = session_of(tmp_path, **settings)
+    assert patches_seen(session, 5) == [8, 8, 16, 16, 16]
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
@@ -85,9 +61,7 @@ def test_an_answer_from_some_patches_does_not_depend_on_the_others(pool) -> None
     torch.testing.assert_close(SomePatches(model, 16)(images, noise), model(images), rtol=1e-4, atol=1e-5)
 
 
-def test_small_images_cost_less(tmp_path) -> None:
-    recipe = read_recipe("cifar10", ["train.small_size=16", "train.patch_share_until=0.5"])
-    assert passes(recipe) == pytest.approx(0.5 + 0.5 / 4, abs=0.01)  # a quarter of the tokens; attention a bit less
+def test_fewer_patches_cost_less() -> None:
     assert passes(read_recipe("cifar10", [])) == 1
     half = read_recipe("cifar10", ["train.patch_share=0.5", "train.patch_share_until=0.4"])
     assert passes(half) == pytest.approx(0.796, abs=1e-3)  # half of the tokens, a quarter of their meetings
@@ -146,45 +120,41 @@ def test_making_weights_whitening_and_saving_are_inside_the_clock_and_setting_up
     assert steady_times([{"seconds": 31.0, "prepared_seconds": 1.0}, *[{"seconds": 2.0}] * 3]) == [3.0, 2.0, 2.0, 2.0]
 
 
-def test_a_run_stopped_among_small_images_goes_on(tmp_path) -> None:
-    check_goes_on_after_a_stop(tmp_path, **{"train.epochs": 4, "train.small_size": 4, "train.whiten": True})
-    check_goes_on_after_a_stop(tmp_path / "patches", **{"train.epochs": 4, "train.patch_share": 0.5})
+def test_a_run_stopped_while_it_uses_some_patches_is_resumed_exactly(tmp_path) -> None:
+    check_goes_on_after_a_stop(tmp_path, **{"train.epochs": 4, "train.patch_share": 0.5, "train.whiten": True})
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train.small_size=6"], "train.small_size=6 must be a multiple of patch_size=4 and smaller than img_size=32"),
-        (["train.small_size=32"], "must be a multiple of patch_size=4 and smaller than"),
-        (["train.small_size=-4"], "must be 0 or more"),
-        (["train.small_size=16", "train.patch_share_until=1.5"], "is a share"),
-        (["train.small_size=16", "model.positions=sinusoidal", "model.initialize=timm"], "fit no smaller image"),
         (["train.whiten=true", "model.tokenizer=conv"], "train.whiten prepares a fresh projection of patches"),
-        (["data.augment.flip_mode=turn"], "flip_mode='turn' is unknown. Did you mean turns"),
+        (["data.augment.flip_mode=alternate"], "flip_mode='alternate' is unknown. Did you mean alternating"),
         (
             ["data.augment.flip_mode=alternating", "data.balance=sampling"],
             "data.balance=sampling draws by chance: set data.augment.flip_mode=random.",
         ),
-        (["train.small_size=16", "train.patch_share_until=0"], "but train.patch_share_until=0 of the epochs"),
         (["train.final_lr=0.1", "train.schedule=constant"], "with train.schedule=constant the rate never falls"),
-        (["train.small_size=16", "train.patience=3"], "train.patience would count the epochs of train.small_size=16"),
+        (
+            ["train.patch_share=0.5", "train.patience=3"],
+            "train.patience would count the epochs of train.patch_share",
+        ),
+        (["train.patch_share=0.5", "train.patch_share_until=1.5"], "train.patch_share_until=1.5"),
+        (
+            ["model.initialize=mimetic", "model.output_projection=false"],
+            "initialize=mimetic sets the output",
+        ),
         (["train.patch_share=0"], "train.patch_share=0.0 is a share: above 0"),
         (["train.patch_share=1.5"], "is a share: above 0 and at most 1"),
-        (["train.patch_share=0.5", "train.small_size=16"], "make images smaller or leave patches out"),
         (["train.patch_share=0.5", "model.causal=true"], "with causal=true the order of all counts"),
         (["train.patch_share=0.02", "model.attention=lsa"], "has no other to look at"),
         (["train.patch_share=0.995"], "of 64 patches is all of them"),
         (["train.patch_share=0.5", "train.patch_share_until=0"], "but train.patch_share_until=0 of the epochs"),
-        (["train.small_size=16", "model.img_size=[32, 64]"], "train.small_size is for square images"),
-        (["train.small_size=4", "model.attention=lsa"], "is one token, which has nobody to look at"),
         (["train.whiten=2"], "train.whiten is true or false, not 2."),
         (["train.whiten="], "train.whiten is true or false, not nothing."),
         (["data.augment.randaugment=15"], "randaugment=15 must be at least 0 and at most 14."),
         (["data.passes_per_epoch=1.5"], "data.passes_per_epoch: 1.5 is not a whole number."),
-        (["mix_until=0.5"], "Did you mean data.augment.mix_until?"),
         (["data.shift=2"], "Did you mean data.augment.shift?"),
         (["train.depth.x=true"], "train.depth"),
-        (["model.initialize=silent", "model.output_projection=false"], "initialize=silent sets the output projection"),
     ],
 )
 def test_what_does_not_fit_is_refused(words, said) -> None:
@@ -192,59 +162,36 @@ def test_what_does_not_fit_is_refused(words, said) -> None:
         read_recipe("cifar10", words)
 
 
-def test_nothing_is_mixed_towards_the_end(tmp_path) -> None:
-    words = {"train.epochs": 5, "data.augment.cutmix": 1.0, "data.augment.mixup": 0.0, "data.augment.mix_prob": 1.0}
-    sessions = [session_of(tmp_path, **words, **{"data.augment.mix_until": until})[0] for until in (1.0, 0.6)]
-    for epoch in range(5):
-        whole, some = (session.objective.draws(2, 8, epoch) for session in sessions)
-        assert torch.equal(whole["mix"][..., 1:], some["mix"][..., 1:]) and torch.equal(whole["shift"], some["shift"])
-        assert (whole["mix"][..., 0] == 2).all() and (some["mix"][..., 0] == (2 if epoch < 3 else 0)).all()
-    long = session_of(tmp_path, **words | {"train.epochs": 2}, **{"data.augment.mix_until": 0.8})[0]
-    mixed = [(long.objective.draws(5, 8, epoch)["mix"][:, 0, 0] > 0).tolist() for epoch in (0, 1)]
-    assert mixed == [[True] * 5, [True] * 3 + [False] * 2], "in the middle of an epoch: after step 8 of 10"
-    for data in ("mnist", "cifar10"):
-        asked = AugmentConfig(mix_until=0.6, cutmix=0.0)
-        with pytest.raises(UserError, match=r"mix_until=0\.6: nothing is mixed here"):
-            resolve(asked, data)
-    assert "mix_until" not in resolve(AugmentConfig(), "cifar10").in_effect
-    assert resolve(AugmentConfig(mix_until=0.6), "cifar10").in_effect["mix_until"] == 0.6
-
-
 def test_turns_are_refused_where_they_would_be_ignored() -> None:
-    with pytest.raises(UserError, match="but DINO draws every crop for itself"):
-        resolve(AugmentConfig(flip_mode="turns"), "cifar10", 3, "dino")
-    with pytest.raises(UserError, match=r"but data\.augment\.flip=0\.2 is no half"):
-        resolve(AugmentConfig(flip_mode="turns", flip=0.2), "cifar10")
-    assert resolve(AugmentConfig(flip_mode="turns"), "cifar10", 3, "mae").flip_mode == "turns"
+    with pytest.raises(UserError, match="but DINO draws a new crop each time"):
+        resolve(AugmentConfig(flip_mode="alternating"), "cifar10", 3, "dino")
+    with pytest.raises(UserError, match=r"but data\.augment\.flip=0\.2 is not 0\.5"):
+        resolve(AugmentConfig(flip_mode="alternating", flip=0.2), "cifar10")
+    assert resolve(AugmentConfig(flip_mode="alternating"), "cifar10", 3, "mae").flip_mode == "alternating"
 
 
 def test_one_epoch_at_least_is_small_and_the_last_is_whole() -> None:
     for epochs, share, small in ((10, 0.5, 5), (10, 0.01, 1), (10, 1.0, 9), (2, 0.9, 1), (1, 0.5, 0)):
-        train = replace(read_recipe("cifar10", ["train.small_size=16"]).train, epochs=epochs, patch_share_until=share)
-        assert train.small_epochs == small
+        train = replace(read_recipe("cifar10", ["train.patch_share=0.5"]).train, epochs=epochs, patch_share_until=share)
+        assert train.patch_share_epochs == small
 
 
-@LESS
-def test_a_single_epoch_sees_whole_images(tmp_path, less, patches) -> None:
-    session, _ = session_of(tmp_path, **({"train.epochs": 1} | less))
-    assert patches_seen(session, 1) == [16] != [patches] and passes(session.recipe) == 1
+def test_a_single_epoch_uses_all_patches(tmp_path) -> None:
+    session, _ = session_of(tmp_path, **{"train.epochs": 1, "train.patch_share": 0.5})
+    assert patches_seen(session, 1) == [16] and passes(session.recipe) == 1
 
 
 def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:
-    session, _ = session_of(tmp_path, **{"train.epochs": 4, "train.small_size": 4})
+    session, _ = session_of(tmp_path, **{"train.epochs": 4, "train.patch_share": 0.5})
     seen = set()
     session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
     next(_losses(session))
     assert seen == {session.recipe.model.num_tokens}
 
 
-def test_small_images_are_refused_without_labels_and_together() -> None:
-    with pytest.raises(UserError, match="small_size=16 is for training with labels"):
-        read_recipe("cifar10-mae", ["train.small_size=16"])
+def test_a_patch_share_is_refused_without_labels_and_in_batched_runs() -> None:
     with pytest.raises(UserError, match=r"patch_share=0\.5 is for training with labels"):
         read_recipe("cifar10-mae", ["train.patch_share=0.5"])
-    with pytest.raises(UserError, match=r"does without train\.small_size=16"):
-        check_together([read_recipe("cifar10", ["train.small_size=16", "model.drop_path_rate=0"])])
     with pytest.raises(UserError, match=r"does without train\.patch_share=0\.5"):
         check_together([read_recipe("cifar10", ["train.patch_share=0.5", "model.drop_path_rate=0"])])
 
@@ -273,13 +220,6 @@ def test_the_projection_starts_on_whitened_patches(tmp_path) -> None:
     assert torch.equal(white.model.blocks[0].attn.qkv.weight, plain.model.blocks[0].attn.qkv.weight)
 
 
-def test_blocks_of_a_silent_model_hand_on_what_they_get() -> None:
-    model = VisionTransformer(ModelConfig(img_size=8, patch_size=4, embed_dim=32, num_heads=2, initialize="silent"))
-    tokens = torch.randn(2, 5, 32)
-    assert torch.equal(model.blocks[0](tokens), tokens)
-    assert model.blocks[0].attn.qkv.weight.std() > 0.01 and model.blocks[0].mlp.fc1.weight.std() > 0.01
-
-
 def test_two_epochs_by_turns_show_every_image_from_both_sides() -> None:
     order = torch.randperm(1000).view(10, 100)
     again = torch.randperm(1000).view(5, 200)
@@ -293,7 +233,7 @@ def test_two_epochs_by_turns_show_every_image_from_both_sides() -> None:
 
 def test_the_setting_reaches_the_draws(tmp_path) -> None:
     session, _ = session_of(tmp_path)
-    augment = replace(session.recipe.data.augment, flip=0.5, flip_mode="turns")
+    augment = replace(session.recipe.data.augment, flip=0.5, flip_mode="alternating")
     session.recipe = replace(session.recipe, data=replace(session.recipe.data, augment=augment))
     session.objective.learning.recipe = session.recipe
     plans = [epoch_plan(session, epoch) for epoch in (0, 1)]
@@ -314,7 +254,7 @@ def test_an_epoch_may_go_over_the_images_several_times(tmp_path) -> None:
     assert order.shape[0] == session.steps_per_epoch and all(len(draw) == len(order) for draw in draws.values())
     seen = order.flatten().bincount(minlength=len(session.data.train))
     assert seen.max() == 3 and seen.min() >= 2
-    with pytest.raises(UserError, match=r"data\.repeat=0 must be at least 1"):
+    with pytest.raises(UserError, match=r"data\.passes_per_epoch=0 must be at least 1"):
         read_recipe("digits", ["data.passes_per_epoch=0"])
 
 

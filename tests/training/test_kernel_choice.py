@@ -234,7 +234,12 @@ def test_fast_answers_on_a_gpu_are_the_model_s(tmp_path, unchecked_shapes) -> No
 @on_gpu
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"train.small_size": 4}, {"model.grad_checkpointing": "true"}, {"train.objective": "mae", "mae.pictures": 0}],
+    [
+        {},
+        {"train.patch_share": 0.5},
+        {"model.grad_checkpointing": "true"},
+        {"train.objective": "mae", "mae.pictures": 0},
+    ],
 )
 def test_a_recorded_run_goes_on_after_a_stop(tmp_path, settings, unchecked_shapes) -> None:
     """On the device, with stochastic depth where blocks are not computed twice."""

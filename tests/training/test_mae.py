@@ -183,7 +183,9 @@ def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
 
 
 def test_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
-    whole, parts = (tiny_run(tmp_path, **MAE, **{"train.grad_accum_steps": count, "train.epochs": 1}) for count in (1, 4))
+    whole, parts = (
+        tiny_run(tmp_path, **MAE, **{"train.grad_accum_steps": count, "train.epochs": 1}) for count in (1, 4)
+    )
     assert parts.metrics[0]["train_loss"] == pytest.approx(whole.metrics[0]["train_loss"], rel=1e-4)
 
 

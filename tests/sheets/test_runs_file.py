@@ -1,0 +1,34 @@
+"""docs/sheets/runs.jsonl: every recorded run is still found by the settings that the sheets ask for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vitascope.sheets import a, d
+from vitascope.sheets.made import key_of
+from vitascope.study.design import design
+
+LINES = [
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "docs/sheets/runs.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+def words_of(line: dict) -> list[str]:
+    """The settings of the sheet's study that made this line."""
+    if line["recipe"] == "sheet-a":
+        words = [*(a.FULL if line["cell"] else a.ALONE), *a.PLAIN]
+    else:
+        words = d.FEW if "/few-" in line["run"] else []
+    fixed = [word for word in words if word.partition("=")[0] not in line["cell"]]
+    return [*fixed, *(f"{name}={value}" for name, value in line["cell"].items())]
+
+
+@pytest.mark.parametrize("recipe", ["sheet-a", "sheet-d"])
+def test_every_recorded_run_is_found(recipe) -> None:
+    lines = [line for line in LINES if line["recipe"] == recipe]
+    assert len(lines) > 20
+    for line in lines:
+        made = design(recipe, [*words_of(line), "train.device=auto"], 5, judge=line["judge"], one=True)
+        assert key_of(made, {}, line["seed"]) == line["key"], line["run"]

@@ -1,0 +1,66 @@
+"""The program's sentences use the field's words: banned words are rejected in help, messages, captions and figures."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PYTHON = sorted((ROOT / "src").rglob("*.py"))
+PAGES = sorted(path for path in (ROOT / "src").rglob("*") if path.suffix in (".js", ".html", ".txt"))
+# Personification, metaphors and words with a private meaning; docs/glossary.md has the terms to use instead.
+BANNED = re.compile(
+    r"\b(nobody|whoever|somebody|told|crowd|spoilt|bend|by turns|by chance|by heart|be told|go(es)? on with|"
+    r"as if it had not|learn(t|s)? together|in company|how sure|too (un)?sure|surer|passed over|worked off|says so|"
+    r"answers? rightly|on the way|the reader|want a word)\b",
+    re.IGNORECASE,
+)
+FOUND_TOGETHER = {
+    "told": "A temperature told to the model",
+    "by chance": "flipped by chance",
+    "be told": "cannot be told from noise",
+    "goes on with": "the command goes on with it",
+    "too unsure": "too unsure by 8.6 %",
+}
+
+
+def find_docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                yield first.value
+
+
+def find_sentences(source: str, *, with_docstrings: bool) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string with a space in it. Typer shows the docstrings of commands as help."""
+    tree = ast.parse(source)
+    skipped = set() if with_docstrings else {id(node) for node in find_docstrings(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            if id(node) not in skipped:
+                yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=lambda path: str(path.relative_to(ROOT / "src")))
+def test_messages_help_and_captions_have_no_banned_words(path: Path) -> None:
+    sentences = find_sentences(path.read_text(encoding="utf-8"), with_docstrings=path.parent.name == "cli")
+    found = [
+        f"line {line}: {match[0]!r} in {text[:80]!r}" for line, text in sentences if (match := BANNED.search(text))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT / "src")))
+def test_pages_and_exercises_have_no_banned_words(path: Path) -> None:
+    assert BANNED.findall(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(("word", "sentence"), FOUND_TOGETHER.items())
+def test_a_banned_word_is_found(word: str, sentence: str) -> None:
+    source = f'def f():\n    """{sentence}."""\n    print("{sentence}")\n'
+    assert [line for line, text in find_sentences(source, with_docstrings=False) if BANNED.search(text)] == [3]
+    assert [line for line, text in find_sentences(source, with_docstrings=True) if BANNED.search(text)] == [2, 3]
+    assert word in sentence

@@ -24,7 +24,14 @@ def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path)
     out = tmp_path / "adapted"
     answer = vitascope("adapt", weights, "img_size=28", "patch_size=4", "in_chans=1", "--out", str(out))
     assert answer.code == 0, answer.err
-    for words in ("4×4", "7×7", "pixels used", "pseudo-inverse", "num_heads=2: embed_dim 128 / 64", "resize the images"):
+    for words in (
+        "4×4",
+        "7×7",
+        "pixels used",
+        "pseudo-inverse",
+        "num_heads=2: embed_dim 128 / 64",
+        "resize the images",
+    ):
         assert words in answer.out
     answer = vitascope("adapt", str(out), "img_size=56", "--json")
     said = json.loads(answer.out)
@@ -143,7 +150,7 @@ def test_every_verb_takes_weights_from_outside(vitascope, weights, tmp_path, mon
     answer = vitascope("embed", weights, "photos", "--out", "features.npz")
     assert answer.code == 0 and "2 images × 128 features" in answer.out
     answer = vitascope("similar", weights, "photos/0/a.png")
-    assert answer.code == 2 and "has no images of its own" in answer.err
+    assert answer.code == 2 and "is not a run, so it has no training or validation images" in answer.err
 
 
 @pytest.mark.parametrize("form", ["vitascope", "timm", "transformers"])

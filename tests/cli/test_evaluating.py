@@ -45,7 +45,15 @@ def test_json_is_all_that_json_prints_and_holds_what_others_check(vitascope, tra
 
 def test_evaluating_prints_classes_calibration_and_decline(vitascope, trained) -> None:
     answer = vitascope("evaluate", "runs/digits", "--split", "val")
-    for words in ("val accuracy", "95 % confidence interval", "calibration error", "temperature", "recall", "noise", "contrast"):
+    for words in (
+        "val accuracy",
+        "95 % confidence interval",
+        "calibration error",
+        "temperature",
+        "recall",
+        "noise",
+        "contrast",
+    ):
         assert words in answer.out
     assert "selection bias" not in answer.out and "the evaluated images are the validation images" in answer.out
 
@@ -160,14 +168,14 @@ def test_recording_runs(vitascope, trained) -> None:
         (("similar", "runs/digits", "photos"), "photos is a folder"),
         (("runs", "list", "--runs", "nowhere"), "There is no folder nowhere"),
         (("runs", "compare", "runs/digits"), "Give at least two runs"),
-        (("runs", "compare", "runs/digits", "runs/digits"), "The same run is named twice"),
+        (("runs", "compare", "runs/digits", "runs/digits"), "The same run is given twice"),
         (("runs", "delete", "photos", "--yes"), "photos is not a run"),
         (("record", "unfinished", "--name", "x"), "is not finished"),
         (("record", "runs/digits", "--name", "a/b"), "cannot be a file name"),
         (("results", "nothing.md"), "There is no file nothing.md"),
         (("results", "odd.md"), "odd.md has 1 results mark(s) that cannot be read"),
         (("results", "kindless.md"), "there is no kind of results ''"),
-        (("results", "unknown.md"), "There is no record 'mine' in results. There is none at all"),
+        (("results", "unknown.md"), "There is no record 'mine' in results. The folder has no records"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -30,7 +30,7 @@ def test_training_evaluating_and_going_on(vitascope, here) -> None:
     assert re.search(r"test accuracy \d+\.\d\d% on 899 images", scored.out)
     found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
     assert found["images"] == 90 and 0 <= found["accuracy"] <= 1
-    assert "opened these test images 2 times" in vitascope("evaluate", "runs/digits").out
+    assert "Evaluation 2 of this run on these test images." in vitascope("evaluate", "runs/digits").out
     assert "is finished already" in vitascope("resume", "runs/digits").out
 
 
@@ -72,7 +72,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
         (("train", "digits", "train.epochs=0"), "train.epochs=0 must be at least 1"),
         (("train", "digits", "train.optimizer=adam"), "train.optimizer='adam' is unknown. Did you mean adamw?"),
         (("train", "digits", "train.grad_accum_steps=3"), "train.grad_accum_steps=3 does not divide train.batch_size"),
-        (("train", "digits", "data.augment.flip=0.5"), "a mirrored digit is another sign"),
+        (("train", "digits", "data.augment.flip=0.5"), "a mirrored digit is a different symbol"),
         (("train", "digits", "train.patience=3", "data.validation=0"), "data.validation=0 holds none back"),
         (("train", "digits", "train.device=mps"), "The device mps is not on this machine"),
         (("train", "digits", "data.fraction=0"), "data.fraction=0"),
@@ -80,12 +80,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
         (("train", "digits", "data.augment.mixup=.inf"), "data.augment.mixup=inf must be"),
         (("train", "digits", "model.in_chans=4"), "Only 1 ↔ 3 can be changed"),
         (("train", "digits", "name=../out"), "cannot name a folder of runs"),
-        (("train", "mnist", "data.root=nowhere", "data.download=false"), "There is no mnist under nowhere"),
+        (("train", "mnist", "data.root=nowhere", "data.download=false"), "There is no mnist in nowhere"),
         (("train", "digits", "data.name=nothing"), "There is no data set 'nothing'"),
         (("resume", "nothing"), "nothing is not a run"),
         (("evaluate", "nothing"), "nothing is not a run"),
         (("data", "describe", "cifar"), "Did you mean cifar10?"),
-        (("data", "preview", "digits", "data.augment.flip=1"), "a mirrored digit is another sign"),
+        (("data", "preview", "digits", "data.augment.flip=1"), "a mirrored digit is a different symbol"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -141,7 +141,7 @@ def test_a_rate_is_not_suggested_where_nothing_was_learnt() -> None:
 
 def test_data_is_listed_described_and_previewed(vitascope, here) -> None:
     listed = vitascope("data", "list", "--root", str(here))
-    assert "digits         embedded" in listed.out and "cifar10        not here" in listed.out
+    assert "digits         built in" in listed.out and "cifar10        not found" in listed.out
     found = json.loads(vitascope("data", "describe", "digits", "--json").out)
     assert found["splits"]["train"]["images"] == 898 and found["splits"]["test"]["also_in_train"] == 0
     assert "898 images, 8×8, 1 channel(s)" in vitascope("data", "describe", "digits").out

@@ -35,7 +35,7 @@ def test_the_table_shows_one_block_and_folds_the_rest(vitascope) -> None:
         (("draw", "positions", "--kind", "sinus"), "Did you mean sinusoidal?"),
         (("draw", "positions", "--grid", "8", "--kind", "rotary"), "is not a grid"),
         (("draw", "positions", "--grid", "²x2", "--kind", "rotary"), "is not a grid"),
-        (("draw", "story", "digits", "in_chans=2"), "A story needs a picture"),
+        (("draw", "story", "digits", "in_chans=2"), "draw story needs an image model"),
         (("draw", "shifted", "--patch-size", "1"), "choose 2 to 16"),
         (("draw", "fewer", "nowhere", "photo.jpg"), "nowhere is not a run"),
         (("anatomy", "depth=4", "cifar10"), "A recipe comes first"),
@@ -103,7 +103,11 @@ def test_a_missing_package_is_one_line(vitascope, monkeypatch) -> None:
 def test_the_demo_trains_scores_and_shows_agreement(vitascope, tmp_path) -> None:
     answer = vitascope("demo", "train.epochs=2", "model.depth=1", "--runs", str(tmp_path))
     assert answer.code == 0, answer.err
-    assert "test accuracy" in answer.out and "Ours beside timm's" in answer.out and "curves.png" in answer.out
+    assert (
+        "test accuracy" in answer.out
+        and "largest difference from timm's model" in answer.out
+        and "curves.png" in answer.out
+    )
 
 
 def test_the_story_of_an_image_is_drawn(vitascope, tmp_path) -> None:

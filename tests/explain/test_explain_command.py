@@ -37,7 +37,7 @@ def test_the_set_is_written_and_its_numbers_are_told(vitascope, run, images, tmp
     out = tmp_path / "out"
     answer = vitascope("explain", str(run.path), *images, "--out", str(out))
     assert answer.code == 0, answer.err
-    assert "Can it be believed? 2 image(s)" in answer.out and "occlusion" in answer.out and "random" in answer.out
+    assert "Faithfulness on 2 image(s)" in answer.out and "occlusion" in answer.out and "random" in answer.out
     for stem in ("explanations-digit0", "heads-digit1", "evidence", "probes-blocks", "probes-colours", "probes-map"):
         assert (out / f"{stem}.png").stat().st_size > 5000 and (out / f"{stem}.svg").is_file()
     said = json.loads((out / "explanations.json").read_text())
@@ -83,12 +83,12 @@ def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path)
 
 @pytest.mark.parametrize(("keep", "epochs", "wanted"), [(0, 9, set()), (1, 9, {9}), (2, 9, {1, 9}), (3, 9, {1, 5, 9})])
 def test_kept_epochs_are_the_first_the_last_and_evenly_between(keep, epochs, wanted) -> None:
-    assert TrainConfig(keep=keep, epochs=epochs).kept_epochs == wanted
+    assert TrainConfig(weight_snapshots=keep, epochs=epochs).kept_epochs == wanted
 
 
 def test_more_copies_than_epochs_are_refused() -> None:
-    with pytest.raises(UserError, match=r"train\.keep=4 must be at most train\.epochs=3"):
-        TrainConfig(keep=4, epochs=3)
+    with pytest.raises(UserError, match=r"train\.weight_snapshots=4 must be at most train\.epochs=3"):
+        TrainConfig(weight_snapshots=4, epochs=3)
 
 
 def test_json_holds_what_was_asked_for(vitascope, run, images, tmp_path) -> None:

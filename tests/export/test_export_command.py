@@ -24,7 +24,7 @@ def test_onnx_is_written_beside_the_run_and_told_in_a_table(vitascope, run) -> N
     answer = vitascope("export", "onnx", str(run.path), "--maps")
     assert answer.code == 0 and answer.err == ""
     path = run.path / "export" / "model.onnx"
-    for words in (str(path), "0.0", "verified", "logits to", "maps to", "held-back images", "64 images", "onnxruntime"):
+    for words in (str(path), "0.0", "verified, relative error", "logits ", "maps ", "held-back images", "64 images", "onnxruntime"):
         assert words in answer.out
     session = onnxruntime.InferenceSession(path)
     assert [output.name for output in session.get_outputs()] == ["logits", "maps"]
@@ -64,7 +64,7 @@ def test_a_run_without_its_data_is_compared_on_random_images(vitascope, run, tmp
     recipe.write_text(recipe.read_text().replace("name: digits", "name: nowhere"))
     answer = vitascope("export", "onnx", str(moved), "--int8")
     assert answer.code == 0, answer.err
-    assert "on random images" in answer.out and "the run's images are not here" in answer.out
+    assert "on random images" in answer.out and "the run's images are not available" in answer.out
     assert "int8 (dynamic)" in answer.out and (moved / "export" / "model-int8.onnx").is_file()
 
 

@@ -231,7 +231,7 @@ def test_grey_and_solarized_shares_and_a_crop_for_labels_too(tmp_path) -> None:
 
     from vitascope.data.colour import invert_bright, lose_colour
 
-    draws = epoch_draws(replace(NOTHING, grey=0.25, solarize=0.5), 10, 1000, seed=0, epoch=0)
+    draws = epoch_draws(replace(NOTHING, grayscale=0.25, solarize=0.5), 10, 1000, seed=0, epoch=0)
     assert draws["grey"].float().mean() == pytest.approx(0.25, abs=0.02)
     assert draws["solarize"].float().mean() == pytest.approx(0.5, abs=0.02)
     image = torch.tensor([0.2, 0.9, 0.5]).view(1, 3, 1, 1).expand(2, 3, 1, 1)

@@ -1,4 +1,4 @@
-"""`vitascope adapt`: pretrained weights for images of another size, and what that does to them."""
+"""`vitascope adapt`: adapt pretrained weights to other image sizes and report what changes."""
 
 import json
 from dataclasses import asdict
@@ -20,15 +20,19 @@ KEYS = (*SIZES, "in_chans", "num_classes", "num_heads")
 
 
 def adapt(
-    weights: Annotated[str, typer.Argument(metavar="WEIGHTS", help="timm:NAME, hf:REPO, a file, a folder, a run.")],
+    weights: Annotated[str, typer.Argument(metavar="WEIGHTS", help="timm:NAME, hf:REPO, a file, a folder or a run.")],
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]…", help="img_size, patch_size, in_chans, num_classes; num_heads."),
+        typer.Argument(
+            metavar="[KEY=VALUE]…", help="New values of img_size, patch_size, in_chans, num_classes or num_heads."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for the adapted model; weights=FOLDER uses it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON: the report.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the adapted model. Use it with weights=FOLDER.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,
 ) -> None:
-    """What pretrained weights become for other images: what is resampled, how much is lost, dropped, new.
+    """Adapt pretrained weights to another image size, patch size, or number of channels or classes.
+
+    The report lists the weights that are resampled, dropped or new, and how much resampling loses.
 
     Example: vitascope adapt timm:deit_tiny_patch16_224 img_size=28 patch_size=4 in_chans=1
     """
@@ -78,30 +82,31 @@ def _asked(words: list[str]) -> dict[str, Any]:
 def _tell(report: "Report") -> None:
     before, after = ("×".join(map(str, grid)) for grid in (report.grid_before, report.grid_after))
     rows = [
-        ["grid of patches", before, after],
+        ["patch grid", before, after],
         ["tokens", str(report.tokens_before), str(report.tokens_after)],
-        ["pixels seen", "100 %", f"{report.pixels_seen:.0%}"],
-        ["FLOPs an image", count(report.flops_before), count(report.flops_after)],
+        ["pixels used", "100 %", f"{report.pixels_seen:.0%}"],
+        ["FLOPs per image", count(report.flops_before), count(report.flops_after)],
     ]
     screen = console()
     screen.print(
-        table(f"{report.weights} ({report.library}'s names)", ["", "before", "after"], rows, right={"before", "after"})
+        table(f"{report.weights} (format: {report.library})", ["", "before", "after"], rows, right={"before", "after"})
     )
     rows = [
         [item.name, _shape(item.before), _shape(item.after), item.how, f"{item.lost:.1%}"] for item in report.resampled
     ]
     if rows:
-        screen.print(table("Resampled", ["weight", "before", "after", "how", "lost"], rows, right={"lost"}))
-    parts = {"left out": report.dropped, "new": report.new, "assumed": report.assumed, "note": report.notes}
+        columns = ["weight", "shape before", "shape after", "method", "lost"]
+        screen.print(table("Resampled weights", columns, rows, right={"lost"}))
+    parts = {"dropped": report.dropped, "new": report.new, "assumed": report.assumed, "note": report.notes}
     for name, lines in parts.items():
         for line in lines:
             print(f"{name}: {line}")
-    print(f"as they were: {report.kept} tensors")
+    print(f"unchanged: {report.kept} tensors")
     if other := report.alternative:
         size = other["settings"]["img_size"]
         print(
-            f"Instead, images could be resized up to img_size={size}: nothing is lost, {other['tokens']} tokens, "
-            f"{count(other['flops'])} FLOPs an image, {other['times_flops']:g} times this."
+            f"Alternative without loss: resize the images to img_size={size}. This needs {other['tokens']} tokens and "
+            f"{count(other['flops'])} FLOPs per image ({other['times_flops']:g} times as many)."
         )
 
 

@@ -1,4 +1,4 @@
-"""`vitascope anatomy`: every stage from image to logits, with shapes and costs."""
+"""`vitascope anatomy`: show every stage from image to logits, with shapes and costs."""
 
 import json
 from dataclasses import asdict, fields
@@ -18,24 +18,26 @@ from vitascope.recipe.reading import read_model, recipe_names, split_words
 from vitascope.recipe.writing import word
 
 NOTES = (
-    "FLOPs count matrix products, two per multiply-add. Activations are float32; attn.maps reach memory only when\n"
-    "attention is written out: the fused kernel keeps them on chip."
+    "FLOPs count matrix products only, 2 per multiply-add. Activation sizes are for float32.\n"
+    "The fused attention kernel never writes attn.maps to memory. Explicit attention does."
 )
 
 
 def anatomy(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="A recipe, run or weights; model settings."),
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE]…", help="A recipe, run or pretrained weights, then model settings."
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Images at a time.")] = 1,
-    tokens: Annotated[int | None, typer.Option(help="Follow this many tokens, leaving the image out.")] = None,
+    batch: Annotated[int, typer.Option(help="Batch size.")] = 1,
+    tokens: Annotated[int | None, typer.Option(help="Start from this many tokens instead of an image.")] = None,
     all_blocks: Annotated[bool, typer.Option("--all", help="Show every block, not only the first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure attention for growing token counts.")] = False,
-    out: Annotated[Path, typer.Option(help="Where --measure puts its picture.")] = Path("attention-cost.png"),
+    measure: Annotated[bool, typer.Option("--measure", help="Also measure the time and memory of attention.")] = False,
+    out: Annotated[Path, typer.Option(help="File for the figure of --measure.")] = Path("attention-cost.png"),
 ) -> None:
-    """Every stage from image to logits: shape, parameters, FLOPs, bytes.
+    """Show every stage from image to logits: shape, parameters, FLOPs and memory.
 
     Example: vitascope anatomy cifar10 depth=4
     """
@@ -54,11 +56,11 @@ def anatomy(
 
 
 def read_any_model(name: str | None, settings: list[str]) -> ModelConfig:
-    """A recipe's model; or a run's, or that of weights from outside, with settings changed."""
+    """Return the model configuration of a recipe, a run or pretrained weights, with settings changed."""
     if name is None or name in recipe_names() or Path(name).suffix in (".yaml", ".yml"):
         return read_model(name, settings)
     if not (name.startswith(("timm:", "hf:")) or Path(name).exists()):
-        return read_model(name, settings)  # which says what there is
+        return read_model(name, settings)  # raises an error that lists the recipes
 
     config = loaded(name).config
     known = {item.name: word(getattr(config, item.name)) for item in fields(ModelConfig)}
@@ -74,9 +76,9 @@ def print_stages(stages: list[Stage], config: ModelConfig, *, all_blocks: bool) 
         elif block == config.depth - 1:
             rows.append(_folded_row(stages, config.depth))
     columns = ["stage", "axes", "shape", "parameters", "FLOPs", "activations"]
-    rows.append(["in all", "", "", *_sums(stages)])
+    rows.append(["total", "", "", *_sums(stages)])
     screen = console()
-    if screen.width < 112:  # the words go under the names rather than break the numbers
+    if screen.width < 112:  # print the axes below the names so that numbers are not wrapped
         columns = ["stage", *columns[2:]]
         rows = [[f"{name}\n  [dim]{axes}[/dim]" if axes else name, *rest] for name, axes, *rest in rows]
     screen.print(table("From image to logits", columns, rows, right=set(columns[-4:])))
@@ -96,7 +98,7 @@ def _row(stage: Stage) -> list[str]:
 def _folded_row(stages: list[Stage], depth: int) -> list[str]:
     rest = [stage for stage in stages if _block_of(stage)]
     name = "blocks.1" if depth == 2 else f"blocks.1 … blocks.{depth - 1}"
-    return [name, "the same again", f"{depth - 1} times" if depth > 2 else "once", *_sums(rest)]
+    return [name, "same as blocks.0", f"{depth - 1} blocks" if depth > 2 else "1 block", *_sums(rest)]
 
 
 def _sums(stages: list[Stage]) -> list[str]:

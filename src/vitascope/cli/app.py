@@ -1,4 +1,4 @@
-"""All verbs in one place."""
+"""Register all commands."""
 
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from vitascope.cli import (
 )
 
 app = typer.Typer(
-    help="Vision transformers on small image data: build, train, study, look inside.",
+    help="Build, train, evaluate and explain vision transformers on small image data sets.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -70,4 +70,4 @@ def options(
         bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Vision transformers on small image data: build, train, study, look inside."""
+    """Build, train, evaluate and explain vision transformers on small image data sets."""

@@ -1,4 +1,4 @@
-"""`vitascope anatomy --measure`: a table and a picture of what attention costs as tokens grow."""
+"""`vitascope anatomy --measure`: measure and draw the cost of attention over the number of tokens."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +11,7 @@ from vitascope.model.config import ModelConfig
 
 
 def measure_and_draw(config: ModelConfig, out: Path, *, quiet: bool) -> dict[str, object]:
-    """Measure, draw, print unless quiet; the answer for --json."""
+    """Measure and draw the cost, print it unless `quiet`, and return the values for --json."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -22,7 +22,7 @@ def measure_and_draw(config: ModelConfig, out: Path, *, quiet: bool) -> dict[str
     save(figure, out)
     if not quiet:
         _print(costs, fits)
-        print(f"Picture: {out}")
+        print(f"Figure: {out}")
     return {"costs": [asdict(cost) for cost in costs], "exponents": fits, "device": device, "picture": str(out)}
 
 
@@ -33,8 +33,12 @@ def _print(costs: list[Cost], fits: dict[str, dict[str, float]]) -> None:
         cells = {cost.way: cost for cost in costs if cost.tokens == tokens}
         rows.append([str(tokens), *[text for way in WAYS for text in _cells(cells[way])]])
     fitted = [f"tokens^{fits[way][field]:.2f}" for way in WAYS for field in ("seconds", "peak_bytes")]
-    rows.append(["fitted", *fitted])
-    console().print(table("What attention costs here, forward, batch 1", columns, rows, right=set(columns)))
+    rows.append(["fitted growth", *fitted])
+    console().print(
+        table(
+            "Measured cost of attention on this machine (forward pass, batch size 1)", columns, rows, right=set(columns)
+        )
+    )
 
 
 def _cells(cost: Cost) -> tuple[str, str]:

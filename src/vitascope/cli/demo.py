@@ -1,4 +1,4 @@
-"""`vitascope demo`: train a small ViT on the embedded digits, score it, and show that the model is timm's model."""
+"""`vitascope demo`: train a small ViT on the built-in digits, evaluate it, and compare the model with timm's."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +21,11 @@ SETTINGS = {
 
 def demo(
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Such as train.epochs=20.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Settings, such as train.epochs=20.")
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
 ) -> None:
-    """Train on handwritten digits in under a minute, score the test images, compare the model with timm's."""
+    """Train on handwritten digits in under a minute, evaluate on test images, and compare the model with timm's."""
     recipe = read_recipe("digits", settings or [])
     from vitascope.evaluation.figures import write_report
     from vitascope.evaluation.trained import load
@@ -34,10 +34,10 @@ def demo(
     run = train_recipe(recipe, runs, console())
     found = load(run, device="auto").evaluate()
     print_summary(found)
-    print(f"Look at the curves: {run.file('curves.png')}")
-    print(f"Look at its mistakes: {write_report(found) / 'errors.png'}\n")
+    print(f"Learning curves: {run.file('curves.png')}")
+    print(f"Misclassified images: {write_report(found) / 'errors.png'}\n")
     _print_agreement()
-    print("Next: vitascope train --help, vitascope anatomy digits, vitascope data preview digits")
+    print("Next commands: vitascope train --help, vitascope anatomy digits, vitascope data preview digits")
 
 
 def _print_agreement() -> None:
@@ -52,5 +52,5 @@ def _print_agreement() -> None:
     for name, changes in SETTINGS.items():
         both = [agreement_with_timm(replace(SMALL, **changes), dtype) for dtype in (torch.float64, torch.float32)]
         rows.append([name, *[f"{number:.0e}" for found in both for number in (found.logits, found.gradients)]])
-    title = "Is the model right? Ours beside timm's with the same weights: the largest difference"
+    title = "Correctness check: largest difference from timm's model with the same weights"
     console().print(table(title, columns, rows, right=set(columns[1:])))

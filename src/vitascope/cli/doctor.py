@@ -1,4 +1,4 @@
-"""`vitascope doctor`: tell whether this machine is ready."""
+"""`vitascope doctor`: check whether this machine is ready."""
 
 import typer
 
@@ -6,13 +6,13 @@ from vitascope.run import machine
 
 
 def doctor() -> None:
-    """Versions, devices, precision, and what is missing."""
+    """Check this machine: versions, devices, precision and missing packages."""
     print("Versions")
     for name, version in machine.versions().items():
         print(f"  {name:<16} {version or 'missing'}")
     lacking = machine.missing()
     if "torch" not in lacking:
-        print("Devices (the first is used)")
+        print("Devices (the first is the default)")
         for name, words in machine.device_names().items():
             print(f"  {name:<16} {words}")
         print("Precision")
@@ -21,4 +21,4 @@ def doctor() -> None:
     if lacking:
         print(f"Missing: {', '.join(lacking)}. Install with: pip install {' '.join(lacking)}")
         raise typer.Exit(1)
-    print("All that Vitascope needs is here.")
+    print("All required packages are installed.")

@@ -1,4 +1,4 @@
-"""`vitascope draw`: pictures of the parts that can be seen before anything is trained."""
+"""`vitascope draw`: draw parts of a model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,86 +8,91 @@ import typer
 from vitascope.errors import UserError, did_you_mean
 
 app = typer.Typer(
-    help="Pictures of positions, masks, shifted and merged patches, and one image's way through a model.",
+    help="Draw position embeddings, masks, patches, and the steps from an image to its prediction.",
     no_args_is_help=True,
 )
 
 
 @app.command()
 def positions(
-    kind: Annotated[str, typer.Option(help="sinusoidal (1-d), sincos2d or rotary.")] = "sinusoidal",
-    length: Annotated[int | None, typer.Option(help="Positions to draw (sinusoidal).", min=1)] = None,
-    width: Annotated[int | None, typer.Option(help="Features to draw.", min=1)] = None,
-    grid: Annotated[str, typer.Option(help="Rows×columns of patches (sincos2d, rotary).")] = "8x8",
-    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path(
+    kind: Annotated[str, typer.Option(help="sinusoidal (1-D), sincos2d or rotary.")] = "sinusoidal",
+    length: Annotated[int | None, typer.Option(help="Number of positions (sinusoidal only).", min=1)] = None,
+    width: Annotated[int | None, typer.Option(help="Number of features.", min=1)] = None,
+    grid: Annotated[str, typer.Option(help="Patch grid, rows×columns (sincos2d and rotary).")] = "8x8",
+    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
         "positions.png"
     ),
 ) -> None:
-    """Heat maps of a position embedding: position across, feature down (sheet D)."""
+    """Draw a position embedding as a heat map: positions along x, features along y (sheet D)."""
     from vitascope.cli.pictures import draw_grid_positions, draw_sinusoidal
 
     if kind == "sinusoidal":
-        print(f"Picture: {draw_sinusoidal(length, width, out)}")
+        print(f"Figure: {draw_sinusoidal(length, width, out)}")
     elif kind in ("sincos2d", "rotary"):
-        print(f"Picture: {draw_grid_positions(kind, _grid(grid), width or 64, out)}")
+        print(f"Figure: {draw_grid_positions(kind, _grid(grid), width or 64, out)}")
     else:
-        raise UserError(f"--kind {kind} cannot be drawn. {did_you_mean(kind, ('sinusoidal', 'sincos2d', 'rotary'))}")
+        raise UserError(f"--kind {kind} is unknown. {did_you_mean(kind, ('sinusoidal', 'sincos2d', 'rotary'))}")
 
 
 @app.command()
 def mask(
-    tokens: Annotated[int, typer.Option(help="How many tokens.", min=1, max=1000)] = 5,
-    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("mask.png"),
+    tokens: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1000)] = 5,
+    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("mask.png"),
 ) -> None:
-    """The causal mask, as numbers and as a picture: 0 on and below the diagonal, −10,000 above (sheet C)."""
+    """Print and draw the causal mask: 0 on and below the diagonal, −10,000 above it (sheet C)."""
     from vitascope.cli.pictures import draw_causal_mask
     from vitascope.sheets.pictures import mask_as_text
 
     print(mask_as_text(tokens) if tokens <= 12 else f"{tokens}×{tokens}: too large to print")
-    print(f"Picture: {draw_causal_mask(tokens, out)}")
+    print(f"Figure: {draw_causal_mask(tokens, out)}")
 
 
 @app.command()
 def story(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="Else digits.")] = None,
-    run: Annotated[Path | None, typer.Option(help="A trained run instead of fresh weights.")] = None,
-    seed: Annotated[int, typer.Option(help="For fresh weights.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("story.png"),
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="A recipe and model settings. Default: digits."),
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="A trained run. Default: random weights.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("story.png"),
 ) -> None:
-    """One image's way through a model: image, patches, tokens, attention, answer."""
+    """Draw the steps from an image to its prediction: patches, tokens, attention, class probabilities."""
     from vitascope.cli.pictures import draw_fresh_story, draw_trained_story
     from vitascope.recipe.reading import read_model, split_words
 
     if run is not None:
-        print(f"Picture: {draw_trained_story(run, out)}")
+        print(f"Figure: {draw_trained_story(run, out)}")
         return
     recipe, settings = split_words(words or [])
-    print(f"Picture: {draw_fresh_story(read_model(recipe or 'digits', settings), seed, out)}")
+    print(f"Figure: {draw_fresh_story(read_model(recipe or 'digits', settings), seed, out)}")
 
 
 @app.command(name="shifted")
 def shifted_images(
-    image: Annotated[Path | None, typer.Argument(help="A picture; else a digit.")] = None,
-    patch_size: Annotated[int, typer.Option(help="Of a 32×32 picture; the shift is half of it.")] = 4,
-    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("shifted.png"),
+    image: Annotated[Path | None, typer.Argument(help="An image file. Default: a digit.")] = None,
+    patch_size: Annotated[int, typer.Option(help="Patch size in the 32×32 image. The shift is half of it.")] = 4,
+    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
+        "shifted.png"
+    ),
 ) -> None:
-    """The five shifted images that tokenizer=spt cuts its patches from."""
+    """Draw the image and its four shifted copies, from which tokenizer=spt cuts its patches."""
     from vitascope.cli.small_data import draw_shifted
 
-    print(f"Picture: {draw_shifted(image, patch_size, out)}")
+    print(f"Figure: {draw_shifted(image, patch_size, out)}")
 
 
 @app.command()
 def fewer(
-    model: Annotated[str, typer.Argument(help="A run, or weights from outside.")],
-    image: Annotated[Path, typer.Argument(help="A picture.")],
-    tokens: Annotated[int, typer.Option(help="How many less in each block.", min=1)] = 8,
-    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("fewer.png"),
+    model: Annotated[str, typer.Argument(help="A run or pretrained weights.")],
+    image: Annotated[Path, typer.Argument(help="An image file.")],
+    tokens: Annotated[int, typer.Option(help="Number of tokens to remove in each block.", min=1)] = 8,
+    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("fewer.png"),
 ) -> None:
-    """Which patches merge into one token, and which are dropped, at inference; and what is answered then."""
+    """Draw which patches are merged or dropped at inference, with the resulting predictions."""
     from vitascope.cli.small_data import draw_fewer
 
-    print(f"Picture: {draw_fewer(model, image, tokens, out)}")
+    print(f"Figure: {draw_fewer(model, image, tokens, out)}")
 
 
 def _grid(text: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`vitascope evaluate`: how good is a run on images it has not seen, how sure is it, and where does it fail."""
+"""`vitascope evaluate`: measure accuracy, calibration and robustness of a run."""
 
 import json
 import sys
@@ -15,32 +15,37 @@ from vitascope.cli.tables import console, table
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
 
-RunPath = Annotated[Path, typer.Argument(help="A run's directory, or a recipe's: its newest run.")]
+RunPath = Annotated[Path, typer.Argument(help="A run folder. For a recipe's folder: its newest run.")]
+Best = Annotated[bool, typer.Option("--best", help="Use the best epoch on validation images instead of the last.")]
 Views = Annotated[
-    int, typer.Option(help="Average logits over 2 (with mirror image), 6 or 10 views (also shifted by one pixel).")
+    int, typer.Option(help="Average the logits of 2 views (image, mirror image), or 6 or 10 (also shifted by a pixel).")
 ]
 MOST_CLASSES = 30
 
 
 def evaluate(
     run: RunPath,
-    split: Annotated[str | None, typer.Option(help="test (the default), val or train.")] = None,
-    data: Annotated[str | None, typer.Option(help="Other data with the same classes: a name, folder or .npz.")] = None,
+    split: Annotated[str | None, typer.Option(help="test (default), val or train.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Other data with the same classes: name, folder or .npz file.")
+    ] = None,
     views: Views = 1,
-    best: Annotated[bool, typer.Option("--best", help="The best epoch on validation images, not the last.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out the spoilt images, most of the time.")] = False,
-    merge_tokens: Annotated[int | None, typer.Option(help="Join so many like tokens in each block.")] = None,
-    drop_tokens: Annotated[int | None, typer.Option(help="Leave out so many tokens in each block.")] = None,
+    best: Best = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the corruption tests.")] = False,
+    merge_tokens: Annotated[int | None, typer.Option(help="Merge this many similar tokens in each block.")] = None,
+    drop_tokens: Annotated[int | None, typer.Option(help="Drop this many tokens in each block.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
-    """Accuracy, classes, calibration, worst errors, robustness. Each opening of the test set is written into the run.
+    """Measure accuracy, per-class scores, calibration and robustness to corruptions.
 
-    Pictures and report.json go to RUN/evaluation/.
+    Figures and report.json go to RUN/evaluation/. Each use of the test set is logged in the run.
+
+    Example: vitascope evaluate runs/digits --split val
     """
     from vitascope.evaluation.figures import write_report
 
     model = loaded(run, best=best, device="auto", merge_tokens=merge_tokens, drop_tokens=drop_tokens)
-    with Console(stderr=True).status("Looking at the images; on a CPU this may take minutes (--quick: less) …"):
+    with Console(stderr=True).status("Evaluating. On a CPU this can take minutes; --quick is faster …"):
         found = model.evaluate(split, data=data, views=views, robust=not quick)
     print_broken(found.choice.skipped)
     if as_json:
@@ -49,37 +54,38 @@ def evaluate(
         print(f"Run: {found.run.path}")
         print_summary(found)
         _print_tables(found)
-    folder = write_report(found)  # last: where it cannot be written, the numbers have been told
+    folder = write_report(found)  # last: the numbers are printed even if the folder cannot be written
     if not as_json:
-        print(f"Pictures and report.json: {folder}")
+        print(f"Figures and report.json: {folder}")
 
 
 def print_summary(found: "Evaluation") -> None:
-    """The numbers in a few lines."""
+    """Print accuracy, calibration and temperature scaling."""
     split, images, (low, high) = found.choice.split, len(found.choice.images), found.interval
     views = f", {found.views} views each" if found.views > 1 else ""
     what = f"{split} accuracy" if found.choice.own else f"accuracy on {Path(found.choice.data).name} ({split})"
-    print(f"{what} {found.accuracy:.2%} on {images:,} images{views} (95 % interval {low:.2%} to {high:.2%})")
+    print(f"{what} {found.accuracy:.2%} on {images:,} images{views} (95 % confidence interval {low:.2%} to {high:.2%})")
     before, after = found.calibration, found.temperature
     top = f"top-5 {found.top5:.2%}, " if len(found.classes) > 5 else ""
-    sure = "too sure" if before.gap > 0 else "too unsure"
-    print(f"{top}loss {before.loss:.3f}, calibration error {before.ece:.1%} ({sure} by {abs(before.gap):.1%})")
+    direction = "over-confident" if before.gap > 0 else "under-confident"
+    gap = f"{direction} by {100 * abs(before.gap):.1f} percentage points"
+    print(f"{top}loss {before.loss:.3f}, calibration error {before.ece:.1%} ({gap})")
     if after:
-        effect = f"{after.value:.2f} makes that loss {after.loss:.3f}, calibration error {after.ece:.1%}"
-        print(f"A temperature {effect}; {found.temperature_words}")
+        effect = f"loss {after.loss:.3f}, calibration error {after.ece:.1%}"
+        print(f"with temperature {after.value:.2f}, {found.temperature_words}: {effect}")
     else:
-        print(f"No temperature: {found.temperature_words}")
+        print(f"temperature {found.temperature_words}")
     if found.opening and found.opening > 1:
-        print(f"This run has opened these test images {found.opening} times; only the first number is free of choices.")
+        print(f"Evaluation {found.opening} of this run on these test images. Only the first is free of selection bias.")
 
 
 def print_broken(files: list[str]) -> None:
     for file in files:
-        print(f"vitascope: {file} cannot be read as an image and is left out.", file=sys.stderr)
+        print(f"vitascope: {file} cannot be read as an image and is skipped.", file=sys.stderr)
 
 
 def _print_tables(found: "Evaluation") -> None:
-    columns = ["class", "images", "precision", "recall", "95 % interval", "F1", "most often taken for"]
+    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most often confused with"]
     rows = [
         [
             name,
@@ -92,11 +98,11 @@ def _print_tables(found: "Evaluation") -> None:
         ]
         for name, row in found.per_class.items()
     ]
-    title = "Class by class"
+    title = "Per-class results"
     if len(rows) > MOST_CLASSES:
         rows = [row for row in rows if row[1] != "0"]
     if len(rows) > MOST_CLASSES:
-        title += f": the {MOST_CLASSES} least recognised (all are in report.json)"
+        title += f": the {MOST_CLASSES} classes with the lowest recall (all classes: report.json)"
         scores = [row for row in found.per_class.values() if row.images]
         order = sorted(range(len(rows)), key=lambda number: (scores[number].recall is None, scores[number].recall or 0))
         rows = [rows[number] for number in order[:MOST_CLASSES]]
@@ -112,5 +118,5 @@ def _print_tables(found: "Evaluation") -> None:
         for name, decline in found.robustness.items()
     ]
     clean = next(iter(found.robustness.values())).accuracy[0]
-    title = f"As images get worse (level: accuracy; as they are: {clean:.1%}; {images:,} images)"
-    console().print(table(title, ["", "mild", "", "", "strong"], rows, right={"mild", "strong"}))
+    title = f"Accuracy on {images:,} corrupted images (strength: accuracy). Without corruption: {clean:.1%}"
+    console().print(table(title, ["corruption", "mild", "", "", "strong"], rows, right={"mild", "strong"}))

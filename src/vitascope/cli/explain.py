@@ -1,4 +1,4 @@
-"""`vitascope explain`: what does a model look at in an image, and can that be believed."""
+"""`vitascope explain` and `report`: explain predictions and measure how faithful each explanation is."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from vitascope.cli.evaluate import print_broken
+from vitascope.cli.evaluate import Best, print_broken
 from vitascope.cli.loading import print_notes
 from vitascope.cli.tables import console, table
 from vitascope.errors import UserError, did_you_mean
@@ -18,30 +18,29 @@ if TYPE_CHECKING:
     from vitascope.explain.figures import Written
     from vitascope.explain.subject import Subject
 
-SHOWN = 30  # files named one by one
+SHOWN = 30  # number of files that are listed
 
 
 def explain(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, timm:NAME, or a weights file.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files, or folders of them.")],
-    out: Annotated[Path | None, typer.Option(help="The folder for pictures and numbers; else explained/.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Some of them, with commas between; else all.")] = None,
-    blocks: Annotated[str | None, typer.Option(help="Blocks to draw, counted from 1, such as 1,4,8; else all.")] = None,
-    heads: Annotated[str | None, typer.Option(help="Heads to draw, counted from 1; else all.")] = None,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, timm:NAME or a weights file.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files or folders of images.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for figures and numbers. Default: explained/.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods, such as rollout,occlusion. Default: all seven.")] = None,
+    blocks: Annotated[str | None, typer.Option(help="Blocks to draw, from 1, such as 1,4,8. Default: all.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Heads to draw, from 1. Default: all.")] = None,
     query: Annotated[
-        str | None, typer.Option(help="ROW,COLUMN of the patch that looks, from 0; else what the classifier reads.")
+        str | None, typer.Option(help="ROW,COLUMN of the query patch, from 0. Default: the classifier's token.")
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="The class to explain, by name or number; else the answer.")
-    ] = None,
-    best: Annotated[bool, typer.Option("--best", help="The best epoch on validation images, not the last.")] = False,
-    probes: Annotated[bool, typer.Option(help="Also what the model is like inside, over many images.")] = True,
-    split: Annotated[
-        str | None, typer.Option(help="The run's images that the probes are about: val (the default), train or test.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON: every number behind the pictures.")] = False,
+    target: Annotated[str | None, typer.Option(help="Class name or index to explain. Default: the prediction.")] = None,
+    best: Best = False,
+    probes: Annotated[bool, typer.Option(help="Also analyse the model over many images of the run.")] = True,
+    split: Annotated[str | None, typer.Option(help="Images for --probes: val (default), train or test.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, with every number of the figures.")] = False,
 ) -> None:
-    """Attention of every block and head, seven explanations and the evidence for each, as pictures and numbers."""
+    """Explain predictions: attention maps, seven attribution methods, and how faithful each method is.
+
+    Example: vitascope explain runs/digits photo.png
+    """
     from vitascope.evaluation.reading import read_files
     from vitascope.explain.subject import open_subject
 
@@ -54,7 +53,7 @@ def explain(
     number = None if target is None else subject.number_of(target)
     shown = _numbers(blocks, "--blocks"), _numbers(heads, "--heads")
     asked = names, *shown, (place[0], place[1]) if place else None, number
-    with TemporaryDirectory() as nowhere:  # --json alone leaves nothing behind
+    with TemporaryDirectory() as nowhere:  # --json without --out writes no files
         folder = out or (Path(nowhere) if as_json else Path("explained"))
         written = _write(subject, pictures, asked, folder, probes, split)
     print_broken(pictures.broken)
@@ -80,9 +79,7 @@ def _write(
     from vitascope.explain.everything import write_everything
     from vitascope.explain.figures import Asked
 
-    with Console(stderr=True).status(
-        f"Looking inside {len(pictures.images)} image(s); hiding every patch takes the longest …"
-    ):
+    with Console(stderr=True).status(f"Explaining {len(pictures.images)} image(s). Occlusion takes the longest …"):
         return write_everything(subject, pictures, Asked(*asked), out, probes=probes, split=split)
 
 
@@ -91,12 +88,12 @@ def _tell(written: "Written", images: int, out: Path) -> None:
         [row.method, f"{row.insertion - row.deletion:+.3f}", f"{row.deletion:.3f}", f"{row.insertion:.3f}"]
         for row in written.evidence
     ]
-    title = f"Can it be believed? {images} image(s), most faithful first"
-    columns = ["method", "insertion − deletion", "deletion (lower is better)", "insertion (higher)"]
+    title = f"Faithfulness on {images} image(s), best method first"
+    columns = ["method", "insertion − deletion", "deletion (lower is better)", "insertion (higher is better)"]
     console().print(table(title, columns, rows, right=set(columns[1:])))
     shown = [str(path) for path in written.files if path.suffix == ".png"]
     print("\n".join(shown[:SHOWN]) + (f"\n… and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""))
-    print(f"All of it, as SVG too, and the numbers (explanations.json): {out}")
+    print(f"All figures (PNG and SVG) and numbers (explanations.json): {out}")
 
 
 def _numbers(words: str | None, option: str) -> list[int] | None:
@@ -105,19 +102,19 @@ def _numbers(words: str | None, option: str) -> list[int] | None:
     try:
         return [int(word) for word in words.split(",")]
     except ValueError as error:
-        raise UserError(f"{option} {words} must be whole numbers with commas between.") from error
+        raise UserError(f"{option} {words} must be whole numbers separated by commas.") from error
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run's directory, or a recipe's: its newest run.")],
+    run: Annotated[Path, typer.Argument(help="A run folder. For a recipe's folder: its newest run.")],
     split: Annotated[
-        str | None, typer.Option(help="val (the default), train, or test, which is noted in the run.")
+        str | None, typer.Option(help="val (default), train or test. Each use of the test set is logged in the run.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where it goes; else RUN/report.html.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file. Default: RUN/report.html.")] = None,
 ) -> None:
-    """One self-contained page about a run: curves, errors with their attention, probes, and attention to explore."""
+    """Write one HTML page about a run: curves, errors, analysis and interactive attention maps."""
     from vitascope.explain.report import write_report
 
-    with Console(stderr=True).status("Looking at the run's images and inside the model …"):
+    with Console(stderr=True).status("Evaluating the run and analysing the model …"):
         written = write_report(run, split, out)
-    print(f"Report: {written} ({written.stat().st_size / 2**20:.1f} MiB; open it in a browser, it needs no network)")
+    print(f"Report: {written} ({written.stat().st_size / 2**20:.1f} MiB). Open it in a browser. It works offline.")

@@ -1,4 +1,4 @@
-"""A word for a model -> the model; what had to be assumed about weights from outside goes to stderr."""
+"""Load a model for a command; print assumptions about pretrained weights to stderr."""
 
 import sys
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def loaded(run: str | PathLike[str], **how: Any) -> "TrainedTransformer":
-    """`vitascope.load`, and its notes said."""
+    """Load a model with `vitascope.load` and print its notes."""
     from vitascope.evaluation.trained import load
 
     model = load(run, **how)

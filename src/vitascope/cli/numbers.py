@@ -1,18 +1,18 @@
-"""Numbers -> short words: 5.3 M, 1.3 G, 24.0 KiB, 1.2 ms."""
+"""Format numbers with units: 5.3 M, 1.3 G, 24.0 KiB, 1.2 ms."""
 
 
 def count(number: float) -> str:
-    """Decimal units, for parameters and FLOPs."""
+    """Format with decimal units, for parameters and FLOPs."""
     return _scaled(number, 1000, ["", " k", " M", " G", " T", " P"])
 
 
 def size(number: float) -> str:
-    """Binary units, for memory."""
+    """Format with binary units, for memory."""
     return _scaled(number, 1024, [" B", " KiB", " MiB", " GiB", " TiB"])
 
 
 def duration(seconds: float) -> str:
-    """Microseconds to minutes."""
+    """Format a time, from microseconds to minutes."""
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (120, 1, "s")):
         if seconds < limit:
             return f"{seconds * factor:.3g} {unit}"
@@ -20,7 +20,7 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float | None, places: int = 1) -> str:
-    """A dash where there is nothing to be a share of."""
+    """Format a fraction as a percentage; None becomes a dash."""
     return "–" if share is None else f"{share:.{places}%}"
 
 

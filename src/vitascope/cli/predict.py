@@ -1,4 +1,4 @@
-"""`vitascope predict`, `embed`, `similar`: what does a trained model make of new images."""
+"""`vitascope predict`, `embed` and `similar`: apply a trained model to new images."""
 
 import csv
 import json
@@ -16,12 +16,17 @@ from vitascope.errors import UserError
 
 def predict(
     run: RunPath,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…|FOLDER", help="Image files, or folders of them.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…|FOLDER", help="Image files or folders of images.")],
     views: Views = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON: every class's probability.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only JSON, with the probability of every class.")
+    ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print only CSV: file, class, probability.")] = False,
 ) -> None:
-    """Class and probability for any image file, preprocessed as in training."""
+    """Predict the class of image files, with probabilities. Images are preprocessed as in training.
+
+    Example: vitascope predict runs/digits photos/ --csv
+    """
     if as_json and as_csv:
         raise UserError("Choose one of --json and --csv.")
 
@@ -36,16 +41,19 @@ def predict(
         writer.writerows([item.file, item.label, f"{item.probability:.6f}"] for item in found)
     else:
         rows = [[str(item.file), *(f"{name} {share:.1%}" for name, share in item.likeliest[:3])] for item in found]
-        columns = ["file", "said", "second", "third"][: len(rows[0])]
-        console().print(table(f"{len(rows):,} image(s), {model.name}", columns, rows))
+        columns = ["file", "prediction", "second", "third"][: len(rows[0])]
+        console().print(table(f"Predictions of {model.name} for {len(rows):,} image(s)", columns, rows))
 
 
 def embed(
     run: RunPath,
-    folder: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of images, or image files.")],
-    out: Annotated[Path, typer.Option(help="Where the features go: .npz, or .parquet (needs pyarrow).")],
+    folder: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of images or image files.")],
+    out: Annotated[Path, typer.Option(help="Output file: .npz, or .parquet (requires pyarrow).")],
 ) -> None:
-    """Each image's features (what the classifier sees), with its file, folder and predicted class."""
+    """Save the features of images (the classifier's input) with file, folder and predicted class.
+
+    Example: vitascope embed runs/digits photos/ --out features.npz
+    """
     from vitascope.evaluation import embedding
 
     embedding.check_ending(out)
@@ -58,11 +66,13 @@ def embed(
 def similar(
     run: RunPath,
     image: Annotated[Path, typer.Argument(help="An image file.")],
-    among: Annotated[Path | None, typer.Option(help="A folder to search; else the run's training images.")] = None,
-    count: Annotated[int, typer.Option(help="How many images to show.", min=1, max=59)] = 11,
-    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("similar.png"),
+    among: Annotated[Path | None, typer.Option(help="Folder to search. Default: the run's training images.")] = None,
+    count: Annotated[int, typer.Option(help="Number of images to show.", min=1, max=59)] = 11,
+    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
+        "similar.png"
+    ),
 ) -> None:
-    """The images most like this one in the model's eyes, as a picture."""
+    """Find and draw the images whose features are most similar to those of an image."""
     from vitascope.draw.look import check_ending, save
     from vitascope.evaluation import neighbours
     from vitascope.evaluation.figures import draw_neighbours
@@ -71,11 +81,11 @@ def similar(
     found = neighbours.similar(loaded(run, device="auto"), image, among, count)
     print_broken(found.broken)
     columns = {"class" if among is None else "folder": found.labels}
-    columns["cosine"] = [f"{share:.3f}" for share in found.similarity]
+    columns["cosine similarity"] = [f"{cosine:.3f}" for cosine in found.similarity]
     if found.found.names:
         columns["file"] = found.found.names
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    said = f"said {found.said.label} ({found.said.probability:.1%}). Most" if found.said else "most"
-    title = f"{image}: {said} alike of {found.searched}"
-    console().print(table(title, list(columns), rows, right={"cosine"}))
-    print(f"Picture: {save(draw_neighbours(found), out)}")
+    prediction = f", predicted {found.said.label} ({found.said.probability:.1%})" if found.said else ""
+    title = f"{image}{prediction}: most similar of {found.searched}"
+    console().print(table(title, list(columns), rows, right={"cosine similarity"}))
+    print(f"Figure: {save(draw_neighbours(found), out)}")

@@ -1,4 +1,4 @@
-"""The picture behind `vitascope data preview`: images on the left, augmented ones beside them."""
+"""Draw the figure of `vitascope data preview`: images and their augmented versions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ ROWS, VARIANTS = 6, 8
 
 
 def draw_preview(name: str, settings: list[str], root: str | None, seed: int, out: Path) -> Path:
-    """Each row is one image and eight of its training versions; with train.objective=dino its crops."""
+    """Draw each image in a row with eight augmented versions, or with its crops for train.objective=dino."""
     recipe = read_recipe(_base(name, settings), settings)
     config = replace(recipe.data, name=name, root=root or recipe.data.root, validation=0.0)
     data = open_training_data(config, *PREVIEW_SIZE, seed)
@@ -38,13 +38,13 @@ def draw_preview(name: str, settings: list[str], root: str | None, seed: int, ou
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(len(chosen))]
     names = [data.classes[label] for label in chosen.labels.tolist()]
     used = policy.description
-    seen = "as training sees it" if recipe.train.objective != "dino" else "as DINO's student sees it"
-    text = f"{data.source.name}: the stored image, then {len(versions)} versions {seen} ({used or 'as it is'})."
+    kind = "crops for DINO's student" if recipe.train.objective == "dino" else "versions used in training"
+    text = f"{data.source.name}: the stored image, then {len(versions)} {kind} ({used or 'no augmentation'})."
     return save(draw_gallery(rows, names, ["stored", *titles], text), out)
 
 
 def _base(name: str, settings: list[str]) -> str | None:
-    """The recipe without labels that ships for this data, where such an objective is asked for: it knows the sizes."""
+    """Return the shipped self-supervised recipe for this data if `train.objective` names one: it has the crop sizes."""
     asked = [f"{name}-{word.partition('=')[2]}" for word in settings if word.startswith("train.objective=")]
     return next((found for found in asked if found in recipe_names()), None)
 
@@ -54,15 +54,15 @@ def _varied(prepare: Preparation, chosen: Split, policy: AugmentConfig, seed: in
     found = [
         prepare.varied(chosen.images, chosen.labels, one_step(draws, number), policy)[0] for number in range(VARIANTS)
     ]
-    return found, [f"draw {number + 1}" for number in range(VARIANTS)]
+    return found, [f"version {number + 1}" for number in range(VARIANTS)]
 
 
 def _crops(
     prepare: Preparation, chosen: Split, policy: AugmentConfig, dino: DinoConfig, seed: int
 ) -> tuple[list[Tensor], list[str]]:
-    """Two large ones, which the teacher sees too, and the small ones."""
+    """Return the two global crops, which the teacher gets too, and the local crops."""
     found, small = [], (dino.local_size, dino.local_size)
     for view, own in enumerate(view_policies(policy, dino)):
         draws = one_step(epoch_draws(own, 1, len(chosen), seed, 0, view=view), 0)
         found.append(prepare.view(chosen.images, draws, own, small if view >= GLOBALS else None))
-    return found, ["large 1", "large 2", *[f"small {number + 1}" for number in range(dino.local_crops)]]
+    return found, ["global 1", "global 2", *[f"local {number + 1}" for number in range(dino.local_crops)]]

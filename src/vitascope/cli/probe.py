@@ -1,4 +1,4 @@
-"""`vitascope probe`: what a run's features are worth, without training it any further."""
+"""`vitascope probe`: evaluate a run's frozen features."""
 
 import json
 from typing import Annotated
@@ -6,40 +6,40 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.evaluate import RunPath
+from vitascope.cli.evaluate import Best, RunPath
 from vitascope.cli.loading import loaded
 from vitascope.cli.tables import console, table
 
 
 def probe(
     run: RunPath,
-    split: Annotated[str, typer.Option(help="val (images held back from training) or test.")] = "val",
-    neighbours: Annotated[int, typer.Option(help="How many training images vote.")] = 20,
-    labels: Annotated[float, typer.Option(help="Share of the training images whose labels may be used.")] = 1.0,
-    most: Annotated[int, typer.Option(help="Use at most so many training images, 0: all.")] = 0,
-    best: Annotated[bool, typer.Option("--best", help="The best epoch on validation images, not the last.")] = False,
+    split: Annotated[str, typer.Option(help="val (held-out validation images) or test.")] = "val",
+    neighbours: Annotated[int, typer.Option(help="Number of nearest neighbours.")] = 20,
+    labels: Annotated[float, typer.Option(help="Fraction of the training labels to use.")] = 1.0,
+    most: Annotated[int, typer.Option(help="Use at most this many training images. 0: all.")] = 0,
+    best: Best = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
-    """Nearest neighbours and a linear probe on a run's frozen features: how much it has learnt, with or without labels.
+    """Evaluate a run's frozen features with k-nearest neighbours and a linear probe.
 
     Example: vitascope probe runs/cifar10-dino --labels 0.1
     """
     from vitascope.evaluation.probe import probe as look
 
     model = loaded(run, best=best, device="auto")
-    with Console(stderr=True).status("Looking at the training images; on a CPU this may take minutes (--most: less) …"):
+    with Console(stderr=True).status("Computing features. On a CPU this can take minutes; --most limits the images …"):
         found = look(model, split, neighbours=neighbours, most=most, labels=labels)
     if as_json:
         print(json.dumps(found.as_dict()))
         return
     print(f"Run: {model.run.path}")
     rows = [
-        [f"{found.neighbours} nearest neighbours", f"{found.knn:.2%}", _range(found.knn_interval)],
+        [f"k-nearest neighbours (k={found.neighbours})", f"{found.knn:.2%}", _range(found.knn_interval)],
         ["linear probe", f"{found.linear:.2%}", _range(found.linear_interval)],
     ]
-    title = f"{found.images:,} {found.split} images, by features and labels of {found.known:,} training images"
-    console().print(table(title, ["by", "recognised", "95 % interval"], rows, right=("recognised",)))
-    print(f"Spread of the features: {found.spread:.3f} (0: the same for all images).")
+    title = f"Accuracy on {found.images:,} {found.split} images, fitted on {found.known:,} training images"
+    console().print(table(title, ["classifier", "accuracy", "95 % confidence interval"], rows, right=("accuracy",)))
+    print(f"Feature spread: {found.spread:.3f} (0: all images have the same features)")
 
 
 def _range(interval: tuple[float, float]) -> str:

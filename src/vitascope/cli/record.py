@@ -1,4 +1,4 @@
-"""`vitascope record` and `results`: numbers that may be published, and the pages that tell them."""
+"""`vitascope record` and `results`: record results for publication and update the pages that quote them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,19 +8,21 @@ import typer
 from vitascope.cli.evaluate import Views
 from vitascope.errors import UserError
 
-Results = Annotated[Path, typer.Option(help="Where records are kept.")]
+Results = Annotated[Path, typer.Option(help="Folder of the records.")]
 
 
 def record(
     runs: Annotated[list[Path], typer.Argument(help="Finished runs of one recipe, one per seed.")],
-    name: Annotated[str, typer.Option(help="The record's name: NAME.json.")],
+    name: Annotated[str, typer.Option(help="Name of the record, saved as NAME.json.")],
     views: Views = 1,
-    commit: Annotated[str | None, typer.Option(help="The source's commit, where the runs know no git.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Git commit of the source, if the runs have none.")] = None,
     results: Results = Path("results"),
 ) -> None:
-    """Write results/NAME.json: every seed's test accuracy and time, machine, versions, commit, command.
+    """Write results/NAME.json: test accuracy and time of every seed, machine, versions, commit and command.
 
-    The first opening of the test set counts; a run that was never scored is scored now.
+    The first use of the test set counts. A run without test results is evaluated now.
+
+    Example: vitascope record runs/digits/* --name digits
     """
     from vitascope.records.reading import accuracy_words
     from vitascope.records.record import check_name, make_record, write_record
@@ -31,18 +33,18 @@ def record(
     path = write_record(made, results)
     print(f"{name}: {accuracy_words(made)} over {len(made.seeds)} seed(s), {made.machine_name}: {path}")
     if made.commit is None:
-        print("The runs know no commit; name it with --commit if there is one.")
+        print("The runs have no Git commit. Add one with --commit.")
     elif made.commit.endswith("+changes"):
-        print("The runs were made from files that differ from their commit: commit first, then train, to publish this.")
+        print("The runs were trained with uncommitted changes. To publish this record, commit first, then train again.")
 
 
 def results(
-    files: Annotated[list[Path], typer.Argument(help="Markdown pages with marks, and recipes.")],
+    files: Annotated[list[Path], typer.Argument(help="Markdown pages with result marks, and recipes.")],
     results: Results = Path("results"),
-    cards: Annotated[Path | None, typer.Option(help="Where a model card for each record goes.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail where a page differs.")] = False,
+    cards: Annotated[Path | None, typer.Option(help="Folder for the model cards, one per record.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing. Fail if a page is out of date.")] = False,
 ) -> None:
-    """Make every number between the marks of these pages anew from the records, and the model cards."""
+    """Update the numbers between the result marks of these pages, and the model cards, from the records."""
     from vitascope.records.filling import fill, written_cards
     from vitascope.run.files import make_folder, write_whole
 
@@ -53,11 +55,9 @@ def results(
     wanted = {file: text for file, (text, _) in filled.items()} | (written_cards(results, cards) if cards else {})
     stale = [file for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     if check and stale:
-        raise UserError(
-            f"{', '.join(map(str, stale))} differ(s) from the records. Leave --check out to make them anew."
-        )
+        raise UserError(f"{', '.join(map(str, stale))} differ(s) from the records. Run without --check to update.")
     for file in stale:
         make_folder(file.parent)
         write_whole(file, wanted[file])
     marks = sum(count for _, count in filled.values())
-    print(f"{marks} mark(s) in {len(files)} page(s); {len(stale)} of {len(wanted)} file(s) made anew.")
+    print(f"{marks} mark(s) in {len(files)} page(s); {len(stale)} of {len(wanted)} file(s) updated.")

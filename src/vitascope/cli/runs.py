@@ -1,4 +1,4 @@
-"""`vitascope runs list | compare | delete`: past runs, their numbers, their differences."""
+"""`vitascope runs list | compare | delete`: list, compare and delete runs."""
 
 import json
 import sys
@@ -12,14 +12,14 @@ from vitascope.cli.numbers import count, duration, percent
 from vitascope.cli.tables import console, table
 from vitascope.errors import UserError
 
-app = typer.Typer(help="Past runs: their numbers, their differences.", no_args_is_help=True)
-Folder = Annotated[Path, typer.Option(help="Where runs are kept.")]
+app = typer.Typer(help="List, compare and delete runs.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Option(help="Folder of the runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
 @app.command("list")
 def list_(runs: Folder = Path("runs"), as_json: Json = False) -> None:
-    """Every run with its numbers, the oldest first."""
+    """List all runs with their results, oldest first."""
     from vitascope.records.catalogue import entry, find_runs
 
     found = []
@@ -31,7 +31,7 @@ def list_(runs: Folder = Path("runs"), as_json: Json = False) -> None:
     if as_json:
         print(json.dumps([asdict(item) for item in found]))
         return
-    columns = ["run", "data", "parameters", "epochs", "time", "validation", "test"]
+    columns = ["run", "data", "parameters", "epochs", "time", "validation accuracy", "test accuracy"]
     rows = [
         [
             item.run,
@@ -49,11 +49,13 @@ def list_(runs: Folder = Path("runs"), as_json: Json = False) -> None:
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Two or more runs, or recipes' folders: their newest runs.")],
-    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("compare.png"),
+    runs: Annotated[list[Path], typer.Argument(help="Two or more runs. For a recipe's folder: its newest run.")],
+    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
+        "compare.png"
+    ),
     as_json: Json = False,
 ) -> None:
-    """The settings that differ, the numbers, and the curves over one another."""
+    """Compare runs: settings that differ, results, and learning curves in one figure."""
     from vitascope.draw.look import save
     from vitascope.recipe.writing import word
     from vitascope.records.comparison import compare
@@ -76,19 +78,19 @@ def compare(
         ["time", *(duration(item.seconds) for item in found.entries)],
     ]
     if rows:
-        console().print(table("What was set differently", ["setting", *letters], rows, right=set(letters)))
+        console().print(table("Settings that differ", ["setting", *letters], rows, right=set(letters)))
     else:
         print("No setting differs.")
-    console().print(table("What came of it", ["", *letters], numbers, right=set(letters)))
-    print(f"Picture: {picture}")
+    console().print(table("Results", ["", *letters], numbers, right=set(letters)))
+    print(f"Figure: {picture}")
 
 
 @app.command()
 def delete(
-    runs: Annotated[list[Path], typer.Argument(help="Runs' own directories.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete runs for good, after asking."""
+    """Delete runs permanently, after confirmation."""
     from vitascope.records.catalogue import delete_run, exact_run
 
     found = [exact_run(run) for run in runs]
@@ -96,8 +98,8 @@ def delete(
         print(run.path)
     if not yes:
         if not sys.stdin.isatty():
-            raise UserError(f"{len(found)} run(s) would be deleted for good. Say --yes to do it without being asked.")
-        typer.confirm(f"Delete {len(found)} run(s) for good?", abort=True)
+            raise UserError(f"{len(found)} run(s) would be deleted permanently. Add --yes to confirm.")
+        typer.confirm(f"Delete {len(found)} run(s) permanently?", abort=True)
     for run in found:
         delete_run(run)
     print(f"Deleted {len(found)} run(s).")

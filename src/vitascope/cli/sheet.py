@@ -1,24 +1,28 @@
-"""`vitascope sheet`: everything a sheet of coursework asks for, run and answered."""
+"""`vitascope sheet`: run the experiments of a coursework sheet and answer its questions."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vitascope.cli.study import BatchRuns
+
 
 def sheet(
-    letter: Annotated[str, typer.Argument(metavar="A|B|C|D|E", help="Which sheet.")],
-    quick: Annotated[bool, typer.Option("--quick", help="A shortened version, for a CPU, in minutes.")] = False,
-    seeds: Annotated[int | None, typer.Option(help="Runs of everything; else 5, with --quick 2.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Where reports and runs go.")] = Path("sheets"),
-    together: Annotated[int | None, typer.Option(help="Runs that learn together; else as many as fit.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Sheet D: pretrained weights; else timm's DeiT-tiny.")] = None,
-    commit: Annotated[str | None, typer.Option(help="For the record, where there is no git.", hidden=True)] = None,
+    letter: Annotated[str, typer.Argument(metavar="A|B|C|D|E", help="Letter of the sheet.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Run a shortened version: minutes on a CPU.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds. Default: 5, or 2 with --quick.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for reports and runs.")] = Path("sheets"),
+    together: BatchRuns = None,
+    weights: Annotated[str | None, typer.Option(help="Sheet D: pretrained weights. Default: timm's DeiT-tiny.")] = None,
+    commit: Annotated[
+        str | None, typer.Option(help="Git commit for the record, if there is no Git.", hidden=True)
+    ] = None,
 ) -> None:
-    """Run a sheet: its experiments, its figures beside ours, and every question answered from the numbers.
+    """Run a coursework sheet: train its experiments, draw its figures and answer its questions.
 
-    Stopped or killed, the same command goes on; finished runs are never repeated.
+    To continue after an interruption, run the same command again. Finished runs are not repeated.
 
     Example: vitascope sheet A --quick
     """
@@ -38,6 +42,6 @@ def sheet(
             console=console(),
         )
     except KeyboardInterrupt:
-        print("Stopped. The same command goes on.")
+        print("Stopped. To continue, run the same command again.")
         raise typer.Exit(130) from None
     print(f"Report: {page.with_suffix('.md')}, {page}")

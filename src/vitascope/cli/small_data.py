@@ -1,4 +1,4 @@
-"""The pictures behind `vitascope draw shifted` and `vitascope draw fewer`."""
+"""Draw the figures of `vitascope draw shifted` and `vitascope draw fewer`."""
 
 from pathlib import Path
 
@@ -14,28 +14,28 @@ from vitascope.evaluation.trained import TrainedTransformer, load
 from vitascope.model import fewer
 from vitascope.model.patches import shifted
 
-WAYS = ("the image", "from above left", "from above right", "from below left", "from below right")
-SIDE = 32  # pixels of the picture that is shifted
+WAYS = ("original", "shifted down, right", "shifted down, left", "shifted up, right", "shifted up, left")
+SIDE = 32  # side of the drawn image in pixels
 
 
 def draw_shifted(image: Path | None, patch_size: int, out: Path) -> Path:
-    """The five images whose patches a model with tokenizer=spt sees side by side."""
+    """Draw the five images whose patches tokenizer=spt concatenates."""
     if not 2 <= patch_size <= SIDE // 2:
-        raise UserError(f"--patch-size {patch_size}: choose 2 to {SIDE // 2}; the picture is drawn as {SIDE}×{SIDE}.")
+        raise UserError(f"--patch-size {patch_size}: choose 2 to {SIDE // 2}. The image has {SIDE}×{SIDE} pixels.")
     if image is None:
         stored = torch.nn.functional.interpolate(digits().load("train").images[:1].float(), size=(SIDE, SIDE))
     else:
         stored = as_stored(image, (3, SIDE, SIDE)).images.float()
     seen = shifted(stored / 255, patch_size)[0].unflatten(0, (5, -1))
     text = (
-        f"Shifted patch tokens: a patch of {patch_size}×{patch_size} pixels is cut from all five at the same place, so "
-        f"its token also sees {patch_size // 2} pixels of its neighbours on each side. Beyond the border: 0."
+        f"Shifted patch tokenization: each {patch_size}×{patch_size} patch is cut from all five images at the same "
+        f"position. Its token also contains {patch_size // 2} pixels beyond each edge of the patch. The padding is 0."
     )
     return save(draw_tiles([_pixels(part) for part in seen], WAYS, text, columns=5), out)
 
 
 def draw_fewer(word: str, image: Path, count: int, out: Path) -> Path:
-    """The image; every patch in the mean colour of those that became one token with it; those not dropped."""
+    """Draw the image, its merged patches in their mean colour, and the patches that were not dropped."""
     model = load(word)
     model.answer_with(merge_tokens=0, drop_tokens=0)
     check_readable(model.facts.stored)
@@ -48,10 +48,10 @@ def draw_fewer(word: str, image: Path, count: int, out: Path) -> Path:
         which = owner.repeat_interleave(model.config.patch_shape[0], 0)
         parts.append(_painted(pixels[0], which.repeat_interleave(model.config.patch_shape[1], 1)))
         left = len(owner.unique()) - int((owner < 0).any())
-        words.append(_said(model, stored, f"{how}, {left} left"))
+        words.append(_said(model, stored, f"{how}: {left} left"))
     text = (
-        f"{count} patches fewer in each of the {model.config.depth} blocks, and what is answered then. Merged: patches "
-        "that ended as one token have one colour. Dropped: faint."
+        f"Each of the {model.config.depth} blocks removes {count} tokens. Merged: patches that form one token have one "
+        "colour. Dropped: removed patches are faint. Below each title: the prediction and its probability."
     )
     return save(draw_tiles([_pixels(part) for part in parts], words, text, columns=3), out)
 
@@ -62,7 +62,7 @@ def _said(model: TrainedTransformer, stored: Tensor, what: str) -> str:
 
 
 def _painted(pixels: Tensor, which: Tensor) -> Tensor:
-    """Every group of patches in its mean colour; or, where some are dropped, those faint and the others as they are."""
+    """Paint each merged group in its mean colour; if patches were dropped, fade them instead."""
     if (which < 0).any():
         return torch.where(which < 0, 0.88 + 0.12 * pixels, pixels)
     painted = torch.empty_like(pixels)

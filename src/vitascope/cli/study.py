@@ -1,4 +1,4 @@
-"""`vitascope study`: what a setting does, over seeds, and how sure we are."""
+"""`vitascope study`: compare settings over several seeds and test which differences are significant."""
 
 import re
 import subprocess
@@ -18,32 +18,35 @@ if TYPE_CHECKING:
     from vitascope.study.design import Design
     from vitascope.study.queue import Queue
 
+BatchRuns = Annotated[
+    int | None, typer.Option("--batch-runs", help="Number of runs trained as one batch. Default: as many as fit.")
+]
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def study(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RECIPE KEY=A,B,C…", help="A recipe, and settings with several values."),
+        typer.Argument(metavar="RECIPE KEY=A,B,C…", help="A recipe, and settings with comma-separated values."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of every combination.")] = 5,
-    search: Annotated[int, typer.Option(help="Instead of the whole grid, so many tries chosen by Optuna.")] = 0,
-    judge: Annotated[str, typer.Option(help="val (images held back), or test.")] = "val",
+    seeds: Annotated[int, typer.Option(help="Number of seeds per combination.")] = 5,
+    search: Annotated[int, typer.Option(help="Run this many trials chosen by Optuna instead of the full grid.")] = 0,
+    judge: Annotated[str, typer.Option(help="Images for the comparison: val (held-out) or test.")] = "val",
     budget: Annotated[
-        str | None, typer.Option(help="Start no run after so long, such as 30m; the next call goes on.")
+        str | None, typer.Option(help="Start no new run after this time, such as 30m. Run again to continue.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Processes at once on this machine.")] = 1,
-    together: Annotated[int | None, typer.Option(help="Runs learning as one computation; else as suits.")] = None,
-    name: Annotated[str | None, typer.Option(help="The study's name; else made from recipe and settings.")] = None,
+    jobs: Annotated[int, typer.Option(help="Number of parallel processes on this machine.")] = 1,
+    together: BatchRuns = None,
+    name: Annotated[str | None, typer.Option(help="Name of the study. Default: recipe and settings.")] = None,
     storage: Annotated[
-        str | None, typer.Option(help="A database that machines share, as Optuna writes it: postgresql://…")
+        str | None, typer.Option(help="Optuna database URL, to share a study between machines: postgresql://…")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where studies are kept.")] = Path("studies"),
-    retry: Annotated[bool, typer.Option("--retry", help="Try failed runs again.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the studies.")] = Path("studies"),
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed trials again.")] = False,
 ) -> None:
-    """Vary settings, train every combination with several seeds, and say what can be told from noise.
+    """Compare settings: train every combination with several seeds and test which differences are significant.
 
-    Stopped or killed, the same command goes on; finished runs are never repeated.
+    To continue after an interruption, run the same command again. Finished runs are not repeated.
 
     Example: vitascope study digits model.embed_dim=16,32,64 --seeds 5
     """
@@ -81,7 +84,7 @@ def _run(
     make_folder(folder, "Choose another place with --out.")
     queue = Queue(made, storage or default_storage(folder), called)
     if retry:
-        print(f"{queue.retry_failed()} failed run(s) wait again.")
+        print(f"{queue.retry_failed()} failed run(s) will be run again.")
     print(f"Study: {folder}, {len(queue.trials)} trials, {queue.waiting} waiting")
     others = [_helper(number, folder) for number in range(2, jobs + 1)]
     until = None if budget is None else time.monotonic() + budget
@@ -89,21 +92,21 @@ def _run(
         for told in work_off(queue, folder, until, together):
             show(told, console())
     except KeyboardInterrupt:
-        print("Stopped. The same command goes on.")
+        print("Stopped. To continue, run the same command again.")
         for other in others:
             other.terminate()
         sys.exit(130)
     finally:
         for number, other in enumerate(others, start=2):
             if other.wait() > 0:
-                print(f"Worker {number} did not get to its end: see {folder / f'worker-{number}.log'}")
+                print(f"Worker {number} failed. See {folder / f'worker-{number}.log'}")
         found = _tell(queue, folder)
     if found.failed and not found.cells:
         raise UserError("Every run failed.")
 
 
 def _helper(number: int, folder: Path) -> "subprocess.Popen[bytes]":
-    """The same command once more, as one worker."""
+    """Start the same command as another worker process."""
     words = sys.argv[1:]
     place = next(index for index, word in enumerate(words) if word.split("=")[0] == "--jobs")
     rest = words[:place] + words[place + (1 if "=" in words[place] else 2) :]
@@ -121,7 +124,7 @@ def _tell(queue: "Queue", folder: Path) -> "Answer":
     page = write_report(found, folder)
     head, rows = rows_of(found)
     if rows:
-        console().print(table("What was found", head, rows))
+        console().print(table("Results", head, rows))
     for line in [found.sentence, *notes(found)[1:]]:
         print(line)
     print(f"Report: {page}")
@@ -131,7 +134,7 @@ def _tell(queue: "Queue", folder: Path) -> "Answer":
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not found:
-        raise UserError(f"--budget {text} is no time. Write 90s, 30m or 2h.")
+        raise UserError(f"--budget {text} is not a duration. Write 90s, 30m or 2h.")
     return float(found[1]) * UNITS[found[2] or "s"]
 
 

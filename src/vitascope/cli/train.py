@@ -1,4 +1,4 @@
-"""`vitascope train`, `resume`, `lr-find`: learning, as a user starts it."""
+"""`vitascope train`, `resume` and `lr-find`: train from the command line."""
 
 import signal
 import sys
@@ -14,15 +14,16 @@ from vitascope.recipe.reading import read_recipe, recipe_first
 from vitascope.recipe.schema import Recipe
 
 Words = Annotated[
-    list[str] | None, typer.Argument(metavar="RECIPE [KEY=VALUE]…", help="A recipe's name or path, and settings.")
+    list[str] | None,
+    typer.Argument(metavar="RECIPE [KEY=VALUE]…", help="A recipe name or file, then settings such as train.epochs=20."),
 ]
 
 
 def train(
     words: Words = None,
-    runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
 ) -> None:
-    """Train a recipe; everything it leaves is in runs/<recipe>/<when>-seed<n>/.
+    """Train a recipe. All results go to runs/<recipe>/<date>-seed<n>/.
 
     Example: vitascope train digits train.epochs=20 model.depth=4
     """
@@ -33,7 +34,10 @@ def train(
 
 
 def resume(run: RunPath) -> None:
-    """Go on with a run that was stopped, exactly as if it had not been."""
+    """Resume an interrupted run. The result is bit-identical to an uninterrupted run.
+
+    Example: vitascope resume runs/digits
+    """
     from vitascope.run.directory import open_run
     from vitascope.training.train import resume_run
 
@@ -43,21 +47,24 @@ def resume(run: RunPath) -> None:
 
 def lr_find(
     words: Words = None,
-    out: Annotated[Path, typer.Option(help="Where the picture goes; the ending is the format.")] = Path("lr-find.png"),
+    out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
+        "lr-find.png"
+    ),
 ) -> None:
-    """Raise the learning rate step by step and see where the loss falls fastest, and where it breaks."""
+    """Suggest a learning rate: raise it step by step and measure the loss.
+
+    Example: vitascope lr-find digits
+    """
     recipe = _read(words)
     from vitascope.training.rate_finder import find_rate
 
     found = find_rate(recipe, console())
     found.draw(out)
     if found.suggested is None:
-        print(
-            f"The loss hardly fell in {len(found.rates)} steps, no rate is suggested; it breaks at {found.broken:.1e}."
-        )
+        print(f"No suggestion: the loss hardly fell in {len(found.rates)} steps. It diverges at {found.broken:.1e}.")
     else:
-        print(f"Suggested: train.lr={found.suggested:.1e}   (the loss breaks at {found.broken:.1e})")
-    print(f"Picture: {out}")
+        print(f"Suggested: train.lr={found.suggested:.1e}   (the loss diverges at {found.broken:.1e})")
+    print(f"Figure: {out}")
 
 
 def _read(words: list[str] | None) -> Recipe:
@@ -65,7 +72,7 @@ def _read(words: list[str] | None) -> Recipe:
 
 
 def _stoppable(work: Callable[[], object]) -> None:
-    """Ctrl-C and a polite kill end the loop, which saves; the exit code says so."""
+    """Run training. Ctrl-C and SIGTERM stop it after a save, with exit code 130."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         work()

@@ -73,7 +73,7 @@ def find_rate(recipe: Recipe, console: Console) -> RateCurve:
             "DINO's loss also falls by collapsing, so it does not tell which rate is good. Try a few: vitascope study"
         )
     recipe, data, adapted = decided(recipe, console)
-    recipe = replace(recipe, train=replace(recipe.train, capture="never"))  # every step has a rate of its own
+    recipe = replace(recipe, train=replace(recipe.train, cuda_graph="never"))  # every step has a rate of its own
     session = start_session(recipe, data, weights=adapted.weights if adapted else None)
     rates, losses, average, best = [], [], 0.0, math.inf
     for number, loss in enumerate(_losses(session)):

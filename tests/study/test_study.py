@@ -56,22 +56,22 @@ REFUSED = {
     (
         "model.embed_dim=32,33",
         "model.num_heads=4",
-    ): "The combination model.embed_dim=33 cannot be: num_heads=4 does not",
-    ("model.patch_size=2,3",): "The combination model.patch_size=3 cannot be",
+    ): "The combination model.embed_dim=33 is not possible: num_heads=4 does not",
+    ("model.patch_size=2,3",): "The combination model.patch_size=3 is not possible",
     ("train.epochs=3",): "Nothing is varied",
     ("model.depth=1,1",): "has the value 1 twice",
     ("train.lr=1e-3,0.001",): "has the value 1e-3 twice",
     ("model.depth=1,,2",): "has an empty value",
     ("model.depth=1,2", "model.depth=3,4"): "is varied twice",
-    ("train.seed=1,2",): "train.seed is what --seeds varies",
-    ("model.depth=3", "model.depth=2,4"): "model.depth is set and varied",
+    ("train.seed=1,2",): "--seeds sets train.seed",
+    ("model.depth=3", "model.depth=2,4"): "model.depth is both fixed and varied",
     ("model.depth=2,4", "model.depth=3"): "model.depth is varied twice",
-    ("train.lr=1e-4..1e-2",): "only a search takes",
-    ("train.lr=1..0.1",): "the first number must be the smaller",
-    ("model.depth=1,2", "data.validation=0"): "judged by validation images",
+    ("train.lr=1e-4..1e-2",): "is a range, which needs a search",
+    ("train.lr=1..0.1",): "is not a range. The first number must be smaller",
+    ("model.depth=1,2", "data.validation=0"): "compares validation accuracy, but data.validation=0",
     ("depth",): "is not a setting",
-    ("train.lr=a..b",): "train.lr=a..b is no range: write low..high, two numbers",
-    ("data.name=digits,nope",): "The combination data.name=nope cannot be: There is no data set 'nope'",
+    ("train.lr=a..b",): "train.lr=a..b is not a range. Write two numbers: low..high",
+    ("data.name=digits,nope",): "The combination data.name=nope is not possible: There is no data set 'nope'",
 }
 
 
@@ -90,7 +90,7 @@ def test_a_storage_that_cannot_be_reached_is_named_without_its_password(tmp_path
         Queue(made, f"postgresql://me:secret@127.0.0.1:{_free_port()}/db", "x")
     assert "me:…@127.0.0.1" in str(error.value) and "secret" not in str(error.value).split("cannot be reached")[0]
     assert hidden("sqlite:///x.db") == "sqlite:///x.db" and "secret" not in hidden("postgresql:me:secret@h/db")
-    with pytest.raises(UserError, match="no database can lie"):
+    with pytest.raises(UserError, match="cannot hold a database"):
         default_storage(tmp_path / "a?b")
 
 
@@ -121,7 +121,7 @@ def test_a_study_can_become_smaller_and_words_may_change_their_order(tmp_path) -
     large = design("digits", [*QUICK, "model.embed_dim=16,32", "model.num_heads=1,2"], 2)
     Queue(large, default_storage(tmp_path), "study")
     small = design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=16"], 1)
-    with pytest.raises(UserError, match=r"varied is model.embed_dim, model.num_heads there, model.num_heads here"):
+    with pytest.raises(UserError, match=r"varied was model.embed_dim, model.num_heads, now model.num_heads"):
         Queue(small, default_storage(tmp_path), "study")
     fewer = design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=32,16"], 1)
     queue = Queue(fewer, default_storage(tmp_path), "study")
@@ -194,18 +194,18 @@ def test_an_abandoned_trial_is_taken_again_and_a_living_one_is_not() -> None:
 def test_another_study_of_the_same_name_is_refused_and_what_differs_is_said(tmp_path) -> None:
     first = ["model.depth=1,2", "train.epochs=3"]
     Queue(design("digits", first, 1), default_storage(tmp_path), "study")
-    with pytest.raises(UserError, match=r"another one: train.epochs is 3 there, 5 here. Name another"):
+    with pytest.raises(UserError, match=r"with other settings: train.epochs was 3, now 5. Choose another name"):
         Queue(design("digits", [*first[:1], "train.epochs=5"], 1), default_storage(tmp_path), "study")
-    with pytest.raises(UserError, match=r"varied is model.depth there, model.embed_dim here"):
+    with pytest.raises(UserError, match=r"varied was model.depth, now model.embed_dim"):
         Queue(design("digits", ["model.embed_dim=16,32", *first[1:]], 1), default_storage(tmp_path), "study")
-    with pytest.raises(UserError, match="judge is val there, test here"):
+    with pytest.raises(UserError, match="judge was val, now test"):
         Queue(design("digits", first, 1, judge="test"), default_storage(tmp_path), "study")
     Queue(design("digits", ["train.lr=1e-4..1e-2"], 2, search=3), default_storage(tmp_path), "search")
-    with pytest.raises(UserError, match=r"train.lr is 0\.0001\.\.0\.01 there, 0\.001\.\.0\.01 here"):
+    with pytest.raises(UserError, match=r"train.lr was 0\.0001\.\.0\.01, now 0\.001\.\.0\.01"):
         Queue(design("digits", ["train.lr=1e-3..1e-2"], 2, search=3), default_storage(tmp_path), "search")
     with pytest.raises(UserError, match="and 8 more"):  # another recipe
         Queue(design("mnist", ["model.depth=1,2"], 1), default_storage(tmp_path), "study")
-    with pytest.raises(UserError, match="seeds is 2 there, 3 here"):  # more seeds would not be run
+    with pytest.raises(UserError, match="seeds was 2, now 3"):  # more seeds would not be run
         Queue(design("digits", ["train.lr=1e-4..1e-2"], 3, search=3), default_storage(tmp_path), "search")
 
 
@@ -426,9 +426,10 @@ def test_differences_are_taken_seed_by_seed() -> None:
     assert found.cells[0].half > 0.2  # while each mean alone is unsure
     unsure = fake({"1": [0.50, 0.62, 0.69], "2": [0.51, 0.61, 0.71]})
     assert (
-        unsure.against_best(unsure.cells[0]).verdict == "cannot be told" and "no value can be told" in unsure.sentence
+        unsure.against_best(unsure.cells[0]).verdict == "no significant difference"
+        and "No other combination differs significantly" in unsure.sentence
     )
-    assert "With one seed nothing" in fake({"1": [0.5], "2": [0.6]}).sentence
+    assert "One seed is not enough to test significance. Use --seeds 5." in fake({"1": [0.5], "2": [0.6]}).sentence
 
 
 def test_few_seeds_are_not_the_best_and_no_spread_is_not_certainty() -> None:
@@ -436,21 +437,27 @@ def test_few_seeds_are_not_the_best_and_no_spread_is_not_certainty() -> None:
     made = lucky.design
     trials = [FakeTrial({"model.depth": "1"}, 1, 0.99), *(FakeTrial({"model.depth": "2"}, s, 0.6) for s in (1, 2, 3))]
     found = answer(made, trials)
-    assert found.best.settings == {"model.depth": "2"} and found.as_good and "no value can be told" in found.sentence
+    assert (
+        found.best.settings == {"model.depth": "2"}
+        and found.as_good
+        and "No other combination differs significantly" in found.sentence
+    )
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
-    assert even.against_best(even.cells[0]).verdict == "cannot be told"
-    assert rows_of(even)[1][0][3] == "-1.00, no spread" and any(line.startswith("No spread") for line in notes(even))
-    assert not any("o spread" in line for line in notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
+    assert even.against_best(even.cells[0]).verdict == "no significant difference"
+    assert rows_of(even)[1][0][3] == "-1.00, no variation" and any(
+        line.startswith("No variation") for line in notes(even)
+    )
+    assert not any("o variation" in line for line in notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
     image = fake({"1": [61 / 90, 59 / 90], "2": [60 / 90, 58 / 90]})  # an image apart: equal but for rounding
     other = image.against_best(image.cells[1])
-    assert other.half > 0 and other.verdict == "cannot be told"
-    assert "nothing else has finished" in answer(made, trials[1:]).sentence
+    assert other.half > 0 and other.verdict == "no significant difference"
+    assert "No other combination has finished" in answer(made, trials[1:]).sentence
 
 
 def test_a_study_that_is_not_finished_names_no_best() -> None:
     trials = [FakeTrial({"model.depth": value}, seed, 0.5) for value in "12" for seed in (1, 2)]
     trials[-1].state = type("State", (), {"name": "WAITING"})
-    assert answer(depths("1,2", 2), trials).sentence == "Not finished; so far depth=1 has 50.00 ± 0.00 %."
+    assert answer(depths("1,2", 2), trials).sentence == "Not finished. Best so far: depth=1 with 50.00, 50.00 %."
 
 
 def test_equal_cells_are_seldom_called_worse() -> None:
@@ -477,7 +484,7 @@ def test_the_report_tells_everything_in_markdown_and_in_one_page(tmp_path) -> No
     ]
     page = write_report(answer(made, trials), tmp_path)
     text, html = (tmp_path / "report.md").read_text(), page.read_text()
-    assert "| 2 | 32 | 2 | 53.15" in text and "![grid](grid.png)" in text and "±" in text
+    assert "| 2 | 32 | 2 | 53.10, 53.20 % |" in text and "![grid](grid.png)" in text and "±" in text
     assert html.count("data:image/png;base64") == 4 and 'src="http' not in html and "curves.png" not in html
     assert {file.name for file in tmp_path.glob("*.png")} == {"curves.png", "effects.png", "grid.png", "pareto.png"}
     assert json.loads((tmp_path / "answer.json").read_text())["cells"][0]["by_seed"] == {"1": 0.501, "2": 0.502}
@@ -500,7 +507,8 @@ def test_what_is_learnt_without_labels_is_judged_by_a_probe_and_says_so() -> Non
     made = design("digits-mae", ["model.depth=1,2"], 1)
     found = answer(made, [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"])
     assert (
-        found.measure == rows_of(found)[0][2] == "linear probe" and "a linear probe of the features" in notes(found)[0]
+        found.measure == rows_of(found)[0][2] == "linear probe"
+        and "a linear probe measures the features" in notes(found)[0]
     )
     assert figures(found)["curves"].axes[0].get_ylabel() == "loss"
     assert fake({"1": [0.5], "2": [0.6]}).measure == "accuracy"
@@ -516,7 +524,7 @@ def test_runs_that_had_others_beside_them_are_told(tmp_path) -> None:
     assert queue.beside() == 0 and mine is not None
     trials = [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"]
     trials[0].user_attrs["results"]["1"]["beside"] = 1
-    assert "1 of 2 runs had others beside them" in answer(depths("1,2", 1), trials).clock
+    assert "1 of 2 runs shared their machine with other runs" in answer(depths("1,2", 1), trials).clock
 
 
 @pytest.mark.slow
@@ -542,7 +550,7 @@ def test_the_command_line(tmp_path, vitascope) -> None:
         vitascope("study", "digits", *QUICK, "model.embed_dim=16,32", "--seeds", "2", *where).out.count("seed 1") == 0
     )
     stopped = vitascope("study", "digits", *QUICK, "model.mlp_ratio=1,2", "--seeds", "1", "--budget", "0s", *where)
-    assert stopped.code == 0 and "2 trial(s) have not been run yet" in stopped.out and "Seconds (" not in stopped.out
+    assert stopped.code == 0 and "2 trial(s) are not finished" in stopped.out and "Times (" not in stopped.out
 
 
 def test_where_every_run_fails_that_is_no_success(tmp_path, vitascope, monkeypatch) -> None:
@@ -591,7 +599,7 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
     lines = [file.read_text().splitlines() for file in (tmp_path / "many").rglob("metrics.jsonl")]
     rows = [json.loads(line) for own in lines for line in own]
     assert {row["together"] for row in rows} == {6}  # they did learn together
-    assert "together" not in alone.clock and "Up to 6 runs learnt together" in "".join(notes(many))
+    assert "in one batch" not in alone.clock and "Up to 6 runs were trained in one batch" in "".join(notes(many))
     runs = sorted((tmp_path / "many").rglob("model.safetensors"))
     assert len(runs) == 6 and vitascope.load(runs[0].parent).evaluate(robust=False).accuracy > 0
 
@@ -621,7 +629,8 @@ def test_where_learning_together_does_not_work_each_learns_alone(tmp_path, monke
     assert [bool(one.note) for one in told] == [True, False, False, False]
     assert held == [None] * 4, "what learning together held is free for those that learn alone"
     assert told[0].note == (
-        "Learning together failed (RuntimeError: CUDA out of memory). From here on each learns alone."
+        "Training several runs in one batch failed (RuntimeError: CUDA out of memory). "
+        "The remaining runs are trained one at a time."
     )
     assert len(list(tmp_path.rglob("metrics.jsonl"))) == len(list(tmp_path.rglob("recipe.yaml"))) == 4
 

@@ -11,12 +11,13 @@ from vitascope.data.training_data import open_training_data
 from vitascope.model.single_head import SingleHeadAttention
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
+from vitascope.records.arms import format_mean
 from vitascope.sheets.b import SMALL
 from vitascope.sheets.claims import gain
 from vitascope.sheets.lab import Lab
 from vitascope.sheets.pictures import mask_as_text, mask_figure
 from vitascope.sheets.writing import Report, shape_of
-from vitascope.study.answer import Cell, percent
+from vitascope.study.answer import Cell
 from vitascope.study.report import bands
 from vitascope.weights.native import from_torch
 
@@ -113,7 +114,7 @@ def _training(report: Report, cell: Cell, figure: Figure) -> None:
             [
                 str(epoch),
                 f"{100 * means['train_accuracy']:.1f} %",
-                percent([own["val_accuracy"][epoch - 1] for own in curves]),
+                format_mean([own["val_accuracy"][epoch - 1] for own in curves]),
                 f"{means['train_loss']:.3f}",
                 f"{means['val_loss']:.3f}",
             ]

@@ -1,1 +1,1 @@
-"""Many runs -> what a setting does, and how sure we are."""
+"""Studies: train every combination of settings with several seeds and compare the results."""

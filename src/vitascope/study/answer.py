@@ -1,4 +1,4 @@
-"""Finished trials -> what each setting did: mean and interval over seeds, and what can be told apart."""
+"""Evaluate finished trials: mean and confidence interval over seeds, and which differences are significant."""
 
 import math
 from dataclasses import dataclass
@@ -6,21 +6,15 @@ from functools import cached_property
 from statistics import mean
 from typing import Any
 
-from vitascope.records.arms import interval
+from vitascope.records.arms import NOT_SIGNIFICANT, format_difference, format_mean, interval
 from vitascope.study.design import Design, named
 
-NO_SPREAD = 1e-9  # differences of so many images, the same for every seed, are equal but for rounding
-
-
-def percent(shares: list[float]) -> str:
-    """Their mean and half of its 95 % interval."""
-    half = interval(shares)
-    return f"{100 * mean(shares):.2f}{'' if half is None else f' ± {100 * half:.2f}'} %"
+NO_SPREAD = 1e-9  # below this, the differences of all seeds are equal up to rounding
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination and what its seeds came to."""
+    """One combination of settings and the results of its seeds."""
 
     settings: dict[str, str]
     results: dict[int, dict[str, Any]]  # by seed
@@ -39,12 +33,13 @@ class Cell:
 
     @property
     def half(self) -> float | None:
-        """Half of the 95 % interval of the mean (Student's t over seeds); None for one seed."""
+        """Half-width of the 95 % confidence interval of the mean over seeds (Student's t); None for one seed."""
         return interval(self.accuracies)
 
     @property
     def percent(self) -> str:
-        return percent(self.accuracies)
+        """The mean with its interval; the values themselves with one or two seeds."""
+        return format_mean(self.accuracies)
 
     def number(self, name: str) -> float:
         """The mean over seeds of parameters, flops, seconds or images_seen."""
@@ -52,46 +47,46 @@ class Cell:
 
     @property
     def seconds(self) -> str:
-        """Their mean; of several machines' it would mean nothing."""
+        """The mean over seeds; a dash if the runs are from different machines."""
         machines = {found["machine"] for found in self.results.values()}
         return f"{self.number('seconds'):.1f}" if len(machines) == 1 else "–"
 
     def minus(self, other: "Cell", together: int) -> "Difference | None":
-        """Of accuracies; None where no seed is in both. `together`: how many such differences are to hold side by
-        side."""
+        """The difference in accuracy, seed by seed; None without common seeds. `together`: number of comparisons."""
         common = [seed for seed in self.results if seed in other.results]
         pairs = [self.results[seed]["accuracy"] - other.results[seed]["accuracy"] for seed in common]
         return Difference.of(pairs, together) if pairs else None
 
     def last(self, name: str) -> float | None:
-        """The last epoch's mean of a curve."""
+        """The mean over seeds of a curve's last epoch."""
         found = [curve[-1] for curve in self.curves(name)]
         return mean(found) if found else None
 
     def mean_curve(self, name: str) -> list[float]:
-        """Epoch by epoch, over the seeds."""
+        """The mean over seeds, per epoch."""
         return [mean(values) for values in zip(*self.curves(name), strict=True)]
 
     def curves(self, name: str) -> list[list[float]]:
-        """A number over the epochs, of each seed that has it."""
+        """One curve per seed that has it."""
         return [found["curves"][name] for found in self.results.values() if name in found["curves"]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one cell to others, seed by seed: the mean, and half of its 95 % interval."""
+    """A paired difference, seed by seed: the mean and the half-width of its 95 % confidence interval."""
 
     points: float
     half: float | None
+    pairs: tuple[float, ...] = ()  # one per seed
 
     @classmethod
     def of(cls, pairs: list[float], together: int) -> "Difference":
-        """`together`: how many are to hold side by side (Bonferroni)."""
-        return cls(mean(pairs), interval(pairs, together))
+        """`together`: number of comparisons, for the Bonferroni correction."""
+        return cls(mean(pairs), interval(pairs, together), tuple(pairs))
 
     def told(self, scale: float = 1.0) -> str:
-        half = self.half
-        return f"{scale * self.points:+.2f}{'' if half is None else f' ± {scale * half:.2f}'}"
+        """The mean with its interval; the differences themselves with one or two seeds."""
+        return format_difference(self.pairs, self.half, scale)
 
     @property
     def no_spread(self) -> bool:
@@ -101,92 +96,93 @@ class Difference:
     def verdict(self) -> str:
         if self.half is None:
             return "one seed"
-        if self.no_spread:  # among a few seeds that is luck, not certainty
-            return "cannot be told"
-        return "worse" if self.points < -self.half else "better" if self.points > self.half else "cannot be told"
+        if self.no_spread:  # with few seeds, identical differences are a coincidence
+            return NOT_SIGNIFICANT
+        return "worse" if self.points < -self.half else "better" if self.points > self.half else NOT_SIGNIFICANT
 
 
 @dataclass(frozen=True)
 class Answer:
     design: Design
-    cells: list[Cell]  # in the order of the grid; of a search the best first
-    failed: list[tuple[str, str]]  # which, and why
-    left_off: int  # tries of a search that were stopped early
+    cells: list[Cell]  # in the order of the grid; for a search, best first
+    failed: list[tuple[str, str]]  # combination and reason
+    left_off: int  # trials of a search that were stopped early
     waiting: int
 
     @cached_property
     def best(self) -> Cell:
-        """Among those with the most seeds: fewer are luckier."""
+        """The combination with the highest mean, among those with the most seeds."""
         most = max(len(cell.results) for cell in self.cells)
         return max((cell for cell in self.cells if len(cell.results) == most), key=lambda cell: cell.accuracy)
 
     def against_best(self, cell: Cell) -> Difference | None:
-        """None for the best itself, and where no seed is in both. The best is known only afterwards, so the intervals
-        are those of all pairs of cells together (Bonferroni)."""
+        """The difference to the best; None for the best itself and without common seeds. The best is chosen afterwards,
+        so intervals are corrected for all pairs of cells (Bonferroni)."""
         if cell is self.best:
             return None
         return cell.minus(self.best, math.comb(len(self.cells), 2))
 
     @property
     def as_good(self) -> list[Cell]:
-        """Those of which it cannot be said that they are worse than the best."""
+        """The combinations that are not significantly worse than the best."""
         others = [cell for cell in self.cells if cell is not self.best]
         found = [(cell, self.against_best(cell)) for cell in others]
         return [cell for cell, other in found if other is None or other.verdict != "worse"]
 
     @property
     def sentence(self) -> str:
-        """What a reader should take home."""
+        """The conclusion of the study."""
         if not self.cells:
             return "No run has finished."
         if self.waiting:
-            return f"Not finished; so far {self.best.name} has {self.best.percent}."
-        said = f"Best: {self.best.name} with {self.best.percent}"
+            return f"Not finished. Best so far: {self.best.name} with {self.best.percent}."
+        seeds = len(self.best.results)
+        said = f"Best: {self.best.name} with {self.best.percent} ({'one seed' if seeds == 1 else f'{seeds} seeds'})."
         if len(self.cells) == 1:
-            return f"{said}; nothing else has finished."
-        if len(self.best.results) < 2:
-            more = " Take --seeds 5." if len(self.design.seeds) == 1 else ""
-            return f"{said}. With one seed nothing can be said about chance.{more}"
+            return f"{said} No other combination has finished."
+        if seeds < 2:
+            more = " Use --seeds 5." if len(self.design.seeds) == 1 else ""
+            return f"{said} One seed is not enough to test significance.{more}"
         if len(self.as_good) == len(self.cells) - 1:
-            return f"{said}, but no value can be told from it with {len(self.best.results)} seeds."
+            return f"{said} No other combination differs significantly."
         if not self.as_good:
-            return f"{said}; every other is worse, beyond the seeds' noise."
-        return f"{said}; not to be told from it: {'; '.join(cell.name for cell in self.as_good)}."
+            return f"{said} Every other combination is significantly worse."
+        return f"{said} Not significantly different: {'; '.join(cell.name for cell in self.as_good)}."
 
     @property
     def measure(self) -> str:
-        """What the accuracies are of."""
+        """The name of the accuracy column."""
         return "linear probe" if self.design.objectives.isdisjoint({"classify"}) else "accuracy"
 
     @property
     def epochs(self) -> int:
-        """How long the longest run learnt."""
+        """The number of epochs of the longest run."""
         return max(len(curve) for cell in self.cells for curve in cell.curves("train_loss"))
 
     @property
     def machines(self) -> list[str]:
-        """Where the runs were made, each once."""
+        """The machines that trained the runs."""
         return list(dict.fromkeys(run["machine"] for cell in self.cells for run in cell.results.values()))
 
     @property
     def clock(self) -> str:
-        """What the seconds are; nothing where there are none."""
+        """How the seconds were measured; empty without runs."""
         runs = [run for cell in self.cells for run in cell.results.values()]
         if not runs:
             return ""
         most = max(run["together"] for run in runs)
-        told = f"Seconds ({', '.join(self.machines)}) are steady: the first epoch counts like those after it."
+        told = f"Times ({', '.join(self.machines)}) exclude the first epoch's warm-up."
         if len({run["compiled"] for run in runs}) > 1:
             which = [cell.name for cell in self.cells if any(run["compiled"] for run in cell.results.values())]
-            told += f" Long enough to be compiled, so that epochs are shorter: {'; '.join(which)}."
+            told += f" These runs were compiled, which shortens their epochs: {'; '.join(which)}."
         if crowded := sum(run.get("beside", 0) > 0 for run in runs):
-            told += f" {crowded} of {len(runs)} runs had others beside them on their machine, which makes them longer."
+            told += f" {crowded} of {len(runs)} runs shared their machine with other runs, which makes them slower."
         if most > 1:
-            told += f" Up to {most} runs learnt together, as one computation, and a run's seconds are its share."
+            told += f" Up to {most} runs were trained in one batch; the time is divided by their number."
         return told
 
     def front(self, cost: str) -> list[Cell]:
-        """Pareto: cells that no other beats in accuracy without costing more."""
+        """The Pareto front: cells for which no other cell has both higher accuracy and lower cost."""
         return [
             cell
             for cell in self.cells
@@ -200,7 +196,7 @@ class Answer:
 
 
 def answer(design: Design, trials: list[Any]) -> Answer:
-    """`trials`: of the storage."""
+    """Collect the results of the storage's trials."""
     found: dict[tuple[tuple[str, str], ...], dict[int, dict[str, Any]]] = {}
     failed, waiting, left_off = [], 0, 0
     for trial in trials:

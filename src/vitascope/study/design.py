@@ -1,4 +1,4 @@
-"""Words of a study -> its cells: every combination of the settings' values, each checked before anything runs."""
+"""Read a study's settings into combinations, and check every combination before training."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -11,13 +11,13 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import chosen_settings, settings_of, short_name
 
-MOST = 10_000  # runs: more are a mistake in the words
-LOG_FROM = 10.0  # a range whose ends differ by this factor is searched on a logarithmic scale
+MOST = 10_000  # runs; more are treated as a mistake
+LOG_FROM = 10.0  # a range whose ends differ by at least this factor is searched on a log scale
 
 
 @dataclass(frozen=True)
 class Range:
-    """`low..high`, for a search: whole numbers where both ends are, on a logarithmic scale where they are far apart."""
+    """`low..high`, for a search: integers if both ends are integers, on a log scale if the ends are far apart."""
 
     low: float
     high: float
@@ -30,7 +30,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Design:
-    """What is varied (`axes`: setting -> its values as words; `ranges`, to search in), and what is the same for all."""
+    """The varied settings (`axes`: setting -> its values; `ranges`: for a search) and the fixed ones."""
 
     recipe: str
     fixed: tuple[str, ...]
@@ -38,7 +38,7 @@ class Design:
     ranges: dict[str, Range] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
     judge: str = "val"
-    search: int = 0  # trials of a search, 0: the whole grid
+    search: int = 0  # number of trials of a search; 0: the whole grid
 
     @property
     def varied(self) -> list[str]:
@@ -46,26 +46,26 @@ class Design:
 
     @property
     def objectives(self) -> set[str]:
-        """What is learnt: classify, dino, mae."""
+        """The training objectives: classify, dino, mae."""
         return set(self.axes.get("train.objective") or [self.recipe_for(self._corners()[0], 0).train.objective])
 
     @property
     def cells(self) -> list[dict[str, str]]:
-        """Every combination, the last setting changing fastest."""
+        """Every combination; the last setting changes fastest."""
         return [dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())]
 
     @property
     def identity(self) -> str:
-        """A short name for exactly this study; how many runs are wanted of it may grow."""
+        """A hash of this study's settings, without the number of runs, which may grow."""
         said: list[Any] = [self._common(), self.judge, bool(self.search), sorted(self.varied)]
-        if self.search:  # a sampler learns over one space, by the means of the same seeds
+        if self.search:  # the sampler needs one search space and the same seeds
             ranges = sorted((key, str(found)) for key, found in self.ranges.items())
             said += [list(self.seeds), sorted(self.axes.items()), ranges]
         return short_name(said, 12)
 
     @property
     def described(self) -> dict[str, str]:
-        """What the identity is made of, by name, to say what differs between two."""
+        """The settings behind the identity, by name, to report differences between two studies."""
         said = settings_of(self._common()) | {"judge": self.judge, "varied": ", ".join(sorted(self.varied))}
         if self.search:
             said |= {"seeds": str(len(self.seeds))} | {key: ",".join(values) for key, values in self.axes.items()}
@@ -73,7 +73,7 @@ class Design:
         return said | {"a search": "yes" if self.search else "no"}
 
     def _common(self) -> dict[str, Any]:
-        """What is the same for all: any combination's recipe without what is varied."""
+        """The fixed settings: any combination's recipe without the varied settings."""
         first = replace(self.recipe_for(self._corners()[0], 0), name="recipe")
         common = chosen_settings(first, every="train.objective" in self.varied)
         for setting in [*self.varied, "train.seed"]:
@@ -89,30 +89,34 @@ class Design:
         return read_recipe(self.recipe, words)
 
     def check(self) -> None:
-        """Refused where a combination cannot be: before anything runs, naming it."""
+        """Reject invalid combinations before training starts."""
         if self.ranges and not self.search:
-            raise UserError(f"{next(iter(self.ranges))} is a range, which only a search takes: --search 20")
+            raise UserError(f"{next(iter(self.ranges))} is a range, which needs a search. Add --search 20.")
         runs = math.prod(map(len, self.axes.values())) * len(self.seeds)
         if not self.search and runs > MOST:
-            raise UserError(f"That is {runs:,} runs. Vary less, or let --search 50 choose.")
+            raise UserError(f"The grid has {runs:,} runs. Vary fewer values, or use --search 50.")
         for cell in self._corners():
             try:
                 recipe = self.recipe_for(cell, self.seeds[0])
                 check_known(recipe.data)
             except UserError as error:
-                raise UserError(f"The combination {named(cell)} cannot be: {error}" if cell else str(error)) from error
+                raise UserError(
+                    f"The combination {named(cell)} is not possible: {error}" if cell else str(error)
+                ) from error
             if self.judge == "val" and recipe.data.validation == 0:
-                raise UserError("A study is judged by validation images, but data.validation=0. Or take --judge test.")
+                raise UserError(
+                    "A study compares validation accuracy, but data.validation=0. Set it to 0.1, or use --judge test."
+                )
 
     def _corners(self) -> list[dict[str, str]]:
-        """All cells of a grid; of a search every value, with the ends of every range."""
+        """All cells of a grid; for a search, every value combined with the ends of every range."""
         ends = {key: [spelt(found, found.low), spelt(found, found.high)] for key, found in self.ranges.items()}
         every = self.axes | ends
         return [dict(zip(every, values, strict=True)) for values in islice(product(*every.values()), MOST)]
 
 
 def named(cell: dict[str, str], *more: str) -> str:
-    """As its settings are typed, and what else is to be said of it."""
+    """The settings as they are typed, followed by `more`."""
     return ", ".join([*(f"{key}={value}" for key, value in cell.items()), *more])
 
 
@@ -123,8 +127,8 @@ def spelt(found: Range, value: float) -> str:
 def design(
     recipe: str, words: list[str], seeds: int, *, first_seed: int = 1, search: int = 0, one: bool = False, **more: Any
 ) -> Design:
-    """`words`: settings; those with several values (a,b,c) or a range (low..high) are varied; nothing needs to be where
-    `one` combination is enough."""
+    """Read settings; those with several values (a,b,c) or a range (low..high) are varied. `one`: allow a single
+    combination."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds} must be at least 1.")
     if search < 0:
@@ -135,9 +139,9 @@ def design(
         if not sign or not key:
             raise UserError(f"'{word}' is not a setting. Write key=value, or key=a,b,c to vary it.")
         if key in (*axes, *ranges):
-            raise UserError(f"{key} is varied twice. Put all its values in one word.")
+            raise UserError(f"{key} is varied twice. Give all its values at once: {key}=a,b,c")
         if key == "train.seed":
-            raise UserError("train.seed is what --seeds varies. Leave it out.")
+            raise UserError("--seeds sets train.seed. Leave train.seed out.")
         values = split_values(text)
         if len(values) > 1:
             axes[key] = _different(key, values)
@@ -146,7 +150,7 @@ def design(
         else:
             fixed.append(word)
     if both := [key for key in (*axes, *ranges) if key in {word.partition("=")[0] for word in fixed}]:
-        raise UserError(f"{both[0]} is set and varied. Say it once.")
+        raise UserError(f"{both[0]} is both fixed and varied. Give it once.")
     numbers = tuple(range(first_seed, first_seed + seeds))
     made = Design(recipe, tuple(fixed), axes, ranges, numbers, search=search, **more)
     if not made.varied and not one:
@@ -156,7 +160,7 @@ def design(
 
 
 def split_values(text: str) -> list[str]:
-    """At commas that stand in no brackets: [0.9,0.95],[0.9,0.99] are two values."""
+    """Split at commas outside brackets: [0.9,0.95],[0.9,0.99] are two values."""
     parts, depth = [""], 0
     for sign in text:
         depth += (sign in "[{(") - (sign in "]})")
@@ -177,7 +181,7 @@ def _different(key: str, values: list[str]) -> list[str]:
 
 
 def _meaning(value: str) -> float | str:
-    """1e-3 and 0.001 are one value."""
+    """1e-3 and 0.001 are the same value."""
     try:
         return float(value)
     except ValueError:
@@ -185,14 +189,14 @@ def _meaning(value: str) -> float | str:
 
 
 def _range(key: str, text: str) -> Range | None:
-    """None where it is a path."""
+    """Read low..high; None if the text is a path."""
     low, _, high = text.partition("..")
     try:
         ends = float(low), float(high)
     except ValueError as error:
         if "/" in text or "\\" in text:
             return None
-        raise UserError(f"{key}={text} is no range: write low..high, two numbers.") from error
+        raise UserError(f"{key}={text} is not a range. Write two numbers: low..high.") from error
     if not all(map(math.isfinite, ends)) or ends[0] >= ends[1]:
-        raise UserError(f"{key}={text} is no range: the first number must be the smaller one.")
+        raise UserError(f"{key}={text} is not a range. The first number must be smaller.")
     return Range(*ends, whole=all(end.lstrip("+-").isdigit() for end in (low, high)))

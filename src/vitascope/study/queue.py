@@ -1,9 +1,8 @@
-"""A design and a storage -> trials, each taken by one worker only: Optuna's storages keep them, on one machine or many.
+"""The queue of a study's trials in an Optuna storage, shared by workers on one or several machines.
 
-All trials wait in the storage from the start. A worker asks for the next one; the storage gives it to nobody else. (A
-server sees to that by itself. SQLite would give one trial to two who ask at the same moment, so on its file they ask
-one after the other.) A worker that died leaves its trial taken: who comes later finds that nobody has said for minutes
-that he is at it (or, on the same machine, that the process is gone), and puts it back with the run it had begun.
+All trials are in the storage from the start, and each is given to one worker. A database server guarantees this by
+itself; for an SQLite file, workers use a lock. If a worker dies, its trial stays marked as running. Other workers put
+it back, with its unfinished run, when its heartbeat has expired or its process no longer exists.
 """
 
 import os
@@ -22,12 +21,12 @@ from vitascope.study.design import Design, spelt
 from vitascope.study.storage import one_after_the_other, open_study
 
 ALIVE_EVERY, DEAD_AFTER = 20.0, 300.0  # seconds
-MOST_DIFFERENCES = 4  # between two studies, that are told
+MOST_DIFFERENCES = 4  # between two studies, listed in the error
 
 
 @dataclass
 class Trial:
-    """One cell and its seeds. `told` are notes kept with it in the storage."""
+    """One combination and its seeds. `told`: its attributes in the storage."""
 
     handle: Any
     cell: dict[str, str]
@@ -44,8 +43,8 @@ class Trial:
 class Queue:
     """The trials of one study in a storage."""
 
-    def __init__(self, design: Design, url: str, name: str, remedy: str = "Name another: --name NAME.") -> None:
-        """`remedy`: what to do where the storage has another study of this name."""
+    def __init__(self, design: Design, url: str, name: str, remedy: str = "Choose another name: --name NAME.") -> None:
+        """`remedy`: advice if the storage has another study of this name."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -57,29 +56,29 @@ class Queue:
             self._fill()
 
     def take(self) -> Trial | None:
-        """The next one that nobody has; None where none is waiting."""
+        """Take the next waiting trial; None if there is none."""
         with self.turn:
             self._put_back_abandoned()
             return self._asked() if self.design.search else next(self._claimed(lambda told: True), None)
 
     def take_more(self, most: int, alike: Callable[[dict[str, str], int], bool]) -> list[Trial]:
-        """Of a grid, more that wait and are alike, for who learns many at once."""
+        """Take more waiting trials of a grid that can be trained in one batch."""
         with self.turn:
             new = self._claimed(lambda told: "begun" not in told and alike(told["cell"], told["seeds"][0]))
             return list(islice(new, most))
 
     def _asked(self) -> Trial | None:
-        """A search's next one, for which the sampler looks at all that are known."""
+        """The next trial of a search, chosen by the sampler."""
         while self.waiting:
             handle = self.study.ask()
             if handle.number in {trial.number for trial in self.trials}:
                 return self._taken(handle)
-            # There twice, or new because others took the last one in between.
+            # A duplicate, or a new trial because another worker took the last one.
             self.study.tell(handle, state=self.optuna.trial.TrialState.FAIL)
         return None
 
     def _claimed(self, wanted: Callable[[dict[str, Any]], bool]) -> Iterator[Trial]:
-        """Of a grid, those that wait and are wanted, one after the other; each is this worker's from then on."""
+        """Claim the waiting trials of a grid that match, one after the other."""
         running = self.optuna.trial.TrialState.RUNNING
         for waiting in self.trials:
             if waiting.state.name == "WAITING" and wanted(waiting.user_attrs):
@@ -98,13 +97,13 @@ class Queue:
         self.study.tell(trial.handle, value)
 
     def give_up(self, trial: Trial, why: str) -> None:
-        """A failed run is reported, not fatal; nor is a storage that is away, or a trial that somebody else has now."""
+        """Mark a trial as failed. An unreachable storage or a trial taken by another worker is ignored."""
         with suppress(Exception):
             trial.note("failed", why)
             self.study.tell(trial.handle, state=self.optuna.trial.TrialState.FAIL)
 
     def known(self, cell: dict[str, str]) -> dict[str, dict[str, Any]]:
-        """What finished trials found for the same combination, by seed: a search may come back to one."""
+        """Results of finished trials with the same combination, by seed; a search may repeat a combination."""
         same = [t.user_attrs for t in self.trials if t.state.name == "COMPLETE" and t.user_attrs["cell"] == cell]
         return {seed: found for told in same for seed, found in told["results"].items()}
 
@@ -112,15 +111,14 @@ class Queue:
         self.study.tell(trial.handle, state=self.optuna.trial.TrialState.PRUNED)
 
     def back(self, trial: Trial) -> None:
-        """Stopped by the user: it waits again, with what it has."""
+        """Put a trial that the user interrupted back into the queue, with its unfinished run."""
         with self.turn:
             self._enqueue(trial.handle.number, trial.told, trial.handle.params)
             self.study.tell(trial.handle, state=self.optuna.trial.TrialState.FAIL)
 
     @property
     def trials(self) -> list[Any]:
-        """Each that is wanted once: not those that were put back (their successor stands for them), and not those that
-        two workers put in at the same time."""
+        """Each trial of the design once, without replaced trials and without duplicates."""
         known = [trial for trial in self.study.get_trials(deepcopy=False) if "seeds" in trial.user_attrs]
         replaced = {trial.user_attrs.get("again") for trial in known}
         known = [trial for trial in known if trial.number not in replaced and not _lost(trial)]
@@ -130,7 +128,7 @@ class Queue:
         wanted = {_key(cell, [seed]) for cell in self.design.cells for seed in self.design.seeds}
         for trial in known:
             if _key(trial.user_attrs["cell"], trial.user_attrs["seeds"]) not in wanted:
-                continue  # of the same study, when it was larger
+                continue  # from a larger version of the study
             first.setdefault(_key(trial.user_attrs["cell"], trial.user_attrs["seeds"]), trial)
         return list(first.values())
 
@@ -139,18 +137,18 @@ class Queue:
         return sum(trial.state.name == "WAITING" for trial in self.trials)
 
     def beside(self) -> int:
-        """How many other processes of this machine are at trials of the study now."""
+        """Number of other processes on this machine that run trials of this study."""
         running = [trial.user_attrs.get("worker", ("", 0)) for trial in self.trials if trial.state.name == "RUNNING"]
         return len({process for host, process in running if host == socket.gethostname()} - {os.getpid()})
 
     @contextmanager
     def at_it(self, trial: Trial) -> Iterator[None]:
-        """While inside, the storage hears every now and then that somebody works on the trial."""
+        """Send a heartbeat for the trial to the storage while the context is open."""
         done = threading.Event()
 
         def say() -> None:
             while not done.wait(ALIVE_EVERY):
-                with suppress(Exception):  # a storage that is away for a moment
+                with suppress(Exception):  # the storage may be unreachable for a moment
                     trial.note("alive", time.time())
 
         trial.note("alive", time.time())
@@ -163,7 +161,7 @@ class Queue:
             thread.join()
 
     def retry_failed(self) -> int:
-        """Failed trials wait again."""
+        """Put failed trials back into the queue and return their number."""
         with self.turn:
             failed = [trial for trial in self.trials if trial.state.name == "FAIL"]
             for trial in failed:
@@ -177,10 +175,10 @@ class Queue:
             self.study.set_user_attr("identity", self.design.identity)
         elif told["identity"] != self.design.identity:
             differ = _differences(told.get("described", {}), self.design.described)
-            raise UserError(f"The study {self.study.study_name} is there already and is another one{differ}. {remedy}")
+            raise UserError(f"A study named {self.study.study_name} exists with other settings{differ}. {remedy}")
 
     def _fill(self) -> None:
-        """What is wanted and not there yet waits."""
+        """Add the missing trials to the storage."""
         for attributes in self._missing():
             self.study.enqueue_trial({}, user_attrs=attributes)
 
@@ -193,7 +191,7 @@ class Queue:
         return [trial for trial in wanted if _key(**trial) not in known]
 
     def _chosen(self, handle: Any) -> dict[str, str]:
-        """A search's next try."""
+        """The settings that the sampler suggests."""
         cell = {key: str(handle.suggest_categorical(key, values)) for key, values in self.design.axes.items()}
         for key, found in self.design.ranges.items():
             if found.whole:
@@ -212,7 +210,7 @@ class Queue:
                 self._enqueue(trial.number, trial.user_attrs, trial.params)
 
     def _enqueue(self, number: int, told: dict[str, Any], chosen: dict[str, Any]) -> None:
-        """The same once more, by a search too."""
+        """Add the same trial once more."""
         kept = {name: value for name, value in told.items() if name not in ("worker", "alive", "failed", "again")}
         self.study.enqueue_trial(chosen, user_attrs=kept | {"again": number})
 
@@ -222,22 +220,22 @@ def _key(cell: dict[str, str], seeds: list[int]) -> tuple[Any, ...]:
 
 
 def _differences(there: dict[str, str], here: dict[str, str]) -> str:
-    """In words; nothing of a storage that does not say."""
+    """The differing settings as text; empty if the storage has no description."""
     both = there.get("varied", "") + ", " + here["varied"]
     names = [name for name in sorted(there | here) if there.get(name) != here.get(name)] if there else []
     names = [name for name in names if name not in both.split(", ") or (name in there and name in here)]
-    said = [f"{name} is {there.get(name, 'not set')} there, {here.get(name, 'not set')} here" for name in names]
+    said = [f"{name} was {there.get(name, 'not set')}, now {here.get(name, 'not set')}" for name in names]
     more = f"; and {len(said) - MOST_DIFFERENCES} more" if len(said) > MOST_DIFFERENCES else ""
     return ": " + "; ".join(said[:MOST_DIFFERENCES]) + more if said else ""
 
 
 def _lost(trial: Any) -> bool:
-    """Closed for being put back, by a worker that died before it could."""
+    """Whether a worker closed the trial to put it back but died before doing so."""
     return trial.state.name == "FAIL" and "failed" not in trial.user_attrs
 
 
 def _abandoned(told: dict[str, Any], began: datetime | None) -> bool:
-    """Nobody has said for minutes that he is at it; or, on this machine, the process is gone."""
+    """Whether the worker's heartbeat has expired or, on this machine, its process no longer exists."""
     host, process = told.get("worker", (None, None))
     if host == socket.gethostname() and process is not None and not _is_there(int(process)):
         return True
@@ -246,7 +244,7 @@ def _abandoned(told: dict[str, Any], began: datetime | None) -> bool:
 
 
 def _is_there(process: int) -> bool:
-    if os.name == "nt":  # where asking with signal 0 would interrupt it: minutes of silence must do
+    if os.name == "nt":  # signal 0 would interrupt the process, so only the heartbeat counts
         return True
     try:
         os.kill(process, 0)

@@ -1,4 +1,4 @@
-"""An answer -> report.md, report.html and the pictures in a study's folder."""
+"""Write a study's report.md, report.html and figures."""
 
 from html import escape
 from pathlib import Path
@@ -9,6 +9,7 @@ from vitascope.draw.curves import UNITS
 from vitascope.draw.html import drawn, html_page, html_table
 from vitascope.draw.look import save
 from vitascope.draw.study import draw_bands, draw_effects, draw_grid, draw_pareto
+from vitascope.records.arms import CONFIDENCE
 from vitascope.records.reading import markdown, millions
 from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.study.answer import Answer, Cell, Difference
@@ -18,7 +19,7 @@ COSTS = {"parameters": "parameters", "FLOPs per image": "flops", "seconds of tra
 
 
 def write_report(found: Answer, folder: Path) -> Path:
-    """report.html stands alone; report.md refers to the pictures beside it; answer.json has the numbers."""
+    """report.html contains the figures; report.md links to the PNG files; answer.json has the numbers."""
     make_folder(folder)
     pictures = figures(found)
     for name, figure in pictures.items():
@@ -36,14 +37,14 @@ def write_report(found: Answer, folder: Path) -> Path:
 
 
 def table(found: Answer) -> tuple[list[str], list[list[str]]]:
-    """A row per combination."""
+    """One row per combination."""
     head = [
         *found.design.varied,
         "seeds",
         found.measure,
-        "against the best",
+        "difference to the best",
         "verdict",
-        "train",
+        "training accuracy",
         "parameters",
         "FLOPs",
         "seconds",
@@ -69,24 +70,25 @@ def table(found: Answer) -> tuple[list[str], list[list[str]]]:
 
 
 def notes(found: Answer) -> list[str]:
-    """How it was judged, what is missing, and what the numbers mean."""
-    which = "validation images (held back from training)" if found.design.judge == "val" else "test images"
-    probed = "" if found.measure == "accuracy" else "; learnt without labels, so a linear probe of the features answers"
+    """How the combinations were compared, what the numbers mean, and what is missing."""
+    which = "held-out validation images" if found.design.judge == "val" else "test images"
+    probed = "" if found.measure == "accuracy" else " Training used no labels, so a linear probe measures the features."
+    fixed = " ".join(found.design.fixed) or "those of the recipe"
     lines = [
-        f"Set for all: {' '.join(found.design.fixed) or 'as the recipe says'}. Judged by {which}, last epoch{probed}. "
-        "± is half of the 95 % interval of the mean over seeds (Student's t); "
-        "differences to the best are taken seed by seed, with intervals that hold for all pairs together (Bonferroni); "
-        "whoever picks the best of many picks some luck with it.",
+        f"Fixed settings: {fixed}. Accuracy is measured on {which} after the last epoch.{probed}",
+        f"{CONFIDENCE} over seeds (Student's t). With two seeds, both values are shown. Differences to the best are "
+        "taken seed by seed; their intervals are corrected for all pairs of combinations (Bonferroni). The accuracy of "
+        "the best combination is subject to selection bias.",
     ]
     if any((other := found.against_best(cell)) and other.no_spread for cell in found.cells):
-        lines.append("No spread: equal in all seeds, which among few of them is luck, so nothing is told by it.")
+        lines.append("No variation: the difference is equal in all seeds, so its significance cannot be tested.")
     if found.clock:
         lines.append(found.clock)
     if found.waiting:
-        lines.append(f"{found.waiting} trial(s) have not been run yet: the same command goes on with them.")
+        lines.append(f"{found.waiting} trial(s) are not finished. Run the same command again to continue.")
     if found.left_off:
-        lines.append(f"{found.left_off} trial(s) of the search were left off early.")
-    again = "Failed runs are tried again with --retry."
+        lines.append(f"{found.left_off} trial(s) of the search were stopped early.")
+    again = "To repeat failed runs, add --retry."
     return lines + [f"Failed: {which}: {why}" for which, why in found.failed] + ([again] if found.failed else [])
 
 
@@ -95,9 +97,9 @@ def figures(found: Answer) -> dict[str, Figure]:
         return {}
     pictures = {"curves": bands(found)}
     scales = {key: "log" if span.log else "linear" for key, span in found.design.ranges.items()}
-    text = "Dots are runs (all that have this value), bars their means."
+    text = "Dots: all runs with this value. Bars: their means."
     if len(scales) == len(found.design.varied):
-        text = "Dots are runs." if len(scales) == 1 else "Dots are runs, which differ in the other settings too."
+        text = "Dots: runs." if len(scales) == 1 else "Dots: runs, which differ in the other settings too."
     pictures["effects"] = draw_effects(_effects(found), text, scales)
     if len(found.design.axes) == 2 and not found.design.ranges:
         pictures["grid"] = _grid(found)
@@ -107,17 +109,23 @@ def figures(found: Answer) -> dict[str, Figure]:
         points[title] = [
             (cell.number(cost), cell.accuracy, cell.half, cell.name, cell in front) for cell in found.cells
         ]
-    pictures["pareto"] = draw_pareto(points, "Orange: no other is as good for less. Bars: 95 % interval over seeds.")
+    pictures["pareto"] = draw_pareto(
+        points, "Orange: Pareto front. Bars: 95 % confidence interval of the mean over seeds."
+    )
     return pictures
 
 
 def bands(found: Answer, names: dict[str, str] | None = None) -> Figure:
-    """Curves over epochs; `names` for cells instead of their own."""
+    """Curves over epochs; `names` replaces the names of the cells."""
     shown = sorted(found.cells, key=lambda cell: -cell.accuracy)[:MOST_CURVES]
     shown = [cell for cell in found.cells if cell in shown]
-    text = "Lines are means over seeds, bands go from the lowest to the highest seed of the validation images."
-    text += " Training numbers are taken while an epoch runs, of the images as they are learnt from."
-    text += f" The {MOST_CURVES} best of {len(found.cells)} are shown." if len(shown) < len(found.cells) else ""
+    text = "Lines: means over seeds. Bands: lowest to highest seed, validation images."
+    text += " Training values are averages during the epoch, on augmented images."
+    text += (
+        f" The best {MOST_CURVES} of {len(found.cells)} combinations are shown."
+        if len(shown) < len(found.cells)
+        else ""
+    )
     units = UNITS | ({} if found.measure == "accuracy" else {"loss": "loss", "accuracy": f"{found.measure} in %"})
     return draw_bands({(names or {}).get(cell.name, cell.name): _curves(cell) for cell in shown}, text, units)
 
@@ -159,9 +167,9 @@ def _grid(found: Answer) -> Figure:
     (down, rows), (across, columns) = found.design.axes.items()
     known = {(cell.settings[down], cell.settings[across]): cell.accuracy for cell in found.cells}
     values = [[known.get((row, column), float("nan")) for column in columns] for row in rows]
-    text = "Means over seeds; the table says which differences are more than noise."
+    text = "Means over seeds. The table shows which differences are significant."
     return draw_grid(rows, columns, values, (down, across), text)
 
 
 def _points(other: Difference) -> str:
-    return f"{100 * other.points:+.2f}, no spread" if other.no_spread else other.told(100)
+    return f"{100 * other.points:+.2f}, no variation" if other.no_spread else other.told(100)

@@ -1,4 +1,4 @@
-"""Trials -> finished runs: each taken from the queue, trained or resumed, judged, and told to the storage."""
+"""Take trials from the queue, train or resume their runs, evaluate them, and store the results."""
 
 import gc
 import time
@@ -29,12 +29,12 @@ CURVES = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
 
 
 class NotWorthItError(Exception):
-    """A search's try that is worse than the others were at this point."""
+    """A trial of a search that is worse than the others were at this epoch."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What became of a trial, for whoever shows it."""
+    """The outcome of a trial, to be printed."""
 
     number: int
     cell: dict[str, str]
@@ -42,12 +42,12 @@ class Told:
     accuracy: float | None
     failed: str | None
     left: int
-    note: str = ""  # what whoever waits should know besides
+    note: str = ""  # a further line for the user
 
 
 def work_off(queue: Queue, folder: Path, until: float | None = None, together: int | None = None) -> Iterator[Told]:
-    """Until nothing waits or the time is over; a trial that has begun is finished. `together`: how many runs of one
-    shape learn as one computation at most; None: what suits the device."""
+    """Run trials until none is waiting or the time is up; a running trial is finished. `together`: the most runs to
+    train in one batch; None: chosen for the device."""
     note = ""
     while until is None or time.monotonic() < until:
         trial = queue.take()
@@ -58,8 +58,11 @@ def work_off(queue: Queue, folder: Path, until: float | None = None, together: i
             yield replace(_one(queue, trial, folder), note=note)
             note = ""
         elif why := (yield from _many(queue, [trial, *others], folder)):
-            note, together = f"Learning together failed ({why}). From here on each learns alone.", 1
-            gc.collect()  # what it held, the single runs may need
+            note, together = (
+                f"Training several runs in one batch failed ({why}). The remaining runs are trained one at a time.",
+                1,
+            )
+            gc.collect()  # free memory for the single runs
             torch.cuda.empty_cache()
 
 
@@ -70,19 +73,19 @@ def _one(queue: Queue, trial: Trial, folder: Path) -> Told:
             accuracy = _measure(queue, trial, folder)
         queue.finish(trial, accuracy)
     except NotWorthItError:
-        failed = "left off: worse than the others at this epoch"
+        failed = "stopped early: worse than the other trials at this epoch"
         queue.prune(trial)
     except KeyboardInterrupt:
         queue.back(trial)
         raise
-    except Exception as error:  # whatever a training may say: the others go on
+    except Exception as error:  # any training error: the other trials continue
         failed = _said(error)
         queue.give_up(trial, failed)
     return Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
 
 
 def _company(queue: Queue, trial: Trial, together: int | None) -> list[Trial]:
-    """Waiting trials of the same shape, to learn with this one."""
+    """Waiting trials that can be trained in one batch with this one."""
     if queue.design.search or "begun" in trial.told or together == 1:
         return []
     own = queue.design.recipe_for(trial.cell, trial.seeds[0])
@@ -99,8 +102,8 @@ def _alike(one: Recipe, other: Recipe) -> bool:
 
 
 def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, None, str]:
-    """As one computation. Where that does not work, such as for want of memory, the trials wait again, and the reason
-    comes back."""
+    """Train several trials in one batch. If that fails, for example for lack of memory, put them back into the queue
+    and return the reason."""
     recipes = [queue.design.recipe_for(trial.cell, trial.seeds[0]) for trial in trials]
     why, found, beside = "", [], 0
     try:
@@ -121,7 +124,7 @@ def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, No
         for trial in trials:
             queue.back(trial)
         return why
-    # All are told before the first is shown: whoever stops then loses none.
+    # Store all results before printing the first one, so that an interruption loses none.
     ends = [_ended(queue, trial, came, beside) for trial, came in zip(trials, found, strict=True)]
     for trial, (accuracy, failed) in zip(trials, ends, strict=True):
         yield Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
@@ -129,20 +132,20 @@ def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, No
 
 
 def _ended(queue: Queue, trial: Trial, came: dict[str, Any] | str, beside: int) -> tuple[float | None, str | None]:
-    """One of many, told to the storage: its accuracy, or what went wrong."""
+    """Store the result of one trial of a batch; return its accuracy or the error."""
     try:
         if isinstance(came, dict):
             trial.note("results", {str(trial.seeds[0]): came | {"beside": beside}})
             queue.finish(trial, came["accuracy"])
             return came["accuracy"], None
-    except Exception as error:  # a storage that is away; somebody else has it now
+    except Exception as error:  # the storage is unreachable, or another worker has the trial
         came = _said(error)
     queue.give_up(trial, came)
     return None, came
 
 
 def _judged(run: Run | UserError, design: Design) -> dict[str, Any] | str:
-    """What was found, or what went wrong."""
+    """The result of a run, or the error message."""
     try:
         return result(run, design) if isinstance(run, Run) else _said(run)
     except Exception as error:  # as above
@@ -154,7 +157,7 @@ def _said(error: Exception) -> str:
 
 
 def _measure(queue: Queue, trial: Trial, folder: Path) -> float:
-    """The mean over the trial's seeds; what is known of a seed already is not done again."""
+    """The mean accuracy over the trial's seeds; seeds with a known result are not repeated."""
     done: dict[str, dict[str, Any]] = trial.told.get("results", {})
     if queue.design.search:
         wanted = set(map(str, trial.seeds))
@@ -169,7 +172,7 @@ def _measure(queue: Queue, trial: Trial, folder: Path) -> float:
 
 
 def _run(queue: Queue, trial: Trial, seed: int, folder: Path) -> Run:
-    """Trained, or gone on with where the trial had begun it here."""
+    """Train the run, or resume the run that this trial started."""
     begun = trial.told.get("begun")
     watchers = [Following(trial, seed, folder, prunes=bool(queue.design.search) and seed == trial.seeds[0])]
     if begun and begun[0] == seed and (folder / begun[1] / "recipe.yaml").is_file():
@@ -178,8 +181,8 @@ def _run(queue: Queue, trial: Trial, seed: int, folder: Path) -> Run:
 
 
 class Following:
-    """Notes where the run lies as soon as it is made; for a search tells every epoch's validation accuracy, and stops
-    where that is not worth going on."""
+    """Store the run's path as soon as it exists. For a search, report the validation accuracy of every epoch and stop
+    unpromising trials."""
 
     def __init__(self, trial: Trial, seed: int, folder: Path, *, prunes: bool) -> None:
         self.trial, self.seed, self.folder, self.prunes = trial, seed, folder, prunes
@@ -194,11 +197,11 @@ class Following:
                 raise NotWorthItError
 
     def close(self) -> None:
-        """A tracker's end; there is nothing to end."""
+        """Required of a tracker; nothing to close."""
 
 
 def result(run: Run, design: Design) -> dict[str, Any]:
-    """What the answer needs of a run, small enough for a storage."""
+    """The results of a run that the report needs, small enough for a storage."""
     rows, recipe, facts = run.metrics, run.recipe, run.machine
     if design.judge == "test":
         accuracy = load(run, device=recipe.train.device).evaluate(robust=False).accuracy

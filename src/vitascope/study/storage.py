@@ -1,4 +1,4 @@
-"""A URL -> an Optuna study in its storage, or one sentence why not."""
+"""Open an Optuna study in a storage."""
 
 import re
 import time
@@ -12,11 +12,11 @@ TRIES = 3  # to open a storage
 
 
 def open_study(url: str, name: str, tries: int = TRIES) -> Any:
-    """Made where there is none. Two workers that come at once may hinder each other in making the tables."""
+    """Open the study or create it. Retry, because two workers may try to create the tables at the same time."""
     try:
         return _opened(url, name)
     except ImportError as error:
-        hint = "PostgreSQL's comes with pip install 'vitascope[postgresql]'."
+        hint = "For PostgreSQL: pip install 'vitascope[postgresql]'."
         raise UserError(f"The storage {hidden(url)} needs a driver that is not installed. {hint}") from error
     except Exception as error:  # a driver's own, a database's own
         if tries == 1:
@@ -39,8 +39,8 @@ def _opened(url: str, name: str) -> Any:
 
 
 def one_after_the_other(url: str) -> AbstractContextManager[Any]:
-    """Of SQLite's file, a lock that one process holds at a time, for whoever reads it and then writes what follows from
-    that; freed by the system where its holder dies. A database server locks rows by itself."""
+    """A lock on an SQLite file for a read followed by a write; the system releases it if its process dies. A database
+    server locks rows by itself."""
     from filelock import FileLock
     from sqlalchemy import make_url
 
@@ -52,17 +52,19 @@ def one_after_the_other(url: str) -> AbstractContextManager[Any]:
 
 def default_storage(folder: Path) -> str:
     if any(sign in str(folder) for sign in "?#%"):
-        raise UserError(f"{folder}: no database can lie in a folder with ?, # or % in its name. Choose another: --out")
+        raise UserError(
+            f"{folder}: a folder name with ?, # or % cannot hold a database. Choose another folder with --out."
+        )
     return f"sqlite:///{folder / 'study.db'}"
 
 
 def hidden(url: str) -> str:
-    """Without the password."""
+    """The URL without the password."""
     return re.sub(r":[^:/@]*@", ":…@", url)
 
 
 def _root(error: BaseException) -> BaseException:
-    """What began it: libraries wrap a database's own words."""
+    """The original error of the database, which libraries wrap."""
     while before := error.__cause__ or error.__context__:
         error = before
     return error

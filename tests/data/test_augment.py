@@ -234,7 +234,7 @@ def test_a_policy_fills_in_what_was_not_asked_and_digits_are_never_flipped() -> 
     assert (
         resolve(AugmentConfig(), "my/signs", channels=1).flip == 0 and resolve(AugmentConfig(), "my/photos").flip == 0.5
     )
-    with pytest.raises(UserError, match="a mirrored digit is another sign"):
+    with pytest.raises(UserError, match="a mirrored digit is a different symbol"):
         resolve(AugmentConfig(flip=0.5), "mnist")
 
 

@@ -73,7 +73,7 @@ def test_a_torn_idx_file_is_refused(tmp_path) -> None:
             write_idx(tmp_path / "mnist" / f"{part}-{kind}-ubyte.gz", np.zeros((3, 2, 2), np.uint8))
     torn = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
     torn.write_bytes(torn.read_bytes()[:-9])
-    with pytest.raises(UserError, match="is not a whole idx file"):
+    with pytest.raises(UserError, match="is not a complete idx file"):
         source("mnist", tmp_path).load("train")
 
 
@@ -104,13 +104,13 @@ def test_an_npz_file_is_read_by_path_and_by_name(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
-        ({"x": np.zeros(3)}, "has no x_train and no y_train; it holds x"),
+        ({"x": np.zeros(3)}, "has no x_train and no y_train; it contains x"),
         ({"x_train": np.zeros((2, 4, 4)), "y_train": np.arange(2)}, "images must be uint8"),
         ({"x_train": np.zeros((2, 4), np.uint8), "y_train": np.arange(2)}, "it must be image × height × width"),
         ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.arange(3)}, "2 images and 3 labels"),
-        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.array([1, -1])}, "whole numbers from 0 to 1"),
-        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.array(["a", "b"])}, "must hold whole numbers"),
-        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.zeros(2, int)}, "one class only"),
+        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.array([1, -1])}, "integers from 0 to 1"),
+        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.array(["a", "b"])}, "must contain integers, one per image"),
+        ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.zeros(2, int)}, "has only one class"),
     ],
 )
 def test_an_npz_file_that_does_not_fit_is_refused(tmp_path, arrays, sentence) -> None:
@@ -121,7 +121,7 @@ def test_an_npz_file_that_does_not_fit_is_refused(tmp_path, arrays, sentence) ->
 
 def test_a_file_that_is_no_npz_is_refused(tmp_path) -> None:
     (tmp_path / "data.npz").write_text("hello")
-    with pytest.raises(UserError, match=r"is no \.npz file, or not whole"):
+    with pytest.raises(UserError, match=r"is not a complete \.npz file"):
         source(tmp_path / "data.npz")
 
 
@@ -166,7 +166,7 @@ def test_broken_images_are_named_and_skipped_or_refused_when_strict(tmp_path) ->
     found = source(tmp_path)
     assert len(found.load("train")) == 2
     assert sorted(Path(name).name for name in found.skipped) == ["empty.jpg", "torn.png"]
-    with pytest.raises(UserError, match=r"torn.png cannot be read .*2 such in all"):
+    with pytest.raises(UserError, match=r"torn.png cannot be read .*In all, 2 image\(s\) cannot be read"):
         source(tmp_path, strict=True).load("train")
 
 
@@ -204,14 +204,14 @@ def test_a_class_may_be_called_train(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda root: picture(root / "cat" / "a.png"), "needs a folder per class, at least two; it has cat"),
-        (lambda root: root.mkdir(exist_ok=True), "at least two; it has none"),
+        (lambda root: picture(root / "cat" / "a.png"), "needs at least two class folders; it has cat"),
+        (lambda root: root.mkdir(exist_ok=True), "needs at least two class folders; it has none"),
         (lambda root: (picture(root / "cat" / "a.png"), (root / "dog").mkdir()), "has no readable image for dog"),
         (
             lambda root: [
                 picture(root / part / "a.png") for part in ("train/cat", "train/dog", "test/cat", "test/cow")
             ],
-            "has other classes than train: cow, dog",
+            "must have the same classes as train. Found in only one of them: cow, dog",
         ),
     ],
     ids=["one class", "empty", "empty class", "other classes"],

@@ -1,1 +1,1 @@
-"""Where images come from: sources, splits, augmentation, mixing, batches."""
+"""Data sets: sources, splits, augmentation, mixing, batches."""

@@ -1,4 +1,4 @@
-"""What to train on and how to vary it: every setting of the data, checked when it is made, without torch."""
+"""Settings of the data and its augmentation, checked on construction, without importing torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -14,28 +14,28 @@ FLIPS = ("random", "alternating")
 @speaks_for_itself
 @dataclass(frozen=True)
 class AugmentConfig:
-    """How images are varied while training, each image by its own draw; null: as the data set's policy says."""
+    """Random augmentation of training images, drawn per image. null: the default of the data set."""
 
-    flip: float | None = None  # probability of a left-right flip (never for digits)
-    flip_mode: str | None = None  # random; alternating (random in the first pass, then alternately: Jordan 2024)
-    shift: int | None = None  # up to this many pixels in each direction
-    shift_fill: str | None = None  # what comes in at the edge: zero, reflect
-    crop_scale: tuple[float, float] | None = None  # random resized crop: its area, from … to; [1,1]: no crop
-    rotate: float | None = None  # turned by up to this many degrees either way
-    scale: float | None = None  # stretched by a factor drawn from 1 ± this
-    brightness: float | None = None  # factor drawn from 1 ± this; the same for contrast and saturation
+    flip: float | None = None  # probability of a left-right flip; must be 0 for digits and mnist
+    flip_mode: str | None = None  # random; alternating (random in the first pass, then every other pass; Jordan 2024)
+    shift: int | None = None  # random shift: at most this many pixels in each direction
+    shift_fill: str | None = None  # fill at the edge after a shift: zero, reflect
+    crop_scale: tuple[float, float] | None = None  # random resized crop: range of its area; [1,1]: no crop
+    rotate: float | None = None  # random rotation: at most this many degrees in each direction
+    scale: float | None = None  # random zoom: factor drawn from 1 ± this value
+    brightness: float | None = None  # random factor drawn from 1 ± this value; the same for contrast and saturation
     contrast: float | None = None
     saturation: float | None = None
-    hue: float | None = None  # turned by up to this share of the colour circle
-    grayscale: float | None = None  # probability that an image loses its colours
-    solarize: float | None = None  # probability that the bright half of an image is inverted
-    randaugment: int | None = None  # operations per image (Cubuk et al. 2020), 0: none
-    magnitude: float | None = None  # RandAugment's strength in torchvision's dialect, of 30
+    hue: float | None = None  # random hue shift: at most this fraction of the colour circle
+    grayscale: float | None = None  # probability of conversion to grayscale
+    solarize: float | None = None  # probability of solarization: pixels above half brightness are inverted
+    randaugment: int | None = None  # RandAugment operations per image (Cubuk et al. 2020); 0: off
+    magnitude: float | None = None  # magnitude of RandAugment, 0 to 30, as in torchvision
     erase: float | None = None  # probability of random erasing (Zhong et al. 2020)
-    erase_area: float | None = None  # its largest area, as a fraction of the image
-    mixup: float | None = None  # Beta parameter of MixUp (Zhang et al. 2018), 0: none
-    cutmix: float | None = None  # Beta parameter of CutMix (Yun et al. 2019), 0: none
-    mix_prob: float | None = None  # probability that an image is mixed; with both kinds, half each
+    erase_area: float | None = None  # random erasing: largest area, as a fraction of the image
+    mixup: float | None = None  # Beta parameter of MixUp (Zhang et al. 2018); 0: off
+    cutmix: float | None = None  # Beta parameter of CutMix (Yun et al. 2019); 0: off
+    mix_prob: float | None = None  # probability of MixUp or CutMix; with both on, each is equally likely
 
     def __post_init__(self) -> None:
         for name in ("flip", "grayscale", "solarize", "erase", "erase_area", "mix_prob"):
@@ -63,7 +63,7 @@ class AugmentConfig:
 
     @property
     def in_effect(self) -> Mapping[str, float | tuple[float, float]]:
-        """What really varies an image: not 0, and not the detail of something that is 0."""
+        """The settings that change an image: values other than 0, without details of a setting that is 0."""
         needs = {"magnitude": self.randaugment, "erase_area": self.erase}
         needs["mix_prob"] = self.mixup or self.cutmix
         said = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -72,14 +72,14 @@ class AugmentConfig:
 
     @property
     def description(self) -> str:
-        """What varies an image, with its values: "flip 0.5, shift 4"."""
+        """The settings that change an image, as text: "flip 0.5, shift 4"."""
         return ", ".join(
             f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value[0]:g} to {value[1]:g}"
             for name, value in self.in_effect.items()
         )
 
     def filled_from(self, policy: "AugmentConfig") -> "AugmentConfig":
-        """What is set here, and the policy for the rest."""
+        """These settings, with missing ones taken from the policy."""
         own = {item.name: getattr(self, item.name) for item in fields(self)}
         return AugmentConfig(**{k: getattr(policy, k) if v is None else v for k, v in own.items()})
 
@@ -87,16 +87,16 @@ class AugmentConfig:
 @speaks_for_itself
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, and which part of them."""
+    """The data set and the part of it to use."""
 
     name: str = "digits"  # digits, mnist, fashion-mnist, cifar10, cifar100, a folder of class folders, or a .npz file
-    root: str | None = None  # where named data lies; null: $VITASCOPE_DATA, else the user's cache folder
-    download: bool = True  # fetch named data that is missing
-    validation: float = 0.1  # share of the training images held back to watch the training, stratified, by seed
-    fraction: float = 1.0  # share of the remaining training images used, stratified, by seed
-    passes_per_epoch: int = 1  # passes over the training images per epoch; more than 1 saves time with few images
-    balance: str = "none"  # for unequal classes: none, loss (weighted), sampling (each class equally often)
-    strict: bool = False  # true: a broken image is an error; false: it is named and skipped
+    root: str | None = None  # folder of the named data sets; null: $VITASCOPE_DATA, else the user's cache folder
+    download: bool = True  # download a named data set if it is missing
+    validation: float = 0.1  # fraction of the training images held out for validation; stratified, drawn from the seed
+    fraction: float = 1.0  # fraction of the remaining training images to use; stratified, drawn from the seed
+    passes_per_epoch: int = 1  # passes over the training images per epoch; more than 1 saves time on small data sets
+    balance: str = "none"  # for imbalanced classes: none, loss (class weights), sampling (classes equally often)
+    strict: bool = False  # true: an unreadable image is an error; false: it is reported and skipped
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:

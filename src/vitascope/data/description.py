@@ -1,4 +1,4 @@
-"""A data set -> what is in it: counts, sizes, balance, statistics, exact copies within and across splits."""
+"""Describe a data set: counts, sizes, class balance, pixel statistics, exact duplicates within and across splits."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,7 +10,7 @@ from vitascope.data.opening import open_source
 from vitascope.data.source import Split
 from vitascope.data.statistics import fingerprints, mean_and_std, repeated, shared
 
-PREVIEW_SIZE = ((64, 64), 3)  # what a folder's images of any size are brought to for looking at them
+PREVIEW_SIZE = ((64, 64), 3)  # images of a folder are resized to this for the description
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class DataFacts:
         lines = [f"{self.name}: {len(self.classes)} classes ({shown})"]
         for split, facts in self.splits.items():
             counts = list(facts.per_class.values())
-            unequal = "" if max(counts) < 1.5 * min(counts) else " (unequal: see data.balance)"
+            unequal = "" if max(counts) < 1.5 * min(counts) else " (imbalanced: see data.balance)"
             lines += [
                 f"{split}: {facts.images:,} images, {facts.height}×{facts.width}, {facts.channels} channel(s)",
-                f"  per class: {min(counts):,} to {max(counts):,}{unequal}",
-                f"  pixels (0…1): mean {_numbers(facts.mean)}, std {_numbers(facts.std)}",
-                f"  exact copies within: {facts.copies:,}; also in train: {facts.also_in_train:,}",
+                f"  images per class: {min(counts):,} to {max(counts):,}{unequal}",
+                f"  pixel values (0 to 1): mean {_numbers(facts.mean)}, std {_numbers(facts.std)}",
+                f"  exact duplicates: {facts.copies:,}; also in the training split: {facts.also_in_train:,}",
             ]
         if self.skipped:
             lines.append(f"{len(self.skipped)} image(s) could not be read: {', '.join(self.skipped[:3])}")
@@ -54,7 +54,7 @@ class DataFacts:
 
 
 def describe_data(name: str, root: str | None) -> DataFacts:
-    """Looks at every split, the test images included: for knowing the data, never for choosing a model."""
+    """Describe every split, including the test images. Do not use the result to choose a model."""
     source = open_source(DataConfig(name=name, root=root), *PREVIEW_SIZE)
     splits = {split: source.load(split) for split in source.splits}
     prints = {split: fingerprints(part.images) for split, part in splits.items()}

@@ -1,4 +1,4 @@
-"""A folder of class folders -> splits: any image Pillow reads, turned upright, cropped square, resized."""
+"""Read a folder of class folders: any image that Pillow reads, rotated by EXIF, cropped to shape and resized."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +24,8 @@ def folder(path: Path, size: tuple[int, int], channels: int, *, strict: bool, fe
     parts = {split: found for split, found in parts.items() if found} if parts["train"] else {"train": path}
     classes = sorted(entry.name for entry in _class_folders(parts["train"]))
     if len(classes) < fewest:
-        least = "at least two" if fewest == 2 else "at least one"
-        raise UserError(f"{parts['train']} needs a folder per class, {least}; it has {', '.join(classes) or 'none'}.")
+        least = "at least two class folders" if fewest == 2 else "at least one class folder"
+        raise UserError(f"{parts['train']} needs {least}; it has {', '.join(classes) or 'none'}.")
     for split, place in parts.items():
         _check_classes(place, split, classes)
     skipped: list[str] = []
@@ -48,7 +48,8 @@ def _load(
     broken = [(file, reason) for (file, _), reason in zip(files, read, strict=True) if isinstance(reason, str)]
     if broken and strict:
         raise UserError(
-            f"{broken[0][0]} cannot be read ({broken[0][1]}); {len(broken)} such in all. data.strict=false skips."
+            f"{broken[0][0]} cannot be read ({broken[0][1]}). In all, {len(broken)} image(s) cannot be read. "
+            "To skip them, set data.strict=false."
         )
     skipped.extend(str(file) for file, _ in broken if str(file) not in skipped)
     kept = [(image, *item) for image, item in zip(read, files, strict=True) if isinstance(image, Tensor)]
@@ -58,15 +59,15 @@ def _load(
 
 
 def try_image(path: Path, size: tuple[int, int], channels: int) -> Tensor | str:
-    """The image, or why it cannot be read."""
+    """Return the image, or the reason why it cannot be read."""
     try:
         return read_image(path, size, channels)
     except Image.UnidentifiedImageError:
-        return "it is no image"
+        return "it is not an image"
     except Image.DecompressionBombError:
         return "it is too large"
     except (OSError, ValueError, SyntaxError, RuntimeError):
-        return "it is damaged or cut off"
+        return "it is damaged or truncated"
 
 
 def read_image(path: Path, size: tuple[int, int], channels: int) -> Tensor:
@@ -92,7 +93,7 @@ def has_colour(path: Path) -> bool:
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """16-bit and float images keep their range; transparent ones stand on white."""
+    """Convert to 8 bits: 16-bit and float images keep their range, transparent images get a white background."""
     if image.mode.startswith(("I", "F")):
         values = np.asarray(image, dtype=np.float64)
         top = 65535.0 if image.mode.startswith("I;16") or values.max() > 255 else 255.0
@@ -115,7 +116,7 @@ def _class_folders(path: Path) -> Iterator[Path]:
 
 
 def image_files(path: Path) -> list[Path]:
-    """Every file below that is not plainly something else; what cannot be read is named later, not hidden."""
+    """All files below `path` except known other types. Files that cannot be read are reported later."""
     found = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
     return sorted(file for file in found if file.suffix.lower() not in NOT_IMAGES)
 
@@ -125,11 +126,14 @@ def _check_classes(place: Path, split: str, classes: list[str]) -> None:
     if found != classes:
         other = sorted(set(found) ^ set(classes))
         raise UserError(
-            f"The {split} part {place} has other classes than train: {', '.join(other[:5])} is not in both."
+            f"The {split} split {place} must have the same classes as train. "
+            f"Found in only one of them: {', '.join(other[:5])}."
         )
 
 
 def _check_full(place: Path, classes: list[str], labels: list[int]) -> None:
     empty = [name for number, name in enumerate(classes) if number not in set(labels)]
     if empty:
-        raise UserError(f"{place} has no readable image for {', '.join(empty[:5])}. Add some or remove the folder.")
+        raise UserError(
+            f"{place} has no readable image for {', '.join(empty[:5])}. Add images or remove the class folder."
+        )

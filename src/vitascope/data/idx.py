@@ -32,7 +32,7 @@ def idx_folder(root: Path, name: str, torchvision_name: str) -> Path | None:
 def read_idx_split(folder: Path, split: str) -> Split:
     images, labels = (read_idx(_file(folder, split, kind)) for kind in KINDS)
     if len(images) != len(labels):
-        raise UserError(f"{folder} has {len(images)} images but {len(labels)} labels in its {split} part.")
+        raise UserError(f"{folder} has {len(images)} images but {len(labels)} labels in its {split} split.")
     return Split(images[:, None], labels.long())
 
 
@@ -46,7 +46,7 @@ def read_idx(path: Path | None) -> Tensor:
         shape = np.frombuffer(raw, ">i4", count=axes, offset=4)
         values = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
-        raise UserError(f"{path} is not a whole idx file ({error}). Delete it and fetch it again.") from error
+        raise UserError(f"{path} is not a complete idx file ({error}). Delete it and download it again.") from error
     return torch.from_numpy(values.copy())
 
 

@@ -1,4 +1,4 @@
-"""Data sets by name: found under the data root in any of the usual layouts, or downloaded through torchvision."""
+"""Data sets by name: read from the data root in any common layout, or downloaded with torchvision."""
 
 import pickle
 import sys
@@ -19,7 +19,7 @@ CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 @dataclass(frozen=True)
 class Named:
-    """What is known of a published data set before it is read."""
+    """Facts about a published data set that do not need its files."""
 
     classes: list[str]
     theirs: str  # torchvision's class, which downloads
@@ -27,7 +27,7 @@ class Named:
     words: str
 
     def fetch(self, root: str, **how: Any) -> Any:
-        """torchvision takes seconds to import, so it is where it is needed."""
+        """Call torchvision's class. It is imported here because the import takes seconds."""
         from torchvision import datasets
 
         return getattr(datasets, self.theirs)(root, **how)
@@ -38,25 +38,25 @@ NAMED = {
         [str(number) for number in range(10)],
         "MNIST",
         "mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz (four files), or mnist.npz",
-        "handwritten digits, 28×28 grey, 60,000 + 10,000",
+        "handwritten digits, 28×28 grayscale, 60,000 training and 10,000 test images",
     ),
     "fashion-mnist": Named(
         FASHION,
         "FashionMNIST",
         "fashion-mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz (four files), or fashion-mnist.npz",
-        "clothes, 28×28 grey, 60,000 + 10,000",
+        "clothes, 28×28 grayscale, 60,000 training and 10,000 test images",
     ),
     "cifar10": Named(
         CIFAR10,
         "CIFAR10",
         "cifar-10-batches-py/ (from cifar-10-python.tar.gz), or cifar10.npz",
-        "photos of 10 classes, 32×32 colour, 50,000 + 10,000",
+        "photos of 10 classes, 32×32 colour, 50,000 training and 10,000 test images",
     ),
     "cifar100": Named(
         [str(number) for number in range(100)],
         "CIFAR100",
         "cifar-100-python/ (from cifar-100-python.tar.gz), or cifar100.npz",
-        "photos of 100 classes, 32×32 colour, 50,000 + 10,000",
+        "photos of 100 classes, 32×32 colour, 50,000 training and 10,000 test images",
     ),
 }
 BROKEN = (RuntimeError, OSError, EOFError, KeyError, ValueError, pickle.UnpicklingError)  # what torn files raise
@@ -65,7 +65,7 @@ CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python
 
 
 def named(name: str, root: Path, *, download: bool) -> Source:
-    """The data set, from what lies under the root; fetched there first if it is missing and may be."""
+    """Open the data set below `root`. If it is missing and `download` is set, download it first."""
     found = find(name, root)
     if found is None and download:
         _download(name, root)
@@ -76,7 +76,7 @@ def named(name: str, root: Path, *, download: bool) -> Source:
 
 
 def find(name: str, root: Path) -> Source | None:
-    """What lies under the root already, or None."""
+    """Open the data set if it is below `root`, else return None."""
     facts = NAMED[name]
     if (root / f"{name}.npz").is_file():
         return npz(root / f"{name}.npz", name, facts.classes)
@@ -96,7 +96,7 @@ def _cifar_split(name: str, base: Path, split: str) -> Split:
         data = NAMED[name].fetch(str(base), train=split == "train", download=False)
     except BROKEN as error:
         raise UserError(
-            f"{base / CIFAR_FOLDERS[name]} is not whole ({error}). Delete it and fetch it again."
+            f"{base / CIFAR_FOLDERS[name]} is incomplete or damaged ({error}). Delete it and download it again."
         ) from error
     return Split(torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(data.targets))
 
@@ -109,16 +109,16 @@ def _cifar_classes(name: str, base: Path) -> list[str]:
 
 
 def _download(name: str, root: Path) -> None:
-    print(f"{name} is not under {root}; fetching it.", file=sys.stderr, flush=True)
+    print(f"{name} is not in {root}. Downloading it.", file=sys.stderr, flush=True)
     try:
         root.mkdir(parents=True, exist_ok=True)
         NAMED[name].fetch(str(root), download=True)
     except (OSError, RuntimeError) as error:  # no network, a refused folder, a checksum that does not fit
-        raise UserError(f"{_where_to_put(name, root)} (Fetching failed: {first_line(error)})") from error
+        raise UserError(f"{_where_to_put(name, root)} (The download failed: {first_line(error)})") from error
 
 
 def _where_to_put(name: str, root: Path) -> str:
     return (
-        f"There is no {name} under {root}. Put {NAMED[name].files} there, or set data.root or VITASCOPE_DATA to the "
-        "folder that has it."
+        f"There is no {name} in {root}. Put {NAMED[name].files} there, or set data.root or VITASCOPE_DATA to the "
+        "folder that contains it."
     )

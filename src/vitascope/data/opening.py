@@ -14,7 +14,7 @@ from vitascope.errors import UserError, did_you_mean
 
 
 def settled(config: DataConfig) -> DataConfig:
-    """The same data from wherever the program is started: paths made absolute, the root written out."""
+    """Resolve relative paths and the data root, so that the setting is valid in every working directory."""
     if config.name == "digits":
         return config
     if config.name in NAMED:
@@ -23,15 +23,15 @@ def settled(config: DataConfig) -> DataConfig:
 
 
 def check_known(config: DataConfig) -> None:
-    """Refused where there is nothing of that name; whether it can be read is seen when it is."""
+    """Raise an error if no data set has this name. The data itself is not read."""
     if config.name != "digits" and config.name not in NAMED and not _place(config).exists():
         known = ["digits", *NAMED]
         raise UserError(f"There is no data set '{config.name}'. {did_you_mean(config.name, known)} A path works too.")
 
 
 def open_source(config: DataConfig, size: tuple[int, int], channels: int, *, to_train: bool = True) -> Source:
-    """A folder's images are brought to `size` and `channels` when they are read. To judge a model, not to train one,
-    a single class or a test part alone will do."""
+    """Open the data set; images of a folder are converted to `size` and `channels`. With `to_train=False` a single
+    class, or a test split alone, is enough."""
     if config.name == "digits":
         return digits()
     if config.name in NAMED:

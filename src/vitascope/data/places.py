@@ -1,4 +1,4 @@
-"""Where data sets lie on this machine."""
+"""Folders of the data sets on this machine."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""One augmentation policy per data set: what may vary without changing the answer."""
+"""Default augmentation of each data set: changes that keep the label correct."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ NOTHING = AugmentConfig(
     mix_prob=1.0,
 )
 PHOTOS = replace(NOTHING, flip=0.5, shift=4, brightness=0.2, contrast=0.2, saturation=0.2, cutmix=1.0, mix_prob=0.5)
-SIGNS = replace(NOTHING, shift=2)  # grey images of one's own may be signs: not flipped unless asked
+SIGNS = replace(NOTHING, shift=2)  # a user's grayscale images may be symbols: no flips by default
 POLICIES = {
     "digits": replace(NOTHING, shift=1, rotate=6.0, scale=0.05, mixup=0.8, mix_prob=0.8),
     "mnist": replace(NOTHING, shift=2, rotate=10.0, scale=0.1),
@@ -40,7 +40,7 @@ NEVER_FLIPPED = ("digits", "mnist")
 
 
 def resolve(asked: AugmentConfig, name: str, channels: int = 3, objective: str = "classify") -> AugmentConfig:
-    """The settings in full: what was asked, and the data set's policy for the rest (photos' for one's own)."""
+    """Complete the settings with the data set's policy; a user's own data gets the policy of photos or symbols."""
     policy = POLICIES.get(name, PHOTOS if channels == 3 else SIGNS)
     if objective != "classify":
         _check_unmixed(asked, objective)
@@ -48,19 +48,20 @@ def resolve(asked: AugmentConfig, name: str, channels: int = 3, objective: str =
     whole = asked.filled_from(policy)
     if name in NEVER_FLIPPED and whole.flip:
         raise UserError(
-            f"data.augment.flip={whole.flip}: a mirrored digit is another sign. {name} is never flipped; set 0."
+            f"data.augment.flip={whole.flip} is not allowed for {name}: a mirrored digit is a different symbol. "
+            "Set it to 0."
         )
     if whole.flip_mode == "alternating" and (objective == "dino" or whole.flip not in (0.0, 0.5)):
-        why = "DINO draws each crop anew" if objective == "dino" else f"data.augment.flip={whole.flip} is not 0.5"
+        why = "DINO draws a new crop each time" if objective == "dino" else f"data.augment.flip={whole.flip} is not 0.5"
         raise UserError(
-            f"data.augment.flip_mode=alternating flips an image in every other pass, but {why}. Use random."
+            f"data.augment.flip_mode=alternating flips an image in every other pass, but {why}. Use flip_mode=random."
         )
     return whole
 
 
 def _without_labels(policy: AugmentConfig, objective: str, channels: int) -> AugmentConfig:
-    """Nothing is mixed or wiped out. MAE: crops and mirror images only (He et al. 2022, appendix A.1). DINO: other
-    light and colours as well (Caron et al. 2021; no blur, which leaves little of 32 pixels); `dino` says the crops."""
+    """The policy without mixing and erasing. MAE uses only crops and flips (He et al. 2022, appendix A.1). DINO adds
+    colour jitter (Caron et al. 2021), without blur, which removes too much of 32 pixels; `dino` sets its crops."""
     plain = replace(policy, mixup=0.0, cutmix=0.0, erase=0.0, randaugment=0)
     if channels != 3:
         return plain
@@ -73,12 +74,13 @@ def _without_labels(policy: AugmentConfig, objective: str, channels: int) -> Aug
 def _check_unmixed(asked: AugmentConfig, objective: str) -> None:
     if asked.mixup or asked.cutmix:
         name = "mixup" if asked.mixup else "cutmix"
-        raise UserError(f"data.augment.{name} mixes labels, and train.objective={objective} has none. Leave it out.")
+        raise UserError(f"data.augment.{name} mixes labels, but train.objective={objective} uses none. Leave it out.")
     for name in ("crop_scale",) if objective == "dino" else ("erase",):
         if getattr(asked, name):
             why = (
-                "DINO's crops are set by dino.global_crops_scale and dino.local_crops_scale"
+                "its crops are set by dino.global_crops_scale and dino.local_crops_scale"
                 if objective == "dino"
-                else "MAE would have to reconstruct what was erased"
+                else "it would have to reconstruct erased pixels"
             )
-            raise UserError(f"data.augment.{name}={getattr(asked, name)}: {why}.")
+            value = getattr(asked, name)
+            raise UserError(f"data.augment.{name}={value} cannot be used with train.objective={objective}: {why}.")

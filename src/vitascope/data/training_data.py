@@ -1,4 +1,4 @@
-"""DataConfig and a model's sizes -> what a run trains on and watches: images, labels, classes, preparation."""
+"""Open the training and validation images of a run, with class names and normalisation."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from vitascope.data.statistics import data_hash, mean_and_std
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The test images are not in here: only `evaluate` opens them."""
+    """Without test images: only `evaluate` opens them."""
 
     source: Source
     train: Split
@@ -28,7 +28,7 @@ class TrainingData:
 
 
 def open_training_data(config: DataConfig, size: tuple[int, int], channels: int, seed: int) -> TrainingData:
-    """Split first, then take the fraction, so that the same validation images watch every fraction."""
+    """Split first, then take the fraction, so that every fraction has the same validation images."""
     source = open_source(config, size, channels)
     whole = source.load("train")
     if "val" in source.splits and config.validation > 0:

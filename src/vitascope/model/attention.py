@@ -50,7 +50,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         check_heads(embed_dim, num_heads)
         if causal and local:
-            raise UserError("With causal and local the first token could look at nothing. Choose one of them.")
+            raise UserError("With causal and local, the first token has no token to attend to. Choose one of them.")
         self.embed_dim, self.num_heads, self.causal = embed_dim, num_heads, causal
         head_width = embed_dim // num_heads
         self.scale = nn.Parameter(torch.full((num_heads,), head_width**-0.5)) if local else None

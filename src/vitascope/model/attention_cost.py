@@ -1,7 +1,7 @@
-"""Token counts -> seconds and peak bytes of attention, written out and fused, measured on this machine.
+"""Measure time and peak memory of attention on this machine, for the written-out and the fused version.
 
-Sheet D, question 8: written out, time and memory grow with the square of the tokens; the fused kernel still needs the
-time, but not the memory.
+Sheet D, question 8: written out, time and memory grow with the square of the number of tokens. The fused kernel needs
+as much time, but its memory grows linearly.
 """
 
 import json
@@ -26,14 +26,14 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"written out": at
 TOKEN_COUNTS = (64, 128, 256, 512, 1024, 2048, 4096)
 GPU_COUNTS = (512, 1024, 2048, 4096, 8192, 16384)  # with fewer than 4096 a large one mostly waits for work
 CAPTION = (
-    "Attention alone, forward, batch 1, float32. Written out, the maps are kept: memory grows with "
-    "tokens². The fused kernel does the same arithmetic but never holds the maps: memory grows with tokens."
+    "Forward pass of attention alone, batch 1, float32. Written out, attention stores its maps: memory grows with "
+    "tokens². The fused kernel computes the same result without storing the maps: memory grows with tokens."
 )
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One measurement: the fastest of several calls, and the most memory held beside the inputs."""
+    """One measurement: the time of the fastest call, and the peak memory without the inputs."""
 
     way: str
     tokens: int
@@ -42,7 +42,7 @@ class Cost:
 
 
 def token_counts(heads: int, device: str = "cpu") -> tuple[int, ...]:
-    """Enough for the square to show, as far as the maps and two copies fit into the device's memory."""
+    """Enough tokens to show quadratic growth. On a GPU: only counts whose maps fit three times in free memory."""
     if not device.startswith("cuda"):
         return TOKEN_COUNTS
     free = torch.cuda.mem_get_info()[0]
@@ -62,7 +62,7 @@ def measure_attention(heads: int, width: int, counts: tuple[int, ...], device: s
 
 
 def measure_parts(images: int, tokens: int, *, width: int, heads: int, device: str = "cpu") -> dict[str, float]:
-    """Seconds, forward, float32: a block's four projections, and what lies between them, both ways."""
+    """Seconds of a forward pass in float32: the four projections, and attention between them in both versions."""
     given = torch.randn(images, tokens, width, device=device)
     layers = [torch.nn.Linear(width, 3 * width, device=device), torch.nn.Linear(width, width, device=device)]
     query, key, value = torch.randn(3, images, heads, tokens, width // heads, device=device)
@@ -111,7 +111,7 @@ def _closed(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Te
 
 @torch.inference_mode()
 def _seconds(call: Callable[[], Tensor], device: str, calls: int = 7) -> float:
-    """The fastest of a few calls: on a shared machine the least disturbed one is the truest."""
+    """Seconds of the fastest of several calls, which is disturbed least by other programs."""
     call()
     times = []
     for _ in range(calls):

@@ -1,4 +1,4 @@
-"""What a vision transformer is made of: every size and choice, checked when it is made, without torch."""
+"""Settings of a vision transformer, checked on construction, without importing torch."""
 
 from dataclasses import dataclass, fields
 from typing import Any, get_args
@@ -13,10 +13,13 @@ POSITIONS += tuple(f"{absolute}+rotary" for absolute in ("learned", "sinusoidal"
 NORMS = ("layernorm", "rmsnorm", "none")
 MLPS = ("gelu", "relu2", "swiglu")
 INITIALIZERS = ("timm", "torch", "mimetic", "conv_like")
-OLD_INITIALIZERS = {"local": "conv_like", "silent": "timm"}  # in files of older versions, whose weights are trained
+OLD_INITIALIZERS = {
+    "local": "conv_like",
+    "silent": "timm",
+}  # in files of older versions; their weights are trained already
 TOKENIZERS = ("patch", "spt", "conv")
 ATTENTIONS = ("plain", "lsa")
-FEWER = ("merge_tokens", "drop_tokens")  # change how a model answers, not what it learns
+FEWER = ("merge_tokens", "drop_tokens")  # change inference, not training
 CONV_CHANNELS = 64  # between the layers of tokenizer=conv (Hassani et al. 2021)
 CHOICES = {
     "tokenizer": TOKENIZERS,
@@ -32,48 +35,46 @@ CHOICES = {
 @speaks_for_itself
 @dataclass(frozen=True)
 class ModelConfig:
-    """The settings of one model; the defaults are timm's ViT (vit_base_patch16_224)."""
+    """Settings of one model. The defaults are those of timm's vit_base_patch16_224."""
 
     img_size: Size = 224  # pixels, or (rows, columns)
     patch_size: Size = 16  # pixels, or (rows, columns); must divide img_size
-    in_chans: int = 3  # 1 for grey images, 3 for colour
+    in_chans: int = 3  # 1 for grayscale images, 3 for colour
     tokenizer: str = (
-        "patch"  # patch; spt (shifted patches, Lee et al. 2021); conv (3×3 layers, CCT, Hassani et al. 2021)
+        "patch"  # patch; spt (shifted patches, Lee et al. 2021); conv (3×3 convolutions as in CCT, Hassani et al. 2021)
     )
-    num_classes: int = 1000  # 0: no classifier, the model returns features
+    num_classes: int = 1000  # 0: no classifier; the model returns features
     global_pool: str = (
-        "token"  # what the classifier sees: token (class token), avg (mean of patches), seq (learned mean)
+        "token"  # input of the classifier: token (class token), avg (mean of patch tokens), seq (learned weighted mean)
     )
     embed_dim: int = 768  # features per token
     depth: int = 12  # blocks
     num_heads: int = 12  # must divide embed_dim
-    mlp_ratio: float = 4.0  # width of the MLP's first layer, in units of embed_dim (swiglu: value and gate together)
-    attention: str = "plain"  # plain; lsa (nobody looks at itself, a learned scale per head; Lee et al. 2021)
+    mlp_ratio: float = 4.0  # width of the MLP's first layer / embed_dim; with swiglu this layer holds value and gate
+    attention: str = "plain"  # plain; lsa (no attention to the token itself, learned scale per head; Lee et al. 2021)
     qkv_bias: bool = True  # bias on queries, keys and values
-    qk_norm: bool = False  # normalise queries and keys per head before they meet
+    qk_norm: bool = False  # normalise queries and keys per head before the dot product
     proj_bias: bool = True  # bias on attention's output projection and in the MLP
-    output_projection: bool = True  # False: the joined heads are the output (sheet A)
-    init_values: float | None = None  # LayerScale's start value; none: no LayerScale
-    class_token: bool = True
+    output_projection: bool = True  # False: concatenated heads are the output (sheet A)
+    init_values: float | None = None  # initial value of LayerScale; none: no LayerScale
+    class_token: bool = True  # add a class token before the patches
     reg_tokens: int = 0  # register tokens (Darcet et al. 2024)
-    no_embed_class: bool = False  # True: class and register tokens get no position
-    positions: str = "learned"  # learned, sinusoidal (1-d), sincos2d, rotary (2-d), none, or two joined: learned+rotary
-    rotary_base: float = 100.0  # slowest rotation turns once in about 2π·base patches; 100 suits grids up to 16×16
-    causal: bool = False  # a token sees itself and earlier tokens only
+    no_embed_class: bool = False  # True: class and register tokens have no position embedding
+    positions: str = "learned"  # learned, sinusoidal (1-d), sincos2d, rotary (2-d), none, or two such as learned+rotary
+    rotary_base: float = 100.0  # longest rotary period is about 2π·base patches; 100 suits grids up to 16×16
+    causal: bool = False  # a token attends only to itself and earlier tokens
     norm: str = "layernorm"  # layernorm, rmsnorm, none (sheet A)
     norm_eps: float = 1e-6
-    mlp: str = "gelu"  # gelu, relu2 (squared ReLU), swiglu (gated)
+    mlp: str = "gelu"  # activation: gelu, relu2 (squared ReLU), swiglu (gated)
     drop_rate: float = 0.0  # dropout before the classifier
     pos_drop_rate: float = 0.0  # dropout after the position embedding
-    proj_drop_rate: float = 0.0  # dropout after attention's projection and after both MLP layers
+    proj_drop_rate: float = 0.0  # dropout after attention's output projection and after both MLP layers
     attn_drop_rate: float = 0.0  # dropout on the attention maps
-    drop_path_rate: float = 0.0  # stochastic depth: last block's rate, growing linearly from 0 at the first
-    merge_tokens: int = 0  # at inference: in each block so many patches join those most like them (Bolya et al. 2023)
-    drop_tokens: int = 0  # at inference: in each block so many patches are left out, the least looked-at
-    grad_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
-    initialize: str = (
-        "timm"  # timm; torch (PyTorch's layers; tokens, positions N(0, 1): sheet A); mimetic; conv_like: docs/model.md
-    )
+    drop_path_rate: float = 0.0  # stochastic depth: rate of the last block; it grows linearly from 0 at the first
+    merge_tokens: int = 0  # inference only: patches that each block merges into similar ones (Bolya et al. 2023)
+    drop_tokens: int = 0  # inference only: patches that each block drops, those with the least attention
+    grad_checkpointing: bool = False  # recompute activations in the backward pass (less memory, more time)
+    initialize: str = "timm"  # weights before training: timm, torch, mimetic, conv_like (docs/model.md)
 
     def __post_init__(self) -> None:
         for name in ("img_size", "patch_size"):
@@ -103,7 +104,7 @@ class ModelConfig:
 
     @property
     def conv_channels(self) -> list[int]:
-        """Of tokenizer=conv, before the first layer and after each; every layer halves the picture, to the patch."""
+        """tokenizer=conv: channels before the first layer and after each layer. Every layer halves the image size."""
         layers = self.patch_shape[0].bit_length() - 1
         return [self.in_chans, *[CONV_CHANNELS] * (layers - 1), self.embed_dim]
 
@@ -113,7 +114,7 @@ class ModelConfig:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Class token and registers: they stand before the patches."""
+        """Number of class and register tokens, which come before the patches."""
         return int(self.class_token) + self.reg_tokens
 
     @property
@@ -122,14 +123,14 @@ class ModelConfig:
 
     @property
     def fewer(self) -> dict[str, int]:
-        """How answers are made with fewer tokens than learning: the one setting of FEWER that is on, or nothing."""
+        """The setting that reduces tokens at inference, merge_tokens or drop_tokens, if one is on."""
         return {name: getattr(self, name) for name in FEWER if getattr(self, name)}
 
     @property
     def fewer_per_block(self) -> list[int]:
-        """By how many tokens each block makes the crowd smaller at inference: at most half of its patches merge."""
+        """Number of tokens that each block removes at inference. At most half of the patches can be merged."""
         found, patches = [], self.num_patches
-        least = 2 if self.attention == "lsa" and not self.num_prefix_tokens else 1  # a local token needs another
+        least = 2 if self.attention == "lsa" and not self.num_prefix_tokens else 1  # with lsa a token needs another one
         for _ in range(self.depth):
             found.append(min(self.merge_tokens, patches // 2) + min(self.drop_tokens, max(0, patches - least)))
             patches -= found[-1]
@@ -146,7 +147,7 @@ class ModelConfig:
 
     @property
     def absolute_positions(self) -> str:
-        """What is added to the tokens: learned, sinusoidal, sincos2d or none."""
+        """The position embedding added to the tokens: learned, sinusoidal, sincos2d or none."""
         first = self.positions.split("+")[0]
         return "none" if first == "rotary" else first
 
@@ -156,7 +157,7 @@ class ModelConfig:
 
     @property
     def has_chance(self) -> bool:
-        """Whether training drops anything at random."""
+        """Whether dropout or stochastic depth is active in training."""
         rates = (self.drop_rate, self.pos_drop_rate, self.proj_drop_rate, self.attn_drop_rate, self.drop_path_rate)
         return any(rates)
 
@@ -170,10 +171,10 @@ class ModelConfig:
             kinds: tuple[Any, ...] = get_args(field.type) or (field.type,)
             value = getattr(self, field.name)
             if isinstance(value, bool) and bool not in kinds:
-                raise UserError(f"{field.name}={value} is a yes or no, but {field.name} is a {_kind_name(kinds)}.")
+                raise UserError(f"{field.name}={value} is true or false, but {field.name} must be {_kind_name(kinds)}.")
             accepted = kinds + ((int,) if float in kinds else ())
             if field.name not in ("img_size", "patch_size") and not isinstance(value, accepted):
-                raise UserError(f"{field.name}={value!r} is not a {_kind_name(kinds)}.")
+                raise UserError(f"{field.name}={value!r} is not {_kind_name(kinds)}.")
 
     def _check_ranges(self) -> None:
         for name in ("in_chans", "embed_dim", "depth", "num_heads"):
@@ -204,16 +205,16 @@ class ModelConfig:
                 raise UserError(f"patch_size={patch} does not divide {size}. Choose one of {divisors}.")
         check_heads(self.embed_dim, self.num_heads)
         if self.hidden_width < 1:
-            raise UserError(f"mlp_ratio={self.mlp_ratio} of embed_dim={self.embed_dim} leaves no hidden feature.")
+            raise UserError(f"mlp_ratio={self.mlp_ratio} × embed_dim={self.embed_dim} must be at least 1.")
         if self.mlp == "swiglu" and self.hidden_width % 2:
             raise UserError(
-                f"mlp=swiglu halves its first layer, but embed_dim={self.embed_dim} × mlp_ratio={self.mlp_ratio} "
-                f"= {self.hidden_width} is odd. Choose another mlp_ratio."
+                "mlp=swiglu splits its first layer into halves, so its width must be even. "
+                f"It is embed_dim={self.embed_dim} × mlp_ratio={self.mlp_ratio} = {self.hidden_width}."
             )
         if self.rotary and self.head_width % 4:
             raise UserError(
-                f"positions={self.positions} turns pairs of features along two axes, so embed_dim / num_heads must be "
-                f"a multiple of 4; it is {self.embed_dim} / {self.num_heads} = {self.head_width}."
+                f"positions={self.positions} needs embed_dim / num_heads to be a multiple of 4; "
+                f"it is {self.embed_dim} / {self.num_heads} = {self.head_width}."
             )
         factor = {"sinusoidal": 2, "sincos2d": 4}.get(self.absolute_positions, 1)
         if self.embed_dim % factor:
@@ -223,37 +224,34 @@ class ModelConfig:
 
     def _check_tokens(self) -> None:
         if self.qk_norm and self.norm == "none":
-            raise UserError("qk_norm=true normalises by `norm`, but norm=none. Choose layernorm or rmsnorm.")
+            raise UserError("qk_norm=true needs a norm, but norm=none. Choose norm=layernorm or norm=rmsnorm.")
         if self.global_pool == "token" and not self.class_token:
             raise UserError(
-                "global_pool=token reads the class token, but class_token=false. Choose global_pool=avg or seq."
+                "global_pool=token needs the class token, but class_token=false. Choose global_pool=avg or seq."
             )
         if self.global_pool == "token" and self.causal:
             raise UserError(
-                "causal=true hides the patches from the class token, which stands first: the answer could not depend "
-                "on the image. Choose global_pool=avg or seq."
+                "With causal=true the class token, which comes first, attends to no patch. The prediction would not "
+                "depend on the image. Choose global_pool=avg or seq."
             )
 
     def _check_fewer(self) -> None:
         if len(self.fewer) > 1:
-            raise UserError(
-                "Tokens are merged (merge_tokens) or dropped (drop_tokens), not both. Set one of them to 0."
-            )
+            raise UserError("merge_tokens and drop_tokens cannot be combined. Set one of them to 0.")
         if self.fewer and self.causal:
-            raise UserError("With causal=true the order of tokens counts, and merging or dropping would break it.")
+            raise UserError("merge_tokens and drop_tokens change the order of tokens, so causal=true is not supported.")
 
     def _check_small_data(self) -> None:
         rows, columns = self.patch_shape
         if self.tokenizer == "conv" and (rows != columns or rows < 2 or rows & (rows - 1)):
             raise UserError(
-                f"tokenizer=conv halves the picture once per layer, so patch_size must be 2, 4, 8, …, "
+                f"tokenizer=conv halves the image size in every layer, so patch_size must be 2, 4, 8, …, "
                 f"not {self.patch_size}."
             )
         if self.attention == "lsa" and (self.causal or self.num_tokens < 2):
-            alone = "causal=true leaves the first token" if self.causal else "there is one token, which has"
+            alone = "with causal=true the first token has no other" if self.causal else "there is only one token"
             raise UserError(
-                f"attention=lsa forbids a token to look at itself, and {alone} nothing else to look at. "
-                "Choose attention=plain."
+                f"With attention=lsa a token does not attend to itself, and {alone}. Choose attention=plain."
             )
         if self.initialize == "mimetic" and not self.output_projection:
             raise UserError(
@@ -262,13 +260,13 @@ class ModelConfig:
             )
         if self.initialize == "conv_like" and not (self.rotary and self.qkv_bias):
             raise UserError(
-                "initialize=conv_like sets the biases of queries and keys, which rotary positions rotate. Choose "
+                "initialize=conv_like needs rotary positions and biases of queries and keys. Choose "
                 "positions=learned+rotary and qkv_bias=true, or initialize=timm."
             )
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Heads share the features equally."""
+    """Raise an error unless num_heads divides embed_dim."""
     if embed_dim < 1 or num_heads < 1:
         raise UserError(f"embed_dim={embed_dim} and num_heads={num_heads} must be at least 1.")
     if embed_dim % num_heads:
@@ -294,5 +292,5 @@ def check_size(name: str, value: Any) -> Size:
 
 
 def _kind_name(kinds: tuple[object, ...]) -> str:
-    words = {int: "whole number", float: "number", bool: "yes or no", str: "word"}
-    return next((word for kind, word in words.items() if kind in kinds), "size")
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return next((word for kind, word in words.items() if kind in kinds), "a size")

@@ -1,4 +1,4 @@
-"""What a caller hands in -> nothing if it fits, one clear sentence if it does not."""
+"""Check images and tokens, with an error message that says what to change."""
 
 import torch
 from torch import Tensor

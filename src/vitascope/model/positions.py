@@ -21,7 +21,9 @@ def sinusoidal(length: int, width: int) -> PositionTable:
 def sincos2d(grid: tuple[int, int], width: int) -> PositionTable:
     """(position, feature): sin and cos of the column, then of the row (as in He et al. 2022)."""
     if width % 4:
-        raise UserError(f"2-d sin-cos positions need sines and cosines for two axes: width={width} must divide by 4.")
+        raise UserError(
+            f"2-d sin-cos positions need sines and cosines for two axes: width={width} must be a multiple of 4."
+        )
     row, column = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
     across, down = _angles(column.flatten(), width // 4), _angles(row.flatten(), width // 4)
     return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1)

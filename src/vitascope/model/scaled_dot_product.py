@@ -1,4 +1,4 @@
-"""Queries, keys, values -> what each query gathered: scaled dot-product attention, written out and fused.
+"""Scaled dot-product attention, written out and with fused kernels.
 
     maps = softmax(query · keyᵀ / √width)        one row per query, summing to 1 over the keys
     output = maps · value
@@ -26,7 +26,7 @@ BACKENDS = {
 
 
 def preferring(kernel: str) -> AbstractContextManager[object]:
-    """PyTorch takes this one of its fused kernels where it can, and another where it cannot."""
+    """Context in which PyTorch prefers this fused kernel, and uses another one where it is not available."""
     if kernel not in BACKENDS:
         return nullcontext()
     return sdpa_kernel([BACKENDS[kernel], *(other for name, other in BACKENDS.items() if name != kernel)], True)
@@ -61,7 +61,7 @@ def attend_fused(
 ) -> Tensor:
     """The same as `attend`, by PyTorch's fused kernels: the maps never reach memory.
 
-    `sure`: the mask leaves every query a key, so nobody has to look for those that have none."""
+    `sure`: every query has at least one unmasked key, so empty rows need no check."""
     if mask is None or sure:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, is_causal=causal)
     check_mask(mask, torch.Size([*query.shape[:-1], key.shape[-2]]))
@@ -74,12 +74,10 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise UserError("Queries, keys and values need at least two axes: token × feature.")
     if query.shape[-1] != key.shape[-1]:
-        raise UserError(
-            f"Queries have {query.shape[-1]} features and keys {key.shape[-1]}; they are compared: make them equal."
-        )
+        raise UserError(f"Queries have {query.shape[-1]} features but keys have {key.shape[-1]}. Make them equal.")
     if key.shape[-2] != value.shape[-2]:
-        raise UserError(f"There are {key.shape[-2]} keys but {value.shape[-2]} values; each key needs its value.")
+        raise UserError(f"There are {key.shape[-2]} keys but {value.shape[-2]} values. Give one value per key.")
     try:
         torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     except RuntimeError as error:
-        raise UserError(f"The leading axes of queries, keys and values do not fit together: {shapes}.") from error
+        raise UserError(f"The leading axes of queries, keys and values cannot be broadcast: {shapes}.") from error

@@ -21,9 +21,9 @@ from vitascope.shapes import Asked, Features, Images, Logits, Rotation, Sizes, T
 
 
 class VisionTransformer(nn.Module):
-    """Cut into patches, project, add positions, let tokens talk in `depth` blocks, pool, classify.
+    """Split images into patches, embed them, apply `depth` transformer blocks, pool and classify.
 
-    Parameter names and shapes are timm's, so a state dict goes both ways.
+    Parameter names and shapes are those of timm, so state dicts can be exchanged in both directions.
     """
 
     pos_embed: Tensor | None
@@ -50,12 +50,12 @@ class VisionTransformer(nn.Module):
         INITIALIZERS[config.initialize](self)
 
     def forward(self, images: Tensor) -> Logits:
-        """forward_head(forward_features(images)), without the last block's tokens that the head ignores; at inference
-        with merged or dropped tokens where the config asks for it."""
+        """Same as forward_head(forward_features(images)), without computing tokens that the head ignores. At inference,
+        tokens are merged or dropped if the config sets it."""
         return self.head(self.pooled(images))
 
     def pooled(self, images: Tensor) -> Features:
-        """What the classifier sees of each image."""
+        """The input of the classifier: one feature vector per image."""
         check_images(images, self.config, next(self.patch_embed.parameters()).dtype)
         first = 1 if self.config.global_pool == "token" else None
         if not self.training and self.config.fewer:
@@ -79,13 +79,13 @@ class VisionTransformer(nn.Module):
     ) -> Asked:
         """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C).
 
-        With `first`, the last block gives only so many tokens, counted from the front. `rotation` is for tokens that
-        stand elsewhere than all patches of an image do."""
+        With `first`, the last block returns only the first so many tokens. `rotation` replaces the model's own rotation
+        for tokens at other positions."""
         check_tokens(tokens, self.config.embed_dim)
         turned = self.rotation if rotation is None else rotation
         if turned is not None and tokens.shape[1] != turned.shape[-2]:
             raise UserError(
-                f"{tokens.shape[1]} tokens were given, but positions={self.config.positions} turns the "
+                f"{tokens.shape[1]} tokens were given, but positions={self.config.positions} needs the "
                 f"{turned.shape[-2]} tokens of a {self.config.grid[0]}×{self.config.grid[1]} grid."
             )
         for number, block in enumerate(self.blocks, start=1):
@@ -93,7 +93,7 @@ class VisionTransformer(nn.Module):
         return self.norm(tokens)
 
     def forward_head(self, tokens: Asked, pre_logits: bool = False, sizes: Sizes | None = None) -> Features | Logits:
-        """Tokens -> Logits, or the pooled features with `pre_logits`; `sizes` says how many patches each stands for."""
+        """Tokens -> Logits, or pooled features with `pre_logits`; `sizes`: number of patches merged into each token."""
         features = self.head_drop(self.fc_norm(self.pool(tokens, sizes)))
         return features if pre_logits else self.head(features)
 

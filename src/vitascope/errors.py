@@ -1,4 +1,4 @@
-"""A user's mistake -> one sentence: what was asked, what is there, what to do."""
+"""Errors for users: what was requested, what is available, what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,22 +8,22 @@ Class = TypeVar("Class", bound=type)
 
 
 class UserError(ValueError):
-    """Something the user can put right; the command line prints it as one line and exits with code 2."""
+    """An error that the user can fix. The command line prints it as one line and exits with code 2."""
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """'Did you mean depth?' where something is near, else the choices themselves."""
+    """Return 'Did you mean depth?' if a choice is similar, otherwise the list of choices."""
     choices = sorted(choices)
     near = get_close_matches(word, choices, n=1, cutoff=0.6)
     return f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(choices)}."
 
 
 def first_line(error: BaseException, most: int = 120) -> str:
-    """What another library's error says, short enough for a sentence; its name where it says nothing."""
+    """Return the first line of another library's error, shortened, or the error's name if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
 
 
 def speaks_for_itself(config: Class) -> Class:
-    """A dataclass that checks its own fields in sentences: the tests' type checker must not speak first."""
+    """Mark a dataclass that checks its own fields, so that the tests' type checker skips it."""
     config.__init__.__annotations__.clear()
     return config

@@ -31,7 +31,7 @@ def test_training_evaluating_and_going_on(vitascope, here) -> None:
     found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
     assert found["images"] == 90 and 0 <= found["accuracy"] <= 1
     assert "Evaluation 2 of this run on these test images." in vitascope("evaluate", "runs/digits").out
-    assert "is finished already" in vitascope("resume", "runs/digits").out
+    assert "is already finished" in vitascope("resume", "runs/digits").out
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
 
     monkeypatch.setattr(Classify, "prepare", prepare_and_interrupt)
     answer = vitascope("train", "digits", *WORDS, "train.epochs=4000")
-    assert answer.code == 130 and "Stopped. Go on with: vitascope resume runs/digits/" in answer.out
+    assert answer.code == 130 and "Interrupted. To resume: vitascope resume runs/digits/" in answer.out
     run = open_run("runs/digits")
     done = len(run.metrics)
     assert done == 2 and untimed(run) and not run.finished and run.file("curves.png").is_file()
@@ -65,7 +65,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("train",), "Name a recipe first: cifar10"),
+        (("train",), "Give a recipe first: cifar10"),
         (("train", "digit"), "Did you mean digits?"),
         (("train", "digits", "train.epoch=3"), "There is no setting 'train.epoch'. Did you mean epochs?"),
         (("train", "digits", "train.lr=fast"), "train.lr: Value 'fast'"),
@@ -73,13 +73,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
         (("train", "digits", "train.optimizer=adam"), "train.optimizer='adam' is unknown. Did you mean adamw?"),
         (("train", "digits", "train.grad_accum_steps=3"), "train.grad_accum_steps=3 does not divide train.batch_size"),
         (("train", "digits", "data.augment.flip=0.5"), "a mirrored digit is a different symbol"),
-        (("train", "digits", "train.patience=3", "data.validation=0"), "data.validation=0 holds none back"),
-        (("train", "digits", "train.device=mps"), "The device mps is not on this machine"),
+        (("train", "digits", "train.patience=3", "data.validation=0"), "data.validation=0 holds out none"),
+        (("train", "digits", "train.device=mps"), "The device mps is not available"),
         (("train", "digits", "data.fraction=0"), "data.fraction=0"),
         (("train", "digits", "train.seed=99999999999999"), "train.seed=99999999999999 must be at most"),
         (("train", "digits", "data.augment.mixup=.inf"), "data.augment.mixup=inf must be"),
         (("train", "digits", "model.in_chans=4"), "Only 1 ↔ 3 can be changed"),
-        (("train", "digits", "name=../out"), "cannot name a folder of runs"),
+        (("train", "digits", "name=../out"), "is not a valid folder name"),
         (("train", "mnist", "data.root=nowhere", "data.download=false"), "There is no mnist in nowhere"),
         (("train", "digits", "data.name=nothing"), "There is no data set 'nothing'"),
         (("resume", "nothing"), "nothing is not a run"),
@@ -98,7 +98,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(vitascope, here, words, sentence)
 def test_a_place_that_cannot_be_written_is_told(vitascope, here) -> None:
     (here / "runs").write_text("a file, not a folder")
     answer = vitascope("train", "digits", *WORDS)
-    assert answer.code == 2 and "could not be made" in answer.err
+    assert answer.code == 2 and "could not be created" in answer.err
 
 
 def test_a_full_disk_is_told_and_nothing_written_before_is_lost(vitascope, here, monkeypatch) -> None:

@@ -38,7 +38,7 @@ def test_the_table_shows_one_block_and_folds_the_rest(vitascope) -> None:
         (("draw", "story", "digits", "in_chans=2"), "draw story needs an image model"),
         (("draw", "shifted", "--patch-size", "1"), "choose 2 to 16"),
         (("draw", "fewer", "nowhere", "photo.jpg"), "nowhere is not a run"),
-        (("anatomy", "depth=4", "cifar10"), "A recipe comes first"),
+        (("anatomy", "depth=4", "cifar10"), "The recipe must come first"),
         (("draw", "positions", "--width", "7"), "must be even"),
         (("draw", "mask", "--out", "mask.txt2"), "Choose an ending"),
     ],

@@ -73,7 +73,7 @@ def test_a_ratio_that_timm_rounds_as_we_do_is_written_as_it_is(tmp_path) -> None
 
 def test_a_layer_scale_of_zero_is_not_for_timm(tmp_path) -> None:
     model = ours(tmp_path / "ours", init_values=0.0)
-    with pytest.raises(UserError, match="timm's VisionTransformer has no init_values=0"):
+    with pytest.raises(UserError, match="timm's VisionTransformer does not support init_values=0"):
         model.save_pretrained(tmp_path / "out", form="timm")
     assert model.save_pretrained(tmp_path / "out").is_dir()
 
@@ -135,9 +135,9 @@ def test_a_model_that_trains_or_answers_faster_is_saved_as_its_weights_are(tmp_p
 @pytest.mark.parametrize("form", FORMS)
 def test_a_run_is_never_overwritten(run, form, tmp_path) -> None:
     before, model = files_of(run.path), ours(tmp_path / "ours")
-    with pytest.raises(UserError, match=r"is a run, and its own files would be overwritten\. Name another folder"):
+    with pytest.raises(UserError, match=r"is a run, and its files would be overwritten\. Choose another folder"):
         model.save_pretrained(run.path, form=form)
-    with pytest.raises(UserError, match="is a run, and its own files would be overwritten"):
+    with pytest.raises(UserError, match="is a run, and its files would be overwritten"):
         save_folder(run.path, model.facts, model.state_dict())
     assert files_of(run.path) == before
 

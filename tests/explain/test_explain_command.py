@@ -78,7 +78,7 @@ def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path)
     assert (out / "over-time-strip.png").is_file() and (out / "over-time-probes.svg").is_file()
     (run.file("kept") / kept[1]).write_text("x")
     damaged = vitascope("explain", str(run.path), images[0], "--methods", "attention", "--out", str(out))
-    assert damaged.code == 2 and f"{kept[1]} does not fit its config.json, or is not whole" in damaged.err
+    assert damaged.code == 2 and f"{kept[1]} is incomplete or does not match its config.json" in damaged.err
 
 
 @pytest.mark.parametrize(("keep", "epochs", "wanted"), [(0, 9, set()), (1, 9, {9}), (2, 9, {1, 9}), (3, 9, {1, 5, 9})])
@@ -129,8 +129,8 @@ def test_what_cannot_be_opened_is_said(vitascope, run, images, tmp_path) -> None
     for words, sentence in (
         ((str(run.path), str(text)), "cannot be read as an image"),
         ((str(empty), images[0]), "is not a run"),
-        ((str(torn), images[0]), "is not a whole safetensors file"),
-        ((str(other), images[0]), "is not a ViT in the names of timm"),
+        ((str(torn), images[0]), "is not a complete safetensors file"),
+        ((str(other), images[0]), "does not have the parameter names of a ViT of timm"),
         ((str(tmp_path / "none.pth"), images[0]), "There is no file"),
         (("timm:vit_tinny", images[0]), "timm has no model 'vit_tinny'"),
     ):

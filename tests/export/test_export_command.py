@@ -24,7 +24,16 @@ def test_onnx_is_written_beside_the_run_and_told_in_a_table(vitascope, run) -> N
     answer = vitascope("export", "onnx", str(run.path), "--maps")
     assert answer.code == 0 and answer.err == ""
     path = run.path / "export" / "model.onnx"
-    for words in (str(path), "0.0", "verified, relative error", "logits ", "maps ", "held-back images", "64 images", "onnxruntime"):
+    for words in (
+        str(path),
+        "0.0",
+        "verified, relative error",
+        "logits ",
+        "maps ",
+        "held-out images",
+        "64 images",
+        "onnxruntime",
+    ):
         assert words in answer.out
     session = onnxruntime.InferenceSession(path)
     assert [output.name for output in session.get_outputs()] == ["logits", "maps"]
@@ -53,7 +62,7 @@ def test_int8_prints_only_json_where_asked(vitascope, run, tmp_path) -> None:
     said = json.loads(answer.out)
     assert answer.code == 0 and answer.err == "" and said["path"] == str(out)
     assert said["bytes"] == out.stat().st_size and said["int8"]["method"] in ("dynamic", "static")
-    assert 0 <= said["int8"]["accuracy"]["int8"] <= 1 and said["int8"]["accuracy"]["which"] == "held-back"
+    assert 0 <= said["int8"]["accuracy"]["int8"] <= 1 and said["int8"]["accuracy"]["which"] == "held-out"
     assert set(said["speed"][0]["times_as_fast"]) == {"onnxruntime", "onnxruntime, int8"}
 
 
@@ -98,9 +107,9 @@ def test_a_wrong_place_gets_one_sentence(vitascope, run, tmp_path, form) -> None
     for where, out, sentence in (
         (run.path, "model.bin", f"The file 'model.bin' must end in {ending}"),
         (run.path, f"folder{ending}", "is a folder"),
-        (run.path, f"file/model{ending}", "could not be made: File exists. Choose another place with --out."),
-        (run.path, f"/proc/model{ending}", "Choose another place with --out."),
-        (unfinished, f"model{ending}", "has no model.safetensors. Go on with: vitascope resume"),
+        (run.path, f"file/model{ending}", "could not be created: File exists. Choose another file with --out."),
+        (run.path, f"/proc/model{ending}", "Choose another file with --out."),
+        (unfinished, f"model{ending}", "has no model.safetensors. Resume it with: vitascope resume"),
         (tmp_path / "none", f"model{ending}", "none"),
     ):
         answer = vitascope("export", form, str(where), "--out", str(tmp_path / out))
@@ -120,7 +129,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(vitascope, run
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     answer = vitascope("export", "onnx", str(run.path))
     assert answer.code == 2
-    assert answer.err == 'vitascope: ONNX files need onnxscript. Install with: pip install "vitascope[onnx]"\n'
+    assert answer.err == 'vitascope: ONNX export needs onnxscript. Install with: pip install "vitascope[onnx]"\n'
 
 
 def test_a_file_that_onnxruntime_cannot_read_is_said(tmp_path) -> None:

@@ -27,7 +27,7 @@ def test_words_override_the_recipe_and_bare_keys_mean_the_model() -> None:
     [
         ("", "is empty"),
         ("# nothing", "is empty"),
-        ("train: 5", "train must hold settings"),
+        ("train: 5", "train must contain settings"),
     ],
 )
 def test_a_recipe_that_says_nothing_is_refused_by_its_name(text, said, tmp_path) -> None:
@@ -53,7 +53,7 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
         ("cifar10", ["model.depth=[1"], "cannot be read as YAML"),
         ("cifar10", ["depth"], "'depth' is not a setting"),
         ("cifar10", ["model.depth=???"], "model.depth=??? is not a value"),
-        ("cifar10", ["model.img_size=big"], "A pair is written [32,64]"),
+        ("cifar10", ["model.img_size=big"], "Write a pair as [32,64]"),
         (
             "cifar10",
             ["model.patch_size=5"],
@@ -71,9 +71,9 @@ def test_a_broken_file_is_refused(tmp_path) -> None:
     path = tmp_path / "broken.yaml"
     for content, sentence in (
         (b"model: [", "YAML"),
-        (b"- 1\n- 2", "must hold sections of settings: model, data, train"),
+        (b"- 1\n- 2", "must contain sections of settings: model, data, train"),
         (b"\xff\xfe\x00", "cannot be read"),
-        (b"train:\n  whiten: 2", "train.whiten is true or false, not 2"),
+        (b"train:\n  whiten: 2", "train.whiten must be true or false, not 2"),
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=sentence):

@@ -566,7 +566,7 @@ def test_where_every_run_fails_that_is_no_success(tmp_path, vitascope, monkeypat
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "Name a recipe first"),
+        ([], "Give a recipe first"),
         (["digits", "model.depth=1,2", "--budget", "soon"], "--budget soon is not a duration"),
         (["digits", "model.depth=1,2", "--judge", "train"], "--judge train is unknown"),
         (["digits", "model.depth=1,2", "--jobs", "0"], "must be at least 1"),

@@ -229,7 +229,7 @@ def test_a_student_that_collapses_sounds_the_alarm_and_the_recipe_does_not(tmp_p
     bad = {"dino.center_momentum": 1.0, "dino.teacher_momentum": 0.5, "dino.batch_norm": False, "train.muon_lr": 0.05}
     run = vitascope.train("digits-dino", runs=tmp_path, **settings, **bad)
     assert "one answer" in run.file("alarms.jsonl").read_text()
-    assert capsys.readouterr().out.count("every image gets the same answer") == 1
+    assert capsys.readouterr().out.count("every image has the same output") == 1
     healthy = vitascope.train("digits-dino", runs=tmp_path, **settings)
     assert not healthy.file("alarms.jsonl").exists()
 
@@ -237,21 +237,21 @@ def test_a_student_that_collapses_sounds_the_alarm_and_the_recipe_does_not(tmp_p
 REFUSED = {
     "dino.local_size=5": "dino.local_size=5 must be a multiple of patch_size=2",
     "dino.local_size=16": "at most img_size=8",
-    "train.patience=3": "train.patience=3 is for training with labels",
-    "train.distill=x": "train.distill=x is for training with labels",
-    "data.balance=loss": "data.balance=loss weighs labels",
-    "dino.teacher_momentum=1": "the teacher would never learn",
+    "train.patience=3": "train.patience=3 needs labels",
+    "train.distill=x": "train.distill=x needs labels",
+    "data.balance=loss": "data.balance=loss needs labels",
+    "dino.teacher_momentum=1": "never updates the teacher",
     "dino.global_crops_scale=[0.9,0.5]": "0 < from ≤ to ≤ 1",
     "dino.prototypes=1": "dino.prototypes=1 is too small",
     "dino.student_temperature=0": "must be greater than 0",
-    "model.positions=sinusoidal": "fit no smaller crop",
-    "train.ema=0.9": "the average is the teacher",
-    "train.grad_accum_steps=2": "dino.batch_norm needs the whole batch",
-    "mae.mask_ratio=0.5": "mae.… is for train.objective=mae",
-    "dino.global_crops_scale=0.5": "is a pair, from and to",
-    "dino.global_crops_scale=[0.5]": "is a pair, from and to",
+    "model.positions=sinusoidal": "does not work with local crops",
+    "train.ema=0.9": "its teacher is the EMA",
+    "train.grad_accum_steps=2": "does not work with dino.batch_norm, which needs the whole batch",
+    "mae.mask_ratio=0.5": "mae.… needs train.objective=mae",
+    "dino.global_crops_scale=0.5": "must be a range",
+    "dino.global_crops_scale=[0.5]": "must be a range",
     "weights=recipe:": "names no recipe",
-    "model.merge_tokens=1": "model.merge_tokens is for answering",
+    "model.merge_tokens=1": "model.merge_tokens is for inference",
 }
 
 
@@ -272,7 +272,7 @@ def test_a_rate_is_not_searched_by_a_loss_that_collapse_lowers(vitascope, tmp_pa
 
 
 def test_mixing_and_a_second_word_on_crops_are_refused() -> None:
-    with pytest.raises(UserError, match="cutmix mixes labels, and train"):
+    with pytest.raises(UserError, match="cutmix mixes labels, but train"):
         resolve(AugmentConfig(cutmix=1.0), "cifar10", 3, "dino")
     with pytest.raises(UserError, match="says how dino crops"):
         resolve(AugmentConfig(crop=0.5), "cifar10", 3, "dino")

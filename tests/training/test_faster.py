@@ -73,7 +73,7 @@ def test_tokens_merged_or_dropped_in_answers_are_learnt_with_all_the_same() -> N
         recipe = read_recipe("cifar10", [fewer])
         assert training_flops(recipe) == training_flops(plain)
         assert passes(read_recipe("cifar10", [*half, fewer])) == passes(read_recipe("cifar10", half))
-        with pytest.raises(UserError, match="set it when the model answers"):
+        with pytest.raises(UserError, match="Set it at inference instead"):
             check_together([read_recipe("cifar10", [fewer, "model.drop_path_rate=0"])])
 
 
@@ -127,30 +127,30 @@ def test_a_run_stopped_while_it_uses_some_patches_is_resumed_exactly(tmp_path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train.whiten=true", "model.tokenizer=conv"], "train.whiten prepares a fresh projection of patches"),
+        (["train.whiten=true", "model.tokenizer=conv"], "train.whiten initializes the patch projection"),
         (["data.augment.flip_mode=alternate"], "flip_mode='alternate' is unknown. Did you mean alternating"),
         (
             ["data.augment.flip_mode=alternating", "data.balance=sampling"],
-            "data.balance=sampling draws by chance: set data.augment.flip_mode=random.",
+            "data.balance=sampling, which draws images at random. Set data.augment.flip_mode=random.",
         ),
-        (["train.final_lr=0.1", "train.schedule=constant"], "with train.schedule=constant the rate never falls"),
+        (["train.final_lr=0.1", "train.schedule=constant"], "has no effect with train.schedule=constant"),
         (
             ["train.patch_share=0.5", "train.patience=3"],
-            "train.patience would count the epochs of train.patch_share",
+            "train.patience does not work with train.patch_share",
         ),
         (["train.patch_share=0.5", "train.patch_share_until=1.5"], "train.patch_share_until=1.5"),
         (
             ["model.initialize=mimetic", "model.output_projection=false"],
             "initialize=mimetic sets the output",
         ),
-        (["train.patch_share=0"], "train.patch_share=0.0 is a share: above 0"),
-        (["train.patch_share=1.5"], "is a share: above 0 and at most 1"),
-        (["train.patch_share=0.5", "model.causal=true"], "with causal=true the order of all counts"),
-        (["train.patch_share=0.02", "model.attention=lsa"], "has no other to look at"),
-        (["train.patch_share=0.995"], "of 64 patches is all of them"),
-        (["train.patch_share=0.5", "train.patch_share_until=0"], "but train.patch_share_until=0 of the epochs"),
-        (["train.whiten=2"], "train.whiten is true or false, not 2."),
-        (["train.whiten="], "train.whiten is true or false, not nothing."),
+        (["train.patch_share=0"], "train.patch_share=0.0 must be greater than 0"),
+        (["train.patch_share=1.5"], "must be greater than 0 and at most 1"),
+        (["train.patch_share=0.5", "model.causal=true"], "but causal=true needs all of them"),
+        (["train.patch_share=0.02", "model.attention=lsa"], "keeps one token, but attention=lsa needs at least two"),
+        (["train.patch_share=0.995"], "keeps all 64 patches"),
+        (["train.patch_share=0.5", "train.patch_share_until=0"], "has no effect with train.patch_share_until=0"),
+        (["train.whiten=2"], "train.whiten must be true or false, not 2."),
+        (["train.whiten="], "train.whiten must be true or false, not empty."),
         (["data.augment.randaugment=15"], "randaugment=15 must be at least 0 and at most 14."),
         (["data.passes_per_epoch=1.5"], "data.passes_per_epoch: 1.5 is not a whole number."),
         (["data.shift=2"], "Did you mean data.augment.shift?"),
@@ -190,7 +190,7 @@ def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:
 
 
 def test_a_patch_share_is_refused_without_labels_and_in_batched_runs() -> None:
-    with pytest.raises(UserError, match=r"patch_share=0\.5 is for training with labels"):
+    with pytest.raises(UserError, match=r"patch_share=0\.5 needs labels"):
         read_recipe("cifar10-mae", ["train.patch_share=0.5"])
     with pytest.raises(UserError, match=r"does without train\.patch_share=0\.5"):
         check_together([read_recipe("cifar10", ["train.patch_share=0.5", "model.drop_path_rate=0"])])

@@ -137,7 +137,7 @@ def test_a_torn_or_foreign_checkpoint_is_refused_and_nothing_is_lost(tmp_path) -
     whole = run.file("resume.pt").read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"hello"):
         run.file("resume.pt").write_bytes(content)
-        with pytest.raises(UserError, match="nothing was changed"):
+        with pytest.raises(UserError, match="Nothing was changed"):
             vitascope.resume(run, quiet=True)
         assert run.file("resume.pt").read_bytes() == content
     torch.save({"model": {}}, run.file("resume.pt"))
@@ -151,10 +151,10 @@ def test_a_loss_that_is_not_a_number_stops_names_the_step_and_keeps_the_state(tm
     session, run = session_of(tmp_path)
     real, bad = module.cross_entropy, session.steps_per_epoch + 3
     monkeypatch.setattr(module, "cross_entropy", lambda *a: real(*a) * (float("nan") if session.step == bad else 1))
-    with pytest.raises(UserError, match=rf"not a number at step {bad + 1} \(epoch 2\)") as said:
+    with pytest.raises(UserError, match=rf"The loss became NaN or infinite at step {bad + 1} \(epoch 2\)") as said:
         list(learn(session, run))
     advice = str(said.value)  # the rate may help; gradients are clipped and float32 already
-    assert "a smaller train.lr than" in advice and "clip_grad" not in advice and "float32" not in advice
+    assert "train.lr below" in advice and "clip_grad" not in advice and "float32" not in advice
     kept = torch.load(run.file("resume.pt"), weights_only=True)
     assert kept["epoch"] == 1 and all(tensor.isfinite().all() for tensor in kept["model"].values())
 
@@ -316,7 +316,7 @@ def test_a_torn_config_is_told(tmp_path) -> None:
     run = tiny_run(tmp_path, **{"train.epochs": 1})
     for content in ("{", "{}", "[]"):
         run.file("config.json").write_text(content)
-        with pytest.raises(UserError, match="is not whole"):
+        with pytest.raises(UserError, match="is incomplete"):
             vitascope.load(run)
 
 
@@ -379,9 +379,9 @@ def flat(state, name: str = "") -> dict:
     [
         (
             {},
-            r"with 64 image\(s\) at once\. Try train\.accumulate=2 \(the same batch in smaller parts\) or model\.grad",
+            r"too small for 64 image\(s\) at once\. Try train\.grad_accum_steps=2 \(less memory, same result\) or model\.grad",
         ),
-        ({"train.grad_accum_steps": 4}, r"with 16 image\(s\) at once\. Try train\.accumulate=8 "),
+        ({"train.grad_accum_steps": 4}, r"too small for 16 image\(s\) at once\. Try train\.grad_accum_steps=8 "),
         ({"train.objective": "dino", "dino.local_size": 4, "train.ema": 0}, r"at once\. Try model\.grad_checkpointing"),
     ],
 )

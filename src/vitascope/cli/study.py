@@ -81,7 +81,7 @@ def _run(
     from vitascope.study.running import show, work_off
     from vitascope.study.storage import default_storage
 
-    make_folder(folder, "Choose another place with --out.")
+    make_folder(folder, "Choose another folder with --out.")
     queue = Queue(made, storage or default_storage(folder), called)
     if retry:
         print(f"{queue.retry_failed()} failed run(s) will be run again.")

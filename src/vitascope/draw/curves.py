@@ -1,4 +1,4 @@
-"""Loss and accuracy over epochs -> a panel each, training and validation in it."""
+"""Draw training and validation loss and accuracy over epochs."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from vitascope.draw.palette import COLOURS
 Points = list[tuple[float, float]]
 UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %", "teacher": "nats"}
 WITH_LABELS = (
-    "Training is measured on varied (augmented, mixed, smoothed) images while weights still change, so its loss may "
-    "lie above validation's and its accuracy below."
+    "Training values are averaged over the epoch and include augmentation, mixing and label smoothing. "
+    "Training loss can therefore be higher than validation loss, and training accuracy lower."
 )
 WITHOUT_LABELS = (
-    "Learnt without labels. Accuracies are of validation images: by a linear probe and by the nearest training images. "
+    "Trained without labels. Validation accuracy is measured with a linear probe and with k-nearest neighbours. "
 )
 
 
 def draw_curves(curves: dict[str, dict[str, Points]], title: str) -> Figure:
-    """`curves[loss or accuracy][train or validation]` are (epoch, value); accuracies are fractions."""
-    without_labels = "nearest neighbours" in curves["accuracy"]
+    """Draw `curves[loss or accuracy][train or validation]`, lists of (epoch, value); accuracies are fractions."""
+    without_labels = "k-nearest neighbours" in curves["accuracy"]
     figure, panels = new_figure(len(curves), width=5.0 * len(curves), height=4.4)
     for panel, (kind, lines) in zip(panels, curves.items(), strict=True):
         for colour, (name, points) in zip(COLOURS, ((n, p) for n, p in lines.items() if p), strict=False):
@@ -39,7 +39,7 @@ def draw_curves(curves: dict[str, dict[str, Points]], title: str) -> Figure:
 
 
 def draw_line(panel: Axes, kind: str, points: Points, **style: Any) -> None:
-    """Accuracies, which are fractions, in percent."""
+    """Draw one line; accuracies are fractions and shown in percent."""
     if points:
         epochs, values = zip(*points, strict=True)
         panel.plot(epochs, [value * (100 if kind == "accuracy" else 1) for value in values], **style)

@@ -1,4 +1,4 @@
-"""How to learn without labels: the settings of DINO and MAE, checked when they are made, without torch."""
+"""Settings of DINO and MAE, the two ways to train without labels, checked on construction, without importing torch."""
 
 from dataclasses import dataclass
 
@@ -8,32 +8,32 @@ from vitascope.errors import UserError, speaks_for_itself
 @speaks_for_itself
 @dataclass(frozen=True)
 class DinoConfig:
-    """train.objective=dino: a student learns to say of every crop what its own average says of others (Caron 2021)."""
+    """train.objective=dino: a student matches, on crops, the output of its own EMA, the teacher (Caron et al. 2021)."""
 
-    prototypes: int = 1024  # answers to choose from, the width of the head; the paper's 65,536 are for ImageNet
-    hidden: int = 512  # width of the head's two hidden layers; the paper's 2048
-    bottleneck: int = 256  # features before the prototypes, normalised
-    batch_norm: bool = True  # in the head's hidden layers; the paper's ViTs do without, small ones collapse (see docs)
-    local_crops: int = 4  # small crops besides the two large ones, 0: none
-    local_size: int = 16  # pixels of a small crop's sides; a multiple of the patch
-    global_crops_scale: tuple[float, float] = (0.4, 1.0)  # share of the image's area in a large crop, from … to
-    local_crops_scale: tuple[float, float] = (0.15, 0.4)  # the same of a small crop
-    student_temperature: float = 0.1
-    teacher_temperature: float = 0.04  # lower: surer targets; at the start
-    final_teacher_temperature: float = 0.07  # reached in a line after the warm-up
-    teacher_warmup: float = 0.1  # share of all steps
-    teacher_momentum: float = 0.996  # decay of the average that teaches, rising to 1 by a cosine
-    center_momentum: float = 0.9  # of the mean answer that is subtracted from the teacher's; 1: no centring
-    freeze_last: float = 0.01  # share of all steps in which the prototypes stay as they were drawn
+    prototypes: int = 1024  # output width of the head; the paper has 65,536 for ImageNet
+    hidden: int = 512  # width of the head's two hidden layers; the paper has 2048
+    bottleneck: int = 256  # width of the normalised features before the prototypes
+    batch_norm: bool = True  # batch norm in the head's hidden layers; without it, small ViTs collapse (see docs)
+    local_crops: int = 4  # number of local crops besides the two global crops; 0: none
+    local_size: int = 16  # side of a local crop in pixels; a multiple of model.patch_size
+    global_crops_scale: tuple[float, float] = (0.4, 1.0)  # global crops: range of their area
+    local_crops_scale: tuple[float, float] = (0.15, 0.4)  # local crops: range of their area
+    student_temperature: float = 0.1  # softmax temperature of the student
+    teacher_temperature: float = 0.04  # softmax temperature of the teacher at the start
+    final_teacher_temperature: float = 0.07  # softmax temperature of the teacher after teacher_warmup
+    teacher_warmup: float = 0.1  # fraction of all steps in which the teacher's temperature rises linearly
+    teacher_momentum: float = 0.996  # EMA decay of the teacher; rises to 1 by a cosine
+    center_momentum: float = 0.9  # EMA decay of the center (the teacher's mean output, subtracted); 1: no centering
+    freeze_last: float = 0.01  # fraction of all steps in which the prototypes are frozen
 
     def __post_init__(self) -> None:
         for name in ("global_crops_scale", "local_crops_scale"):
             low, high = _pair(name, getattr(self, name))
             object.__setattr__(self, name, (low, high))
             if not 0 < low <= high <= 1:
-                raise UserError(f"dino.{name}=[{low},{high}] are shares of an image: 0 < from ≤ to ≤ 1.")
+                raise UserError(f"dino.{name}=[{low},{high}] must be a range of area fractions: 0 < from ≤ to ≤ 1.")
         if self.local_crops and self.local_crops_scale == (1.0, 1.0):
-            raise UserError("dino.local_crops_scale=[1,1] crops nothing. Choose a range such as [0.15,0.4].")
+            raise UserError("dino.local_crops_scale=[1,1] uses the whole image. Choose a range such as [0.15,0.4].")
         for name in ("prototypes", "hidden", "bottleneck", "local_size"):
             if getattr(self, name) < (2 if name == "prototypes" else 1):
                 raise UserError(f"dino.{name}={getattr(self, name)} is too small.")
@@ -48,18 +48,18 @@ class DinoConfig:
 @speaks_for_itself
 @dataclass(frozen=True)
 class MaeConfig:
-    """train.objective=mae: most patches are hidden, and a small decoder paints them from the others (He 2022)."""
+    """train.objective=mae: most patches are masked, and a small decoder reconstructs them (He et al. 2022)."""
 
-    mask_ratio: float = 0.75  # fraction of the patches that is masked
+    mask_ratio: float = 0.75  # fraction of the patches that are masked
     decoder_dim: int = 128  # width of the decoder
-    decoder_depth: int = 2  # its blocks
-    decoder_heads: int = 4
-    norm_pix_loss: bool = True  # the loss compares pixels normalised by each patch's own mean and deviation
-    pictures: int = 8  # images whose reconstruction is drawn after every epoch, 0: none
+    decoder_depth: int = 2  # number of decoder blocks
+    decoder_heads: int = 4  # attention heads of the decoder
+    norm_pix_loss: bool = True  # normalise the target pixels of each patch by its mean and standard deviation
+    pictures: int = 8  # number of reconstructions drawn after every epoch; 0: none
 
     def __post_init__(self) -> None:
         if not 0 < self.mask_ratio < 1:
-            raise UserError(f"mae.mask_ratio={self.mask_ratio} is a share: greater than 0 and below 1.")
+            raise UserError(f"mae.mask_ratio={self.mask_ratio} must be greater than 0 and below 1.")
         for name in ("decoder_dim", "decoder_depth", "decoder_heads"):
             if getattr(self, name) < 1:
                 raise UserError(f"mae.{name}={getattr(self, name)} must be at least 1.")
@@ -75,7 +75,7 @@ class MaeConfig:
 def _pair(name: str, value: tuple[float, float]) -> tuple[float, float]:
     found = tuple(value)
     if len(found) != 2:
-        raise UserError(f"dino.{name}={list(found)} is a pair: from, to.")
+        raise UserError(f"dino.{name}={list(found)} must be a range: [from,to].")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A recipe's name or path, and key=value words -> a checked Recipe."""
+"""Read a recipe by name or path, apply key=value settings, and check the result."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -27,12 +27,12 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 
 
 def recipe_names() -> list[str]:
-    """The recipes that ship with the package."""
+    """Return the names of the recipes that ship with the package."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def find_recipe(name: str) -> Path:
-    """By name from any folder, or by path."""
+    """Return the path of a recipe, given its name or path."""
     if name in recipe_names():
         return RECIPES / f"{name}.yaml"
     if Path(name).is_file():
@@ -45,36 +45,36 @@ def find_recipe(name: str) -> Path:
 
 
 def split_words(words: list[str]) -> tuple[str | None, list[str]]:
-    """A first word without '=' is a recipe; the rest are settings."""
+    """Split arguments into recipe and settings. A first argument without '=' is the recipe."""
     if words and "=" not in words[0]:
         return words[0], words[1:]
     return None, words
 
 
 def recipe_first(words: Sequence[str] | None) -> tuple[str, list[str]]:
-    """The recipe that must come first, and the settings after it."""
+    """Split arguments into recipe and settings; the recipe is required."""
     if not words or "=" in words[0]:
-        raise UserError(f"Name a recipe first: {', '.join(recipe_names())}, or a path to a .yaml file.")
+        raise UserError(f"Give a recipe first: {', '.join(recipe_names())}, or a path to a .yaml file.")
     return words[0], list(words[1:])
 
 
 def read_recipe(name: str | None, overrides: Sequence[str] = (), *, convert_old: bool = False) -> Recipe:
-    """The recipe (or the defaults, without a name) with key=value overrides, every key and value checked.
+    """Return a recipe, or the defaults if `name` is None, with key=value overrides. All keys and values are checked.
 
-    Names of older versions are rejected, or with `convert_old` (a run's own recipe) converted."""
+    Setting names of older versions are rejected, or converted with `convert_old` (for the recipe of an old run)."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     for word in overrides:
         if "=" not in word or word.startswith("="):
-            hint = " A recipe comes first." if word in recipe_names() else ""
+            hint = " The recipe must come first." if word in recipe_names() else ""
             raise UserError(f"'{word}' is not a setting. Write key=value, such as model.depth=8.{hint}")
         if word == "weights=recipe:":
             raise UserError("weights=recipe: names no recipe. Write weights=recipe:NAME, such as recipe:digits-mae.")
         if "_scale=" in word and not _is_pair(word):
             raise UserError(f"{word} must be a range, such as {word.partition('=')[0]}=[0.4,1].")
-        if word.endswith("=???"):  # OmegaConf's sign for "missing", which it would ignore
+        if word.endswith("=???"):  # OmegaConf's marker for a missing value, which it would ignore
             raise UserError(f"{word} is not a value. Leave the setting out for its default.")
     schema = _schema()
     try:
@@ -85,49 +85,51 @@ def read_recipe(name: str | None, overrides: Sequence[str] = (), *, convert_old:
         check_names(settings)
         for key, value in settings:
             if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in YES_OR_NO:
-                raise UserError(f"{key} is true or false, not {value or 'nothing'}.")  # 2 would be taken for true
+                raise UserError(f"{key} must be true or false, not {value or 'empty'}.")  # OmegaConf reads 2 as true
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
         return OmegaConf.to_object(merged)  # pyright: ignore[reportReturnType]
     except OmegaConfBaseException as error:
         raise UserError(_sentence(error, schema)) from error
     except (OSError, UnicodeDecodeError, TypeError) as error:
-        raise UserError(f"The recipe {name} cannot be read: it must be a text file of settings ({error}).") from error
+        raise UserError(
+            f"The recipe {name} cannot be read ({error}). It must be a YAML text file of settings."
+        ) from error
     except YAMLError as error:
         raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
 
 
 @cache
 def _schema() -> "DictConfig":
-    """Merging leaves it as it is."""
+    """Return the schema, built once. Merging does not change it."""
     from omegaconf import OmegaConf
 
     return OmegaConf.structured(Recipe)
 
 
 def has_old_names(path: Path) -> bool:
-    """Whether a run's recipe was written by an older version, with other names for its settings."""
+    """Return whether a run's recipe has setting names of an older version."""
     from omegaconf import OmegaConf
 
     return is_old(settings_of(OmegaConf.to_container(_loaded(path))))  # pyright: ignore[reportArgumentType]
 
 
 def _loaded(path: Path, convert_old: bool = False) -> "DictConfig":
-    """Refused where it says nothing, or no settings where a section should be."""
+    """Load a recipe file. Reject an empty file, and sections without settings."""
     from omegaconf import DictConfig, OmegaConf
 
     said = OmegaConf.load(path)
     if not said:
         raise UserError(f"The recipe {path} is empty.")
     if not isinstance(said, DictConfig):
-        raise UserError(f"The recipe {path} must hold sections of settings: {', '.join(_HOMES)}.")
+        raise UserError(f"The recipe {path} must contain sections of settings: {', '.join(_HOMES)}.")
     for name in _HOMES:
         if name in said and not isinstance(said[name], DictConfig):
-            raise UserError(f"The recipe {path}: {name} must hold settings, each in a line of its own below it.")
+            raise UserError(f"The recipe {path}: {name} must contain settings, one per line below it.")
     return _converted(said) if convert_old else said
 
 
 def _converted(recipe: "DictConfig") -> "DictConfig":
-    """With the names of this version."""
+    """Convert a recipe to the setting names of this version."""
     from omegaconf import DictConfig, OmegaConf
 
     new = DictConfig({})
@@ -142,7 +144,7 @@ def _is_pair(word: str) -> bool:
 
 
 def read_model(name: str | None, overrides: Sequence[str] = ()) -> ModelConfig:
-    """The model of a recipe; its settings may be given as bare keys (depth=8)."""
+    """Return the model of a recipe. Model settings may omit the section: depth=8."""
     known = {field.name for field in fields(Recipe)}
     words = [
         word if "=" not in word.lstrip("=") or word.split("=")[0].split(".")[0] in known else f"model.{word}"
@@ -152,7 +154,7 @@ def read_model(name: str | None, overrides: Sequence[str] = ()) -> ModelConfig:
 
 
 def _sentence(error: Exception, schema: "DictConfig") -> str:
-    """OmegaConf's several lines -> one: the setting, what is wrong, the nearest key."""
+    """Convert OmegaConf's error to one sentence: the setting, the problem and the nearest key."""
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError
 
@@ -169,8 +171,8 @@ def _sentence(error: Exception, schema: "DictConfig") -> str:
         return f"There is no setting '{key}'. {did_you_mean(last, map(str, level))}"
     if "could not be converted to Integer" in first:
         first = f"{first.split(chr(39))[1]} is not a whole number"
-    if "type hint" in first:  # Python's words for a type say little to a user
+    if "type hint" in first:  # Python's type hints do not help users
         value = first.split("'")[1] if "'" in first else "that"
-        first = f"{value} does not fit; {_HOMES.get(key.split('.')[0], 'the schema')} says what does"
-        first += ". A pair is written [32,64]" if "size" in key else ""
+        first = f"{value} has the wrong type. See {_HOMES.get(key.split('.')[0], 'Recipe')} for the type"
+        first += ". Write a pair as [32,64]" if "size" in key else ""
     return f"{key}: {first}." if key else f"{first}."

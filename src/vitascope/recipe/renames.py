@@ -40,7 +40,7 @@ NOTES = {
 
 
 def check_names(settings: Iterable[tuple[str, str]]) -> None:
-    """Reject names and values of older versions, with the new one."""
+    """Reject names and values of older versions and give the new ones."""
     for name, value in settings:
         if name in RENAMED:
             raise UserError(f"{name} was renamed to {RENAMED[name]}.{NOTES.get(name, '')}")
@@ -58,7 +58,7 @@ def is_old(settings: Iterable[str]) -> bool:
 
 
 def convert_settings(old: dict[str, Any]) -> dict[str, Any]:
-    """`section.setting` -> value, in the names of this version; what was removed is left out."""
+    """Convert `section.setting` -> value to the names of this version, without removed settings."""
     new = {RENAMED.get(name, name): value for name, value in old.items() if name not in REMOVED}
     for name, values in RENAMED_VALUES.items():
         if name in new:

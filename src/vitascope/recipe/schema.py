@@ -1,4 +1,4 @@
-"""The schema of a recipe: what can be set, with its defaults; torch-free."""
+"""The schema of a recipe: all settings with their defaults, without importing torch."""
 
 from dataclasses import dataclass, field
 
@@ -12,10 +12,10 @@ from vitascope.recipe.train import TrainConfig
 @speaks_for_itself
 @dataclass(frozen=True)
 class Recipe:
-    """Everything a run is made of."""
+    """All settings of a run."""
 
-    name: str = "run"  # a recipe's file name; runs are kept under it
-    weights: str | None = None  # to start from: timm:NAME, hf:REPO, a file, a folder, a run; recipe:NAME: trained first
+    name: str = "run"  # name of the folder for the runs; by default the recipe's file name
+    weights: str | None = None  # pretrained: timm:NAME, hf:REPO, a file, a folder, a run; recipe:NAME (trained first)
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -24,29 +24,29 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not self.name or any(sign in self.name for sign in "/\\:") or self.name.startswith("."):
-            raise UserError(f"name={self.name!r} cannot name a folder of runs. Use letters, digits, - and _.")
+            raise UserError(f"name={self.name!r} is not a valid folder name. Use letters, digits, - and _.")
         if self.train.patience and self.data.validation == 0:
-            raise UserError("train.patience watches validation images, but data.validation=0 holds none back.")
+            raise UserError("train.patience needs validation images, but data.validation=0 holds out none.")
         if self.weights is None and (self.train.tune != "full" or self.train.freeze):
             what = f"train.tune={self.train.tune}" if self.train.tune != "full" else f"train.freeze={self.train.freeze}"
-            raise UserError(f"{what} keeps weights as they are, but there are none to keep. Give weights=….")
+            raise UserError(f"{what} freezes pretrained weights, but there are none. Set weights=….")
         if self.train.objective != "classify":
             self._check_without_labels()
         if self.data.augment.flip_mode == "alternating" and self.data.balance == "sampling":
             raise UserError(
-                "data.augment.flip_mode=alternating needs epochs in turn; data.balance=sampling draws by chance: "
-                "set data.augment.flip_mode=random."
+                "data.augment.flip_mode=alternating does not work with data.balance=sampling, which draws images at "
+                "random. Set data.augment.flip_mode=random."
             )
         if self.train.patch_share < 1:
             _check_patch_share(self.train, self.model)
         if self.train.whiten and (self.model.tokenizer != "patch" or self.weights):
             raise UserError(
-                "train.whiten prepares a fresh projection of patches: only model.tokenizer=patch, no weights=…."
+                "train.whiten initializes the patch projection. It needs model.tokenizer=patch and no weights=…."
             )
         for name, config, plain in (("dino", self.dino, DinoConfig()), ("mae", self.mae, MaeConfig())):
             if config != plain and self.train.objective != name:
                 raise UserError(
-                    f"{name}.… is for train.objective={name}; this is train.objective={self.train.objective}."
+                    f"{name}.… needs train.objective={name}, but train.objective={self.train.objective} is set."
                 )
 
     def _check_without_labels(self) -> None:
@@ -55,23 +55,26 @@ class Recipe:
         for name, wanted in plain.items():
             if getattr(train, name) != wanted:
                 raise UserError(
-                    f"train.{name}={getattr(train, name)} is for training with labels, not for train.objective="
-                    f"{objective}. Leave it out."
+                    f"train.{name}={getattr(train, name)} needs labels, but train.objective={objective} has none. "
+                    "Remove it."
                 )
         if self.data.balance != "none":
             raise UserError(
-                f"data.balance={self.data.balance} weighs labels, and train.objective={objective} has none."
+                f"data.balance={self.data.balance} needs labels, but train.objective={objective} has none. Remove it."
             )
         if model.fewer:
             raise UserError(
-                f"model.{next(iter(model.fewer))} is for answering; train.objective={objective} does without."
+                f"model.{next(iter(model.fewer))} is for inference, not for train.objective={objective}. Remove it."
             )
         if objective == "dino":
             if train.ema:
-                raise UserError(f"train.ema={train.ema}: with DINO the average is the teacher. Set train.ema=0.")
+                raise UserError(
+                    f"train.ema={train.ema} does not work with DINO: its teacher is the EMA. Set train.ema=0."
+                )
             if train.grad_accum_steps > 1 and self.dino.batch_norm:
                 raise UserError(
-                    f"train.grad_accum_steps={train.grad_accum_steps}: dino.batch_norm needs the whole batch."
+                    f"train.grad_accum_steps={train.grad_accum_steps} does not work with dino.batch_norm, which needs "
+                    "the whole batch. Set train.grad_accum_steps=1 or dino.batch_norm=false."
                 )
             _check_crops(self.dino, model)
         else:
@@ -81,17 +84,15 @@ class Recipe:
 def _check_patch_share(train: TrainConfig, model: ModelConfig) -> None:
     setting, seen = f"train.patch_share={train.patch_share}", train.seen_patches(model.num_patches)
     if not train.patch_share_until:
-        raise UserError(f"{setting} has no effect with train.patch_share_until=0. Leave one of them out.")
+        raise UserError(f"{setting} has no effect with train.patch_share_until=0. Remove one of them.")
     if train.patience:
-        raise UserError(f"train.patience would count the epochs of {setting}. Leave one of them out.")
+        raise UserError(f"train.patience does not work with {setting}. Remove one of them.")
     if model.causal:
-        raise UserError(f"{setting} drops patches, but causal=true needs all of them in order. Leave one of them out.")
+        raise UserError(f"{setting} drops patches, but causal=true needs all of them. Remove one of them.")
     if seen == model.num_patches:
-        raise UserError(f"{setting} of {model.num_patches} patches is all of them. Choose less, or leave it out.")
+        raise UserError(f"{setting} keeps all {model.num_patches} patches. Choose a smaller value or remove it.")
     if model.attention == "lsa" and seen + model.num_prefix_tokens < 2:
-        raise UserError(
-            f"{setting} of {model.num_patches} patches is one token, but attention=lsa needs at least two. Choose more."
-        )
+        raise UserError(f"{setting} keeps one token, but attention=lsa needs at least two. Choose a larger value.")
 
 
 def _check_crops(dino: DinoConfig, model: ModelConfig) -> None:
@@ -104,27 +105,31 @@ def _check_crops(dino: DinoConfig, model: ModelConfig) -> None:
             )
         _check_crop_positions(size, model)
     if dino.teacher_momentum == 1:
-        raise UserError("dino.teacher_momentum=1: the teacher would never learn. The default is 0.996.")
+        raise UserError("dino.teacher_momentum=1 never updates the teacher. The default is 0.996.")
 
 
 def _check_crop_positions(size: int, model: ModelConfig) -> None:
-    """Whether a model can take crops that have fewer patches than its own images."""
+    """Check that the model works with crops that have fewer patches than its images."""
     rows, columns = model.patch_shape
     if model.absolute_positions == "sinusoidal":
-        raise UserError("positions=sinusoidal do not fit smaller crops. Choose positions=sincos2d or learned.")
+        raise UserError("positions=sinusoidal does not work with local crops. Choose positions=sincos2d or learned.")
     if model.attention == "lsa" and (size // rows) * (size // columns) + model.num_prefix_tokens < 2:
         raise UserError(
-            f"A crop of dino.local_size={size} is one token, but attention=lsa needs at least two. Choose more."
+            f"A crop of dino.local_size={size} is one token, but attention=lsa needs two or more. Choose a larger size."
         )
 
 
 def _check_masking(model: ModelConfig) -> None:
     if model.tokenizer != "patch":
         raise UserError(
-            f"train.objective=mae hides patches, but tokenizer={model.tokenizer} shows each token its neighbours. "
+            f"train.objective=mae masks patches, but with tokenizer={model.tokenizer} tokens overlap. "
             "Choose model.tokenizer=patch."
         )
     if model.causal:
-        raise UserError("train.objective=mae gives the encoder patches from anywhere; causal=true needs all, in order.")
+        raise UserError(
+            "train.objective=mae masks random patches, but causal=true needs all patches in order. Remove one of them."
+        )
     if model.num_patches < 2:
-        raise UserError("train.objective=mae hides some patches and shows others; the model has only one.")
+        raise UserError(
+            "train.objective=mae needs at least two patches, but the model has one. Choose a smaller model.patch_size."
+        )

@@ -1,4 +1,4 @@
-"""How to train: every setting of the optimisation, checked when it is made, without torch."""
+"""Settings of the training, checked on construction, without importing torch."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ CHOICES = {
     "tune": ("full", "head", "lora"),
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("auto", "float32", "bfloat16", "float16"),
-    "compile": ("auto", "always", "never"),  # not yes and no: YAML reads those as true and false
+    "compile": ("auto", "always", "never"),  # not yes or no, which YAML reads as true or false
     "cuda_graph": ("auto", "always", "never"),
     "device": ("auto", "cpu", "cuda", "mps"),
 }
@@ -24,46 +24,48 @@ TRACKERS = ("wandb", "mlflow")
 class TrainConfig:
     """The defaults train a small ViT from scratch on a small data set."""
 
-    objective: str = "classify"  # classify (by labels); without labels: dino (Caron et al. 2021), mae (He et al. 2022)
-    epochs: int = 100  # passes over the training images
-    batch_size: int = 128  # images per step of the optimizer; the last, smaller batch of an epoch is left out
+    objective: str = (
+        "classify"  # classify (with labels); without labels: dino (Caron et al. 2021), mae (He et al. 2022)
+    )
+    epochs: int = 100  # number of epochs, each with data.passes_per_epoch passes over the training images
+    batch_size: int = 128  # images per optimizer step; the last, smaller batch of an epoch is dropped
     grad_accum_steps: int = 1  # gradient accumulation steps (less memory, same result)
-    optimizer: str = "adamw"  # adamw, muon (block matrices by Muon, the rest by AdamW)
-    lr: float = 1e-3  # AdamW's peak rate
-    muon_lr: float = 0.02  # Muon's peak rate
-    momentum: float = 0.95  # Muon's
-    betas: tuple[float, float] = (0.9, 0.999)  # AdamW's
-    weight_decay: float = 0.05  # on matrices only: not on biases, norms, tokens, positions
-    final_weight_decay: float | None = None  # reached by a cosine at the end; none: weight_decay throughout
-    schedule: str = "cosine"  # after the warm-up: cosine, linear, constant
-    warmup: float = 0.1  # share of all steps in which the rate rises linearly from 0
-    final_lr: float = 0.0  # the rate at the end, as a share of the peak
-    clip_grad: float = 1.0  # largest norm of all gradients together, 0: no limit
-    label_smoothing: float = 0.1
-    patch_share: float = 1.0  # fraction of each image's patches used at first, at random (Liu et al. 2023); 1: all
+    optimizer: str = "adamw"  # adamw, muon (Muon for the matrices of the blocks, AdamW for the rest)
+    lr: float = 1e-3  # peak learning rate of AdamW
+    muon_lr: float = 0.02  # peak learning rate of Muon
+    momentum: float = 0.95  # momentum of Muon
+    betas: tuple[float, float] = (0.9, 0.999)  # betas of AdamW
+    weight_decay: float = 0.05  # for matrices only, not for biases, norms, tokens and positions
+    final_weight_decay: float | None = None  # weight decay at the end of a cosine schedule; null: constant
+    schedule: str = "cosine"  # learning rate after the warm-up: cosine, linear, constant
+    warmup: float = 0.1  # fraction of all steps in which the learning rate rises linearly from 0
+    final_lr: float = 0.0  # learning rate at the end, as a fraction of the peak
+    clip_grad: float = 1.0  # gradient clipping: largest global norm; 0: off
+    label_smoothing: float = 0.1  # label smoothing of the cross-entropy
+    patch_share: float = 1.0  # patch dropout: fraction of the patches used at first (Liu et al. 2023); 1: all
     patch_share_until: float = 0.5  # fraction of the epochs for which patch_share holds
-    whiten: bool = False  # the patch projection starts on whitened patches: as if all directions varied equally
-    ema: float = 0.0  # decay of the averaged weights, 0: none; such as 0.999; at step t at most (1 + t) / (10 + t)
-    layer_decay: float = 1.0  # rate factor per layer counted from the head (BEiT); 1: all equal
-    tune: str = "full"  # what of pretrained weights learns: full (all), head (linear probe), lora (and the head)
-    freeze: int = 0  # the embedding and so many blocks stay as they are, 0: none
-    lora_rank: int = 8  # LoRA (Hu et al. 2022): width of what is added to the query and value projections
-    lora_alpha: float = 16.0  # its strength is lora_alpha / lora_rank
-    distill: str | None = None  # a teacher whose answers are learnt too: a run, timm:NAME, hf:REPO, a file, a folder
-    distill_type: str = "soft"  # soft (its probabilities), hard (its choice)
-    distill_alpha: float = 0.5  # of the loss; the rest is the labels'
-    distill_temperature: float = 1.0  # softens both sides' probabilities; for soft
-    probe_every: int = 0  # dino, mae: epochs between two evaluations by k-NN and linear probe; 0: about ten in all
-    patience: int = 0  # stop after so many epochs without a better validation accuracy, 0: never
-    seed: int = 0  # for the split, the start weights, the order and every draw
+    whiten: bool = False  # initialize the patch projection with whitening, computed from training images
+    ema: float = 0.0  # EMA decay of the weights, such as 0.999; at step t at most (1 + t) / (10 + t); 0: off
+    layer_decay: float = 1.0  # learning rate factor per layer, counted from the head (BEiT); 1: off
+    tune: str = "full"  # fine-tuning of pretrained weights: full, head (linear probe), lora (LoRA and the head)
+    freeze: int = 0  # freeze the patch embedding and this many blocks; 0: none
+    lora_rank: int = 8  # rank of LoRA in the query and value projections (Hu et al. 2022)
+    lora_alpha: float = 16.0  # LoRA is scaled by lora_alpha / lora_rank
+    distill: str | None = None  # distillation teacher: a run, timm:NAME, hf:REPO, a file, a folder; null: none
+    distill_type: str = "soft"  # soft (the teacher's probabilities), hard (its predicted class)
+    distill_alpha: float = 0.5  # weight of distillation in the loss; the labels have the rest
+    distill_temperature: float = 1.0  # temperature of teacher and student, for distill_type=soft
+    probe_every: int = 0  # dino, mae: epochs between evaluations by k-NN and linear probe; 0: about ten in total
+    patience: int = 0  # early stopping: epochs without a better validation accuracy; 0: off
+    seed: int = 0  # random seed of the split, the initial weights, the order and the augmentation
     device: str = "auto"  # auto, cpu, cuda, mps
     precision: str = "auto"  # auto, float32, bfloat16, float16
-    compile: str = "auto"  # auto (only where it pays back), always, never
+    compile: str = "auto"  # torch.compile: auto (only if it saves time), always, never
     cuda_graph: str = "auto"  # run the whole step as one CUDA graph: auto (on CUDA), always, never
-    threads: int = 0  # of the CPU, 0: all, or one for small models, which would only wait for each other
-    save_seconds: float = 30.0  # how often resume.pt is written, at the end of an epoch
-    weight_snapshots: int = 0  # copies of the weights saved during training, evenly over the epochs; 0: none
-    track: list[str] = field(default_factory=list)  # besides TensorBoard: wandb, mlflow (extras)
+    threads: int = 0  # CPU threads; 0: all, or one for small models, which are faster with one
+    save_seconds: float = 30.0  # least seconds between checkpoints (resume.pt), written at the end of an epoch
+    weight_snapshots: int = 0  # copies of the weights saved during training, evenly spaced; 0: none
+    track: list[str] = field(default_factory=list)  # trackers besides TensorBoard: wandb, mlflow
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
@@ -96,9 +98,9 @@ class TrainConfig:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at most {most}.")
         for name in ("warmup", "final_lr", "distill_alpha", "patch_share_until"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"train.{name}={getattr(self, name)} is a share: at least 0 and at most 1.")
+                raise UserError(f"train.{name}={getattr(self, name)} must be at least 0 and at most 1.")
         if not 0 < self.patch_share <= 1:
-            raise UserError(f"train.patch_share={self.patch_share} is a share: above 0 and at most 1.")
+            raise UserError(f"train.patch_share={self.patch_share} must be greater than 0 and at most 1.")
         for name in ("ema", "momentum", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at least 0 and below 1.")
@@ -107,7 +109,7 @@ class TrainConfig:
     def _check_together(self) -> None:
         if self.layer_decay > 1:
             raise UserError(
-                f"train.layer_decay={self.layer_decay} is a factor per layer, at most 1: 1 makes all equal."
+                f"train.layer_decay={self.layer_decay} must be at most 1. 1 gives all layers the same learning rate."
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"train.betas={list(self.betas)} must be at least 0 and below 1.")
@@ -116,7 +118,9 @@ class TrainConfig:
                 f"train.grad_accum_steps={self.grad_accum_steps} does not divide train.batch_size={self.batch_size}."
             )
         if self.final_lr and self.schedule == "constant":
-            raise UserError(f"train.final_lr={self.final_lr}: with train.schedule=constant the rate never falls.")
+            raise UserError(
+                f"train.final_lr={self.final_lr} has no effect with train.schedule=constant. Remove one of them."
+            )
         if self.final_weight_decay is not None and self.final_weight_decay < 0:
             raise UserError(f"train.final_weight_decay={self.final_weight_decay} must be 0 or more.")
         if self.weight_snapshots > self.epochs:
@@ -124,27 +128,27 @@ class TrainConfig:
                 f"train.weight_snapshots={self.weight_snapshots} must be at most train.epochs={self.epochs}."
             )
         if unknown := [name for name in self.track if name not in TRACKERS]:
-            raise UserError(f"train.track: there is no {unknown[0]!r}. {did_you_mean(unknown[0], TRACKERS)}")
+            raise UserError(f"train.track={unknown[0]} is unknown. {did_you_mean(unknown[0], TRACKERS)}")
 
     @property
     def watched_every(self) -> int:
-        """Epochs from one look at the features to the next."""
+        """Epochs between two evaluations of the features."""
         return self.probe_every or max(1, self.epochs // 10)
 
     @property
     def patch_share_epochs(self) -> int:
-        """How many epochs use only patch_share of the patches: at least one, never the last."""
+        """Number of epochs with patch dropout: at least one, never the last."""
         if self.patch_share == 1:
             return 0
         return min(self.epochs - 1, max(1, round(self.patch_share_until * self.epochs)))
 
     def seen_patches(self, patches: int) -> int:
-        """patch_share: how many of an image's patches that is, one at least."""
+        """Return the number of patches that patch_share keeps, at least one."""
         return max(1, round(self.patch_share * patches))
 
     @property
     def kept_epochs(self) -> set[int]:
-        """After which epochs the weights are kept: the first, the last, and evenly between."""
+        """Epochs after which the weights are saved: the first, the last, and evenly spaced between."""
         if self.weight_snapshots < 2:
             return {self.epochs} if self.weight_snapshots else set()
         return {

@@ -1,4 +1,4 @@
-"""A Recipe -> YAML that holds every setting, so that a run can be run again from it; a value -> its word."""
+"""Write a recipe as YAML with every setting, so that a run can be repeated; format a value as typed."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 from vitascope.recipe.schema import Recipe
 
-SECTIONS = ("dino", "mae")  # each for the objective of its name
+SECTIONS = ("dino", "mae")  # each is for the objective of the same name
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -18,13 +18,13 @@ def recipe_yaml(recipe: Recipe) -> str:
 
 
 def recipe_sections(recipe: Recipe, every: bool = False) -> dict[str, Any]:
-    """As plain values; of the objectives' sections only the one in use, or `every` one."""
+    """Return all settings as plain values, without the sections of unused objectives unless `every`."""
     unused = [] if every else [name for name in SECTIONS if name != recipe.train.objective]
     return {key: value for key, value in asdict(recipe).items() if key not in unused}
 
 
 def chosen_settings(recipe: Recipe, every: bool = False) -> dict[str, Any]:
-    """What differs from the defaults: by this a run or a study is known, also when there are new settings."""
+    """Return the settings that differ from the defaults. They identify a run or a study across versions."""
     return _without(recipe_sections(recipe, every), _defaults())
 
 
@@ -34,7 +34,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def flat(sections: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """`section.setting` -> its value."""
+    """Flatten sections to `section.setting` -> value."""
     found: dict[str, Any] = {}
     for name, value in sections.items():
         found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
@@ -42,23 +42,23 @@ def flat(sections: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def settings_of(sections: dict[str, Any]) -> dict[str, str]:
-    """`section.setting` -> its value as it is typed."""
+    """Return `section.setting` -> value as typed on the command line."""
     return {name: word(value) for name, value in flat(sections).items()}
 
 
 def short_name(said: Any, digits: int = 16) -> str:
-    """A few hexadecimal digits that stand for exactly these plain values."""
+    """Return a hash of plain values in hexadecimal digits."""
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=digits // 2).hexdigest()
 
 
 def _without(said: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    """Only what is said otherwise than plainly, part by part."""
+    """Return only the values that differ from `plain`, section by section."""
     other = {key: value for key, value in said.items() if value != plain[key]}
     return {key: _without(value, plain[key]) if isinstance(value, dict) else value for key, value in other.items()}
 
 
 def word(value: Any) -> str:
-    """As it is typed on the command line."""
+    """Format a value as typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

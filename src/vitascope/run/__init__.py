@@ -1,1 +1,1 @@
-"""A run is a directory that can be run again from itself: names, metrics, weights, checkpoints, machine."""
+"""A run folder: recipe, metrics, weights, checkpoints and machine, enough to repeat the run."""

@@ -1,4 +1,4 @@
-"""Everything a run needs to go on exactly -> resume.pt, and back; plain containers and tensors only."""
+"""Save and load checkpoints (resume.pt): plain containers and tensors only."""
 
 import io
 import pickle
@@ -20,18 +20,20 @@ def save_checkpoint(run: Run, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(run: Run) -> dict[str, Any] | None:
-    """None where the run was stopped before its first save: it starts anew, from the same seed."""
+    """Load the checkpoint; None if the run stopped before its first checkpoint, so it restarts from its seed."""
     path = run.file("resume.pt")
     if not path.is_file():
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, OSError, ValueError) as error:
-        raise UserError(f"{path} is not whole, or not one of ours; nothing was changed. {_way_out(run)}") from error
+        raise UserError(
+            f"{path} is incomplete or not a Vitascope checkpoint. Nothing was changed. {_way_out(run)}"
+        ) from error
     if not isinstance(state, dict) or state.get("mark") != MARK or "identity" not in state:
-        raise UserError(f"{path} was not written by this version of Vitascope; nothing was changed. {_way_out(run)}")
+        raise UserError(f"{path} was not written by this version of Vitascope. Nothing was changed. {_way_out(run)}")
     return state
 
 
 def _way_out(run: Run) -> str:
-    return f"Move it away and run `vitascope resume {run.path}` to start the run anew."
+    return f"To restart the run from the beginning, move the file away and run: vitascope resume {run.path}"

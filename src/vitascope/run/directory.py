@@ -1,4 +1,4 @@
-"""A run's directory: `runs/<recipe>/<when>-seed<n>/`, made once and never overwritten."""
+"""Run folders: `runs/<recipe>/<date>-seed<n>/`, created once and never overwritten."""
 
 import os
 import re
@@ -22,7 +22,7 @@ _MIRRORED = AugmentConfig(flip=0.5)
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left on disk."""
+    """A run folder."""
 
     path: Path
 
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """What the run wrote about where and with what it was made; empty where it cannot be read."""
+        """Machine and versions of the run; empty if they cannot be read."""
         return read_json(self.file("machine.json"))
 
     @property
@@ -52,7 +52,7 @@ class Run:
         return self.path / name
 
     def _repr_html_(self) -> str:
-        """For a notebook: where it is, what it came to, its curves."""
+        """Show path, results and learning curves in a notebook."""
         from vitascope.draw.curves import draw_curves  # imports matplotlib
 
         rows = self.metrics
@@ -67,20 +67,21 @@ class Run:
 
 @dataclass(frozen=True)
 class Outside(Run):
-    """A model that was not trained here: `path` is only for what is found out about it."""
+    """A model from pretrained weights, without a run. `path` is the folder for its evaluations."""
 
     word: str
     model: ModelConfig
 
     @property
     def recipe(self) -> Recipe:
-        # Published weights have seen mirror images; those of grey digits are hardly published.
+        # Published weights were usually trained with flips.
         return Recipe(name=self.path.name, weights=self.word, model=self.model, data=DataConfig(augment=_MIRRORED))
 
 
 def outside(word: str, model: ModelConfig) -> Outside:
-    """hf:someone/something -> evaluated/hf-someone-something; a file or folder by its own name, with its folder's where
-    every such file has the same (model.safetensors)."""
+    """Return pretrained weights with a folder for their evaluations: hf:user/model -> evaluated/hf-user-model.
+
+    A file or folder gives its own name. A file called model.safetensors gives the name of its folder too."""
     path, name = Path(word), word
     if path.exists():
         name = path.resolve().name.removesuffix(path.suffix)
@@ -90,16 +91,16 @@ def outside(word: str, model: ModelConfig) -> Outside:
 
 
 def refuse_run(folder: Path) -> None:
-    """Before a model is written into a folder: a run has files of the same names."""
+    """Reject a run as the output folder of a model: both have files of the same names."""
     if (folder / "recipe.yaml").exists():
-        raise UserError(f"{folder} is a run, and its own files would be overwritten. Name another folder.")
+        raise UserError(f"{folder} is a run, and its files would be overwritten. Choose another folder.")
 
 
 def new_run(recipe: Recipe, runs: Path) -> Run:
-    """An empty directory of its own, with the complete recipe in it."""
+    """Create a new run folder with the complete recipe."""
     stem = f"{datetime.now():%Y-%m-%d_%H-%M-%S}-seed{recipe.train.seed}"
     folder = runs / recipe.name
-    make_folder(folder, "Choose another place with --runs.")
+    make_folder(folder, "Choose another folder with --runs.")
     for extra in ("", *(f"-{number}" for number in range(2, 1000))):
         try:
             (folder / (stem + extra)).mkdir()
@@ -107,26 +108,26 @@ def new_run(recipe: Recipe, runs: Path) -> Run:
             continue
         except OSError as error:
             raise UserError(
-                f"No run can be made in {folder}: {error.strerror}. Choose another place with --runs."
+                f"No run can be created in {folder}: {error.strerror}. Choose another folder with --runs."
             ) from error
         run = Run(folder / (stem + extra))
         write_whole(run.file("recipe.yaml"), recipe_yaml(recipe))
         return run
-    raise UserError(f"{folder} already has a thousand runs of this second.")
+    raise UserError(f"{folder} already has 1,000 runs that started in this second. Try again.")
 
 
 def is_run(path: Path) -> bool:
-    """Not every folder with a recipe.yaml: runs have a name of their own, or have said what they run on."""
+    """Return whether a folder is a run: it has a recipe.yaml, and a run's name or a machine.json."""
     named = re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-seed\d+(-\d+)?", path.resolve().name)
     return (path / "recipe.yaml").is_file() and bool(named or (path / "machine.json").is_file())
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """An existing run; a recipe's folder means its newest run."""
+    """Open an existing run. A recipe's folder gives its newest run."""
     place = Path(path)
     if (place / "recipe.yaml").is_file():
         return Run(place)
     inside = sorted(file.parent for file in place.glob("*/recipe.yaml")) if place.is_dir() else []
     if inside:
         return Run(inside[-1])
-    raise UserError(f"{place} is not a run: it has no recipe.yaml. Runs lie in runs/<recipe>/<when>-seed<n>/.")
+    raise UserError(f"{place} is not a run: it has no recipe.yaml. Runs are in runs/<recipe>/<date>-seed<n>/.")

@@ -1,4 +1,4 @@
-"""Bytes -> a file that is either whole or not there, whatever happens meanwhile."""
+"""Write files atomically: a file is complete or absent, even after a crash."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from vitascope.errors import UserError
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Beside it first, then renamed over it: a reader, or a killed writer's successor, never sees half a file."""
+    """Write to a temporary file, then rename it, so that no reader sees a partial file."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(beside, "wb") as file:
@@ -19,9 +19,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise UserError(
-            f"{path} could not be written: {error.strerror}. What was written before is still whole."
-        ) from error
+        raise UserError(f"{path} could not be written: {error.strerror}. Files written before are intact.") from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -29,7 +27,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What was written; empty where there is no file, or none that is whole."""
+    """Read a JSON file; return an empty dict if it is missing or damaged."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -38,20 +36,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """One JSON line more; after a line that a kill has torn, on a line of its own."""
+    """Append one JSON line; start a new line if the last one is incomplete."""
     try:
         with open(path, "a+b") as file:
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 file.write(b"\n")
             file.write(json.dumps(value).encode() + b"\n")
     except OSError as error:
-        raise UserError(
-            f"{path} could not be written: {error.strerror}. What was written before is still whole."
-        ) from error
+        raise UserError(f"{path} could not be written: {error.strerror}. Files written before are intact.") from error
 
 
 def make_folder(path: Path, advice: str = "") -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"The folder {path} could not be made: {error.strerror}. {advice}".strip()) from error
+        raise UserError(f"The folder {path} could not be created: {error.strerror}. {advice}".strip()) from error

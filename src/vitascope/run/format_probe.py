@@ -1,7 +1,6 @@
-"""This CPU -> how many times faster a number format is than float32, measured in a process of its own.
+"""Measure the speed of a number format relative to float32 on this CPU, in a separate process.
 
-Some virtual machines announce instructions and then stop the program that uses them, so the attempt must not be made in
-the process that wants to know.
+Some virtual machines list CPU instructions and then stop a program that uses them, so the caller must not try them.
 """
 
 import subprocess
@@ -11,18 +10,18 @@ from functools import cache
 
 SECONDS = 60
 ROUNDS = 12
-HOPELESS = 3  # times slower than float32 once warm: two rounds say enough
+HOPELESS = 3  # times slower than float32: stop after two rounds
 
 
 @cache
 def bf16_speedup() -> float:
-    """Of bfloat16 in training; 0 where it does not work here."""
+    """Return the speed-up of bfloat16 in training; 0 if it does not work."""
     return _asked("bfloat16", "train")
 
 
 @cache
 def answering_speedup(form: str, width: int, threads: int) -> float:
-    """Of int8 or bfloat16 products when a model of this width answers; 0 where they do not work here."""
+    """Return the speed-up of int8 or bfloat16 at inference for this width; 0 if it does not work."""
     return _asked(form, "answer", str(width), str(threads))
 
 
@@ -58,7 +57,7 @@ def _measure(form: str, task: str, width: int = 256, threads: int = 0) -> float:
         for done in range(ROUNDS):
             if done > 1 and min(times[1]) > HOPELESS * min(times[0]):
                 break
-            for way, taken in zip(ways, times, strict=True):  # in turns: both meet the same noise
+            for way, taken in zip(ways, times, strict=True):  # alternate, so that both have the same noise
                 start = time.perf_counter()
                 way()
                 taken.append(time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""This machine in words and numbers: versions, devices, precision, what is missing."""
+"""Describe this machine: versions, devices, precision and missing packages."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ NEEDED = (
 
 
 def versions() -> dict[str, str | None]:
-    """Every package Vitascope needs, and its version; None where it is missing."""
+    """Return the version of every required package; None if it is missing."""
     return {"vitascope": vitascope.__version__, "python": platform.python_version()} | {
         name: _version(name) for name in NEEDED
     }
@@ -31,7 +31,7 @@ def missing() -> list[str]:
 
 
 def device_names() -> dict[str, str]:
-    """The devices torch can use, best first: cuda, mps, cpu."""
+    """Return the devices that torch can use, best first: cuda, mps, cpu."""
     import torch
 
     found = {}
@@ -43,17 +43,17 @@ def device_names() -> dict[str, str]:
 
 
 def machine_name(machine: dict[str, str], device: str) -> str:
-    """The device that computed: a GPU's name, or the CPU's with its cores (not its threads, which anyone may set)."""
+    """Return the name of the device: a GPU's name, or the CPU's with its cores."""
     return re.sub(r", \d+ threads$", "", machine.get(device) or machine["cpu"])
 
 
 def made_on(facts: dict[str, Any]) -> str:
-    """The same of what a run wrote in machine.json."""
+    """Return the device name from a run's machine.json."""
     return machine_name(facts["machine"], facts["hardware"]["device"])
 
 
 def processor() -> str:
-    """The CPU's name, as far as the system tells."""
+    """Return the name of the CPU."""
     if sys.platform == "linux":
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -66,15 +66,15 @@ def processor() -> str:
 
 
 def precisions() -> dict[str, str]:
-    """What each number format means on the best device here."""
+    """Return the speed of each number format on the best device."""
     import torch
 
     if torch.cuda.is_available():
         fast = torch.cuda.get_device_capability() >= (8, 0)
         return {"bfloat16": "fast (tensor cores)" if fast else "slow: use float16", "float16": "fast with loss scaling"}
     faster = bf16_speedup()
-    words = f"{faster:.1f}" if faster > 0.95 else f"slow here, {faster:.2g}"
-    return {"bfloat16": f"{words} times float32's speed" if faster else "does not work on this CPU"}
+    words = f"{faster:.1f}" if faster > 0.95 else f"slow: {faster:.2g}"
+    return {"bfloat16": f"{words} times the speed of float32" if faster else "not supported by this CPU"}
 
 
 def _version(name: str) -> str | None:
@@ -85,7 +85,7 @@ def _version(name: str) -> str | None:
 
 
 def record_of_machine(commit: str | None = None) -> dict[str, Any]:
-    """What a record must say of where it came from: machine, versions, commit (given, or asked of git), date."""
+    """Return machine, versions, commit (given or from Git) and date for a record."""
     return {
         "machine": device_names() | {"system": f"{platform.system()} {platform.machine()}"},
         "versions": versions(),
@@ -95,9 +95,11 @@ def record_of_machine(commit: str | None = None) -> dict[str, Any]:
 
 
 def current_commit() -> str | None:
-    """The source tree's commit, '+changes' where files differ from it; None where there is no git."""
+    """Return the commit of the source, with '+changes' if files were modified; None without Git."""
     try:
-        _git("ls-files", "--error-unmatch", Path(__file__).name)  # installed inside somebody else's checkout: not ours
+        _git(
+            "ls-files", "--error-unmatch", Path(__file__).name
+        )  # fails if the package is installed inside another repository
         commit = _git("rev-parse", "HEAD")
         changes = _git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):

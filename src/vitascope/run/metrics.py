@@ -1,4 +1,4 @@
-"""Epochs -> lines in metrics.jsonl, TensorBoard events and curves.png."""
+"""Write the metrics of each epoch to metrics.jsonl, TensorBoard and curves.png."""
 
 import json
 import math
@@ -14,7 +14,7 @@ LOSS_AND_ACCURACY = ("loss", "accuracy")
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """All whole lines; a last line torn by a kill is left out."""
+    """Read all complete lines; skip an incomplete last line."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -25,19 +25,21 @@ def read_metrics(path: Path) -> list[Row]:
                 rows.append({**json.loads(line)})
         except (json.JSONDecodeError, TypeError) as error:
             if number < len(lines):
-                raise UserError(f"{path}, line {number} is not an epoch. Mend or delete the line.") from error
+                raise UserError(
+                    f"{path}, line {number} is not valid JSON for an epoch. Repair or delete the line."
+                ) from error
     return rows
 
 
 def forget_after(path: Path, epoch: int) -> list[Row]:
-    """Keep the lines up to an epoch: a resumed run writes the later ones again."""
+    """Delete the lines after an epoch, because a resumed run writes them again."""
     rows = [row for row in read_metrics(path) if row["epoch"] <= epoch]
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
     return rows
 
 
 class Events:
-    """TensorBoard's event file, written anew from the metrics when a run is resumed, so that no step is doubled."""
+    """TensorBoard's event file, rewritten from the metrics when a run is resumed, so that no step appears twice."""
 
     def __init__(self, folder: Path, rows: list[Row]) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -60,7 +62,7 @@ class Events:
 
 
 def draw_run_curves(path: Path, rows: list[Row], title: str) -> None:
-    """Loss and accuracy, train and validation, over epochs."""
+    """Draw training and validation loss and accuracy over epochs."""
     from vitascope.draw.curves import draw_curves  # imports matplotlib
     from vitascope.draw.look import save
 
@@ -68,13 +70,13 @@ def draw_run_curves(path: Path, rows: list[Row], title: str) -> None:
 
 
 def curves_of(rows: list[Row]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """`[loss or accuracy][train or validation]`: (epoch, value); of DINO also `[teacher]`, how its answers are."""
+    """Return `[loss or accuracy][train or validation]`: (epoch, value), for DINO also `[teacher]`."""
     kinds = {kind: _lines(rows, {"train": f"train_{kind}", "validation": f"val_{kind}"}) for kind in LOSS_AND_ACCURACY}
     if any("knn_accuracy" in row for row in rows):
-        kinds["accuracy"] |= _lines(rows, {"nearest neighbours": "knn_accuracy"})
+        kinds["accuracy"] |= _lines(rows, {"k-nearest neighbours": "knn_accuracy"})
     if any("teacher_entropy" in row for row in rows):
         kinds["teacher"] = _lines(
-            rows, {"entropy": "teacher_entropy", "student's distance": "divergence", "ln K: all alike": "uniform_loss"}
+            rows, {"entropy": "teacher_entropy", "KL divergence": "divergence", "ln K (uniform)": "uniform_loss"}
         )
     return kinds
 
@@ -84,19 +86,17 @@ def _lines(rows: list[Row], names: dict[str, str]) -> dict[str, list[tuple[float
 
 
 def whole_seconds(rows: list[Row]) -> float:
-    """From images on the device to the last epoch's end, with compiling and recording the step."""
+    """Return the seconds of all epochs, including compilation and CUDA graph capture."""
     return sum(row["seconds"] for row in rows)
 
 
 def steady_seconds(rows: list[Row]) -> float:
-    """The same without setting up: the first epoch, which holds it, counts like the median of the few that follow
-    (later ones may be of larger images)."""
+    """Return the seconds of all epochs without set-up: the first epoch counts like the median of the next three."""
     return sum(steady_times(rows))
 
 
 def steady_times(rows: list[Row], name: str = "seconds") -> list[float]:
-    """Epoch by epoch. Making the weights, and what was learnt from the images before the first step (whitening), is no
-    setting up: it counts."""
+    """Return the seconds of each epoch without set-up. Creating and whitening the weights counts."""
     seconds = [row[name] for row in rows]
     prepared = rows[0].get("prepared_seconds", 0.0) if rows and name == "seconds" else 0.0
     if len(seconds) > 1:

@@ -1,4 +1,4 @@
-"""Epochs -> wandb or mlflow, for those who ask for it (`train.track=[wandb]`); nothing is sent otherwise."""
+"""Send metrics to wandb or mlflow if `train.track` names them; nothing is sent otherwise."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,14 +13,14 @@ from vitascope.run.directory import Run
 
 @runtime_checkable
 class Tracker(Protocol):
-    """What is told of every epoch."""
+    """Receives the metrics of every epoch."""
 
     def add(self, row: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
 class Wandb:
-    """Goes on under the same id when a run is resumed."""
+    """Keeps the same id when a run is resumed."""
 
     def __init__(self, wandb: ModuleType, recipe: Recipe, run: Run) -> None:
         self.session = wandb.init(
@@ -68,5 +68,5 @@ def _module(name: str) -> ModuleType:
         return import_module(name)
     except ImportError as error:
         raise UserError(
-            f"train.track names {name}, which is not installed. Install it: pip install 'vitascope[{name}]'"
+            f"train.track names {name}, which is not installed. Install it with: pip install 'vitascope[{name}]'"
         ) from error

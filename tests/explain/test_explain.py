@@ -115,7 +115,7 @@ def test_maps_that_do_not_make_the_output_are_refused(monkeypatch) -> None:
     from vitascope.explain import maps
 
     monkeypatch.setattr(maps, "maps_of", lambda query, key, mask: torch.softmax(query @ key.mT, -1))  # no scale
-    with pytest.raises(UserError, match="Block 1: the maps rebuild the block's output only to"):
+    with pytest.raises(UserError, match="Block 1: the attention maps do not reproduce the block's output"):
         attention_maps(model, pictures(model))
 
 
@@ -273,7 +273,7 @@ def test_mistakes_get_one_sentence() -> None:
         (lambda: rollout([torch.rand(1, 1, 2, 2)], discard=1.0), "discard=1.0 must be"),
         (lambda: attention_maps(model.train(), images), "Call model.eval"),
         (lambda: attention_maps(nn.Flatten().eval(), images), "its maps cannot be seen"),
-        (lambda: layout_of(nn.Flatten()), "does not say how its patches stand"),
+        (lambda: layout_of(nn.Flatten()), "The patch grid of Flatten is unknown"),
     ):
         with pytest.raises(UserError, match=words):
             call()

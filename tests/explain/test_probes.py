@@ -107,5 +107,5 @@ def test_colours_are_between_0_and_1_and_like_patches_are_alike() -> None:
 
 def test_a_model_without_positions_says_so() -> None:
     model = made(class_token=False, global_pool="avg", positions="rotary")
-    with pytest.raises(UserError, match="adds no position table"):
+    with pytest.raises(UserError, match="has no position embedding"):
         probes.position_similarity(model, layout_of(model))

@@ -41,7 +41,14 @@ def test_maps_in_bytes_are_the_maps(made) -> None:
 def test_the_report_asks_nobody_and_holds_all_its_parts(made) -> None:
     page = made[0].read_text(encoding="utf-8")
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page) and "default-src 'none'" in page
-    for title in ("What it is", "How it learnt", "Where it looks", "How good it is", "worst mistakes", "like inside"):
+    for title in (
+        "Model",
+        "Training curves",
+        "Attention maps",
+        "Evaluation",
+        "Worst errors",
+        "Heads, blocks and features",
+    ):
         assert title in page
     assert page.count('class="example"') == 8 and made[0].stat().st_size < 5 * 2**20
 
@@ -146,7 +153,7 @@ def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
     row = counts[layout.prefix + 5]
     wanted = (row / row.sum())[layout.prefix :]
     assert shares(page) == pytest.approx((100 * wanted).tolist(), abs=0.15)
-    assert page.locator("[name=block]").is_disabled() and "for the answer" in page.locator(".sentence").inner_text()
+    assert page.locator("[name=block]").is_disabled() and "for the prediction" in page.locator(".sentence").inner_text()
 
 
 def test_patches_can_be_kept_left_and_reached_by_keys(browser_page) -> None:

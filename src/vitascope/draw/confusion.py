@@ -1,4 +1,4 @@
-"""Who is taken for whom -> a grid in which the mistakes, not the right answers, have colour."""
+"""Draw a confusion matrix in which only the errors are coloured."""
 
 from typing import Any
 
@@ -13,13 +13,11 @@ from vitascope.draw.look import caption, label, new_figure, plain, shorten
 NAME_LENGTH = 24
 MOST_NUMBERS, MOST_NAMES = 20, 50  # classes up to which cells hold numbers, and axes names
 
-MISTAKES = LinearSegmentedColormap.from_list(
-    "mistakes", ["white", "#fdbb84", "#e34a33", "#7f0000"]
-)  # no mistake: white
+MISTAKES = LinearSegmentedColormap.from_list("errors", ["white", "#fdbb84", "#e34a33", "#7f0000"])  # no error: white
 
 
 def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
-    """Rows: what the image is; columns: what was said. Cells are shares of the row in percent."""
+    """Draw true classes as rows and predicted classes as columns; cells are percentages of the row."""
     whole = counts
     counts, names = _occurring(counts, names)
     classes = len(names)
@@ -30,9 +28,9 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
     side = float(np.clip(0.55 * classes + 2.4, 4.5, 12))
     figure, (panel,) = new_figure(1, width=side + 1.2, height=side + 0.6)
     top = max(float(np.nanmax(wrong)), 1.0) if classes > 1 else 1.0
-    panel.set_facecolor("#e8e8e8")  # the diagonal: right answers stay grey
+    panel.set_facecolor("#e8e8e8")  # the diagonal: correct predictions stay grey
     shown = panel.imshow(wrong, cmap=MISTAKES, vmin=0, vmax=top)
-    figure.colorbar(shown, ax=panel, shrink=0.75, label="mistakes, in % of the row")
+    figure.colorbar(shown, ax=panel, shrink=0.75, label="errors in % of the true class")
     if classes <= MOST_NUMBERS:
         _write_numbers(panel, shares, counts.sum(1) > 0, top)
     label(panel, title, "predicted class", "true class")
@@ -41,10 +39,11 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
         panel.set_xticks(range(classes), short, **(slanted if max(map(len, short)) > 3 else {}))
         panel.set_yticks(range(classes), short)
     text = (
-        "Each row is 100 % of one class. Grey: the share recognised (recall). Coloured: mistakes. An empty row: none."
+        "Confusion matrix in %: each row sums to 100 %. Grey diagonal: recall. Coloured: errors. "
+        "An empty row is a class without images."
     )
     if classes < len(whole):
-        text = f"The {classes} of {len(whole)} classes that occur most. " + text
+        text = f"The {classes} most frequent of {len(whole)} classes. " + text
     caption(figure, text)
     return figure
 
@@ -58,7 +57,7 @@ def _write_numbers(panel: Axes, shares: NDArray, there: NDArray, top: float) -> 
 
 
 def _occurring(counts: NDArray, names: list[str]) -> tuple[NDArray, list[str]]:
-    """Of many classes those that have images, then those most often said, as many as can be named."""
+    """Limit many classes to those with images, then to those predicted most often."""
     there = counts.sum(1) > 0
     if len(names) <= MOST_NAMES or there.sum() > MOST_NAMES:
         return counts, names

@@ -1,4 +1,4 @@
-"""Accuracy against how bad the images are -> a small panel for each way of getting worse."""
+"""Draw accuracy against corruption level, one panel per corruption."""
 
 from matplotlib.figure import Figure
 
@@ -9,7 +9,7 @@ Curve = tuple[str, list[float], list[float], list[tuple[float, float]]]  # unit,
 
 
 def draw_decline(curves: dict[str, Curve], chance: float, text: str) -> Figure:
-    """Shares are fractions; `chance` is what guessing would reach."""
+    """Draw the curves; accuracies are fractions, `chance` is the accuracy of random guessing."""
     figure, panels = new_figure(len(curves), width=3.1 * len(curves), height=3.6)
     for panel, colour, (name, (unit, levels, accuracy, spans)) in zip(panels, COLOURS, curves.items(), strict=False):
         low, high = zip(*spans, strict=True)

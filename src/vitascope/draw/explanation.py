@@ -1,4 +1,4 @@
-"""An image and how much each patch counts -> panels: the map over the image, the patch grid, and the scale."""
+"""Draw explanations over an image: one panel per method with the patch grid and a colour bar."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +12,7 @@ LAID_OVER = 0.65
 
 
 def draw_explanations(image: NDArray, heats: dict[str, NDArray], first: str, text: str, columns: int = 4) -> Figure:
-    """`image`: height × width × 1 or 3, between 0 and 1; each heat row × column. `first` stands above the image."""
+    """Draw `image` (height × width × 1 or 3, 0 to 1) and heat maps (row × column); `first` is the image's title."""
     rows = -(-(len(heats) + 1) // columns)
     figure = Figure(figsize=(3.0 * columns, 2.9 * rows + 0.6), layout="constrained", dpi=150)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
@@ -22,7 +22,7 @@ def draw_explanations(image: NDArray, heats: dict[str, NDArray], first: str, tex
     lay_grid(panels[0], image, next(iter(heats.values())).shape)
     panels[0].set_title(plain(first), fontsize=9)
     for panel, (name, heat) in zip(panels[1:], heats.items(), strict=False):
-        show(panel, 0.45 + 0.4 * image.mean(-1, keepdims=True))  # faint and grey, so that colours mean the map's values
+        show(panel, 0.45 + 0.4 * image.mean(-1, keepdims=True))  # faint and grey, so that colours show only the map
         drawn = lay_over(panel, image, heat)
         panel.set_title(plain(name), fontsize=9)
         figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")
@@ -36,7 +36,7 @@ def show(panel: Axes, image: NDArray) -> None:
 
 
 def lay_over(panel: Axes, image: NDArray, heat: NDArray, top: float | None = None):
-    """Signed maps blue to red with white at 0; others from 0 up. One patch, one colour: it cannot point at less."""
+    """Draw a map over the image, one colour per patch: signed maps from blue to red, others from 0 up."""
     if heat.min() < 0:
         limit = top or max(float(np.abs(heat).max()), 1e-12)
         scale = {"cmap": DIVERGING, "vmin": -limit, "vmax": limit}
@@ -54,7 +54,7 @@ def lay_grid(panel: Axes, image: NDArray, grid: tuple[int, ...]) -> None:
 
 
 def mark_patch(panel: Axes, image: NDArray, grid: tuple[int, int], place: tuple[int, int]) -> None:
-    """A frame, white in black, seen on any colour."""
+    """Draw a white frame with a black edge, visible on any colour."""
     height, width = image.shape[0] / grid[0], image.shape[1] / grid[1]
     left, top = place[1] * width, place[0] * height
     x, y = [left, left + width, left + width, left, left], [top, top, top + height, top + height, top]

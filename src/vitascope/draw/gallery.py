@@ -1,4 +1,4 @@
-"""Small images -> one picture: in named rows and columns, or as tiles with a few words above each."""
+"""Draw small images as one figure: in named rows and columns, or as tiles with titles."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from vitascope.draw.palette import COLOURS
 
 
 def draw_gallery(rows: list[list[NDArray]], row_names: Sequence[str], column_names: Sequence[str], text: str) -> Figure:
-    """Images are height × width × 1 or 3, between 0 and 1."""
+    """Draw rows of images (height × width × 1 or 3, from 0 to 1) with row and column names."""
     columns = len(rows[0])
     figure = Figure(figsize=(1.25 * columns, 1.3 * len(rows) + 0.8), layout="constrained", dpi=150)
     panels = figure.subplots(len(rows), columns, squeeze=False)
@@ -33,7 +33,7 @@ def draw_gallery(rows: list[list[NDArray]], row_names: Sequence[str], column_nam
 def draw_tiles(
     images: list[NDArray], words: Sequence[str], text: str, *, framed: int | None = None, columns: int = 6
 ) -> Figure:
-    """Images one after the other, each under its words; the one `framed` stands out."""
+    """Draw images as tiles, each with its title; the tile `framed` gets a frame."""
     columns = min(columns, max(len(images), 3))
     rows = -(-len(images) // columns)
     lines = max(text.count("\n") for text in words)
@@ -51,7 +51,7 @@ def draw_tiles(
 
 
 def save_mosaic(rows: Sequence[NDArray], path: Path, zoom: int = 4, gap: int = 2) -> Path:
-    """Rows of images (image × height × width × 1 or 3, between 0 and 1) as one small PNG without words."""
+    """Rows of images (image × height × width × 1 or 3, between 0 and 1) as one small PNG without text."""
     lines = []
     for images in rows:
         wide = np.pad(images, ((0, 0), (gap, gap), (gap, gap), (0, 0)), constant_values=1.0)

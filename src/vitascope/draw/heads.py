@@ -1,4 +1,4 @@
-"""Every block's and head's map from one query -> one picture, each block on its own scale, which is told."""
+"""Draw the attention maps of all blocks and heads for one query; each block has its own labelled scale."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,9 +19,10 @@ def draw_heads(
     first: str,
     text: str,
 ) -> Figure:
-    """`maps`: block × head × row × column; `names`: of the blocks and the heads; `query`: the patch that looks, or the
-    head's own token; `first` stands above the image. A scale goes to the block's largest value, at least to twice what
-    even attention would give."""
+    """Draw `maps` (block × head × row × column) beside the image; `first` is the image's title.
+
+    `query` is the query patch; None is the token that the classifier reads. A block's scale ends at its largest value,
+    but at least at twice the value of uniform attention."""
     blocks, heads, rows, columns = maps.shape
     figure = Figure(figsize=(1.25 * (heads + 2) + 1.0, 1.08 * blocks + 1.0), layout="constrained", dpi=150)
     left, right = figure.subfigures(1, 2, width_ratios=[2, heads + 0.8]).flat  # pyright: ignore[reportAttributeAccessIssue]
@@ -43,7 +44,7 @@ def draw_heads(
             f"{top:.2g}", (1.08, 0.5), xycoords="axes fraction", fontsize=8, va="center", annotation_clip=False
         )
     bar = right.colorbar(ScalarMappable(cmap=SEQUENTIAL), ax=panels, shrink=0.6, pad=0.09, aspect=40)
-    bar.set_ticks([0, 1], labels=["0", "block's\nlargest"], fontsize=8)
+    bar.set_ticks([0, 1], labels=["0", "block's\nmaximum"], fontsize=8)
     caption(figure, text)
     return figure
 

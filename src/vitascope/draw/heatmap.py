@@ -1,4 +1,4 @@
-"""A table of numbers -> a coloured grid, with the numbers in it where they can be read."""
+"""Draw a matrix as a heat map, optionally with its values."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ def heatmap(
     bar: str | None = None,
     numbers: str | None = None,
 ) -> None:
-    """Rows go down, columns go right. `numbers` is a format such as '{:.2f}'; None writes none."""
+    """Draw rows downwards, columns to the right. `numbers` is a format such as '{:.2f}'; None writes no values."""
     picture = panel.imshow(values, cmap=colours, aspect="auto" if numbers is None else "equal", interpolation="nearest")
     label(panel, title, x, y)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,4 +1,4 @@
-"""Tables, pictures and bars -> HTML that stands alone, for notebooks and reports."""
+"""Write tables, images and bars as self-contained HTML, for notebooks and reports."""
 
 import io
 from base64 import b64encode
@@ -22,7 +22,7 @@ STYLE = (
 
 
 def html_table(columns: list[str], rows: list[list[str]], raw: Collection[str] = ()) -> str:
-    """Cells are text; columns named in `raw` hold HTML already."""
+    """Return an HTML table; cells are text, except in the columns `raw`, which hold HTML."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(
         "<tr>"
@@ -41,7 +41,7 @@ def html_page(title: str, body: str) -> str:
 
 
 def picture(image: NDArray[np.uint8], width: int = 64) -> str:
-    """rows × columns × 1 or 3, enlarged without smoothing."""
+    """Return an image (rows × columns × 1 or 3) as HTML, enlarged without smoothing."""
     file = io.BytesIO()
     Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(file, "PNG")
     return _img(file.getvalue(), f'width="{width}" style="image-rendering: pixelated"')
@@ -54,7 +54,7 @@ def drawn(figure: "Figure") -> str:
 
 
 def bar(name: str, share: float) -> str:
-    """A name, a bar as long as the share, and the share in percent."""
+    """Return a name, a bar and the fraction `share` in percent."""
     style = f"display:inline-block;height:0.7em;width:{80 * share:.0f}px;background:{COLOURS[0]}"
     return f'{escape(name)} <span style="{style}"></span> {share:.1%}'
 

@@ -1,4 +1,4 @@
-"""The one look of all figures: sizes, captions, and how a figure becomes a file."""
+"""Common style of all figures: sizes, labels, captions and saving."""
 
 import textwrap
 from pathlib import Path
@@ -24,14 +24,14 @@ STYLE: dict[Any, Any] = {
 
 
 def shades(count: int) -> list[Any]:
-    """Of the palette where there are few, of the sequential map where there are many."""
+    """Return colours: from the palette for few, from the sequential colour map for many."""
     if count <= len(COLOURS):
         return list(COLOURS[:count])
     return [colormaps[SEQUENTIAL](place) for place in np.linspace(0, 0.92, count)]
 
 
 def new_figure(columns: int, width: float = 9.0, height: float = 4.0, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """An empty figure with panels side by side, row by row; no pyplot, so it works without a screen and in threads."""
+    """Return an empty figure and its panels, row by row. Without pyplot: needs no display, works in threads."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
         panels = figure.subplots(rows, columns, squeeze=False).flatten()
@@ -39,32 +39,32 @@ def new_figure(columns: int, width: float = 9.0, height: float = 4.0, rows: int 
 
 
 def label(panel: Axes, title: str, x: str, y: str) -> None:
-    """Every panel says what it shows and what its axes are."""
+    """Set a panel's title and axis labels."""
     panel.set_title(plain(title), fontsize=11, fontweight="bold")
     panel.set_xlabel(plain(x))
     panel.set_ylabel(plain(y))
 
 
 def plain(text: str) -> str:
-    """A class called a$b$ is a name, not a formula."""
+    """Escape $, so that a class name such as a$b$ is not drawn as a formula."""
     return text.replace("$", r"\$")
 
 
 def shorten(name: str, length: int) -> str:
-    """A long name keeps its beginning."""
+    """Shorten a long name; its beginning is kept."""
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def caption(figure: Figure, text: str) -> None:
-    """One sentence under the figure: what to see in it."""
+    """Write a caption under the figure."""
     width = int(figure.get_figwidth() * 14)
     figure.supxlabel(plain("\n".join(textwrap.wrap(text, width))), fontsize=9, color="#444444")
 
 
 def check_ending(path: Path) -> None:
-    """A picture's format is its file's ending."""
+    """Raise a UserError if the file ending is not an image format."""
     if path.suffix.lstrip(".").lower() not in FigureCanvasBase.get_supported_filetypes():
-        raise UserError(f"A picture cannot be written as '{path.name}'. Choose an ending such as .png, .svg or .pdf.")
+        raise UserError(f"A figure cannot be written as '{path.name}'. Choose an ending such as .png, .svg or .pdf.")
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -74,5 +74,5 @@ def save(figure: Figure, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     except OSError as error:
-        raise UserError(f"The picture could not be written to {path}: {error.strerror}.") from error
+        raise UserError(f"The figure could not be written to {path}: {error.strerror}.") from error
     return path

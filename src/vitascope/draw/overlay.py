@@ -1,4 +1,4 @@
-"""Several runs' curves -> one pair of panels, a colour for each run."""
+"""Draw the curves of several runs in two panels, one colour per run."""
 
 from itertools import cycle
 
@@ -11,7 +11,7 @@ from vitascope.draw.palette import COLOURS
 
 
 def draw_overlay(runs: dict[str, dict[str, dict[str, Points]]], text: str) -> Figure:
-    """`runs[name][loss or accuracy][train or validation]`: validation is drawn full, training thin and dashed."""
+    """Draw `runs[name][loss or accuracy][train or validation]`: validation solid, training thin and dashed."""
     figure, panels = new_figure(2, width=11.0, height=4.8)
     for panel, kind in zip(panels, ("loss", "accuracy"), strict=True):
         for colour, curves in zip(cycle(COLOURS), runs.values(), strict=False):
@@ -21,7 +21,7 @@ def draw_overlay(runs: dict[str, dict[str, dict[str, Points]]], text: str) -> Fi
     lines = [
         Line2D([], [], color=colour, label=plain(name)) for colour, name in zip(cycle(COLOURS), runs, strict=False)
     ]
-    lines += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training images")]
+    lines += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training (dashed)")]
     panels[1].legend(handles=lines, loc="lower right", fontsize=8)
     caption(figure, text)
     return figure

@@ -1,4 +1,4 @@
-"""Numbers about a model -> pictures: heads by depth, blocks by likeness, positions, filters, features."""
+"""Draw statistics of a model: heads by depth, similarity of blocks, positions, filters, features."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,33 +12,33 @@ from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
 def draw_blocks(
     distance: NDArray, entropy: NDArray, norms: NDArray, likeness: NDArray, lens: NDArray, tokens: int, text: str
 ) -> Figure:
-    """`distance`, `entropy`: block × head; `norms`: state × quantile (median, 95 %, largest); `lens`: state."""
+    """Draw `distance`, `entropy` (block × head), `norms` (state × median, 95 %, maximum) and `lens` (state)."""
     figure, panels = new_figure(3, width=12.0, height=7.4, rows=2)
     panels[5].axis("off")
     blocks = np.arange(1, len(distance) + 1)
     for panel, values, title, unit in (
-        (panels[0], distance, "how far heads look", "patches"),
-        (panels[1], entropy, "how widely heads spread", "nats"),
+        (panels[0], distance, "attention distance", "mean distance in patches"),
+        (panels[1], entropy, "attention entropy", "entropy in nats"),
     ):
         for head in range(values.shape[1]):
             panel.plot(blocks, values[:, head], "o", color=COLOURS[0], alpha=0.6)
-        panel.plot(blocks, values.mean(1), "-", color=COLOURS[1], label="mean of the heads")
+        panel.plot(blocks, values.mean(1), "-", color=COLOURS[1], label="mean over heads")
         label(panel, title, "block", unit)
         panel.set_ylim(0, 1.3 * float(values.max()))
-    panels[1].axhline(np.log(tokens), color="#999999", linestyle=":", label="all tokens alike")
+    panels[1].axhline(np.log(tokens), color="#999999", linestyle=":", label="uniform attention")
     for panel in panels[:2]:
         panel.legend(fontsize=8, loc="upper right")
-    for column, (name, style) in enumerate((("median", "-"), ("95 %", "--"), ("largest", ":"))):
+    for column, (name, style) in enumerate((("median", "-"), ("95th percentile", "--"), ("maximum", ":"))):
         panels[2].plot(range(len(norms)), norms[:, column], style, color=COLOURS[0], label=name)
-    label(panels[2], "how long tokens are", "after block", "length")
+    label(panels[2], "token norms", "after block", "L2 norm")
     panels[2].legend(fontsize=8)
     panels[2].set_ylim(0)
     heatmap(
-        figure, panels[3], likeness, title="how alike blocks are", x="after block", y="after block",
+        figure, panels[3], likeness, title="similarity between blocks", x="after block", y="after block",
         colours=SEQUENTIAL, bar="linear CKA",
     )  # fmt: skip
     panels[4].plot(range(len(lens)), 100 * lens, "o-", color=COLOURS[0])
-    label(panels[4], "if it had to answer now", "after block", "answers as at the end, in %")
+    label(panels[4], "early predictions (logit lens)", "after block", "equal to the final prediction, in %")
     panels[4].set_ylim(0, 102)
     for panel in (panels[0], panels[1]):
         panel.set_xticks(blocks)
@@ -47,7 +47,7 @@ def draw_blocks(
 
 
 def draw_positions(likeness: NDArray, rows: int, columns: int, text: str) -> Figure:
-    """A grid of grids: each small grid shows how alike one place's position is to all places'."""
+    """Draw a grid of grids: each small grid shows one patch's position similarity to all patches."""
     figure = Figure(figsize=(0.72 * columns + 1.6, 0.72 * rows + 0.9), layout="constrained", dpi=150)
     panels = figure.subplots(rows, columns, squeeze=False)
     grids, low = likeness.reshape(rows, columns, rows, columns), float(likeness.min())
@@ -60,13 +60,13 @@ def draw_positions(likeness: NDArray, rows: int, columns: int, text: str) -> Fig
             panel.set_xticks([])
             panel.set_yticks([])
     if drawn is not None:
-        figure.colorbar(drawn, ax=panels, shrink=0.6, label="cosine")
+        figure.colorbar(drawn, ax=panels, shrink=0.6, label="cosine similarity")
     caption(figure, text)
     return figure
 
 
 def draw_filters(filters: NDArray, shares: NDArray, text: str) -> Figure:
-    """Each component height × width × 1 or 3, scaled around grey; its share of the variance above it."""
+    """Draw each component (height × width × 1 or 3), scaled around grey, with its fraction of the variance."""
     columns = min(7, len(filters))
     rows = -(-len(filters) // columns)
     figure = Figure(figsize=(1.15 * columns, 1.3 * rows + 0.8), layout="constrained", dpi=150)
@@ -85,7 +85,7 @@ def draw_filters(filters: NDArray, shares: NDArray, text: str) -> Figure:
 
 
 def draw_map(places: NDArray, labels: list[int], classes: list[str], text: str) -> Figure:
-    """A point per image, a colour and a sign per class."""
+    """Draw one point per image; colour and marker show the class."""
     figure, panels = new_figure(1, width=7.5, height=6.0)
     marks = "os^vDPX*<>"
     for number, name in enumerate(classes):
@@ -95,7 +95,7 @@ def draw_map(places: NDArray, labels: list[int], classes: list[str], text: str) 
             panels[0].scatter(mine[:, 0], mine[:, 1], s=14, color=colour, marker=mark, label=plain(name), alpha=0.7)
     panels[0].set_xticks([])
     panels[0].set_yticks([])
-    label(panels[0], "images the model finds alike lie near each other", "", "")
+    label(panels[0], "t-SNE of pooled features", "", "")
     panels[0].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), title="class")
     caption(figure, text)
     return figure

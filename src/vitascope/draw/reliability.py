@@ -1,4 +1,4 @@
-"""Confidence and accuracy, bin by bin -> a reliability diagram, and how many images each bin holds."""
+"""Draw a reliability diagram and a histogram of the confidence."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ Bins = Sequence[tuple[float, float, int, float, float]]  # low, high, images, me
 
 
 def draw_reliability(before: Bins, after: Bins | None, names: tuple[str, str], text: str) -> Figure:
-    """Points above the line: right more often than the model is sure; `after` is with a temperature."""
+    """Draw accuracy against confidence; `after` holds the bins with a fitted temperature."""
     figure, (main, counts) = new_figure(2, width=10.0, height=4.8)
-    main.plot([0, 100], [0, 100], color="#888888", linestyle="--", linewidth=1, label="as sure as right")
+    main.plot([0, 100], [0, 100], color="#888888", linestyle="--", linewidth=1, label="perfect calibration")
     for bins, name, colour, marker in ((before, names[0], COLOURS[0], "o"), (after, names[1], COLOURS[1], "s")):
         if bins:
             sure, right = [100 * row[3] for row in bins], [100 * row[4] for row in bins]
@@ -25,17 +25,17 @@ def draw_reliability(before: Bins, after: Bins | None, names: tuple[str, str], t
     main.set_aspect("equal")
     main.grid(alpha=0.25)
     main.legend(loc="lower right", fontsize=9)
-    label(main, "is it as right as it is sure?", "mean confidence in %", "accuracy in %")
+    label(main, "reliability diagram", "confidence in % (mean of the bin)", "accuracy in %")
     counts.set_yscale("log")
     counts.set_xlim(0, 101)
     counts.grid(alpha=0.25)
-    label(counts, "how often is it how sure?", "confidence in %", "images")
+    label(counts, "histogram of the confidence", "confidence in %", "number of images")
     caption(figure, text)
     return figure
 
 
 def _steps(bins: Bins) -> tuple[list[float], list[float]]:
-    """Counts and edges of all bins, empty ones included."""
+    """Return counts and edges of all bins, empty ones included."""
     width = bins[0][1] - bins[0][0]
     total = round(1 / width)
     values = [0.0] * total

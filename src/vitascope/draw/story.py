@@ -1,4 +1,4 @@
-"""One image's way through a model -> five panels: image, patches, tokens, attention, answer."""
+"""Draw the stages of a forward pass in five panels: image, patches, tokens, attention, prediction."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ def draw_story(
     text: str,
     classes: list[str] | None = None,
 ) -> Figure:
-    """`image`: height × width (× 3); `tokens`: token × feature; `attention`: query × key; `answer`: share per class."""
+    """`image`: height × width (× 3); `tokens`: token × feature; `attention`: query × key; `answer`: probabilities."""
     figure, panels = new_figure(5, width=15.0, height=3.7)
     height, width = image.shape[:2]
     for panel in panels[:2]:
@@ -33,16 +33,18 @@ def draw_story(
     limit = float(np.abs(tokens).max())
     panels[2].imshow(tokens, cmap=DIVERGING, aspect="auto", vmin=-limit, vmax=limit, interpolation="nearest")
     label(panels[2], "3  tokens", f"{tokens.shape[1]} features", f"{tokens.shape[0]} tokens")
-    top = max(float(attention.max()), 2 / len(attention))  # twice uniform at least: noise must not look like structure
+    top = max(
+        float(attention.max()), 2 / len(attention)
+    )  # at least twice uniform attention, so that noise does not look like structure
     shown = panels[3].imshow(attention, cmap=SEQUENTIAL, vmin=0, vmax=top, interpolation="nearest")
     figure.colorbar(shown, ax=panels[3], shrink=0.8)
-    label(panels[3], "4  attention", "looked at", "looking")
-    shown_classes = np.sort(np.argsort(-answer)[:MOST_CLASSES])  # in their order, but of many the likeliest
+    label(panels[3], "4  attention", "key token", "query token")
+    shown_classes = np.sort(np.argsort(-answer)[:MOST_CLASSES])  # the most probable classes, in class order
     names = [shorten(classes[number], 14) if classes else str(number) for number in shown_classes]
     panels[4].barh(range(len(names)), answer[shown_classes] * 100, color=COLOURS[0])
     panels[4].invert_yaxis()
     panels[4].set_yticks(range(len(names)), [plain(name) for name in names])
-    label(panels[4], "5  answer", "probability in %", "class")
+    label(panels[4], "5  prediction", "probability in %", "class")
     for panel in panels[:4]:
         panel.set_xticks([])
         panel.set_yticks([])

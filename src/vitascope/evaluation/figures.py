@@ -71,14 +71,14 @@ def as_html(found: Evaluation) -> str:
 
 def draw_neighbours(found: Neighbours) -> Figure:
     images = [_pixels(found.image), *(_pixels(image) for image in found.found.images)]
-    said = "" if found.said is None else f"\npredicted: {_short(found.said.label)} {found.said.probability:.0%}"
+    said = "" if found.said is None else f"\npredicted: {_short(found.said.label)} ({found.said.probability:.0%})"
     words = [f"query{said}"]
     words += [
         f"{_short(name)}\nsimilarity {value:.3f}" for name, value in zip(found.labels, found.similarity, strict=True)
     ]
     text = (
         f"The query image (framed) and the most similar of {found.searched}, each with its class or folder. "
-        "Similarity is the cosine between pooled features: 1 is identical, 0 is unrelated."
+        "Similarity is the cosine between pooled features: 1 is most similar, 0 is unrelated."
     )
     return draw_tiles(images, words, text, framed=0)
 
@@ -91,7 +91,7 @@ def _reliability(found: Evaluation) -> Figure:
     if warmth:
         after, name = _full(warmth.bins), f"with temperature {warmth.value:.2f}"
         text += f"With temperature {warmth.value:.2f} ({found.temperature_words}) the error is {warmth.ece:.1%}. "
-    text += "Points above the dashed line are under-confident, points below it over-confident."
+    text += "Above the dashed line the model is under-confident, below it over-confident."
     return draw_reliability(_full(before.bins), after, ("without temperature", name), text)
 
 
@@ -124,8 +124,8 @@ def _errors(found: Evaluation) -> Figure:
     ]
     count = len(found.choice.images) - found.right
     text = (
-        f"{_what(found)}: the worst {len(words)} of {count:,} errors, ordered by the probability of the true class "
-        "(in parentheses). Wrong labels are often among them."
+        f"{_what(found)}: the worst {len(words)} of {count:,} errors, ordered by the probability of the true class. "
+        "The model's probabilities are in parentheses. Wrong labels are often among these images."
     )
     return draw_tiles(images, words, text)
 

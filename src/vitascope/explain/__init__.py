@@ -1,4 +1,4 @@
-"""What the model looks at, and whether that can be believed."""
+"""Explain predictions: attention maps, attribution methods, and how faithful they are."""
 
 from vitascope.explain.attribution import METHODS, explain, integrated_gradients, relevance, rollout
 from vitascope.explain.faithfulness import Faithfulness, deletion, insertion, measure, survives_random_weights

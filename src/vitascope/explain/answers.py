@@ -1,7 +1,7 @@
-"""An image's way through a model -> arrays a page can draw: the image, its logits, every map in a byte per number.
+"""Store an image, its logits and its attention maps as compact arrays for the report page.
 
-A row of a map is stored as bytes and one scale, its largest value over 255: a cell is wrong by at most 0.2 % of the
-row's largest. One scale for all would lose twenty times more.
+A row of a map is stored as bytes and one scale, its maximum divided by 255. The error is at most 0.2 % of the row's
+maximum; one scale for all rows would be twenty times less precise.
 """
 
 import gzip
@@ -20,10 +20,10 @@ from vitascope.shapes import Images
 
 
 def answer(model: nn.Module, image: Images, stored: UInt8Images) -> dict[str, NDArray]:
-    """`image`: one, as the model sees it; `stored`: the same, as bytes to show."""
+    """Return the arrays of one image: `image` is prepared for the model, `stored` holds its bytes."""
     asked = question(model, image)
     whole, whole_scale = in_bytes(torch.cat(asked.graded[0]))  # block × head × query × key
-    counts, counts_scale = in_bytes(asked.relevance[0])  # query × key, for the answer
+    counts, counts_scale = in_bytes(asked.relevance[0])  # query × key, for the predicted class
     with torch.no_grad():
         logits = model_answer(model, image)
     return {
@@ -37,12 +37,12 @@ def answer(model: nn.Module, image: Images, stored: UInt8Images) -> dict[str, ND
 
 
 def in_bytes(values: Tensor) -> tuple[NDArray, NDArray]:
-    """Rows of numbers from 0 up -> bytes, and each row's scale."""
+    """Quantise rows of non-negative numbers to bytes; return them and each row's scale."""
     rows = values.float().cpu().numpy()
     scale = np.maximum(rows.max(-1), 1e-12) / 255
     return np.rint(rows / scale[..., None]).astype(np.uint8), scale.astype(np.float32)
 
 
 def packed(arrays: dict[str, NDArray]) -> str:
-    """Safetensors, gzipped, as text that can stand in a page."""
+    """Return the arrays as gzipped safetensors in base64, for an HTML page."""
     return b64encode(gzip.compress(save(arrays), mtime=0)).decode()

@@ -1,6 +1,6 @@
-"""A model, images, a class -> how much each patch counts: attention, rollout, relevance, gradients, hiding.
+"""Attribution methods: importance of each patch for a class, by attention, rollout, relevance, gradients or occlusion.
 
-Every method gives batch × row × column, larger where more important, unscaled.
+Every method returns batch × row × column, not normalised; larger is more important.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ FUSIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda maps: maps.amax(1),
     "min": lambda maps: maps.amin(1),
 }
-STEPS = 32  # of the way from the baseline to the image
+STEPS = 32  # between the baseline and the image
 HIDDEN_AT_ONCE = 256  # images
 
 
 def rollout(maps: list[Maps], *, fusion: str = "mean", discard: float = 0.0) -> Square:
-    """Attention followed through all blocks (Abnar & Zuidema 2020): batch × token × token, rows sum to 1.
+    """Attention rollout through all blocks (Abnar & Zuidema 2020): batch × token × token, rows sum to 1.
 
-    Per block the heads' fusion plus the identity, for what a token keeps of itself, each row scaled to sum to 1; a
-    later block stands on the left. `discard` zeroes that share of each row's smallest entries first."""
+    Per block, the fused heads plus the identity (residual connection), with rows normalised to sum to 1. Later blocks
+    are multiplied from the left. `discard` first sets this fraction of each row's smallest entries to zero."""
     if fusion not in FUSIONS:
         raise UserError(f"fusion={fusion!r} is unknown. {did_you_mean(fusion, FUSIONS)}")
     if not 0 <= discard < 1:
-        raise UserError(f"discard={discard} must be at least 0 and less than 1: a share of each row.")
+        raise UserError(f"discard={discard} must be at least 0 and less than 1: it is a fraction of each row.")
     tokens = maps[0].shape[-1]
     kept = torch.eye(tokens, dtype=maps[0].dtype, device=maps[0].device)
     through = kept.expand(len(maps[0]), tokens, tokens)
@@ -55,7 +55,7 @@ def relevance(maps: list[Maps], gradients: list[Maps]) -> Square:
 
 @dataclass(frozen=True)
 class Question:
-    """Why these classes, for these images? What several methods need is computed once."""
+    """Images and the classes to explain; intermediate results that several methods share are computed once."""
 
     model: nn.Module
     images: Images
@@ -72,28 +72,28 @@ class Question:
 
     @cached_property
     def relevance(self) -> Square:
-        """Without what each token keeps of itself: the same for all patches where the head reads their mean."""
+        """Relevance without the identity, which is equal for all patches if the head reads their mean."""
         total = relevance(*self.graded)
         return total - torch.eye(total.shape[-1], dtype=total.dtype, device=total.device)
 
 
 def question(model: nn.Module, images: Images, target: int | None = None) -> Question:
-    """About the asked class, or about each image's answer."""
+    """Explain the class `target`, or by default each image's predicted class."""
     return Question(model, images, targets_for(model, images, target), layout_of(model))
 
 
 def by_attention(asked: Question) -> Grid:
-    """What the head's token looks at in the last block, averaged over heads. The same for every class."""
+    """Attention of the token that the classifier reads, last block, averaged over heads. Equal for all classes."""
     return asked.layout.grid(asked.layout.answer_row(asked.maps[-1].mean(1)))
 
 
 def by_rollout(asked: Question, fusion: str = "mean", discard: float = 0.0) -> Grid:
-    """The same for every class."""
+    """Attention rollout of the token that the classifier reads. Equal for all classes."""
     return asked.layout.grid(asked.layout.answer_row(rollout(asked.maps, fusion=fusion, discard=discard)))
 
 
 def by_gradient(asked: Question) -> Grid:
-    """The last block's attention where it speaks for the class: mean over heads of (∇A · A)⁺."""
+    """Gradient times attention in the last block: mean over heads of (∇A · A)⁺."""
     maps, gradients = asked.graded
     return asked.layout.grid(asked.layout.answer_row((maps[-1] * gradients[-1]).clamp(min=0).mean(1)))
 
@@ -103,9 +103,9 @@ def by_relevance(asked: Question) -> Grid:
 
 
 def maps_and_gradients(model: nn.Module, images: Images, targets: Targets) -> tuple[list[Maps], list[Maps]]:
-    """All maps and the gradient of each image's own logit with respect to them."""
+    """Return all maps and the gradient of each image's target logit with respect to them."""
     with torch.enable_grad():
-        # The first map must hang on something that wants gradients, or a frozen model gives none.
+        # The input requires gradients, because otherwise the first map of a frozen model has none.
         logits, maps = logits_and_maps(model, images.detach().requires_grad_())
         chosen = logits.gather(1, targets[:, None]).sum()
         gradients = torch.autograd.grad(chosen, maps)
@@ -115,10 +115,10 @@ def maps_and_gradients(model: nn.Module, images: Images, targets: Targets) -> tu
 def integrated_gradients(
     model: nn.Module, images: Images, targets: Targets, *, steps: int = STEPS, baseline: float = 0.0
 ) -> Images:
-    """Gradients of the class's logit along the way from a grey image to this one, times the way (Sundararajan 2017).
+    """Integrated gradients (Sundararajan 2017) of the class's logit, from a grey baseline image to this image.
 
-    Per pixel and channel; they sum to the difference of the logits, the better the more steps. `baseline` is the grey's
-    value as the model sees it: 0 is the training images' mean."""
+    Per pixel and channel. With more steps, their sum approaches the difference of the logits. `baseline` is the
+    normalised value of the grey image: 0 is the mean of the training images."""
     way = images - baseline
     total = torch.zeros_like(images)
     for step in range(steps):  # midpoints
@@ -134,14 +134,14 @@ def by_integrated_gradients(asked: Question) -> Grid:
 
 
 def per_patch(pixels: Images, layout: Layout) -> Grid:
-    """Sums over the pixels and channels of each patch."""
+    """Sum over the pixels and channels of each patch."""
     rows = pixels.sum(1).unflatten(2, (layout.columns, -1)).sum(3)
     return rows.unflatten(1, (layout.rows, -1)).sum(2)
 
 
 @torch.no_grad()
 def by_hiding(asked: Question) -> Grid:
-    """Hide a patch (make it grey), watch the answer: by how much the class's probability falls."""
+    """Occlusion: how much the class's probability falls when a patch is made grey."""
     images, layout = asked.images, asked.layout
     height, width = images.shape[2] // layout.rows, images.shape[3] // layout.columns
     fallen = []
@@ -172,7 +172,7 @@ METHODS: dict[str, Callable[[Question], Tensor]] = {
 
 
 def explain(model: nn.Module, images: Images, method: str = "relevance", *, target: int | None = None) -> Grid:
-    """How much each patch counts for the class `target`, or for the class the model answers: batch × row × column."""
+    """Importance of each patch for the class `target` (default: the predicted class): batch × row × column."""
     if method not in METHODS:
         raise UserError(f"The method {method!r} is unknown. {did_you_mean(method, METHODS)}")
     return METHODS[method](question(model, images, target))
@@ -180,7 +180,7 @@ def explain(model: nn.Module, images: Images, method: str = "relevance", *, targ
 
 @torch.no_grad()
 def targets_for(model: nn.Module, images: Images, target: int | None) -> Targets:
-    """One class per image: the asked one, or the model's answer."""
+    """Return one class per image: `target`, or the predicted class."""
     logits = model_answer(model, images)
     if target is None:
         return logits.argmax(1)

@@ -1,4 +1,4 @@
-"""A model and images -> all that `vitascope explain` writes, and a list of it beside the numbers."""
+"""Write all output of `vitascope explain`: figures, and explanations.json with the numbers."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,10 @@ from vitascope.run.files import write_whole
 def write_everything(
     subject: Subject, pictures: Pictures, asked: Asked, out: Path, *, probes: bool = True, split: str | None = None
 ) -> Written:
-    """`probes`: also what the model is like inside, over the run's own images of this split, and over its epochs."""
-    own = images_of(subject, split) if probes else None  # first: a wrong split is told before anything is drawn
+    """Write everything; `probes` adds statistics of the model over the run's images of `split` and over its epochs."""
+    own = (
+        images_of(subject, split) if probes else None
+    )  # first, so that a wrong split is reported before any figure is drawn
     written = write_explanations(subject, pictures, asked, out)
     if probes:
         written.files += probe(subject, own, pictures.images, out)

@@ -1,8 +1,8 @@
-"""Explanations -> evidence: the answer should fall when what they point at goes, and come back when it comes.
+"""Measure the faithfulness of explanations by deletion and insertion (Petsiuk et al. 2018, RISE).
 
-Deletion and insertion (Petsiuk et al. 2018, RISE), one patch at a time in the explanation's order: the share of the way
-against the probability of the class the model first answered. Deletion makes patches grey (the training images' mean)
-and is better the smaller its area; insertion starts from a blurred image, restores patches and is better the larger.
+Patches are changed one at a time, most important first, and the probability of the explained class is recorded.
+Deletion makes patches grey (the mean of the training images); a smaller area under the curve is better.
+Insertion restores patches of a blurred image; a larger area is better.
 """
 
 import math
@@ -21,7 +21,7 @@ from vitascope.shapes import Curves, Grid, Images, Order, Targets
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Mean areas over the images, and their standard errors, for one method."""
+    """Mean areas under the curves of one method, and their standard errors over the images."""
 
     method: str
     deletion: float
@@ -32,13 +32,13 @@ class Faithfulness:
 
 
 def order_of(heat: Grid) -> Order:
-    """Patches from the most important to the least; where two are equal, in reading order."""
+    """Return the patches from most to least important; ties are in reading order."""
     return heat.flatten(1).argsort(dim=1, descending=True, stable=True)
 
 
 @torch.no_grad()
 def curves(model: nn.Module, images: Images, order: Order, targets: Targets, layout: Layout, start: Images) -> Curves:
-    """Probability of the class as patches of `images` become those of `start`, in this order: patches + 1 values."""
+    """Return the probability of the class while patches of `images` are replaced by `start`: patches + 1 values."""
     height, width = images.shape[2] // layout.rows, images.shape[3] // layout.columns
     when = torch.empty_like(order)
     when.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
@@ -58,18 +58,18 @@ def deletion(model: nn.Module, images: Images, heat: Grid, targets: Targets, lay
 
 
 def insertion(model: nn.Module, images: Images, heat: Grid, targets: Targets, layout: Layout) -> Curves:
-    """The most important patch is the first to be seen: backwards, the last to be blurred."""
+    """Restore the most important patch first; computed backwards, it is the last to be blurred."""
     backwards = order_of(heat).flip(1)
     return curves(model, images, backwards, targets, layout, blurred(images)).flip(1)
 
 
 def area(curve: Curves) -> Tensor:
-    """Under each curve, by trapezoids, the way's length being 1."""
+    """Return the area under each curve by the trapezoidal rule, with an x axis from 0 to 1."""
     return (curve.sum(1) - (curve[:, 0] + curve[:, -1]) / 2) / (curve.shape[1] - 1)
 
 
 def blurred(images: Images) -> Images:
-    """A Gaussian as wide relative to the image as RISE's (5 pixels of 224, at least 1.5), edges mirrored."""
+    """Blur with a Gaussian as wide relative to the image as in RISE: 5 of 224 pixels, at least 1.5."""
     sigma = max(1.5, 5 * images.shape[-1] / 224)
     reach = min(math.ceil(2 * sigma), min(images.shape[-2:]) - 1)
     places = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
@@ -81,7 +81,7 @@ def blurred(images: Images) -> Images:
 
 
 def at_random(asked: Question) -> Grid:
-    """What knows nothing: a new order of patches for every image, the same at every call."""
+    """Baseline: a random order of patches for every image, equal at every call."""
     generator = torch.Generator().manual_seed(0)
     return torch.rand(len(asked.images), asked.layout.rows, asked.layout.columns, generator=generator).to(asked.images)
 
@@ -89,7 +89,7 @@ def at_random(asked: Question) -> Grid:
 def measure(
     model: nn.Module, images: Images, methods: list[str] | None = None, *, told: Callable[[str], None] | None = None
 ) -> list[Faithfulness]:
-    """All methods and random order on the same images, the most faithful (insertion minus deletion) first."""
+    """Measure all methods and a random order; the most faithful (insertion minus deletion) first."""
     asked = question(model, images)
     curves = {}
     for name, method in {**METHODS, "random": at_random}.items():
@@ -102,13 +102,13 @@ def measure(
 
 
 def curves_of(asked: Question, heat: Grid) -> tuple[Curves, Curves]:
-    """Deletion's and insertion's."""
+    """Return the deletion and insertion curves."""
     gone, come = (way(asked.model, asked.images, heat, asked.targets, asked.layout) for way in (deletion, insertion))
     return gone, come
 
 
 def summarise(curves: dict[str, tuple[Curves, Curves]]) -> list[Faithfulness]:
-    """Deletion and insertion curves per method -> their areas, the most faithful first."""
+    """Compute the areas of deletion and insertion curves; the most faithful method first."""
     found = []
     for name, (gone, come) in curves.items():
         found.append(Faithfulness(name, *_mean_and_error(area(gone)), *_mean_and_error(area(come)), len(gone)))
@@ -121,7 +121,7 @@ def _mean_and_error(values: Tensor) -> tuple[float, float]:
 
 
 def rank_correlation(first: Grid, second: Grid) -> Tensor:
-    """Spearman's, per image: 1 where both order the patches alike; ties share their mean rank."""
+    """Return Spearman's rank correlation per image: 1 if both rank the patches equally; ties get their mean rank."""
     ranks = [_ranks(heat.flatten(1)) for heat in (first, second)]
     centred = [rank - rank.mean(1, keepdim=True) for rank in ranks]
     lengths = centred[0].norm(dim=1) * centred[1].norm(dim=1)
@@ -135,16 +135,16 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def survives_random_weights(model: nn.Module, images: Images, method: str, *, seed: int = 0) -> float:
-    """Mean rank correlation between the explanation and that of the same network with untrained weights.
+    """Return the mean rank correlation between the explanations of the model and of a copy with shuffled weights.
 
-    Near 0 is right: an explanation of nothing learnt must be another one (Adebayo et al. 2018)."""
+    A value near 0 is good: the explanation must depend on the trained weights (Adebayo et al. 2018)."""
     asked = question(model, images)
     other = replace(asked, model=randomised(model, seed))
     return rank_correlation(METHODS[method](asked), METHODS[method](other)).mean().item()
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """A copy whose matrices are shuffled within themselves: the same sizes, nothing learnt."""
+    """Return a copy in which the entries of every weight matrix are shuffled."""
     twin = deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A model and images -> the set of pictures and numbers that `vitascope explain` writes."""
+"""Write the figures and numbers of `vitascope explain` for each image."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,17 +25,17 @@ from vitascope.run.files import make_folder
 WORDS = {
     "attention": "attention (last block)",
     "rollout": "rollout",
-    "rollout-max": "rollout-max (90 % discarded)",
-    "gradient": "gradient (× attention)",
+    "rollout-max": "rollout-max (lowest 90 % discarded)",
+    "gradient": "gradient × attention (last block)",
     "relevance": "relevance",
-    "integrated-gradients": "integrated-gradients (logit)",
-    "occlusion": "occlusion (fall of probability)",
+    "integrated-gradients": "integrated gradients (of the logit)",
+    "occlusion": "occlusion (drop in probability)",
 }
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What to explain: methods, blocks and heads (counted from 1; none: all), a query patch, a class."""
+    """What to explain: methods, blocks and heads (counted from 1; None: all), a query patch, a class."""
 
     methods: list[str] = field(default_factory=lambda: list(METHODS))
     blocks: list[int] | None = None
@@ -46,7 +46,7 @@ class Asked:
 
 @dataclass
 class Written:
-    """What was written, and the numbers behind it."""
+    """The files that were written, and their numbers."""
 
     files: list[Path] = field(default_factory=list)
     images: list[dict[str, Any]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Written:
 
 
 def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: Path) -> Written:
-    """Per image its explanations and its heads; over all images the evidence for each method."""
+    """Write explanations and attention maps of each image, and the faithfulness of each method over all images."""
     about = question(subject.model, subject.preparation(pictures.images), asked.target)
     images, targets, layout, maps = about.images, about.targets, about.layout, about.maps
     if asked.query is not None:
@@ -78,7 +78,7 @@ def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: 
         target = int(targets[number])
         said, share = subject.classes[int(chances[number].argmax())], float(chances[number].max())
         text = _explained(subject, target, float(chances[number, target]), mine)
-        first = f"{name}\nanswer: {said} ({share:.1%})"
+        first = f"{name}\nprediction: {said} ({share:.1%})"
         written.files += save_both(draw_explanations(shown, mine, first, text), out / f"explanations-{name}")
         looked = torch.stack([maps[block - 1][number, [head - 1 for head in heads]] for block in blocks])
         looked = from_query(looked, layout, asked.query)
@@ -92,7 +92,7 @@ def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: 
 
 
 def chosen(asked: list[int] | None, count: int, what: str) -> list[int]:
-    """Counted from 1."""
+    """Return the chosen blocks or heads, counted from 1; None is all."""
     for number in asked or []:
         if not 1 <= number <= count:
             raise UserError(f"There is no {what} {number}: the model has {what}s 1 to {count}.")
@@ -100,13 +100,13 @@ def chosen(asked: list[int] | None, count: int, what: str) -> list[int]:
 
 
 def from_query(maps: Tensor, layout: Layout, query: tuple[int, int] | None) -> Tensor:
-    """(block, head, token, token) -> (block, head, row, column): what this patch, or the head's own token, looks at."""
+    """Return the attention of the query patch, or of the classifier's token, as (block, head, row, column)."""
     row = layout.answer_row(maps) if query is None else maps[..., layout.token(*query), :]
     return row[..., layout.prefix :].unflatten(-1, (layout.rows, layout.columns))
 
 
 def file_names(pictures: Pictures) -> list[str]:
-    """The files' own names without ending, numbered where two are alike."""
+    """Return the file names without ending, numbered if two are equal."""
     names: list[str] = []
     for number in range(len(pictures.images)):
         name = Path(pictures.files[number]).stem if pictures.files else str(number)
@@ -115,13 +115,13 @@ def file_names(pictures: Pictures) -> list[str]:
 
 
 def save_both(figure: Figure, path: Path) -> list[Path]:
-    """PNG for looking, SVG for papers."""
+    """Save the figure as PNG (for the screen) and SVG (for papers)."""
     return [save(figure, path.with_name(f"{path.name}.{ending}")) for ending in ("png", "svg")]
 
 
 @torch.no_grad()
 def _write_lens(subject: Subject, asked: Question, names: list[str], out: Path) -> list[Path]:
-    """Block by block, which patches already speak for the class."""
+    """Draw the class probability of every patch after every block (logit lens)."""
     states = probes.states(asked.model, asked.images)
     chances = [probes.lens_of_tokens(asked.model, state).softmax(-1) for state in states]
     files = []
@@ -129,12 +129,12 @@ def _write_lens(subject: Subject, asked: Question, names: list[str], out: Path) 
         target = int(asked.targets[number])
         one = slice(number, number + 1)
         grids = {
-            f"after block {block}" if block else "embedded": asked.layout.grid(chance[one, :, target])[0].numpy()
+            f"after block {block}" if block else "input": asked.layout.grid(chance[one, :, target])[0].numpy()
             for block, chance in enumerate(chances)
         }
         text = (
-            f"The probability of '{subject.classes[target]}' if each patch alone were what the classifier reads, after "
-            "every block (logit lens), each on its own scale. Early blocks were never trained to answer."
+            f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this "
+            "patch's token after each block. Each panel has its own scale. Early blocks were not trained to predict."
         )
         files += save_both(draw_explanations(shown, grids, name, text, columns=5), out / f"lens-{name}")
     return files
@@ -144,8 +144,8 @@ def _write_evidence(asked: Question, heats: dict[str, Tensor], out: Path, files:
     curves = {name: curves_of(asked, heat) for name, heat in {**heats, "random": at_random(asked)}.items()}
     many = f"{len(asked.images)} image{'s' if len(asked.images) > 1 else ''}"
     text = (
-        f"Mean over {many}: patches are made grey, or restored in the blurred image, in the order each method gives. A "
-        "method to be believed lets the answer fall at once, and come back at once, and beats a random order."
+        f"Mean over {many}. Left: patches are made grey, most important first. Right: patches of a blurred image are "
+        "restored in the same order. For a faithful method, both curves change faster than for a random order."
     )
     means = [{name: pair[way].mean(0).numpy() for name, pair in curves.items()} for way in (0, 1)]
     files += save_both(draw_evidence(means[0], means[1], list(METHODS), text), out / "evidence")
@@ -153,23 +153,24 @@ def _write_evidence(asked: Question, heats: dict[str, Tensor], out: Path, files:
 
 
 def _explained(subject: Subject, target: int, chance: float, heats: dict[str, NDArray]) -> str:
-    text = f"How much each patch counts for '{subject.classes[target]}' ({chance:.1%}), each method on its own scale."
+    text = f"Importance of each patch for the class '{subject.classes[target]}' (probability {chance:.1%}). "
+    text += "Each method has its own scale."
     if any(name.startswith(("attention", "rollout")) for name in heats):
-        text += " Attention and rollout are the same for every class."
+        text += " Attention and rollout do not depend on the class."
     if any(heat.min() < 0 for heat in heats.values()):
-        text += " Red speaks for the class, blue against it."
+        text += " Red patches increase the score of the class, blue patches decrease it."
     return text
 
 
 def _looked(layout: Layout, query: tuple[int, int] | None) -> str:
     if query is not None:
-        who = f"the patch in row {query[0]}, column {query[1]} (framed) looks"
+        who = f"the patch in row {query[0]}, column {query[1]} (framed)"
     else:
-        who = "the class token looks" if layout.reads_class else "all patches on average look"
-    rest = " Tokens without a place are not shown." if layout.prefix else ""
+        who = "the class token" if layout.reads_class else "all patches (mean)"
+    rest = " Attention to class and register tokens is not shown." if layout.prefix else ""
     return (
-        f"What {who} at, by block and head. Each block has its own scale, from 0 to the number at the row's end; even "
-        f"attention would give {1 / (layout.prefix + layout.patches):.2g}.{rest}"
+        f"Attention of {who}, by block and head. Each block has its own scale, from 0 to the number at the "
+        f"end of its row. Uniform attention would be {1 / (layout.prefix + layout.patches):.2g}.{rest}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A model -> where its tokens stand: how many come first, the grid of patches, and which of them the head reads."""
+"""The layout of a model's tokens: prefix tokens, the grid of patches, and which tokens the classifier reads."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from vitascope.shapes import Grid
 
 @dataclass(frozen=True)
 class Layout:
-    """`reads_class`: the head reads the class token, token 0; otherwise all patches."""
+    """`prefix` tokens come before the patches. `reads_class`: the head reads the class token (0), else all patches."""
 
     prefix: int
     rows: int
@@ -24,7 +24,7 @@ class Layout:
         return self.rows * self.columns
 
     def token(self, row: int, column: int) -> int:
-        """The token of the patch in this row and column, both counted from 0."""
+        """Return the token index of the patch in this row and column, both counted from 0."""
         if not (0 <= row < self.rows and 0 <= column < self.columns):
             raise UserError(
                 f"There is no patch in row {row}, column {column}: the grid has rows 0 to {self.rows - 1} and columns "
@@ -33,11 +33,11 @@ class Layout:
         return self.prefix + row * self.columns + column
 
     def answer_row(self, square: Tensor) -> Tensor:
-        """(…, query, key) -> (…, key): what the head's token takes from each, or all patches on average."""
+        """Return the row of the token that the head reads, or the mean over patches: (…, query, key) -> (…, key)."""
         return square[..., 0, :] if self.reads_class else square[..., self.prefix :, :].mean(-2)
 
     def grid(self, tokens: Tensor) -> Grid:
-        """(batch, token) -> (batch, row, column), without the tokens that come first."""
+        """Arrange tokens as (batch, row, column), without the prefix tokens."""
         return tokens[:, self.prefix :].unflatten(1, (self.rows, self.columns))
 
 
@@ -56,7 +56,7 @@ def layout_of(model: nn.Module) -> Layout:
         prefix = 1 + int(getattr(config, "num_register_tokens", 0) or 0)
         return Layout(prefix, sides[0], sides[1], reads_class=True)
     raise UserError(
-        f"{type(model).__name__} does not say how its patches stand. Models of Vitascope, timm and transformers do."
+        f"The patch grid of {type(model).__name__} is unknown. Use a model of Vitascope, timm or transformers."
     )
 
 

@@ -1,9 +1,9 @@
-"""A model and images -> who looked at whom in every block, exactly, for any ViT that uses PyTorch's fused attention.
+"""Record the exact attention maps of every block, for any ViT that uses PyTorch's fused attention.
 
-Fused attention never shows its maps. So while the model runs, every call of PyTorch's scaled dot-product attention is
-answered by the same thing written out, which has maps; the two answers are compared, so a map that did not make the
-block's output is never given out. Whatever stands around the call (packed projections, QK-norm, rotary positions,
-masks, learned temperatures) is the model's own code, in its own dtype.
+Fused attention does not return its maps. While the model runs, every call of scaled_dot_product_attention is therefore
+replaced by an explicit computation that returns them. Both outputs are compared; maps that do not reproduce the block's
+output are rejected. The code around the call (packed projections, QK-norm, rotary positions, masks, learned
+temperatures) is the model's own, in its own dtype.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,14 +21,14 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Images, Logits, Maps
 
 BATCH = 32
-# How far the written-out answer may be from the fused one, relative to its largest value.
+# Largest allowed difference between the explicit and the fused output, relative to its maximum.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 class Watching(TorchFunctionMode):
-    """While it is on, attention is written out: `maps` holds one tensor per call, in order.
+    """Record attention: while active, `maps` receives one tensor per attention call, in order.
 
-    `edit`, given a call's number and its maps, may return others, and the model goes on with those.
+    `edit(call, maps)` may return other maps, which the model then uses instead.
     """
 
     def __init__(self, edit: Callable[[int, Tensor], Tensor] | None = None) -> None:
@@ -53,7 +53,7 @@ class Watching(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         if dropout_p:
-            raise UserError("Attention maps are drawn without dropout. Call model.eval() first.")
+            raise UserError("Attention maps cannot be recorded with dropout. Call model.eval() first.")
         if enable_gqa and key.shape[1] != query.shape[1]:
             key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
         mask = attn_mask
@@ -74,15 +74,15 @@ def _check(written: Tensor, fused: Tensor, call: int) -> None:
     far = (written - fused).abs().max() / fused.abs().max().clamp(min=1e-12)
     if not far <= TOLERANCE.get(fused.dtype, 1e-4):
         raise UserError(
-            f"Block {call + 1}: the maps rebuild the block's output only to {far:.1e}. They would not be its own maps."
+            f"Block {call + 1}: the attention maps do not reproduce the block's output (relative error {far:.1e})."
         )
 
 
 @contextmanager
 def written_out(model: nn.Module) -> Iterator[None]:
-    """Every attention of the model through PyTorch's fused function, where we can see it; put back afterwards.
+    """Make every attention layer call PyTorch's fused function, where it can be recorded; undone afterwards.
 
-    timm's layers and transformers' models can be told to write attention out themselves, and ours to use a kernel."""
+    timm and transformers can otherwise compute attention themselves, and our models can use other kernels."""
     before: list[tuple[Any, str, Any]] = []
 
     def change(owner: Any, name: str, value: Any) -> None:
@@ -107,29 +107,29 @@ def written_out(model: nn.Module) -> Iterator[None]:
 def logits_and_maps(
     model: nn.Module, images: Images, edit: Callable[[int, Tensor], Tensor] | None = None
 ) -> tuple[Logits, list[Maps]]:
-    """One forward pass with attention written out: what the model answers, and all maps on the way, with gradients."""
+    """Return the logits and all attention maps of one forward pass, with gradients."""
     if model.training:
-        raise UserError("The model is in training mode, where chance has its say. Call model.eval() first.")
+        raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
     watching = Watching(edit)
     with written_out(model), watching:
         answer = whole_forward(model, images)
     if not watching.maps:
         raise UserError(
-            f"{type(model).__name__} made no call of torch's scaled_dot_product_attention, so its maps cannot be seen. "
-            "Models of Vitascope, timm and transformers work; another must use that function."
+            f"{type(model).__name__} does not call torch's scaled_dot_product_attention, so its attention maps cannot "
+            "be recorded. Models of Vitascope, timm and transformers are supported."
         )
     return answer, watching.maps
 
 
 def whole_forward(model: nn.Module, images: Images) -> Logits:
-    """All tokens in every block: ours would leave out those of the last block that its head does not read."""
+    """Compute all tokens in every block; our forward pass skips unread tokens in the last block."""
     if isinstance(model, VisionTransformer):
         return model.forward_head(model.forward_features(images))
     return model_answer(model, images)
 
 
 def model_answer(model: nn.Module, images: Images) -> Logits:
-    """The model's own logits; transformers' models wrap theirs."""
+    """Return the model's logits; models of transformers wrap them in an object."""
     answer = model(images)
     return getattr(answer, "logits", answer)
 
@@ -138,16 +138,16 @@ def model_answer(model: nn.Module, images: Images) -> Logits:
 def attention_maps(model: nn.Module, images: Images, *, batch: int = BATCH) -> list[Maps]:
     """One tensor per block, batch × head × query × key, in the model's own dtype; every row sums to 1.
 
-    For any model of Vitascope, timm or transformers as it is, fused attention and all. Goes through `batch` images at a
-    time; the maps of all are given out together: use `each_batch` where they would not fit into memory."""
+    Works with unchanged models of Vitascope, timm and transformers, including fused attention. Processes `batch` images
+    at a time and returns the maps of all images. Use `each_batch` if they do not fit into memory."""
     parts = [maps for _, maps in each_batch(model, images, batch=batch)]
     return [torch.cat(blocks) for blocks in zip(*parts, strict=True)]
 
 
 def each_batch(model: nn.Module, images: Images, *, batch: int = BATCH) -> Iterator[tuple[Logits, list[Maps]]]:
-    """Logits and maps, a few images at a time."""
+    """Yield logits and maps, `batch` images at a time."""
     if images.ndim != 4 or not len(images):
-        raise UserError(f"Images must be batch × channel × height × width; these have shape {list(images.shape)}.")
+        raise UserError(f"Images must have shape batch × channels × height × width, not {list(images.shape)}.")
     for some in images.split(batch):
         with torch.no_grad():
             found = logits_and_maps(model, some)

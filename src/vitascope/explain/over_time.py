@@ -1,4 +1,4 @@
-"""A run with weight snapshots (train.weight_snapshots) -> the same probes and explanations, epoch by epoch."""
+"""Draw probes and explanations over the epochs of a run with weight snapshots (train.weight_snapshots)."""
 
 import io
 from dataclasses import replace
@@ -31,7 +31,7 @@ FRAME = 700  # milliseconds
 
 
 def kept_files(subject: Subject) -> dict[int, Path]:
-    """Epoch -> its weights."""
+    """Return the weight file of each epoch with a snapshot."""
     if subject.run is None:
         return {}
     files = sorted(subject.run.run.file(KEPT).glob("epoch-*.safetensors"))
@@ -39,7 +39,7 @@ def kept_files(subject: Subject) -> dict[int, Path]:
 
 
 def write_over_time(subject: Subject, images: Images, out: Path) -> list[Path]:
-    """Nothing where the run kept nothing. `images` are shown, as the model sees them; averages are over its own."""
+    """Write the figures; nothing if the run has fewer than two snapshots. Averages are over the run's own images."""
     files = kept_files(subject)
     if len(files) < 2 or not isinstance(subject.model, VisionTransformer):
         return []
@@ -61,7 +61,8 @@ def write_over_time(subject: Subject, images: Images, out: Path) -> list[Path]:
     names = ["image", *(f"epoch {epoch}" for epoch in files)]
     rows_named = [subject.classes[int(target)] for target in targets]
     strip = [[picture, *row] for picture, row in zip(pictures, rows, strict=True)]
-    text = "What speaks for the final answer (named at the left; relevance) as the model learns; each map from 0, dark."
+    text = "Relevance of each patch for the final prediction (named at the left), by epoch. "
+    text += "In each map dark is 0 and yellow is the maximum."
     written = save_both(draw_gallery(strip, rows_named, names, text), out / "over-time-strip")
     if seen:
         written += save_both(_lines(seen, len(own[0][:ENOUGH]) if own else 0), out / "over-time-probes")
@@ -78,7 +79,7 @@ def _at(model: VisionTransformer, path: Path) -> VisionTransformer:
 def _frame(
     then: Subject, shown: Images, targets: torch.Tensor, heats: dict[str, torch.Tensor], epoch: int
 ) -> Image.Image:
-    """The first image's explanations after this epoch."""
+    """Draw the first image's explanations after this epoch."""
     picture = then.pictures(shown[:1])[0]
     with torch.no_grad():
         chance = float(probabilities(then.model, shown[:1])[0, targets[0]])
@@ -88,7 +89,7 @@ def _frame(
         picture,
         mine,
         said,
-        "Where it looks and what speaks for the class, as the model learns; scales change.",
+        "Attention, and relevance for the class, by epoch. The scale changes between epochs.",
         columns=3,
     )
     file = io.BytesIO()
@@ -104,14 +105,14 @@ def _animation(frames: list[Image.Image], path: Path) -> Path:
 
 
 def _lines(seen: dict[int, Seen], images: int) -> Figure:
-    """A line per block, early ones pale."""
+    """Draw one line per block; early blocks are pale."""
     figure, panels = new_figure(3, width=13.0, height=4.0)
     epochs = list(seen)
     depth = len(next(iter(seen.values())).distance)
     for panel, part, title, unit in (
-        (panels[0], "distance", "how far heads look", "patches"),
-        (panels[1], "entropy", "how widely heads spread", "nats"),
-        (panels[2], "lens", "answers as after its last block", "in %"),
+        (panels[0], "distance", "attention distance", "mean distance in patches"),
+        (panels[1], "entropy", "attention entropy", "entropy in nats"),
+        (panels[2], "lens", "early predictions (logit lens)", "equal to the final prediction, in %"),
     ):
         for block in range(depth):
             values = [
@@ -124,5 +125,5 @@ def _lines(seen: dict[int, Seen], images: int) -> Figure:
         panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
         panel.set_xticks(epochs)
     panels[2].legend(fontsize=7, ncols=2)
-    caption(figure, f"Averages over {images} of the run's images, block by block, as the model learns.")
+    caption(figure, f"Means over heads and over {images} of the run's images, one line per block, by epoch.")
     return figure

@@ -1,4 +1,4 @@
-"""A model and images -> numbers about the model itself: how far heads look, how sharply, how tokens change."""
+"""Statistics of a model: attention distance and entropy of heads, token norms, similarity of blocks."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,10 +14,10 @@ from vitascope.shapes import Features, HeadNumbers, Images, Logits, Maps, Tokens
 
 
 def attention_distance(maps: Maps, layout: Layout) -> HeadNumbers:
-    """How far each head looks, in patches: the mean distance from a patch to what it looks at, image × head.
+    """Mean attention distance of each head, in patches: image × head.
 
-    Attention to tokens without a place is left out and the rest scaled to sum to 1, so that a head which mostly looks
-    at the class token does not seem to look nearby (keras' well-known figure does not do that)."""
+    Attention to class and register tokens is excluded and the rest normalised to sum to 1. Otherwise a head that mostly
+    attends to the class token would seem local (the well-known figure of Keras does not exclude them)."""
     rows = torch.arange(layout.rows, dtype=maps.dtype, device=maps.device)
     columns = torch.arange(layout.columns, dtype=maps.dtype, device=maps.device)
     places = torch.cartesian_prod(rows, columns)
@@ -28,30 +28,30 @@ def attention_distance(maps: Maps, layout: Layout) -> HeadNumbers:
 
 
 def head_entropy(maps: Maps) -> HeadNumbers:
-    """How widely each head spreads, in nats: 0 where every query looks at one token, ln(tokens) where at all alike."""
+    """Attention entropy of each head in nats: 0 if every query attends to one token, ln(tokens) if uniform."""
     return -torch.xlogy(maps, maps).sum(-1).mean(-1)
 
 
 def position_similarity(model: nn.Module, layout: Layout) -> Tensor:
-    """Cosine between the learned or fixed positions of every two patches: patch × patch."""
+    """Cosine similarity between the position embeddings of every two patches: patch × patch."""
     table = getattr(model, "pos_embed", None)
     if table is None:
         embeddings = getattr(getattr(model, "vit", None), "embeddings", None)
         table = getattr(embeddings, "position_embeddings", None)
     if not isinstance(table, Tensor):
-        raise UserError("The model adds no position table; there is nothing to compare.")
+        raise UserError("The model has no position embedding, so there is nothing to compare.")
     table = table.detach().flatten(0, -2)[-layout.patches :]
     table = table / table.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return table @ table.T
 
 
 def patch_filters(model: nn.Module, count: int = 28) -> tuple[Images, Tensor]:
-    """Principal components of the patch embedding's filters, count × channel × height × width, and their shares.
+    """Principal components of the patch embedding's filters (count × channel × height × width) and their variance.
 
-    Of a model that sees shifted images too (SPT): what its filters do with the image itself."""
+    With shifted patch tokenization (SPT) only the filters of the unshifted image are used."""
     weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     if weight is None:
-        raise UserError(f"{type(model).__name__} has no convolution that embeds patches.")
+        raise UserError(f"{type(model).__name__} has no convolutional patch embedding.")
     if isinstance(model, VisionTransformer):
         weight = weight[:, : model.config.in_chans]
     flat = weight.detach().float().flatten(1)
@@ -62,7 +62,7 @@ def patch_filters(model: nn.Module, count: int = 28) -> tuple[Images, Tensor]:
 
 @torch.no_grad()
 def states(model: nn.Module, images: Images) -> list[Tokens]:
-    """All tokens as the first block gets them, and after each block."""
+    """Return all tokens at the input of the first block and after each block."""
     watching, seen, hooks = Watching(), [], []
     blocks = blocks_of(model)
 
@@ -83,32 +83,32 @@ def states(model: nn.Module, images: Images) -> list[Tokens]:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The longest list of like modules: a transformer's blocks."""
+    """Return the blocks: the longest list of modules of one type."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential) and len(module)]
     alike = [found for found in lists if len({type(part) for part in found}) == 1]
     if not alike:
-        raise UserError(f"{type(model).__name__} has no list of blocks to look between.")
+        raise UserError(f"{type(model).__name__} has no list of blocks.")
     return list(max(alike, key=len))
 
 
 def token_norms(tokens: Tokens) -> Tensor:
-    """The length of each token: outliers are tokens the model uses as notebooks (Darcet et al. 2024)."""
+    """L2 norm of each token; outliers often store global information (Darcet et al. 2024)."""
     return tokens.norm(dim=-1)
 
 
 def read_features(tokens: Tokens, layout: Layout) -> Features:
-    """What the head would read: the class token, or the patches' mean."""
+    """Return the input of the classifier: the class token, or the mean of the patches."""
     return tokens[:, 0] if layout.reads_class else tokens[:, layout.prefix :].mean(1)
 
 
 def lens(model: nn.Module, tokens: Tokens) -> Logits:
-    """If the model had to answer now: the final norm, pooling and head on an earlier block's tokens."""
+    """Logit lens: apply the final norm, pooling and head to an earlier block's tokens."""
     final, classify = _ending(model)
     return classify(final(tokens))
 
 
 def lens_of_tokens(model: Any, tokens: Tokens) -> Tensor:
-    """If each token alone were what the head reads: batch × token × class."""
+    """Logit lens of single tokens: batch × token × class."""
     final, _ = _ending(model)
     if hasattr(model, "vit"):
         return model.classifier(final(tokens))
@@ -116,12 +116,14 @@ def lens_of_tokens(model: Any, tokens: Tokens) -> Tensor:
 
 
 def _ending(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """The final norm, and what comes after it as a function of all tokens: ours, timm's, transformers'."""
+    """Return the final norm and the classifier of a model of Vitascope, timm or transformers."""
     if hasattr(model, "forward_head") and isinstance(getattr(model, "norm", None), nn.Module):
         return model.norm, model.forward_head
     if hasattr(model, "vit") and hasattr(model, "classifier"):
         return model.vit.layernorm, lambda tokens: model.classifier(tokens[:, 0])
-    raise UserError(f"It is not known how {type(model).__name__} ends. Models of Vitascope, timm and transformers are.")
+    raise UserError(
+        f"The classifier of {type(model).__name__} is unknown. Use a model of Vitascope, timm or transformers."
+    )
 
 
 def colours(tokens: Tokens, layout: Layout) -> Tensor:
@@ -144,7 +146,7 @@ class SimilarityOfBlocks:
     def add(self, features: list[Features]) -> None:
         """One row per image, at least four images."""
         if len(features[0]) < 4:
-            raise UserError(f"Similarity of blocks needs at least 4 images at a time; these are {len(features[0])}.")
+            raise UserError(f"The similarity of blocks needs batches of at least 4 images, not {len(features[0])}.")
         grams = [_without_diagonal(part.double().cpu()) for part in features]
         self.total += torch.tensor([[_hsic(first, second) for second in grams] for first in grams], dtype=torch.float64)
 
@@ -166,6 +168,6 @@ def _hsic(first: Tensor, second: Tensor) -> float:
 
 
 def batches(images: Images, size: int = BATCH) -> Iterator[Images]:
-    """All of one size, so that each weighs the same; a smaller rest joins nothing where there are others."""
+    """Yield batches of equal size, so that each has the same weight; a smaller last batch is dropped."""
     parts = images.split(size)
     yield from parts if len(parts) == 1 or len(parts[-1]) == size else parts[:-1]

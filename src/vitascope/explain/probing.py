@@ -1,4 +1,4 @@
-"""A model and many images -> what the model is like inside, as pictures and numbers."""
+"""Write figures and numbers about a model's heads, blocks, positions and features, over many images."""
 
 import json
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ COLOURED = 6  # images whose features are shown as colours
 
 @dataclass(frozen=True)
 class Seen:
-    """Averages over many images: block × head, state × quantile, state × state, per state; and pooled features."""
+    """Averages over images: block × head, state × quantile, state × state, per state; and pooled features."""
 
     distance: Tensor
     entropy: Tensor
@@ -58,55 +58,56 @@ def look(subject: Subject, images: Images) -> Seen:
         likeness = likeness or probes.SimilarityOfBlocks(len(states))
         likeness.add(read)
     if likeness is None:
-        raise UserError("There are no images to look at.")
+        raise UserError("No images were given.")
     means = [torch.stack(parts).mean(0).cpu() for parts in (distance, entropy, norms, agreed)]
     return Seen(means[0], means[1], means[2], likeness.matrix(), means[3], torch.cat(features).cpu())
 
 
 def write_probes(subject: Subject, images: Images, labels: list[int] | None, what: str, out: Path) -> list[Path]:
-    """`images` as the model sees them, at least eight; `what` they are, such as held-back."""
+    """Write the probes of at least eight prepared images; `what` describes them, e.g. held-out."""
     if len(images) < ENOUGH:
-        raise UserError(f"Probes are averages: give at least {ENOUGH} images, not {len(images)}.")
+        raise UserError(f"Probes are averages and need at least {ENOUGH} images, not {len(images)}.")
     make_folder(out)
     model, layout, images = subject.model, layout_of(subject.model), images[:MOST]
     seen = look(subject, images)
     many = f"{len(seen.features)} {what} images"
     text = (
-        f"Averages over {many}. A dot is a head: how far away a patch looks, and over how many tokens it spreads. Very "
-        "long tokens are outliers, often used as notebooks. Blocks that are alike compute little in between. Last: how "
-        "often the answer after each block is already the final one."
+        f"Averages over {many}. Each dot is one head; block 0 is the input. Attention distance: mean distance from a "
+        "patch to the patches it attends to. Attention entropy: low is focused, high is spread out. Token norms: "
+        "outliers often store global information. Similarity near 1: the blocks in between change little. Early "
+        "predictions: the classifier is applied after each block."
     )
     arrays = (part.numpy() for part in (seen.distance, seen.entropy, seen.norms, seen.likeness, seen.lens))
     files = save_both(draw_blocks(*arrays, tokens=layout.prefix + layout.patches, text=text), out / "probes-blocks")
     filters, shares = probes.patch_filters(model)
-    text = "Principal components of the patch embedding's filters, and the share of the variance each carries."
+    text = "Principal components of the patch embedding's filters, each with its fraction of the variance."
     files += save_both(draw_filters(filters.permute(0, 2, 3, 1).numpy(), shares.numpy(), text), out / "probes-filters")
     files += _positions(subject, layout, out) + _colours(subject, images, layout, out)
     if labels is not None:
-        text = f"{many} by what the classifier sees of them (t-SNE of pooled features). Only nearness means something."
+        text = f"One point per image ({many}). Nearby points have similar features; larger distances have no meaning."
         known = labels[: len(seen.features)]
         files += save_both(draw_map(flattened(seen.features), known, subject.classes, text), out / "probes-map")
     write_whole(out / "probes.json", json.dumps(_numbers(seen, len(seen.features)), indent=1) + "\n")
     return [*files, out / "probes.json"]
 
 
-Own = tuple[Images, list[int], str]  # a run's own images as the model sees them, their classes, and which they are
+Own = tuple[Images, list[int], str]  # a run's own prepared images, their classes, and their description
 
 
 def probe(subject: Subject, own: Own | None, given: UInt8Images, out: Path) -> list[Path]:
-    """Over the run's own images, or over the given ones if they are enough; else nothing."""
+    """Write probes over the run's own images, or over the given ones if there are enough; otherwise nothing."""
     if own is not None:
         return write_probes(subject, *own, out)
     return write_probes(subject, subject.preparation(given), None, "given", out) if len(given) >= ENOUGH else []
 
 
 def images_of(subject: Subject, split: str | None = None) -> Own | None:
-    """The run's own images as the model sees them, their classes, and which they are; None: there are none here.
+    """Return the run's own prepared images, their classes and description; None if they are not on this machine.
 
-    Without a split the held-back ones, else training images; test images only when asked for."""
+    By default the held-out images, else training images. Test images are used only with split="test"."""
     if subject.run is None:
         if split is not None:
-            raise UserError(f"--split {split} names a part of a run's data; {subject.name} is not a run.")
+            raise UserError(f"--split {split} needs a run, and {subject.name} is not a run. Omit --split.")
         return None
     run, facts = subject.run.run, subject.run.facts
     if split is not None:
@@ -120,7 +121,7 @@ def images_of(subject: Subject, split: str | None = None) -> Own | None:
 
 
 def flattened(features: Tensor) -> np.ndarray:
-    """Two numbers per image, so that like images lie near each other."""
+    """Project the features to two dimensions with t-SNE."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -134,7 +135,7 @@ def _positions(subject: Subject, layout: Layout, out: Path) -> list[Path]:
         likeness = probes.position_similarity(subject.model, layout)
     except UserError:
         return []  # rotary only, or none
-    text = "Each small grid: how alike the position of the patch at that place is to every patch's."
+    text = "Position embeddings: each small grid shows the similarity of one patch's position to all positions."
     return save_both(draw_positions(likeness.numpy(), layout.rows, layout.columns, text), out / "probes-positions")
 
 
@@ -144,10 +145,10 @@ def _colours(subject: Subject, images: Images, layout: Layout, out: Path) -> lis
     chosen = sorted({0, len(states) // 3, 2 * len(states) // 3, len(states) - 1})
     rows = [subject.pictures(some)]
     rows += [list(probes.colours(states[state], layout).numpy()) for state in chosen]
-    names = ["image", *(f"after block {state}" if state else "embedded" for state in chosen)]
+    names = ["image", *(f"after block {state}" if state else "input" for state in chosen)]
     text = (
-        "The patches' three largest principal components as red, green and blue, per block: patches of one colour are "
-        "alike to the model. Colours of different rows cannot be compared."
+        "The first three principal components of the patch features, shown as red, green and blue. Patches with equal "
+        "colours have similar features. Colours in different rows cannot be compared."
     )
     return save_both(draw_gallery(rows, names, [""] * len(some), text), out / "probes-colours")
 

@@ -1,4 +1,4 @@
-"""A run -> report.html: one file that opens from disk and never talks to the network."""
+"""Write report.html about a run: one self-contained file without network access."""
 
 import json
 import re
@@ -29,16 +29,16 @@ from vitascope.recipe.writing import recipe_yaml
 from vitascope.run.files import write_whole
 
 PAGE = Path(__file__).parent / "page"
-EXAMPLES = 8  # half of them mistakes, where there are so many
+EXAMPLES = 8  # up to half of them errors
 GUARD = "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:"
 
 
 def write_report(run: Path, split: str | None = None, out: Path | None = None) -> Path:
-    """On held-back images; where none were held back without numbers of its own; on test images only if asked for."""
+    """Write the report on the validation images; without them, no evaluation. Test images only with split="test"."""
     subject = open_subject(str(run))
     model = subject.run
     if model is None:
-        raise UserError(f"{run} is not a run; a report is about one.")
+        raise UserError(f"{run} is not a run. Reports can be written only for runs.")
     if split is None and model.run.recipe.data.validation > 0:
         split = "val"
     found = model.evaluate(split, robust=False) if split else None
@@ -49,15 +49,15 @@ def write_report(run: Path, split: str | None = None, out: Path | None = None) -
 
 def page(subject: Subject, model: TrainedTransformer, found: Evaluation | None) -> str:
     name = f"{model.run.recipe.name}: {model.run.path.name}"
-    about = f"<details><summary>the recipe</summary><pre>{escape(recipe_yaml(model.run.recipe))}</pre></details>"
+    about = f"<details><summary>Recipe</summary><pre>{escape(recipe_yaml(model.run.recipe))}</pre></details>"
     good = f'<div class="wide">{as_html(found)}</div>' if found else _earlier(model)
     sections = [
-        ("What it is", model._repr_html_() + about),
-        ("How it learnt", _file_picture(model.run.file("curves.png"))),
-        ("Where it looks", _look(subject, *(from_evaluation(model, found) if found else from_training(model)))),
-        ("How good it is", good),
-        ("Its worst mistakes, and where it looked", _mistakes(subject, found) if found else ""),
-        ("What it is like inside", _probes(subject)),
+        ("Model", model._repr_html_() + about),
+        ("Training curves", _file_picture(model.run.file("curves.png"))),
+        ("Attention maps", _look(subject, *(from_evaluation(model, found) if found else from_training(model)))),
+        ("Evaluation", good),
+        ("Worst errors", _mistakes(subject, found) if found else ""),
+        ("Heads, blocks and features", _probes(subject)),
     ]
     body = "".join(f"<section><h2>{escape(title)}</h2>{content}</section>" for title, content in sections if content)
     what = f"{found.choice.split} images" if found else "training images"
@@ -67,8 +67,8 @@ def page(subject: Subject, model: TrainedTransformer, found: Evaluation | None) 
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(name)} · Vitascope</title><style>{(PAGE / 'page.css').read_text(encoding='utf-8')}</style>",
         f'<script type="importmap">{_modules()}</script></head><body>',
-        f"<h1>{escape(name)}</h1><p class='soft'>Made by vitascope report {vitascope.__version__}; the images are "
-        f"the run's {escape(what)}. This page is a file. It never talks to the network.</p>",
+        f"<h1>{escape(name)}</h1><p class='soft'>Written by vitascope report {vitascope.__version__}. The images are "
+        f"the run's {escape(what)}. This page is self-contained and makes no network requests.</p>",
         body,
         "<script type='module'>import 'page/main.js';</script></body></html>",
     ]
@@ -76,13 +76,13 @@ def page(subject: Subject, model: TrainedTransformer, found: Evaluation | None) 
 
 
 def from_evaluation(model: TrainedTransformer, found: Evaluation) -> tuple[UInt8Images, list[str]]:
-    """The worst mistakes, then the first images that were right, and what stands beside each in the list."""
+    """Return the worst errors, then the first correct images, and the list entry of each."""
     images = found.choice.images
-    wrong = [(item.index, f"is {item.label}, said {item.said}") for item in found.worst[: EXAMPLES // 2]]
+    wrong = [(item.index, f"true: {item.label}, predicted: {item.said}") for item in found.worst[: EXAMPLES // 2]]
     first = min(8 * EXAMPLES, len(images))
     said = model.predict(images.images[:first])
     right = [
-        (place, f"{item.label}, right")
+        (place, f"{item.label}, correct")
         for place, (item, label) in enumerate(zip(said, images.labels[:first].tolist(), strict=True))
         if item.label == found.classes[label]
     ]
@@ -96,7 +96,7 @@ def from_training(model: TrainedTransformer) -> tuple[UInt8Images, list[str]]:
         raise UserError("The run has no training images to show.")
     images, labels = split.images[:EXAMPLES], split.labels[:EXAMPLES].tolist()
     said = [item.label for item in model.predict(images)]
-    words = [f"is {model.classes[label]}, said {word}" for label, word in zip(labels, said, strict=True)]
+    words = [f"true: {model.classes[label]}, predicted: {word}" for label, word in zip(labels, said, strict=True)]
     return images, words
 
 
@@ -123,24 +123,24 @@ def _look(subject: Subject, images: UInt8Images, words: list[str]) -> str:
 
 
 def _mistakes(subject: Subject, found: Evaluation) -> str:
-    """Each mistake beside what speaks for the wrong answer, by Chefer's relevance."""
+    """Show each error beside the relevance (Chefer et al. 2021) for the predicted class."""
     cards = []
     for item in found.worst[:6]:
         stored = found.choice.images.images[item.index : item.index + 1]
         image = subject.preparation(stored)
         heat = METHODS["relevance"](question(subject.model, image))[0].numpy()
         shown = stored[0].permute(1, 2, 0).numpy()
-        words = f"is {item.label} ({item.probability_of_label:.1%}), said {item.said} ({item.probability:.0%})"
+        words = f"true: {item.label} ({item.probability_of_label:.1%}), predicted: {item.said} ({item.probability:.0%})"
         pair = f"{picture(shown, 96)} {picture(_overlaid(shown, heat), 96)}"
         cards.append(f"<figure>{pair}<figcaption>{escape(words)}</figcaption></figure>")
     if not cards:
-        return "<p>It made none on these images.</p>"
-    text = "<p>Left the image, right what speaks for the wrong answer (relevance, from 0 to each image's largest).</p>"
+        return "<p>There are no errors on these images.</p>"
+    text = "<p>Left: the image. Right: the relevance of each patch for the wrong prediction; yellow is the maximum.</p>"
     return f'{text}<div class="pairs">{"".join(cards)}</div>'
 
 
 def _overlaid(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """The image under the map's colours, a patch a colour."""
+    """Return the image overlaid with the map's colours, one colour per patch."""
     rows, columns = image.shape[0] // heat.shape[0], image.shape[1] // heat.shape[1]
     level = np.clip(heat / max(float(heat.max()), 1e-12), 0, 1)
     wide = np.kron(level, np.ones((rows, columns)))
@@ -150,17 +150,15 @@ def _overlaid(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
 
 
 def _earlier(model: TrainedTransformer) -> str:
-    """The pictures of the newest `vitascope evaluate`, where there was one."""
+    """Return the figures of the newest `vitascope evaluate`, if there is one."""
     told = sorted(model.run.file("evaluation").glob("*/report.json"), key=lambda path: path.stat().st_mtime)
     if not told:
-        return (
-            "<p>No images were held back (data.validation=0), and vitascope evaluate has not scored this run yet.</p>"
-        )
+        return "<p>The run has no validation images (data.validation=0). Run vitascope evaluate first.</p>"
     said = json.loads(told[-1].read_text(encoding="utf-8"))
     views = f", {said['views']} views" if said["views"] > 1 else ""
     views += "" if said.get("weights", "last") == "last" else f", weights: {escape(said['weights'])}"
     images = f"{said['images']:,} {escape(said['split'])} images{views}"
-    text = f"<p>{said['accuracy']:.2%} of {images}, from vitascope evaluate.</p>"
+    text = f"<p>Accuracy {said['accuracy']:.2%} on {images}, from vitascope evaluate.</p>"
     return text + "".join(_file_picture(path) for path in sorted(told[-1].parent.glob("*.png")))
 
 
@@ -181,7 +179,7 @@ def _file_picture(path: Path) -> str:
 
 
 def _modules() -> str:
-    """Every page/*.js as a data: address, so that the page needs no server. Imports say from './name.js'."""
+    """Return every page/*.js as a data: URL, so that the page needs no server. Imports use from './name.js'."""
     found = {}
     for path in sorted(PAGE.glob("*.js")):
         source = re.sub(r"from '\./([\w-]+\.js)'", r"from 'page/\1'", path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A run, `timm:NAME` or a weights file -> the model to look into, with its classes and how its images are prepared."""
+"""Load the model to explain, from a run, `timm:NAME` or a weights file, with its classes and preprocessing."""
 
 from dataclasses import dataclass, field
 
@@ -24,20 +24,20 @@ class Subject:
     classes: list[str]
     preparation: Preparation
     stored: Stored
-    notes: list[str] = field(default_factory=list)  # what was assumed of weights from outside
+    notes: list[str] = field(default_factory=list)  # what was assumed about external weights
 
     @property
     def run(self) -> TrainedTransformer | None:
-        """The model, where it was trained here."""
+        """The model if it comes from a run, else None."""
         trained = isinstance(self.model, TrainedTransformer) and not isinstance(self.model.run, Outside)
         return self.model if trained else None  # pyright: ignore[reportReturnType]
 
     def pictures(self, images: Images) -> list[NDArray]:
-        """Back to what a person sees: height × width × channel, between 0 and 1."""
+        """Undo the normalisation: height × width × channel, between 0 and 1."""
         return [image.permute(1, 2, 0).numpy() for image in self.preparation.undone(images)]
 
     def number_of(self, target: str) -> int:
-        """A class by its name or its number."""
+        """Return the index of a class, given by name or index."""
         if target in self.classes:
             return self.classes.index(target)
         if target.isdigit() and int(target) < len(self.classes):
@@ -47,11 +47,11 @@ class Subject:
 
 
 def open_subject(word: str, *, best: bool = False) -> Subject:
-    """timm's models stay as they are, plain ViTs or not; all others become ours."""
+    """Load a model. Models of timm are used unchanged; all others are converted to Vitascope's."""
     if word.startswith("timm:"):
         return _from_timm(word.removeprefix("timm:"))
     model = load(word, best=best)
-    if model.config.fewer:  # explained is the model with all its tokens
+    if model.config.fewer:  # explanations use all tokens
         model.answer_with(**dict.fromkeys(FEWER, 0))
     return Subject(model.name, model, model.classes, model.facts.preparation, model.facts.stored, model.notes)
 

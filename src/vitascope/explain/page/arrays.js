@@ -12,11 +12,11 @@ export function parse(buffer) {
   const length = Number(new DataView(buffer).getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
   const found = {};
-  for (const [name, told] of Object.entries(header)) {
+  for (const [name, entry] of Object.entries(header)) {
     if (name === '__metadata__') continue;
-    const [start, end] = told.data_offsets;
+    const [start, end] = entry.data_offsets;
     const bytes = buffer.slice(8 + length + start, 8 + length + end);
-    found[name] = { shape: told.shape, data: new KINDS[told.dtype](bytes) };
+    found[name] = { shape: entry.shape, data: new KINDS[entry.dtype](bytes) };
   }
   return found;
 }

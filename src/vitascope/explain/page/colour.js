@@ -1,6 +1,6 @@
-// Numbers -> colours, from 0 to a top that is always told; a uniform row must not look like structure.
+// Map numbers to colours, from 0 to a labelled maximum; uniform attention must not look like structure.
 
-// At least twice what even attention would give.
+// At least twice uniform attention.
 export function topOf(values, tokens) {
   return Math.max(...values, 2 / tokens);
 }

@@ -1,4 +1,4 @@
-// Every block and head at once, for the query that is chosen: small maps, a scale per block; click one to enlarge it.
+// Small maps of every block and head for the selected query, one scale per block; click one to enlarge it.
 
 import { attention } from './maps.js';
 import { paint, topOf } from './colour.js';

@@ -1,4 +1,4 @@
-// The report's page: opens the recorded examples and lets the reader look through them.
+// Entry point of the report page: opens the stored examples and sets up the controls.
 
 import { openArrays } from './arrays.js';
 import { makeHeads } from './heads.js';
@@ -35,7 +35,7 @@ async function start() {
   const example = await open(0);
   const [depth, heads] = example.maps.shape;
   choices(block, Array.from({ length: depth }, (_, number) => [number, `block ${number + 1}`]));
-  choices(head, [['mean', 'mean of heads'], ...Array.from({ length: heads }, (_, number) => [number, `head ${number + 1}`])]);
+  choices(head, [['mean', 'mean over heads'], ...Array.from({ length: heads }, (_, number) => [number, `head ${number + 1}`])]);
   const store = makeStore({
     example, number: 0, block: depth - 1, head: 'mean', map: 'attention', query: null, pinned: false,
   });

@@ -1,13 +1,13 @@
-// An example's stored maps -> what one query looks at: attention of a head, the mean of heads, rollout, or relevance.
+// Compute one query's map from the stored maps: attention of a head, the mean over heads, rollout, or relevance.
 
-// Token numbers that ask: one patch, or the head's own reading (the class token, or all patches).
+// Indices of the query tokens: one patch, or what the classifier reads (the class token, or all patches).
 export function askers(layout, query) {
   if (query !== null) return [layout.prefix + query];
   if (layout.reads_class) return [0];
   return Array.from({ length: layout.rows * layout.columns }, (_, patch) => layout.prefix + patch);
 }
 
-// One row of attention, every token, scaled again to sum to 1.
+// One row of attention over all tokens, normalised to sum to 1.
 export function row(example, block, head, token) {
   const [, heads, tokens] = example.maps.shape;
   return unpacked(example.maps, example.maps_scale, (block * heads + head) * tokens + token);
@@ -21,7 +21,7 @@ function unpacked(stored, scales, at) {
   return values.map((value) => value / sum);
 }
 
-// What speaks for the answer, through all blocks (Chefer et al. 2021), as shares of the whole.
+// Relevance for the prediction, through all blocks (Chefer et al. 2021), as fractions of the total.
 export function relevance(example, layout, query) {
   const asking = askers(layout, query);
   const total = new Float64Array(example.relevance.shape[1]);
@@ -30,7 +30,7 @@ export function relevance(example, layout, query) {
   return total;
 }
 
-// Attention of a head ('mean': of all heads), averaged over the askers.
+// Attention of a head ('mean': of all heads), averaged over the query tokens.
 export function attention(example, layout, block, head, query) {
   const heads = head === 'mean' ? [...Array(example.maps.shape[1]).keys()] : [head];
   const asking = askers(layout, query);
@@ -40,7 +40,7 @@ export function attention(example, layout, block, head, query) {
   return total.map((value) => value / (heads.length * asking.length));
 }
 
-// Attention followed back through the blocks up to this one: half of each token stays where it is.
+// Attention rollout up to this block: the residual connection keeps half of each token.
 export function rollout(example, layout, block, query) {
   const tokens = example.maps.shape[2];
   let at = new Float64Array(tokens);

@@ -1,4 +1,4 @@
-// The large picture: the image, the map over it, and a cell for every patch to hover, tap or reach with the arrows.
+// The large image with the selected map, and one cell per patch to hover, tap or reach with the arrow keys.
 
 import { paint, paintImage, topOf } from './colour.js';
 import { percent, place, sentence } from './words.js';

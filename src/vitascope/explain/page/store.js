@@ -1,4 +1,4 @@
-// The one state of the page: what is chosen, and who wants to know.
+// The state of the page: the selection, and its listeners.
 
 export function makeStore(state) {
   const listeners = [];

@@ -39,9 +39,9 @@ def find_sentences(source: str, *, with_docstrings: bool) -> Iterator[tuple[int,
     tree = ast.parse(source)
     skipped = set() if with_docstrings else {id(node) for node in find_docstrings(tree)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            if id(node) not in skipped:
-                yield node.lineno, node.value
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped
+        if is_text and " " in node.value:
+            yield node.lineno, node.value
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=lambda path: str(path.relative_to(ROOT / "src")))

@@ -5,6 +5,7 @@ scikit-learn one to two, matplotlib half a second.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ finally:
 
 def list_imports(code: str, *words: str, cwd: Path = ROOT) -> set[str]:
     """Which of the slow modules a fresh process has imported when it ends."""
-    done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True, cwd=cwd)
+    command, environment = [sys.executable, "-c", code, *words], os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=cwd, env=environment)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

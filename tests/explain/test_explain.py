@@ -272,7 +272,7 @@ def test_mistakes_get_one_sentence() -> None:
         (lambda: rollout([torch.rand(1, 1, 2, 2)], fusion="sum"), "fusion='sum' is unknown"),
         (lambda: rollout([torch.rand(1, 1, 2, 2)], discard=1.0), "discard=1.0 must be"),
         (lambda: attention_maps(model.train(), images), "Call model.eval"),
-        (lambda: attention_maps(nn.Flatten().eval(), images), "its maps cannot be seen"),
+        (lambda: attention_maps(nn.Flatten().eval(), images), "its attention maps cannot be recorded"),
         (lambda: layout_of(nn.Flatten()), "The patch grid of Flatten is unknown"),
     ):
         with pytest.raises(UserError, match=words):

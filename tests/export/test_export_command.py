@@ -121,7 +121,7 @@ def test_a_wrong_place_gets_one_sentence(vitascope, run, tmp_path, form) -> None
 def test_an_opset_that_cannot_be_written_is_refused(vitascope, run, opset) -> None:
     answer = vitascope("export", "onnx", str(run.path), "--opset", opset)
     assert (
-        answer.code == 2 and answer.err == f"vitascope: --opset {opset} cannot be written. Choose one from 18 to 25.\n"
+        answer.code == 2 and answer.err == f"vitascope: --opset {opset} is not supported. Choose one from 18 to 25.\n"
     )
 
 

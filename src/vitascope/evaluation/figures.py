@@ -15,7 +15,7 @@ from vitascope.draw.look import save, shorten
 from vitascope.draw.reliability import draw_reliability
 from vitascope.evaluation.calibration import Bin
 from vitascope.evaluation.neighbours import Neighbours
-from vitascope.evaluation.report import Evaluation
+from vitascope.evaluation.report import Evaluation, split_name
 from vitascope.run.files import make_folder, write_json
 
 NAME_LENGTH = 20
@@ -59,7 +59,7 @@ def as_html(found: Evaluation) -> str:
         ["accuracy", f"{found.accuracy:.2%} (95 % confidence interval {low:.2%} to {high:.2%})"],
         ["top-5 accuracy", f"{found.top5:.2%}"],
         ["expected calibration error", f"{found.calibration.ece:.2%}"],
-        ["images", f"{len(found.choice.images):,} {found.choice.split}, {found.views} view(s)"],
+        ["images", f"{len(found.choice.images):,} {split_name(found.choice.split)} images, {found.views} view(s)"],
     ]
     classes = [
         [name, f"{row.images:,}", *("–" if share is None else f"{share:.1%}" for share in (row.precision, row.recall))]
@@ -135,7 +135,7 @@ def _what(found: Evaluation) -> str:
     recipe, data = found.run.recipe.name, Path(found.choice.data).name
     of = recipe if recipe == data else f"{recipe} on {data}"
     epoch = found.weights.replace("best", ", best epoch").removeprefix("last")  # and token reduction
-    return f"{of}, {found.choice.split} images{views}{epoch}"
+    return f"{of}, {split_name(found.choice.split)} images{views}{epoch}"
 
 
 def _pixels(image: Tensor) -> NDArray:

@@ -13,6 +13,11 @@ from vitascope.evaluation.robustness import Decline
 from vitascope.run.directory import Run
 
 
+def split_name(split: str) -> str:
+    """Return the full name of a split, for sentences and captions."""
+    return {"val": "validation", "train": "training"}.get(split, split)
+
+
 @dataclass(frozen=True)
 class Mistake:
     """A wrong prediction: the image, its true and predicted class, and their probabilities."""

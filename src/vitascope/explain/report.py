@@ -18,7 +18,7 @@ from vitascope.draw.palette import SEQUENTIAL
 from vitascope.errors import UserError
 from vitascope.evaluation.choosing import own_images
 from vitascope.evaluation.figures import as_html
-from vitascope.evaluation.report import Evaluation
+from vitascope.evaluation.report import Evaluation, split_name
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.explain.answers import answer, packed
 from vitascope.explain.attribution import METHODS, question
@@ -60,7 +60,7 @@ def page(subject: Subject, model: TrainedTransformer, found: Evaluation | None) 
         ("Heads, blocks and features", _probes(subject)),
     ]
     body = "".join(f"<section><h2>{escape(title)}</h2>{content}</section>" for title, content in sections if content)
-    what = f"{found.choice.split} images" if found else "training images"
+    what = f"{split_name(found.choice.split)} images" if found else "training images"
     lines = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{GUARD}">',
@@ -157,7 +157,7 @@ def _earlier(model: TrainedTransformer) -> str:
     said = json.loads(told[-1].read_text(encoding="utf-8"))
     views = f", {said['views']} views" if said["views"] > 1 else ""
     views += "" if said.get("weights", "last") == "last" else f", weights: {escape(said['weights'])}"
-    images = f"{said['images']:,} {escape(said['split'])} images{views}"
+    images = f"{said['images']:,} {escape(split_name(said['split']))} images{views}"
     text = f"<p>Accuracy {said['accuracy']:.2%} on {images}, from vitascope evaluate.</p>"
     return text + "".join(_file_picture(path) for path in sorted(told[-1].parent.glob("*.png")))
 

@@ -1,4 +1,4 @@
-"""A trained model -> one file for other programs, compared with the model before it is given out."""
+"""Export a trained model as one file for other programs; verified before it is written."""
 
 from vitascope.export.everything import export_run
 from vitascope.export.int8 import write_int8

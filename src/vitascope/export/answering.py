@@ -1,4 +1,4 @@
-"""A model -> its weights alone, answering with logits, or with logits and all attention maps: what is exported."""
+"""Build the model to export: it returns logits, or logits and all attention maps."""
 
 from collections.abc import Iterable
 from typing import cast
@@ -14,7 +14,7 @@ from vitascope.shapes import BlockMaps, Logits
 
 
 class WithMaps(VisionTransformer):
-    """The same model with attention written out in its two halves, so that the maps can be given out."""
+    """The model with explicit attention, so that it also returns the attention maps."""
 
     def forward(self, images: Tensor) -> tuple[Logits, BlockMaps]:  # pyright: ignore[reportIncompatibleMethodOverride]
         tokens, seen = self.embed(images), []
@@ -28,22 +28,22 @@ class WithMaps(VisionTransformer):
 
 
 def answering(model: VisionTransformer, *, maps: bool = False) -> VisionTransformer:
-    """A plain copy, where its answers can be checked."""
+    """Return a plain copy of the model; raise a UserError if its export could not be verified."""
     if model.training:
-        raise UserError("The model is in training mode, where chance has its say. Call model.eval() first.")
+        raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
     if model.config.fewer:
         raise UserError(
-            "Which tokens are merged or dropped can hang on a rounding, so an exported file could not be checked "
-            "against the model. Export it with all tokens: merge_tokens=0, drop_tokens=0."
+            "A model that merges or drops tokens cannot be exported: rounding can change which tokens are kept, so the "
+            "file could not be verified. Export it with all tokens: merge_tokens=0, drop_tokens=0."
         )
     return plain_copy(model, WithMaps if maps else VisionTransformer)
 
 
 def example(model: VisionTransformer) -> Tensor:
-    """Two images to trace with: a single one would be taken for a batch that is always one."""
+    """Return two images to trace with; a single image would fix the batch size to one."""
     return torch.zeros(2, model.config.in_chans, *model.config.image_shape)
 
 
 def any_batch() -> tuple[dict[int, object]]:
-    """What is not fixed in the file: how many images come at once."""
+    """Return the dynamic shapes of the export: the batch size."""
     return ({0: torch.export.Dim("batch", min=1)},)

@@ -1,4 +1,4 @@
-"""A run's trained model -> an exported file beside its weights, compared and judged on the run's own images."""
+"""Export a run's model to a file, and verify it on the run's own images."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ NAMES = {"onnx": "model.onnx", "int8": "model-int8.onnx", "torch": "model.pt2"}
 def export_run(
     model: TrainedTransformer, form: str, out: Path | None = None, *, maps: bool = False, opset: int | None = None
 ) -> Written:
-    """`form`: onnx, int8 (ONNX too) or torch. Goes to RUN/export/ unless `out` says where. Never uses test images."""
+    """Export as `form`: onnx, int8 (ONNX) or torch; to RUN/export/ by default. Test images are never used."""
     if form not in NAMES:
         raise UserError(f"There is no form '{form}'. {did_you_mean(form, NAMES)}")
     run, facts = model.run, model.facts
@@ -34,7 +34,7 @@ def export_run(
 
 
 def _name(run: Run) -> str:
-    """digits/2026-…-seed0, whatever folder that lies in here; weights from outside by their own name."""
+    """Return the run's name, e.g. digits/2026-…-seed0, or the name of external weights."""
     name = run.path.resolve().name
     return name if isinstance(run, Outside) else f"{run.recipe.name}/{name}"
 
@@ -42,5 +42,5 @@ def _name(run: Run) -> str:
 def _training_images(model: TrainedTransformer) -> Split | None:
     try:
         return own_images(model.run, model.facts, "train")
-    except UserError:  # the data is not here, or not what it was
+    except UserError:  # the data is missing or has changed
         return None

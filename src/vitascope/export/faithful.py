@@ -1,4 +1,4 @@
-"""A model and an exported file's answers -> how far they are apart; a file that answers otherwise is refused."""
+"""Compare an exported file's outputs with the model's; reject a file that differs."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,15 +14,15 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Images
 from vitascope.training.hardware import exact_products, hardware_of
 
-Ask = Callable[[Tensor], Sequence[Tensor]]  # prepared images -> logits, and maps where the file has them
-Judged = tuple[Split, str]  # stored images with their classes, and which they are: held-back or training
+Ask = Callable[[Tensor], Sequence[Tensor]]  # prepared images -> logits, and maps if the file has them
+Judged = tuple[Split, str]  # stored images with their classes, and which they are: held-out or training
 
-BATCHES = (1, 2, 7)  # none is the batch the file was traced with alone
+BATCHES = (1, 2, 7)  # several, to test the dynamic batch size
 OUTPUTS = ("logits", "maps")
 
 
 def images_to_compare(model: VisionTransformer, preparation: Preparation, judged: Judged | None) -> tuple[Images, str]:
-    """One image for each place in the batches, and what they are in words; random ones where no others are here."""
+    """Return images to fill the batches, and their description; random images if the run's are not available."""
     wanted = sum(BATCHES)
     if judged is None:
         chance = torch.Generator().manual_seed(0)
@@ -33,7 +33,7 @@ def images_to_compare(model: VisionTransformer, preparation: Preparation, judged
 
 
 def differences(model: VisionTransformer, ask: Ask, images: Images) -> dict[str, float]:
-    """The largest difference of each output, relative to the model's largest value, over batches of several sizes."""
+    """Return the largest difference of each output, relative to the model's maximum, over several batch sizes."""
     batches = images.split(BATCHES)
     found = [torch.cat(parts) for parts in zip(*(ask(batch) for batch in batches), strict=True)]
     truth = [torch.cat(parts) for parts in zip(*(_truth(model, batch, len(found)) for batch in batches), strict=True)]
@@ -44,14 +44,14 @@ def refuse_unfaithful(apart: dict[str, float], most: float) -> None:
     for name, far in apart.items():
         if not far <= most:
             raise UserError(
-                f"The exported {name} differ from the model's by {far:.1e} of the largest, more than {most:.0e}: "
-                "no file was written. Please report it, with the model's settings."
+                f"The exported {name} differ from the model's (relative error {far:.1e}, allowed: {most:.0e}). "
+                "No file was written. Please report this, with the model's settings."
             )
 
 
 @torch.no_grad()
 def _truth(model: VisionTransformer, images: Images, outputs: int) -> Sequence[Tensor]:
-    """By other ways than the file's: all tokens in every block, and maps caught at the fused attention."""
+    """Compute the expected outputs independently of the file: all tokens, and maps recorded at the fused attention."""
     images = images.to(next(model.parameters()).device)
     with exact_products(hardware_of(model)):
         if outputs == 1:

@@ -1,8 +1,8 @@
-"""A model -> an ONNX file whose products are made of 8-bit integers, and what that costs in right answers.
+"""Export to ONNX with int8 matrix products, and measure the loss of accuracy.
 
-Two ways to find the scales: dynamic (per call, from the tokens themselves) and static (once, from training images).
-The better one on training images is taken; what it costs is then told on images that had no say in the choice, where
-some were held back.
+Two kinds of quantisation: dynamic (scales per call, from the tokens) and static (scales fixed, from training images).
+The one with the better accuracy on training images is used. Its accuracy is then reported on held-out images, if there
+are any.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ from vitascope.shapes import Images, Logits
 from vitascope.weights.facts import ModelFacts
 
 BATCH = 64
-SAFE = True  # weights of 7 bits: processors without VNNI add two products in 16 bits, where those of 8 overflow
-CALIBRATED_ON = 256  # training images from which static scales are taken
-CHOSEN_ON = 1000  # training images
+SAFE = True  # weights of 7 bits: on processors without VNNI, sums of 8-bit products overflow 16 bits
+CALIBRATED_ON = 256  # training images for the static scales
+CHOSEN_ON = 1000  # training images on which the kind of quantisation is chosen
 
 
 def write_int8(
@@ -41,7 +41,7 @@ def write_int8(
     judged: Judged | None = None,
     training: Split | None = None,
 ) -> Written:
-    """As `write_onnx`, whose file is made first and compared with the model. Without training images: dynamic."""
+    """Write a quantised file; the float32 file is verified first. Without training images: dynamic quantisation."""
     check_onnx(model, path, opset)
     with TemporaryDirectory() as folder:
         whole = Path(folder) / "model.onnx"
@@ -59,7 +59,7 @@ def write_int8(
 
 
 def quantised(whole: Path, preparation: Preparation, training: Split | None) -> tuple[Path, str]:
-    """The file that answers best on training images, and its way's name."""
+    """Return the quantised file with the best accuracy on training images, and its kind."""
     if training is None:
         return quantise_dynamic(whole), "dynamic"
     some = training.evenly(CHOSEN_ON)
@@ -68,7 +68,7 @@ def quantised(whole: Path, preparation: Preparation, training: Split | None) -> 
     files = {name: way(whole, calibration) for name, way in WAYS.items()}
 
     def worth(name: str) -> tuple[int, int, float]:
-        """Right answers first, then answers like float32's, then logits like float32's."""
+        """Rank by accuracy, then agreement with float32 predictions, then difference of the logits."""
         said = logits_of(ask_onnx(files[name]), preparation, some)
         right, alike = ((said.argmax(1) == wanted).sum().item() for wanted in (some.labels, truth.argmax(1)))
         return int(right), int(alike), -(said - truth).abs().mean().item()
@@ -87,11 +87,11 @@ def quantise_dynamic(whole: Path) -> Path:
 
 
 def quantise_static(whole: Path, calibration: Images) -> Path:
-    """Products with weights only: those of queries with keys, and of maps with values, stay float32."""
+    """Quantise products with weights only; query × key and attention × value stay float32."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):
-        """Training images, a few at a time."""
+        """Yield training images in batches."""
 
         batches = iter(calibration.split(BATCH))
 
@@ -123,7 +123,7 @@ WAYS: dict[str, Callable[[Path, Images], Path]] = {
 
 
 def compared(whole: Ask, short: Ask, preparation: Preparation, split: Split, which: str) -> Accuracy:
-    """Both files on the same images."""
+    """Compare the accuracy of both files on the same images."""
     said = [logits_of(ask, preparation, split).argmax(1) for ask in (whole, short)]
     right = [(answers == split.labels).float().mean().item() for answers in said]
     return Accuracy(len(split), which, *right, agreement=(said[0] == said[1]).float().mean().item())
@@ -134,7 +134,7 @@ def logits_of(ask: Ask, preparation: Preparation, split: Split) -> Logits:
 
 
 def _without_shapes(whole: Path) -> Any:
-    """onnxruntime's quantiser turns matrices around and then stumbles over the shapes the exporter noted for them."""
+    """Remove the stored shapes: onnxruntime's quantiser transposes matrices and then rejects them."""
     import onnx
 
     model = onnx.load(whole)

@@ -1,4 +1,4 @@
-"""A model -> one ONNX file for any batch, with all that a user of the bare file needs, compared with the model."""
+"""Export to one ONNX file with a dynamic batch size and metadata, verified against the model."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from vitascope.weights.facts import ModelFacts
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 ENDING = ".onnx"
 OPSET = 20
-OPSETS = range(18, 26)  # those that the exporter writes and onnxruntime reads
+OPSETS = range(18, 26)  # supported by the exporter and by onnxruntime
 TOLERANCE = 1e-4  # relative to the largest logit
 LARGEST = 2**31  # bytes in one ONNX file
 
@@ -38,7 +38,7 @@ def write_onnx(
     opset: int = OPSET,
     judged: Judged | None = None,
 ) -> Written:
-    """`images` (float32, prepared) -> `logits`, and with `maps` also `maps`: batch × block × head × query × key."""
+    """Write `images` (float32, prepared) -> `logits`, and optionally `maps`: batch × block × head × query × key."""
     check_onnx(model, path, opset)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
@@ -53,20 +53,22 @@ def write_onnx(
 
 
 def check_onnx(model: VisionTransformer, path: Path, opset: int) -> None:
-    """What can be refused before any work."""
+    """Check the packages, the opset, the size and the path before exporting."""
     lacking = [name for name in PACKAGES if find_spec(name) is None]
     if lacking:
-        raise UserError(f'ONNX files need {" and ".join(lacking)}. Install with: pip install "vitascope[onnx]"')
+        raise UserError(f'ONNX export needs {" and ".join(lacking)}. Install with: pip install "vitascope[onnx]"')
     if opset not in OPSETS:
-        raise UserError(f"--opset {opset} cannot be written. Choose one from {OPSETS[0]} to {OPSETS[-1]}.")
+        raise UserError(f"--opset {opset} is not supported. Choose one from {OPSETS[0]} to {OPSETS[-1]}.")
     weights = 4 * total_parameters(model.config)
     if weights > LARGEST:
-        raise UserError(f"The weights are {weights / 2**30:.1f} GiB; an ONNX file holds 2. Use: vitascope export torch")
+        raise UserError(
+            f"The weights have {weights / 2**30:.1f} GiB; an ONNX file can hold 2 GiB. Use: vitascope export torch"
+        )
     check_place(path, ENDING)
 
 
 def trace(model: VisionTransformer, file: Path, words: dict[str, str], *, maps: bool, opset: int) -> None:
-    """The model as ONNX's operators, without the places in our source that each came from."""
+    """Trace the model to ONNX operators, without references to our source code."""
     twin = answering(model, maps=maps)
     with quietly():
         program: Any = torch.onnx.export(
@@ -87,7 +89,7 @@ def trace(model: VisionTransformer, file: Path, words: dict[str, str], *, maps: 
 
 
 def ask_onnx(file: Path, threads: int = 0) -> Ask:
-    """The file as a function, answered by onnxruntime on the CPU; 0 threads: as many as it likes."""
+    """Return the file as a function, run by onnxruntime on the CPU; 0 threads: its default."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""Ways to answer -> milliseconds for one image and for 64, in turns, in one run, with one thread each."""
+"""Measure milliseconds for 1 and for 64 images, alternating between the candidates, with one thread each."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ SECONDS = 3.0  # per batch size, unless one round takes longer
 
 @dataclass(frozen=True)
 class Timing:
-    """The median of several rounds; `times_as_fast` is the median of the rounds' ratios, beside PyTorch's."""
+    """Medians over several rounds; `times_as_fast` is the median of the rounds' speed-ups over PyTorch."""
 
     batch: int
     milliseconds: dict[str, float]
@@ -26,7 +26,7 @@ class Timing:
 
 
 def compare_speed(model: VisionTransformer, ways: Mapping[str, Callable[[Tensor], object]]) -> list[Timing]:
-    """One thread each: on a machine that others use too, threads that wait for each other tell nothing."""
+    """Compare the speed with one thread each, because several threads give noisy times on a shared machine."""
     keep_freed_memory()
     device, threads = next(model.parameters()).device, torch.get_num_threads()
     racers = {"torch": lambda images: model(images.to(device)).cpu(), **ways}

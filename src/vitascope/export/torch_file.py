@@ -1,4 +1,4 @@
-"""A model -> PyTorch's own export (.pt2): any batch, usable without Vitascope, compared with the model."""
+"""Export with torch.export (.pt2): dynamic batch size, usable without Vitascope, verified against the model."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ TOLERANCE = 1e-5  # relative to the largest logit
 def write_torch(
     model: VisionTransformer, facts: ModelFacts, path: Path, *, run: str = "", judged: Judged | None = None
 ) -> Written:
-    """Prepared images -> logits; what the weights do not say is in the file's vitascope.json."""
+    """Write the file: prepared images -> logits. Its metadata is in vitascope.json inside the file."""
     check_place(path, ENDING)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.pt2"
@@ -40,7 +40,7 @@ def write_torch(
 
 
 def trace(model: VisionTransformer, file: Path, words: dict[str, str]) -> None:
-    """The model as PyTorch's operators, without the places in our source that each came from."""
+    """Trace the model with torch.export, without references to our source code."""
     twin = answering(model)
     with quietly():
         program = torch.export.export(twin, (example(twin),), dynamic_shapes=any_batch())

@@ -1,4 +1,4 @@
-"""What was exported -> a report, and a file in its place only when all of it is known to be right."""
+"""Report of an export, and checks before a file is written."""
 
 import warnings
 from collections.abc import Iterator
@@ -16,22 +16,22 @@ from vitascope.run.files import make_folder
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The float32 and the int8 file on the same images."""
+    """Accuracy of the float32 and the int8 file on the same images."""
 
     images: int
-    which: str  # held-back or training
-    float32: float  # share of right answers
+    which: str  # held-out or training
+    float32: float  # accuracy
     int8: float
-    agreement: float  # share of images to which both say the same
+    agreement: float  # fraction of images with the same prediction
 
 
 @dataclass(frozen=True)
 class Int8:
-    """What rounding to 8 bits saved and cost."""
+    """Size and accuracy of the int8 file beside float32."""
 
     method: str  # dynamic or static
     float32_bytes: int
-    accuracy: Accuracy | None  # None: the run's images are not here
+    accuracy: Accuracy | None  # None: the run's images are not available
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Written:
     format: str
     bytes: int
     differences: dict[str, float]  # per output, relative to the model's largest value
-    compared_on: str  # held-back, training or random images
+    compared_on: str  # held-out, training or random images
     speed: list[Timing]
     int8: Int8 | None = None
 
@@ -51,23 +51,21 @@ class Written:
 
 
 def check_place(path: Path, ending: str) -> None:
-    """Before any work: the ending is right, and a file can be written there."""
+    """Check the file ending and that the file can be written, before exporting."""
     if path.suffix != ending:
         raise UserError(f"The file '{path.name}' must end in {ending}.")
     if path.is_dir():
         raise UserError(f"{path} is a folder. Name a file that ends in {ending}.")
-    make_folder(path.parent, "Choose another place with --out.")
+    make_folder(path.parent, "Choose another file with --out.")
     try:
         TemporaryFile(dir=path.parent).close()
     except OSError as error:
-        raise UserError(
-            f"Nothing can be written into {path.parent}: {error.strerror}. Choose another place with --out."
-        ) from error
+        raise UserError(f"{path.parent} is not writable: {error.strerror}. Choose another file with --out.") from error
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """The exporters' remarks to their own developers stay off the terminal; what matters is compared afterwards."""
+    """Suppress the exporters' log messages; the result is verified afterwards."""
     before = root.manager.disable
     disable(WARNING)
     try:

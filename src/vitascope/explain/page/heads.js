@@ -12,7 +12,7 @@ export function makeHeads(root, layout, store, depth, heads) {
     span.textContent = text;
     return span;
   };
-  word('block, head');
+  word('block ↓ head →');
   for (let head = 0; head < heads; head++) word(`${head + 1}`).title = `head ${head + 1}`;
   word('');
   const tops = [];

@@ -64,8 +64,8 @@ def own_images(run: Run, facts: ModelFacts, split: str) -> Split | None:
     known = run.machine.get("data_hash")
     if known is not None and known != data_hash(data.train.images, data.train.labels):
         raise UserError(
-            f"{recipe.data.name} has changed since the run was trained. Its training and validation images can no "
-            "longer be identified."
+            f"{recipe.data.name} has changed since the run was trained. The run's training and validation images "
+            "can no longer be identified."
         )
     return data.train if split == "train" else data.validation
 
@@ -121,7 +121,7 @@ def _renumbered(source: Source, split: str, classes: list[str]) -> Split:
     names = source.classes
     if not classes:
         raise UserError(
-            "The model has no classifier, so its accuracy cannot be measured. Fine-tune it: train weights=…."
+            "The model has no classifier, so it has no accuracy. Fine-tune it: vitascope train RECIPE weights=…"
         )
     if not source.named and len(names) <= len(classes):
         names = classes[: len(names)]

@@ -43,7 +43,7 @@ class Neighbours:
 def similar(model: TrainedTransformer, image: Path, among: Path | None, most: int) -> Neighbours:
     """Search by the cosine between features, in the run's training images or in a folder."""
     if image.is_dir():
-        raise UserError(f"{image} is a folder. Name one image; --among names the folder to search.")
+        raise UserError(f"{image} is a folder. Give one image. To search a folder, add --among FOLDER.")
     pictures = read_files([image], model.facts.stored)
     asked, query = model.predict_with_features(pictures)
     query = F.normalize(query, dim=1)

@@ -32,7 +32,7 @@ def adapt(
 ) -> None:
     """Adapt pretrained weights to another image size, patch size, or number of channels or classes.
 
-    The report lists the weights that are resampled, dropped or new, and how much resampling loses.
+    The report lists the weights that are resampled, dropped or new, and how much information resampling loses.
 
     Example: vitascope adapt timm:deit_tiny_patch16_224 img_size=28 patch_size=4 in_chans=1
     """

@@ -34,7 +34,9 @@ def anatomy(
     tokens: Annotated[int | None, typer.Option(help="Start from this many tokens instead of an image.")] = None,
     all_blocks: Annotated[bool, typer.Option("--all", help="Show every block, not only the first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
-    measure: Annotated[bool, typer.Option("--measure", help="Also measure the time and memory of attention.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure time and memory of attention over token counts.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="File for the figure of --measure.")] = Path("attention-cost.png"),
 ) -> None:
     """Show every stage from image to logits: shape, parameters, FLOPs and memory.

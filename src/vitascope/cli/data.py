@@ -21,7 +21,7 @@ def list_(root: Root = None) -> None:
 
     place = data_root(root)
     print(f"Data root: {place}")
-    print(f"  {'digits':<14} {'built in':<10} handwritten digits, 8×8 gray, 898 + 899")
+    print(f"  {'digits':<14} {'built in':<10} handwritten digits, 8×8 grayscale, 898 training and 899 test images")
     for name, facts in NAMED.items():
         print(f"  {name:<14} {'available' if find(name, place) else 'not found':<10} {facts.words}")
     print("Your own data: a folder with one subfolder of images per class, or an .npz file with the arrays")

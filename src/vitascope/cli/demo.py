@@ -25,7 +25,7 @@ def demo(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
 ) -> None:
-    """Train on handwritten digits in under a minute, evaluate on test images, and compare the model with timm's."""
+    """Train a model on handwritten digits in under a minute, evaluate it, and compare the model with timm's."""
     recipe = read_recipe("digits", settings or [])
     from vitascope.evaluation.figures import write_report
     from vitascope.evaluation.trained import load

@@ -15,10 +15,10 @@ from vitascope.cli.tables import console, table
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
 
-RunPath = Annotated[Path, typer.Argument(help="A run folder. For a recipe's folder: its newest run.")]
+RunPath = Annotated[Path, typer.Argument(help="A run folder, or runs/RECIPE for its newest run.")]
 Best = Annotated[bool, typer.Option("--best", help="Use the best epoch on validation images instead of the last.")]
 Views = Annotated[
-    int, typer.Option(help="Average the logits of 2 views (image, mirror image), or 6 or 10 (also shifted by a pixel).")
+    int, typer.Option(help="Number of views to average: 1, 2 (adds the mirror image), 6 or 10 (add one-pixel shifts).")
 ]
 MOST_CLASSES = 30
 
@@ -32,8 +32,12 @@ def evaluate(
     views: Views = 1,
     best: Best = False,
     quick: Annotated[bool, typer.Option("--quick", help="Skip the corruption tests.")] = False,
-    merge_tokens: Annotated[int | None, typer.Option(help="Merge this many similar tokens in each block.")] = None,
-    drop_tokens: Annotated[int | None, typer.Option(help="Drop this many tokens in each block.")] = None,
+    merge_tokens: Annotated[
+        int | None, typer.Option(help="Token merging: merge this many tokens in each block.")
+    ] = None,
+    drop_tokens: Annotated[
+        int | None, typer.Option(help="Token dropping: drop this many tokens in each block.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Measure accuracy, per-class scores, calibration and robustness to corruptions.
@@ -118,5 +122,5 @@ def _print_tables(found: "Evaluation") -> None:
         for name, decline in found.robustness.items()
     ]
     clean = next(iter(found.robustness.values())).accuracy[0]
-    title = f"Accuracy on {images:,} corrupted images (strength: accuracy). Without corruption: {clean:.1%}"
+    title = f"Accuracy on {images:,} corrupted images (cells: strength: accuracy). Without corruption: {clean:.1%}"
     console().print(table(title, ["corruption", "mild", "", "", "strong"], rows, right={"mild", "strong"}))

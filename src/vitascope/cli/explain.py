@@ -29,7 +29,7 @@ def explain(
     blocks: Annotated[str | None, typer.Option(help="Blocks to draw, from 1, such as 1,4,8. Default: all.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads to draw, from 1. Default: all.")] = None,
     query: Annotated[
-        str | None, typer.Option(help="ROW,COLUMN of the query patch, from 0. Default: the classifier's token.")
+        str | None, typer.Option(help="ROW,COLUMN of the query patch, from 0. Default: the classifier's input.")
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class name or index to explain. Default: the prediction.")] = None,
     best: Best = False,
@@ -106,7 +106,7 @@ def _numbers(words: str | None, option: str) -> list[int] | None:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder. For a recipe's folder: its newest run.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or runs/RECIPE for its newest run.")],
     split: Annotated[
         str | None, typer.Option(help="val (default), train or test. Each use of the test set is logged in the run.")
     ] = None,

@@ -57,7 +57,7 @@ def folder(
         str, typer.Option("--for", help="Library that loads it: vitascope, timm or transformers.")
     ] = "vitascope",
 ) -> None:
-    """Export a folder with config.json, model.safetensors and a model card. The folder is verified."""
+    """Export to a folder with config.json, model.safetensors and a model card. The folder is verified."""
     from vitascope.evaluation.card import use_of
 
     place = loaded(run).save_pretrained(out, form=form)
@@ -73,7 +73,7 @@ def hub(
     ] = "vitascope",
     private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
 ) -> None:
-    """Upload the folder to the Hugging Face hub. Log in first with: hf auth login."""
+    """Upload the model to the Hugging Face hub. Log in first with: hf auth login."""
     print(f"Repository: {loaded(run).push_to_hub(repository, form=form, private=private)}")
 
 
@@ -88,7 +88,7 @@ def _export(
     if as_json:
         print(json.dumps(written.as_dict()))
     else:
-        console().print(table(f"{written.format} export of {model.name}", ["", "result"], _rows(written)))
+        console().print(table(f"Export of {model.name} ({written.format})", ["", "result"], _rows(written)))
 
 
 def _rows(written: "Written") -> list[list[str]]:
@@ -107,10 +107,10 @@ def _rows(written: "Written") -> list[list[str]]:
     elif written.int8:
         rows.append(["accuracy", "not measured: the run's images are not available"])
     for timing in written.speed:
-        ratios = ", ".join(
+        ratios = "; ".join(
             f"{name} {timing.milliseconds[name]:.2f} ms ({ratio:.2f} times as fast)"
             for name, ratio in timing.times_as_fast.items()
         )
         images = "time for 1 image" if timing.batch == 1 else f"time for {timing.batch} images"
-        rows.append([images, f"torch {timing.milliseconds['torch']:.2f} ms, {ratios}; one CPU thread each"])
+        rows.append([images, f"torch {timing.milliseconds['torch']:.2f} ms; {ratios}; one CPU thread each"])
     return rows

@@ -18,9 +18,9 @@ def record(
     commit: Annotated[str | None, typer.Option(help="Git commit of the source, if the runs have none.")] = None,
     results: Results = Path("results"),
 ) -> None:
-    """Write results/NAME.json: test accuracy and time of every seed, machine, versions, commit and command.
+    """Record finished runs in results/NAME.json: test accuracies, times, machine, versions and commit.
 
-    The first use of the test set counts. A run without test results is evaluated now.
+    Each run's first evaluation on the test set counts. A run without one is evaluated now.
 
     Example: vitascope record runs/digits/* --name digits
     """
@@ -39,12 +39,12 @@ def record(
 
 
 def results(
-    files: Annotated[list[Path], typer.Argument(help="Markdown pages with result marks, and recipes.")],
+    files: Annotated[list[Path], typer.Argument(help="Markdown pages and recipes with <!-- results --> marks.")],
     results: Results = Path("results"),
     cards: Annotated[Path | None, typer.Option(help="Folder for the model cards, one per record.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing. Fail if a page is out of date.")] = False,
 ) -> None:
-    """Update the numbers between the result marks of these pages, and the model cards, from the records."""
+    """Update the numbers in Markdown pages and model cards from the records."""
     from vitascope.records.filling import fill, written_cards
     from vitascope.run.files import make_folder, write_whole
 

@@ -49,7 +49,7 @@ def list_(runs: Folder = Path("runs"), as_json: Json = False) -> None:
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Two or more runs. For a recipe's folder: its newest run.")],
+    runs: Annotated[list[Path], typer.Argument(help="Two or more run folders. runs/RECIPE means its newest run.")],
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
         "compare.png"
     ),

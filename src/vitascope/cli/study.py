@@ -37,7 +37,7 @@ def study(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Number of parallel processes on this machine.")] = 1,
     together: BatchRuns = None,
-    name: Annotated[str | None, typer.Option(help="Name of the study. Default: recipe and settings.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the study. Default: names of recipe and settings.")] = None,
     storage: Annotated[
         str | None, typer.Option(help="Optuna database URL, to share a study between machines: postgresql://…")
     ] = None,

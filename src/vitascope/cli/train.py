@@ -23,7 +23,7 @@ def train(
     words: Words = None,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
 ) -> None:
-    """Train a recipe. All results go to runs/<recipe>/<date>-seed<n>/.
+    """Train a model from a recipe, a YAML file of settings. Results go to runs/<recipe>/<date>-seed<n>/.
 
     Example: vitascope train digits train.epochs=20 model.depth=4
     """

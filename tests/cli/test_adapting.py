@@ -51,7 +51,7 @@ def test_a_checkpoint_with_other_objects_is_told_which_and_what_to_save(vitascop
     answer = vitascope("adapt", str(tmp_path / "checkpoint.pth"))
     assert answer.code == 2 and "run code" not in answer.err and answer.err.count("\n") == 1
     assert "Python objects other than tensors (argparse.Namespace). Nothing was executed." in answer.err
-    assert "save the state_dict() alone" in answer.err
+    assert "Save only the model's state_dict()" in answer.err
 
 
 def test_what_is_found_out_about_files_of_the_same_name_is_kept_apart(tmp_path, monkeypatch) -> None:

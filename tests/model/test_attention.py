@@ -174,7 +174,10 @@ def test_attention_over_a_grid_is_attention_over_its_cells(heads, height, width)
         (lambda: SelfAttention(8, 2).maps(torch.randn(2, 3, 9)), "9 features, the layer was built for embed_dim=8"),
         (lambda: SelfAttention(8, 2)(torch.randn(2, 3, 8), torch.ones(2, 3) > 0), "does not fit"),
         (lambda: SelfAttention(8, 2)(torch.randn(2, 3, 8), torch.ones(3) > 0), "does not fit"),
-        (lambda: SelfAttention(8, 2, causal=True)(torch.randn(2, 3, 8), torch.ones(3, 3).long()), "A mask must be boolean"),
+        (
+            lambda: SelfAttention(8, 2, causal=True)(torch.randn(2, 3, 8), torch.ones(3, 3).long()),
+            "A mask must be bool",
+        ),
         (lambda: SelfAttention(8, 0), "num_heads=0 must be at least 1"),
         (lambda: SelfAttention(8, 2, qk_norm=True, norm="layer"), "norm='layer' is unknown. Did you mean layernorm"),
         (lambda: SelfAttention(8, 2)(torch.zeros(2, 3, 8).long()), "the layer needs floats"),

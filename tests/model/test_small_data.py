@@ -209,7 +209,7 @@ def test_maps_of_small_data_models_through_explain(tokenizer) -> None:
         ({"tokenizer": "conv", "patch_size": 6, "img_size": 12}, "patch_size must be 2, 4, 8"),
         ({"tokenizer": "conv", "patch_size": (2, 4)}, "patch_size must be 2, 4, 8"),
         ({"attention": "lsa", "causal": True, "global_pool": "avg"}, "the first token has no other"),
-        ({"attention": "lsa", "img_size": 4, "class_token": False, "global_pool": "avg"}, "and there is only one token"),
+        ({"attention": "lsa", "img_size": 4, "class_token": False, "global_pool": "avg"}, "there is only one token"),
         ({"initialize": "mimetic", "output_projection": False}, "Choose initialize=timm"),
         ({"initialize": "conv_like"}, "initialize=conv_like needs rotary positions and biases"),
         ({"initialize": "conv_like", "positions": "rotary", "qkv_bias": False}, "Choose positions=learned"),

@@ -149,8 +149,8 @@ def test_the_report_says_what_happened() -> None:
     ]
     assert all(0 < change.lost < 1 for change in report.resampled if change.name != "patch_embed.proj.bias")
     assert report.new == ["head.weight", "head.bias"] and report.dropped == [
-        "head.weight (7 classes)",
-        "head.bias (7 classes)",
+        "head.weight (for 7 classes)",
+        "head.bias (for 7 classes)",
     ]
     untouched = [name for name, weight in made.weights.items() if weight is found.weights.get(name)]
     assert report.kept == len(untouched) == len(made.weights) - 5
@@ -179,10 +179,10 @@ def test_the_same_sizes_change_nothing() -> None:
             {"img_size": 28, "patch_size": 16},
             256 / 784,
             [1, 1],
-            "one patch, which has no other to look at and sees 32.7%",
+            "only one patch \\(32.7% of the pixels\\), so attention has no effect",
         ),
         ({"img_size": 8}, 1.0, [1, 1], "one patch"),
-        ({"img_size": 28}, 576 / 784, [3, 3], "26.5% of the pixels would not be seen"),
+        ({"img_size": 28}, 576 / 784, [3, 3], "26.5% of the pixels would be ignored"),
         ({"img_size": 4}, 0.0, [0, 0], "smaller than one patch"),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_grid_that_sees_too_little_is_refused_with_what_works(asked, seen, gri
     assert report.pixels_seen == pytest.approx(seen) and report.grid_after == grid
     with pytest.raises(UserError, match=sentence) as told:
         adapt(found, **asked)
-    assert "What works:" in str(told.value) and "img_size=32 (images resized up)" in str(told.value)
+    assert "Choose " in str(told.value) and "img_size=32 (upscales the images)" in str(told.value)
     for word in str(told.value).split("patch_size=")[2:]:
         adapt(found, **(asked | {"patch_size": int(word.split()[0])}))  # what it offers does work
 

@@ -47,7 +47,7 @@ def test_classes_without_names_keep_it_and_that_is_said(names) -> None:
     found = pretrained(names)
     made = adapt(found, classes=OTHERS)
     assert made.weights["head.weight"] is found.weights["head.weight"] and made.facts.classes == OTHERS
-    assert "classes have only numbers" in made.report.notes[-1]
+    assert "classes have no names" in made.report.notes[-1]
 
 
 def test_numbers_that_our_own_data_gave_are_names() -> None:

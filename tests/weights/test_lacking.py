@@ -21,9 +21,9 @@ PLAIN = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_head
         ({"init_values": 0.1}, "LayerScale"),
         ({"output_projection": False}, "output_projection=false"),
         ({"proj_bias": False}, "proj_bias=false"),
-        ({"num_classes": 0}, "classifier-less form"),
-        ({"img_size": (32, 64)}, "oblong images or patches"),
-        ({"img_size": (32, 64), "patch_size": (8, 16)}, "oblong images or patches"),
+        ({"num_classes": 0}, "a model without classifier"),
+        ({"img_size": (32, 64)}, "non-square images or patches"),
+        ({"img_size": (32, 64), "patch_size": (8, 16)}, "non-square images or patches"),
         ({"tokenizer": "spt"}, "tokenizer=spt"),
         ({"attention": "lsa"}, "attention=lsa"),
         ({"merge_tokens": 1}, "merge_tokens=1"),
@@ -34,5 +34,5 @@ PLAIN = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_head
 )
 def test_transformers_lacks_are_named(settings, named) -> None:
     refuse_for_transformers(ModelConfig(**PLAIN))
-    with pytest.raises(UserError, match=f"transformers' ViT has no .*{named}"):
+    with pytest.raises(UserError, match=f"transformers' ViT does not support .*{named}"):
         refuse_for_transformers(ModelConfig(**(PLAIN | settings)))

@@ -50,7 +50,7 @@ def test_dinov2_s_double_head_is_left_out_and_said(tmp_path) -> None:
     theirs.save_pretrained(tmp_path)
     found = open_weights(str(tmp_path))
     assert found.facts.model.num_classes == 0 and {"head.weight", "head.bias"} <= set(found.dropped)
-    assert "reads 256 features, not one token's 128" in found.notes[0]
+    assert "needs 256 features, but a token has 128" in found.notes[0]
 
 
 @pytest.mark.parametrize("wrapper", ["backbone.", "model.backbone.", "module._orig_mod.model.", "model.model."])
@@ -81,7 +81,7 @@ def test_registers_without_positions_do_not_shrink_a_small_grid() -> None:
     assert found.facts.model.grid == (3, 3) and found.facts.model.no_embed_class
     assert apart(found.model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
     oblong = theirs.state_dict() | {"embeddings.position_embeddings": torch.zeros(1, 1 + 2 * 7, 128)}
-    with pytest.raises(UserError, match="14 positions are no square grid"):  # not 3×3 and five tokens in front
+    with pytest.raises(UserError, match="14 positions do not form a square grid"):  # not 3×3 and five tokens in front
         named(oblong, "theirs", Known({"num_heads": 4}))
 
 
@@ -91,4 +91,4 @@ def test_the_widest_published_vits_have_sixteen_heads(width) -> None:
     theirs = shaken(torchvision.models.VisionTransformer(28, 14, 1, 16, width, 64, num_classes=5))
     found, images = named(theirs.state_dict(), "theirs"), torch.randn(1, 3, 28, 28)
     assert apart(found.model()(images), theirs(images)) < 1e-4
-    assert f"num_heads=16: as published ViTs of embed_dim {width} have" in found.assumed
+    assert f"num_heads=16: as in published ViTs with embed_dim {width}" in found.assumed

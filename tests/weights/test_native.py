@@ -102,7 +102,7 @@ def test_the_model_is_torchvisions_vit(dtype) -> None:
     ("call", "sentence"),
     [
         (lambda: from_torch(nn.Linear(2, 2)), "Linear has no counterpart"),
-        (lambda: from_torch(nn.MultiheadAttention(8, 2, kdim=4)), "Only self-attention"),
+        (lambda: from_torch(nn.MultiheadAttention(8, 2, kdim=4)), "Only plain self-attention"),
         (lambda: from_torch(nn.TransformerEncoderLayer(8, 2, 16)), "norm_first=True"),
         (lambda: from_torch(nn.TransformerEncoderLayer(8, 2, 16, norm_first=True)), "activation='gelu'"),
         (
@@ -111,12 +111,15 @@ def test_the_model_is_torchvisions_vit(dtype) -> None:
         ),
         (
             lambda: to_torch(Block(ModelConfig(embed_dim=8, num_heads=2, qkv_bias=False, proj_bias=False))),
-            "without bias",
+            "Without bias, nn.TransformerEncoderLayer's norms",
         ),
-        (lambda: to_torch(SelfAttention(8, 2, qk_norm=True)), "no QK-norm"),
-        (lambda: to_torch(SelfAttention(8, 2, qkv_bias=False)), "bias on both"),
+        (lambda: to_torch(SelfAttention(8, 2, qk_norm=True)), "supports neither QK-norm nor causal"),
+        (lambda: to_torch(SelfAttention(8, 2, qkv_bias=False)), "Make qkv_bias and proj_bias equal"),
         (lambda: to_torch(SelfAttention(8, 2, proj_drop_rate=0.5)), "no dropout after its projection"),
-        (lambda: to_torch(Block(ModelConfig(embed_dim=8, num_heads=2, mlp="relu2"))), "a GELU MLP"),
+        (
+            lambda: to_torch(Block(ModelConfig(embed_dim=8, num_heads=2, mlp="relu2"))),
+            "supports only LayerNorm and GELU",
+        ),
         (lambda: to_torch(Block(ModelConfig(embed_dim=8, num_heads=2), drop_path_rate=0.1)), "no stochastic depth"),
         (lambda: to_torch(nn.Linear(2, 2)), "Linear has no counterpart"),
     ],

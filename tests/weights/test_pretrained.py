@@ -96,7 +96,7 @@ def test_transformers_names_in_memory_are_read_too() -> None:
     ("kind", "left_out", "note"),
     [
         ("Dinov2", ["mask_token"], None),
-        ("Dinov2WithRegisters", ["mask_token"], "position was added into the token"),
+        ("Dinov2WithRegisters", ["mask_token"], "position embedding was added to the class token"),
         ("DeiT", [], "became a register"),
     ],
 )
@@ -182,7 +182,9 @@ def test_a_timm_model_by_name_is_ours_and_another_kind_is_refused(monkeypatch) -
     images = torch.randn(1, 3, 32, 32)
     assert apart(found.model()(images), built["vit_tiny_patch16_224"](images)) < 1e-5
     built["vit_tiny_patch16_224"] = small_timm(act_layer="relu")
-    with pytest.raises(UserError, match="not a plain ViT: with its weights, ours answers otherwise"):
+    with pytest.raises(
+        UserError, match="not a plain ViT: with the same weights, Vitascope's model gives a different output"
+    ):
         open_weights("timm:vit_tiny_patch16_224")
     built["resnet18"] = nn.Linear(1, 1)
     with pytest.raises(UserError, match="timm's Linear is not a plain ViT"):
@@ -192,10 +194,10 @@ def test_a_timm_model_by_name_is_ours_and_another_kind_is_refused(monkeypatch) -
 def test_without_a_network_one_sentence_says_where_to_put_the_file(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("vitascope.weights.online._reachable", lambda address: False)
-    with pytest.raises(UserError, match=r"repository someone/some-vit could not be fetched.*into one folder here"):
+    with pytest.raises(UserError, match=r"repository someone/some-vit could not be downloaded.*in one folder here"):
         open_weights("hf:someone/some-vit")
     with pytest.raises(
-        UserError, match=r"timm/vit_tiny_patch16_224\.\w+ elsewhere.*name that folder instead of timm:vit_tiny"
+        UserError, match=r"timm/vit_tiny_patch16_224\.\w+ on another machine.*use its path instead of timm:vit_tiny"
     ):
         open_weights("timm:vit_tiny_patch16_224")
 
@@ -210,7 +212,7 @@ def test_a_pickle_with_code_is_refused_and_nothing_is_run(tmp_path, monkeypatch)
     torch.save({"model": Malicious()}, "new.pth")
     Path("old.pth").write_bytes(pickle.dumps({"model": Malicious()}))
     for name in ("new.pth", "old.pth"):
-        with pytest.raises(UserError, match="Nothing was run"):
+        with pytest.raises(UserError, match="Nothing was executed"):
             open_weights(name)
     assert not Path("it-was-run").exists()
 
@@ -233,16 +235,16 @@ def test_torn_and_foreign_files_are_refused_with_a_sentence(tmp_path) -> None:
     save_file(whole | {"pos_embed": torch.zeros(1, 13, 128)}, tmp_path / "grid.safetensors")
     torch.save(torch.zeros(3), tmp_path / "tensor.pt")
     for name, sentence in (
-        ("torn.safetensors", "is not a whole safetensors file"),
+        ("torn.safetensors", "is not a complete safetensors file"),
         ("torn.pth", "cannot be read as weights"),
         ("empty.pth", "cannot be read as weights"),
-        ("other.safetensors", "is not a ViT in the names of timm"),
+        ("other.safetensors", "does not have the parameter names of a ViT of timm"),
         ("shape.safetensors", r"blocks.1.mlp.fc1.weight has shape \[3, 128\]"),
-        ("more.safetensors", "it has attn_pool.latent"),
+        ("more.safetensors", "it has the unexpected weights attn_pool.latent"),
         ("less.safetensors", "lacks norm.bias"),
-        ("odd.safetensors", "num_heads cannot be guessed"),
-        ("grid.safetensors", "13 positions are no square grid"),
-        ("tensor.pt", "holds no weights by name"),
+        ("odd.safetensors", "so num_heads is unknown"),
+        ("grid.safetensors", "13 positions do not form a square grid"),
+        ("tensor.pt", "contains no named tensors"),
         ("none.pth", "There is no file"),
         ("none", "There are no weights"),
     ):
@@ -257,7 +259,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"has no model\.safetensors"):
         open_weights(str(tmp_path))
     save_file(small_timm().state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="holds a 'swin'"):
+    with pytest.raises(UserError, match="has model_type 'swin'"):
         open_weights(str(tmp_path))
 
 
@@ -297,14 +299,12 @@ def test_a_model_is_saved_whole_and_comes_back(tmp_path) -> None:
 
 def test_files_without_weights_where_they_are_looked_for_are_told_what_is_there(tmp_path) -> None:
     torch.save({"net": small_timm().state_dict(), "epoch": 3}, tmp_path / "net.pth")
-    with pytest.raises(
-        UserError, match=r"there is net, epoch in it, and weights are looked for there or under model_ema"
-    ):
+    with pytest.raises(UserError, match=r"it contains net, epoch\..* directly or under one of model_ema"):
         open_weights(str(tmp_path / "net.pth"))
     state = small_timm().state_dict()
     state["blocks.0.mlp.fc1.weight"][0, 0] = float("nan")
     save_file(state, tmp_path / "nan.safetensors")
-    with pytest.raises(UserError, match=r"blocks.0.mlp.fc1.weight holds numbers that are not finite"):
+    with pytest.raises(UserError, match=r"blocks.0.mlp.fc1.weight contains NaN or infinite values"):
         open_weights(str(tmp_path / "nan.safetensors"))
 
 

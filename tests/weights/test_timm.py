@@ -81,5 +81,5 @@ def test_a_state_dict_goes_back_to_timm_strictly(changes) -> None:
 
 
 def test_what_timm_does_not_have_is_said() -> None:
-    with pytest.raises(UserError, match="no relu2"):
+    with pytest.raises(UserError, match="does not support relu2"):
         timm_twin(ModelConfig(**(SMALL | {"mlp": "relu2"})))

@@ -1,1 +1,1 @@
-"""Weights from and to the outside: PyTorch's native layers, timm."""
+"""Pretrained weights: read, adapt and write them in the formats of timm, transformers and PyTorch."""

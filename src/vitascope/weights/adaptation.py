@@ -1,4 +1,4 @@
-"""Pretrained weights and other sizes -> weights for those, and a report of what was resampled, dropped and new."""
+"""Adapt pretrained weights to other sizes, and report what was resampled, removed and newly initialised."""
 
 import os
 from dataclasses import dataclass, fields, replace
@@ -35,7 +35,7 @@ class Adapted:
     report: Report
 
     def model(self) -> VisionTransformer:
-        """Ready to answer."""
+        """The model with these weights, in eval mode."""
         return ready(self.facts.model, self.weights)
 
 
@@ -51,10 +51,11 @@ def adapt(
     seed: int = 0,
     **settings: Any,
 ) -> Adapted:
-    """`weights`: opened, or the word for them. `settings` are of ModelConfig, without weights of their own (drop rates
-    and the like). A new classifier is drawn from the seed where the number of classes is another, or where `classes`
-    (their names) are others than the weights', or where it is not to be kept. Refused where the model would see one
-    patch only, or not all of the image: `survey` says it first."""
+    """Adapt pretrained weights to another image size, patch size, number of channels or classes.
+
+    `weights`: opened weights, or what `weights=` accepts. `settings`: settings of ModelConfig without weights, such
+    as drop rates. A new classifier is drawn from the seed if the number or the names (`classes`) of the classes differ,
+    or with `keep_classifier=False`. A UserError is raised if there is only one patch, or if pixels would be ignored."""
     _check_settings(settings)
     found = weights
     if not isinstance(found, Pretrained):
@@ -89,11 +90,11 @@ def _check_settings(settings: dict[str, Any]) -> None:
     known = ("num_heads", *WITHOUT_WEIGHTS)
     if strange := [name for name in settings if name not in known]:
         near = did_you_mean(strange[0], (*CHANGEABLE, "classes", *known))
-        raise UserError(f"adapt cannot change {strange[0]}: the weights decide it. {near}")
+        raise UserError(f"adapt cannot change {strange[0]}: the weights fix it. {near}")
 
 
 def survey(found: Pretrained, **asked: Any) -> Report:
-    """The report's numbers before anything is done, and `refused` where it should not be done."""
+    """The report before the adaptation. `refused` is the reason if the adaptation is not possible."""
     old = found.facts.model
     for name in ("img_size", "patch_size"):
         if asked.get(name) is not None:
@@ -106,7 +107,7 @@ def survey(found: Pretrained, **asked: Any) -> Report:
     seen = grid[0] * rows * grid[1] * columns / (height * width)
     tokens = old.num_prefix_tokens + grid[0] * grid[1]
     refused = _refusal(old, wanted, grid, seen)
-    # A grid that timm would round down to costs what the whole grid costs.
+    # If the patches do not fill the image, count the FLOPs of the patches that fit.
     whole = replace(old, **(wanted | {"img_size": (max(grid[0], 1) * rows, max(grid[1], 1) * columns)}))
     flops, before = flops_of(whole), flops_of(old)
     return Report(
@@ -129,7 +130,7 @@ def survey(found: Pretrained, **asked: Any) -> Report:
 
 
 def flops_of(config: ModelConfig) -> int:
-    """Of one image."""
+    """FLOPs of the forward pass of one image."""
     return sum(stage.flops for stage in anatomy(config))
 
 
@@ -137,28 +138,27 @@ def _refusal(old: ModelConfig, wanted: dict[str, Any], grid: tuple[int, int], se
     size, patch = wanted["img_size"], wanted["patch_size"]
     moved = [name for name in ("patch_size", "in_chans") if wanted[name] != getattr(old, name)]
     if moved and old.tokenizer != "patch":
-        return f"{moved[0]} cannot change: its filters are not plain patches' (tokenizer={old.tokenizer})."
+        return f"{moved[0]} cannot be changed with tokenizer={old.tokenizer}. Only tokenizer=patch can be resampled."
     if grid[0] * grid[1] > 1 and seen == 1:
         return None
     what = f"With img_size={_words(size)} and patch_size={_words(patch)} "
     if grid[0] * grid[1] == 0:
         what += "the image is smaller than one patch"
     elif grid[0] * grid[1] == 1:
-        what += "there is one patch, which has no other to look at" + (
-            f" and sees {seen:.1%} of the pixels" if seen < 1 else ""
-        )
+        covered = f" ({seen:.1%} of the pixels)" if seen < 1 else ""
+        what += f"there is only one patch{covered}, so attention has no effect"
     else:
-        what += f"{1 - seen:.1%} of the pixels would not be seen"
+        what += f"{1 - seen:.1%} of the pixels would be ignored"
     height, width = as_pair(size)
     good = [side for side in range(2, min(height, width) // 2 + 1) if height % side == 0 and width % side == 0]
     good = [side for side in good if (height // side) * (width // side) <= 4 * max(old.num_patches, 64)]
     patches = ", ".join(f"patch_size={side} (grid {height // side}×{width // side})" for side in good[:4])
-    back = f"img_size={_words(old.img_size)} (images resized up)"
-    return f"{what}. What works: {f'{patches}, or ' if patches else ''}{back}."
+    back = f"img_size={_words(old.img_size)} (upscales the images)"
+    return f"{what}. Choose {f'{patches}, or ' if patches else ''}{back}."
 
 
 def _resized_up(old: ModelConfig, wanted: dict[str, Any], flops: int) -> dict[str, Any]:
-    """Leave the model's size and patch as they are and enlarge the images: what that costs."""
+    """Cost of the alternative: keep the model's image and patch size, and upscale the images."""
     kept = replace(old, in_chans=wanted["in_chans"], num_classes=wanted["num_classes"])
     (height, width), (rows, columns) = old.image_shape, as_pair(wanted["img_size"])
     if height <= rows and width <= columns:
@@ -175,7 +175,7 @@ def _resized_up(old: ModelConfig, wanted: dict[str, Any], flops: int) -> dict[st
 
 def _patches(weights: dict[str, Tensor], old: ModelConfig, new: ModelConfig, changes: list[Change]) -> None:
     if old.tokenizer != "patch":
-        return  # `_refusal` saw to it that nothing changes
+        return  # `_refusal` ensures that nothing changes
     name = "patch_embed.proj.weight"
     filters = weights[name]
     resized = resample_patch(filters, new.patch_shape)
@@ -188,27 +188,29 @@ def _patches(weights: dict[str, Tensor], old: ModelConfig, new: ModelConfig, cha
 def _channels(
     weights: dict[str, Tensor], new: ModelConfig, given: Preparation, wanted: Preparation, changes: list[Change]
 ) -> None:
-    """To grey, each colour's own mean and deviation go into filters and bias: grey images are then normalised alike."""
+    """For one channel, filters and bias absorb the mean and standard deviation of each colour channel."""
     old = len(given.mean)
     if old == new.in_chans:
         return
     name, beside = "patch_embed.proj.weight", "patch_embed.proj.bias"
     filters, bias = weights[name], weights[beside]
     if new.in_chans == 1:
-        how = "summed to grey, each colour's normalisation folded in (what is lost is colour)"
+        how = "summed over the colour channels, including their normalisation; colour is lost"
         changed, moved = fold_to_grey(filters, bias, (given.mean, given.std), (wanted.mean[0], wanted.std[0]))
     else:
-        how = f"repeated in turn and scaled by {old}/{new.in_chans}"
+        how = f"channels repeated in order, scaled by {old}/{new.in_chans}"
         changed, moved = change_channels(filters, new.in_chans), bias
     weights[name] = changed
     changes.append(Change(name, list(filters.shape), list(changed.shape), how, channel_error(filters, changed)))
     if not torch.equal(moved, bias):
         weights[beside] = moved
-        changes.append(Change(beside, list(bias.shape), list(bias.shape), "the colours' means folded in", 0.0))
+        changes.append(
+            Change(beside, list(bias.shape), list(bias.shape), "adjusted for the mean of each colour channel", 0.0)
+        )
 
 
 def _positions(weights: dict[str, Tensor], old: ModelConfig, new: ModelConfig, changes: list[Change]) -> None:
-    """Fixed and rotary positions are computed for the new grid by the model itself."""
+    """Resample learned positions. The model computes fixed and rotary positions for the new grid itself."""
     table = weights.get("pos_embed")
     if table is None or old.grid == new.grid:
         return
@@ -216,13 +218,13 @@ def _positions(weights: dict[str, Tensor], old: ModelConfig, new: ModelConfig, c
     moved = resample(table, old.grid, new.grid, prefix)
     back = resample(moved, new.grid, old.grid, prefix)[:, prefix:]
     lost = ((back - table[:, prefix:]).norm() / table[:, prefix:].norm()).item()
-    how = "bicubic, antialiased" + (f"; {prefix} token(s) in front kept" if prefix else "")
+    how = "bicubic, antialiased" + (f"; {prefix} prefix token(s) unchanged" if prefix else "")
     changes.append(Change("pos_embed", list(table.shape), list(moved.shape), how, lost))
     weights["pos_embed"] = moved
 
 
 def _fill(weights: dict[str, Tensor], config: ModelConfig, seed: int) -> list[str]:
-    """A new classifier, and parts that `settings` ask for: drawn from the seed."""
+    """Add missing weights, drawn from the seed: a new classifier, and parts that `settings` add."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = VisionTransformer(config).state_dict()
@@ -232,7 +234,7 @@ def _fill(weights: dict[str, Tensor], config: ModelConfig, seed: int) -> list[st
 
 
 def _preparation(before: Preparation, config: ModelConfig) -> Preparation:
-    """Normalised as before; by the mean over channels where their number changes."""
+    """The same normalisation; if the number of channels changes, its mean over the channels."""
     mean, std = (for_channels(values, config.in_chans) for values in (before.mean, before.std))
     return Preparation(config.image_shape, mean, std)
 

@@ -1,4 +1,4 @@
-"""ModelConfig -> how far our model and timm's are apart, with the same weights and images, forwards and backwards."""
+"""Compare Vitascope's model with timm's: logits and gradients for the same weights and images."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +35,10 @@ def timm_twin(config: ModelConfig) -> nn.Module:
 
 
 def agreement_with_timm(config: ModelConfig, dtype: torch.dtype, *, batch: int = 2, seed: int = 0) -> Agreement:
-    """Give timm's weights to ours by a strict load, run both, compare."""
+    """Load timm's weights into Vitascope's model, run both, and compare."""
     generator = torch.Generator().manual_seed(seed)
     theirs = timm_twin(config).to(dtype)
-    for parameter in theirs.parameters():  # away from the start values: zeros and ones would hide mistakes
+    for parameter in theirs.parameters():  # zeros and ones of the initialisation would hide mistakes
         parameter.data.add_(torch.randn(parameter.shape, generator=generator, dtype=dtype), alpha=0.05)
     ours = VisionTransformer(config).to(dtype)
     ours.load_state_dict(theirs.state_dict())

@@ -1,4 +1,4 @@
-"""A word for any trained model -> it answers: ours, and every network that timm can build, convolutional ones too."""
+"""Open any trained classifier: Vitascope's models and every network of timm, including convolutional ones."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ def open_any(word: str) -> AnyModel:
     if word.startswith("timm:"):
         return of_timm(fetch_timm(word.removeprefix("timm:")), None)
     path = fetch_repository(word.removeprefix("hf:")) if word.startswith("hf:") else Path(word).expanduser()
-    said = config_of_folder(path)  # whoever opens it next says what is wrong with it
+    said = config_of_folder(path)  # `open_weights` reports what is wrong with it
     if "architecture" in said:
         model = fill_timm(build_timm(said, path), read_tensors(weights_file(path))[0], str(path))
         return of_timm(model, said.get("label_names"))
@@ -39,7 +39,7 @@ def open_any(word: str) -> AnyModel:
 
 
 def of_timm(model: Any, classes: list[str] | None) -> AnyModel:
-    """What timm says of its model is the architecture's; the network itself knows its channels and, a ViT, its size."""
+    """Read preparation and classes of a timm model. Channels and image size come from the network itself."""
     from timm.data.config import resolve_model_data_config
 
     said: dict[str, Any] = resolve_model_data_config(model)

@@ -1,4 +1,4 @@
-"""timm's config.json, which anybody can have written -> the network it names, built by timm, weights still random."""
+"""Build the network that a timm config.json describes, with random weights. The file is not trusted."""
 
 import inspect
 from pathlib import Path
@@ -21,12 +21,12 @@ NOT_A_SETTING = (
 
 
 def build_timm(said: dict[str, Any], path: Path, *, plain: bool = False) -> Any:
-    """So that the network says its sizes itself. `plain`: only settings of timm's VisionTransformer are taken."""
+    """Build the network with timm. `plain`: accept only settings of timm's VisionTransformer."""
     import timm
 
     where, name = path / "config.json", said.get("architecture")
     if not isinstance(name, str) or ":" in name or not timm.is_model(name):  # hf-hub:…, local-dir:… open other places
-        raise UserError(f"{where}: timm has no architecture '{name}'. It must be a name such as vit_tiny_patch16_224.")
+        raise UserError(f"{where}: timm has no architecture '{name}'. Use a name such as vit_tiny_patch16_224.")
     settings = _settings(said.get("model_args") or {}, where, plain)
     try:
         return timm.create_model(
@@ -34,11 +34,11 @@ def build_timm(said: dict[str, Any], path: Path, *, plain: bool = False) -> Any:
             **({"num_classes": said.get("num_classes", 1000)} | settings),
         )  # fmt: skip
     except Exception as error:  # a file can say anything
-        raise UserError(f"timm cannot build what {where} says ({type(error).__name__}).") from error
+        raise UserError(f"timm cannot build the model in {where} ({type(error).__name__}).") from error
 
 
 def fill_timm(model: Any, tensors: dict[str, Any], where: str) -> Any:
-    """The same network with these weights."""
+    """Load the weights into the network."""
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
@@ -55,10 +55,10 @@ def _settings(given: Any, where: Path, plain: bool) -> dict[str, Any]:
     own |= set(NOT_A_SETTING)
     known = set(inspect.signature(VisionTransformer).parameters)
     if not isinstance(given, dict):
-        raise UserError(f"{where}: model_args must be names with settings.")
+        raise UserError(f"{where}: model_args must map names to values.")
     for name, value in given.items():
         if name in own or (plain and name not in known) or not _simple(value):
-            raise UserError(f"{where}: model_args may hold plain settings of the network only, and {name} is none.")
+            raise UserError(f"{where}: model_args may contain only plain settings of the network; {name} is not one.")
     return given
 
 

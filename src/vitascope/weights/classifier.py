@@ -1,4 +1,4 @@
-"""Pretrained weights and the classes they are wanted for -> the classifier kept, put in order, or left out."""
+"""Fit a pretrained classifier to the classes of the data: keep it, reorder it, or remove it."""
 
 from torch import Tensor
 
@@ -18,16 +18,16 @@ def fit_classifier(
     *,
     keep: bool = True,
 ) -> tuple[list[str], list[str]]:
-    """What is dropped from `weights`, and notes. `classes`: what the data calls them, where that is known."""
+    """Return the names removed from `weights`, and notes. `classes`: the data's class names, if it has any."""
     own, old = found.facts.classes, found.facts.model.num_classes
     if not keep:
-        return _drop(weights, "a linear probe's" if found.facts.probe else "not wanted"), []
+        return _drop(weights, "from a linear probe" if found.facts.probe else "not kept"), []
     if old != count:
-        return _drop(weights, f"{old} classes"), []
+        return _drop(weights, f"for {old} classes"), []
     if not old or classes is None:
         return [], []
     if found.library != "vitascope" and anonymous(own):
-        note = "the classifier was kept: its classes have only numbers, which were taken for the data's in that order"
+        note = "the classifier was kept; its classes have no names, so the order of the data's classes is assumed"
         return [], [note]
     if set(own) != set(classes):
         other = next((name for name in own if name not in classes), own[0])
@@ -36,7 +36,7 @@ def fit_classifier(
         order = [own.index(name) for name in classes]
         for name in PARTS:
             shape = list(weights[name].shape)
-            changes.append(Change(name, shape, shape, "rows in the order of the data's classes", 0.0))
+            changes.append(Change(name, shape, shape, "rows reordered to match the data's classes", 0.0))
             weights[name] = weights[name][order]
     return [], []
 

@@ -1,4 +1,4 @@
-"""What weights alone do not say <-> config.json: sizes, class names, how images are prepared."""
+"""Read and write config.json: model sizes, class names and image preparation."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -10,13 +10,13 @@ from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Enough, with the weights, to use a model without its data."""
+    """Everything besides the weights that is needed to use a model without its data."""
 
     model: ModelConfig
     classes: list[str]
     preparation: Preparation
     stored: tuple[int, int, int]  # channels, rows, columns of an image before it is prepared
-    probe: bool = False  # learnt without labels: the classifier was fitted to the finished features
+    probe: bool = False  # trained without labels; the classifier is a linear probe
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -36,10 +36,11 @@ def facts_from(said: Any, where: str) -> ModelFacts:
         facts = ModelFacts(model, said["classes"], preparation, stored, bool(said.get("probe", False)))
         lengths = len(facts.classes), len(preparation.mean), len(preparation.std)
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{where} is not whole ({type(error).__name__}). Copy it back, or train again.") from error
+        raise UserError(f"{where} is incomplete ({type(error).__name__}). Restore the file, or train again.") from error
     if lengths != (model.num_classes, model.in_chans, model.in_chans):
         raise UserError(
-            f"{where} contradicts itself: num_classes={model.num_classes} and in_chans={model.in_chans}, but it lists "
-            f"{lengths[0]} classes, {lengths[1]} means and {lengths[2]} deviations. Copy it back, or train again."
+            f"{where} is inconsistent: num_classes={model.num_classes} and in_chans={model.in_chans}, but it lists "
+            f"{lengths[0]} classes, {lengths[1]} means and {lengths[2]} standard deviations. "
+            "Restore the file, or train again."
         )
     return facts

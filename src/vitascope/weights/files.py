@@ -1,4 +1,4 @@
-"""A weights file -> names and tensors; nothing in it is ever executed."""
+"""Read the tensors of a weights file. Code in the file is never executed."""
 
 import re
 import warnings
@@ -20,7 +20,7 @@ WRAPPERS = ("module.", "_orig_mod.", "backbone.", "model.")  # of DistributedDat
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """The model's weights as float32, without the wrappers' names; and the names of what stood beside the model."""
+    """The model's weights in float32 without wrapper prefixes, and the names of other tensors in the file."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
     found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
@@ -28,16 +28,16 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     if not tensors:
         inside = ", ".join(str(name) for name in list(found)[:5])
         raise UserError(
-            f"{path} holds no weights by name: there is {inside or 'nothing'} in it, and weights are looked for there "
-            f"or under {', '.join(INSIDE)}. Save the model's state_dict()."
+            f"{path} contains no named tensors; it contains {inside or 'nothing'}. "
+            f"Save the model's state_dict(), directly or under one of {', '.join(INSIDE)}."
         )
     if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
-        raise UserError(f"{path}: {broken} holds numbers that are not finite. Such weights answer nothing.")
+        raise UserError(f"{path}: {broken} contains NaN or infinite values, so the weights cannot be used.")
     return unwrapped({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
 
 
 def unwrapped(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """model.backbone.blocks.0 … -> blocks.0 …; what stands beside a wrapped model (DINO's projection) is left out."""
+    """Remove prefixes: model.backbone.blocks.0 … -> blocks.0 …. Tensors outside the wrapped model are removed."""
     left_out: list[str] = []
     while wrapper := next((start for start in WRAPPERS if any(name.startswith(start) for name in tensors)), None):
         left_out += [name for name in tensors if not name.startswith(wrapper)]
@@ -49,23 +49,27 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is not a whole safetensors file ({first_line(error)}). Fetch it again.") from error
+        raise UserError(
+            f"{path} is not a complete safetensors file ({first_line(error)}). Download it again."
+        ) from error
 
 
 def _read_pickle(path: Path) -> dict[str, Any]:
-    """`weights_only` builds tensors and plain containers; anything else in the pickle is refused unread."""
+    """`weights_only` reads tensors and plain containers. Other objects in the pickle raise an error."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # about pickle protocols, which nobody here chose
+        with warnings.catch_warnings(action="ignore"):  # about pickle protocols
             found = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         if "unsupported global" in str(error).lower() or path.read_bytes()[:1] == b"\x80":
             raise UserError(
-                f"{path} holds other Python objects than tensors{_named(error)}. Nothing was run. Where it was made, "
-                "save the state_dict() alone; or ask for a .safetensors file."
+                f"{path} contains Python objects other than tensors{_named(error)}. Nothing was executed. "
+                "Save only the model's state_dict(), or use a .safetensors file."
             ) from error
-        raise UserError(f"{path} cannot be read as weights: it is no whole PyTorch file. Fetch it again.") from error
+        raise UserError(
+            f"{path} cannot be read as weights: it is not a complete PyTorch file. Download it again."
+        ) from error
     except Exception as error:  # torch and zipfile have errors of their own
-        raise UserError(f"{path} cannot be read as weights ({first_line(error)}). Fetch it again.") from error
+        raise UserError(f"{path} cannot be read as weights ({first_line(error)}). Download it again.") from error
     for name in INSIDE:
         if isinstance(found, dict) and isinstance(found.get(name), dict):
             found = found[name]

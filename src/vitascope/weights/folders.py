@@ -1,4 +1,4 @@
-"""A folder with config.json and weights, as Vitascope, timm or transformers write it -> tensors and what is known."""
+"""Read a model folder (config.json and weights) written by Vitascope, timm or transformers."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def read_folder(path: Path, file: Path | None = None) -> Found:
     """`file`: weights that are not the folder's usual ones, such as a run's best."""
     config = path / "config.json"
     if not config.is_file():
-        raise UserError(f"{path} has no config.json, so it is no saved model. Name the weights file itself.")
+        raise UserError(f"{path} has no config.json, so it is not a saved model. Give the path of the weights file.")
     try:
         said = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -44,7 +44,9 @@ def read_folder(path: Path, file: Path | None = None) -> Found:
         tensors, beside = read_tensors(file or weights_file(path))
         known, theirs = reading(said, path)
         return Found(tensors, known, beside, theirs)
-    raise UserError(f"{config} is neither Vitascope's nor timm's nor transformers': it has no {', '.join(READERS)}.")
+    raise UserError(
+        f"{config} was not written by Vitascope, timm or transformers: it has none of the keys {', '.join(READERS)}."
+    )
 
 
 def weights_file(path: Path) -> Path:
@@ -55,12 +57,12 @@ def weights_file(path: Path) -> Path:
 
 
 def readable(path: Path) -> bool:
-    """Whether a config.json lies there that is Vitascope's, timm's or transformers'."""
+    """Whether the folder has a config.json of Vitascope, timm or transformers."""
     return _reader(config_of_folder(path)) is not None
 
 
 def config_of_folder(path: Path) -> dict[str, Any]:
-    """What its config.json says; nothing where there is none that can be read."""
+    """The contents of config.json; empty if it is missing or cannot be read."""
     try:
         said = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -84,9 +86,9 @@ def _timm(said: dict[str, Any], path: Path) -> tuple[Known, Any]:
 
 def _transformers(said: dict[str, Any], path: Path) -> tuple[Known, None]:
     if said["model_type"] not in TRANSFORMERS:
-        raise UserError(f"{path} holds a '{said['model_type']}'. Plain ViTs can be read: {', '.join(TRANSFORMERS)}.")
+        raise UserError(f"{path} has model_type '{said['model_type']}'. Supported types: {', '.join(TRANSFORMERS)}.")
     if said.get("hidden_act", "gelu") != "gelu" and not said.get("use_swiglu_ffn"):
-        raise UserError(f"{path}: hidden_act={said['hidden_act']}; ours is gelu.")
+        raise UserError(f"{path}: hidden_act={said['hidden_act']} is not supported; only gelu is.")
     words = {"image_size": "img_size", "num_attention_heads": "num_heads"}
     settings = {ours: said[theirs] for theirs, ours in words.items() if said.get(theirs) is not None}
     if "img_size" in settings:

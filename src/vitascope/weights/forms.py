@@ -1,4 +1,4 @@
-"""A model of ours -> the files that Vitascope, timm or transformers load it from."""
+"""Write a model as the files that Vitascope, timm or transformers load."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,11 +24,11 @@ def for_vitascope(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Files,
 
 
 def for_timm(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Files, dict[str, Tensor]]:
-    """`timm.create_model("local-dir:FOLDER", pretrained=True)`; the named architecture is overridden in every size."""
+    """For `timm.create_model("local-dir:FOLDER", pretrained=True)`; the config overrides the architecture's sizes."""
     config = facts.model
     refuse_for_timm(config)
     others = {"mlp=swiglu": config.mlp == "swiglu", f"norm_eps={config.norm_eps:g}": config.norm_eps != TIMM_EPS}
-    _refuse("A folder for timm can say no", others)
+    _refuse("A folder for timm cannot store", others)
     args = timm_words(config)
     if config.norm == "rmsnorm":
         args["norm_layer"] = "rmsnorm"
@@ -72,7 +72,7 @@ def for_transformers(facts: ModelFacts, weights: dict[str, Tensor]) -> tuple[Fil
         "id2label": {str(number): name for number, name in enumerate(facts.classes)},
         "label2id": {name: number for number, name in enumerate(facts.classes)},
     }
-    # CLIP's processor, because ViT's own squashes oblong pictures: ours are resized, then cut around the centre.
+    # CLIP's processor: it resizes and centre-crops as Vitascope does. ViT's own would distort non-square images.
     prepared = {"image_processor_type": "CLIPImageProcessor", "resample": 3, "do_convert_rgb": config.in_chans == 3}
     prepared |= {"do_resize": True, "size": {"shortest_edge": rows}}
     prepared |= {"do_center_crop": True, "crop_size": {"height": rows, "width": columns}}
@@ -91,17 +91,17 @@ def timm_words(config: ModelConfig) -> dict[str, Any]:
 
 
 def refuse_for_timm(config: ModelConfig) -> None:
-    """What timm's VisionTransformer does not have."""
+    """Raise an error for settings that timm's VisionTransformer does not support."""
     ours_alone = {"seq pooling": config.global_pool == "seq", "relu2": config.mlp == "relu2"}
     ours_alone |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
     ours_alone |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
     ours_alone |= {"init_values=0": config.init_values == 0}  # timm takes it for no LayerScale
     ours_alone |= _of_small_data(config)
-    _refuse("timm's VisionTransformer has no", ours_alone)
+    _refuse("timm's VisionTransformer does not support", ours_alone)
 
 
 def refuse_for_transformers(config: ModelConfig) -> None:
-    """What transformers' ViT does not have."""
+    """Raise an error for settings that transformers' ViT does not support."""
     ours_alone = {
         f"global_pool={config.global_pool}": config.global_pool != "token",
         "registers": config.reg_tokens > 0,
@@ -112,15 +112,16 @@ def refuse_for_transformers(config: ModelConfig) -> None:
         "LayerScale": config.init_values is not None,
         "output_projection=false": not config.output_projection,
         "proj_bias=false": not config.proj_bias,
-        "classifier-less form": config.num_classes == 0,
-        "oblong images or patches": config.grid[0] != config.grid[1] or config.patch_shape[0] != config.patch_shape[1],
+        "a model without classifier": config.num_classes == 0,
+        "non-square images or patches": config.grid[0] != config.grid[1]
+        or config.patch_shape[0] != config.patch_shape[1],
     }
     ours_alone |= _of_small_data(config)
-    _refuse("transformers' ViT has no", ours_alone)
+    _refuse("transformers' ViT does not support", ours_alone)
 
 
 def _of_small_data(config: ModelConfig) -> dict[str, bool]:
-    """Nor have others these."""
+    """Settings that neither timm nor transformers support."""
     found = {f"{name}={getattr(config, name)}": getattr(config, name) != plain for name, plain in OURS_ALONE.items()}
     return found | {"causal attention": config.causal}
 
@@ -128,7 +129,7 @@ def _of_small_data(config: ModelConfig) -> dict[str, bool]:
 def _refuse(who: str, found: dict[str, bool]) -> None:
     missing = [name for name, used in found.items() if used]
     if missing:
-        raise UserError(f"{who} {' and no '.join(missing)}. Export to ONNX or torch, or save it as Vitascope's.")
+        raise UserError(f"{who} {' or '.join(missing)}. Export to ONNX or torch, or save for Vitascope instead.")
 
 
 FORMS: dict[str, Callable[[ModelFacts, dict[str, Tensor]], tuple[Files, dict[str, Tensor]]]] = {

@@ -1,4 +1,4 @@
-"""What is known of weights besides the weights: from a config.json, from timm, or by custom."""
+"""Facts about weights that the tensors do not contain: from config.json, from timm, or by convention."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Known:
-    """Settings of ModelConfig that are sure; None where nothing is said."""
+    """Known settings of ModelConfig, class names and normalisation; None: not known."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     classes: list[str] | None = None
@@ -25,13 +25,13 @@ def imagenet_normalisation(channels: int) -> tuple[tuple[float, ...], tuple[floa
 
 
 def for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """A mean or deviation for each channel; where their number is another, the mean of all."""
+    """One value per channel. If the number of channels differs, every channel gets the mean."""
     told = tuple(float(value) for value in values)
     return told if len(told) == channels else (sum(told) / len(told),) * channels
 
 
 def class_names(count: int) -> list[str]:
-    """ImageNet's where there are a thousand, else numbers."""
+    """ImageNet's class names for 1000 classes, else numbers."""
     if count != 1000:
         return [str(number) for number in range(count)]
     from timm.data.imagenet_info import ImageNetInfo
@@ -41,12 +41,12 @@ def class_names(count: int) -> list[str]:
 
 
 def unique(names: list[str]) -> list[str]:
-    """A class's name must be its own: of two cranes each gets its number behind it."""
+    """Make class names unique: duplicate names get their class index appended."""
     often = Counter(names)
     return [name if often[name] == 1 else f"{name} ({number})" for number, name in enumerate(names)]
 
 
 def anonymous(classes: list[str]) -> bool:
-    """Nobody named them: they are 0, 1, 2, or transformers' LABEL_0, LABEL_1, LABEL_2."""
+    """Whether the classes have no real names: 0, 1, 2, … or transformers' LABEL_0, LABEL_1, …."""
     numbers = range(len(classes))
     return classes in ([str(number) for number in numbers], [f"LABEL_{number}" for number in numbers])

@@ -1,4 +1,4 @@
-"""Another library's weights <-> timm's names, which are ours: transformers', torchvision's, DINO's, MAE's, DINOv2's."""
+"""Convert parameter names of transformers, torchvision, DINO, MAE and DINOv2 to timm's names, and back."""
 
 import re
 from dataclasses import dataclass, field
@@ -73,8 +73,8 @@ def to_timm_names(tensors: dict[str, Tensor], where: str) -> Renamed:
     if library is None:
         some = ", ".join(list(tensors)[:3])
         raise UserError(
-            f"{where} is not a ViT in the names of timm, transformers or torchvision: it has {some} and {len(tensors)} "
-            "names in all."
+            f"{where} does not have the parameter names of a ViT of timm, transformers or torchvision. "
+            f"It has {len(tensors)} names, such as {some}."
         )
     rules = LIBRARIES[library][1]
     named = {_rename(_trunk(name) if library == "transformers" else name, rules): t for name, t in tensors.items()}
@@ -113,7 +113,7 @@ def _packed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             start, kind = found.groups()
             parts = [weights.get(f"{start}{part}.{kind}") for part in "qkv"]
             if any(part is None for part in parts):
-                raise UserError(f"The weights have {name}, but not its key and value beside it.")
+                raise UserError(f"The weights contain {name}, but not the key and value of the same layer.")
             packed[f"{start}qkv.{kind}"] = torch.cat([part for part in parts if part is not None])
         elif not re.fullmatch(r"blocks\.\d+\.attn\.[kv]\.(weight|bias)", name):
             packed[name] = tensor
@@ -127,7 +127,7 @@ def _registers(weights: dict[str, Tensor]) -> str | None:
     weights["reg_token"] = weights.pop("register_tokens")
     table = weights["pos_embed"]
     weights["cls_token"], weights["pos_embed"] = weights["cls_token"] + table[:, :1], table[:, 1:]
-    return "the class token's position was added into the token: registers have none (as timm reads DINOv2)"
+    return "the class token's position embedding was added to the class token, as timm does for DINOv2 with registers"
 
 
 def _distillation(weights: dict[str, Tensor]) -> str | None:
@@ -135,7 +135,7 @@ def _distillation(weights: dict[str, Tensor]) -> str | None:
     if "dist_token" not in weights:
         return None
     weights["reg_token"] = weights.pop("dist_token")
-    return "DeiT's distillation token became a register; answers are the class token's head alone, not the mean of two"
+    return "DeiT's distillation token became a register token; predictions use only the class token's head"
 
 
 def _double_head(weights: dict[str, Tensor], dropped: list[str]) -> str | None:
@@ -144,7 +144,7 @@ def _double_head(weights: dict[str, Tensor], dropped: list[str]) -> str | None:
     if head is None or head.shape[1] == width:
         return None
     dropped += [name for name in ("head.weight", "head.bias") if weights.pop(name, None) is not None]
-    return f"the classifier reads {head.shape[1]} features, not one token's {width}: it was left out"
+    return f"the classifier was removed: it needs {head.shape[1]} features, but a token has {width}"
 
 
 def to_transformers_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:

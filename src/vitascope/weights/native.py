@@ -30,7 +30,7 @@ def to_torch(layer: nn.Module) -> nn.MultiheadAttention | nn.TransformerEncoderL
     """PyTorch's layer (batch first) that computes the same as ours, with a copy of its weights."""
     if isinstance(layer, SelfAttention):
         if layer.proj_drop.p:
-            raise UserError("nn.MultiheadAttention has no dropout after its projection. Make it with proj_drop_rate=0.")
+            raise UserError("nn.MultiheadAttention has no dropout after its projection. Set proj_drop_rate=0.")
         return _attention_to_torch(layer)
     if isinstance(layer, Block):
         return _block_to_torch(layer)
@@ -39,7 +39,9 @@ def to_torch(layer: nn.Module) -> nn.MultiheadAttention | nn.TransformerEncoderL
 
 def _attention_from_torch(layer: nn.MultiheadAttention) -> SelfAttention:
     if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
-        raise UserError("Only self-attention has a counterpart: no kdim, vdim, add_bias_kv or add_zero_attn.")
+        raise UserError(
+            "Only plain self-attention can be converted, without kdim, vdim, add_bias_kv and add_zero_attn."
+        )
     bias = layer.in_proj_bias is not None
     ours = SelfAttention(
         layer.embed_dim, layer.num_heads, qkv_bias=bias, proj_bias=bias, attn_drop_rate=layer.dropout
@@ -51,10 +53,12 @@ def _attention_from_torch(layer: nn.MultiheadAttention) -> SelfAttention:
 def _attention_to_torch(layer: SelfAttention) -> nn.MultiheadAttention:
     plain = isinstance(layer.proj, nn.Linear) and isinstance(layer.q_norm, nn.Identity) and not layer.causal
     if not plain:
-        raise UserError("nn.MultiheadAttention has an output projection, no QK-norm and no causal setting of its own.")
+        raise UserError(
+            "nn.MultiheadAttention needs an output projection and supports neither QK-norm nor causal attention."
+        )
     bias = layer.qkv.bias is not None
     if bias != (layer.proj.bias is not None):
-        raise UserError("nn.MultiheadAttention has a bias on both projections or on none; here qkv_bias != proj_bias.")
+        raise UserError("nn.MultiheadAttention has one bias setting. Make qkv_bias and proj_bias equal.")
     theirs = nn.MultiheadAttention(
         layer.embed_dim, layer.num_heads, dropout=layer.attn_drop.p, bias=bias, batch_first=True
     ).to(layer.qkv.weight)
@@ -64,12 +68,12 @@ def _attention_to_torch(layer: SelfAttention) -> nn.MultiheadAttention:
 
 def _block_from_torch(layer: nn.TransformerEncoderLayer) -> Block:
     if not layer.norm_first:
-        raise UserError("Our block normalises first. Make the layer with norm_first=True.")
+        raise UserError("Vitascope's block is pre-norm. Make the layer with norm_first=True.")
     if layer.activation not in (F.gelu, "gelu"):
-        raise UserError("Our block's MLP uses GELU. Make the layer with activation='gelu'.")
+        raise UserError("Vitascope's block uses GELU. Make the layer with activation='gelu'.")
     if layer.linear1.bias is None:
         raise UserError(
-            "Without bias, PyTorch's layer leaves it out of the norms too; ours keeps it. Make it with bias=True."
+            "Without bias, PyTorch's norms have none either, but Vitascope's norms do. Make the layer with bias=True."
         )
     width = layer.linear1.in_features
     config = ModelConfig(
@@ -88,12 +92,12 @@ def _block_from_torch(layer: nn.TransformerEncoderLayer) -> Block:
 def _block_to_torch(layer: Block) -> nn.TransformerEncoderLayer:
     plain = layer.mlp.activation is ACTIVATIONS["gelu"] and not isinstance(layer.ls1, LayerScale)
     if not isinstance(layer.norm1, nn.LayerNorm) or not plain:
-        raise UserError("nn.TransformerEncoderLayer has LayerNorm, a GELU MLP and no LayerScale.")
+        raise UserError("nn.TransformerEncoderLayer supports only LayerNorm and GELU, without LayerScale.")
     if layer.drop_path1.rate or not layer.attn.attn_drop.p == layer.attn.proj_drop.p == layer.mlp.drop.p:
-        raise UserError("nn.TransformerEncoderLayer has one dropout rate for everything and no stochastic depth.")
+        raise UserError("nn.TransformerEncoderLayer has a single dropout rate and no stochastic depth.")
     attention = _attention_to_torch(layer.attn)  # refuses what has no counterpart
     if attention.in_proj_bias is None:
-        raise UserError("nn.TransformerEncoderLayer without bias has none in its norms either; ours has.")
+        raise UserError("Without bias, nn.TransformerEncoderLayer's norms have none either, but Vitascope's norms do.")
     theirs = nn.TransformerEncoderLayer(
         attention.embed_dim,
         attention.num_heads,

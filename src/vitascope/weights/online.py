@@ -1,4 +1,4 @@
-"""timm's and Hugging Face's weights by name: fetched through their own libraries, or a sentence where that fails."""
+"""Download weights of timm and Hugging Face by name, with their own libraries."""
 
 import os
 import socket
@@ -29,15 +29,15 @@ def fetch_timm(name: str) -> nn.Module:
             return timm.create_model(name, pretrained=True).eval()
     except Exception as error:  # the hub's and the network's errors have no common name
         raise UserError(
-            f"timm's weights of {name} could not be fetched ({_why(error)}). Without a network: fetch config.json and "
-            f"model.safetensors of the repository timm/{_tag(name)} elsewhere, put both into one folder here, and name "
-            f"that folder instead of timm:{name}."
+            f"The timm weights {name} could not be downloaded ({_why(error)}). To work offline, download config.json "
+            f"and model.safetensors of the repository timm/{_tag(name)} on another machine. Put both in one folder "
+            f"here, and use its path instead of timm:{name}."
         ) from error
 
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Where the hub cannot be reached, its library uses what it has fetched before, instead of trying for a minute."""
+    """If the hub cannot be reached, use its cache at once instead of retrying for a minute."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -51,7 +51,7 @@ def at_once() -> Iterator[None]:
 def _reachable(address: str) -> bool:
     parts = urlsplit(address)
     if any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
-        return True  # the way there is not ours to try
+        return True  # a proxy is set, so a direct connection says nothing
     try:
         with socket.create_connection((parts.hostname or "", parts.port or 443), timeout=PATIENCE):
             return True
@@ -60,7 +60,7 @@ def _reachable(address: str) -> bool:
 
 
 def known_of_timm(model: Any) -> Known:
-    """What timm's model says about itself."""
+    """Settings and normalisation of a timm model."""
     from timm.data.config import resolve_model_data_config
     from timm.models.vision_transformer import Block, VisionTransformer
 
@@ -69,7 +69,7 @@ def known_of_timm(model: Any) -> Known:
     first: Any = model.blocks[0] if len(model.blocks) else None
     if type(first) is not Block or getattr(model.patch_embed, "img_size", None) is None:
         part = type(model.patch_embed if type(first) is Block else first).__name__
-        raise UserError(f"This model of timm is not a plain ViT: it has {part}.")
+        raise UserError(f"This timm model is not a plain ViT: it has {part}.")
     said: dict[str, Any] = resolve_model_data_config(model)
     size = tuple(model.patch_embed.img_size)
     settings = {
@@ -91,8 +91,8 @@ def fetch_repository(repository: str) -> Path:
             return Path(snapshot_download(repository, allow_patterns=files))
     except Exception as error:  # the hub's and the network's errors have no common name
         raise UserError(
-            f"The repository {repository} could not be fetched ({_why(error)}). Without a network: fetch its "
-            "config.json and model.safetensors elsewhere, put both into one folder here, and name that folder instead."
+            f"The repository {repository} could not be downloaded ({_why(error)}). To work offline, download its "
+            "config.json and model.safetensors on another machine. Put both in one folder here, and use its path."
         ) from error
 
 
@@ -106,5 +106,5 @@ def _tag(name: str) -> str:
 def _why(error: Exception) -> str:
     words = str(error)
     if "offline" in words or "local cache" in words or "outgoing traffic" in words:
-        return "the hub cannot be reached, and nothing was fetched before"
+        return "the Hugging Face Hub cannot be reached, and the files are not in the cache"
     return first_line(error)[:120]

@@ -1,4 +1,4 @@
-"""`timm:NAME`, `hf:REPO`, a file or a folder -> a plain ViT's weights by timm's names, with all that is known of it."""
+"""Open the weights of a plain ViT from `timm:NAME`, `hf:REPO`, a file or a folder, with timm's parameter names."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +22,12 @@ from vitascope.weights.sizes import check_fits, config_of
 
 ONLINE = ("timm:", "hf:")
 SAME = 1e-4  # relative to the largest logit: rounding is far below, another activation above
-HOW = "Weights are timm:NAME, hf:REPO, a file (.safetensors, .pth), a folder with config.json, or a run."
+HOW = "Use timm:NAME, hf:REPO, a file (.safetensors, .pth), a folder with config.json, or a run."
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model that somebody trained: weights in float32, sizes, classes, preparation; and what had to be assumed."""
+    """A trained model: weights in float32, sizes, classes, preparation, and the assumptions made."""
 
     name: str
     library: str  # whose names the weights had
@@ -39,12 +39,12 @@ class Pretrained:
 
     @property
     def told(self) -> list[str]:
-        """What a user should know before trusting its answers, a line each."""
-        left_out = [f"left out: {', '.join(self.dropped)}"] if self.dropped else []
+        """Lines for the user: assumptions, removed weights and notes."""
+        left_out = [f"removed: {', '.join(self.dropped)}"] if self.dropped else []
         return [f"assumed: {words}" for words in self.assumed] + left_out + [f"note: {words}" for words in self.notes]
 
     def model(self) -> VisionTransformer:
-        """Ready to answer."""
+        """The model with these weights, in eval mode."""
         return ready(self.facts.model, self.weights)
 
 
@@ -55,7 +55,7 @@ def ready(config: ModelConfig, weights: dict[str, Tensor]) -> VisionTransformer:
 
 
 def open_weights(word: str, *, num_heads: int | None = None, img_size: Size | None = None) -> Pretrained:
-    """By the word that users type. `num_heads`, `img_size`: of the weights, where they do not tell it themselves."""
+    """Open what `weights=` accepts. `num_heads`, `img_size`: used if the weights do not define them."""
     if img_size is not None:
         img_size = check_size("img_size", img_size)
     given = Given(num_heads, img_size)
@@ -72,19 +72,19 @@ def open_weights(word: str, *, num_heads: int | None = None, img_size: Size | No
         tensors, beside = read_tensors(path)
         return named(tensors, str(path), given.added_to(Known(), word), beside=beside, asked_size=img_size)
     if path.exists():
-        raise UserError(f"{word} is no weights file: it should end in {', '.join(ENDINGS)}. {HOW}")
+        raise UserError(f"{word} is not a weights file: its name must end in {', '.join(ENDINGS)}. {HOW}")
     raise UserError(f"There are no weights '{word}'. {HOW}")
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a user says about weights."""
+    """Settings of the weights that the user gives."""
 
     num_heads: int | None = None
-    img_size: Size | None = None  # only where nothing else tells it
+    img_size: Size | None = None  # used only if nothing else defines it
 
     def added_to(self, known: Known, word: str) -> Known:
-        """Known, with what the user says. A config.json that says otherwise is not overruled."""
+        """Add the user's settings to `known`. A contradiction with config.json is an error."""
         if self.num_heads is None:
             return known
         self.check(known.settings.get("num_heads", self.num_heads), word)
@@ -93,8 +93,8 @@ class Given:
     def check(self, heads: int, word: str) -> None:
         if self.num_heads not in (None, heads):
             raise UserError(
-                f"{word} says num_heads={heads} itself; with num_heads={self.num_heads} it would be another model. "
-                "Leave it out."
+                f"{word} has num_heads={heads}, so num_heads={self.num_heads} would be a different model. "
+                "Leave num_heads out."
             )
 
 
@@ -106,7 +106,7 @@ def named(
     beside: list[str] | None = None,
     asked_size: Size | None = None,
 ) -> Pretrained:
-    """Any library's state dict -> ours, told what is `known` besides (from a config.json, or from the user)."""
+    """Convert any library's state dict. `known`: further facts, from config.json or from the user."""
     known = known or Known()
     renamed = to_timm_names(tensors, name)
     settings = renamed.settings | known.settings
@@ -119,12 +119,12 @@ def facts_for(config: ModelConfig, known: Known, assumed: list[str]) -> ModelFac
     mean, std = known.mean, known.std
     if mean is None or std is None or {len(mean), len(std)} != {config.in_chans}:
         mean, std = imagenet_normalisation(config.in_chans)
-        assumed.append(f"images normalised by mean {_round(mean)}, deviation {_round(std)}")
+        assumed.append(f"images normalised with mean {_round(mean)}, standard deviation {_round(std)}")
     classes = unique(known.classes) if known.classes and len(known.classes) == config.num_classes else None
     if classes is None:
         classes = class_names(config.num_classes)
         if config.num_classes == 1000:
-            assumed.append("1000 classes: ImageNet's names")
+            assumed.append("class names of ImageNet, because there are 1000 classes")
     stored = (config.in_chans, *config.image_shape)
     return ModelFacts(config, classes, Preparation(config.image_shape, tuple(mean), tuple(std)), stored)
 
@@ -144,14 +144,14 @@ def _from_folder(path: Path, word: str, given: Given, file: Path | None = None) 
 
 
 def _beside_config(file: Path, word: str, given: Given) -> Pretrained:
-    """A weights file in a folder that says what its weights are: a run's best ones, for example."""
+    """A weights file in a folder with config.json, such as best.safetensors of a run."""
     config = file.parent / "config.json"
     try:
         found = _from_folder(file.parent, word, given, file)
     except UserError as error:
-        hint = f"It was read with {config}; if that is another model's, move the file to a folder of its own."
+        hint = f"It was read with {config}. If that belongs to another model, move the weights to their own folder."
         raise UserError(f"{error} {hint}") from error
-    return replace(found, notes=[*found.notes, f"sizes, classes and preparation are those of {config}"])
+    return replace(found, notes=[*found.notes, f"sizes, classes and normalisation are from {config}"])
 
 
 def _from_timm(word: str, given: Given) -> Pretrained:
@@ -162,12 +162,14 @@ def _from_timm(word: str, given: Given) -> Pretrained:
 
 
 def check_answer(found: Pretrained, theirs: Any) -> None:
-    """To one image: what looks like a plain ViT but computes something else is refused."""
+    """Compare the outputs for one image, and raise an error if the model is not a plain ViT."""
     images = torch.randn(1, *found.facts.stored, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         wanted, told = theirs.eval()(images), found.model()(images)
     if wanted.shape != told.shape or not (wanted - told).abs().max() <= SAME * wanted.abs().max().clamp(min=1e-6):
-        raise UserError(f"{found.name} is not a plain ViT: with its weights, ours answers otherwise.")
+        raise UserError(
+            f"{found.name} is not a plain ViT: with the same weights, Vitascope's model gives a different output."
+        )
 
 
 def _round(values: Any) -> str:

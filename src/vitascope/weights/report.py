@@ -1,4 +1,4 @@
-"""What an adaptation did to weights, as data: for the terminal, for JSON, for a run's directory."""
+"""Report of an adaptation of weights, for the terminal, for JSON and for the run folder."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Change:
-    """One tensor that is not as it was. `lost` is a share: what cannot be had back from the new one."""
+    """One changed tensor. `lost`: fraction that cannot be recovered from the new tensor."""
 
     name: str
     before: list[int]
@@ -17,23 +17,23 @@ class Change:
 
 @dataclass(frozen=True)
 class Report:
-    """What an adaptation did, or why it was refused."""
+    """What an adaptation changed, or why it is not possible."""
 
     weights: str
     library: str
-    settings: dict[str, Any]  # asked for
+    settings: dict[str, Any]  # requested
     grid_before: list[int]  # rows, columns
     grid_after: list[int]
     tokens_before: int
     tokens_after: int
-    pixels_seen: float  # share of the image's pixels that reach a patch
-    flops_before: int  # an image
+    pixels_seen: float  # fraction of the image's pixels covered by patches
+    flops_before: int  # per image
     flops_after: int
     resampled: list[Change] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
-    kept: int = 0  # tensors taken over as they are
+    kept: int = 0  # unchanged tensors
     assumed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    alternative: dict[str, Any] = field(default_factory=dict)  # resizing images up instead
+    alternative: dict[str, Any] = field(default_factory=dict)  # upscaling the images instead
     refused: str | None = None

@@ -1,4 +1,4 @@
-"""Weights by timm's names -> ModelConfig: sizes are read off shapes, what shapes do not say is assumed and told."""
+"""Infer ModelConfig from weights with timm's names. Settings that the shapes do not define are assumed and reported."""
 
 import math
 import re
@@ -19,9 +19,9 @@ EPS = {"transformers": 1e-12}  # their ViT's; everybody else's is 1e-6
 def config_of(
     weights: dict[str, Tensor], library: str, where: str, *, asked_size: Size | None = None, **known: Any
 ) -> tuple[ModelConfig, list[str]]:
-    """`known`: what a config.json or a user says; it wins over what would be assumed. Also: what was assumed.
+    """Return the config and the assumptions made. `known`: settings from config.json or the user; they come first.
 
-    `asked_size`: the image's, where nothing else tells it."""
+    `asked_size`: the image size, if nothing else defines it."""
     needed = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight")
     missing = [name for name in needed if name not in weights]
     if missing:
@@ -44,23 +44,25 @@ def config_of(
     settings |= _heads(width, known, assumed, where)
     settings["norm_eps"] = known.get("norm_eps", EPS.get(library, 1e-6))
     if "norm_eps" not in known:
-        assumed.append(f"norm_eps={settings['norm_eps']:g}, as {library}'s ViTs have")
+        assumed.append(f"norm_eps={settings['norm_eps']:g}, as in {library}'s ViTs")
     config = ModelConfig(**(settings | {name: value for name, value in known.items() if value is not None}))
     check_fits(weights, config, where)
     return config, assumed
 
 
 def check_fits(weights: dict[str, Tensor], config: ModelConfig, where: str) -> None:
-    """Every weight has its place and every place its weight, of the same shape."""
+    """Raise an error unless names and shapes match the model of this config."""
     wanted = VisionTransformer(config).state_dict()
     extra, missing = sorted(set(weights) - set(wanted)), sorted(set(wanted) - set(weights))
     if extra or missing:
-        words = [f"{what} {', '.join(names[:3])}" for what, names in (("has", extra), ("lacks", missing)) if names]
+        words = [
+            f"{what} {', '.join(names[:3])}" for what, names in (("has the unexpected weights", extra), ("lacks", missing)) if names
+        ]
         raise UserError(f"{where} does not fit a plain ViT: it {' and '.join(words)}.")
     for name, weight in weights.items():
         if weight.shape != wanted[name].shape:
             raise UserError(
-                f"{where}: {name} has shape {list(weight.shape)}, but the other weights ask for "
+                f"{where}: {name} has shape {list(weight.shape)}, but the other weights require "
                 f"{list(wanted[name].shape)}."
             )
 
@@ -93,14 +95,14 @@ def _grid(
     assumed: list[str],
     where: str,
 ) -> dict[str, Any]:
-    """The image's size from the number of positions, taken as a square; else what was asked for, where it fits."""
+    """Infer the image size from the number of positions, assuming a square; else use the requested size if it fits."""
     table, (rows, columns) = weights.get("pos_embed"), as_pair(settings["patch_size"])
     size = known.get("img_size", asked)
     if table is None:
         if size is None:
-            raise UserError(f"{where} has no pos_embed, so nothing tells its image size. {_give('img_size=32', where)}")
+            raise UserError(f"{where} has no pos_embed, so its image size is unknown. {_give('img_size=32', where)}")
         if "img_size" not in known:
-            assumed.append(f"img_size={size}: as asked, because the weights do not tell it")
+            assumed.append(f"img_size={size}: as requested, because the weights do not define it")
         return {"positions": "none", "img_size": size}
     prefix, places = int(settings["class_token"]) + settings["reg_tokens"], table.shape[1]
     if "img_size" not in known and (side := _side(places, prefix, settings["reg_tokens"], known)):
@@ -110,11 +112,11 @@ def _grid(
     patches = (as_pair(size)[0] // rows) * (as_pair(size)[1] // columns) if size is not None else 0
     if "img_size" not in known and patches not in (places, places - prefix):
         raise UserError(
-            f"{where}: {places} positions are no square grid, so nothing tells which images it was made for. "
+            f"{where}: {places} positions do not form a square grid, so the image size is unknown. "
             f"{_give('img_size=[rows,columns]', where)}"
         )
     if "img_size" not in known:
-        assumed.append(f"img_size={size}: as asked, because {places} positions are no square grid")
+        assumed.append(f"img_size={size}: as requested, because {places} positions do not form a square grid")
     return {"img_size": size, "no_embed_class": prefix > 0 and patches == places}
 
 
@@ -131,11 +133,11 @@ def _heads(width: int, known: dict[str, Any], assumed: list[str], where: str) ->
     if known.get("num_heads") is not None:
         return {}
     if width in HEADS:
-        assumed.append(f"num_heads={HEADS[width]}: as published ViTs of embed_dim {width} have")
+        assumed.append(f"num_heads={HEADS[width]}: as in published ViTs with embed_dim {width}")
         return {"num_heads": HEADS[width]}
     if width % HEAD_WIDTH:
         raise UserError(
-            f"{where}: embed_dim={width} is no multiple of {HEAD_WIDTH}, so num_heads cannot be guessed. "
+            f"{where}: embed_dim={width} is not a multiple of {HEAD_WIDTH}, so num_heads is unknown. "
             f"{_give('num_heads=', where)}"
         )
     assumed.append(f"num_heads={width // HEAD_WIDTH}: embed_dim {width} / {HEAD_WIDTH}")
@@ -143,5 +145,5 @@ def _heads(width: int, known: dict[str, Any], assumed: list[str], where: str) ->
 
 
 def _give(what: str, where: str) -> str:
-    """How a user says what weights do not, once, for every verb."""
-    return f"Say it once, with vitascope adapt {where} {what} --out FOLDER, and use that folder."
+    """Tell the user how to set what the weights do not define, once for all commands."""
+    return f"Set it with vitascope adapt {where} {what} --out FOLDER, then use that folder."

@@ -11,6 +11,7 @@ from vitascope.draw.palette import COLOURS
 
 Points = list[tuple[float, float]]
 UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %", "teacher": "nats"}
+TITLES = {"teacher": "teacher distribution"}
 WITH_LABELS = (
     "Training values are averaged over the epoch and include augmentation, mixing and label smoothing. "
     "Training loss can therefore be higher than validation loss, and training accuracy lower."
@@ -48,4 +49,4 @@ def draw_line(panel: Axes, kind: str, points: Points, **style: Any) -> None:
 def over_epochs(panel: Axes, kind: str) -> None:
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.grid(alpha=0.25)
-    label(panel, kind, "epoch", UNITS[kind])
+    label(panel, TITLES.get(kind, kind), "epoch", UNITS[kind])

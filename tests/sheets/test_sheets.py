@@ -91,7 +91,7 @@ def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
     assert d._cost(lab, report_of("D", tmp_path / "again")) == fits
     d._small_image(report)
     text = text_of(report)
-    assert set(fits) == {"written out", "fused"} and "sees 32.7% of the pixels" in text
+    assert set(fits) == {"written out", "fused"} and "uses 32.7% of the pixels" in text
     assert "projections cost 34.1 million operations" in text and "does not divide" in text
     assert (tmp_path / "D-cost.png").is_file() and (tmp_path / "D.html").read_text().count("data:image/png") == 1
     assert len(positions_figure([(10, 8)]).axes) == 2
@@ -100,14 +100,14 @@ def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
 def test_a_claim_of_the_best_holds_or_not_by_the_seeds() -> None:
     best, well = Claim("6 are best", "6"), Claim("6 end well", "6", shared=True)
     ahead = fake({"4": [0.90, 0.91, 0.92], "6": [0.95, 0.96, 0.971]})
-    assert best.judged(ahead) == ("holds", "96.03 ± 2.61 %, the best; all others are worse")
+    assert best.judged(ahead) == ("holds", "96.03 ± 2.61 %, the best; all others are significantly worse")
     behind = fake({"4": [0.95, 0.96, 0.971], "6": [0.90, 0.91, 0.92]})
     assert best.judged(behind)[0] == well.judged(behind)[0] == "does not hold"
     assert "depth=4 has 96.03" in best.judged(behind)[1]
     level = fake({"4": [0.95, 0.92, 0.90], "6": [0.90, 0.93, 0.91]})
-    assert (best.judged(level)[0], well.judged(level)[0]) == ("cannot be told", "cannot be told")
+    assert (best.judged(level)[0], well.judged(level)[0]) == ("no significant difference", "no significant difference")
     level = fake({"6": [0.95, 0.92, 0.90], "4": [0.90, 0.93, 0.91]})
-    assert (best.judged(level)[0], well.judged(level)[0]) == ("cannot be told", "holds")
+    assert (best.judged(level)[0], well.judged(level)[0]) == ("no significant difference", "holds")
     assert best.judged(fake({"4": [0.9], "6": [0.95]}))[0] == "one seed"
 
 
@@ -115,9 +115,12 @@ def test_a_claim_of_a_measure_is_judged_in_pairs_of_seeds() -> None:
     """By hand: differences of accuracy 4, 4, 5 points have the mean 4.33 and the deviation 0.577; t(2) is 4.303."""
     found = fake({"2": [0.90, 0.92, 0.94], "6": [0.94, 0.96, 0.99]})
     more, less = (Claim("x", "6", END, more=more) for more in (True, False))
-    assert more.judged(found) == ("holds", "points at the end: 96.33, +4.33 ± 1.43 against the others on average")
-    assert less.judged(found)[0] == "the opposite"
-    assert more.judged(found, together=40)[0] == "cannot be told"
+    assert more.judged(found) == (
+        "holds",
+        "final accuracy in %: 96.33; difference to the mean of the others: +4.33 ± 1.43",
+    )
+    assert less.judged(found)[0] == "the opposite holds"
+    assert more.judged(found, together=40)[0] == "no significant difference"
     curves = {"steep": [0.2, 0.95, 0.9], "slow": [0.1, 0.3, 0.9], "never": [0.1, 0.2, 0.3]}
     epochs, falls = ({name: MEASURES[what]({"curves": {"val_accuracy": curve}}) for name, curve in curves.items()}
                      for what in (SLOW, FALL))  # fmt: skip
@@ -128,20 +131,20 @@ def test_a_claim_of_a_measure_is_judged_in_pairs_of_seeds() -> None:
 def test_what_a_change_is_worth_is_told_for_all_changes_together() -> None:
     plain, changed = fake({"1": [0.90, 0.92, 0.94], "2": [0.94, 0.96, 0.99]}).cells
     assert gain(plain, changed, 1) == ("+4.33 ± 1.43", "helps") and gain(changed, plain, 1)[1] == "hurts"
-    assert gain(plain, changed, 40)[1] == "cannot be told"
+    assert gain(plain, changed, 40)[1] == "no significant difference"
     assert gain(*fake({"1": [0.9], "2": [0.94]}).cells, 1) == ("+4.00", "one seed")
-    assert gain(*fake({"1": [0.5, 0.6], "2": [0.625, 0.725]}).cells, 1)[1] == "cannot be told"  # no spread
+    assert gain(*fake({"1": [0.5, 0.6], "2": [0.625, 0.725]}).cells, 1)[1] == "no significant difference"  # no spread
 
 
 def test_sheet_b_tries_input_sizes(tmp_path) -> None:
     report = report_of("B", tmp_path)
     b._input_sizes(report)
     rows = {row[0]: row[1:] for row in report.tables[0]["rows"]}
-    assert rows["ViT, as it is (it checks the size)"] == ["1 × 10", "refused", "refused"]
-    assert rows["ViT, told the size, learned positions"] == ["1 × 10", "refused", "refused"]
-    assert rows["ViT, told the size, rotary positions"] == rows["CNN, global pooling"] == ["1 × 10"] * 3
-    assert rows["ViT, told the size, sinusoidal positions"] == ["1 × 10"] * 3
-    assert rows["CNN, flattened last map"] == ["1 × 10", "refused", "refused"]
+    assert rows["ViT, unchanged (it checks the size)"] == ["1 × 10", "rejected", "rejected"]
+    assert rows["ViT built for the size, learned positions"] == ["1 × 10", "rejected", "rejected"]
+    assert rows["ViT built for the size, rotary positions"] == rows["CNN, global pooling"] == ["1 × 10"] * 3
+    assert rows["ViT built for the size, sinusoidal positions"] == ["1 × 10"] * 3
+    assert rows["CNN, flattened last map"] == ["1 × 10", "rejected", "rejected"]
     assert rows["attention alone"] == ["1 × 64 × 32", "1 × 100 × 32", "1 × 256 × 32"]
 
 
@@ -159,12 +162,12 @@ def test_three_starts_are_compared_or_it_is_said_what_is_missing(tmp_path, monke
     assert len(list((tmp_path / "D").rglob("model.safetensors"))) == 3
     report = report_of("D", tmp_path)
     starts.compare_starts(lab, report, UserError("out of reach."))
-    assert "Not run, for want of weights" in text_of(report) and "starts" not in report.numbers
+    assert "Not run, because the weights are missing" in text_of(report) and "starts" not in report.numbers
     for wrong, why in (("nowhere.safetensors", "There is no file"), ("a,b.safetensors", "a comma")):
         with pytest.raises(UserError, match=why):
             run_sheet("D", tmp_path / "none", weights=wrong, console=QUIET)
     assert not (tmp_path / "none").exists()  # before anything ran
-    with pytest.raises(UserError, match="--weights is for sheet D"):
+    with pytest.raises(UserError, match="--weights is only for sheet D"):
         run_sheet("A", tmp_path, weights="x.safetensors", console=QUIET)
 
 
@@ -175,8 +178,8 @@ def test_when_an_accuracy_is_reached() -> None:
     found = reached(Cell({}, {1: result(0.1, 0.5, 0.8, 0.9), 2: result(0.6, 0.7, 0.7, 0.7)}), 0.5)
     assert found.epochs == [2, 1] and found.seconds == [5.0, 2.0] and found.never == 0
     found = reached(Cell({}, {1: result(0.1, 0.5, 0.8, 0.9), 2: result(0.6, 0.7, 0.7, 0.7)}), 0.8)
-    assert str(found) == "epoch 3, 7.5 s (1 of 2 seeds never)"
-    assert str(reached(Cell({}, {1: result(0.1)}), 0.8)) == "not in 1 epochs"
+    assert str(found) == "epoch 3, 7.5 s (not reached by 1 of 2 seeds)"
+    assert str(reached(Cell({}, {1: result(0.1)}), 0.8)) == "not reached in 1 epochs"
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""The five sheets of coursework that Vitascope was asked for, run and answered."""
+"""The five coursework sheets: experiments and answers."""

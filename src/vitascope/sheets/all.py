@@ -1,4 +1,4 @@
-"""A sheet's letter -> its report."""
+"""Run a coursework sheet and write its report."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def run_sheet(
     commit: str | None = None,
     console: Console,
 ) -> Path:
-    """Runs all of it, or goes on; the page's path comes back."""
+    """Run a sheet, or resume it, and return the path of its page."""
     sheet = SHEETS.get(letter.upper())
     if sheet is None:
         raise UserError(f"There is no sheet {letter}. Choose one of {', '.join(SHEETS)}.")
@@ -35,12 +35,12 @@ def run_sheet(
         raise UserError(f"--seeds {count} must be at least 1.")
     if together is not None and together < 1:
         raise UserError(f"--batch-runs {together} must be at least 1.")
-    choose_device(device)  # says what is not there, before anything is kept
+    choose_device(device)  # reports a missing device before anything is written
     letter = letter.upper()
     if weights is not None and letter != "D":
-        raise UserError(f"--weights is for sheet D; sheet {letter} starts from none.")
+        raise UserError(f"--weights is only for sheet D. Sheet {letter} uses no pretrained weights.")
     if quick and read_json(out / f"{letter}.json").get("quick") is False:
-        raise UserError(f"{out / f'{letter}.md'} is a full report. Choose another place for a quick one: --out.")
+        raise UserError(f"{out / f'{letter}.md'} is a full report. Choose another folder for the quick one with --out.")
     work = out / f"{letter}-{'quick' if quick else 'full'}"
     report = Report(letter, sheet.TITLE, quick, out)
     lab = Lab(work, count, quick, console, device, together, weights)

@@ -28,19 +28,24 @@ def run(lab: Lab, report: Report) -> None:
     found = lab.study("epochs", "sheet-c", QUICK if lab.quick else FULL, judge="test")
     report.heading("Curves at three lengths")
     report.text(
-        f"""The sheet names no data; these are runs of three lengths on CIFAR-10 with {model_of(lab)}, each with a
-        rate that falls to zero at its own end. The curves are of images held back from training; the accuracy is that
-        of the test images, looked at once."""
+        f"""The sheet names no data set. These are runs of three lengths on CIFAR-10 with {model_of(lab)}. The learning
+        rate of each run falls to zero at its own end. The curves show held-out images. The accuracy is measured once,
+        on the test images."""
     )
     report.picture(
         "curves", bands(found, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in found.cells})
     )
-    head = ["epochs", "test accuracy", "training accuracy", "training loss", "held-back loss", "seconds a run"]
+    head = ["epochs", "test accuracy", "training accuracy", "training loss", "held-out loss", "seconds per run"]
     rows = []
     for cell in found.cells:
         numbers = [cell.last(name) or 0.0 for name in ("train_accuracy", "train_loss", "val_loss")]
-        told = [f"{100 * numbers[0]:.1f} %", f"{numbers[1]:.3f}", f"{numbers[2]:.3f}", f"{cell.number('seconds'):.0f}"]
-        rows.append([cell.settings["train.epochs"], cell.percent, *told])
+        measured = [
+            f"{100 * numbers[0]:.1f} %",
+            f"{numbers[1]:.3f}",
+            f"{numbers[2]:.3f}",
+            f"{cell.number('seconds'):.0f}",
+        ]
+        rows.append([cell.settings["train.epochs"], cell.percent, *measured])
     report.table(head, rows)
     report.text(f"{found.sentence} {_surer(found.cells)} {found.clock}")
     report.numbers |= {"accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in found.cells}}
@@ -49,15 +54,15 @@ def run(lab: Lab, report: Report) -> None:
 
 
 def _input_sizes(report: Report) -> None:
-    """Models for 32 × 32 images, asked about others."""
+    """Try models for 32 × 32 images on other sizes."""
     sizes = (32, 40, 64)
     torch.manual_seed(0)
     small: dict[str, Any] = {"embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
     features = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     asked: dict[str, Callable[[int], nn.Module]] = {
-        "ViT, as it is (it checks the size)": lambda _: VisionTransformer(ModelConfig(32, 4, **small)),
+        "ViT, unchanged (it checks the size)": lambda _: VisionTransformer(ModelConfig(32, 4, **small)),
         **{
-            f"ViT, told the size, {positions} positions": lambda size, positions=positions: VisionTransformer(
+            f"ViT built for the size, {positions} positions": lambda size, positions=positions: VisionTransformer(
                 ModelConfig(size, 4, positions=positions, **small)
             )
             for positions in ("learned", "sinusoidal", "rotary")
@@ -75,17 +80,17 @@ def _input_sizes(report: Report) -> None:
     with torch.no_grad():
         rows.append(["attention alone", *(shape_of(layer(torch.randn(1, count, 32))) for count in tokens)])
     report.heading("Which input sizes?")
-    report.table(["weights for 32 × 32, tried on", *(f"{size} × {size}" for size in sizes)], rows)
+    report.table(["weights for 32 × 32, input size", *(f"{size} × {size}" for size in sizes)], rows)
 
 
 def _answers(model: nn.Module, weights: dict[str, torch.Tensor], size: int) -> str:
-    """With these weights, whatever the size."""
+    """The shape of the output with these weights, or 'rejected'."""
     try:
         model.load_state_dict(weights)
         with torch.no_grad():
             return shape_of(model(torch.randn(1, 3, size, size)))
     except (UserError, RuntimeError):
-        return "refused"
+        return "rejected"
 
 
 def model_of(lab: Lab) -> str:
@@ -93,14 +98,14 @@ def model_of(lab: Lab) -> str:
 
 
 def _surer(cells: list[Cell]) -> str:
-    """Where a longer run's loss is higher though it is right more often."""
+    """Name longer runs with a higher loss despite a higher accuracy."""
     found = [
         f"after {late.settings['train.epochs']} epochs than after {early.settings['train.epochs']}"
         for early, late in pairwise(cells)
         if late.accuracy > early.accuracy and (late.last("val_loss") or 0.0) > (early.last("val_loss") or 0.0)
     ]
-    told = "though accuracy is too: wrong answers have probably become surer."
-    return f"The held-back loss is higher {' and '.join(found)}, {told}" if found else ""
+    likely = "although the accuracy is higher too. A likely reason is growing confidence in wrong predictions."
+    return f"The held-out loss is higher {' and '.join(found)}, {likely}" if found else ""
 
 
 def _shapes(report: Report) -> None:
@@ -120,10 +125,10 @@ def _shapes(report: Report) -> None:
         ],
     )
     report.text(
-        f"""The sheet multiplies Q Kᵀ, which with tokens as columns is {shape_of(wrong)}: it compares features with
-        features, not tokens with tokens, and its size does not depend on the number of tokens. With tokens as columns
-        a score is a product of two columns, Kᵀ Q, and the softmax runs over the keys, down each column (whose sums
-        here differ from 1 by at most {float((maps.sum(0) - 1).abs().max()):.0e})."""
+        f"""The sheet computes Q Kᵀ. With tokens as columns this is {shape_of(wrong)}: it compares features with
+        features, and its size does not depend on the number of tokens. With tokens as columns, a score is the product
+        of two columns, Kᵀ Q. The softmax is over the keys, that is, down each column. Here the column sums differ from
+        1 by at most {float((maps.sum(0) - 1).abs().max()):.0e}."""
     )
     _heads(report)
 
@@ -149,7 +154,7 @@ def _heads(report: Report) -> None:
     )
     highest = (heads[0].argmax(-1) == torch.arange(5)).float().mean()
     report.text(
-        f"""In this layer with fresh weights a token's own position gets the highest weight in {highest:.0%} of the
-        rows (by chance 20%): the sheet's remark that it always does is not a law; the weights decide, and nothing
-        prefers the diagonal."""
+        f"""The sheet remarks that a token always attends most to itself. In this layer with random initial weights,
+        that is the case in {highest:.0%} of the rows; uniform guessing would give 20%. The weights decide it: nothing
+        in attention prefers the diagonal."""
     )

@@ -11,7 +11,7 @@ from vitascope.data.training_data import open_training_data
 from vitascope.model.single_head import SingleHeadAttention
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
-from vitascope.records.arms import format_mean
+from vitascope.records.arms import NOT_SIGNIFICANT, format_mean
 from vitascope.sheets.b import SMALL
 from vitascope.sheets.claims import gain
 from vitascope.sheets.lab import Lab
@@ -36,7 +36,7 @@ def run(lab: Lab, report: Report) -> None:
     _data(report, lab.quick)
     _training(report, varied, bands(found, {without.name: "flip only", varied.name: "flip and shift"}))
     points, worth = gain(without, varied, 1)
-    verdict = f"the shift {worth}" if worth in ("helps", "hurts") else "that cannot be told from noise"
+    verdict = f"the shift {worth}" if worth in ("helps", "hurts") else NOT_SIGNIFICANT
     _answers(report, without, varied, f"{points} points: {verdict}")
     report.numbers |= {"accuracy": varied.accuracies, "without_shift": without.accuracies}
 
@@ -50,12 +50,12 @@ def _weights(report: Report) -> None:
     tokens = torch.randn(2, 5, 768)
     with torch.no_grad():
         apart = float((native.eval()(tokens, tokens, tokens)[0] - ours(tokens)).abs().max())
-    report.heading("Whose weights are whose")
+    report.heading("Shapes of the weight matrices")
     report.table(
         ["weight (input × output)", "the sheet", "here"],
         [
             ["one head, width 256: W_q", "256 × 64", shapes["query"]],
-            ["W_k", "256 × 64 (its prose swaps it with W_v)", shapes["key"]],
+            ["W_k", "256 × 64 (its text swaps it with W_v)", shapes["key"]],
             ["W_v", "256 × 256", shapes["value"]],
             ["12 heads, width 768: W_q, W_k, W_v", "768 × 768 each", shape_of(ours.W_Q)],
             [
@@ -67,14 +67,14 @@ def _weights(report: Report) -> None:
     )
     row = native.in_proj_weight[0]
     report.text(
-        f"""`in_proj_weight[0]` is a single row of {row.numel()} numbers, not W_Q: the sheet's mistake. Cut into three
-        blocks of 768 rows, the weights give the same output in our layer as in PyTorch's: the largest difference is
-        {apart:.1e}. (PyTorch stores output × input; the table gives input × output, as the sheet does.)"""
+        f"""The sheet takes `in_proj_weight[0]` for W_Q, but it is a single row of {row.numel()} numbers. Split into
+        three blocks of 768 rows, the weights give the same output in our layer as in PyTorch's: the largest difference
+        is {apart:.1e}. PyTorch stores output × input; the table gives input × output, as the sheet does."""
     )
 
 
 def _data(report: Report, quick: bool = False) -> None:
-    recipe = read_recipe("sheet-c")  # the whole of it, whatever was shortened
+    recipe = read_recipe("sheet-c")  # the full recipe, also for a shortened report
     data = open_training_data(recipe.data, recipe.model.image_shape, 3, recipe.train.seed)
     std = ", ".join(f"{value:.4f}" for value in data.preparation.std)
     model = VisionTransformer(recipe.model).eval()
@@ -83,23 +83,27 @@ def _data(report: Report, quick: bool = False) -> None:
         encoded = model.encode(tokens)
     report.heading("CIFAR-10")
     report.table(
-        ["what", "the sheet", "here"],
+        ["quantity", "the sheet", "here"],
         [
-            ["std of the training images", "0.2023, 0.1994, 0.2010", f"{std} (measured, held-back images left out)"],
+            ["std of the training images", "0.2023, 0.1994, 0.2010", f"{std} (measured without the held-out images)"],
             [
                 "validation images",
                 "are the test set",
-                "held back from the training images; the test set is not touched",
+                "held out from the training images; the test set is not used",
             ],
-            ["variation", "flip, 32-crop with padding 4", "the same, on the device, each image by its own draw"],
-            ["batch", "192", str(recipe.train.batch_size)],
-            ["tokens into and out of the encoder", "batch × 65 × 256", f"{shape_of(tokens)} → {shape_of(encoded)}"],
+            [
+                "augmentation",
+                "flip, 32-crop with padding 4",
+                "the same, on the device, drawn separately for each image",
+            ],
+            ["batch size", "192", str(recipe.train.batch_size)],
+            ["input and output of the encoder", "batch × 65 × 256", f"{shape_of(tokens)} → {shape_of(encoded)}"],
         ],
     )
     report.text(
-        """The sheet's std is a well-known wrong one: the mean of the images' own deviations instead of the deviation of
-        all pixels. `model.encode(tokens)` takes embeddings, as the sheet's encoder does."""
-        + (f" (The table is of `sheet-c`; the shortened runs below have {' '.join(SMALL[1:])}.)" if quick else "")
+        """The sheet's std is a well-known mistake: it is the mean of the standard deviations of single images, not the
+        standard deviation of all pixels. `model.encode(tokens)` takes embeddings, as the sheet's encoder does."""
+        + (f" The table describes `sheet-c`; the shortened runs below use {' '.join(SMALL[1:])}." if quick else "")
     )
 
 
@@ -120,27 +124,29 @@ def _training(report: Report, cell: Cell, figure: Figure) -> None:
             ]
         )
     report.picture("curves", figure)
-    report.table(["epochs", "training accuracy", "held-back accuracy", "training loss", "held-back loss"], rows)
+    report.table(["epochs", "training accuracy", "held-out accuracy", "training loss", "held-out loss"], rows)
     report.text(
-        f"""The rows are prefixes of one run each, as in the sheet, over {len(curves)} seeds. {_rises(curves, epochs)}
-        The rate falls to zero only at epoch {length}, so the earlier rows are points on the way, not what a shorter run
-        would reach (for that see sheet B)."""
+        f"""As in the sheet, the rows are epochs of the same runs ({len(curves)} seeds). {_rises(curves, epochs)} The
+        learning rate falls to zero only at epoch {length}. The earlier rows are therefore not the results of shorter
+        runs; for those see sheet B."""
     )
 
 
 def _rises(curves: list[dict[str, list[float]]], epochs: list[int]) -> str:
-    """In every seed, or not."""
+    """Whether the accuracy rises in every seed."""
     pairs = [pair for own in curves for pair in pairwise(own["val_accuracy"][epoch - 1] for epoch in epochs)]
     if all(before < after for before, after in pairs):
-        return "Accuracy rises from row to row in every seed; the sheet draws it falling because it reversed the list."
-    return "Accuracy does not rise from row to row in every seed; the sheet draws it falling throughout."
+        return (
+            "The accuracy rises from row to row in every seed. The sheet plots it falling because its list is reversed."
+        )
+    return "The accuracy does not rise from row to row in every seed. The sheet plots it falling throughout."
 
 
 def _answers(report: Report, without: Cell, varied: Cell, verdict: str) -> None:
     learnt = {
         name: 100 * (cell.last("train_accuracy") or 0) for name, cell in (("without", without), ("varied", varied))
     }
-    told = {"without": without.percent, "varied": varied.percent, "verdict": verdict}
-    by_heart = varied.accuracy > without.accuracy and learnt["without"] > learnt["varied"]
-    told["heart"] = ": what it has learnt by heart helps nobody else" if by_heart else ""
-    report.questions(**told, learnt_without=learnt["without"], learnt_varied=learnt["varied"])
+    results = {"without": without.percent, "varied": varied.percent, "verdict": verdict}
+    overfits = varied.accuracy > without.accuracy and learnt["without"] > learnt["varied"]
+    results["heart"] = ": without the shift the model overfits" if overfits else ""
+    report.questions(**results, learnt_without=learnt["without"], learnt_varied=learnt["varied"])

@@ -1,4 +1,4 @@
-"""What a sheet says of a setting, from one run each -> whether several seeds bear it out."""
+"""Test a sheet's claims, each based on one run, with several seeds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,16 +6,17 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
+from vitascope.records.arms import NOT_SIGNIFICANT
 from vitascope.sheets.lab import first_epoch
 from vitascope.study.answer import Answer, Cell, Difference
 
-MARK = 0.9  # of the held-back images: who converges slowly reaches it late
+MARK = 0.9  # validation accuracy; slow convergence reaches it late
 Result = dict[str, Any]  # of one run
 
 
 def _epochs_to_mark(run: Result) -> float:
-    """Between two ends of epochs where a straight line from one to the other passes it: whole epochs would often differ
-    by the same number in all seeds. One more than there were where it is not reached."""
+    """Epochs until the curve reaches the mark, interpolated linearly between epochs, because whole epochs would often
+    differ equally in all seeds. Number of epochs + 1 if it is not reached."""
     curve = [0.0, *run["curves"]["val_accuracy"]]
     epoch = first_epoch(curve[1:], MARK)
     if epoch is None:
@@ -30,30 +31,30 @@ def _largest_fall(run: Result) -> float:
 
 
 MEASURES: dict[str, Callable[[Result], float]] = {
-    "points at the end": lambda run: 100 * run["accuracy"],
-    "points after the first epoch": lambda run: 100 * run["curves"]["val_accuracy"][0],
-    f"epochs until {MARK:.0%}": _epochs_to_mark,
-    "points of the largest fall from one epoch to the next": _largest_fall,
-    "seconds a run": lambda run: run["seconds"],
+    "final accuracy in %": lambda run: 100 * run["accuracy"],
+    "accuracy after the first epoch in %": lambda run: 100 * run["curves"]["val_accuracy"][0],
+    f"epochs until {100 * MARK:.0f} % accuracy": _epochs_to_mark,
+    "largest drop in accuracy from one epoch to the next, in points": _largest_fall,
+    "seconds per run": lambda run: run["seconds"],
 }
 END, START, SLOW, FALL, TIME = MEASURES
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That a value is the best, alone or shared with others; or that it has more (or less) of a measure than another
-    value, or than all others on average."""
+    """A claim that a value is the best, alone or together with others; or that a measure is higher (or lower) for this
+    value than for another value, or than the mean of all others."""
 
     text: str
     value: str
-    measure: str | None = None  # none: it is the best
+    measure: str | None = None  # None: the claim is that the value is the best
     more: bool = True
-    shared: bool = False  # others may not be told from it
+    shared: bool = False  # others may be equally good
     than: str | None = None
 
     def judged(self, found: Answer, together: int = 1) -> tuple[str, str]:
-        """holds, does not hold, the opposite, cannot be told; and what was measured. `together`: claims that are judged
-        side by side."""
+        """The verdict (holds, does not hold, the opposite holds, no significant difference) and the measurement.
+        `together`: number of comparisons."""
         cells = {next(iter(cell.settings.values())): cell for cell in found.cells}
         if self.measure is None:
             return _best(found, cells[self.value], self.shared)
@@ -63,9 +64,10 @@ class Claim:
         pairs = [measure(own[seed]) - mean(measure(other.results[seed]) for other in others) for seed in seeds]
         other = Difference.of(pairs, together)
         claimed, opposite = ("better", "worse") if self.more else ("worse", "better")
-        verdict = {claimed: "holds", opposite: "the opposite"}.get(other.verdict, other.verdict)
+        verdict = {claimed: "holds", opposite: "the opposite holds"}.get(other.verdict, other.verdict)
         mine = mean(measure(own[seed]) for seed in seeds)
-        return verdict, f"{self.measure}: {mine:.2f}, {other.told()} against {self.than or 'the others on average'}"
+        against = self.than or "the mean of the others"
+        return verdict, f"{self.measure}: {mine:.2f}; difference to {against}: {other.told()}"
 
 
 def _best(found: Answer, cell: Cell, shared: bool) -> tuple[str, str]:
@@ -74,16 +76,16 @@ def _best(found: Answer, cell: Cell, shared: bool) -> tuple[str, str]:
         return "one seed", f"{cell.percent}; the best has {best.percent}"
     if cell is best:
         rest = "; ".join(other.name for other in found.as_good)
-        told = f"{cell.percent}, the best; " + (f"not to be told from it: {rest}" if rest else "all others are worse")
-        return "cannot be told" if rest and not shared else "holds", told
-    told = f"{cell.percent}; {best.name} has {best.percent}"
+        compared = f"not significantly different: {rest}" if rest else "all others are significantly worse"
+        return NOT_SIGNIFICANT if rest and not shared else "holds", f"{cell.percent}, the best; {compared}"
+    measured = f"{cell.percent}; {best.name} has {best.percent}"
     if cell not in found.as_good:
-        return "does not hold", told
-    return "cannot be told", f"{told}, which cannot be told from it"
+        return "does not hold", measured
+    return NOT_SIGNIFICANT, f"{measured}, which is not significantly different"
 
 
 def gain(plain: Cell, changed: Cell, together: int) -> tuple[str, str]:
-    """In points, seed by seed, and whether that can be told; `together`: comparisons made side by side."""
+    """The difference in points, seed by seed, and its verdict; `together`: number of comparisons."""
     other = changed.minus(plain, together)
     if other is None:
         return "–", "not compared"

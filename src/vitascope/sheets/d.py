@@ -1,4 +1,4 @@
-"""Sheet D: three studies on MNIST, what attention costs, an image that is too small, and little data."""
+"""Sheet D: three studies on MNIST, the cost of attention, a small image, and little data."""
 
 from dataclasses import asdict
 from typing import Any
@@ -18,8 +18,8 @@ from vitascope.study.answer import Answer
 from vitascope.study.report import bands, table
 from vitascope.training.hardware import choose_device
 
-TITLE = "three studies on MNIST, what attention costs, a small image, little data"
-STUDIES = {  # name -> what is varied, and what the sheet says of it
+TITLE = "three studies on MNIST, the cost of attention, a small image, little data"
+STUDIES = {  # name -> the varied setting and the sheet's claims
     "width": (
         "model.embed_dim=16,32,64,128",
         [
@@ -47,8 +47,8 @@ STUDIES = {  # name -> what is varied, and what the sheet says of it
         ],
     ),
 }
-REMARKS = {"patch": "Patches of 28 are no patching: one patch and the class token."}
-PARTS = (64, 65)  # images and tokens, for what projections cost beside the maps
+REMARKS = {"patch": "With 28 × 28 patches there is one patch and the class token."}
+PARTS = (64, 65)  # images and tokens, for the cost of projections and of attention maps
 QUICK = ["data.fraction=0.02", "train.epochs=3", "train.batch_size=32"]
 FEW = ["data.fraction=0.0186", "data.passes_per_epoch=10", "train.epochs=30"]  # 1,000 images: 2,340 steps
 FEW_QUICK = ["data.fraction=0.0186", "train.epochs=4", "train.batch_size=16"]
@@ -57,7 +57,7 @@ REMEDIES = {
     "LSA": "model.attention=plain,lsa",
     "dropout 0.1": "model.proj_drop_rate=0,0.1",
     "stochastic depth 0.1": "model.drop_path_rate=0,0.1",
-    "varied images (shift by 2)": "data.augment.shift=0,2",
+    "augmentation (shift by up to 2 pixels)": "data.augment.shift=0,2",
 }
 
 
@@ -65,11 +65,12 @@ def run(lab: Lab, report: Report) -> None:
     weights = find_weights(lab)
     plain = read_recipe("sheet-d", QUICK if lab.quick else [])
     report.text(
-        f"""The model: pre-norm blocks (LayerNorm → multi-head attention with output projection → sum → LayerNorm →
-        GELU MLP → sum), class token, sinusoidal positions (`vitascope anatomy sheet-d`); {plain.model.num_heads} heads,
-        batch {plain.train.batch_size}, AdamW {plain.train.lr:g}. Where a study does not vary them:
-        {plain.model.embed_dim} features, patches of {plain.model.patch_size}, {plain.model.depth} blocks. Studies are
-        judged by images held back from training; the test images are not touched."""
+        f"""The model has pre-norm blocks (LayerNorm → multi-head attention with output projection → residual sum →
+        LayerNorm → GELU MLP → residual sum), a class token and sinusoidal positions (`vitascope anatomy sheet-d`). It
+        has {plain.model.num_heads} heads. Training uses batch size {plain.train.batch_size} and AdamW with learning
+        rate {plain.train.lr:g}. Unless a study varies them, the width is {plain.model.embed_dim}, the patch size
+        {plain.model.patch_size} and the depth {plain.model.depth}. Studies compare the accuracy on held-out images. The
+        test images are not used."""
     )
     report.heading("The position embedding")
     report.picture("positions", positions_figure([(100, 16), (1000, 160)]))
@@ -79,32 +80,37 @@ def run(lab: Lab, report: Report) -> None:
     compare_starts(lab, report, weights)
     gains = _little_data(lab, report)
     out, fused = costs["written out"], costs["fused"]
-    told = "; ".join(f"{name} {points} points ({verdict})" for name, (points, verdict) in gains.items())
-    report.questions(time=out["seconds"], memory=out["peak_bytes"], fused=fused["peak_bytes"], claims=claims, told=told)
+    effects = "; ".join(f"{name} {points} points ({verdict})" for name, (points, verdict) in gains.items())
+    report.questions(
+        time=out["seconds"], memory=out["peak_bytes"], fused=fused["peak_bytes"], claims=claims, told=effects
+    )
 
 
 def _study(lab: Lab, report: Report, name: str) -> str:
-    """What became of the sheet's claims, in a sentence."""
+    """Run one study and return the verdicts on the sheet's claims as text."""
     words, claims = STUDIES[name]
     found = lab.study(name, "sheet-d", [words, *(QUICK if lab.quick else [])])
     report.heading(f"Study: {words}")
     report.picture(name, bands(found))
     report.table(*table(found))
-    report.text(f"{lab.seeds} seeds of {found.epochs} epochs. {found.sentence} {found.clock}")
+    report.text(f"{lab.seeds} seeds, {found.epochs} epochs. {found.sentence} {found.clock}")
     return _judge(report, name, claims, found)
 
 
 def _judge(report: Report, name: str, claims: list[Claim], found: Answer) -> str:
-    told = {claim.text: claim.judged(found, len(claims)) for claim in claims}
-    rows = [[text, verdict, measured] for text, (verdict, measured) in told.items()]
-    report.table(["the sheet, from one run each", "over the seeds", "measured, seed by seed"], rows)
+    judged = {claim.text: claim.judged(found, len(claims)) for claim in claims}
+    rows = [[text, verdict, measured] for text, (verdict, measured) in judged.items()]
+    report.table(
+        ["claim of the sheet, from one run each", "verdict over the seeds", "measured (differences seed by seed)"], rows
+    )
     report.text(
-        f"""“Best” and “well” are judged as in the table above: nobody is better beyond noise. Intervals of differences
-        are wide enough that all {len(claims)} claims hold together (Bonferroni). {REMARKS.get(name, "")}"""
+        f"""“Best” and “well” are tested as in the table above: no other value is significantly better. The ± of
+        a difference is its 95 % confidence interval, corrected for {len(claims)} claims (Bonferroni).
+        {REMARKS.get(name, "")}"""
     )
     report.numbers[name] = {cell.name: cell.accuracies for cell in found.cells}
-    judged = "; ".join(f"“{text}”: {verdict}" for text, (verdict, _) in told.items())
-    return f"Of the {name}: {found.sentence} The sheet: {judged}."
+    verdicts = "; ".join(f"“{text}”: {verdict}" for text, (verdict, _) in judged.items())
+    return f"{name.capitalize()}: {found.sentence} Claims of the sheet: {verdicts}."
 
 
 def _cost(lab: Lab, report: Report) -> dict[str, dict[str, float]]:
@@ -112,7 +118,7 @@ def _cost(lab: Lab, report: Report) -> dict[str, dict[str, float]]:
     costs, parts, where = [Cost(**cost) for cost in known["costs"]], known["parts"], known["machine"]
     fits = exponents(costs)
     report.numbers["cost"] = known
-    report.heading("What attention costs as tokens grow")
+    report.heading("The cost of attention by the number of tokens")
     report.picture("cost", draw_costs(costs, "4 heads of width 64"))
     rows = [[way, f"tokens^{fit['seconds']:.1f}", f"tokens^{fit['peak_bytes']:.1f}"] for way, fit in fits.items()]
     report.table([f"4 heads of 64, {where}", "time", "memory"], [["the sheet", "tokens²", "tokens²"], *rows])
@@ -121,22 +127,24 @@ def _cost(lab: Lab, report: Report) -> dict[str, dict[str, float]]:
     projections = sum(flops for name, flops in attention.items() if name in ("query", "key", "value", "proj", "joined"))
     meeting = sum(attention.values()) - projections
     report.text(
-        f"""The exponents are slopes through the larger half of the token counts. At {PARTS[1]} tokens of width 256 the
-        projections cost {projections / 1e6:.1f} million operations and the maps with what is gathered along them
-        {meeting / 1e6:.1f}: the N² part is the smaller one until N is twice the width. Measured ({PARTS[0]} images at
-        once): {", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in parts.items())}. {_not_time(parts)}"""
+        f"""The exponents are log-log slopes, fitted to the larger half of the token counts. At {PARTS[1]} tokens of
+        width 256 the projections cost {projections / 1e6:.1f} million operations; the attention maps and the weighted
+        sums of the values cost {meeting / 1e6:.1f} million. The N² part is smaller until N is twice the width. Measured
+        with a batch of {PARTS[0]} images:
+        {", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in parts.items())}. {_not_time(parts)}"""
     )
     return fits
 
 
 def _not_time(parts: dict[str, float]) -> str:
-    """Where the fewer operations take longer, or nearly as long."""
+    """Describe when the part with fewer operations takes longer, or nearly as long."""
     projections, written, fused = parts.values()
     if written < projections / 2:
         return ""
-    return f"""Operations are not time: with an eighth of them, maps and gathering take
-        {written / projections:.1f} times as long as the projections when they are written out
-        ({fused / projections:.1f} times fused), probably because the maps go to memory and back in several steps."""
+    return f"""Time is not proportional to the number of operations. Maps and weighted sums have an eighth of the
+        operations, but without fusion they take {written / projections:.1f} times as long as the projections
+        ({fused / projections:.1f} times when fused). A likely reason is that the maps are written to memory and read
+        again in several steps."""
 
 
 def _measured(device: str) -> dict[str, Any]:
@@ -147,7 +155,7 @@ def _measured(device: str) -> dict[str, Any]:
 
 
 def _small_image(report: Report) -> None:
-    """What timm does with 28 × 28 pixels, tried."""
+    """Try a 28 × 28 image with timm and with Vitascope."""
     import timm
     import torch
 
@@ -155,7 +163,7 @@ def _small_image(report: Report) -> None:
     with torch.no_grad():
         try:
             timm.create_model("vit_tiny_patch16_224")(torch.zeros(1, 3, 28, 28))
-            said = "answers"
+            said = "runs"
         except AssertionError as error:
             said = str(error)
         model: Any = timm.create_model("vit_tiny_patch16_224", img_size=28)
@@ -167,26 +175,27 @@ def _small_image(report: Report) -> None:
         ours = str(error)
     seen = grid[0] * grid[1] * 256 / 784
     report.table(
-        ["what", "what happens"],
+        ["model", "result"],
         [
             ["timm, unchanged", said],
             [
                 "timm, img_size=28",
-                f"a grid of {grid[0]} × {grid[1]} patches that sees {seen:.1%} of the pixels, silently",
+                f"a grid of {grid[0]} × {grid[1]} patches, which uses {seen:.1%} of the pixels, without a warning",
             ],
             ["Vitascope, img_size=28, patch_size=16", ours],
         ],
     )
     report.text(
-        """(Tried with timm's tiny model, which checks sizes as the base one does.) The sheet blames self-attention. It
-        is the position table, which has 196 places, and the size check; attention takes any number of tokens. A CNN
-        with global pooling runs on 28 × 28, but ends with a single place after 32-fold downsampling. What to
-        do: resize the images, or resample the table and cut smaller patches: `vitascope adapt`, measured below."""
+        """Tried with timm's tiny model, which checks sizes like the base model. According to the sheet, self-attention
+        is the cause. The actual causes are the position table, which has 196 entries, and the size check: attention
+        accepts any number of tokens. A CNN with global pooling runs on 28 × 28 images, but only one position is left
+        after 32-fold downsampling. There are two solutions: resize the images, or resample the position table and use
+        smaller patches (`vitascope adapt`, measured below)."""
     )
 
 
 def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
-    """Per change its points and the verdict."""
+    """Measure each change with little data; return its difference in points and the verdict."""
     report.heading("Little data: a thousand images")
     gains: dict[str, tuple[str, str]] = {}
     rows, passes = [], 0
@@ -199,10 +208,12 @@ def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
         report.numbers[place] = {cell.name: cell.accuracies for cell in found.cells}
         learnt = [f"{100 * (one.last('train_accuracy') or 0.0):.0f} %" for one in found.cells]
         rows.append([name, plain.percent, changed.percent, *gains[name], " → ".join(learnt)])
-    report.table(["change", "without", "with", "points", "", "training images right"], rows)
+    report.table(
+        ["change", "without", "with", "difference in points", "verdict", "training accuracy, without → with"], rows
+    )
     report.text(
-        f"""Every image is learnt from {passes} times; {lab.seeds} seeds. Differences are taken seed by seed, with 95 %
-        intervals, wide enough that all {len(REMEDIES)} hold together (Bonferroni). The last column is of the training
-        images as they were learnt from: shifted, with features or blocks dropped, where that is the change."""
+        f"""Every image is used {passes} times; {lab.seeds} seeds. Differences are taken seed by seed; their ± is a 95 %
+        confidence interval corrected for {len(REMEDIES)} comparisons (Bonferroni). The training accuracy is measured
+        during training, so it includes the shift, dropout or stochastic depth of the change."""
     )
     return gains

@@ -18,7 +18,7 @@ from vitascope.study.report import bands
 from vitascope.weights.native import to_torch
 
 TITLE = "an exercise with tests, and 25, 50 and 70 % on CIFAR-10"
-FULL = ["train.epochs=10,30"]  # both are sheet B's too, and made once
+FULL = ["train.epochs=10,30"]  # also used by sheet B, and trained once
 QUICK = ["train.epochs=3,5", *SMALL]
 ALONE, ALONE_QUICK = ["train.epochs=30"], ["train.epochs=5", *SMALL]
 MARKS = (0.25, 0.50, 0.70)
@@ -28,22 +28,21 @@ def run(lab: Lab, report: Report) -> None:
     _against_native(report)
     found = lab.study("accuracy", "sheet-c", QUICK if lab.quick else FULL)
     [alone] = lab.alone().study("alone", "sheet-c", ALONE_QUICK if lab.quick else ALONE).cells
-    report.heading("25, 50 and 70 % of held-back images")
+    report.heading("25, 50 and 70 % accuracy on held-out images")
     report.text(
-        f"""Runs with {model_of(lab)}, no test images touched. Seconds
-        are counted to the end of the first epoch that was good enough, with a look at the held-back images after every
-        epoch. {found.clock} The last column is what somebody waits who trains one: a run alone, from the images on the
-        device on, with recording and compiling its step."""
+        f"""Runs with {model_of(lab)}; the test images are not used. Seconds count up to the end of the first epoch that
+        reached the accuracy, including the validation after every epoch. {found.clock} The last column is a single run,
+        timed from the images on the device, including compilation and CUDA graph recording."""
     )
     length = len(alone.curves("val_accuracy")[0])
-    head = ["held-back accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in found.cells)]
-    head.append(f"{length} epochs, one run alone")
+    head = ["held-out accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in found.cells)]
+    head.append(f"{length} epochs, a single run")
     rows = [
         [f"{mark:.0%}", "2", *(str(reached(cell, mark)) for cell in found.cells), str(reached(alone, mark, "waited"))]
         for mark in MARKS
     ]
     ends = [f"{cell.percent}, {cell.number('seconds'):.0f} s" for cell in found.cells]
-    rows.append(["at the end", "", *ends, f"{alone.percent}, {alone.curves('waited')[0][-1]:.0f} s"])
+    rows.append(["final accuracy", "", *ends, f"{alone.percent}, {alone.curves('waited')[0][-1]:.0f} s"])
     report.table(head, rows)
     report.picture(
         "curves", bands(found, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in found.cells})
@@ -52,13 +51,13 @@ def run(lab: Lab, report: Report) -> None:
     times |= {f"{mark}, alone": [reached(alone, mark, "waited").seconds] for mark in MARKS}
     report.numbers |= {"accuracy": {cell.name: cell.accuracies for cell in found.cells}, "seconds": times}
     report.text(
-        """To check a solution of your own against PyTorch's layers and be told which mistake it has: `vitascope check
-        FILE.py`; skeletons with the sheet's points: `vitascope exercise start`."""
+        """To check your own solution against PyTorch's layers and see which mistake it has: `vitascope check FILE.py`.
+        To get skeletons with the sheet's points: `vitascope exercise start`."""
     )
 
 
 def _against_native(report: Report) -> None:
-    """The sheet's parts beside PyTorch's native layers, forward and gradient."""
+    """Compare the sheet's parts with PyTorch's layers, forward and gradient."""
     torch.manual_seed(0)
     rows = []
     for heads, points in ((1, "1 + 3"), (4, "2")):
@@ -76,19 +75,19 @@ def _against_native(report: Report) -> None:
     unfolded = F.unfold(images, 4, stride=4).mT
     rows.append(["patchify", "2", "F.unfold", *_apart(patchify(images, 4), unfolded, images)])
     back = unpatchify(patchify(images, 4), 4, (2, 2))
-    rows.append(["patchify and back", "", "the images", *_apart(back, images, images)])
+    rows.append(["patchify and unpatchify", "", "the images", *_apart(back, images, images)])
     rows.append(_whole_row())
-    report.heading("Parts against PyTorch's own layers (float64)")
-    report.table(["ours", "points", "native", "largest difference, forward", "gradient"], rows)
+    report.heading("Comparison with PyTorch's layers (float64)")
+    report.table(["ours", "points", "reference", "largest difference, forward", "largest difference, gradient"], rows)
     report.text(
-        """All of these are unit tests of Vitascope. Compared is attention written out (`SelfAttention.maps` and `mix`);
-        the fused path, which does not count for the sheet, gives the same numbers (a test). PyTorch has no vision
-        transformer of its own, so the whole is held against timm's, with the same weights."""
+        """All of these comparisons are unit tests of Vitascope. They use unfused attention (`SelfAttention.maps` and
+        `mix`). The fused path, which the sheet does not allow, gives the same numbers (a test). PyTorch has no vision
+        transformer, so the whole model is compared with timm's, with the same weights."""
     )
 
 
 def _block_rows() -> list[list[str]]:
-    """The feed-forward half, and the whole block."""
+    """The feed-forward part and the whole block."""
     ours: Any = VisionTransformer(ModelConfig(embed_dim=32, num_heads=4, depth=1)).blocks[0].double().eval()
     native: Any = to_torch(ours).eval()
     ours.attn.kernel = WRITTEN

@@ -1,4 +1,4 @@
-"""Where a sheet's experiments are done: each a small study in the sheet's folder, so that a stopped sheet goes on."""
+"""Run a sheet's experiments, each as a small study in the sheet's folder, so that a sheet can be resumed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -23,60 +23,62 @@ QUICK_SEEDS = 2
 
 @dataclass(frozen=True)
 class Lab:
-    """One sheet's folder, seeds and haste."""
+    """One sheet's folder, number of seeds and options."""
 
     folder: Path
     seeds: int
     quick: bool
     console: Console
     device: str = "auto"
-    together: int | None = None  # how many runs learn together; none: as many as the device can use
-    weights: str | None = None  # pretrained ones, for sheet D; none: its own choice
-    machines: list[str] = field(default_factory=list)  # where the runs so far were made
+    together: int | None = None  # most runs to train in one batch; None: chosen for the device
+    weights: str | None = None  # pretrained weights for sheet D; None: the default
+    machines: list[str] = field(default_factory=list)  # machines that trained the runs so far
 
     def study(self, name: str, recipe: str, words: list[str], *, judge: str = "val", weights: bool = False) -> Answer:
-        """Every combination, or the only one, with all seeds; what is done already is not done again. `weights`: the
-        runs themselves are looked at afterwards, not only what they came to."""
+        """Train every combination with all seeds; finished runs are not repeated. `weights`: the runs' weights are
+        needed afterwards, not only their results."""
         self.console.print(f"{name}: {recipe} {' '.join(words)}", highlight=False, soft_wrap=True)
         made = design(recipe, [*words, f"train.device={self.device}"], self.seeds, judge=judge, one=True)
         first = made.recipe_for(made.cells[0], made.seeds[0])
-        open_source(first.data, first.model.image_shape, first.model.in_chans)  # says what is missing, once
+        open_source(first.data, first.model.image_shape, first.model.in_chans)  # reports missing data once
         folder = self.folder / name
-        elsewhere = "Choose another place with --out."
+        elsewhere = "Choose another folder with --out."
         make_folder(folder, elsewhere)
         queue = Queue(made, default_storage(folder), name, elsewhere)
-        queue.retry_failed()  # whatever it was, this is another day
+        queue.retry_failed()  # the cause may be gone
         made_already = Made(self.folder.parent, self.console)
         made_already.take_over(queue, alone=self.together == 1, weights=weights)
         for told in work_off(queue, folder, together=self.together):
             made_already.note(queue, folder)
             show(told, self.console)
-        made_already.note(queue, folder)  # also what was finished just before somebody killed this
+        made_already.note(queue, folder)  # also runs that finished just before an interruption
         found = answer(made, queue.trials)
         if found.failed:
             which, why = found.failed[0]
             raise UserError(f"{name}: {which} failed: {why}")
         if found.waiting or not found.cells:
-            raise UserError(f"{name}: another process is at some of the runs. When it has ended: the same command.")
+            raise UserError(
+                f"{name}: another process is training some of the runs. Repeat the command when it has finished."
+            )
         self.machines.extend(name for name in found.machines if name not in self.machines)
         return found
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What is measured besides the runs: kept, so that a page that is written again says the same."""
+        """Measure once and store the result, so that a page written again has the same numbers."""
         place = self.folder.with_name(f"{self.folder.name}-{name}.json")
         known = read_json(place)
         if not known:
-            make_folder(place.parent, "Choose another place with --out.")
+            make_folder(place.parent, "Choose another folder with --out.")
             known = measure()
             write_json(place, known)
         return known
 
     def alone(self) -> "Lab":
-        """For one run that learns by itself, whose seconds are those that somebody waits."""
+        """For a single run, trained alone, whose seconds include the set-up."""
         return replace(self, seeds=1, together=1)
 
     def run(self, name: str, **settings: object) -> Run:
-        """A finished run that a study made: the first whose recipe says so, such as data.fraction=0.8."""
+        """The first finished run of a study with these settings, such as data.fraction=0.8."""
         for place in sorted((self.folder / name / "runs").glob("*/*/model.safetensors")):
             recipe = Run(place.parent).recipe
             said = {key: getattr(getattr(recipe, key.split(".")[0]), key.split(".")[1]) for key in settings}
@@ -87,8 +89,7 @@ class Lab:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a cell's seeds first were as good as a number, in epochs and seconds, and how many never were in all their
-    epochs."""
+    """When the seeds of a cell first reached an accuracy, in epochs and seconds, and how many never did."""
 
     epochs: list[int]
     seconds: list[float]
@@ -97,20 +98,22 @@ class Reached:
 
     def __str__(self) -> str:
         if not self.epochs:
-            return f"not in {self.length} epochs"
+            return f"not reached in {self.length} epochs"
         low, high = min(self.epochs), max(self.epochs)
         epochs = f"{low}" if low == high else f"{low}–{high}"
         text = f"epoch {epochs}, {sum(self.seconds) / len(self.seconds):.1f} s"
-        return text if not self.never else f"{text} ({self.never} of {len(self.epochs) + self.never} seeds never)"
+        return (
+            text if not self.never else f"{text} (not reached by {self.never} of {len(self.epochs) + self.never} seeds)"
+        )
 
 
 def first_epoch(curve: list[float], accuracy: float) -> int | None:
-    """At whose end it was as good; None where it never was."""
+    """The first epoch with this accuracy; None if there is none."""
     return next((epoch for epoch, value in enumerate(curve, start=1) if value >= accuracy), None)
 
 
 def reached(cell: Cell, accuracy: float, clock: str = "seconds") -> Reached:
-    """By validation images, at the ends of epochs. `clock`: seconds (steady), or waited (with setting up)."""
+    """By validation accuracy at the end of epochs. `clock`: seconds (without set-up) or waited (with set-up)."""
     epochs, seconds, never, length = [], [], 0, 0
     for found in cell.results.values():
         curve = found["curves"]["val_accuracy"]

@@ -1,4 +1,4 @@
-"""Runs that several studies and sheets ask for: each is made once; runs.jsonl beside the sheets tells of it."""
+"""Train each run once for all studies and sheets; runs.jsonl beside the sheets lists the results."""
 
 import hashlib
 import json
@@ -22,15 +22,15 @@ FILE = "runs.jsonl"
 
 @dataclass(frozen=True)
 class Made:
-    """`folder`/runs.jsonl: a line per finished run and way of judging it, enough to write the reports again where the
-    runs themselves are gone, such as on another machine than the one that made them."""
+    """`folder`/runs.jsonl: one line per finished run and split, enough to write the reports again without the runs, for
+    example on another machine."""
 
     folder: Path
     console: Console
 
     def take_over(self, queue: Queue, *, alone: bool, weights: bool) -> None:
-        """What another study has made already is not learnt again. `alone`: only what learnt without company;
-        `weights`: only what still has its weights."""
+        """Reuse the results of other studies. `alone`: only runs that were trained alone; `weights`: only runs whose
+        weights still exist."""
         lines, found = self._lines(), {}
 
         def there(cell: dict[str, str], seed: int) -> bool:
@@ -53,15 +53,15 @@ class Made:
                     for rest in taken[place:]:
                         queue.back(rest)
                     raise
-                except Exception:  # a run that somebody has changed or half deleted is made again
+                except Exception:  # a changed or incomplete run is trained again
                     queue.back(trial)
                     continue
-                trial.note("results", {str(trial.seeds[0]): came | {"run": ""}})  # another study's
+                trial.note("results", {str(trial.seeds[0]): came | {"run": ""}})  # it belongs to another study
                 queue.finish(trial, came["accuracy"])
-                self.console.print(f"{which}: made already", highlight=False, soft_wrap=True)
+                self.console.print(f"{which}: already trained, reused", highlight=False, soft_wrap=True)
 
     def note(self, queue: Queue, folder: Path) -> None:
-        """What the study in this folder has finished, each once; not what it took over."""
+        """Append the runs that this study has finished, without reused ones."""
         make_folder(self.folder)
         known = {(line["judge"], line["run"]) for line in self._lines()}
         design = queue.design
@@ -74,7 +74,7 @@ class Made:
                     append_line(self.folder / FILE, head | found | {"run": place})
 
     def _way(self, lines: list[dict[str, Any]], design: Design, weights: bool) -> Any:
-        """How to come by a run's result: it is written here, or the run lies here and can be judged; else None."""
+        """How to get a run's result: from its line, or by evaluating the run; else None."""
         runs = [self.folder / line["run"] for line in lines]
         there = [run for run in runs if (run / "model.safetensors").is_file()]
         same = [line for line in lines if line["judge"] == design.judge]
@@ -83,7 +83,7 @@ class Made:
         return partial(result, Run(there[-1]), design) if there else None
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Those that are whole; a kill may have torn one."""
+        """All complete lines; an interruption may have cut one off."""
         lines = []
         if (self.folder / FILE).is_file():
             for line in (self.folder / FILE).read_text(encoding="utf-8").splitlines():
@@ -92,11 +92,11 @@ class Made:
         return lines
 
 
-HEAD = ("key", "recipe", "cell", "seed", "judge")  # which run it is; the rest of a line is what it came to
+HEAD = ("key", "recipe", "cell", "seed", "judge")  # identify the run; the rest of a line is its result
 
 
 def key_of(design: Design, cell: dict[str, str], seed: int) -> str:
-    """A short name for exactly this run, whoever asks for it, and wherever weights that it starts from may lie."""
+    """A hash of this run's settings, independent of the study and of the path of its initial weights."""
     recipe = replace(design.recipe_for(cell, seed), name="any")
     if recipe.weights and Path(recipe.weights).is_file():
         recipe = replace(recipe, weights=hashlib.blake2b(Path(recipe.weights).read_bytes()).hexdigest())

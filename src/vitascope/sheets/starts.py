@@ -1,4 +1,4 @@
-"""Sheet D's larger model on MNIST: from scratch, and from ImageNet weights in the sheet's two ways."""
+"""Sheet D's larger model on MNIST: from scratch, and from ImageNet weights in two ways."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -18,10 +18,16 @@ MNIST = ["data.name=mnist", "model.in_chans=1"]
 OWN = ["model.img_size=28", "model.patch_size=4"]
 RATE = "5e-4"
 LARGE = ["model.img_size=224", "model.patch_size=16", f"train.lr={RATE}"]
-ITS_OWN = ("img_size", "patch_size", "in_chans", "num_classes", "drop_path_rate")  # this comparison's, not the weights'
+ITS_OWN = (
+    "img_size",
+    "patch_size",
+    "in_chans",
+    "num_classes",
+    "drop_path_rate",
+)  # set by this comparison, not by the weights
 FULL = ["train.epochs=2"]
 QUICK = ["data.validation=0.01", "data.fraction=0.005", "train.epochs=2", "train.batch_size=16"]
-STARTS = {  # name -> its study, and what the sheet says of it
+STARTS = {  # name -> its study and the sheet's claim
     "from scratch, 28 × 28": ("start-scratch", "about an hour, starts near 30 %, poor"),
     "pretrained weights, images resized to 224": ("start-resized", "better than from scratch"),
     "pretrained weights, the model changed to 28 × 28": ("start-changed", "learns much quicker"),
@@ -29,9 +35,9 @@ STARTS = {  # name -> its study, and what the sheet says of it
 
 
 def find_weights(lab: Lab) -> Pretrained | UserError:
-    """The ones asked for, or it ends here; where none were, the usual ones may be out of reach."""
+    """Open the weights. An error is raised if the user named them, and returned for the default weights."""
     if lab.weights is not None and "," in lab.weights:
-        raise UserError(f"--weights {lab.weights}: a name with a comma cannot be studied. Rename the file.")
+        raise UserError(f"--weights {lab.weights}: the name must not contain a comma. Rename the file.")
     try:
         return open_weights(settled_word(lab.weights or WEIGHTS), img_size=224)
     except UserError as error:
@@ -44,8 +50,8 @@ def compare_starts(lab: Lab, report: Report, found: Pretrained | UserError) -> N
     report.heading("A larger model, from scratch and from pretrained weights")
     if isinstance(found, UserError):
         report.text(
-            f"""Not run, for want of weights: {found} With a file at hand: `vitascope sheet D --weights FILE`. What was
-            measured on an H200 is in docs/pretrained.md."""
+            f"""Not run, because the weights are missing: {found} To use a file: `vitascope sheet D --weights FILE`.
+            Results from an H200 are in docs/pretrained.md."""
         )
         return
     word, shape = settled_word(lab.weights or WEIGHTS), found.facts.model
@@ -71,24 +77,25 @@ def _told(report: Report, cells: dict[str, Cell], weights: str) -> None:
     head = [
         "start",
         "the sheet (86 M parameters; small, 22 M, was its best)",
-        "right in the first epoch, training images",
+        "training accuracy, first epoch",
     ]
     report.table(
-        [*head, f"held-back accuracy after {epochs} epochs, {len(scratch.results)} seeds", "seconds a run"], rows
+        [*head, f"held-out accuracy after {epochs} epochs, {len(scratch.results)} seeds", "seconds per run"], rows
     )
     cost = resized.number("seconds") / changed.number("seconds")
     better, verdict = gain(scratch, changed, 2)
-    other, told = gain(resized, changed, 2)
+    other, other_verdict = gain(resized, changed, 2)
     no = "no " if _first(changed) <= _first(resized) else ""
     report.text(
-        f"""{weights}, {changed.number("parameters") / 1e6:.1f} M parameters with ten classes. After {epochs} epochs,
-        when the model from scratch has only begun (its accuracy still rises steeply), the weights are worth
-        {better} points to the model on 28 × 28 images ({verdict}); changing the model instead of resizing the images
-        {other} ({told}), seed by seed. In epochs the changed model learns {no}quicker (right in the first one:
-        {100 * _first(changed):.1f} against {100 * _first(resized):.1f} %, each with a rate that suits its size: resized
-        images have half, {RATE}); an epoch takes it 1/{cost:.1f} of the time, with 49 patches instead of 196.
-        The sheet's own `vit_base_patch16_224` (86 M parameters) and `vit_small_patch16_224` (22 M, its best) are not
-        run here: with `--weights timm:vit_small_patch16_224` the same comparison is made of them."""
+        f"""Weights: {weights}, {changed.number("parameters") / 1e6:.1f} M parameters with ten classes. After {epochs}
+        epochs the accuracy of the model from scratch still rises steeply. At that point the pretrained weights change
+        the accuracy on 28 × 28 images by {better} points ({verdict}). Changing the model instead of resizing the images
+        changes it by {other} points ({other_verdict}). Both differences are taken seed by seed. Per epoch the changed
+        model learns {no}faster: its training accuracy in the first epoch is {100 * _first(changed):.1f} %, that of the
+        resized images {100 * _first(resized):.1f} %. Each has a learning rate that suits its size: for resized images
+        half, {RATE}. An epoch of the changed model takes 1/{cost:.1f} of the time, with 49 patches instead of 196. The
+        sheet's own `vit_base_patch16_224` (86 M parameters) and `vit_small_patch16_224` (22 M, its best) were not run
+        here. To compare them, use `--weights timm:vit_small_patch16_224`."""
     )
     report.numbers["starts"] = {name: cell.accuracies for name, cell in cells.items()}
 

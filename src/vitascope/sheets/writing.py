@@ -1,4 +1,4 @@
-"""What a sheet found -> its report: text, tables, pictures in order, as Markdown and as one page that stands alone."""
+"""Write a sheet's report as Markdown and as a single HTML page."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitascope.draw.html import drawn, html_page, html_table
 from vitascope.draw.look import save
+from vitascope.records.arms import CONFIDENCE
 from vitascope.records.reading import markdown
 from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.run.machine import record_of_machine
@@ -19,7 +20,7 @@ from vitascope.run.machine import record_of_machine
 
 @dataclass
 class Report:
-    """Parts in the order in which they are added, each as Markdown and as HTML; `numbers` are what was measured."""
+    """The parts of a report in order, each as Markdown and HTML; `numbers` are the measurements."""
 
     sheet: str
     title: str
@@ -27,7 +28,7 @@ class Report:
     folder: Path
     parts: list[tuple[str, str]] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
-    tables: list[dict[str, Any]] = field(default_factory=list)  # as they stand on the page
+    tables: list[dict[str, Any]] = field(default_factory=list)  # as printed on the page
 
     def heading(self, text: str) -> None:
         self.parts.append((f"## {text}", f"<h2>{escape(text)}</h2>"))
@@ -44,13 +45,13 @@ class Report:
         self.tables.append({"head": head, "rows": rows})
 
     def picture(self, name: str, figure: Figure) -> None:
-        make_folder(self.folder, "Choose another place with --out.")
+        make_folder(self.folder, "Choose another folder with --out.")
         file = f"{self.sheet}-{name}.png"
         save(figure, self.folder / file)
         self.parts.append((f"![{name.replace('-', ' ')}]({file})", f"<p>{drawn(figure)}</p>"))
 
     def questions(self, **numbers: Any) -> None:
-        """The sheet's questions and our answers, from questions/SHEET.md; `numbers` fill what stands in {}."""
+        """Add the sheet's questions and answers from questions/SHEET.md; `numbers` fill the {} placeholders."""
         self.heading("The questions")
         place = resources.files("vitascope.sheets") / "questions" / f"{self.sheet}.md"
         for part in place.read_text(encoding="utf-8").split("## ")[1:]:
@@ -59,9 +60,9 @@ class Report:
             self.parts.append((f"**{question}** {answer}", f"<p><b>{escape(question)}</b> {_marked(answer)}</p>"))
 
     def write(self, machines: list[str], commit: str | None = None) -> Path:
-        """SHEET.md, SHEET.html and SHEET.json beside the pictures; the page's path comes back. `machines` made the
-        runs, this one writes."""
-        make_folder(self.folder, "Choose another place with --out.")
+        """Write SHEET.md, SHEET.html and SHEET.json and return the page's path. `machines` trained the runs; this one
+        writes the report."""
+        make_folder(self.folder, "Choose another folder with --out.")
         machine, title = record_of_machine(commit), f"Sheet {self.sheet}: {self.title}"
         made = _made_by(self.sheet, self.quick, machines)
         first = [(f"# {title}", f"<h1>{escape(title)}</h1>"), (made, f"<p>{_marked(made)}</p>")]
@@ -77,17 +78,17 @@ class Report:
 
 def _made_by(sheet: str, quick: bool, machines: list[str]) -> str:
     short = (
-        "Shortened: fewer epochs, seeds and images than the sheet asks for, and smaller models, so the numbers are "
-        "only a taste. "
+        "Shortened: fewer epochs, seeds and images than the sheet requires, and smaller models. The numbers are not "
+        "comparable with those of a full report. "
         if quick
         else ""
     )
     made = f"{short}Made by `vitascope sheet {sheet}{' --quick' if quick else ''}` on {', '.join(machines)}."
-    return f"{made} ± is half of the 95 % interval of a mean over seeds (Student's t)."
+    return f"{made} {CONFIDENCE} over seeds (Student's t). With two seeds, both values are shown."
 
 
 def _marked(text: str) -> str:
-    """`code` as such."""
+    """Escape the text and mark `code`."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 

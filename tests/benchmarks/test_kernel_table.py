@@ -79,4 +79,4 @@ def test_without_a_gpu_or_without_a_model_it_is_refused(monkeypatch, capsys) -> 
         monkeypatch.setattr(sys, "argv", ["kernel_table", "--recipes", "cifar10-94"])
         with pytest.raises(SystemExit):
             kernel_table.main()
-        assert "The device cuda is not on this machine" in capsys.readouterr().err
+        assert "The device cuda is not available" in capsys.readouterr().err

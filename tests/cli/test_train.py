@@ -68,7 +68,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
         (("train",), "Give a recipe first: cifar10"),
         (("train", "digit"), "Did you mean digits?"),
         (("train", "digits", "train.epoch=3"), "There is no setting 'train.epoch'. Did you mean epochs?"),
-        (("train", "digits", "train.lr=fast"), "train.lr: Value 'fast'"),
+        (("train", "digits", "train.lr=fast"), "train.lr: fast is not a number."),
         (("train", "digits", "train.epochs=0"), "train.epochs=0 must be at least 1"),
         (("train", "digits", "train.optimizer=adam"), "train.optimizer='adam' is unknown. Did you mean adamw?"),
         (("train", "digits", "train.grad_accum_steps=3"), "train.grad_accum_steps=3 does not divide train.batch_size"),

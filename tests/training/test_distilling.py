@@ -159,7 +159,7 @@ def test_teachers_that_cannot_teach_are_refused_before_a_run_is_made(cnn, tmp_pa
     model = timm.create_model("test_resnet", num_classes=7, in_chans=1)
     word = save_like_timm(other, model, "test_resnet", model_args={"in_chans": 1})
     for teacher, sentence in [
-        (word, "answers with 7 classes, the data has 10"),
+        (word, "has 7 classes, but the data has 10"),
         (str(tmp_path / "nowhere"), "There are no weights"),
         ("timm:resnet19", "timm has no model 'resnet19'"),
     ]:
@@ -186,7 +186,7 @@ def test_classes_are_matched_by_name(tmp_path) -> None:
     names = ["cat", "dog", "owl"]
     assert order_of(tmp_path / "a", names, ["owl", "cat", "dog"]) == [2, 0, 1]
     assert order_of(tmp_path / "a", names, names) is None
-    with pytest.raises(UserError, match="knows no class 'cow'"):
+    with pytest.raises(UserError, match="has no class 'cow'"):
         order_of(tmp_path / "a", names, ["owl", "cow", "dog"])
 
 

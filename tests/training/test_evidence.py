@@ -148,7 +148,7 @@ def test_fine_tuning_begins_with_a_new_classifier_and_the_learnt_blocks(pretrain
     still = {"train.epochs": 1, "train.lr": 1e-9, "train.muon_lr": 1e-9}
     run = tiny_run(tmp_path, **{"weights": pretrained.path, "data.fraction": 0.1}, **still)
     report = json.loads(run.file("adaptation.json").read_text())
-    assert report["new"] == ["head.weight", "head.bias"] and "a linear probe's" in report["dropped"][0]
+    assert report["new"] == ["head.weight", "head.bias"] and "from a linear probe" in report["dropped"][0]
     before, after = load_file(pretrained.file("model.safetensors")), load_file(run.file("model.safetensors"))
     torch.testing.assert_close(after["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0)
     assert not torch.allclose(after["head.weight"], before["head.weight"])
@@ -180,7 +180,10 @@ def test_one_recipe_names_both_stages_and_the_first_is_not_repeated(tmp_path, ca
     vitascope.train(str(later), runs=tmp_path / "runs", quiet=True, **{"train.seed": 5})
     assert len(list((tmp_path / "runs" / "before").iterdir())) == 2
     said = capsys.readouterr().out
-    assert "First stage: before" in said and "the command you gave goes on with it" in said
+    assert (
+        "First stage: before" in said
+        and "To resume it and continue with the second, run the same command again" in said
+    )
 
 
 def stopped_by_hand(*_) -> None:
@@ -192,7 +195,7 @@ def test_a_stage_holds_the_same_images_back_and_has_no_stage_of_its_own(tmp_path
     assert stage.train.objective == "dino" and stage.data.validation == 0.3 and stage.train.seed == 9
     third = tmp_path / "third.yaml"
     third.write_text("weights: recipe:cifar10-ssl\n")
-    with pytest.raises(UserError, match="Two stages are the most"):
+    with pytest.raises(UserError, match="At most two stages are supported"):
         stage_before(read_recipe(str(third)))
     with pytest.raises(UserError, match="There is no recipe 'nothing'"):
         stage_before(read_recipe("cifar10", ["weights=recipe:nothing"]))
@@ -250,7 +253,7 @@ def test_weights_that_saw_the_validation_images_are_told_of(pretrained, tmp_path
     for seed, told in ((0, False), (1, True)):
         settings = TINY | {"weights": pretrained.path, "train.seed": seed, "train.epochs": 1}
         vitascope.train("digits", runs=tmp_path, **settings)
-        assert ("validation will look too good" in capsys.readouterr().out) is told
+        assert ("validation accuracy will be too high" in capsys.readouterr().out) is told
 
 
 @pytest.mark.slow

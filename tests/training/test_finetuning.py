@@ -222,7 +222,7 @@ def test_how_much_learns_is_told_where_not_everything_does(start, tmp_path, caps
     for words, sentence in (({"train.tune": "head"}, "170 of 6,"), ({"train.freeze": 1}, "3,482 of 6,"), ({}, None)):
         settings = TINY | words | {"weights": start.path, "train.epochs": 1}
         vitascope.train("digits", runs=tmp_path, **settings)
-        told = re.findall(r"(.*) parameters learn\.", capsys.readouterr().out)
+        told = re.findall(r"(.*) parameters are trained\.", capsys.readouterr().out)
         assert len(told) == (sentence is not None) and (sentence is None or told[0].startswith(sentence))
 
 
@@ -265,7 +265,7 @@ def test_other_classes_of_the_same_number_get_a_new_classifier(start, tmp_path) 
 def test_data_without_names_keeps_the_classifier_and_says_so(start) -> None:
     recipe = replace(start.recipe, weights=str(start.path))
     made = pretrained(recipe)
-    assert not made.report.new and "nothing tells what the data's classes are called" in made.report.notes[-1]
+    assert not made.report.new and "because the data has no class names to compare" in made.report.notes[-1]
     data = open_training_data(start.recipe.data, start.recipe.model.image_shape, 1, 0)
     assert names_of(data) == data.classes
     assert names_of(replace(data, source=replace(data.source, named=False))) is None

@@ -20,8 +20,8 @@ def test_a_run_of_hours_says_so_once_after_its_first_seconds(monkeypatch, second
     told = io.StringIO()
     records = (Progress(0, step + 1, 1000, 1.0) for step in range(60))
     assert list(progress.shown(records, 4, 0, Console(file=told))) == []
-    assert told.getvalue().count("the run takes") == (said is not None)
-    assert said is None or f"At this speed the run takes {said}." in told.getvalue()
+    assert told.getvalue().count("Estimated duration") == (said is not None)
+    assert said is None or f"Estimated duration: {said}." in told.getvalue()
 
 
 def test_what_is_left_counts_not_what_a_resumed_run_has_done(monkeypatch) -> None:
@@ -30,4 +30,4 @@ def test_what_is_left_counts_not_what_a_resumed_run_has_done(monkeypatch) -> Non
     told = io.StringIO()
     records = (Progress(3, step + 900, 1000, 1.0) for step in range(3))
     list(progress.shown(records, 4, 3, Console(file=told)))
-    assert "the run takes" not in told.getvalue()
+    assert "Estimated duration" not in told.getvalue()

@@ -98,12 +98,12 @@ def test_the_images_are_prepared_once_for_all_views(model) -> None:
 @pytest.mark.parametrize(
     ("views", "augment", "sentence"),
     [
-        (0, {}, "views=0: choose 1"),
-        (3, {}, "views=3: choose 1"),
-        (2, {"flip": 0.0}, "views=2 adds the mirror image, .* data.augment.flip was 0: use 1"),
+        (0, {}, "views=0 is not available. Choose 1"),
+        (3, {}, "views=3 is not available. Choose 1"),
+        (2, {"flip": 0.0}, "views=2 adds the mirror image, .* data.augment.flip=0. Use views=1"),
         (6, {"flip": 0.0}, "views=6 adds the mirror image"),
-        (6, {"shift": 0}, "views=6 adds images shifted by one pixel .* data.augment.shift: use 2"),
-        (10, {"shift": 0}, "views=10 adds images shifted by one pixel"),
+        (6, {"shift": 0}, "views=6 adds shifted images, .* data.augment.shift=0. Use views=2"),
+        (10, {"shift": 0}, "views=10 adds shifted images"),
     ],
 )
 def test_views_that_do_not_exist_or_that_a_run_never_saw_are_refused(views, augment, sentence) -> None:

@@ -42,11 +42,12 @@ class DataFacts:
         for split, facts in self.splits.items():
             counts = list(facts.per_class.values())
             unequal = "" if max(counts) < 1.5 * min(counts) else " (imbalanced: see data.balance)"
+            also = "" if split == "train" else f"; also in the training split: {facts.also_in_train:,}"
             lines += [
                 f"{split}: {facts.images:,} images, {facts.height}×{facts.width}, {facts.channels} channel(s)",
                 f"  images per class: {min(counts):,} to {max(counts):,}{unequal}",
                 f"  pixel values (0 to 1): mean {_numbers(facts.mean)}, std {_numbers(facts.std)}",
-                f"  exact duplicates: {facts.copies:,}; also in the training split: {facts.also_in_train:,}",
+                f"  exact duplicates: {facts.copies:,}{also}",
             ]
         if self.skipped:
             lines.append(f"{len(self.skipped)} image(s) could not be read: {', '.join(self.skipped[:3])}")

@@ -1,1 +1,1 @@
-"""Learning: objective, optimizers, schedule, averaging, evaluation, and the loop that yields small records."""
+"""Training: objectives, optimizers, schedule, weight averaging, validation and the training loop."""

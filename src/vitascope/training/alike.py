@@ -1,4 +1,4 @@
-"""Recipes -> whether their runs can learn together, as one computation, and by which attention."""
+"""Check whether runs can be batched into one computation, and choose the attention kernel for it."""
 
 from dataclasses import replace
 
@@ -12,24 +12,26 @@ from vitascope.training.session import Session
 
 
 def check_together(recipes: list[Recipe]) -> None:
-    """They may differ in seed, rates and decay; the rest decides shapes and what a step does."""
+    """Raise an error unless the runs can be batched. They may differ only in seed, learning rates and weight decay."""
     alike = {repr(_without_own(recipe)) for recipe in recipes}
     if len(alike) > 1:
-        raise UserError("Only runs that differ in train.seed, lr, muon_lr and weight_decay alone can learn together.")
+        raise UserError(
+            "Runs can be batched only if they differ in nothing but train.seed, lr, muon_lr and weight_decay."
+        )
     train, model = recipes[0].train, recipes[0].model
     if train.objective != "classify" or train.distill or train.tune != "full" or train.freeze or recipes[0].weights:
-        raise UserError("Learning together is for training from scratch with labels.")
+        raise UserError("Batched runs must train from scratch with labels.")
     if model.has_chance:
-        raise UserError("Learning together does without dropout and stochastic depth. Set their rates to 0.")
+        raise UserError("Batched runs do not support dropout and stochastic depth. Set their rates to 0.")
     if model.fewer:
         name, count = next(iter(model.fewer.items()))
-        raise UserError(f"Learning together does without model.{name}={count}: set it when the model answers.")
+        raise UserError(f"Batched runs do not support model.{name}={count}. Set it at inference instead.")
     without = {"grad_accum_steps": 1, "layer_decay": 1.0, "final_weight_decay": None, "patience": 0, "patch_share": 1.0}
     for name, wanted in without.items():
         if getattr(train, name) != wanted:
-            raise UserError(f"Learning together does without train.{name}={getattr(train, name)}.")
+            raise UserError(f"Batched runs do not support train.{name}={getattr(train, name)}.")
     if recipes[0].data.balance != "none" or model.grad_checkpointing or train.precision == "float16":
-        raise UserError("Learning together does without data.balance, model.grad_checkpointing and float16.")
+        raise UserError("Batched runs do not support data.balance, model.grad_checkpointing and float16.")
 
 
 def _without_own(recipe: Recipe) -> Recipe:
@@ -37,17 +39,17 @@ def _without_own(recipe: Recipe) -> Recipe:
 
 
 def use_batched_attention(session: Session) -> None:
-    """PyTorch's fused attention is never taken: where models are batched it does not see that gradients are wanted, and
-    two of its CUDA kernels then leave out what their backward pass reads (torch 2.11), without a word."""
+    """Set attention kernels that can be batched over models. PyTorch's fused attention is not used: under batching it
+    does not detect that gradients are needed, and two of its CUDA kernels then give wrong gradients (torch 2.11)."""
     kernel = kernel_for(session)
     use_kernels(session.model, {"attention": kernel})
     last = session.model.blocks[-1]
     if session.recipe.model.global_pool == "token" and isinstance(last, Block):
-        last.attn.kernel = WRITTEN  # only the class token asks, and ours is for all tokens
+        last.attn.kernel = WRITTEN  # only the class token is a query here; our kernel needs all tokens
 
 
 def kernel_for(session: Session) -> str:
-    """Our own for few tokens, where it works (its QK-norm has one model's weights), else attention written out."""
+    """Our own kernel for few tokens where it applies (without QK-norm), else attention written out."""
     hardware, model = session.hardware, session.recipe.model
     fits = hardware.device == "cuda" and hardware.precision == "bfloat16" and HERE
     plain = not model.qk_norm and not model.causal and model.attention == "plain" and not model.fewer_per_block[0]

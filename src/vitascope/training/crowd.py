@@ -84,7 +84,7 @@ def _one_epoch(crowd: Together, runs: list[Run | UserError], epoch: int) -> None
         if not isinstance(run, Run):
             continue
         if not math.isfinite(losses[number] + looked.get("val_loss", 0.0)):
-            runs[number] = UserError(broken("The loss was not a number", epoch + 1, session))
+            runs[number] = UserError(broken("The loss became NaN or infinite", epoch + 1, session))
             continue
         told = {"train_loss": losses[number], "train_accuracy": rights[number]}
         row = training_row(session, session.epoch, told, seconds, len(runs)) | {"together": len(runs)}

@@ -1,4 +1,4 @@
-"""TrainConfig -> device, number format and whether to compile, each 'auto' decided once and written into the run."""
+"""Choose device, precision and compilation. Each `auto` is decided once and stored in the run."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -30,7 +30,7 @@ ONE_THREAD_BELOW = 1.0e10  # FLOPs of a step: below, threads wait for each other
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a run is computed on and in."""
+    """Device, precision and execution mode of a run."""
 
     device: str
     precision: str  # float32, bfloat16, float16
@@ -58,7 +58,7 @@ class Hardware:
 
 
 def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int = 1) -> Hardware:
-    """`images` are all images the run will see, for the guess whether compiling pays; `models` learn together."""
+    """`images`: all images of the run, to estimate whether compilation saves time; `models`: number of batched runs."""
     device = choose_device(recipe.train.device)
     flops = training_flops(recipe)
     threads = recipe.train.threads or ALL_THREADS
@@ -77,24 +77,26 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int =
     again = recipe.model.grad_checkpointing and recipe.model.has_chance
     can_capture = device == "cuda" and precision != "float16" and not again
     if recipe.train.cuda_graph == "always" and not can_capture:
-        without = "no float16" if not again else "no model.grad_checkpointing together with dropout"
-        raise UserError(f"train.cuda_graph=always needs a CUDA device and {without}; this is {device} in {precision}.")
+        without = "no float16" if not again else "no model.grad_checkpointing with dropout"
+        raise UserError(
+            f"train.cuda_graph=always needs a CUDA device and {without}; this run uses {device} and {precision}."
+        )
     captured = can_capture and recipe.train.cuda_graph != "never"
     return Hardware(device, precision, compiled, captured, threads)
 
 
 def training_flops(recipe: Recipe) -> float:
-    """Per image learnt from: forward, and twice that backward."""
+    """FLOPs per training image: the forward pass, and twice as much for the backward pass."""
     return 3 * total_flops(_learning(recipe)) * passes(recipe)
 
 
 def _learning(recipe: Recipe) -> ModelConfig:
-    """Tokens are merged or dropped when a model answers, not while it learns."""
+    """The model config in training: tokens are merged or dropped only at inference."""
     return replace(recipe.model, **dict.fromkeys(FEWER, 0))
 
 
 def passes(recipe: Recipe) -> float:
-    """How many images' work is done per image that is learnt from; DINO's head is left out."""
+    """Forward passes of a full image per training image, without DINO's head."""
     model = _learning(recipe)
     if recipe.train.objective == "dino":  # two large crops, also by the teacher, forward only; and the small ones
         height, width = model.image_shape
@@ -111,13 +113,13 @@ def passes(recipe: Recipe) -> float:
 
 
 def hardware_of(model: nn.Module) -> Hardware:
-    """Where the model is, float32, as it is: for evaluation and prediction."""
+    """For evaluation and prediction: the model's device, float32, not compiled."""
     device = next(model.parameters()).device.type
     return Hardware(device, "float32", compiled=False, captured=False, threads=ALL_THREADS)
 
 
 def exact_products(hardware: Hardware) -> AbstractContextManager[None]:
-    """Where float32 is asked for, that and no TF32."""
+    """Context that disables TF32 if the precision is float32."""
     return exact_float32() if hardware.precision == "float32" else nullcontext()
 
 
@@ -127,7 +129,7 @@ def choose_device(asked: str) -> str:
         return next(name for name, here in present.items() if here)
     if not present.get(asked):
         here = ", ".join(name for name, there in present.items() if there)
-        raise UserError(f"The device {asked} is not on this machine. Choose one of auto, {here}.")
+        raise UserError(f"The device {asked} is not available. Choose one of auto, {here}.")
     return asked
 
 

@@ -61,7 +61,11 @@ def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
             record = finish_epoch(session, run, row, ended - began)
             began = ended  # writing, showing and saving count with the next epoch
             keep_on_the_way(session, run)
-            kept, spare, dirty = session.snapshot(spare), kept, True  # by turns: one of them is always whole
+            kept, spare, dirty = (
+                session.snapshot(spare),
+                kept,
+                True,
+            )  # two buffers in alternation: one of them is always complete
             if time.monotonic() - saved_at >= session.recipe.train.save_seconds:
                 save_state(run, kept)
                 saved_at, dirty = time.monotonic(), False
@@ -74,14 +78,14 @@ def learn(session: Session, run: Run) -> Iterator[Progress | EpochRecord]:
 
 
 def keep_on_the_way(session: Session, run: Run) -> None:
-    """train.weight_snapshots: the weights as they are after this epoch, for looking at what changed."""
+    """Save the weights after this epoch if train.weight_snapshots includes it."""
     if session.epoch in session.recipe.train.kept_epochs:
         make_folder(run.file(KEPT))
         save_weights(run.file(KEPT) / f"epoch-{session.epoch:04d}.safetensors", plain_state(session.answering))
 
 
 def save_state(run: Run, state: dict[str, Any]) -> None:
-    """What going on needs, and the best weights so far for whoever looks meanwhile."""
+    """Write the checkpoint for `resume`, and the best weights so far."""
     save_checkpoint(run, state)
     if state["best"] is not None:
         save_weights(run.file("best.safetensors"), state["best"])
@@ -103,15 +107,15 @@ def run_epoch(session: Session, loader: EpochLoader, tally: Tally) -> Iterator[P
 
 
 def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
-    """The epoch's training numbers; the one place where the host waits for the device."""
+    """The epoch's training metrics. Only here does the host wait for the device."""
     finite = nn.utils.get_total_norm(session.answering.parameters(), float("inf")).isfinite()  # of the largest weight
     found = [*tally.sums.values(), tally.bad_step.float(), finite.float()]
     *sums, bad, whole = torch.stack(found).tolist()
     seconds = time.monotonic() - start
     if bad >= 0:
-        raise UserError(broken(f"The loss was not a number at step {int(bad) + 1}", session.epoch + 1, session))
+        raise UserError(broken(f"The loss became NaN or infinite at step {int(bad) + 1}", session.epoch + 1, session))
     if not whole:
-        raise UserError(broken("The weights were not numbers any more", session.epoch + 1, session))
+        raise UserError(broken("The weights became NaN or infinite", session.epoch + 1, session))
     steps = session.steps_per_epoch
     told = {name: total / steps for name, total in zip(tally.sums, sums, strict=True)}
     return training_row(session, session.epoch + 1, told, seconds)
@@ -120,7 +124,7 @@ def epoch_row(session: Session, tally: Tally, start: float) -> dict[str, Any]:
 def training_row(
     session: Session, epoch: int, told: dict[str, float], seconds: float, shared: int = 1
 ) -> dict[str, Any]:
-    """Where the run is, what its steps told, and how fast; of a time shared with others a run has its part."""
+    """One line of metrics.jsonl: progress, metrics and speed. `shared`: number of batched runs; divides the time."""
     return {
         "epoch": epoch,
         "step": session.step,
@@ -133,9 +137,9 @@ def training_row(
 
 
 def finish_epoch(session: Session, run: Run, row: dict[str, Any], seconds: float) -> EpochRecord:
-    """Keep the best weights, write the line. The row has what images that are not learnt from say."""
+    """Keep the best weights and write the line of metrics. `row` includes the validation metrics."""
     if not math.isfinite(row.get("val_loss", 0.0)):
-        raise UserError(broken("The validation loss was not a number", session.epoch, session))
+        raise UserError(broken("The validation loss became NaN or infinite", session.epoch, session))
     if row.get(session.objective.measure, -1.0) > session.best_accuracy:
         session.keep_best(row[session.objective.measure])
     if session.epoch == 1:
@@ -151,27 +155,27 @@ def finish_epoch(session: Session, run: Run, row: dict[str, Any], seconds: float
 
 
 def broken(what: str, epoch: int, session: Session) -> str:
-    """With what may help and is not so already; going on would do the same again."""
+    """Error message for NaN or infinite values, with settings that may help."""
     train = session.recipe.train
-    ways = [f"a smaller train.lr than {train.lr:g}"]
-    ways += [f"a smaller train.muon_lr than {train.muon_lr:g}"] if train.optimizer == "muon" else []
+    ways = [f"train.lr below {train.lr:g}"]
+    ways += [f"train.muon_lr below {train.muon_lr:g}"] if train.optimizer == "muon" else []
     ways += ["train.clip_grad=1"] if not train.clip_grad else []
     ways += ["train.precision=float32"] if session.hardware.precision != "float32" else []
-    said = f"{what} (epoch {epoch}). The state before that epoch is kept, but going on would do the same again."
-    return f"{said} Train anew with {' or '.join(ways)}."
+    said = f"{what} (epoch {epoch}). The run would fail again if resumed."
+    return f"{said} Start a new run with {' or '.join(ways)}."
 
 
 def too_large(session: Session) -> str:
-    """The device's memory is full: what to change."""
+    """Error message for a lack of device memory, with settings that may help."""
     recipe, train, batch = session.recipe, session.recipe.train, session.batch
     at_once = batch // train.grad_accum_steps
-    said = f"The memory of this {session.hardware.device} device does not hold a step with {at_once}"
+    said = f"The memory of the {session.hardware.device} device is too small for {at_once}"
     ways = []
     parts = [number for number in range(train.grad_accum_steps + 1, batch + 1) if train.batch_size % number == 0]
     if parts and not (train.objective == "dino" and recipe.dino.batch_norm):
-        ways.append(f"train.grad_accum_steps={parts[0]} (the same batch in smaller parts)")
+        ways.append(f"train.grad_accum_steps={parts[0]} (less memory, same result)")
     if not recipe.model.grad_checkpointing:
-        ways.append("model.grad_checkpointing=true (more time)")
+        ways.append("model.grad_checkpointing=true (less memory, more time)")
     ways.append(f"train.batch_size={batch // 2}" if batch > 1 else "a smaller model")
     return f"{said} image(s) at once. Try {' or '.join(ways)}."
 

@@ -1,4 +1,4 @@
-"""Some patches of an image -> the hidden ones: masked autoencoding (He et al. 2022, arXiv 2111.06377)."""
+"""Masked autoencoder: reconstruct hidden patches from visible ones (He et al. 2022, arXiv 2111.06377)."""
 
 from pathlib import Path
 
@@ -19,15 +19,15 @@ from vitascope.training.schedule import Values
 
 EPS = 1e-6
 PICTURES = "reconstructions"  # a folder of the run
-ROWS = ("image", "visible", "painted")
+ROWS = ("image", "visible", "reconstructed")
 TEXT = (
-    "{:.0%} of the patches are hidden (grey). The encoder sees the others, and the decoder paints the hidden ones; "
-    "with mae.norm_pix_loss it learns their pattern only, so they are shown with their true mean and contrast."
+    "{:.0%} of the patches are hidden (grey). The encoder gets the visible patches; the decoder reconstructs the "
+    "hidden ones. With mae.norm_pix_loss, reconstructed patches are shown with their true mean and contrast."
 )
 
 
 def wanted_pixels(patches: Patches, normalise: bool) -> Patches:
-    """What the decoder should say: each patch's pixels by their own mean and (unbiased) deviation, or as they are."""
+    """The decoder's target: the pixels of each patch, normalised by the patch's mean and standard deviation or not."""
     if not normalise:
         return patches
     variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
@@ -35,7 +35,7 @@ def wanted_pixels(patches: Patches, normalise: bool) -> Patches:
 
 
 def mae_loss(said: Patches, wanted: Patches, places: Order, visible: int) -> Tensor:
-    """The mean square over the pixels of hidden patches; those that were visible do not count. In float32."""
+    """Mean squared error over the pixels of hidden patches, in float32."""
     hidden = (places >= visible).float()
     wrong = (said.float() - wanted.float()).square().mean(-1)
     return (wrong * hidden).sum() / hidden.sum()
@@ -91,7 +91,7 @@ class Mae(Objective):
         return alarm(row, self.learning.recipe.train.epochs)
 
     def draw(self, folder: Path, epoch: int) -> None:
-        """How far it is: always the same images with the same patches hidden."""
+        """Draw reconstructions, always of the same images with the same hidden patches."""
         if not self.config.pictures:
             return
         from vitascope.draw.gallery import draw_gallery, save_mosaic  # imports matplotlib
@@ -111,8 +111,8 @@ class Mae(Objective):
 
     @torch.no_grad()
     def painted(self, images: Images) -> tuple[Images, Images, Images]:
-        """The images, what is visible of them (the rest is 0), and that with the hidden patches as the decoder paints
-        them: with each patch's own mean and deviation where it was taught without them."""
+        """The images, their visible patches (the rest is 0), and the reconstruction of the hidden patches. With
+        norm_pix_loss each patch gets its true mean and standard deviation back."""
         config = self.learning.model.config
         patches = patchify(images, config.patch_size)
         noise = torch.rand(patches.shape[:2], generator=torch.Generator().manual_seed(0)).to(images.device)

@@ -1,4 +1,4 @@
-"""A recipe's `weights` -> the weights a training starts from, fitted to the recipe's images and classes."""
+"""Load the pretrained weights of a recipe, adapted to its image size and classes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +12,22 @@ from vitascope.weights.report import Report
 
 
 def pretrained(recipe: Recipe, classes: list[str] | None = None) -> Adapted:
-    """`classes`: what the data calls them; None where it does not say."""
+    """Load and adapt the weights. `classes`: class names of the data, None if it has none."""
     found = open_weights(settled_word(recipe.weights or ""), img_size=recipe.model.img_size)
-    # What of recipe.model stays the recipe's; the rest is as the weights are.
+    # These settings come from the recipe, all others from the weights.
     settings = {name: getattr(recipe.model, name) for name in (*CHANGEABLE, *WITHOUT_WEIGHTS)}
-    # A linear probe has seen labels that this training may be meant to do without.
+    # A linear probe was trained with labels that this run may have to do without.
     keep = not found.facts.probe
     made = adapt(found, classes=classes, keep_classifier=keep, seed=recipe.train.seed, **settings)
     made = replace(made, facts=replace(made.facts, probe=False))
     if classes is not None or "head.weight" in made.report.new:
         return made
-    note = "the classifier was kept: nothing tells what the data's classes are called"
+    note = "the classifier was kept, because the data has no class names to compare"
     return replace(made, report=replace(made.report, notes=[*made.report.notes, note]))
 
 
 def seen_before(recipe: Recipe) -> str | None:
-    """A warning where the weights come from a run on the same data that held other images back."""
+    """A warning if the weights come from a run on the same data with other held-out images."""
     path = Path(recipe.weights or "")
     if recipe.data.validation == 0 or not is_run(path):
         return None
@@ -37,13 +37,13 @@ def seen_before(recipe: Recipe) -> str | None:
     if not same or ours == theirs:
         return None
     return (
-        "  note: the weights have learnt from some of the images held back here, so validation will look too good. "
-        f"With train.seed={theirs[0]} data.validation={theirs[1]} the same images are held back."
+        "  note: the weights were trained on some of the held-out images, so validation accuracy will be too high. "
+        f"To hold out the same images, set train.seed={theirs[0]} data.validation={theirs[1]}."
     )
 
 
 def settled_word(word: str) -> str:
-    """The same weights from wherever the program is started; a recipe's folder means its newest run."""
+    """Make the path absolute. The folder of a recipe stands for its newest run."""
     path = Path(word).expanduser()
     if word.startswith(ONLINE) or not path.exists():
         return word
@@ -53,15 +53,15 @@ def settled_word(word: str) -> str:
 
 
 def told(report: Report) -> str:
-    """In a few lines, for the terminal."""
+    """The report as a few lines for the terminal."""
     before, after = ("×".join(map(str, grid)) for grid in (report.grid_before, report.grid_after))
-    first = f"Weights: {report.weights} ({report.library}'s names), grid {before} → {after}"
-    lines = [f"{first}, {report.kept} tensors as they were"]
+    first = f"Weights: {report.weights} (format: {report.library}), grid {before} → {after}"
+    lines = [f"{first}, {report.kept} tensors unchanged"]
     for change in report.resampled:
         lines.append(f"  {change.name}: {change.how}, {change.lost:.0%} lost")
     if report.dropped:
-        lines.append(f"  left out: {', '.join(report.dropped)}")
+        lines.append(f"  removed: {', '.join(report.dropped)}")
     if report.new:
-        lines.append(f"  new: {', '.join(report.new)}")
+        lines.append(f"  newly initialised: {', '.join(report.new)}")
     lines += [f"  assumed: {words}" for words in report.assumed] + [f"  note: {words}" for words in report.notes]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Records -> a live bar on a terminal or in a notebook, a line per epoch elsewhere."""
+"""Show training progress: a live bar on a terminal or in a notebook, elsewhere one line per epoch."""
 
 import time
 from collections.abc import Iterator
@@ -9,17 +9,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from vitascope.training.loop import EpochRecord
 from vitascope.training.loop import Progress as Between
 
-LONG = 3600.0  # seconds that nobody expects of a run they have just started
-LOOKING = 10.0  # seconds between the two looks that foretell its end
+LONG = 3600.0  # seconds; a longer run prints its estimated duration
+LOOKING = 10.0  # seconds of training for the estimate
 SHARES = {
     "train_accuracy": "accuracy",
-    "knn_accuracy": "neighbours",
+    "knn_accuracy": "k-NN",
     "val_accuracy": "validation",
 }
 
 
 def shown(records: Iterator[Between | EpochRecord], epochs: int, done: int, console: Console) -> Iterator[EpochRecord]:
-    """Pass the epochs' records on, and show all of them; alarms once each."""
+    """Yield the epoch records and show progress. Each kind of alarm is printed once."""
     records = _foretelling(_sounding(records, console), epochs, console)
     if not (console.is_terminal or console.is_jupyter):
         yield from _as_lines(records, epochs, console)
@@ -28,7 +28,7 @@ def shown(records: Iterator[Between | EpochRecord], epochs: int, done: int, cons
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
+        TextColumn("remaining"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bar:
@@ -39,14 +39,14 @@ def shown(records: Iterator[Between | EpochRecord], epochs: int, done: int, cons
                 yield record
             else:
                 bar.update(task, completed=record.epoch + record.step / record.steps)
-                if record.epoch == done:  # nothing is known of the loss before the first epoch's end
+                if record.epoch == done:  # there is no loss before the end of the first epoch
                     bar.update(task, description=f"epoch {done + 1}/{epochs}  {record.images_per_second:,.0f} images/s")
 
 
 def _foretelling(
     records: Iterator[Between | EpochRecord], epochs: int, console: Console
 ) -> Iterator[Between | EpochRecord]:
-    """A run of hours says so after its first seconds, once. The first step counts for nothing: it sets things up."""
+    """Print the estimated duration of a long run once, after the first seconds. The first step is not counted."""
     first: tuple[float, float] | None = None
     looking = True
     for record in records:
@@ -65,8 +65,8 @@ def long_run(seconds: float) -> str:
     hours = seconds / 3600
     said = f"{hours:.0f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
     return (
-        f"At this speed the run takes about {said}. For a first look stop it with Ctrl-C and "
-        "ask for less: train.epochs=1 data.fraction=0.1."
+        f"Estimated duration: about {said}. For a quick trial, stop with Ctrl-C and start again with "
+        "train.epochs=1 data.fraction=0.1."
     )
 
 
@@ -80,7 +80,7 @@ def _sounding(records: Iterator[Between | EpochRecord], console: Console) -> Ite
 
 
 def _as_lines(records: Iterator[Between | EpochRecord], epochs: int, console: Console) -> Iterator[EpochRecord]:
-    """A line for each epoch, but not more than two a second."""
+    """Print one line per epoch, at most two per second."""
     last = 0.0
     for record in records:
         if isinstance(record, EpochRecord):
@@ -91,8 +91,8 @@ def _as_lines(records: Iterator[Between | EpochRecord], epochs: int, console: Co
 
 
 def describe(row: dict[str, float], epochs: int) -> str:
-    """epoch 3/20  loss 1.234  accuracy 56.7 %  validation 55.1 %  12,345 images/s. Without labels: a linear
-    probe's."""
+    """epoch 3/20  loss 1.234  accuracy 56.7 %  validation 55.1 %  12,345 images/s. Without labels, the accuracies are
+    those of k-NN and a linear probe."""
     width = len(str(epochs))
     text = f"epoch {row['epoch']:>{width}}/{epochs}  loss {row['train_loss']:.3f}"
     words = SHARES | ({"val_accuracy": "linear probe"} if "train_accuracy" not in row else {})

@@ -1,4 +1,4 @@
-"""A recipe -> the loss over a rate that grows at every step, and the rate it suggests (Smith 2017)."""
+"""Learning rate finder: raise the rate at every step, record the loss and suggest a rate (Smith 2017)."""
 
 import math
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ from vitascope.training.step import Tally, train_step
 from vitascope.training.train import decided
 
 LOWEST, HIGHEST, STEPS, SMOOTHING = 1e-5, 1.0, 300, 0.9
-FELL = 0.98  # the loss must fall at least so far for its lowest point to mean something
+FELL = 0.98  # the loss must fall below this fraction of its start for a suggestion
 BROKE = 1.1
 
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Smoothed losses over rates of AdamW; other groups' rates grow in proportion."""
+    """Smoothed loss at each learning rate of AdamW. Other rates, such as Muon's, grow in proportion."""
 
     rates: list[float]
     losses: list[float]
@@ -38,14 +38,14 @@ class RateCurve:
 
     @property
     def suggested(self) -> float | None:
-        """A third of the rate at which the loss was lowest: close to the fastest, with room to the edge. None where the
-        loss hardly fell: then its lowest point is chance."""
+        """A third of the rate with the lowest loss: nearly the fastest, with a safety margin. None if the loss hardly
+        fell, because its minimum is then random."""
         fell = self.losses[self.lowest] < FELL * self.losses[0]
         return self.rates[self.lowest] / 3 if fell else None
 
     @property
     def broken(self) -> float:
-        """The first rate after the lowest point at which the loss is a tenth above it, or the last one tried."""
+        """The first rate after the minimum at which the loss is 10 % above it, or the last rate tried."""
         high = BROKE * self.losses[self.lowest]
         pairs = list(zip(self.rates, self.losses, strict=True))[self.lowest :]
         return next((rate for rate, loss in pairs if loss > high), self.rates[-1])
@@ -55,25 +55,29 @@ class RateCurve:
         panel.semilogx(self.rates, self.losses, color=COLOURS[0])
         if self.suggested:
             panel.axvline(self.suggested, color=COLOURS[1], linestyle="--", label=f"suggested {self.suggested:.1e}")
-        panel.axvline(self.broken, color=COLOURS[3], linestyle=":", label=f"breaks {self.broken:.1e}")
+        panel.axvline(self.broken, color=COLOURS[3], linestyle=":", label=f"diverges from {self.broken:.1e}")
         panel.legend(frameon=False)
         panel.grid(alpha=0.25)
-        label(panel, "Loss over a growing learning rate", "learning rate (train.lr)", "training loss, smoothed")
+        label(
+            panel, "Training loss at increasing learning rates", "learning rate (train.lr)", "training loss, smoothed"
+        )
         caption(
             figure,
-            "One step per rate. Left: too small to learn. Right of the lowest point: too large, the loss breaks.",
+            "One step per learning rate. Left: too small, the loss hardly falls. "
+            "Right of the minimum: too large, the loss diverges.",
         )
         return save(figure, path)
 
 
 def find_rate(recipe: Recipe, console: Console) -> RateCurve:
-    """Stops early where the loss is far above its best, or not a number."""
+    """Raise the learning rate until the loss is far above its minimum, NaN or infinite."""
     if recipe.train.objective == "dino":
         raise UserError(
-            "DINO's loss also falls by collapsing, so it does not tell which rate is good. Try a few: vitascope study"
+            "lr-find does not support DINO: its loss also falls when the model collapses. "
+            "Compare a few rates with vitascope study."
         )
     recipe, data, adapted = decided(recipe, console)
-    recipe = replace(recipe, train=replace(recipe.train, cuda_graph="never"))  # every step has a rate of its own
+    recipe = replace(recipe, train=replace(recipe.train, cuda_graph="never"))  # the rate changes at every step
     session = start_session(recipe, data, weights=adapted.weights if adapted else None)
     rates, losses, average, best = [], [], 0.0, math.inf
     for number, loss in enumerate(_losses(session)):
@@ -85,7 +89,7 @@ def find_rate(recipe: Recipe, console: Console) -> RateCurve:
         rates.append(_rate(number))
         losses.append(smooth)
     if not rates:
-        raise UserError("The very first loss was not a number: look at the data and the model's settings.")
+        raise UserError("The first loss is NaN or infinite. Check the data and the model settings.")
     return RateCurve(rates, losses)
 
 
@@ -94,7 +98,7 @@ def _rate(number: int) -> float:
 
 
 def _losses(session: Session) -> Iterator[float]:
-    """The loss at each step, epoch after epoch, under the growing rate."""
+    """Yield the loss of each step while the rate grows."""
     loader, number = EpochLoader(session), 0
     session.objective.stage = session.objective.stage_of(session.recipe.train.epochs - 1)  # whole images
     try:

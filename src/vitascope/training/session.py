@@ -109,8 +109,8 @@ class Session:
     def restore(self, state: dict[str, Any]) -> None:
         if state["hardware"]["device"] != self.hardware.device:
             raise UserError(
-                f"The run was made on {state['hardware']['device']}, this is {self.hardware.device}: going on would "
-                "not be exact. Resume it there, or start a new run from its recipe.yaml."
+                f"The run was trained on {state['hardware']['device']}, but this device is {self.hardware.device}, so "
+                "the result would differ. Resume it there, or start a new run from its recipe.yaml."
             )
         changed = {
             "recipe": "recipe.yaml has",
@@ -120,7 +120,7 @@ class Session:
         for what, words in changed.items():
             if state["identity"].get(what, "") != self.identity[what]:
                 raise UserError(
-                    f"The run cannot go on: {words} changed since it was stopped. Start a new run from its recipe.yaml."
+                    f"The run cannot be resumed: {words} changed since then. Start a new run from its recipe.yaml."
                 )
         self.epoch, self.step = state["epoch"], state["step"]
         self.best_accuracy, self.best_epoch, self.best = state["best_accuracy"], state["best_epoch"], state["best"]
@@ -139,7 +139,7 @@ class Session:
 def _with_kernels(
     hardware: Hardware, recipe: Recipe, model: VisionTransformer, images: int, decided: Hardware | None
 ) -> Hardware:
-    """On CUDA: the fastest kernels for the model's shapes, measured, or as decided earlier."""
+    """On CUDA: measure the fastest kernels for the model's shapes, or use an earlier choice."""
     warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # the backward thread says so, once
     torch.backends.cuda.matmul.allow_tf32 = True
     use = training_use(recipe, images, hardware.dtype, hardware.compiled)
@@ -172,8 +172,8 @@ def start_session(
     weights: dict[str, Tensor] | None = None,
     models: int = 1,
 ) -> Session:
-    """Fresh weights from the seed, or the given ones; `decided` repeats an earlier choice of device, precision and
-    compilation, which else depends on how many models learn together."""
+    """Initialise the weights from the seed, or use the given ones. `decided`: an earlier choice of device, precision
+    and compilation. `models`: number of batched runs, which affects that choice."""
     began = time.monotonic()
     model = _with_weights(recipe, data, weights)
     prepared = time.monotonic() - began

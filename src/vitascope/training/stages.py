@@ -1,4 +1,4 @@
-"""weights=recipe:NAME -> the recipe whose run comes first: the same images held back, the same seed, its own epochs."""
+"""weights=recipe:NAME: the recipe of the first stage, with the same held-out images and seed, and its own epochs."""
 
 from dataclasses import replace
 
@@ -10,10 +10,12 @@ STAGE = "recipe:"
 
 
 def stage_before(recipe: Recipe) -> Recipe:
-    """It learns from all training images that are not held back, also where the later stage uses a fraction."""
+    """The recipe of the first stage. It uses all training images that are not held out, without data.fraction."""
     first = read_recipe((recipe.weights or "").removeprefix(STAGE))
     if first.weights and first.weights.startswith(STAGE):
-        raise UserError(f"weights={recipe.weights}: that recipe has a stage before it too. Two stages are the most.")
+        raise UserError(
+            f"weights={recipe.weights}: that recipe has an earlier stage itself. At most two stages are supported."
+        )
     own, later = first.data, recipe.data
     data = replace(
         own,

@@ -56,7 +56,7 @@ def open_teacher(
 
 
 def distilled(logits: Logits, taught: Logits, config: TrainConfig) -> Tensor:
-    """What the student is told for its answers, in float32, a mean over images.
+    """Distillation loss in float32, averaged over the images.
 
     Soft: T² · KL(teacher ‖ student), both softened by T (Hinton et al. 2015); hard: cross-entropy with the teacher's
     choice (Touvron et al. 2021)."""
@@ -69,18 +69,16 @@ def distilled(logits: Logits, taught: Logits, config: TrainConfig) -> Tensor:
 
 
 def _try(word: str, teacher: AnyModel) -> None:
-    """One empty image: a teacher that cannot answer is refused before anything is trained."""
+    """Run the teacher on one empty image, to report errors before the training starts."""
     size = teacher.preparation.size
     try:
         with torch.no_grad():
             logits = teacher.module(torch.zeros(1, len(teacher.preparation.mean), *size))
         width = tuple(logits.shape)
     except Exception as error:  # whatever a network may say
-        raise UserError(
-            f"The teacher {word} does not answer an image of {size[0]}×{size[1]}: {first_line(error)}."
-        ) from error
+        raise UserError(f"The teacher {word} fails on an image of {size[0]}×{size[1]}: {first_line(error)}.") from error
     if width != (1, teacher.num_classes):
-        raise UserError(f"The teacher {word} answers with shape {list(width)}, not with a number for each class.")
+        raise UserError(f"The output of the teacher {word} has shape {list(width)}; it must be one number per class.")
 
 
 def _fingerprint(module: nn.Module) -> str:
@@ -91,10 +89,10 @@ def _fingerprint(module: nn.Module) -> str:
 
 
 def _order(word: str, teacher: AnyModel, classes: list[str], named: bool) -> list[int] | None:
-    """By name where both have names; else a teacher of as many classes is taken as one of the same."""
+    """Match classes by name if both have names. Otherwise an equal number of classes is taken as the same classes."""
     if teacher.num_classes != len(classes):
         raise UserError(
-            f"The teacher {word} answers with {teacher.num_classes} classes, the data has {len(classes)}. "
+            f"The teacher {word} has {teacher.num_classes} classes, but the data has {len(classes)}. "
             "Fine-tune it on this data first, then distil from that run."
         )
     if teacher.classes is None or teacher.classes == classes:
@@ -103,5 +101,5 @@ def _order(word: str, teacher: AnyModel, classes: list[str], named: bool) -> lis
         return None
     unknown = [name for name in classes if name not in teacher.classes]
     if unknown:
-        raise UserError(f"The teacher {word} knows no class '{unknown[0]}'; it has {', '.join(teacher.classes[:5])}, …")
+        raise UserError(f"The teacher {word} has no class '{unknown[0]}'; it has {', '.join(teacher.classes[:5])}, …")
     return [teacher.classes.index(name) for name in classes]

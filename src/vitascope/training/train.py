@@ -1,4 +1,4 @@
-"""A recipe -> a finished run: open the data, make the run, learn, leave everything in its directory."""
+"""Train a recipe: open the data, create the run folder, train, and write all results to it."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -40,31 +40,36 @@ from vitascope.weights.facts import ModelFacts
 
 
 class Watcher(Tracker, Protocol):
-    """A tracker that hears of the run itself, too."""
+    """A tracker that also gets the run when it begins."""
 
     def begin(self, run: Run) -> None: ...
 
 
 def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = False, **settings: Any) -> Run:
-    """Train a recipe (a name or a path) with settings such as **{"train.epochs": 5}; the finished run comes back."""
+    """Train a recipe (a name or a path) with settings such as **{"train.epochs": 5}. Return the finished run."""
     words = [f"{key}={word(value)}" for key, value in settings.items()]
     return train_recipe(read_recipe(recipe, words), Path(runs), console_for(quiet))
 
 
 def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
-    """Go on with a run that was stopped, exactly as if it had not been."""
+    """Resume an interrupted run. The result is bit-identical to an uninterrupted run."""
     return resume_run(open_run(run), console_for(quiet))
 
 
 def train_recipe(recipe: Recipe, runs: Path, console: Console, watchers: Sequence[Watcher] = ()) -> Run:
-    """`watchers` are told when the run begins, and every epoch; what they raise stops it, saved."""
+    """Train a recipe. `watchers` are called when the run begins and after every epoch; an exception stops the run."""
     if recipe.weights and recipe.weights.startswith(STAGE):
         try:
             first = _earlier_stage(recipe, runs, console)
         except KeyboardInterrupt:
-            console.print("That was the first stage: the command you gave goes on with it.", highlight=False)
+            console.print(
+                "This was the first stage. To resume it and continue with the second, run the same command again.",
+                highlight=False,
+            )
             raise
-        model = first.recipe.model if recipe.model == ModelConfig() else recipe.model  # a recipe may say nothing of it
+        model = (
+            first.recipe.model if recipe.model == ModelConfig() else recipe.model
+        )  # the recipe may have no model section
         recipe = replace(recipe, weights=str(first.path), model=model)
     recipe, data, adapted = decided(recipe, console)
     session = start_session(recipe, data, weights=adapted.weights if adapted else None)
@@ -77,8 +82,8 @@ def train_recipe(recipe: Recipe, runs: Path, console: Console, watchers: Sequenc
 
 
 def _earlier_stage(recipe: Recipe, runs: Path, console: Console) -> Run:
-    """weights=recipe:NAME: a run of that recipe on the same data and seed. One that is there already is used, one that
-    was stopped goes on."""
+    """weights=recipe:NAME: a run of that recipe on the same data and seed. A finished run is reused, an interrupted run
+    is resumed."""
     first = stage_before(recipe)
     console.print(f"First stage: {first.name}", highlight=False)
     complete_first, data, _ = decided(first, console_for(quiet=True))
@@ -93,7 +98,7 @@ def _earlier_stage(recipe: Recipe, runs: Path, console: Console) -> Run:
 
 def resume_run(run: Run, console: Console, watchers: Sequence[Watcher] = ()) -> Run:
     if run.finished:
-        console.print(f"{run.path} is finished already.", highlight=False, soft_wrap=True)
+        console.print(f"{run.path} is already finished.", highlight=False, soft_wrap=True)
         return run
     if run.is_from_older_version:
         raise UserError(
@@ -104,7 +109,7 @@ def resume_run(run: Run, console: Console, watchers: Sequence[Watcher] = ()) -> 
     data, weights = open_data(recipe, console), None
     if recipe.weights and state:
         data = replace(data, preparation=read_facts(run).preparation)
-    elif recipe.weights:  # stopped before its first checkpoint: it starts again from the weights it started from
+    elif recipe.weights:  # interrupted before its first checkpoint: start again from the pretrained weights
         adapted = pretrained(recipe, names_of(data))
         data, weights = replace(data, preparation=adapted.facts.preparation), adapted.weights
     session = start_session(recipe, data, _decided_before(run, state), weights)
@@ -113,13 +118,13 @@ def resume_run(run: Run, console: Console, watchers: Sequence[Watcher] = ()) -> 
     for name in ("metrics.jsonl", ALARMS):
         if run.file(name).is_file():
             forget_after(run.file(name), session.epoch)
-    console.print(f"Run: {run.path}, going on after epoch {session.epoch}", highlight=False, soft_wrap=True)
+    console.print(f"Run: {run.path}, resuming after epoch {session.epoch}", highlight=False, soft_wrap=True)
     _learn(run, session, console, watchers)
     return run
 
 
 def _decided_before(run: Run, state: dict[str, Any] | None) -> Hardware | None:
-    """What the run was computed on: from its checkpoint, or from machine.json where it was stopped before the first."""
+    """The hardware of the run, from its checkpoint, or from machine.json if it has none yet."""
     said = state["hardware"] if state else run.machine.get("hardware")
     return Hardware(**said) if said else None
 
@@ -130,15 +135,17 @@ def open_data(recipe: Recipe, console: Console) -> TrainingData:
     if skipped := data.source.skipped:
         names = ", ".join(skipped[:3]) + (", …" if len(skipped) > 3 else "")
         console.print(
-            f"{len(skipped)} image(s) could not be read and are left out: {names}", highlight=False, soft_wrap=True
+            f"{len(skipped)} image(s) could not be read and are skipped: {names}", highlight=False, soft_wrap=True
         )
     if model.in_chans == 1 and data.train.names and has_colour(Path(data.train.names[0])):
-        console.print("The images have colours, model.in_chans=1 makes them grey. model.in_chans=3 keeps them.")
+        console.print(
+            "The images have colours, but model.in_chans=1 converts them to grayscale. To keep colours, use 3."
+        )
     return data
 
 
 def decided(recipe: Recipe, console: Console) -> tuple[Recipe, TrainingData, Adapted | None]:
-    """What a training starts from: the complete recipe, its data, and where the recipe names them, fitted weights."""
+    """Prepare a run: the complete recipe, its data, and its pretrained weights, if it has any."""
     data = open_data(recipe, console)
     recipe = complete(recipe, data, console)
     if recipe.train.distill:
@@ -148,7 +155,7 @@ def decided(recipe: Recipe, console: Console) -> tuple[Recipe, TrainingData, Ada
     adapted = pretrained(recipe, names_of(data))
     _tell_changes(recipe.model, adapted.facts.model, console)
     recipe = replace(recipe, model=adapted.facts.model, weights=settled_word(recipe.weights))
-    data = replace(data, preparation=adapted.facts.preparation)  # as the weights are used to
+    data = replace(data, preparation=adapted.facts.preparation)  # the normalisation that the weights were trained with
     console.print(told(adapted.report), highlight=False, soft_wrap=True)
     if warning := seen_before(recipe):
         console.print(warning, highlight=False, soft_wrap=True)
@@ -156,46 +163,48 @@ def decided(recipe: Recipe, console: Console) -> tuple[Recipe, TrainingData, Ada
 
 
 def names_of(data: TrainingData) -> list[str] | None:
-    """What the data calls its classes; None where they have only numbers."""
+    """The class names of the data; None if its classes have only numbers."""
     return data.classes if data.source.named else None
 
 
 def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
-    """The recipe with everything decided: the data set's policy filled in, the classifier as wide as the classes."""
+    """Complete the recipe: add the data set's augmentation policy, and set num_classes to match the data."""
     stored = tuple(data.train.images.shape[1:])
     augment = resolve(recipe.data.augment, recipe.data.name, stored[0], recipe.train.objective)
     recipe = replace(recipe, data=replace(settled(recipe.data), augment=augment))
     if recipe.model.num_classes != len(data.classes):
-        console.print(f"model.num_classes: {recipe.model.num_classes} → {len(data.classes)}, the data's classes")
+        console.print(f"model.num_classes: {recipe.model.num_classes} → {len(data.classes)}, as in the data")
         recipe = replace(recipe, model=replace(recipe.model, num_classes=len(data.classes)))
     wanted = (recipe.model.in_chans, *recipe.model.image_shape)
     if stored[0] != wanted[0] and {stored[0], wanted[0]} != {1, 3}:
         raise UserError(
-            f"The images have {stored[0]} channel(s), model.in_chans={wanted[0]}. Only 1 ↔ 3 can be changed."
+            f"The images have {stored[0]} channel(s), but model.in_chans={wanted[0]}. "
+            "Only 1 channel and 3 channels can be converted into each other."
         )
     if recipe.train.batch_size > len(data.train):
         console.print(
-            f"train.batch_size={recipe.train.batch_size}: a step takes all {len(data.train):,} training images.",
+            f"train.batch_size={recipe.train.batch_size} is larger than the training set: each step uses all "
+            f"{len(data.train):,} images.",
             highlight=False,
         )
     if stored != wanted:
-        console.print(f"Images are stored as {_shape(stored)} and will be fitted to the model's {_shape(wanted)}.")
+        console.print(f"Images are converted from {_shape(stored)} to {_shape(wanted)}, the input size of the model.")
     return recipe
 
 
 def _tell_changes(asked: ModelConfig, taken: ModelConfig, console: Console) -> None:
-    """Of a recipe's model, what the weights decide otherwise."""
+    """Print the model settings that the pretrained weights change."""
     both = {item.name: (getattr(asked, item.name), getattr(taken, item.name)) for item in fields(ModelConfig)}
     words = [f"model.{name}: {old} → {new}" for name, (old, new) in both.items() if old != new]
     if words:
-        console.print(f"As the weights are: {', '.join(words)}", highlight=False, soft_wrap=True)
+        console.print(f"Changed to match the weights: {', '.join(words)}", highlight=False, soft_wrap=True)
 
 
 def _learn(run: Run, session: Session, console: Console, watchers: Sequence[Watcher] = ()) -> None:
-    """Write what is known before the first step, learn, and draw the curves however it ends."""
+    """Write the facts of the run, train, and draw the curves even if the training fails."""
     recipe, data = session.recipe, session.data
     if recipe.train.tune != "full" or recipe.train.freeze:
-        console.print("{:,} of {:,} parameters learn.".format(*count_learning(session.model)), highlight=False)
+        console.print("{:,} of {:,} parameters are trained.".format(*count_learning(session.model)), highlight=False)
     write_facts(run, session)
     events = Events(run.path, read_metrics(run.file("metrics.jsonl")))
     trackers: list[Tracker] = [*open_trackers(recipe, run), *watchers]
@@ -204,7 +213,7 @@ def _learn(run: Run, session: Session, console: Console, watchers: Sequence[Watc
             watcher.begin(run)
         _follow(shown(learn(session, run), recipe.train.epochs, session.epoch, console), events, trackers)
     except KeyboardInterrupt:
-        console.print(f"Stopped. Go on with: vitascope resume {run.path}", highlight=False, soft_wrap=True)
+        console.print(f"Interrupted. To resume: vitascope resume {run.path}", highlight=False, soft_wrap=True)
         raise
     finally:
         torch.set_num_threads(ALL_THREADS)
@@ -224,7 +233,7 @@ def _write_wall_seconds(run: Run) -> None:
 
 
 def write_facts(run: Run, session: Session) -> None:
-    """What is known before the first step."""
+    """Write config.json and machine.json before the first step."""
     begin_task(TRAIN, run)
     recipe, data = session.recipe, session.data
     channels, rows, columns = data.train.images.shape[1:]
@@ -234,7 +243,7 @@ def write_facts(run: Run, session: Session) -> None:
 
 
 def _machine_facts(run: Run, session: Session) -> dict[str, Any]:
-    """Where and with what the run is made; a resumed run keeps what it said first, and adds where it went on."""
+    """The machine and the data of the run. A resumed run keeps the first record and appends a new one."""
     now, before = record_of_machine(), run.machine
     if before:
         return before | {"resumed": [*before.get("resumed", []), now]}
@@ -258,17 +267,18 @@ def summary(run: Run, has_test: bool) -> str:
     if not rows:
         return f"{run.path} has no metrics."
     seconds = sum(row["seconds"] for row in rows)
-    text = f"{rows[-1]['epoch']} epochs in {seconds:.1f} s, training loss {rows[-1]['train_loss']:.3f}"
+    count = rows[-1]["epoch"]
+    text = f"{count} epoch{'s' if count > 1 else ''} in {seconds:.1f} s, training loss {rows[-1]['train_loss']:.3f}"
     if "val_accuracy" in rows[-1]:
         what = "validation accuracy" if "train_accuracy" in rows[-1] else "linear probe on validation images"
         text += f", {what} {rows[-1]['val_accuracy']:.2%} (last epoch)"
-    how = "Score it on the test images, once:" if has_test else "Look at it more closely (there are no test images):"
+    how = "Final evaluation on the test images:" if has_test else "Detailed evaluation (there are no test images):"
     end = "" if has_test else " --split val" if "val_accuracy" in rows[-1] else " --split train"
     return f"{text}\nCurves: {run.file('curves.png')}\n{how} vitascope evaluate {run.path}{end}"
 
 
 def console_for(quiet: bool) -> Console:
-    """Prints, or stays silent."""
+    """A console that prints nothing if `quiet`."""
     return Console(quiet=quiet)
 
 

@@ -1,4 +1,4 @@
-"""Pretrained weights and TrainConfig -> which of them learn: all, the later blocks, additions to them, or the head."""
+"""Choose the trainable parameters: all, the last blocks, LoRA, or only the classifier."""
 
 from torch import nn
 
@@ -10,16 +10,16 @@ from vitascope.training.optimizers import layer_of
 
 
 def set_learning(model: VisionTransformer, config: TrainConfig) -> None:
-    """In place. The classifier always learns."""
+    """Set requires_grad of every parameter, and add LoRA. The classifier is always trained."""
     depth = model.config.depth
     if config.freeze > depth:
-        raise UserError(f"train.freeze={config.freeze}: the model has {depth} blocks.")
+        raise UserError(f"train.freeze={config.freeze} is too large: the model has {depth} blocks.")
     if config.tune == "lora":
         add_lora(model, config.lora_rank, config.lora_alpha)
     for name, weight in model.named_parameters():
         weight.requires_grad = _learns(name, config, depth)
     if not any(weight.requires_grad for weight in model.parameters()):
-        raise UserError("Nothing would learn: the model has no classifier (num_classes=0).")
+        raise UserError("No parameter would be trained: the model has no classifier (num_classes=0).")
 
 
 def _learns(name: str, config: TrainConfig, depth: int) -> bool:
@@ -31,7 +31,7 @@ def _learns(name: str, config: TrainConfig, depth: int) -> bool:
 
 
 def train_mode(model: VisionTransformer) -> None:
-    """In place. What is frozen answers as it always will: no dropout and no stochastic depth where nothing learns."""
+    """Set training mode. Frozen parts stay in eval mode, without dropout and stochastic depth."""
     model.train()
     tokens = (model.cls_token, model.reg_token, model.pos_embed)
     embedding = [*model.patch_embed.parameters(), *(weight for weight in tokens if weight is not None)]
@@ -44,6 +44,6 @@ def train_mode(model: VisionTransformer) -> None:
 
 
 def count_learning(model: nn.Module) -> tuple[int, int]:
-    """(numbers that learn, all numbers)."""
+    """(trainable parameters, all parameters)."""
     weights = list(model.parameters())
     return sum(weight.numel() for weight in weights if weight.requires_grad), sum(weight.numel() for weight in weights)

@@ -46,19 +46,20 @@ DESCRIPTIONS = {
 
 
 def check_views(recipe: Recipe, views: int) -> None:
-    """Refuse a number of views that does not exist, and views of a kind that the run was not trained with."""
+    """Raise an error for an unknown number of views, and for views that the run was not trained with."""
     if views not in VIEWS:
         raise UserError(
-            f"views={views}: choose 1 (the image), 2 (and its mirror image), 6 or 10 (and both shifted by one pixel)."
+            f"views={views} is not available. Choose 1 (the image), 2 (also its mirror image), 6 or 10 (also shifted "
+            "by one pixel)."
         )
     augment = recipe.data.augment
     if not augment.flip and any(view.mirrored for view in VIEWS[views]):
         raise UserError(
-            f"views={views} adds the mirror image, which this run never saw because data.augment.flip was 0: use 1."
+            f"views={views} adds the mirror image, but this run was trained with data.augment.flip=0. Use views=1."
         )
     if not augment.shift and any(view.shift != CENTRE for view in VIEWS[views]):
         raise UserError(
-            f"views={views} adds images shifted by one pixel and needs a run trained with data.augment.shift: use 2."
+            f"views={views} adds shifted images, but this run was trained with data.augment.shift=0. Use views=2."
         )
 
 

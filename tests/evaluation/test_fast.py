@@ -96,7 +96,7 @@ def test_points_lost_are_counted_on_the_run_s_own_images(run) -> None:
 
 def test_where_nothing_is_faster_float32_stays(run, monkeypatch) -> None:
     monkeypatch.setattr(fast, "answering_speedup", lambda form, *_: 1.02)
-    wanted = "float32: no other format is at least 1.15 times as fast here (best: 1.02 times)"
+    wanted = "float32: no other format is at least 1.15 times as fast on this machine (best: 1.02 times)"
     assert load(run.path, fast=True).fast.how == wanted
     assert not (run.path / "fast.json").exists()
 

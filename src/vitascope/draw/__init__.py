@@ -1,1 +1,1 @@
-"""Numbers -> pictures: one look, one palette, captions; nothing here knows what a model is."""
+"""Draw figures from numbers, with one style and palette; independent of the models."""

@@ -41,7 +41,9 @@ class Fast:
 def make_fast(model: VisionTransformer, run: Run, facts: ModelFacts) -> Fast:
     quick, form, gain = quicker(model)
     if form is None:
-        return Fast(None, f"float32: no other format is at least {WORTH} times as fast here (best: {gain:.2f} times)")
+        return Fast(
+            None, f"float32: no other format is at least {WORTH} times as fast on this machine (best: {gain:.2f} times)"
+        )
     if gain is None:
         return Fast(quick, form)
     lost = points_lost(model, quick, form, run, facts)

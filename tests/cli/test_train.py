@@ -78,7 +78,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
         (("train", "digits", "data.fraction=0"), "data.fraction=0"),
         (("train", "digits", "train.seed=99999999999999"), "train.seed=99999999999999 must be at most"),
         (("train", "digits", "data.augment.mixup=.inf"), "data.augment.mixup=inf must be"),
-        (("train", "digits", "model.in_chans=4"), "Only 1 ↔ 3 can be changed"),
+        (("train", "digits", "model.in_chans=4"), "Only 1 channel and 3 channels can be converted"),
         (("train", "digits", "name=../out"), "is not a valid folder name"),
         (("train", "mnist", "data.root=nowhere", "data.download=false"), "There is no mnist in nowhere"),
         (("train", "digits", "data.name=nothing"), "There is no data set 'nothing'"),

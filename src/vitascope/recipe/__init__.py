@@ -1,1 +1,1 @@
-"""What to build and train, as words: the schema, and YAML in and out."""
+"""Recipes: the schema of all settings, and reading and writing them as YAML."""

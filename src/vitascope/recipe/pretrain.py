@@ -8,7 +8,7 @@ from vitascope.errors import UserError, speaks_for_itself
 @speaks_for_itself
 @dataclass(frozen=True)
 class DinoConfig:
-    """train.objective=dino: a student matches, on crops, the output of its own EMA, the teacher (Caron et al. 2021)."""
+    """train.objective=dino: a student predicts the output of its EMA, the teacher, on other crops (Caron 2021)."""
 
     prototypes: int = 1024  # output width of the head; the paper has 65,536 for ImageNet
     hidden: int = 512  # width of the head's two hidden layers; the paper has 2048
@@ -16,8 +16,8 @@ class DinoConfig:
     batch_norm: bool = True  # batch norm in the head's hidden layers; without it, small ViTs collapse (see docs)
     local_crops: int = 4  # number of local crops besides the two global crops; 0: none
     local_size: int = 16  # side of a local crop in pixels; a multiple of model.patch_size
-    global_crops_scale: tuple[float, float] = (0.4, 1.0)  # global crops: range of their area
-    local_crops_scale: tuple[float, float] = (0.15, 0.4)  # local crops: range of their area
+    global_crops_scale: tuple[float, float] = (0.4, 1.0)  # global crops: range of their area, as fractions of the image
+    local_crops_scale: tuple[float, float] = (0.15, 0.4)  # local crops: the same
     student_temperature: float = 0.1  # softmax temperature of the student
     teacher_temperature: float = 0.04  # softmax temperature of the teacher at the start
     final_teacher_temperature: float = 0.07  # softmax temperature of the teacher after teacher_warmup

@@ -169,10 +169,11 @@ def _sentence(error: Exception, schema: "DictConfig") -> str:
             if last in OmegaConf.select(schema, part):
                 return f"There is no setting '{key}'. Did you mean {part}.{last}?"
         return f"There is no setting '{key}'. {did_you_mean(last, map(str, level))}"
-    if "could not be converted to Integer" in first:
-        first = f"{first.split(chr(39))[1]} is not a whole number"
+    for kind, words in (("Integer", "a whole number"), ("Float", "a number")):
+        if f"could not be converted to {kind}" in first:
+            first = f"{first.split(chr(39))[1]} is not {words}"
     if "type hint" in first:  # Python's type hints do not help users
         value = first.split("'")[1] if "'" in first else "that"
-        first = f"{value} has the wrong type. See {_HOMES.get(key.split('.')[0], 'Recipe')} for the type"
+        first = f"{value} has the wrong type. See {_HOMES.get(key.split('.')[0], 'Recipe')}"
         first += ". Write a pair as [32,64]" if "size" in key else ""
     return f"{key}: {first}." if key else f"{first}."

@@ -24,9 +24,7 @@ TRACKERS = ("wandb", "mlflow")
 class TrainConfig:
     """The defaults train a small ViT from scratch on a small data set."""
 
-    objective: str = (
-        "classify"  # classify (with labels); without labels: dino (Caron et al. 2021), mae (He et al. 2022)
-    )
+    objective: str = "classify"  # classify; without labels: dino (Caron et al. 2021), mae (He et al. 2022)
     epochs: int = 100  # number of epochs, each with data.passes_per_epoch passes over the training images
     batch_size: int = 128  # images per optimizer step; the last, smaller batch of an epoch is dropped
     grad_accum_steps: int = 1  # gradient accumulation steps (less memory, same result)
@@ -42,8 +40,10 @@ class TrainConfig:
     final_lr: float = 0.0  # learning rate at the end, as a fraction of the peak
     clip_grad: float = 1.0  # gradient clipping: largest global norm; 0: off
     label_smoothing: float = 0.1  # label smoothing of the cross-entropy
-    patch_share: float = 1.0  # patch dropout: fraction of the patches used at first (Liu et al. 2023); 1: all
-    patch_share_until: float = 0.5  # fraction of the epochs for which patch_share holds
+    patch_share: float = (
+        1.0  # patch dropout: fraction of the patches kept in the first epochs (Liu et al. 2023); 1: off
+    )
+    patch_share_until: float = 0.5  # fraction of the epochs with patch_share
     whiten: bool = False  # initialize the patch projection with whitening, computed from training images
     ema: float = 0.0  # EMA decay of the weights, such as 0.999; at step t at most (1 + t) / (10 + t); 0: off
     layer_decay: float = 1.0  # learning rate factor per layer, counted from the head (BEiT); 1: off
@@ -63,7 +63,7 @@ class TrainConfig:
     compile: str = "auto"  # torch.compile: auto (only if it saves time), always, never
     cuda_graph: str = "auto"  # run the whole step as one CUDA graph: auto (on CUDA), always, never
     threads: int = 0  # CPU threads; 0: all, or one for small models, which are faster with one
-    save_seconds: float = 30.0  # least seconds between checkpoints (resume.pt), written at the end of an epoch
+    save_seconds: float = 30.0  # minimum seconds between checkpoints (resume.pt), saved at the end of an epoch
     weight_snapshots: int = 0  # copies of the weights saved during training, evenly spaced; 0: none
     track: list[str] = field(default_factory=list)  # trackers besides TensorBoard: wandb, mlflow
 

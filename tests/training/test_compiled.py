@@ -54,7 +54,9 @@ def test_compiling_is_chosen_where_it_pays(monkeypatch, recipe, epochs, models, 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("asked", [{}, {"randaugment": 2}, {"crop": 0.3, "hue": 0.1, "erase": 0.3, "rotate": 10.0}])
+@pytest.mark.parametrize(
+    "asked", [{}, {"randaugment": 2}, {"crop_scale": (0.3, 1.0), "hue": 0.1, "erase": 0.3, "rotate": 10.0}]
+)
 def test_variation_compiled_on_a_gpu_is_the_plain_one(asked, unchecked_shapes) -> None:
     policy = resolve(AugmentConfig(**asked), "cifar10")
     torch.manual_seed(0)

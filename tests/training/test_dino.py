@@ -178,8 +178,8 @@ def test_a_model_sees_its_own_size_through_other_size_as_ever(positions, class_t
 def test_views_are_two_large_crops_and_small_ones_and_only_the_second_is_solarized() -> None:
     augment = resolve(AugmentConfig(), "cifar10", 3, "dino")
     first, second, *small = view_policies(augment, DinoConfig(local_crops=3))
-    assert (first.crop, first.crop_most) == (second.crop, second.crop_most) == (0.4, 1.0)
-    assert len(small) == 3 and (small[0].crop, small[0].crop_most) == (0.15, 0.4)
+    assert first.crop_scale == second.crop_scale == (0.4, 1.0)
+    assert len(small) == 3 and small[0].crop_scale == (0.15, 0.4)
     assert first.solarize == small[0].solarize == 0 and second.solarize == 0.2
     assert not augment.cutmix and not augment.mixup and not augment.shift
 
@@ -268,11 +268,11 @@ def test_without_batch_norm_accumulating_gives_the_same_step_in_parts(tmp_path) 
 
 def test_a_rate_is_not_searched_by_a_loss_that_collapse_lowers(vitascope, tmp_path) -> None:
     told = vitascope("lr-find", "digits-dino", "--out", str(tmp_path / "x.png"))
-    assert told.code == 2 and "also falls by collapsing" in told.err
+    assert told.code == 2 and "its loss also falls when the model collapses" in told.err
 
 
 def test_mixing_and_a_second_word_on_crops_are_refused() -> None:
     with pytest.raises(UserError, match="cutmix mixes labels, but train"):
         resolve(AugmentConfig(cutmix=1.0), "cifar10", 3, "dino")
-    with pytest.raises(UserError, match="says how dino crops"):
-        resolve(AugmentConfig(crop=0.5), "cifar10", 3, "dino")
+    with pytest.raises(UserError, match=r"with train\.objective=dino: its crops are set by dino\.global"):
+        resolve(AugmentConfig(crop_scale=(0.5, 1.0)), "cifar10", 3, "dino")

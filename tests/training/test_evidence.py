@@ -220,7 +220,7 @@ def test_crops_have_the_asked_share_of_the_area() -> None:
     """Read off a picture of coordinates: how far the outermost pixels of the crop lie apart."""
     side = torch.linspace(-1 + 1 / 64, 1 - 1 / 64, 64)
     places = torch.stack(torch.meshgrid(side, side, indexing="ij")).expand(500, 2, 64, 64)
-    draw = epoch_draws(AugmentConfig(crop=0.2), 1, 500, seed=0, epoch=0)["crop"][0]
+    draw = epoch_draws(AugmentConfig(crop_scale=(0.2, 1.0)), 1, 500, seed=0, epoch=0)["crop"][0]
     crops = cut_out(places, draw, (0.2, 0.6), (32, 32))
     tall, wide = (crops[:, 0, -1, 0] - crops[:, 0, 0, 0]) / 2, (crops[:, 1, 0, -1] - crops[:, 1, 0, 0]) / 2
     area = (tall * 32 / 31) * (wide * 32 / 31)
@@ -241,10 +241,10 @@ def test_grey_and_solarized_shares_and_a_crop_for_labels_too(tmp_path) -> None:
     turned = invert_bright(image, torch.tensor([True, False]))
     assert turned[0].flatten().tolist() == pytest.approx([0.2, 0.1, 0.5]) and torch.equal(turned[1], image[1])
     assert lose_colour(image, torch.tensor([True, False]))[0].unique().numel() == 1
-    run = tiny_run(tmp_path, **{"data.augment.crop": 0.5, "train.epochs": 1})
-    assert run.recipe.data.augment.crop == 0.5 and run.recipe.data.augment.crop_most == 1.0
-    with pytest.raises(UserError, match="is the smallest share"):
-        AugmentConfig(crop=0.9, crop_most=0.5)
+    run = tiny_run(tmp_path, **{"data.augment.crop_scale": [0.5, 1.0], "train.epochs": 1})
+    assert run.recipe.data.augment.crop_scale == (0.5, 1.0)
+    with pytest.raises(UserError, match=r"must be a range .* of areas with 0 < low"):
+        AugmentConfig(crop_scale=(0.9, 0.5))
 
 
 def test_weights_that_saw_the_validation_images_are_told_of(pretrained, tmp_path, capsys) -> None:

@@ -192,7 +192,7 @@ def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:
 def test_a_patch_share_is_refused_without_labels_and_in_batched_runs() -> None:
     with pytest.raises(UserError, match=r"patch_share=0\.5 needs labels"):
         read_recipe("cifar10-mae", ["train.patch_share=0.5"])
-    with pytest.raises(UserError, match=r"does without train\.patch_share=0\.5"):
+    with pytest.raises(UserError, match=r"Batched runs do not support train\.patch_share=0\.5"):
         check_together([read_recipe("cifar10", ["train.patch_share=0.5", "model.drop_path_rate=0"])])
 
 

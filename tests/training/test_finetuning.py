@@ -56,7 +56,7 @@ def test_frozen_blocks_and_the_embedding_stay() -> None:
     lora = VisionTransformer(CONFIG)
     set_learning(lora, TrainConfig(tune="lora", freeze=2))
     assert learning(lora) == {"head.weight", "head.bias", *(f"blocks.2.attn.qkv.lora_{x}" for x in ("down", "up"))}
-    with pytest.raises(UserError, match="freeze=4: the model has 3 blocks"):
+    with pytest.raises(UserError, match="freeze=4 is too large: the model has 3 blocks"):
         set_learning(model, TrainConfig(freeze=4))
 
 

@@ -191,7 +191,7 @@ def test_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
 
 def test_mae_varies_by_crops_and_mirror_images_alone() -> None:
     photos = resolve(AugmentConfig(), "cifar10", 3, "mae").in_effect
-    assert photos == {"flip": 0.5, "crop": 0.2, "crop_most": 1.0}
+    assert photos == {"flip": 0.5, "crop_scale": (0.2, 1.0)}
 
 
 REFUSED = {

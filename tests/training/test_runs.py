@@ -278,7 +278,7 @@ def test_an_epoch_that_ends_in_ruin_does_not_overwrite_the_good_state(tmp_path) 
     """Every loss was a number, but the last step threw the weights away."""
     settings = {"train.optimizer": "adamw", "train.lr": 1e30, "train.warmup": 0, "train.batch_size": 2000}
     session, run = session_of(tmp_path, **settings, **{"train.ema": 0})
-    with pytest.raises(UserError, match=r"not (a number|numbers any more) \(epoch 1\)"):
+    with pytest.raises(UserError, match=r"The (loss|validation loss|weights) became NaN or infinite.* \(epoch 1\)"):
         list(learn(session, run))
     kept = torch.load(run.file("resume.pt"), weights_only=True)
     assert kept["epoch"] == 0 and all(tensor.abs().max() < 100 for tensor in kept["model"].values())
@@ -308,7 +308,7 @@ def test_classes_that_have_changed_are_not_scored(tmp_path, monkeypatch) -> None
 
     run = tiny_run(tmp_path)
     monkeypatch.setattr(opening, "digits", lambda: replace(digits(), classes=[f"other {n}" for n in range(10)]))
-    with pytest.raises(UserError, match="has other classes now"):
+    with pytest.raises(UserError, match="The classes of digits have changed"):
         vitascope.load(run).evaluate()
 
 

@@ -65,6 +65,7 @@ def train_recipe(recipe: Recipe, runs: Path, console: Console, watchers: Sequenc
             console.print(
                 "This was the first stage. To resume it and continue with the second, run the same command again.",
                 highlight=False,
+                soft_wrap=True,
             )
             raise
         model = (

@@ -122,5 +122,5 @@ def _print_tables(found: "Evaluation") -> None:
         for name, decline in found.robustness.items()
     ]
     clean = next(iter(found.robustness.values())).accuracy[0]
-    title = f"Accuracy on {images:,} corrupted images (cells: strength: accuracy). Without corruption: {clean:.1%}"
+    title = f"Corruption strength and accuracy, {images:,} images. Accuracy without corruption: {clean:.1%}"
     console().print(table(title, ["corruption", "mild", "", "", "strong"], rows, right={"mild", "strong"}))

@@ -155,6 +155,6 @@ def _heads(report: Report) -> None:
     highest = (heads[0].argmax(-1) == torch.arange(5)).float().mean()
     report.text(
         f"""The sheet remarks that a token always attends most to itself. In this layer with random initial weights,
-        that is the case in {highest:.0%} of the rows; uniform guessing would give 20%. The weights decide it: nothing
+        that is the case in {highest:.0%} of the rows; a uniform choice would give 20%. The weights decide it: nothing
         in attention prefers the diagonal."""
     )

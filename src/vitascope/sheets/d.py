@@ -93,7 +93,7 @@ def _study(lab: Lab, report: Report, name: str) -> str:
     report.heading(f"Study: {words}")
     report.picture(name, bands(found))
     report.table(*table(found))
-    report.text(f"{lab.seeds} seeds, {found.epochs} epochs. {found.sentence} {found.clock}")
+    report.text(f"{found.sentence} Every run has {found.epochs} epochs. {found.clock}")
     return _judge(report, name, claims, found)
 
 

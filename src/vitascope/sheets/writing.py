@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitascope.draw.html import drawn, html_page, html_table
 from vitascope.draw.look import save
-from vitascope.records.arms import CONFIDENCE
+from vitascope.records.arms import ENOUGH
 from vitascope.records.reading import markdown
 from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.run.machine import record_of_machine
@@ -64,7 +64,7 @@ class Report:
         writes the report."""
         make_folder(self.folder, "Choose another folder with --out.")
         machine, title = record_of_machine(commit), f"Sheet {self.sheet}: {self.title}"
-        made = _made_by(self.sheet, self.quick, machines)
+        made = f"{_made_by(self.sheet, self.quick, machines)} {_explain_interval(self.numbers.get('seeds'))}"
         first = [(f"# {title}", f"<h1>{escape(title)}</h1>"), (made, f"<p>{_marked(made)}</p>")]
         lines, body = zip(*first, *self.parts, strict=True)
         write_whole(self.folder / f"{self.sheet}.md", "\n\n".join(lines) + "\n")
@@ -83,8 +83,13 @@ def _made_by(sheet: str, quick: bool, machines: list[str]) -> str:
         if quick
         else ""
     )
-    made = f"{short}Made by `vitascope sheet {sheet}{' --quick' if quick else ''}` on {', '.join(machines)}."
-    return f"{made} {CONFIDENCE} over seeds (Student's t). With two seeds, both values are shown."
+    return f"{short}Made by `vitascope sheet {sheet}{' --quick' if quick else ''}` on {', '.join(machines)}."
+
+
+def _explain_interval(seeds: int | None) -> str:
+    if seeds is not None and seeds < ENOUGH:
+        return "One seed." if seeds == 1 else "Two seeds: both values are shown."
+    return f"± is the 95 % confidence interval of the mean over {seeds or 'the'} seeds (Student's t)."
 
 
 def _marked(text: str) -> str:

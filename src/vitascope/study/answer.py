@@ -171,7 +171,7 @@ class Answer:
         if not runs:
             return ""
         most = max(run["together"] for run in runs)
-        told = f"Times ({', '.join(self.machines)}) exclude the first epoch's warm-up."
+        told = f"Times ({', '.join(self.machines)}) exclude the start-up time of the first epoch."
         if len({run["compiled"] for run in runs}) > 1:
             which = [cell.name for cell in self.cells if any(run["compiled"] for run in cell.results.values())]
             told += f" These runs were compiled, which shortens their epochs: {'; '.join(which)}."

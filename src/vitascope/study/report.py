@@ -9,7 +9,6 @@ from vitascope.draw.curves import UNITS
 from vitascope.draw.html import drawn, html_page, html_table
 from vitascope.draw.look import save
 from vitascope.draw.study import draw_bands, draw_effects, draw_grid, draw_pareto
-from vitascope.records.arms import CONFIDENCE
 from vitascope.records.reading import markdown, millions
 from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.study.answer import Answer, Cell, Difference
@@ -76,9 +75,9 @@ def notes(found: Answer) -> list[str]:
     fixed = " ".join(found.design.fixed) or "those of the recipe"
     lines = [
         f"Fixed settings: {fixed}. Accuracy is measured on {which} after the last epoch.{probed}",
-        f"{CONFIDENCE} over seeds (Student's t). With two seeds, both values are shown. Differences to the best are "
-        "taken seed by seed; their intervals are corrected for all pairs of combinations (Bonferroni). The accuracy of "
-        "the best combination is subject to selection bias.",
+        "± is the 95 % confidence interval of the mean over seeds (Student's t). Two seeds: both values are shown. "
+        "Differences to the best are taken seed by seed; their intervals are corrected for all pairs of combinations "
+        "(Bonferroni). The accuracy of the best combination is subject to selection bias.",
     ]
     if any((other := found.against_best(cell)) and other.no_spread for cell in found.cells):
         lines.append("No variation: the difference is equal in all seeds, so its significance cannot be tested.")

@@ -153,7 +153,7 @@ def test_a_stopped_fine_tuning_goes_on_exactly(start, tune, tmp_path, monkeypatc
 
 def test_keeping_weights_needs_weights_to_keep() -> None:
     for words in ({"train.tune": "head"}, {"train.freeze": 1}):
-        with pytest.raises(UserError, match=r"there are none to keep\. Give weights"):
+        with pytest.raises(UserError, match=r"freezes pretrained weights, but there are none\. Set weights"):
             vitascope.train("digits", quiet=True, **(TINY | words))
     with pytest.raises(UserError, match="There are no weights 'nowhere'"):
         vitascope.train("digits", quiet=True, **(TINY | {"weights": "nowhere"}))

@@ -195,14 +195,14 @@ def test_mae_varies_by_crops_and_mirror_images_alone() -> None:
 
 
 REFUSED = {
-    "model.tokenizer=conv": "tokenizer=conv shows each token its neighbours",
-    "model.tokenizer=spt": "tokenizer=spt shows each token its neighbours",
-    "model.causal=true": "causal=true needs all, in order",
-    "model.patch_size=8": "the model has only one",
+    "model.tokenizer=conv": "with tokenizer=conv tokens overlap",
+    "model.tokenizer=spt": "with tokenizer=spt tokens overlap",
+    "model.causal=true": "causal=true needs all patches in order",
+    "model.patch_size=8": "needs at least two patches, but the model has one",
     "mae.mask_ratio=1": "greater than 0 and below 1",
     "mae.decoder_dim=30": "must be a multiple of 4",
     "mae.decoder_heads=5": "and of mae.decoder_heads=5",
-    "train.tune=head": "train.tune=head keeps weights",
+    "train.tune=head": "train.tune=head freezes pretrained weights, but there are none",
 }
 
 
@@ -212,4 +212,4 @@ def test_what_cannot_be_is_refused_in_one_sentence(word) -> None:
 
 
 def test_the_defaults_of_the_paper() -> None:
-    assert MaeConfig().mask == 0.75 and MaeConfig().normalise
+    assert MaeConfig().mask_ratio == 0.75 and MaeConfig().norm_pix_loss

@@ -27,8 +27,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded() -> Iterator[None]:
+    """The same random draws in every test, and the same number of threads after it."""
+    threads = torch.get_num_threads()
     torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

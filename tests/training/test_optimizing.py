@@ -127,7 +127,7 @@ def test_the_schedule_by_hand(schedule, step, factor) -> None:
 
 
 def test_a_rate_that_never_falls_has_no_final_one() -> None:
-    with pytest.raises(UserError, match="has no effect with train.schedule=constant"):
+    with pytest.raises(UserError, match=r"has no effect with train\.schedule=constant"):
         TrainConfig(schedule="constant", final_lr=0.2)
 
 

@@ -55,9 +55,8 @@ def check_fits(weights: dict[str, Tensor], config: ModelConfig, where: str) -> N
     wanted = VisionTransformer(config).state_dict()
     extra, missing = sorted(set(weights) - set(wanted)), sorted(set(wanted) - set(weights))
     if extra or missing:
-        words = [
-            f"{what} {', '.join(names[:3])}" for what, names in (("has the unexpected weights", extra), ("lacks", missing)) if names
-        ]
+        found = (("has the unexpected weights", extra), ("lacks", missing))
+        words = [f"{what} {', '.join(names[:3])}" for what, names in found if names]
         raise UserError(f"{where} does not fit a plain ViT: it {' and '.join(words)}.")
     for name, weight in weights.items():
         if weight.shape != wanted[name].shape:

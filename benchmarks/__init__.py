@@ -1,1 +1,1 @@
-"""Vitascope beside its peers, in one run on one machine."""
+"""Benchmarks of Vitascope and its peers, in one run on one machine."""

@@ -1,4 +1,4 @@
-"""`make bench`: training, inference and latency, ours beside the peers', in one run on one machine."""
+"""`make bench`: training speed, inference speed and latency of Vitascope and its peers, on one machine."""
 
 import argparse
 from dataclasses import dataclass, replace
@@ -20,16 +20,16 @@ PEERS = [Arm(library) for library in ("transformers", "torchvision", "vit-pytorc
 TIMM = [Arm("timm"), Arm("timm", again=True), Arm("timm", compiled=True)]
 OURS = [Arm("ours"), Arm("ours", compiled=True)]
 WHOLE = [Arm("ours", task="step"), Arm("ours", compiled=True, task="step")]
-LATENCIES = 60  # single answers of each contender
+LATENCIES = 60  # single predictions of each implementation
 WITH_PEERS = (
     "256×8",
     "ViT-B/16",
-)  # on a GPU the others meet timm only
+)  # on a GPU, other shapes are compared with timm only
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a machine races: shapes with their batches, calls a turn."""
+    """The benchmarks for a device: shapes with their batch sizes, calls per turn, rounds."""
 
     batches: dict[str, int]
     calls: int
@@ -54,8 +54,8 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--calls", type=int, help="calls a turn")
-    parser.add_argument("--precision", help="float32 on a CPU, bfloat16 on a GPU")
+    parser.add_argument("--calls", type=int, help="calls per turn")
+    parser.add_argument("--precision", help="default: float32 on a CPU, bfloat16 on a GPU")
     parser.add_argument("--without", nargs="*", default=[], help="libraries to leave out")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def measure(shape: str, task: str, asked: argparse.Namespace, plan: Plan, rate: float) -> list[dict[str, Any]]:
-    """One race; a row per contender."""
+    """Run one benchmark; return one row per implementation."""
     arms = [
         arm if arm.precision != "float32" else replace(arm, precision=plan.precision)
         for arm in _arms(shape, task, asked.device)
@@ -115,7 +115,7 @@ def measure(shape: str, task: str, asked: argparse.Namespace, plan: Plan, rate: 
 
 
 def _arms(shape: str, task: str, device: str) -> list[Arm]:
-    """On a GPU our training is the whole step; on a CPU also the bare model, and bfloat16 where it works."""
+    """On a GPU our training is the whole step; on a CPU also the model alone, and timm in bfloat16."""
     if device == "cpu":
         narrow = [Arm("timm", precision="bfloat16")]
         return [*OURS, *(WHOLE if task == "train" else [Arm("ours", task="fast")]), *TIMM, *PEERS, *narrow]
@@ -129,7 +129,7 @@ def _arms(shape: str, task: str, device: str) -> list[Arm]:
 
 
 def guarded(task: str, device: str) -> Arm:
-    """Ours as `make guard` watches it: on a CPU the bare model, on a GPU what a run does."""
+    """Our arm for `make guard`: on a CPU the model alone, on a GPU the whole step."""
     if device == "cpu":
         return Arm("ours")
     return WHOLE[1] if task == "train" else Arm("ours", task="fast")
@@ -138,7 +138,7 @@ def guarded(task: str, device: str) -> Arm:
 def row(
     shape: str, task: str, batch: int, arm: Arm, mine: Times, beside: dict[str, Times | None], rate: float
 ) -> dict[str, Any]:
-    """TFLOP/s are the written-out network's: what a contender leaves out counts as done."""
+    """One row of the record. TFLOP/s use the FLOPs of the full network for every implementation."""
     found: dict[str, Any] = {"shape": shape, "task": task, "batch": batch, "who": arm.name, "library": arm.library}
     if mine.broken:
         return found | {"broken": mine.broken}
@@ -162,8 +162,9 @@ def tell(found: dict[str, Any]) -> str:
     return (
         f"  {found['who']:<48} {found['images_per_second']:>9,.1f} images/s {found['milliseconds']:>8.2f} ms "
         f"(p99 {found['p99_milliseconds']:.2f})  {found['times_timm'] or 0:>5.2f}× timm "
-        f"{found['times_timm_compiled'] or 0:>5.2f}× compiled {found['times_fastest_peer'] or 0:>5.2f}× fastest peer "
-        f"{100 * found['share_of_matrix_rate']:>3.0f} % {found['peak_mib']:>6,} MiB"
+        f"{found['times_timm_compiled'] or 0:>5.2f}× timm compiled "
+        f"{found['times_fastest_peer'] or 0:>5.2f}× fastest peer "
+        f"{100 * found['share_of_matrix_rate']:>3.0f} % of matrix rate {found['peak_mib']:>6,} MiB"
     )
 
 

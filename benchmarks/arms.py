@@ -1,4 +1,4 @@
-"""A recipe and an arm's settings -> one row of a record: how good it became, how large it is, how long it took."""
+"""Train one arm of a benchmark and return its row: accuracy, size, time."""
 
 import argparse
 import gc
@@ -24,9 +24,9 @@ def measured(
     curve: bool = False,
     runs: Path | None = None,
 ) -> dict[str, Any]:
-    """`asked` has what `add_run_options` asks: `--tune` judges by validation images, else test images are opened.
+    """Train and evaluate one arm. With `--tune` the accuracy is measured on validation images, else on test images.
 
-    The accuracy is that of the first number of views; where there are several, the row has each."""
+    The accuracy is that of the first number of views; with several, the row has each."""
     start = time.perf_counter()
     run = train(recipe, runs=runs or asked.runs, quiet=True, **settings)
     cold, rows, model = time.perf_counter() - start, run.metrics, run.recipe.model
@@ -42,22 +42,22 @@ def measured(
     row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows) * run.recipe.data.passes_per_epoch}
     row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold, 1)}
     row |= {"seconds": round(whole_seconds(rows), 1), "steady_seconds": round(steady_seconds(rows), 2)}
-    spent = sum(steady_times(rows, "train_seconds"))  # also where the first epochs are of fewer patches
+    spent = sum(steady_times(rows, "train_seconds"))  # also if the first epochs use fewer patches
     row |= {"train_seconds": round(spent, 2), "images_per_second": round(rows[-1]["images_seen"] / spent)}
     row |= {"val_loss": round(rows[-1]["val_loss"], 4)} if "val_loss" in rows[-1] else {}
     row |= {"accuracy_by_views": scores} if len(views) > 1 else {}
     row |= {"compiled": run.machine["hardware"]["compiled"]}
     row |= {"curve": accuracy_over_seconds(rows)} if curve else {}
-    told = f"{row['parameters']:,} parameters, {row['steady_seconds']} s, {row['images_per_second']:,} images/s"
+    size = f"{row['parameters']:,} parameters, {row['steady_seconds']} s, {row['images_per_second']:,} images/s"
     shown = " / ".join(f"{found:.2%}" for found in scores.values())
-    print(f"{arm:42s} seed {run.recipe.train.seed}: {shown}, {told}", flush=True)
+    print(f"{arm:42s} seed {run.recipe.train.seed}: {shown}, {size}", flush=True)
     del trained
-    gc.collect()  # a recorded step keeps its memory in a circle
+    gc.collect()  # a CUDA graph keeps its memory in a reference cycle
     return row
 
 
 def accuracy_over_seconds(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """At the end of each epoch: seconds of training so far, without setting up and without looking, and accuracy."""
+    """Per epoch: training seconds so far, without set-up and validation, and the validation accuracy."""
     times = accumulate(steady_times(rows, "train_seconds"))
     points = zip(times, (row["val_accuracy"] for row in rows), strict=True)
     return [(round(time, 3), round(accuracy, 4)) for time, accuracy in points]

@@ -1,4 +1,4 @@
-"""A library's name and a shape -> its vision transformer, as its users would build it."""
+"""Build each library's vision transformer of a given shape, as its users would."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitascope import ModelConfig
 
-# What every library can build: a class token, learned positions, GELU, an MLP four times as wide: our defaults.
+# Supported by every library: class token, learned positions, GELU, MLP ratio 4. These are our defaults.
 SMALL = ModelConfig(img_size=32, patch_size=4, num_classes=10)
 SHAPES = {
     "16×2": replace(SMALL, img_size=8, embed_dim=16, depth=2, num_heads=2),  # for tests of the benchmark itself

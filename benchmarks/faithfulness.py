@@ -1,4 +1,4 @@
-"""`python -m benchmarks.faithfulness RUN --name NAME`: which explanation to believe, on a run's test images."""
+"""`python -m benchmarks.faithfulness RUN --name NAME`: faithfulness of the explanation methods on test images."""
 
 import argparse
 import time
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     model = load(asked.run)
-    split = choose(model.run, model.facts, "test", None).images  # explained, not scored
+    split = choose(model.run, model.facts, "test", None).images  # explained, not used for an accuracy
     some = split.evenly(asked.images)
     images, start = model.facts.preparation(some.images), time.perf_counter()
     rows: list[dict[str, Any]] = [

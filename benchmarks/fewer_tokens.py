@@ -1,7 +1,7 @@
-"""`python -m benchmarks.fewer_tokens MODEL --images FOLDER`: what merging and dropping tokens costs and saves.
+"""`python -m benchmarks.fewer_tokens MODEL --images FOLDER`: cost and benefit of token merging and dropping.
 
-MODEL is a run or weights from outside. The same images are answered with all tokens and with fewer, in turns; told are
-FLOPs, images a second, how many answers stay the same, and for a run how many of its held-back images are recognised.
+MODEL is a run or pretrained weights. The same images are classified with all tokens and with fewer tokens, alternating.
+Reported are FLOPs, images per second, the fraction of unchanged predictions, and for a run the held-out accuracy.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from vitascope.model.anatomy import total_flops
 
 
 def ways(tokens: int, depth: int) -> list[dict[str, int]]:
-    """None, and per block so many that about an eighth, a quarter, a half and three quarters are gone at the end."""
+    """No reduction, and reductions per block that remove about 1/8, 1/4, 1/2 and 3/4 of the tokens in total."""
     each = sorted({max(1, round(share * tokens / depth)) for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4)})
     return [{}, *({name: count} for name in ("merge_tokens", "drop_tokens") for count in each)]
 
@@ -35,9 +35,9 @@ def measure(
     found = ways(whole.num_patches, whole.depth)
     logits: list[list[torch.Tensor]] = [[] for _ in found]
     times: list[list[float]] = [[] for _ in found]
-    for number in range(rounds + 1):  # the first round warms up and gives the answers
+    for number in range(rounds + 1):  # the first round warms up and gives the predictions
         for turn, some in enumerate(images.split(batch)):
-            # Every batch in every way, and another way first each time: what disturbs, disturbs all alike.
+            # Every batch with every method, in rotating order, so that noise affects all methods equally.
             for way in ((turn + place) % len(found) for place in range(len(found))):
                 model.answer_with(**({"merge_tokens": 0, "drop_tokens": 0} | found[way]))
                 wait_for(device)
@@ -79,8 +79,8 @@ def _row(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--images", help="a folder; without it a run's own held-back images")
-    parser.add_argument("--most", type=int, default=1000)
+    parser.add_argument("--images", help="folder of images; default: the run's own held-out images")
+    parser.add_argument("--most", type=int, default=1000, help="maximum number of images")
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="auto")
@@ -93,7 +93,7 @@ def main() -> None:
     else:
         own = some_own_images(model.run, model.facts, asked.most)
         if own is None:
-            raise SystemExit("The run's images are not here. Give --images FOLDER.")
+            raise SystemExit("The run's images cannot be found. Give --images FOLDER.")
         stored, labels = own[0].images, own[0].labels
     images = model.facts.preparation(stored).to(next(model.parameters()).device)
     write_record(

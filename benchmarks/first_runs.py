@@ -1,4 +1,4 @@
-"""Train recipes from start to end and write down: test accuracy, seconds, when a bar was passed, the loop's overhead.
+"""Train recipes and record test accuracy, seconds, the time to a target accuracy, and the training loop's overhead.
 
 python -m benchmarks.first_runs mnist cifar10 --out results/first-runs.json [--commit …] [train.compile=always …]
 """
@@ -21,7 +21,7 @@ from vitascope.training.session import start_session
 from vitascope.training.step import Tally
 from vitascope.training.train import console_for, open_data, train_recipe
 
-BARS = {"mnist": 0.9461, "sheet-a": 0.9461, "cifar10": 0.70}  # sheet A's and sheet E's
+BARS = {"mnist": 0.9461, "sheet-a": 0.9461, "cifar10": 0.70}  # the targets of sheets A and E
 
 
 def main() -> None:
@@ -33,10 +33,10 @@ def main() -> None:
     asked = parser.parse_args()
     settings = [word for word in asked.recipes if "=" in word]
     names = [word for word in asked.recipes if "=" not in word]
-    told = [word for word in settings if not word.startswith("data.root=")]  # where data lies is nobody's business
+    recorded = [word for word in settings if not word.startswith("data.root=")]  # the path of the data is not recorded
     record: dict[str, Any] = {
         "name": asked.out.stem,
-        "command": f"python -m benchmarks.first_runs {' '.join(names + told)}",
+        "command": f"python -m benchmarks.first_runs {' '.join(names + recorded)}",
     }
     record |= record_of_machine(asked.commit) | {"rows": []}
     for name in names:
@@ -73,7 +73,7 @@ def measure(name: str, settings: list[str], runs: Path) -> dict[str, Any]:
 
 
 def seconds_to(rows: list[dict[str, Any]], bar: float) -> float | None:
-    """Seconds, evaluations included, until the validation accuracy first passed the bar."""
+    """Seconds, including validation, until the validation accuracy first exceeded the target."""
     passed = 0.0
     for row in rows:
         passed += row["seconds"]
@@ -83,7 +83,7 @@ def seconds_to(rows: list[dict[str, Any]], bar: float) -> float | None:
 
 
 def overhead(run: Run, rounds: int = 5) -> float:
-    """1 - (bare step time × steps) / (epoch time without evaluation): the same steps again and again, nothing else."""
+    """1 - (bare step time × steps) / (epoch time without validation), measured by repeating the steps alone."""
     session = start_session(run.recipe, open_data(run.recipe, console_for(quiet=True)))
     loader, tally = EpochLoader(session), Tally.empty(session)
     step_on, times = loader.start(0, tally), []

@@ -1,4 +1,4 @@
-"""`make growth`: how our training step's cost grows with batch, tokens, width and depth, with fitted exponents."""
+"""`make growth`: how the cost of a training step grows with batch size, tokens, width and depth."""
 
 import argparse
 import gc
@@ -32,7 +32,7 @@ BASE = {
     "cpu": {"batch": 16, "tokens": 64, "width": 128, "depth": 4},
     "cuda": {"batch": 500, "tokens": 64, "width": 256, "depth": 8},
 }
-PATCH = {16: 8, 64: 4, 256: 2, 1024: 1}  # of an image of 32 × 32
+PATCH = {16: 8, 64: 4, 256: 2, 1024: 1}  # patch size by number of tokens, for 32 × 32 images
 REPEATS = 9
 
 
@@ -58,20 +58,20 @@ def main() -> None:
         record["exponents"][axis] = {
             name: round(exponent(values, [row[name] for row in rows]), 2) for name in ("milliseconds", "flops")
         }
-        told = record["exponents"][axis]
-        print(f"{axis}: time grows with exponent {told['milliseconds']}, FLOPs with {told['flops']}", flush=True)
+        fitted = record["exponents"][axis]
+        print(f"{axis}: exponent of time {fitted['milliseconds']}, of FLOPs {fitted['flops']}", flush=True)
     make_folder(out.parent)
     write_json(out, record)
     picture = draw(record, asked.picture or IMAGES / f"growth-{asked.device}.png")
-    print(f"Record: {out}\nPicture: {picture}")
+    print(f"Record: {out}\nFigure: {picture}")
 
 
 def point(axis: str, value: int, device: str) -> dict[str, Any]:
-    """One step of cifar10's network with one thing changed; the median of a few."""
+    """Median time of a step of cifar10's network with one size changed."""
     here = BASE[device] | {axis: value}
     shape = network(here)
     precision = "bfloat16" if device == "cuda" else "float32"
-    gc.collect()  # the step before, with all it held
+    gc.collect()  # free the memory of the step before
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -103,19 +103,27 @@ def exponent(sizes: list[int], costs: list[float]) -> float:
 
 
 def draw(record: dict[str, Any], out: Path) -> Path:
-    """A panel per axis: milliseconds of a step over the size, both logarithmic, with the fitted exponent."""
+    """One log-log panel per size: milliseconds per step, with the fitted exponent."""
     figure, panels = new_figure(4, width=11, height=3.2)
-    for panel, (axis, told) in zip(panels, record["exponents"].items(), strict=True):
+    for panel, (axis, fitted) in zip(panels, record["exponents"].items(), strict=True):
         rows = [row for row in record["rows"] if row["axis"] == axis]
         panel.loglog([row[axis] for row in rows], [row["milliseconds"] for row in rows], "o-")
         panel.set_xticks([row[axis] for row in rows], [str(row[axis]) for row in rows])
         panel.minorticks_off()
         panel.set_yticks([row["milliseconds"] for row in rows], [f"{row['milliseconds']:.3g}" for row in rows])
         panel.set_xlabel(axis)
-        label(panel, f"time ~ {axis}^{told['milliseconds']}", f"{axis} (FLOPs grow with ^{told['flops']})", "ms a step")
+        label(
+            panel,
+            f"time ~ {axis}^{fitted['milliseconds']}",
+            f"{axis} (FLOPs ~ {axis}^{fitted['flops']})",
+            "ms per step",
+        )
     rest = ", ".join(f"{name} {value}" for name, value in record["base"].items())
     machine = machine_name(record["machine"], record["device"])
-    caption(figure, f"A training step of cifar10's network, not compiled, {machine}, from {rest}, one of them changed.")
+    caption(
+        figure,
+        f"Training step of cifar10's network, not compiled, {machine}. Base: {rest}; each panel changes one size.",
+    )
     return save(figure, out)
 
 

@@ -1,7 +1,7 @@
-"""`make guard`: today's speed beside timm's against the recorded one; fails where we have become slower.
+"""`make guard`: compare the current speed relative to timm with the recorded one; fail if it is slower.
 
-Ratios from one run can be compared between days on one machine; seconds cannot, because it is shared. On another
-machine than the record's, `--against COMMIT` races today's code with that commit's, in turns.
+On a shared machine, ratios from one run can be compared between days; seconds cannot. On another machine than the
+record's, `--against COMMIT` compares the current code with that commit's, in alternating turns.
 """
 
 import argparse
@@ -20,16 +20,16 @@ from benchmarks.trees import export_commit
 from vitascope.errors import UserError
 from vitascope.run.machine import device_names, machine_name
 
-ALLOWED = 0.9  # of the recorded ratio: the noise of a short race
+ALLOWED = 0.9  # fraction of the recorded ratio; allows for the noise of a short benchmark
 
 
 def device_of(record: dict[str, Any]) -> str:
-    """Older records say it only in their command."""
+    """The record's device; older records have it only in their command."""
     return record.get("device") or ("cuda" if "--device cuda" in record["command"] else "cpu")
 
 
 def watched(record: dict[str, Any]) -> list[tuple[dict[str, Any], list[Arm]]]:
-    """The recorded rows that are run again, ours, each with its two contenders."""
+    """The recorded rows to measure again, each with our arm and timm's."""
     found = []
     for row in record["rows"]:
         arms = [
@@ -45,15 +45,15 @@ def main() -> None:
     parser.add_argument("--record", type=Path, default=RESULTS / "bench-cpu.json")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(
-        "--against", metavar="COMMIT", help="race ours of that commit instead of reading what was timed"
+        "--against", metavar="COMMIT", help="compare with our code at that commit instead of the record"
     )
     asked = parser.parse_args()
     record = json.loads(asked.record.read_text(encoding="utf-8"))
     there, here = (machine_name(machine, device_of(record)) for machine in (record["machine"], device_names()))
     if there != here and not asked.against:
         sys.exit(
-            f"The record is of {there}, this is {here}: ratios differ between machines. Record this one (make bench), "
-            "or race an older commit here: python -m benchmarks.guard --against COMMIT."
+            f"The record is from {there}, this machine is {here}, and ratios differ between machines. Record this "
+            "machine (make bench), or compare with an older commit: python -m benchmarks.guard --against COMMIT."
         )
     slower = []
     with TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def main() -> None:
                 threads=torch.get_num_threads(),
             )
             today, wanted = ratio(times[other.name], times[arms[0].name]) or 0.0, 1.0 if tree else row["times_timm"]
-            words = f"as fast as at {asked.against}" if tree else f"timm today, {wanted:.2f}× recorded"
+            words = f"the speed at {asked.against}" if tree else f"timm's speed now, {wanted:.2f}× recorded"
             print(f"{row['shape']} {row['task']}: {today:.2f}× {words}", flush=True)
             slower += [f"{row['shape']} {row['task']}"] if today < ALLOWED * wanted else []
     if slower:
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _checkout(commit: str, folder: Path) -> Path:
-    """Export that commit's files; a wrong commit ends the program with a sentence."""
+    """Export that commit's files; an unknown commit ends the program with a message."""
     try:
         return export_commit(commit, folder)
     except UserError as error:

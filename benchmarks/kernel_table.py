@@ -1,7 +1,7 @@
-"""`python -m benchmarks.kernel_table`: measure the fastest kernels of recipes on this GPU, for the table that ships.
+"""`python -m benchmarks.kernel_table`: measure the fastest kernels of recipes on this GPU, for the built-in table.
 
-For each recipe: its training batch, compiled and not, and the batches of `load(fast=True)`. The results are merged into
-the table; shapes that it has for this GPU and torch version are not measured again, unless --again says so.
+For each recipe, the training batch (compiled and not) and the batches of `load(fast=True)` are measured. The results
+are merged into the table. Known shapes of this GPU and torch version are only measured again with --again.
 """
 
 import argparse
@@ -28,17 +28,19 @@ ALL_IMAGES = 10**9  # no recipe's batch is larger than its data
 
 
 def find_model(recipe: Recipe) -> ModelConfig:
-    """The recipe's own, or of the stage before it; weights from outside would decide on another."""
+    """The model of the recipe or of its earlier stage; pretrained weights would determine another one."""
     if recipe.weights and not recipe.weights.startswith(STAGE):
-        raise UserError(f"{recipe.name} takes its model from {recipe.weights}: name recipes that have their own.")
+        raise UserError(
+            f"{recipe.name} takes its model from {recipe.weights}. Choose recipes with a model of their own."
+        )
     return stage_before(recipe).model if recipe.weights and recipe.model == ModelConfig() else recipe.model
 
 
 def list_uses(recipe: Recipe, model: VisionTransformer) -> Iterator[tuple[VisionTransformer, Use]]:
-    """Every model and use that training and fast answers of this recipe choose kernels for."""
+    """Every model and use for which training and fast inference of this recipe choose kernels."""
     precision = recipe.train.precision
     precision = choose_precision("cuda", model) if precision == "auto" else precision
-    for compiled in (False, True):  # the same but for norms, which are not chosen where a compiler fuses them
+    for compiled in (False, True):  # equal except for norms, which the compiler fuses
         yield model, training_use(recipe, ALL_IMAGES, getattr(torch, precision), compiled)
     answers = RecordedAnswers(deepcopy(model).eval())
     for size in answers.sizes:
@@ -46,7 +48,7 @@ def list_uses(recipe: Recipe, model: VisionTransformer) -> Iterator[tuple[Vision
 
 
 def measure_choices(recipe: Recipe, known: Choices) -> Choices:
-    """The fastest kernel for every shape of the recipe that is not known."""
+    """The fastest kernel for every unknown shape of the recipe."""
     torch.manual_seed(0)
     model, found = VisionTransformer(find_model(recipe)).cuda().train(), {}
     for used, use in list_uses(recipe, model):
@@ -67,8 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", required=True, metavar="RECIPE", help="names or paths")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings for all recipes")
-    parser.add_argument("--out", type=Path, default=SHIPPED, help="the table, merged with what it has")
-    parser.add_argument("--again", action="store_true", help="also measure what the table has")
+    parser.add_argument("--out", type=Path, default=SHIPPED, help="the table to extend")
+    parser.add_argument("--again", action="store_true", help="also measure known shapes")
     asked = parser.parse_args()
     try:
         recipes = [read_recipe(name, asked.set) for name in asked.recipes]
@@ -76,7 +78,7 @@ def main() -> None:
         table = read_choices(asked.out)
         for recipe in recipes:
             table |= measure_choices(recipe, {} if asked.again else table)
-            write_choices(asked.out, table)  # after each: a cut-off session keeps what it has
+            write_choices(asked.out, table)  # after each recipe, so that an interruption loses little
     except UserError as error:
         parser.error(str(error))
     print(f"{len(table)} choices: {asked.out}")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.looking`: what all maps of 256 images cost, beside a forward pass that is written out."""
+"""`python -m benchmarks.looking`: cost of all attention maps of 256 images, relative to an unfused forward pass."""
 
 import argparse
 import time
@@ -18,7 +18,7 @@ from vitascope.explain.maps import BATCH
 
 @torch.no_grad()
 def written_out_forward(model: VisionTransformer, images: torch.Tensor) -> torch.Tensor:
-    """A plain forward pass whose attention is softmax(QKᵀ)V written out: what looking is measured against."""
+    """A forward pass with unfused attention softmax(QKᵀ)V, the reference for the cost of the maps."""
     tokens = model.embed(images)
     for part in model.blocks:
         block: Any = part
@@ -29,7 +29,7 @@ def written_out_forward(model: VisionTransformer, images: torch.Tensor) -> torch
 
 
 def cost_of_looking(model: VisionTransformer, images: torch.Tensor, rounds: int = 7) -> list[float]:
-    """Times a written-out forward pass, in turns."""
+    """Time of the maps divided by the time of an unfused forward pass, per round."""
     ratios = []
     for _ in range(rounds):
         times = [time.perf_counter()]
@@ -59,7 +59,7 @@ def main() -> None:
         times_a_written_out_forward=times,
         rounds=[round(ratio, 3) for ratio in ratios],
     )
-    print(f"{times} times a written-out forward pass. Record: {asked.out}")
+    print(f"All maps cost {times} times an unfused forward pass. Record: {asked.out}")
 
 
 if __name__ == "__main__":

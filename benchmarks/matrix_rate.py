@@ -1,4 +1,4 @@
-"""A device -> the FLOP/s of one large matrix product: what nothing made of products can pass."""
+"""Measure the FLOP/s of one large matrix product, an upper bound for the models."""
 
 import torch
 

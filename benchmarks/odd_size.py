@@ -1,6 +1,6 @@
-"""`python -m benchmarks.odd_size`: sheet D, question 9: a 28×28 image, timm's ViT as it is, changed, ours, and a CNN.
+"""`python -m benchmarks.odd_size`: sheet D, question 9: a 28×28 image for timm's ViT, our ViT and a CNN.
 
-What each does with one image, and which pixels its answer depends on: those whose gradient is not 0.
+For each model: the result for one image, and the fraction of pixels with a non-zero gradient.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SIDE = 28
 
 
 def pixels_that_count(model: nn.Module, image: torch.Tensor) -> float:
-    """The share of pixels that the answer depends on."""
+    """The fraction of pixels that affect the output."""
     image = image.clone().requires_grad_()
     model(image).square().sum().backward()
     return 0.0 if image.grad is None else (image.grad.abs().sum(1) > 0).float().mean().item()
@@ -36,7 +36,7 @@ def row(who: str, model: nn.Module, side: int, channels: int, grid: list[int] | 
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model.eval()(image)
-    except Exception as error:  # what a user would meet
+    except Exception as error:  # shown as a user would see it
         return found | {"answer": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     found |= {"answer": "an answer", "gflops": round(counter.get_total_flops() / 1e9, 3)}
     return found | {"pixels_seen": round(pixels_that_count(model, image), 5)}
@@ -50,7 +50,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.manual_seed(0)
     theirs = timm.create_model(asked.architecture, num_classes=10)
-    for weight in theirs.parameters():  # timm starts its classifier at 0, through which no gradient comes
+    for weight in theirs.parameters():  # timm initialises its classifier to 0, which blocks gradients
         nn.init.normal_(weight, std=0.02)
     changed = timm.create_model(asked.architecture, num_classes=10, img_size=SIDE, in_chans=1)
     for weight in changed.parameters():
@@ -58,7 +58,7 @@ def main() -> None:
     heads = theirs.blocks[0].attn.num_heads  # pyright: ignore
     found = named(theirs.state_dict(), asked.architecture, Known({"num_heads": heads, "img_size": 224}))
     ours: VisionTransformer = adapt(found, img_size=SIDE, patch_size=4, in_chans=1).model()
-    cnn = timm.create_model("resnet18", num_classes=10, in_chans=1, zero_init_last=False)  # zeros hide pixels, too
+    cnn = timm.create_model("resnet18", num_classes=10, in_chans=1, zero_init_last=False)  # zeros would hide pixels
     rows = [
         row(f"timm, {asked.architecture} as it is", theirs, SIDE, 3, [14, 14]),
         row("the same, images resized up", theirs, 224, 3, [14, 14]),
@@ -68,8 +68,8 @@ def main() -> None:
     ]
     for one in rows:
         print(one)
-    told = {"name": asked.out.stem, "command": "python -m benchmarks.odd_size", "rows": rows}
-    write_json(asked.out, told | record_of_machine(asked.commit))
+    record = {"name": asked.out.stem, "command": "python -m benchmarks.odd_size", "rows": rows}
+    write_json(asked.out, record | record_of_machine(asked.commit))
     print(f"Record: {asked.out}")
 
 

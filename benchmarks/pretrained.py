@@ -1,9 +1,9 @@
-"""`python -m benchmarks.pretrained --weights FILE`: sheet D's question, from scratch against pretrained weights.
+"""`python -m benchmarks.pretrained --weights FILE`: training from scratch or from pretrained weights (sheet D).
 
-The same network (DeiT-tiny's shape) on MNIST, CIFAR-10 and tiny10, for as many epochs: from scratch on the images' own
-grid; from the weights adapted to that grid; adapted to a grid as fine as the weights are used to; and with the images
-resized up to 224 and the weights as they are. `--tune` judges rates by a tenth of the training images; without it all
-of them are trained on and the test images are opened once.
+The same network (DeiT-tiny) is trained on MNIST, CIFAR-10 and tiny10 for equally many epochs, with four starts: from
+scratch on the images' own grid; from weights adapted to that grid; from weights adapted to a finer grid; with unchanged
+weights on images resized to 224. `--tune` compares learning rates on a tenth of the training images. Without it, all
+training images are used, and each run is evaluated once on the test images.
 """
 
 import argparse
@@ -68,12 +68,14 @@ def measure(data: str, arm: str, seed: int, rate: float, asked: argparse.Namespa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", required=True)
-    parser.add_argument("--photos", type=Path, default=Path("tiny10"), help="the folder with train/ and val/")
+    parser.add_argument("--photos", type=Path, default=Path("tiny10"), help="folder with train/ and val/")
     parser.add_argument("--data", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--tune", action="store_true", help="try rates, judged by a tenth of the training images")
-    parser.add_argument("--epochs", type=int, help="fewer, to try it out")
+    parser.add_argument(
+        "--tune", action="store_true", help="try learning rates, compared on a tenth of the training images"
+    )
+    parser.add_argument("--epochs", type=int, help="fewer epochs, for a trial")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=Path("runs-pretrained"))
     parser.add_argument("--commit")

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.pretraining`: when learning without labels pays, with 1, 10 and 100 % of the labels.
+"""`python -m benchmarks.pretraining`: the benefit of pretraining without labels, with 1, 10 and 100 % of the labels.
 
-Three starts of one model: from scratch, after DINO, after MAE. Every share of the labels is fine-tuned in as many steps
-from each (the rates are each start's own); from scratch also for as long as pretraining and fine-tuning take together,
-counted in FLOPs (equal compute). Without `--tune` all training images are used and the test images opened once per run;
-the features are judged by their neighbours and a linear probe too. What is measured is kept after each run; `--go-on`
-takes a record of the same settings and measures what is missing.
+One model starts from scratch, after DINO, or after MAE. All three are fine-tuned for equally many steps with each
+fraction of the labels; learning rates differ by start. Training from scratch is repeated with the FLOPs of pretraining
+and fine-tuning (equal compute). Without `--tune`, all training images are used, and each run is evaluated once on the
+test images. Features are also evaluated by k-nearest neighbours and a linear probe. The record is written after each
+run. `--go-on` continues records of the same settings.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from vitascope.run.metrics import whole_seconds
 from vitascope.training.hardware import passes
 
 STARTS = ("dino", "mae")
-MOST_EPOCHS = 60  # of few images an epoch goes over them often, so that its end does not cost more than its steps
+MOST_EPOCHS = 60  # with few images, an epoch has several passes to limit the overhead of validation
 SCRATCH, LONGER = "from scratch", "from scratch, as much compute"
 AFTER = {"dino": "after DINO", "mae": "after MAE"}
 
@@ -37,7 +37,7 @@ def common(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def pretrain(start: str, seed: int, asked: argparse.Namespace) -> Run:
-    """Fifty thousand images without labels, or a run that is there already."""
+    """Pretrain without labels, or return an existing run."""
     wanted = {"dino": asked.dino_epochs, "mae": asked.mae_epochs}[start]
     for place in sorted((asked.runs / f"{asked.data}-{start}").glob(f"*-seed{seed}/model.safetensors"), reverse=True):
         recipe = Run(place.parent).recipe
@@ -50,7 +50,7 @@ def pretrain(start: str, seed: int, asked: argparse.Namespace) -> Run:
 
 
 def features(start: str, run: Run, asked: argparse.Namespace) -> dict[str, Any]:
-    """What the frozen features are worth, on test images (or validation's, to tune)."""
+    """Evaluate the frozen features on test images (with --tune: validation images)."""
     found = probe(load(run, device=asked.device), "val" if asked.tune else "test")
     row = {"arm": AFTER[start], "kind": "features", "seed": run.recipe.train.seed, "knn": round(found.knn, 4)}
     row |= {
@@ -64,12 +64,12 @@ def features(start: str, run: Run, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def total(run: Run) -> float:
-    """FLOPs of a run's training: forward, and twice that backward, of all crops or visible patches."""
+    """Training FLOPs of a run: forward and backward (twice forward), for all crops or visible patches."""
     return 3.0 * total_flops(run.recipe.model) * passes(run.recipe) * run.metrics[-1]["images_seen"]
 
 
 def finetune(arm: str, share: float, seed: int, start: Run | None, more: float, asked: argparse.Namespace) -> dict:
-    """`more`: how many times the usual epochs."""
+    """Fine-tune one arm; `more`: factor on the usual number of epochs."""
     steps = asked.steps if share == 1 else max(1, round(asked.steps * asked.fewer))
     images = asked.images * (0.9 if asked.tune else 1) * share
     passes_over = max(1, round(more * steps * asked.batch / max(images, asked.batch)))
@@ -83,11 +83,11 @@ def finetune(arm: str, share: float, seed: int, start: Run | None, more: float, 
         chosen |= {"train.muon_lr": asked.muon_lr, "train.lr": asked.lr}
     row = {"arm": arm, "kind": "fine-tuned", "labels": share, "seed": seed}
     row |= measured(f"{arm}, {share:.0%} of the labels", asked.data, chosen, asked, runs=asked.runs / "finetuned")
-    return row | {"flops": 3.0 * row["flops"] * row["passes"] * row["images_seen"]}  # of its whole training
+    return row | {"flops": 3.0 * row["flops"] * row["passes"] * row["images_seen"]}  # of the whole training
 
 
 def measure(seed: int, asked: argparse.Namespace, record: GrowingRecord) -> None:
-    """A seed's features, and its labels at equal fine-tuning."""
+    """Measure one seed: features, and equally long fine-tuning of all arms."""
     starts = {start: pretrain(start, seed, asked) for start in asked.starts}
     for start, run in starts.items():
         if not record.has(arm=AFTER[start], kind="features", seed=seed):
@@ -99,9 +99,9 @@ def measure(seed: int, asked: argparse.Namespace, record: GrowingRecord) -> None
 
 
 def measure_longer(seed: int, share: float, asked: argparse.Namespace, record: GrowingRecord) -> None:
-    """From scratch, for as much compute as the dearest of the other ways takes in both stages; the longest runs, last.
+    """Train from scratch with the compute of both stages of the most expensive arm.
 
-    What pretraining took is in the record: its run need not be there any more."""
+    The compute of pretraining is taken from the record, so its run need not exist."""
     if record.has(arm=LONGER, labels=share, seed=seed):
         return
     if not any(row["kind"] == "features" and row["seed"] == seed for row in record.rows):
@@ -115,24 +115,29 @@ def measure_longer(seed: int, share: float, asked: argparse.Namespace, record: G
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="cifar10", help="DATA-dino and DATA-mae are the recipes")
-    parser.add_argument("--images", type=int, default=50_000, help="training images of the data")
+    parser.add_argument("--data", default="cifar10", help="data set; the recipes are DATA-dino and DATA-mae")
+    parser.add_argument("--images", type=int, default=50_000, help="number of training images of the data set")
     parser.add_argument("--starts", nargs="*", choices=STARTS, default=list(STARTS))
     parser.add_argument("--labels", nargs="+", type=float, default=[0.01, 0.1, 1.0])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--dino-epochs", type=int)
     parser.add_argument("--mae-epochs", type=int)
-    parser.add_argument("--steps", type=int, default=3000, help="of fine-tuning with all labels")
-    parser.add_argument("--fewer", type=float, default=0.5, help="share of those steps with fewer labels")
-    parser.add_argument("--longer", action=argparse.BooleanOptionalAction, default=True, help="scratch, equal compute")
-    parser.add_argument("--only-longer", action="store_true", help="nothing but that, with --go-on")
-    parser.add_argument("--longest", type=float, default=100.0, help="at most so many times the usual epochs")
+    parser.add_argument("--steps", type=int, default=3000, help="fine-tuning steps with all labels")
+    parser.add_argument("--fewer", type=float, default=0.5, help="fraction of those steps with fewer labels")
+    parser.add_argument(
+        "--longer",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also train from scratch with equal compute",
+    )
+    parser.add_argument("--only-longer", action="store_true", help="only that; needs --go-on")
+    parser.add_argument("--longest", type=float, default=100.0, help="maximum factor on the usual number of epochs")
     parser.add_argument("--batch", type=int, default=500)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--muon-lr", type=float, default=0.01)
     parser.add_argument("--layer-decay", type=float, default=0.8)
     add_run_options(parser, runs="runs-pretraining", out=RESULTS / "pretraining.json")
-    parser.add_argument("--draw", type=Path, help="a record: draw it into --out (.png) instead")
+    parser.add_argument("--draw", type=Path, help="draw this record to --out (.png) instead of training")
     asked = parser.parse_args()
     if asked.draw:
         rows = json.loads(asked.draw.read_text(encoding="utf-8"))["rows"]

@@ -1,4 +1,4 @@
-"""Contenders -> their times, in turns: every round each runs once, so that all meet the same noise."""
+"""Time several implementations in alternating rounds, so that noise affects all equally."""
 
 import json
 import os
@@ -11,21 +11,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-QUIET = 0.25  # seconds: on a CPU the threads of the one before spin a while (OpenMP) before they let go of the cores
+QUIET = 0.25  # seconds: on a CPU, OpenMP threads of the previous process spin before they free the cores
 TASKS = {"step": "whole step", "recipe": "whole step of cifar10's network", "fast": "fast"}
 ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One library in one manner."""
+    """One library with one set of options."""
 
     library: str
     compiled: bool = False
     precision: str = "float32"
-    task: str | None = None  # 'step', 'recipe': our whole training step; 'fast': our way to answer fast
-    again: bool = False  # the same a second time, to show the noise
-    tree: Path | None = None  # another checkout of ours than this one
+    task: str | None = None  # 'step', 'recipe': our whole training step; 'fast': our fast inference
+    again: bool = False  # repeated, to show the noise
+    tree: Path | None = None  # another checkout of our code
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class Arm:
 
 @dataclass
 class Times:
-    """Seconds per call, round by round; what setting up took; peak memory. Broken: what the process said last."""
+    """Seconds per call and round, set-up seconds, peak memory; broken: why the process ended."""
 
     rounds: list[float] = field(default_factory=list)
     ready: float = 0.0
@@ -57,7 +57,7 @@ def race(
     device: str = "cpu",
     threads: int = 0,
 ) -> dict[str, Times]:
-    """Set up, beside a GPU all at once, else one after the other; then in turns, the order reversed every round."""
+    """Start all implementations (on a CPU one after the other), then time them in rounds with alternating order."""
     times = {arm.name: Times() for arm in arms}
     runners = {}
     for arm in arms:
@@ -99,7 +99,7 @@ def _await(runner: subprocess.Popen[str], times: Times) -> None:
 
 
 def _ask(runner: subprocess.Popen[str], line: str | None, times: Times) -> Any:
-    """One question, one answer; a process that has died is out of the race, and the row says so."""
+    """Send one line and read one answer; a process that has ended is marked as broken."""
     if runner.stdin is None or runner.stdout is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a benchmark found -> its file in results/, with machine, versions and commit; at once, or run by run."""
+"""Write benchmark records to results/, with machine, versions and commit; at once or run by run."""
 
 import argparse
 import json
@@ -16,26 +16,30 @@ HIDDEN = ("--out", "--runs", "--commit", "--go-on")
 
 
 def write_record(out: Path, commit: str | None, **said: Any) -> None:
-    """Under its file's name."""
+    """Write a record named after its file."""
     make_folder(out.parent)
     write_json(out, {"name": out.stem} | said | record_of_machine(commit))
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, runs: str, out: Path) -> None:
-    """What every benchmark that trains asks."""
-    parser.add_argument("--tune", action="store_true", help="judge by a tenth of the training images")
+    """Add the options of all benchmarks that train."""
+    parser.add_argument("--tune", action="store_true", help="evaluate on a held-out tenth of the training images")
     parser.add_argument("--compile", default="never")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=Path(runs))
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, default=out)
     parser.add_argument(
-        "--go-on", type=Path, nargs="+", default=[], help="records of the same settings: rows are kept, not repeated"
+        "--go-on",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="continue these records of the same settings; their rows are kept",
     )
 
 
 class GrowingRecord:
-    """Rows, written after each: what is measured is kept. `asked` has what `add_run_options` asks, and `data`."""
+    """A record that is written after every row. `asked` has the options of `add_run_options`, and `data`."""
 
     def __init__(self, module: str, asked: argparse.Namespace) -> None:
         self.module, self.asked = module, asked
@@ -56,7 +60,7 @@ class GrowingRecord:
         self.write()
 
     def write(self) -> None:
-        """All rows so far; also called once at the end, so that records can be put together."""
+        """Write all rows so far; also called at the end, to merge records without new rows."""
         write_record(
             self.asked.out,
             self.asked.commit,
@@ -70,18 +74,18 @@ class GrowingRecord:
 
 
 def _went_before(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Where a record's rows come from: what it went on from itself, and its own command."""
+    """The origin of a record's rows: the records it continued, and its own command."""
     earlier = record.get("went_on_from", [])
     return [*([earlier] if isinstance(earlier, dict) else earlier), {k: record.get(k) for k in FROM}]
 
 
 def typed_command(module: str) -> str:
-    """As it was typed, without this machine's folders."""
+    """The command as typed, without folders of this machine."""
     return f"python -m {module} {shlex.join(_without_places(sys.argv[1:]))}".strip()
 
 
 def _without_places(words: list[str]) -> list[str]:
-    """What was asked, without folders of this machine and the commit, which stands elsewhere."""
+    """The arguments without folders of this machine and without the commit."""
     kept, hiding = [], False
     for word in words:
         hiding = word in HIDDEN if word.startswith("--") else hiding

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.small_data`: what each way to make a ViT fit for little data is worth, one at a time.
+"""`python -m benchmarks.small_data`: the effect of each method for small data sets, one at a time.
 
-The shape of Lee, Lee & Song 2021 (192 wide, 9 blocks, 12 heads, MLP of 384) on CIFAR-10; every arm sees as many images,
-with the same settings and seeds, and has as many parameters within 3 %. `--tune` judges by a tenth of the training
-images; without it all are trained on and the test images are opened once per run. `--base recipe` does the same on top
-of the recipe `cifar10` instead of a plain ViT; `--labels 0.1` keeps a tenth of the labels and as many steps.
+The model of Lee, Lee & Song 2021 (width 192, 9 blocks, 12 heads, MLP width 384) on CIFAR-10. All arms see equally many
+images with the same settings and seeds, and their numbers of parameters agree within 3 %. `--tune` evaluates on a tenth
+of the training images. Without it, all training images are used, and each run is evaluated once on the test images.
+`--base recipe` uses the recipe `cifar10` as the baseline. `--labels 0.1` keeps a tenth of the images and all steps.
 """
 
 import argparse
@@ -24,7 +24,11 @@ PLAIN = {
     "initialize": "timm",
 }  # fmt: skip
 TRAINING = {"optimizer": "adamw", "lr": 1e-3, "schedule": "cosine", "ema": 0.0, "batch_size": 250}
-PHOTOS = {"flip_mode": "random", "shift_fill": "zero", "randaugment": 0}  # what the recipe has more than its data does
+PHOTOS = {
+    "flip_mode": "random",
+    "shift_fill": "zero",
+    "randaugment": 0,
+}  # undo what the recipe adds to the default augmentation
 BOTH = {"tokenizer": "spt", "attention": "lsa"}
 CONV = {"tokenizer": "conv", "global_pool": "seq", "class_token": False}
 DROPOUT = {"proj_drop_rate": 0.1, "pos_drop_rate": 0.1}
@@ -33,7 +37,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "+ SPT": {"tokenizer": "spt"},
     "+ LSA": {"attention": "lsa"},
     "+ SPT + LSA": BOTH,
-    "CCT tokenizer and pooling": CONV | {"mlp_ratio": 1.9},  # thinner MLPs pay for its convolutions
+    "CCT tokenizer and pooling": CONV | {"mlp_ratio": 1.9},  # smaller MLPs compensate for the convolutions
     "mimetic start": {"initialize": "mimetic"},
     "mimetic start, sin-cos positions": {"initialize": "mimetic", "positions": "sincos2d"},
     "plain, dropout 0.1": DROPOUT,
@@ -43,7 +47,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "+ SPT + LSA, stochastic depth 0.1": BOTH | {"drop_path_rate": 0.1},
 }
 CAPTION = (
-    "Against the plain model, or what is named. Dots: mean over seeds; bars: 95 % interval of the paired difference;"
+    "Differences to the plain model, or to the model in brackets. Dots: mean over seeds. Bars: 95 % confidence "
+    "interval of the paired difference, not corrected for the number of comparisons."
 )
 FEW = ("plain", "+ SPT + LSA", "CCT tokenizer and pooling")
 ON_RECIPE = ("plain", "+ SPT", "+ LSA", "CCT tokenizer and pooling")
@@ -83,7 +88,7 @@ def picture(records: list[Path], out: Path) -> None:
     save(
         draw_arms(
             panels,
-            f"{CAPTION} grey: noise, or one seed.",
+            f"{CAPTION} Grey: no significant difference, or one seed.",
         ),
         out,
     )
@@ -95,12 +100,17 @@ def main() -> None:
     parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS))
-    parser.add_argument("--labels", type=float, default=1.0, help="share of the training images")
-    parser.add_argument("--epochs", type=int, default=20, help="of all images; fewer images are seen as often in all")
+    parser.add_argument("--labels", type=float, default=1.0, help="fraction of the training images")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=20,
+        help="epochs with all images; with fewer images, more epochs keep the number of steps",
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--lr", type=float)
     add_run_options(parser, runs="runs-small-data", out=RESULTS / "small-data.json")
-    parser.add_argument("--draw", nargs="+", type=Path, help="records: draw them into --out (.png) instead")
+    parser.add_argument("--draw", nargs="+", type=Path, help="draw these records to --out (.png) instead of training")
     asked = parser.parse_args()
     if asked.draw:
         picture(asked.draw, asked.out)

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.speedrun`: what each part of a fast recipe is worth, in points and in seconds.
+"""`python -m benchmarks.speedrun`: the effect of each part of a fast recipe on accuracy and training time.
 
-Each arm changes one thing of the recipe. By default 45,000 images are learnt from and the other 5,000 of the training
-images judge, with as many views as asked for; seeds are the same for all arms, so differences are paired.
+Each arm changes one part of the recipe. By default, 45,000 training images are used for training and 5,000 are held out
+for evaluation. All arms use the same seeds, so differences are taken seed by seed.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from vitascope.training.views import check_views
 
 PLAIN = "as it is"
 PARTS = (
-    "Each row changes one thing, against the recipe as it is or what is named; the largest loss first. Dots: mean over "
-    "seeds; bars: 95 % interval of the paired difference by the noise of all rows together, longer where seeds are "
-    "fewer (none: one seed); grey: cannot be told from noise. Held-back images."
+    "Each row changes one part of the recipe, or of the bundle in brackets; the largest loss is first. Dots: mean over "
+    "seeds. Bars: 95 % confidence interval of the paired difference, from the noise of all rows, not corrected for the "
+    "number of comparisons; none with one seed. Grey: no significant difference. Held-out images."
 )
 ARMS: dict[str, dict[str, Any]] = {
     PLAIN: {},
@@ -54,7 +54,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "no biases": {"model.qkv_bias": False, "model.proj_bias": False},
     "biases of queries, keys, values only": {"model.proj_bias": False},
     "all biases": {"model.proj_bias": True},
-    "batch of 1000": {"train.batch_size": 1000, "train.ema": 0.996},  # the average is over as many images
+    "batch of 1000": {"train.batch_size": 1000, "train.ema": 0.996},  # the average covers equally many images
     "batch of 500": {"train.batch_size": 500, "train.ema": 0.998},
     "batch of 250": {"train.batch_size": 250, "train.ema": 0.999},
     "Muon's rate 0.03": {"train.muon_lr": 0.03},
@@ -95,7 +95,7 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def applying(recipe: str, common: dict[str, Any], names: list[str], views: list[int]) -> list[str]:
-    """The arms that can be and differ from the recipe as it is; the others are named, before anything runs."""
+    """The arms that are valid and differ from the recipe; the others are listed before training starts."""
     words = [f"{key}={value}" for key, value in common.items()]
     plain = _whole(read_recipe(recipe, words))
     for number in views:
@@ -106,29 +106,29 @@ def applying(recipe: str, common: dict[str, Any], names: list[str], views: list[
             more = [f"{key}={word(value)}" for key, value in ARMS[name].items()]
             changed = _whole(read_recipe(recipe, [*words, *more]))
         except UserError as error:
-            print(f"Left out: {name}. {error}")
+            print(f"Skipped: {name}. {error}")
             continue
         if changed == plain and ARMS[name]:
-            print(f"Left out: {name}. The recipe has it already.")
+            print(f"Skipped: {name}. The recipe already has this setting.")
         else:
             kept.append(name)
     return kept
 
 
 def called(arm: str, base: str) -> str:
-    """A row's name. Where `base` has one of its own, its arms are held against it and not against the first row."""
+    """The name of a row. With a named `base`, its arms are compared with it instead of the first row."""
     return arm if base == PLAIN else base if arm == PLAIN else f"{base}, {arm}"
 
 
 def _whole(recipe: Recipe) -> Recipe:
-    """With the data's own policy where the recipe says nothing."""
+    """The recipe with the data set's default augmentation filled in."""
     augment = resolve(recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective)
     return replace(recipe, data=replace(recipe.data, augment=augment))
 
 
 def draw(asked: argparse.Namespace) -> None:
     if asked.out.suffix == ".json":
-        raise UserError("A picture needs a place: --out PICTURE.png")
+        raise UserError("Give a file for the figure: --out FIGURE.png")
     if asked.draw:
         picture(asked.draw, asked.out)
     if asked.draw_parts:
@@ -136,56 +136,66 @@ def draw(asked: argparse.Namespace) -> None:
 
 
 def picture(records: list[Path], out: Path) -> None:
-    """The way there: the first seed of every arm as a line, every record of a recipe as a dot."""
+    """Accuracy over time: the first seed of every arm as a line, every record of a recipe as a dot."""
     found = {path: read_file(path) for path in records}
     rows = [row for path, said in found.items() if "rows" in said for row in _rows(path, said)]
     lines = {arm.name: arm.rows[0]["curve"] for arm in arms_of(rows)}
-    told = [read_record(path) for path, said in found.items() if "rows" not in said]
-    dots = {record.name: (mean(record.seconds), record.accuracy) for record in told}
+    published = [read_record(path) for path, said in found.items() if "rows" not in said]
+    dots = {record.name: (mean(record.seconds), record.accuracy) for record in published}
     save(draw_speed(lines, dots), out)
 
 
 def parts_picture(record: Path, out: Path) -> None:
-    """What taking each part back does."""
+    """The effect of removing each part."""
     rows = _rows(record, read_file(record))
     arms = arms_of(rows, noise_of(rows))
     worth = sorted(worth_of(arms), key=lambda found: found[1])
-    save(draw_arms({f"What changes do ({arms[0].name}: {100 * arms[0].accuracy:.2f} %)": worth}, PARTS), out)
+    save(draw_arms({f"Effect of each change ({arms[0].name}: {100 * arms[0].accuracy:.2f} %)": worth}, PARTS), out)
 
 
 def _rows(path: Path, said: dict[str, Any]) -> list[dict[str, Any]]:
     rows = said.get("rows", [])
     if not rows or not all({"arm", "accuracy", "curve"} <= set(row) for row in rows):
-        raise UserError(f"{path} has no arms of this benchmark.")
+        raise UserError(f"{path} is not a record of this benchmark.")
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="cifar10")
-    parser.add_argument("--data", help="other than the recipe's")
+    parser.add_argument("--data", help="data set; default: the recipe's")
     parser.add_argument(
-        "--arms", nargs="+", default=list(ARMS), metavar="ARM", help=f"of: {'; '.join(ARMS).replace('%', '%%')}"
+        "--arms",
+        nargs="+",
+        default=list(ARMS),
+        metavar="ARM",
+        help=f"one or more of: {'; '.join(ARMS).replace('%', '%%')}",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[101, 102], help="not those that are reported")
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[101, 102],
+        help="seeds for tuning, other than those of published records",
+    )
     parser.add_argument(
         "--views",
         nargs="+",
         type=int,
         default=[2],
-        help="1, 2, 6 or 10 at test time; the first judges, all are recorded",
+        help="test-time views: 1, 2, 6 or 10; the first gives the accuracy, all are recorded",
     )
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="for all arms")
-    parser.add_argument("--called", default=PLAIN, help="what the recipe is with these settings: a row's name")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings for all arms")
+    parser.add_argument("--called", default=PLAIN, help="row name of the recipe with these settings")
     add_run_options(parser, runs="runs-speedrun", out=RESULTS / "speedrun.json")
-    parser.add_argument("--draw", nargs="+", type=Path, help="records: the way there, drawn into --out (.png)")
-    parser.add_argument("--draw-parts", type=Path, help="a record: what its arms are worth, drawn into --out (.png)")
+    parser.add_argument("--draw", nargs="+", type=Path, help="draw accuracy over time of these records to --out (.png)")
+    parser.add_argument("--draw-parts", type=Path, help="draw the effect of this record's arms to --out (.png)")
     parser.set_defaults(tune=True, compile=None)
     asked = parser.parse_args()
     if unknown := [arm for arm in asked.arms if arm not in ARMS]:
         parser.error(f"There is no arm '{unknown[0]}'. {did_you_mean(unknown[0], ARMS)}")
     if asked.compile not in (None, "always", "never"):
-        parser.error(f"--compile {asked.compile}: always or never; auto would compile some arms and not others")
+        parser.error(f"--compile {asked.compile}: choose always or never, because auto would compile only some arms")
     try:
         _do(asked)
     except UserError as error:
@@ -196,7 +206,7 @@ def _do(asked: argparse.Namespace) -> None:
     if asked.draw or asked.draw_parts:
         draw(asked)
         return
-    said = read_recipe(asked.recipe, asked.set)  # refuses what is no setting
+    said = read_recipe(asked.recipe, asked.set)  # rejects unknown settings
     asked.data = asked.data or said.data.name
     compiled = asked.compile or ("always" if choose_device(asked.device) == "cuda" else "never")
     common = {"train.device": asked.device, "train.compile": compiled, "data.validation": 0.1}

@@ -1,4 +1,4 @@
-"""A call -> the seconds it takes, again and again, the device's work included."""
+"""Time repeated calls, including the work on the device."""
 
 import time
 from collections.abc import Callable

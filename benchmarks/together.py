@@ -1,7 +1,7 @@
-"""`python -m benchmarks.together`: how fast many small models learn as one computation, beside one alone.
+"""`python -m benchmarks.together`: training speed of many small models in one batch, compared with a single model.
 
-64 wide, 4 blocks, 16 tokens (MNIST in patches of 7), batch 256, AdamW; the whole step is in the clock: images, forward,
-backward, update. Every row is a process of its own. `--recipe` measures another recipe's model instead.
+Width 64, 4 blocks, 16 tokens (MNIST in 7 × 7 patches), batch size 256, AdamW. The time covers the whole step: images,
+forward, backward, update. Every row is a separate process. `--recipe` measures another recipe's model.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def measure(models: int, compiled: bool, asked: argparse.Namespace) -> dict[str,
     cold = time.perf_counter() - start
     times = []
     for epoch in (1, 2):
-        crowd._load(epoch)  # draws are made ahead of the steps
+        crowd._load(epoch)  # random draws are made before the steps
         start = time.perf_counter()
         for _ in range(crowd.steps_per_epoch):
             crowd.graph.replay() if crowd.graph else crowd._step()
@@ -61,10 +61,10 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", type=int, default=[1, 8, 32, 128])
     parser.add_argument("--compiled", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--data", default="mnist")
-    parser.add_argument("--recipe", help="this one's model and data instead")
+    parser.add_argument("--recipe", help="measure this recipe's model and data")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, default=RESULTS / "together-cuda.json")
-    parser.add_argument("--one", action="store_true", help="measure here and print: what each process does")
+    parser.add_argument("--one", action="store_true", help="measure in this process and print (used internally)")
     asked = parser.parse_args()
     if asked.one:
         print(json.dumps(measure(asked.models[0], bool(asked.compiled[0]), asked)))

@@ -18,17 +18,17 @@ from vitascope.training.feeding import EpochLoader
 from vitascope.training.session import start_session
 from vitascope.training.step import Tally
 
-STEPS = 20  # in the made-up epoch that is run again and again
+STEPS = 20  # in the synthetic epoch that is repeated
 
 
 def own_network() -> ModelConfig:
-    """The recipe cifar10's: 64 tokens, mean pooling, rotary positions, QK-norm, RMSNorm, squared ReLU. With stochastic
-    depth, which the recipe had when the first of these were recorded: what is compared stays the same."""
+    """The model of the recipe cifar10: 64 tokens, mean pooling, rotary positions, QK-norm, RMSNorm, squared ReLU; with
+    stochastic depth, as in the first records, so that records stay comparable."""
     return replace(read_recipe("cifar10", []).model, drop_path_rate=0.1)
 
 
 def whole_step(shape: ModelConfig, asked: argparse.Namespace) -> Callable[[], object]:
-    """The augmentation CIFAR-10 has by itself and AdamW on images that are noise: the time is the same."""
+    """CIFAR-10's default augmentation and AdamW on random images, which take the same time as real ones."""
     words = [f"train.batch_size={asked.batch}", "train.optimizer=adamw", f"train.device={asked.device}", "train.ema=0"]
     words += [f"train.precision={asked.precision}", f"train.compile={'always' if asked.compiled else 'never'}"]
     words += [f"train.threads={asked.threads or torch.get_num_threads()}"]

@@ -1,6 +1,6 @@
-"""One contender in a process of its own: says 'ready', then runs so many calls whenever it is told a number.
+"""Time one implementation in its own process: print 'ready', then run as many calls as each input line says.
 
-Of its own, because what one library does to a process (memory, threads, compilers) must not help or hurt another.
+Each library has its own process, so that its memory, threads and compilers do not affect the others.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def prepare(asked: argparse.Namespace) -> Callable[[], object]:
-    """What is timed. Ours runs as `vitascope` runs it, the others as their users would: the process is as it is."""
+    """Build the timed call. Ours runs as in `vitascope`, the others as their users would run them."""
     shape = SHAPES[asked.shape]
     if asked.library == "ours" and asked.device == "cpu":
         keep_freed_memory()
@@ -111,7 +111,7 @@ def answer_fast(model: nn.Module, images: torch.Tensor) -> Callable[[], object]:
     from vitascope.evaluation.fast import quicker
 
     if not isinstance(model, VisionTransformer):
-        raise TypeError("only our own")
+        raise TypeError("fast inference is only for Vitascope models")
     pooled, _, _ = quicker(model.eval(), many=len(images))
 
     @torch.inference_mode()
@@ -128,7 +128,7 @@ def _data(shape: ModelConfig, batch: int, device: str) -> tuple[torch.Tensor, to
 
 
 def peak(device: str) -> int:
-    """Bytes: on a GPU what torch took at most, on a CPU the process's largest resident size."""
+    """Peak bytes: allocated by torch on a GPU, resident size of the process on a CPU."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

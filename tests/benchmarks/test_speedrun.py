@@ -18,8 +18,8 @@ def test_arms_that_change_nothing_or_cannot_be_are_left_out_and_named(capsys) ->
     names = ["as it is", "local start", "timm's start", "no rotary positions", "flips by turns", "flips by chance"]
     assert speedrun.applying("cifar10-94", COMMON, names, [2]) == ["as it is", "timm's start", "flips by chance"]
     said = capsys.readouterr().out
-    assert "Left out: local start. The recipe has it already." in said
-    assert "Left out: no rotary positions. initialize=conv_like needs rotary positions" in said
+    assert "Skipped: local start. The recipe already has this setting." in said
+    assert "Skipped: no rotary positions. initialize=conv_like needs rotary positions" in said
     assert speedrun.applying("cifar10-tokenizer", COMMON, names[1:3], [2]) == ["local start"]
 
 
@@ -66,13 +66,13 @@ def test_what_the_datas_policy_says_counts_as_the_recipes() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--compile", "auto"], "always or never; auto would compile some arms and not others"),
+        (["--compile", "auto"], "choose always or never, because auto would compile only some arms"),
         (["--recipe", "cifar10-93"], "There is no recipe 'cifar10-93'. Did you mean cifar10-9"),
         (["--arms", "GELO"], "There is no arm 'GELO'. Did you mean GELU?"),
         (["--set", "epochs"], "'epochs' is not a setting"),
         (["--recipe", "mnist-99"], "views=2 adds the mirror image"),  # MNIST, not some other data
         (["--draw", "nowhere.json", "--out", "a.png"], "nowhere.json cannot be read as a record"),
-        (["--draw", "nowhere.json"], "A picture needs a place"),
+        (["--draw", "nowhere.json"], "Give a file for the figure"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(monkeypatch, capsys, words, said) -> None:

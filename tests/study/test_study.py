@@ -498,7 +498,7 @@ def test_a_searched_range_is_an_axis_and_labels_do_not_overprint(tmp_path) -> No
         pictures["effects"].axes[0].get_xscale() == "log"
         and len(pictures["effects"].axes[0].lines[0].get_xdata()) == 30
     )
-    assert [text.get_text() for text in pictures["pareto"].axes[0].texts] == ["1, 2, 3, … 30 in all"]
+    assert [text.get_text() for text in pictures["pareto"].axes[0].texts] == ["1, 2, 3, … (30 points)"]
     apart = draw_pareto({"cost": [(1.0, 0.5, None, "a", True), (3.0, 0.9, None, "b", True)]}, "")
     assert [text.get_text() for text in apart.axes[0].texts] == ["1", "2"]
 

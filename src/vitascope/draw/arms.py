@@ -1,4 +1,4 @@
-"""What changes were worth -> a dot and its interval for each, left or right of nothing."""
+"""Figures of ablations: the effect of each change with its confidence interval, and accuracy over time."""
 
 from statistics import mean
 from typing import Any
@@ -10,11 +10,11 @@ from matplotlib.ticker import LogLocator, NullLocator
 from vitascope.draw.look import caption, label, new_figure, plain, shades
 from vitascope.draw.palette import COLOURS
 
-Worth = tuple[str, float, float | None]  # name, points, half of the interval
+Worth = tuple[str, float, float | None]  # name, difference in points, half-width of the interval
 
 
 def draw_arms(panels: dict[str, list[Worth]], text: str) -> Figure:
-    """A panel for each setting they were tried in. Grey: cannot be told from noise."""
+    """One panel per experiment. Grey: no significant difference."""
     most = max(len(found) for found in panels.values())
     figure, axes = new_figure(len(panels), width=6.2 * len(panels), height=1.6 + 0.34 * most)
     for axis, (title, found) in zip(axes, panels.items(), strict=True):
@@ -24,14 +24,14 @@ def draw_arms(panels: dict[str, list[Worth]], text: str) -> Figure:
 
 
 def draw_speed(curves: dict[str, list[tuple[float, float]]], points: dict[str, tuple[float, float]]) -> Figure:
-    """Accuracy over seconds: a line for each way, a dot where a record ended."""
+    """Accuracy over seconds: one line per tuning run, one dot per record."""
     figure, [axis] = new_figure(1, width=9.6, height=5.2)
     for colour, (name, line) in zip(shades(len(curves)), curves.items(), strict=True):
         seconds, shares = zip(*line, strict=True)
         axis.plot(seconds, [100 * share for share in shares], color=colour, label=plain(name), linewidth=1.6)
     before, floor = 0.0, 0
     for name, (seconds, share) in sorted(points.items(), key=lambda point: point[1]):
-        floor = floor + 1 if seconds < 2 * before else 0  # words go up to the left, above those of a dot nearby
+        floor = floor + 1 if seconds < 2 * before else 0  # labels go to the upper left, above the label of a close dot
         axis.plot(seconds, 100 * share, "o", color="#222222", markersize=7)
         axis.annotate(
             plain(f"{name}\n{100 * share:.2f} %, {seconds:.0f} s"),
@@ -50,15 +50,15 @@ def draw_speed(curves: dict[str, list[tuple[float, float]]], points: dict[str, t
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter("{x:g}")
     ends = [100 * share for _, share in [*points.values(), *(line[-1] for line in curves.values())]]
-    axis.set_ylim(max(0.0, min(ends) - 10), min(100.0, max(ends) + 3))  # beginnings are steep; all ends are seen
+    axis.set_ylim(max(0.0, min(ends) - 10), min(100.0, max(ends) + 3))  # the steep beginnings are cut off
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, loc="lower right")
-    label(axis, "The way there", "seconds (log scale)", "accuracy in %")
+    label(axis, "Accuracy over training time", "seconds (log scale)", "accuracy in %")
     caption(
         figure,
-        "Lines: tuning runs on a part of the training images, one seed each, one view of held-back images; seconds of "
-        "training alone. Dots: records on all training images, mean over seeds that were never tuned on, test images; "
-        "the whole clock. Dots have more images to learn from than lines and, where a record has two, more views.",
+        "Lines: tuning runs on part of the training images, one seed each; accuracy on held-out images with one view; "
+        "training seconds only. Dots: records on all training images, mean over seeds not used for tuning; accuracy on "
+        "test images, with two views for some records; seconds including evaluation.",
     )
     return figure
 
@@ -72,11 +72,11 @@ def _show_arms(axis: Axes, title: str, found: list[Worth]) -> None:
     axis.set_yticks(range(len(found)), [name for name, _, _ in reversed(found)])
     axis.set_ylim(-0.6, len(found) - 0.4)
     axis.grid(axis="x", alpha=0.25)
-    label(axis, title, "points", "")
+    label(axis, title, "difference in percentage points", "")
 
 
 def draw_shares(rows: list[dict[str, Any]]) -> Figure:
-    """Accuracy over the share of the labels, a line for each arm: dots are seeds, lines go through their means."""
+    """Accuracy over the fraction of the labels, one line per arm: dots are seeds, lines connect their means."""
     figure, [panel] = new_figure(1, width=7.0, height=4.6)
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     for colour, arm in zip(shades(len(arms)), arms, strict=True):
@@ -91,7 +91,9 @@ def draw_shares(rows: list[dict[str, Any]]) -> Figure:
     panel.minorticks_off()
     panel.grid(alpha=0.25)
     panel.legend(frameon=False)
-    label(panel, "What learning without labels is worth", "labels in %", "accuracy in %")
-    longer = " (as much compute: as both stages of the dearest start)" if any("compute" in arm for arm in arms) else ""
-    caption(figure, f"Dots are seeds, lines their means; every start is fine-tuned equally long{longer}.")
+    label(panel, "Effect of pretraining without labels", "labels in %", "accuracy in %")
+    text = "Dots: seeds. Lines: their means. All arms are fine-tuned equally long."
+    if any("compute" in arm for arm in arms):
+        text += " Exception: “as much compute” has the compute of both stages of the most expensive arm."
+    caption(figure, text)
     return figure

@@ -1,16 +1,16 @@
-"""Curves over a growing number -> log-log panels side by side, in which a power law is a straight line."""
+"""Draw log-log panels side by side, in which a power law is a straight line."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from vitascope.draw.look import caption, label, new_figure, shades
 
-FEW = 1000  # a span of less than three decades has room for 1, 2, 5 in each
+FEW = 1000  # below three decades, the axis has ticks at 1, 2 and 5
 Curves = dict[str, list[tuple[float, float]]]
 
 
 def draw_growth(panels: dict[str, Curves], *, x: str, title: str, caption_text: str) -> Figure:
-    """One panel per measured thing, one line per way of doing it."""
+    """One panel per measured quantity, one line per implementation."""
     figure, axes = new_figure(len(panels), width=9.5, height=4.6)
     for panel, (y, curves) in zip(axes, panels.items(), strict=True):
         for colour, (name, points) in zip(shades(len(curves)), curves.items(), strict=True):

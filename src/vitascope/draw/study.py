@@ -1,4 +1,4 @@
-"""Numbers of a study -> its pictures: curves with bands, accuracy over a setting, a heat map, accuracy against cost."""
+"""Figures of a study: curves with bands, accuracy by setting, a heat map, accuracy against cost."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -16,15 +16,15 @@ from vitascope.draw.look import caption, label, new_figure, plain, shades, short
 from vitascope.draw.palette import COLOURS, SEQUENTIAL
 
 MOST_NAMES = 16  # in a legend
-LONG = 6  # digits under an axis
-LONG_RUN = 6  # epochs: from so many on the end is drawn once more
-NEAR = (0.12, 0.04)  # shares of a panel: numbers of points nearer than that overprint each other
+LONG = 6  # characters of a tick label
+LONG_RUN = 6  # epochs: from this length on, the second half has its own panel
+NEAR = (0.12, 0.04)  # fractions of a panel: labels of closer points would overlap
 Curves = dict[str, list[list[float]]]  # train_loss, val_accuracy, … -> one list of epochs per seed
 
 
 def draw_bands(cells: dict[str, Curves], text: str, units: dict[str, str] = UNITS) -> Figure:
-    """Loss and accuracy over epochs: a colour per cell, validation full, training dashed, bands from the lowest to the
-    highest seed. Differences at the end are small, so its half has a panel of its own, without the training images."""
+    """Loss and accuracy over epochs: one colour per cell, validation solid, training dashed, bands from the lowest to
+    the highest seed. The second half has a panel of its own, without the training images."""
     longest = max((len(line) for curves in cells.values() for lines in curves.values() for line in lines), default=0)
     shown = [("loss", 1), ("accuracy", 1)] + ([("accuracy", 1 + longest // 2)] if longest >= LONG_RUN else [])
     figure, panels = new_figure(len(shown), width=3.7 * len(shown) + 2.6, height=4.6)
@@ -39,21 +39,21 @@ def draw_bands(cells: dict[str, Curves], text: str, units: dict[str, str] = UNIT
         over_epochs(panel, kind)
         panel.set_ylabel(units[kind])
         if first > 1:
-            panel.set_title("the second half, enlarged", fontsize=11, fontweight="bold")
+            panel.set_title("second half, enlarged", fontsize=11, fontweight="bold")
     names = [
         Line2D([], [], color=colour, label=plain(shorten(name, 40)))
         for colour, name in zip(colours, cells, strict=True)
     ]
     names += [Line2D([], [], color="#555555", linewidth=1.8, label="validation images")]
     names += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training images")]
-    figure.legend(handles=names, loc="outside right upper", fontsize=8)  # in a panel it would hide the last epochs
+    figure.legend(handles=names, loc="outside right upper", fontsize=8)  # inside a panel it would cover the last epochs
     caption(figure, text)
     return figure
 
 
 def draw_effects(panels: dict[str, dict[str, list[float]]], text: str, scales: dict[str, str] | None = None) -> Figure:
-    """`panels[setting][value]`: accuracies of all runs with that value. Dots are runs, bars means; settings that have a
-    scale ("log" or "linear") are numbers on an axis, without bars."""
+    """`panels[setting][value]`: accuracies of all runs with that value. Dots are runs, bars are means. Settings with a
+    scale ("log" or "linear") have a numeric axis and no bars."""
     figure, axes = new_figure(len(panels), width=max(5.0, 4.2 * len(panels)), height=4.2)
     for axis, (setting, values) in zip(axes, panels.items(), strict=True):
         if scale := (scales or {}).get(setting):
@@ -96,8 +96,8 @@ def draw_grid(rows: Sequence[str], columns: Sequence[str], values: Any, axes: tu
 
 
 def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bool]]], text: str) -> Figure:
-    """`panels[cost]`: cost, accuracy, half of its interval, name, whether nothing beats it. Points have numbers, which
-    the legend explains."""
+    """`panels[cost]`: cost, accuracy, half-width of its interval, name, whether it is on the Pareto front. Points have
+    numbers, which the legend explains."""
     figure, axes = new_figure(len(panels), width=4.6 * len(panels), height=4.6)
     for axis, (cost, points) in zip(axes, panels.items(), strict=True):
         for place, accuracy, half, _, ahead in points:
@@ -118,7 +118,7 @@ def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bo
         named = [number for number, point in enumerate(points, 1) if point[4] or len(points) <= MOST_NAMES]
         _number(axis, {number: (points[number - 1][0], 100 * points[number - 1][1]) for number in named})
         axis.grid(alpha=0.25)
-        label(axis, f"against {cost}", cost, "accuracy in %")
+        label(axis, f"accuracy against {cost}", cost, "accuracy in %")
     best = {number for points in panels.values() for number, point in enumerate(points, 1) if point[4]}
     names = [(number, point[3]) for number, point in enumerate(next(iter(panels.values())), 1)]
     shown = names if len(names) <= MOST_NAMES else [pair for pair in names if pair[0] in best][:MOST_NAMES]
@@ -129,7 +129,7 @@ def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bo
 
 
 def _number(axis: Axes, points: dict[int, tuple[float, float]]) -> None:
-    """Points that would overprint each other's numbers share one label."""
+    """Number the points; points that are close together share one label."""
     groups: list[tuple[tuple[float, float], list[int]]] = []
     for number, point in points.items():
         x, y = axis.transAxes.inverted().transform(axis.transData.transform(point))
@@ -140,11 +140,11 @@ def _number(axis: Axes, points: dict[int, tuple[float, float]]) -> None:
 
 
 def _numbers(group: list[int]) -> str:
-    return ", ".join(map(str, group[:3])) + (f", … {len(group)} in all" if len(group) > 3 else "")
+    return ", ".join(map(str, group[:3])) + (f", … ({len(group)} points)" if len(group) > 3 else "")
 
 
 def _spelt(value: str) -> str:
-    """A long number as three digits, another word shortened."""
+    """Long numbers with three digits, other long values shortened."""
     try:
         return f"{float(value):.3g}" if len(value) > LONG else value
     except ValueError:
@@ -152,7 +152,7 @@ def _spelt(value: str) -> str:
 
 
 def _even(lines: list[list[float]]) -> Any:
-    """seed × epoch, as long as the shortest."""
+    """seed × epoch, cut to the shortest curve."""
     shortest = min(map(len, lines))
     return np.array([line[:shortest] for line in lines])
 

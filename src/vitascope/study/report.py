@@ -9,6 +9,7 @@ from vitascope.draw.curves import UNITS
 from vitascope.draw.html import drawn, html_page, html_table
 from vitascope.draw.look import save
 from vitascope.draw.study import draw_bands, draw_effects, draw_grid, draw_pareto
+from vitascope.records.arms import ENOUGH
 from vitascope.records.reading import markdown, millions
 from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.study.answer import Answer, Cell, Difference
@@ -72,12 +73,13 @@ def notes(found: Answer) -> list[str]:
     """How the combinations were compared, what the numbers mean, and what is missing."""
     which = "held-out validation images" if found.design.judge == "val" else "test images"
     probed = "" if found.measure == "accuracy" else " Training used no labels, so a linear probe measures the features."
+    two = " With two seeds, both values are shown." if any(len(cell.results) == 2 for cell in found.cells) else ""
     fixed = " ".join(found.design.fixed) or "those of the recipe"
     lines = [
         f"Fixed settings: {fixed}. Accuracy is measured on {which} after the last epoch.{probed}",
-        "± is the 95 % confidence interval of the mean over seeds (Student's t). Two seeds: both values are shown. "
-        "Differences to the best are taken seed by seed; their intervals are corrected for all pairs of combinations "
-        "(Bonferroni). The accuracy of the best combination is subject to selection bias.",
+        f"± is the 95 % confidence interval of the mean over seeds (Student's t).{two} Differences to the best are "
+        "taken seed by seed; their intervals are corrected for all pairs of combinations (Bonferroni). The accuracy of "
+        "the best combination is subject to selection bias.",
     ]
     if any((other := found.against_best(cell)) and other.no_spread for cell in found.cells):
         lines.append("No variation: the difference is equal in all seeds, so its significance cannot be tested.")
@@ -105,12 +107,13 @@ def figures(found: Answer) -> dict[str, Figure]:
     points = {}
     for title, cost in COSTS.items():
         front = found.front(cost)
+        halves = [cell.half if len(cell.results) >= ENOUGH else None for cell in found.cells]
         points[title] = [
-            (cell.number(cost), cell.accuracy, cell.half, cell.name, cell in front) for cell in found.cells
+            (cell.number(cost), cell.accuracy, half, cell.name, cell in front)
+            for cell, half in zip(found.cells, halves, strict=True)
         ]
-    pictures["pareto"] = draw_pareto(
-        points, "Orange: Pareto front. Bars: 95 % confidence interval of the mean over seeds."
-    )
+    text = "Orange: Pareto front. Bars: 95 % confidence interval of the mean (three seeds or more)."
+    pictures["pareto"] = draw_pareto(points, text)
     return pictures
 
 

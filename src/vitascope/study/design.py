@@ -70,7 +70,7 @@ class Design:
         if self.search:
             said |= {"seeds": str(len(self.seeds))} | {key: ",".join(values) for key, values in self.axes.items()}
             said |= {key: f"{found.low:g}..{found.high:g}" for key, found in self.ranges.items()}
-        return said | {"a search": "yes" if self.search else "no"}
+        return said | {"search": "yes" if self.search else "no"}
 
     def _common(self) -> dict[str, Any]:
         """The fixed settings: any combination's recipe without the varied settings."""

@@ -339,11 +339,11 @@ def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> Non
     first = new_run(read_recipe("digits"), tmp_path)
     assert track_of(new_run(read_recipe("digits", [f"weights={first.path}"]), tmp_path)) == "staged"
     other, odd = (shutil.copytree(run.path, tmp_path / "odd" / run.path.name) for run in (before[1], runs[1]))
-    for place, old, new in ((other, "mask: 0.75", "mask: 0.5"), (odd, str(before[1].path), str(other))):
+    for place, old, new in ((other, "mask_ratio: 0.75", "mask_ratio: 0.5"), (odd, str(before[1].path), str(other))):
         text = (place / "recipe.yaml").read_text()
         assert old in text
         (place / "recipe.yaml").write_text(text.replace(old, new))
-    with pytest.raises(UserError, match=r"The runs differ in mae\.mask"):
+    with pytest.raises(UserError, match=r"The runs differ in mae\.mask_ratio"):
         make_record([runs[0], open_run(odd)], "two-stages")
 
 

@@ -72,5 +72,7 @@ def test_the_guard_finds_what_to_run_again_in_every_record(name) -> None:
 def test_the_guard_does_not_compare_machines(monkeypatch) -> None:
     monkeypatch.setattr(guard, "device_names", lambda: {"cpu": "Abacus, 2 cores, 2 threads", "system": "Linux x86_64"})
     monkeypatch.setattr("sys.argv", ["guard"])
-    with pytest.raises(SystemExit, match=r"this machine is Abacus, 2 cores, and ratios differ between machines.*--against COMMIT"):
+    with pytest.raises(
+        SystemExit, match=r"this machine is Abacus, 2 cores, and ratios differ between machines.*--against COMMIT"
+    ):
         guard.main()

@@ -37,7 +37,11 @@ def test_the_set_is_written_and_its_numbers_are_told(vitascope, run, images, tmp
     out = tmp_path / "out"
     answer = vitascope("explain", str(run.path), *images, "--out", str(out))
     assert answer.code == 0, answer.err
-    assert "Faithfulness on 2 image(s)" in answer.out and "occlusion" in answer.out and "random" in answer.out
+    assert (
+        "Faithfulness of the methods, best first (2 images)" in answer.out
+        and "occlusion" in answer.out
+        and "random" in answer.out
+    )
     for stem in ("explanations-digit0", "heads-digit1", "evidence", "probes-blocks", "probes-colours", "probes-map"):
         assert (out / f"{stem}.png").stat().st_size > 5000 and (out / f"{stem}.svg").is_file()
     said = json.loads((out / "explanations.json").read_text())

@@ -44,7 +44,10 @@ def test_a_config_is_frozen_and_hashable_and_takes_lists() -> None:
             "patch_size=16 does not divide img_size=28. Choose one of 1, 2, 4, 7, 14, 28.",
         ),
         ({"img_size": (32, 20), "patch_size": 8}, "patch_size=8 does not divide 20 of img_size=(32, 20)"),
-        ({"embed_dim": 100, "num_heads": 3}, "num_heads=3 does not divide embed_dim=100. Choose one of 1, 2, 4, 5"),
+        (
+            {"embed_dim": 100, "num_heads": 3},
+            "num_heads=3 does not divide embed_dim=100. Choose num_heads from 1, 2, 4, 5",
+        ),
         ({"depth": 0}, "depth=0 is too small"),
         ({"depth": 2.5}, "depth=2.5 is not a whole number"),
         ({"depth": True}, "depth=True is true or false, but depth must be a whole number"),

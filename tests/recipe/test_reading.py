@@ -47,7 +47,7 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
     [
         ("cifar11", [], "There is no recipe 'cifar11'. Did you mean cifar10?"),
         ("none.yaml", [], "There is no recipe file 'none.yaml'"),
-        ("cifar10", ["model.depht=3"], "There is no setting 'model.depht'. Did you mean depth?"),
+        ("cifar10", ["model.depht=3"], "There is no setting 'model.depht'. Did you mean model.depth?"),
         ("cifar10", ["modle.depth=3"], "There is no setting 'modle'. Did you mean model?"),
         ("cifar10", ["model.depth=many"], "model.depth: many is not a whole number."),
         ("cifar10", ["model.depth=[1"], "cannot be read as YAML"),

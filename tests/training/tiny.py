@@ -1,5 +1,6 @@
 """A run so small that tests can make dozens: 8×8 digits, one thin block."""
 
+import atexit
 import shutil
 from functools import cache
 from pathlib import Path
@@ -48,7 +49,8 @@ def _train_once(settings: tuple[tuple[str, object], ...]) -> Run:
     return tiny_run(Path(_KEPT.name) / str(len(list(Path(_KEPT.name).iterdir()))), **dict(settings))
 
 
-_KEPT = TemporaryDirectory(prefix="vitascope-tests-")  # removed when the process ends
+_KEPT = TemporaryDirectory(prefix="vitascope-tests-")
+atexit.register(_KEPT.cleanup)
 
 
 def untimed(run: Run) -> list[dict]:

@@ -62,7 +62,7 @@ def _unfilled(name: str, part: str, line: int) -> Report:
         ["unknown"],
         ["Replace every ... with your own code. Then check again."],
         {"check": "source code", "index": None, "expected": "code", "got": "...", "error": "not filled in yet"},
-        evidence=[f"Line {line} still contains ... (line 1 is the first line of {name})."],
+        evidence=[f"Line {line} of the file still contains ..."],
         verdict="not filled in yet",
     )
 

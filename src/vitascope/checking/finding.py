@@ -17,7 +17,7 @@ from vitascope.checking.dot_product import DotProduct
 from vitascope.checking.feed_forward import FeedForward
 from vitascope.checking.functions import AttentionFunction
 from vitascope.checking.heads import AttentionModule, AttentionOverGrid
-from vitascope.checking.naming import argument_roles, source_of, weight_role
+from vitascope.checking.naming import argument_roles, first_line_of, source_of, weight_role
 from vitascope.checking.patches import Patchify
 from vitascope.checking.positions import Sinusoidal
 from vitascope.checking.subject import Subject
@@ -157,9 +157,10 @@ def polarity_of(things: dict[str, Any]) -> str | None:
 
 
 def still_open(thing: Any) -> int:
-    """The line, counted from 1, of the first `...` that stands for code; 0 where there is none."""
+    """The line in its file, counted from 1, of the first `...` that stands for code; 0 if there is none."""
+    code = type(thing) if isinstance(thing, nn.Module) else thing
     try:
-        tree = ast.parse(textwrap.dedent(source_of(thing if not isinstance(thing, nn.Module) else type(thing))))
+        tree = ast.parse(textwrap.dedent(source_of(code)))
     except SyntaxError:
         return 0
     dots = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value is Ellipsis]
@@ -172,4 +173,4 @@ def still_open(thing: Any) -> int:
     ]
     for line in indexed:
         dots.remove(line)
-    return min(dots, default=0)
+    return min(dots) + first_line_of(code) - 1 if dots else 0

@@ -145,6 +145,14 @@ def source_of(thing: object) -> str:
         return ""
 
 
+def first_line_of(thing: object) -> int:
+    """Return the line of its file at which the source code begins, counted from 1."""
+    try:
+        return max(1, inspect.getsourcelines(thing)[1])  # pyright: ignore[reportArgumentType]
+    except (OSError, TypeError):
+        return 1
+
+
 def prose_of(thing: object) -> str:
     """Docstring and comments."""
     source = source_of(thing)

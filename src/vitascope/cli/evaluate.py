@@ -42,7 +42,7 @@ def evaluate(
 ) -> None:
     """Measure accuracy, per-class scores, calibration and robustness to corruptions.
 
-    Figures and report.json go to RUN/evaluation/. Each use of the test set is logged in the run.
+    Figures and report.json go to RUN/evaluation/SPLIT/. Each use of the test set is logged in the run.
 
     Example: vitascope evaluate runs/digits --split val
     """
@@ -89,7 +89,7 @@ def print_broken(files: list[str]) -> None:
 
 
 def _print_tables(found: "Evaluation") -> None:
-    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most often confused with"]
+    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most often predicted as"]
     rows = [
         [
             name,

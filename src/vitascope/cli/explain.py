@@ -88,9 +88,13 @@ def _tell(written: "Written", images: int, out: Path) -> None:
         [row.method, f"{row.insertion - row.deletion:+.3f}", f"{row.deletion:.3f}", f"{row.insertion:.3f}"]
         for row in written.evidence
     ]
-    title = f"Faithfulness on {images} image(s), best method first"
+    title = f"Faithfulness of the methods, best first ({'1 image' if images == 1 else f'{images:,} images'})"
     columns = ["method", "insertion − deletion", "deletion (lower is better)", "insertion (higher is better)"]
     console().print(table(title, columns, rows, right=set(columns[1:])))
+    print(
+        "Mean probability of the predicted class while patches are removed (deletion) or added (insertion), most\n"
+        "important first. 'random' is the baseline: a random order. Use many images to compare methods."
+    )
     shown = [str(path) for path in written.files if path.suffix == ".png"]
     print("\n".join(shown[:SHOWN]) + (f"\n… and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""))
     print(f"All figures (PNG and SVG) and numbers (explanations.json): {out}")

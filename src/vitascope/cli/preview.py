@@ -39,8 +39,10 @@ def draw_preview(name: str, settings: list[str], root: str | None, seed: int, ou
     names = [data.classes[label] for label in chosen.labels.tolist()]
     used = policy.description
     kind = "crops for DINO's student" if recipe.train.objective == "dino" else "versions used in training"
-    text = f"{data.source.name}: the stored image, then {len(versions)} {kind} ({used or 'no augmentation'})."
-    return save(draw_gallery(rows, names, ["stored", *titles], text), out)
+    text = f"{data.source.name}: the original image, then {len(versions)} {kind} ({used or 'no augmentation'})."
+    if policy.mixup or policy.cutmix:
+        text += " Mixed versions contain a part of another image, whose label is mixed in too."
+    return save(draw_gallery(rows, names, ["original", *titles], text), out)
 
 
 def _base(name: str, settings: list[str]) -> str | None:

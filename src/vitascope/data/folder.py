@@ -63,7 +63,7 @@ def try_image(path: Path, size: tuple[int, int], channels: int) -> Tensor | str:
     try:
         return read_image(path, size, channels)
     except Image.UnidentifiedImageError:
-        return "it is not an image"
+        return "unknown image format"
     except Image.DecompressionBombError:
         return "it is too large"
     except (OSError, ValueError, SyntaxError, RuntimeError):

@@ -31,8 +31,9 @@ class Stage:
 
 def anatomy(config: ModelConfig, *, batch: int = 1, tokens: int | None = None) -> list[Stage]:
     """All stages in order. `tokens` follows that many tokens from the first block on, leaving the image out."""
-    if batch < 1 or (tokens is not None and tokens < 1):
-        raise UserError(f"batch={batch} and tokens={tokens} must be at least 1.")
+    for name, value in (("batch", batch), ("tokens", tokens)):
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value} must be at least 1.")
     start = _embedding(config, batch) if tokens is None else [_tokens(config, batch, tokens, parameters=0)]
     count = config.num_tokens if tokens is None else tokens
     blocks: list[Stage] = []

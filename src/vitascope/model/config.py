@@ -273,7 +273,9 @@ def check_heads(embed_dim: int, num_heads: int) -> None:
         divisors = [number for number in range(1, embed_dim + 1) if embed_dim % number == 0]
         near = sorted(sorted(divisors, key=lambda number: abs(number - num_heads))[:6])
         choices = ", ".join(map(str, near))
-        raise UserError(f"num_heads={num_heads} does not divide embed_dim={embed_dim}. Choose one of {choices}.")
+        raise UserError(
+            f"num_heads={num_heads} does not divide embed_dim={embed_dim}. Choose num_heads from {choices}."
+        )
 
 
 def as_pair(size: Size) -> tuple[int, int]:

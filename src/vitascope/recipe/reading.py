@@ -168,7 +168,8 @@ def _sentence(error: Exception, schema: "DictConfig") -> str:
         for part in ("train", "model", "data", "data.augment", "dino", "mae"):
             if last in OmegaConf.select(schema, part):
                 return f"There is no setting '{key}'. Did you mean {part}.{last}?"
-        return f"There is no setting '{key}'. {did_you_mean(last, map(str, level))}"
+        section = "".join(f"{parent}." for parent in parents)
+        return f"There is no setting '{key}'. {did_you_mean(key, [f'{section}{name}' for name in level])}"
     for kind, words in (("Integer", "a whole number"), ("Float", "a number")):
         if f"could not be converted to {kind}" in first:
             first = f"{first.split(chr(39))[1]} is not {words}"

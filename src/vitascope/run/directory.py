@@ -130,4 +130,6 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     inside = sorted(file.parent for file in place.glob("*/recipe.yaml")) if place.is_dir() else []
     if inside:
         return Run(inside[-1])
+    if not place.exists():
+        raise UserError(f"There is no run {place}. Runs are in runs/<recipe>/<date>-seed<n>/.")
     raise UserError(f"{place} is not a run: it has no recipe.yaml. Runs are in runs/<recipe>/<date>-seed<n>/.")

@@ -77,9 +77,9 @@ def notes(found: Answer) -> list[str]:
     fixed = " ".join(found.design.fixed) or "those of the recipe"
     lines = [
         f"Fixed settings: {fixed}. Accuracy is measured on {which} after the last epoch.{probed}",
-        f"± is the 95 % confidence interval of the mean over seeds (Student's t).{two} Differences to the best are "
-        "taken seed by seed; their intervals are corrected for all pairs of combinations (Bonferroni). The accuracy of "
-        "the best combination is subject to selection bias.",
+        f"± is the 95 % confidence interval of the mean over seeds (Student's t).{two} Differences from the best are "
+        "in percentage points and paired by seed. Their intervals are corrected for multiple comparisons (Bonferroni). "
+        "The best accuracy is subject to selection bias: it is probably slightly too high.",
     ]
     if any((other := found.against_best(cell)) and other.no_spread for cell in found.cells):
         lines.append("No variation: the difference is equal in all seeds, so its significance cannot be tested.")

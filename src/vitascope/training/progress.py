@@ -12,9 +12,9 @@ from vitascope.training.loop import Progress as Between
 LONG = 3600.0  # seconds; a longer run prints its estimated duration
 LOOKING = 10.0  # seconds of training for the estimate
 SHARES = {
-    "train_accuracy": "accuracy",
+    "train_accuracy": "train acc",
     "knn_accuracy": "k-NN",
-    "val_accuracy": "validation",
+    "val_accuracy": "val acc",
 }
 
 
@@ -91,7 +91,7 @@ def _as_lines(records: Iterator[Between | EpochRecord], epochs: int, console: Co
 
 
 def describe(row: dict[str, float], epochs: int) -> str:
-    """epoch 3/20  loss 1.234  accuracy 56.7 %  validation 55.1 %  12,345 images/s. Without labels, the accuracies are
+    """epoch 3/20  loss 1.234  train acc 56.7 %  val acc 55.1 %  12,345 images/s. Without labels, the accuracies are
     those of k-NN and a linear probe."""
     width = len(str(epochs))
     text = f"epoch {row['epoch']:>{width}}/{epochs}  loss {row['train_loss']:.3f}"

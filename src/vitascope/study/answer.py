@@ -97,7 +97,7 @@ class Difference:
         if self.half is None:
             return "one seed"
         if self.no_spread:  # with few seeds, identical differences are a coincidence
-            return NOT_SIGNIFICANT
+            return "not testable"
         return "worse" if self.points < -self.half else "better" if self.points > self.half else NOT_SIGNIFICANT
 
 

@@ -20,7 +20,7 @@ def test_other_names_get_a_new_classifier() -> None:
     found = pretrained()
     made = adapt(found, classes=OTHERS)
     assert made.report.new == ["head.weight", "head.bias"] and made.facts.classes == OTHERS
-    assert made.report.dropped[0] == "head.weight (for other classes, such as ape)"
+    assert made.report.dropped[0] == "head.weight (its classes are not the data's, for example ape)"
     assert not torch.equal(made.weights["head.weight"], found.weights["head.weight"])
     assert adapt(found, classes=[*OWN[:6], "hen"]).report.new  # one is enough
 

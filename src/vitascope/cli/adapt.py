@@ -106,7 +106,7 @@ def _tell(report: "Report") -> None:
         size = other["settings"]["img_size"]
         print(
             f"Alternative without loss: resize the images to img_size={size}. This needs {other['tokens']} tokens and "
-            f"{count(other['flops'])} FLOPs per image ({other['times_flops']:g} times as many)."
+            f"{count(other['flops'])} FLOPs per image ({other['times_flops']:g} times the FLOPs)."
         )
 
 

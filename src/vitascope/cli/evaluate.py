@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 RunPath = Annotated[Path, typer.Argument(help="A run folder, or runs/RECIPE for its newest run.")]
 Best = Annotated[bool, typer.Option("--best", help="Use the best epoch on validation images instead of the last.")]
 Views = Annotated[
-    int, typer.Option(help="Number of views to average: 1, 2 (adds the mirror image), 6 or 10 (add one-pixel shifts).")
+    int,
+    typer.Option(help="Views to average: 1; 2: and the mirror image; 6, 10: both, also with 2 or 4 one-pixel shifts."),
 ]
 MOST_CLASSES = 30
 
@@ -89,7 +90,7 @@ def print_broken(files: list[str]) -> None:
 
 
 def _print_tables(found: "Evaluation") -> None:
-    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most often predicted as"]
+    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most frequent error"]
     rows = [
         [
             name,

@@ -46,7 +46,9 @@ def choose(run: Run, facts: ModelFacts, split: str | None, data: str | None) -> 
         return Choice(own.name, split, found, own=True)
     source = _open(own, facts)
     if "test" not in source.splits:
-        raise UserError(f"{own.name} has no test images. Add a test/ folder, or use --split val.")
+        raise UserError(
+            f"{own.name} has no test images. Add a test/ folder. For validation images: evaluate --split val."
+        )
     _check_classes(own.name, source.classes, facts)
     return Choice(own.name, "test", source.load("test"), own=True, skipped=source.skipped)
 

@@ -31,7 +31,7 @@ def fit_classifier(
         return [], [note]
     if set(own) != set(classes):
         other = next((name for name in own if name not in classes), own[0])
-        return _drop(weights, f"for other classes, such as {other}"), []
+        return _drop(weights, f"its classes are not the data's, for example {other}"), []
     if own != classes:
         order = [own.index(name) for name in classes]
         for name in PARTS:

@@ -257,7 +257,10 @@ def test_other_classes_of_the_same_number_get_a_new_classifier(start, tmp_path) 
     settings = {"data.name": str(tmp_path / "photos"), "train.epochs": 1, "train.batch_size": 16}
     run = tiny_run(tmp_path / "runs", weights=start.path, **settings)
     report = json.loads(run.file("adaptation.json").read_text())
-    assert report["new"] == ["head.weight", "head.bias"] and "other classes, such as" in report["dropped"][0]
+    assert (
+        report["new"] == ["head.weight", "head.bias"]
+        and "its classes are not the data's, for example" in report["dropped"][0]
+    )
     report = json.loads(tiny_run(tmp_path / "runs", weights=start.path).file("adaptation.json").read_text())
     assert not report["new"] and not report["notes"]
 

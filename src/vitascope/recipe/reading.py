@@ -79,7 +79,7 @@ def read_recipe(name: str | None, overrides: Sequence[str] = (), *, convert_old:
     schema = _schema()
     try:
         path = find_recipe(name) if name else None
-        layers = [OmegaConf.create({"name": path.stem}), _loaded(path, convert_old)] if path else []
+        layers = [OmegaConf.create({"name": path.stem}), _load_file(path, convert_old)] if path else []
         told = settings_of(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
         settings = [*told.items(), *((key, value) for key, _, value in (word.partition("=") for word in overrides))]
         check_names(settings)
@@ -110,10 +110,10 @@ def has_old_names(path: Path) -> bool:
     """Return whether a run's recipe has setting names of an older version."""
     from omegaconf import OmegaConf
 
-    return is_old(settings_of(OmegaConf.to_container(_loaded(path))))  # pyright: ignore[reportArgumentType]
+    return is_old(settings_of(OmegaConf.to_container(_load_file(path))))  # pyright: ignore[reportArgumentType]
 
 
-def _loaded(path: Path, convert_old: bool = False) -> "DictConfig":
+def _load_file(path: Path, convert_old: bool = False) -> "DictConfig":
     """Load a recipe file. Reject an empty file, and sections without settings."""
     from omegaconf import DictConfig, OmegaConf
 
@@ -125,10 +125,10 @@ def _loaded(path: Path, convert_old: bool = False) -> "DictConfig":
     for name in _HOMES:
         if name in said and not isinstance(said[name], DictConfig):
             raise UserError(f"The recipe {path}: {name} must contain settings, one per line below it.")
-    return _converted(said) if convert_old else said
+    return _convert_file(said) if convert_old else said
 
 
-def _converted(recipe: "DictConfig") -> "DictConfig":
+def _convert_file(recipe: "DictConfig") -> "DictConfig":
     """Convert a recipe to the setting names of this version."""
     from omegaconf import DictConfig, OmegaConf
 

@@ -8,7 +8,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.look import caption, label, new_figure, plain, shorten
+from vitascope.draw.look import caption, label, new_figure, plain, shorten, wrap
 
 NAME_LENGTH = 24
 MOST_NUMBERS, MOST_NAMES = 20, 50  # classes up to which cells hold numbers, and axes names
@@ -33,7 +33,7 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
     figure.colorbar(shown, ax=panel, shrink=0.75, label="errors in % of the true class")
     if classes <= MOST_NUMBERS:
         _write_numbers(panel, shares, counts.sum(1) > 0, top)
-    label(panel, title, "predicted class", "true class")
+    label(panel, wrap(title, int(7 * side)), "predicted class", "true class")
     if classes <= MOST_NAMES:
         slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
         panel.set_xticks(range(classes), short, **(slanted if max(map(len, short)) > 3 else {}))

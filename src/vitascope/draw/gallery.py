@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitascope.draw.look import caption, plain
+from vitascope.draw.look import caption, plain, wrap
 from vitascope.draw.palette import COLOURS
+
+TITLE_WIDTH = 26  # characters of a tile's title that fit above it
 
 
 def draw_gallery(rows: list[list[NDArray]], row_names: Sequence[str], column_names: Sequence[str], text: str) -> Figure:
@@ -36,7 +38,8 @@ def draw_tiles(
     """Draw images as tiles, each with its title; the tile `framed` gets a frame."""
     columns = min(columns, max(len(images), 3))
     rows = -(-len(images) // columns)
-    lines = max(text.count("\n") for text in words)
+    words = [wrap(title, TITLE_WIDTH) for title in words]
+    lines = max(title.count("\n") for title in words)
     figure = Figure(figsize=(1.75 * columns, (2.0 + 0.15 * lines) * rows + 0.7), layout="constrained", dpi=150)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel in panels[len(images) :]:

@@ -50,6 +50,11 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def wrap(text: str, width: int) -> str:
+    """Break each line of the text after at most `width` characters, between words where possible."""
+    return "\n".join("\n".join(textwrap.wrap(line, width)) for line in text.splitlines())
+
+
 def shorten(name: str, length: int) -> str:
     """Shorten a long name; its beginning is kept."""
     return name if len(name) <= length else name[: length - 1] + "…"

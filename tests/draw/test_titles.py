@@ -1,0 +1,35 @@
+"""Titles of figures fit, however long the names of the classes are."""
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from vitascope.draw.confusion import draw_confusion
+from vitascope.draw.gallery import draw_tiles
+from vitascope.draw.look import wrap
+
+NAMES = ["African_elephant", "golden_retriever", "goldfish"]
+
+
+def title_boxes(figure) -> list:
+    FigureCanvasAgg(figure).draw()
+    return [panel.title.get_window_extent() for panel in figure.axes if panel.get_title()]
+
+
+def test_the_title_of_a_confusion_matrix_is_inside_the_figure() -> None:
+    figure = draw_confusion(np.eye(3) * 6, NAMES, "cifar10 on photos, validation images: accuracy 27.78%, 18 images")
+    [box] = title_boxes(figure)
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+
+
+@pytest.mark.parametrize("count", [3, 6, 12])
+def test_titles_of_tiles_do_not_overlap(count) -> None:
+    title = "true: African_elephant (23.5%)\npredicted: golden_retriever (39.0%)"
+    boxes = title_boxes(draw_tiles([np.zeros((8, 8, 1))] * count, [title] * count, "Errors."))
+    assert len(boxes) == count
+    for number, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[number + 1 :])
+
+
+def test_lines_are_broken_between_words_and_kept_apart() -> None:
+    assert wrap("one two three\nfour", 8) == "one two\nthree\nfour" and wrap("short", 8) == "short"

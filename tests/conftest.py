@@ -27,7 +27,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
+def fixed_random_state() -> Iterator[None]:
     """The same random draws in every test, and the same number of threads after it."""
     threads = torch.get_num_threads()
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ BANNED = re.compile(
     r"answers? rightly|on the way|the reader|want a word)\b",
     re.IGNORECASE,
 )
-FOUND_TOGETHER = {
+EXAMPLES = {
     "told": "A temperature told to the model",
     "by chance": "flipped by chance",
     "be told": "cannot be told from noise",
@@ -58,7 +58,7 @@ def test_pages_and_exercises_have_no_banned_words(path: Path) -> None:
     assert BANNED.findall(path.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize(("word", "sentence"), FOUND_TOGETHER.items())
+@pytest.mark.parametrize(("word", "sentence"), EXAMPLES.items())
 def test_a_banned_word_is_found(word: str, sentence: str) -> None:
     source = f'def f():\n    """{sentence}."""\n    print("{sentence}")\n'
     assert [line for line, text in find_sentences(source, with_docstrings=False) if BANNED.search(text)] == [3]

@@ -18,7 +18,7 @@ SMALL = ["model.embed_dim=64", "model.depth=1", "model.num_heads=2", "train.batc
 
 
 @pytest.fixture
-def pretended(monkeypatch):
+def fake_gpu(monkeypatch):
     """A GPU that is none: parts are told without one, and every measurement says 'own'."""
     measured = []
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
@@ -40,14 +40,14 @@ def pretended(monkeypatch):
 
 
 def test_every_shape_of_training_and_fast_answers_is_measured_once_and_merged_sorted(
-    pretended, monkeypatch, tmp_path
+    fake_gpu, monkeypatch, tmp_path
 ) -> None:
     table = tmp_path / "table.json"
     table.write_text(json.dumps({"zzz": "own"}))
     words = ["kernel_table", "--recipes", "cifar10-94", "--set", *SMALL, "--out", str(table)]
     monkeypatch.setattr(sys, "argv", words)
     kernel_table.main()
-    uses = [(type(part.module), use.batch, use.training) for part, use in pretended]
+    uses = [(type(part.module), use.batch, use.training) for part, use in fake_gpu]
     assert len(uses) == len(set(uses)) == 5
     attention = [(batch, training) for kind, batch, training in uses if kind is SelfAttention]
     assert attention[:3] == [(12, True), (1, False), (FEW, False)] and attention[3][0] > FEW
@@ -55,13 +55,13 @@ def test_every_shape_of_training_and_fast_answers_is_measured_once_and_merged_so
     assert list(found) == sorted(found) and len(found) == 6 and found["zzz"] == "own"
     assert sum(", training, of " in key for key in found) == 2
     kernel_table.main()
-    assert len(pretended) == 5, "what the table has is not measured again"
+    assert len(fake_gpu) == 5, "what the table has is not measured again"
     monkeypatch.setattr(sys, "argv", [*words, "--again"])
     kernel_table.main()
-    assert len(pretended) == 10 and json.loads(table.read_text()) == found
+    assert len(fake_gpu) == 10 and json.loads(table.read_text()) == found
 
 
-def test_the_measured_uses_are_those_that_training_looks_up(pretended) -> None:
+def test_the_measured_uses_are_those_that_training_looks_up(fake_gpu) -> None:
     recipe = read_recipe("cifar10-dino", ["train.batch_size=6"])
     model = VisionTransformer(ModelConfig(embed_dim=64, depth=1, num_heads=2))
     uses = [use for _, use in kernel_table.list_uses(read_recipe("cifar10-94", SMALL), model) if use.training]

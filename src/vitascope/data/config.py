@@ -50,7 +50,7 @@ class AugmentConfig:
         for name in ("shift", "mixup", "cutmix"):
             _check_between(name, getattr(self, name), 0, 1000)
         if self.crop_scale is not None:
-            object.__setattr__(self, "crop_scale", _check_scale("data.augment.crop_scale", self.crop_scale))
+            object.__setattr__(self, "crop_scale", check_scale("data.augment.crop_scale", self.crop_scale))
         for name, choices in (("shift_fill", FILLS), ("flip_mode", FLIPS)):
             said = getattr(self, name)
             if said is not None and said not in choices:
@@ -115,8 +115,9 @@ def _check_between(name: str, value: float | None, low: float, high: float) -> N
         raise UserError(f"data.augment.{name}={value} must be at least {low:g} and at most {high:g}.")
 
 
-def _check_scale(name: str, value: tuple[float, float]) -> tuple[float, float]:
+def check_scale(name: str, value: tuple[float, float]) -> tuple[float, float]:
+    """Return a crop's range of areas as a tuple. Raise an error if it is not a range of fractions."""
     found = tuple(value)
     if len(found) != 2 or not 0 < found[0] <= found[1] <= 1:
-        raise UserError(f"{name}={list(found)} must be a range [low,high] of areas with 0 < low ≤ high ≤ 1.")
+        raise UserError(f"{name}={list(found)} must be a range [from,to] of areas with 0 < from ≤ to ≤ 1.")
     return found

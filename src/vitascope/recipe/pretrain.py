@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from vitascope.data.config import NO_CROP, check_scale
 from vitascope.errors import UserError, speaks_for_itself
 
 
@@ -28,11 +29,8 @@ class DinoConfig:
 
     def __post_init__(self) -> None:
         for name in ("global_crops_scale", "local_crops_scale"):
-            low, high = _pair(name, getattr(self, name))
-            object.__setattr__(self, name, (low, high))
-            if not 0 < low <= high <= 1:
-                raise UserError(f"dino.{name}=[{low},{high}] must be a range of area fractions: 0 < from ≤ to ≤ 1.")
-        if self.local_crops and self.local_crops_scale == (1.0, 1.0):
+            object.__setattr__(self, name, check_scale(f"dino.{name}", getattr(self, name)))
+        if self.local_crops and self.local_crops_scale == NO_CROP:
             raise UserError("dino.local_crops_scale=[1,1] uses the whole image. Choose a range such as [0.15,0.4].")
         for name in ("prototypes", "hidden", "bottleneck", "local_size"):
             if getattr(self, name) < (2 if name == "prototypes" else 1):
@@ -70,13 +68,6 @@ class MaeConfig:
             )
         if self.pictures < 0:
             raise UserError(f"mae.pictures={self.pictures} is negative. It must be 0 or more.")
-
-
-def _pair(name: str, value: tuple[float, float]) -> tuple[float, float]:
-    found = tuple(value)
-    if len(found) != 2:
-        raise UserError(f"dino.{name}={list(found)} must be a range: [from,to].")
-    return found
 
 
 def _check_shares(section: str, config: object, names: tuple[str, ...]) -> None:

@@ -46,28 +46,27 @@ def table(folder: Path, names: list[str]) -> str:
 def targets(folder: Path, names: list[str]) -> str:
     """Targets and what was recorded. A name is RECORD:PERCENT:SECONDS:SEEDS; the slowest seed counts."""
     rows, counts = [], []
-    wanted = [word.split(":") for word in names]
-    has_wall = any(record.known_wall_seconds for name, *_ in wanted for _, record in records_named(folder, [name]))
-    for name, percent, most, seeds in wanted:
-        for path, record in records_named(folder, [name]):
-            counts.append(len(record.seeds))
-            reached = (
-                100 * record.accuracy >= float(percent)
-                and max(record.seconds) <= float(most)
-                and len(record.seeds) >= int(seeds)
-            )
-            rows.append(
-                [
-                    linked(path, record),
-                    f"{percent} % in {most} s, {_counted(int(seeds))}",
-                    f"**{accuracy_words(record)}**",
-                    f"**{max(record.seconds):.1f}**",
-                    f"{max(record.cold_seconds):.0f}",
-                    *([wall_words(record)] if has_wall else []),
-                    _counted(len(record.seeds)),
-                    "yes" if reached else "no",
-                ]
-            )
+    found = [(word.split(":"), item) for word in names for item in records_named(folder, [word.partition(":")[0]])]
+    has_wall = any(record.known_wall_seconds for _, (_, record) in found)
+    for (_, percent, most, seeds), (path, record) in found:
+        counts.append(len(record.seeds))
+        reached = (
+            100 * record.accuracy >= float(percent)
+            and max(record.seconds) <= float(most)
+            and len(record.seeds) >= int(seeds)
+        )
+        rows.append(
+            [
+                linked(path, record),
+                f"{percent} % in {most} s, {_counted(int(seeds))}",
+                f"**{accuracy_words(record)}**",
+                f"**{max(record.seconds):.1f}**",
+                f"{max(record.cold_seconds):.0f}",
+                *([wall_words(record)] if has_wall else []),
+                _counted(len(record.seeds)),
+                "yes" if reached else "no",
+            ]
+        )
     head = ["record", "target", f"test accuracy ({explain_mean(counts)})", "seconds (slowest seed)", "cold"]
     return markdown([*head, *(["wall clock"] if has_wall else []), "seeds", "reached"], rows)
 

@@ -243,7 +243,7 @@ def test_grey_and_solarized_shares_and_a_crop_for_labels_too(tmp_path) -> None:
     assert lose_colour(image, torch.tensor([True, False]))[0].unique().numel() == 1
     run = tiny_run(tmp_path, **{"data.augment.crop_scale": [0.5, 1.0], "train.epochs": 1})
     assert run.recipe.data.augment.crop_scale == (0.5, 1.0)
-    with pytest.raises(UserError, match=r"must be a range .* of areas with 0 < low"):
+    with pytest.raises(UserError, match=r"must be a range .* of areas with 0 < from"):
         AugmentConfig(crop_scale=(0.9, 0.5))
 
 

@@ -18,6 +18,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(choices)}."
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return '1 image' or '1,200 images'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def first_line(error: BaseException, most: int = 120) -> str:
     """Return the first line of another library's error, shortened, or the error's name if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]

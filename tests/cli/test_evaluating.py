@@ -87,7 +87,7 @@ def test_runs_are_listed_compared_and_deleted(vitascope, trained) -> None:
     vitascope("evaluate", listed[0]["run"], "--quick")
     listed = json.loads(vitascope("runs", "list", "--json").out)
     assert 0 <= listed[0]["test_accuracy"] <= 1 and listed[0]["finished"] and listed[0]["epochs_done"] == 1
-    assert "2 run(s) in runs" in vitascope("runs", "list").out
+    assert "2 runs in runs" in vitascope("runs", "list").out
     answer = vitascope("runs", "compare", listed[0]["run"], listed[1]["run"], "--out", "both.png")
     assert "train.seed" in answer.out and "model.depth" not in answer.out and (trained / "both.png").is_file()
     told = json.loads(vitascope("runs", "compare", listed[0]["run"], listed[1]["run"], "--json").out)
@@ -134,13 +134,13 @@ def test_only_a_run_is_deleted(vitascope, trained) -> None:
 
 def test_recording_runs(vitascope, trained) -> None:
     answer = vitascope("record", *map(str, sorted(trained.glob("runs/digits/*"))), "--name", "tiny")
-    assert answer.code == 0 and "2 seed(s)" in answer.out
+    assert answer.code == 0 and "2 seeds" in answer.out
     said = json.loads((trained / "results" / "tiny.json").read_text())
     assert said["seeds"] == [1, 2] and len(said["test_accuracy"]) == 2
     (trained / "PAGE.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
     stale = vitascope("results", "PAGE.md", "--check")
-    assert stale.code == 2 and "PAGE.md differ(s) from the records. Run without --check" in stale.err
-    assert "1 mark(s) in 1 page(s); 2 of 2 file(s) updated" in vitascope("results", "PAGE.md", "--cards", "cards").out
+    assert stale.code == 2 and "Out of date with the records: PAGE.md. Run without --check" in stale.err
+    assert "1 mark in 1 page; 2 of 2 files updated" in vitascope("results", "PAGE.md", "--cards", "cards").out
     assert vitascope("results", "PAGE.md", "--cards", "cards", "--check").code == 0
 
 
@@ -157,7 +157,7 @@ def test_recording_runs(vitascope, trained) -> None:
         (("predict", "runs/digits", "nothing.png"), "There is no file or folder nothing.png"),
         (("predict", "runs/digits", "torn.png"), "torn.png cannot be read as an image"),
         (("predict", "runs/digits", "empty"), "The folder empty contains no images"),
-        (("predict", "runs/digits", "all-torn"), "No readable image among 1 file(s)"),
+        (("predict", "runs/digits", "all-torn"), "No readable image among 1 file,"),
         (("predict", "runs/digits", "photos", "--json", "--csv"), "Choose one of --json and --csv"),
         (("predict", "unfinished", "photos"), "has no model.safetensors. Resume it with: vitascope resume"),
         (("evaluate", "unfinished"), "has no model.safetensors"),
@@ -173,7 +173,7 @@ def test_recording_runs(vitascope, trained) -> None:
         (("record", "unfinished", "--name", "x"), "is not finished"),
         (("record", "runs/digits", "--name", "a/b"), "cannot be a file name"),
         (("results", "nothing.md"), "There is no file nothing.md"),
-        (("results", "odd.md"), "odd.md has 1 results mark(s) that cannot be read"),
+        (("results", "odd.md"), "odd.md has 1 results mark that cannot be read"),
         (("results", "kindless.md"), "there is no kind of results ''"),
         (("results", "unknown.md"), "There is no record 'mine' in results. The folder has no records"),
     ],

@@ -67,7 +67,10 @@ def test_a_config_is_frozen_and_hashable_and_takes_lists() -> None:
         ({"global_pool": "max"}, "Choose one of avg, seq, token"),
         ({"class_token": False}, "global_pool=token needs the class token"),
         ({"causal": True}, "the class token, which comes first, attends to no patch"),
-        ({"positions": "rotary", "embed_dim": 60, "num_heads": 10}, "to be a multiple of 4; it is 60 / 10 = 6"),
+        (
+            {"positions": "rotary", "embed_dim": 60, "num_heads": 10},
+            "to be a multiple of 4; it is 60 / 10 = 6. Choose num_heads from 1, 3, 5, 15",
+        ),
         ({"positions": "sincos2d", "embed_dim": 6, "num_heads": 1}, "needs embed_dim to be a multiple of 4"),
         ({"mlp": "swiglu", "embed_dim": 5, "num_heads": 1, "mlp_ratio": 1}, "must be even. It is embed_dim=5 ×"),
         ({"mlp_ratio": 0.0001}, "mlp_ratio=0.0001 × embed_dim="),

@@ -11,7 +11,7 @@ from rich.console import Console
 from vitascope.cli.evaluate import Best, print_broken
 from vitascope.cli.loading import print_notes
 from vitascope.cli.tables import console, table
-from vitascope.errors import UserError, did_you_mean
+from vitascope.errors import UserError, did_you_mean, format_count
 
 if TYPE_CHECKING:
     from vitascope.evaluation.reading import Pictures
@@ -79,7 +79,9 @@ def _write(
     from vitascope.explain.everything import write_everything
     from vitascope.explain.figures import Asked
 
-    with Console(stderr=True).status(f"Explaining {len(pictures.images)} image(s). Occlusion takes the longest …"):
+    with Console(stderr=True).status(
+        f"Explaining {format_count(len(pictures.images), 'image')}. Occlusion takes the longest …"
+    ):
         return write_everything(subject, pictures, Asked(*asked), out, probes=probes, split=split)
 
 

@@ -11,7 +11,7 @@ import typer
 from vitascope.cli.evaluate import RunPath, Views, print_broken
 from vitascope.cli.loading import loaded
 from vitascope.cli.tables import console, table
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 
 
 def predict(
@@ -42,7 +42,7 @@ def predict(
     else:
         rows = [[str(item.file), *(f"{name} {share:.1%}" for name, share in item.likeliest[:3])] for item in found]
         columns = ["file", "prediction", "second", "third"][: len(rows[0])]
-        console().print(table(f"Predictions of {model.name} for {len(rows):,} image(s)", columns, rows))
+        console().print(table(f"Predictions of {model.name} for {format_count(len(rows), 'image')}", columns, rows))
 
 
 def embed(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vitascope.cli.evaluate import Views
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 
 Results = Annotated[Path, typer.Option(help="Folder of the records.")]
 
@@ -31,7 +31,7 @@ def record(
     check_name(name)
     made = make_record([open_run(run) for run in runs], name, views=views, commit=commit)
     path = write_record(made, results)
-    print(f"{name}: {accuracy_words(made)} over {len(made.seeds)} seed(s), {made.machine_name}: {path}")
+    print(f"{name}: {accuracy_words(made)} over {format_count(len(made.seeds), 'seed')}, {made.machine_name}: {path}")
     if made.commit is None:
         print("The runs have no Git commit. Add one with --commit.")
     elif made.commit.endswith("+changes"):
@@ -55,9 +55,10 @@ def results(
     wanted = {file: text for file, (text, _) in filled.items()} | (written_cards(results, cards) if cards else {})
     stale = [file for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     if check and stale:
-        raise UserError(f"{', '.join(map(str, stale))} differ(s) from the records. Run without --check to update.")
+        raise UserError(f"Out of date with the records: {', '.join(map(str, stale))}. Run without --check to update.")
     for file in stale:
         make_folder(file.parent)
         write_whole(file, wanted[file])
     marks = sum(count for _, count in filled.values())
-    print(f"{marks} mark(s) in {len(files)} page(s); {len(stale)} of {len(wanted)} file(s) updated.")
+    pages, updated = format_count(len(files), "page"), f"{len(stale)} of {format_count(len(wanted), 'file')} updated"
+    print(f"{format_count(marks, 'mark')} in {pages}; {updated}.")

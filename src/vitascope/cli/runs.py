@@ -10,7 +10,7 @@ import typer
 
 from vitascope.cli.numbers import count, duration, percent
 from vitascope.cli.tables import console, table
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 
 app = typer.Typer(help="List, compare and delete runs.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Option(help="Folder of the runs.")]
@@ -44,7 +44,7 @@ def list_(runs: Folder = Path("runs"), as_json: Json = False) -> None:
         ]
         for item in found
     ]
-    console().print(table(f"{len(rows)} run(s) in {runs}", columns, rows, right=set(columns[2:])))
+    console().print(table(f"{format_count(len(rows), 'run')} in {runs}", columns, rows, right=set(columns[2:])))
 
 
 @app.command()
@@ -98,8 +98,8 @@ def delete(
         print(run.path)
     if not yes:
         if not sys.stdin.isatty():
-            raise UserError(f"{len(found)} run(s) would be deleted permanently. Add --yes to confirm.")
-        typer.confirm(f"Delete {len(found)} run(s) permanently?", abort=True)
+            raise UserError(f"{format_count(len(found), 'run')} would be deleted permanently. Add --yes to confirm.")
+        typer.confirm(f"Delete {format_count(len(found), 'run')} permanently?", abort=True)
     for run in found:
         delete_run(run)
-    print(f"Deleted {len(found)} run(s).")
+    print(f"Deleted {format_count(len(found), 'run')}.")

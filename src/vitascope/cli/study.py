@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitascope.cli.tables import console, table
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 from vitascope.recipe.reading import recipe_first
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _run(
     make_folder(folder, "Choose another folder with --out.")
     queue = Queue(made, storage or default_storage(folder), called)
     if retry:
-        print(f"{queue.retry_failed()} failed run(s) will be run again.")
+        print(f"{format_count(queue.retry_failed(), 'failed run')} will be run again.")
     print(f"Study: {folder}, {len(queue.trials)} trials, {queue.waiting} waiting")
     others = [_helper(number, folder) for number in range(2, jobs + 1)]
     until = None if budget is None else time.monotonic() + budget

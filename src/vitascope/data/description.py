@@ -9,6 +9,7 @@ from vitascope.data.config import DataConfig
 from vitascope.data.opening import open_source
 from vitascope.data.source import Split
 from vitascope.data.statistics import fingerprints, mean_and_std, repeated, shared
+from vitascope.errors import format_count
 
 PREVIEW_SIZE = ((64, 64), 3)  # images of a folder are resized to this for the description
 
@@ -43,14 +44,15 @@ class DataFacts:
             counts = list(facts.per_class.values())
             unequal = "" if max(counts) < 1.5 * min(counts) else " (imbalanced: see data.balance)"
             also = "" if split == "train" else f"; also in the training split: {facts.also_in_train:,}"
+            channels = format_count(facts.channels, "channel")
             lines += [
-                f"{split}: {facts.images:,} images, {facts.height}×{facts.width}, {facts.channels} channel(s)",
+                f"{split}: {facts.images:,} images, {facts.height}×{facts.width}, {channels}",
                 f"  images per class: {min(counts):,} to {max(counts):,}{unequal}",
                 f"  pixel values (0 to 1): mean {_numbers(facts.mean)}, std {_numbers(facts.std)}",
                 f"  exact duplicates: {facts.copies:,}{also}",
             ]
         if self.skipped:
-            lines.append(f"{len(self.skipped)} image(s) could not be read: {', '.join(self.skipped[:3])}")
+            lines.append(f"{format_count(len(self.skipped), 'image')} could not be read: {', '.join(self.skipped[:3])}")
         return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from vitascope.draw.gallery import draw_tiles
 from vitascope.draw.html import drawn, html_table
 from vitascope.draw.look import save, shorten
 from vitascope.draw.reliability import draw_reliability
+from vitascope.errors import format_count
 from vitascope.evaluation.calibration import Bin
 from vitascope.evaluation.neighbours import Neighbours
 from vitascope.evaluation.report import Evaluation, split_name
@@ -55,11 +56,12 @@ def figures(found: Evaluation) -> dict[str, Figure]:
 
 def as_html(found: Evaluation) -> str:
     low, high = found.interval
+    views = format_count(found.views, "view")
     rows = [
         ["accuracy", f"{found.accuracy:.2%} (95 % confidence interval {low:.2%} to {high:.2%})"],
         ["top-5 accuracy", f"{found.top5:.2%}"],
         ["expected calibration error", f"{found.calibration.ece:.2%}"],
-        ["images", f"{len(found.choice.images):,} {split_name(found.choice.split)} images, {found.views} view(s)"],
+        ["images", f"{len(found.choice.images):,} {split_name(found.choice.split)} images, {views}"],
     ]
     classes = [
         [name, f"{row.images:,}", *("–" if share is None else f"{share:.1%}" for share in (row.precision, row.recall))]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitascope.data.folder import image_files, read_picture, try_image
 from vitascope.data.source import UInt8Images
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 from vitascope.run.files import read_json
 
 EXPLAINED = "explanations.json"  # lists the files that `vitascope explain` wrote
@@ -45,7 +45,7 @@ def read_files(paths: Iterable[Path], stored: Stored) -> Pictures:
         else:
             broken.append(str(path))
     if not kept:
-        raise UserError(f"No readable image among {len(broken)} file(s), e.g. {broken[0]}.")
+        raise UserError(f"No readable image among {format_count(len(broken), 'file')}, e.g. {broken[0]}.")
     return Pictures(torch.stack(kept), files, broken)
 
 

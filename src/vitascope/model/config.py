@@ -203,18 +203,13 @@ class ModelConfig:
                 divisors = ", ".join(str(number) for number in range(1, image + 1) if image % number == 0)
                 size = f"img_size={self.img_size}" if image == self.img_size else f"{image} of img_size={self.img_size}"
                 raise UserError(f"patch_size={patch} does not divide {size}. Choose one of {divisors}.")
-        check_heads(self.embed_dim, self.num_heads)
+        check_heads(self.embed_dim, self.num_heads, width_factor=4 if self.rotary else 1)
         if self.hidden_width < 1:
             raise UserError(f"mlp_ratio={self.mlp_ratio} × embed_dim={self.embed_dim} must be at least 1.")
         if self.mlp == "swiglu" and self.hidden_width % 2:
             raise UserError(
                 "mlp=swiglu splits its first layer into halves, so its width must be even. "
                 f"It is embed_dim={self.embed_dim} × mlp_ratio={self.mlp_ratio} = {self.hidden_width}."
-            )
-        if self.rotary and self.head_width % 4:
-            raise UserError(
-                f"positions={self.positions} needs embed_dim / num_heads to be a multiple of 4; "
-                f"it is {self.embed_dim} / {self.num_heads} = {self.head_width}."
             )
         factor = {"sinusoidal": 2, "sincos2d": 4}.get(self.absolute_positions, 1)
         if self.embed_dim % factor:
@@ -265,17 +260,23 @@ class ModelConfig:
             )
 
 
-def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Raise an error unless num_heads divides embed_dim."""
+def check_heads(embed_dim: int, num_heads: int, *, width_factor: int = 1) -> None:
+    """Raise an error unless num_heads divides embed_dim into heads whose width is a multiple of width_factor."""
     if embed_dim < 1 or num_heads < 1:
         raise UserError(f"embed_dim={embed_dim} and num_heads={num_heads} must be at least 1.")
-    if embed_dim % num_heads:
-        divisors = [number for number in range(1, embed_dim + 1) if embed_dim % number == 0]
-        near = sorted(sorted(divisors, key=lambda number: abs(number - num_heads))[:6])
-        choices = ", ".join(map(str, near))
-        raise UserError(
-            f"num_heads={num_heads} does not divide embed_dim={embed_dim}. Choose num_heads from {choices}."
+    if embed_dim % width_factor:
+        raise UserError(f"Rotary positions need embed_dim to be a multiple of {width_factor}, not {embed_dim}.")
+    if embed_dim % (num_heads * width_factor):
+        heads = embed_dim // width_factor
+        divisors = [count for count in range(1, heads + 1) if heads % count == 0]
+        near = sorted(sorted(divisors, key=lambda count: abs(count - num_heads))[:6])
+        problem = (
+            f"num_heads={num_heads} does not divide embed_dim={embed_dim}."
+            if embed_dim % num_heads
+            else f"Rotary positions need embed_dim / num_heads to be a multiple of {width_factor}; "
+            f"it is {embed_dim} / {num_heads} = {embed_dim // num_heads}."
         )
+        raise UserError(f"{problem} Choose num_heads from {', '.join(map(str, near))}.")
 
 
 def as_pair(size: Size) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from vitascope.errors import UserError, did_you_mean
+from vitascope.errors import UserError, did_you_mean, format_count
 from vitascope.records.card import card
 from vitascope.records.reading import find_records
 from vitascope.records.record import read_record
@@ -30,7 +30,7 @@ def fill(path: Path, results: Path, cards: Path | None = None) -> tuple[str, int
         lambda found: _between(found, path, results, cards or results.parent / "docs/cards"), text
     )
     if odd := len(START.findall(text)) - marks:
-        raise UserError(f"{path} has {odd} results mark(s) that cannot be read. Write {EXAMPLE}")
+        raise UserError(f"{path} has {format_count(odd, 'results mark')} that cannot be read. Write {EXAMPLE}")
     return filled, marks
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 from vitascope.model.lora import plain_state
 from vitascope.run.checkpoint import save_checkpoint
 from vitascope.run.directory import Run
@@ -169,7 +169,7 @@ def too_large(session: Session) -> str:
     """Error message for a lack of device memory, with settings that may help."""
     recipe, train, batch = session.recipe, session.recipe.train, session.batch
     at_once = batch // train.grad_accum_steps
-    said = f"The memory of the {session.hardware.device} device is too small for {at_once}"
+    said = f"The memory of the {session.hardware.device} device is too small for {format_count(at_once, 'image')}"
     ways = []
     parts = [number for number in range(train.grad_accum_steps + 1, batch + 1) if train.batch_size % number == 0]
     if parts and not (train.objective == "dino" and recipe.dino.batch_norm):
@@ -177,7 +177,7 @@ def too_large(session: Session) -> str:
     if not recipe.model.grad_checkpointing:
         ways.append("model.grad_checkpointing=true (less memory, more time)")
     ways.append(f"train.batch_size={batch // 2}" if batch > 1 else "a smaller model")
-    return f"{said} image(s) at once. Try {' or '.join(ways)}."
+    return f"{said} at once. Try {' or '.join(ways)}."
 
 
 def out_of_patience(session: Session) -> bool:

@@ -15,7 +15,7 @@ from vitascope.data.opening import settled
 from vitascope.data.policy import resolve
 from vitascope.data.statistics import data_hash
 from vitascope.data.training_data import TrainingData, open_training_data
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
@@ -136,7 +136,9 @@ def open_data(recipe: Recipe, console: Console) -> TrainingData:
     if skipped := data.source.skipped:
         names = ", ".join(skipped[:3]) + (", …" if len(skipped) > 3 else "")
         console.print(
-            f"{len(skipped)} image(s) could not be read and are skipped: {names}", highlight=False, soft_wrap=True
+            f"{format_count(len(skipped), 'image')} could not be read and will be skipped: {names}",
+            highlight=False,
+            soft_wrap=True,
         )
     if model.in_chans == 1 and data.train.names and has_colour(Path(data.train.names[0])):
         console.print(
@@ -179,7 +181,7 @@ def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     wanted = (recipe.model.in_chans, *recipe.model.image_shape)
     if stored[0] != wanted[0] and {stored[0], wanted[0]} != {1, 3}:
         raise UserError(
-            f"The images have {stored[0]} channel(s), but model.in_chans={wanted[0]}. "
+            f"The images have {format_count(stored[0], 'channel')}, but model.in_chans={wanted[0]}. "
             "Only 1 channel and 3 channels can be converted into each other."
         )
     if recipe.train.batch_size > len(data.train):

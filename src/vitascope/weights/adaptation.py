@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitascope.data.preparation import Preparation
-from vitascope.errors import UserError, did_you_mean
+from vitascope.errors import UserError, did_you_mean, format_count
 from vitascope.model.anatomy import anatomy
 from vitascope.model.config import FEWER, ModelConfig, Size, as_pair, check_size
 from vitascope.model.positions import resample
@@ -218,7 +218,7 @@ def _positions(weights: dict[str, Tensor], old: ModelConfig, new: ModelConfig, c
     moved = resample(table, old.grid, new.grid, prefix)
     back = resample(moved, new.grid, old.grid, prefix)[:, prefix:]
     lost = ((back - table[:, prefix:]).norm() / table[:, prefix:].norm()).item()
-    how = "bicubic, antialiased" + (f"; {prefix} prefix token(s) unchanged" if prefix else "")
+    how = "bicubic, antialiased" + (f"; {format_count(prefix, 'prefix token')} unchanged" if prefix else "")
     changes.append(Change("pos_embed", list(table.shape), list(moved.shape), how, lost))
     weights["pos_embed"] = moved
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TypeVar
 
+SHORT = 4  # letters; words of this length are similar to many others
 Class = TypeVar("Class", bound=type)
 
 
@@ -11,11 +12,11 @@ class UserError(ValueError):
     """An error that the user can fix. The command line prints it as one line and exits with code 2."""
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return 'Did you mean depth?' if a choice is similar, otherwise the list of choices."""
+def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
+    """Return 'Did you mean depth?' if a choice is similar, otherwise the list of choices. `prefix` is not compared."""
     choices = sorted(choices)
-    near = get_close_matches(word, choices, n=1, cutoff=0.6)
-    return f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(choices)}."
+    near = get_close_matches(word, choices, n=1, cutoff=0.6 if len(word) > SHORT else 0.7)
+    return f"Did you mean {prefix}{near[0]}?" if near else f"Choose one of {', '.join(prefix + c for c in choices)}."
 
 
 def format_count(count: int, noun: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from vitascope.checking.child import explained, loaded
 from vitascope.checking.exercise import EXERCISES
@@ -70,10 +71,11 @@ def test_one_name_and_a_part_that_cannot_be_guessed(vitascope: Callable, written
         WRONG.replace("attention(q, k, v)", "g(a, b, c)").replace("q", "a").replace("k.", "b.").replace("@ v", "@ c")
     )
     unknown = vitascope("check", str(path))
-    assert (
-        unknown.code == 2
-        and "It defines: g. To check one, run: vitascope check FILE.py:NAME --part PART" in unknown.err
-    )
+    how = f"It defines: g. To check it, run: vitascope check {path}:g --part attention (other parts: multi-head"
+    assert unknown.code == 2 and how in unknown.err and not unknown.out
+    assigned = vitascope("check", str(path), "--part", "attention")
+    assert assigned.code == 1 and "missing-scale" in assigned.out and "recognised" not in assigned.out + assigned.err
+    assert "It does not define f. It defines: g." in vitascope("check", f"{path}:f").err
     told = vitascope("check", f"{path}:g", "--part", "attention", "--json")
     assert told.code == 1 and json.loads(told.out)["parts"][0]["mistakes"] == ["missing-scale"]
     wrong = vitascope("check", str(path), "--part", "atention")
@@ -168,6 +170,32 @@ def attention(q, k, v, mask=None):
     assert right.passed
 
 
+def test_the_example_shows_what_the_code_gets_and_returns(written: Callable) -> None:
+    rows = "import torch\ndef attention(q, k, v):\n    return (q @ k.mT).softmax(0) @ v\n"
+    columns = "import torch\ndef attention(q, k, v):\n    return v @ (q.mT @ k).softmax(-1).mT\n"
+
+    def shown(source: str) -> tuple[list[torch.Tensor], list[str]]:
+        """q, k, v, expected, got; and what was assumed."""
+        report = check_file(written(source)).parts[0]
+        return [
+            torch.tensor(json.loads(line[line.index("[") :])).float() for line in report.example[1:]
+        ], report.assumed
+
+    tensors, assumed = shown(rows)
+    assert {tensor.ndim for tensor in tensors} == {3} and "q, k and v have shape batch × token × feature" in assumed
+    (q, k, v, _, got), assumed = shown(columns)
+    assert "q, k and v have shape batch × feature × token" in assumed
+    assert torch.allclose(v @ (q.mT @ k).softmax(-1).mT, got, atol=1e-3)
+
+
+def test_the_expected_mask_has_the_convention_of_the_code(written: Callable) -> None:
+    source = "import torch\ndef causal_mask(n):\n    return torch.triu(torch.full((n, n), -10000.0))\n"
+    report = check_file(written(source)).parts[0]  # the diagonal is masked out, too
+    assert report.mistakes == ["unknown"] and "the mask is additive: it is added to the scores" in report.assumed
+    assert report.example[-2:] == ["expected [[0, -10000], [0, 0]]", "got      [[-10000, -10000], [0, -10000]]"]
+    assert report.first_difference["expected"] == 0
+
+
 def test_a_folder_is_graded_with_sheet_e_s_points(vitascope: Callable, written: Callable, tmp_path: Path) -> None:
     written(GRID.replace("SCALE", "(c // self.heads)"), "anna.py")
     written(GRID.replace("SCALE", "c"), "ben.py")
@@ -185,6 +213,7 @@ def test_a_folder_is_graded_with_sheet_e_s_points(vitascope: Callable, written: 
     assert "Syntax error" in files["cem.py"]["error"]
     (tmp_path / "anna.py").unlink()
     (tmp_path / "cem.py").unlink()
+    written(RIGHT, "dora.py")  # correct, but no part of sheet E
     told = vitascope("check", "--all", str(tmp_path))
     assert (
         told.code == 1
@@ -192,6 +221,7 @@ def test_a_folder_is_graded_with_sheet_e_s_points(vitascope: Callable, written: 
         and "scale-by-width" in told.out
         and "cannot be checked here" in told.out
     )
+    assert "0 of 14" not in told.out and "–" in next(line for line in told.out.splitlines() if "dora.py" in line)
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -217,7 +247,7 @@ def test_an_unfilled_skeleton_is_not_called_wrong(vitascope: Callable, written: 
     path = written("def attention(q, k, v, mask=None):\n    scores = q[..., None]\n    ...\n")
     answer = vitascope("check", str(path))
     assert answer.code == 1 and "not filled in yet" in answer.out and "wrong" not in answer.out
-    assert "Line 3 of the file still contains ..." in answer.out  # the dots of an index are code
+    assert "  Line 3 still contains ..." in answer.out  # the dots of an index are code
     assert json.loads(vitascope("check", str(path), "--json").out)["parts"][0]["passed"] is False
     assert "not filled in yet" in vitascope("check", "--all", str(path.parent)).out
 

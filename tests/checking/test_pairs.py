@@ -128,8 +128,8 @@ def test_a_strange_attention_is_unknown_and_the_evidence_is_told() -> None:
 
     report = vitascope.check(attention)
     assert report.mistakes == ["unknown"]
-    assert "Each row of the attention map sums to 1: no." in report.evidence
-    assert "Doubling the values doubles the output: yes." in report.evidence
+    assert "The rows of the attention map do not sum to 1 (wrong)." in report.evidence
+    assert "Doubling the values doubles the output (correct)." in report.evidence
 
 
 def test_a_mask_that_changes_nothing_is_told() -> None:

@@ -29,8 +29,10 @@ def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path)
         "7×7",
         "pixels used",
         "pseudo-inverse",
-        "num_heads=2: embed_dim 128 / 64",
-        "resize the images",
+        "num_heads=2 (embed_dim 128 / 64 per head)",
+        "Alternative without resampling: keep img_size=32 and patch_size=8, and upscale the images.",
+        "The channels are still converted",
+        "Relative error:",
     ):
         assert words in answer.out
     answer = vitascope("adapt", str(out), "img_size=56", "--json")
@@ -121,12 +123,14 @@ def test_what_was_assumed_is_said_by_every_verb(vitascope, weights, tmp_path, mo
     for words in (
         ("predict", weights, "a.png", "--json"),
         ("embed", weights, "a.png", "--out", "features.npz"),
-        ("explain", weights, "a.png", "--json", "--methods", "attention", "--no-probes"),
+        ("explain", weights, "a.png", "--json", "--methods", "attention", "--no-analysis"),
         ("anatomy", weights, "--json"),
         ("export", "folder", weights, "--out", "saved"),
     ):
         answer = vitascope(*words)
-        assert answer.code == 0 and answer.err.count("vitascope: assumed: num_heads=2: embed_dim 128 / 64") == 1
+        assert (
+            answer.code == 0 and answer.err.count("vitascope: assumed: num_heads=2 (embed_dim 128 / 64 per head)") == 1
+        )
     assert load(weights).notes[0].startswith("assumed: img_size=32")
     assert not load("saved").notes and "assumed" not in vitascope("predict", "saved", "a.png").err
 

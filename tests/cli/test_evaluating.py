@@ -41,21 +41,38 @@ def test_json_is_all_that_json_prints_and_holds_what_others_check(vitascope, tra
         assert picture.width > 500
     quick = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json", "--quick").out)
     assert quick["robustness"] == {} and quick["accuracy"] == found["accuracy"]
+    kept = json.loads((place / "report.json").read_text())
+    assert kept["robustness"] == found["robustness"] and (place / "robustness.png").is_file(), "of the same predictions"
+    (place / "report.json").write_text(json.dumps(kept | {"loss": 1.1 * kept["loss"]}))
+    vitascope("evaluate", "runs/digits", "--split", "val", "--json", "--quick")
+    assert json.loads((place / "report.json").read_text())["robustness"] == {}, "those were of other predictions"
+    assert not (place / "robustness.png").exists()
 
 
 def test_evaluating_prints_classes_calibration_and_decline(vitascope, trained) -> None:
     answer = vitascope("evaluate", "runs/digits", "--split", "val")
     for words in (
-        "val accuracy",
+        "validation accuracy",
         "95 % confidence interval",
         "calibration error",
         "temperature",
         "recall",
-        "noise",
-        "contrast",
+        "noise (std, pixels 0 to 1)",
+        "contrast (fraction removed)",
+        "level 4",
     ):
         assert words in answer.out
-    assert "selection bias" not in answer.out and "the evaluated images are the validation images" in answer.out
+    assert "selection bias" not in answer.out and "it would be fitted on these same images" in answer.out
+
+
+def test_fewer_tokens_than_possible_are_said_and_more_are_refused(vitascope, trained) -> None:
+    words = ("evaluate", "runs/digits", "--split", "val", "--quick")
+    dropped = vitascope(*words, "--drop-tokens", "2").out
+    assert "(2 tokens dropped per block) on 90 images" in dropped
+    assert "(up to 8 tokens merged per block)" in vitascope(*words, "--merge-tokens", "8").out
+    refused = vitascope(*words, "--merge-tokens", "50")
+    assert refused.code == 2 and "a block can merge at most 8 of them" in refused.err
+    assert "a block can drop at most 15 of them" in vitascope(*words, "--drop-tokens", "16").err
 
 
 def test_predicting_files_and_folders_in_three_formats(vitascope, trained) -> None:
@@ -79,6 +96,10 @@ def test_features_and_neighbours(vitascope, trained) -> None:
     assert "Figure: similar.png" in vitascope("similar", "runs/digits", "photos/inner/0.png").out
     among = vitascope("similar", "runs/digits", "photos/inner/0.png", "--among", "photos", "--count", "3").out
     assert "photos/inner/0.png" not in among.split("\n", 1)[1] and among.count("│ inner") == 3, "itself is no answer"
+    assert "most similar of 5 other images in photos" in among and "same image" not in among
+    (trained / "copy.png").write_bytes((trained / "photos" / "inner" / "0.png").read_bytes())
+    copied = vitascope("similar", "runs/digits", "copy.png", "--among", "photos").out
+    assert "most similar of 6 images in photos" in copied and copied.count("inner (same image)") == 1
 
 
 def test_runs_are_listed_compared_and_deleted(vitascope, trained) -> None:
@@ -119,7 +140,7 @@ def test_names_are_shown_as_they_are(vitascope, trained) -> None:
     answer = vitascope(
         "train", "digits", *WORDS, "train.epochs=1", "data.name=named", "train.batch_size=4", "name=named"
     )
-    assert answer.code == 0 and "there are no test images" in answer.out
+    assert answer.code == 0 and "There are no test images" in answer.out
     assert vitascope("evaluate", "runs/named", "--split", "train", "--quick").code == 0
 
 

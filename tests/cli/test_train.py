@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.training.tiny import TINY, untimed
+from vitascope.recipe.reading import recipe_names
 from vitascope.run.directory import open_run
 from vitascope.training.classify import Classify
 
@@ -25,7 +26,9 @@ def here(tmp_path, monkeypatch):
 def test_training_evaluating_and_going_on(vitascope, here) -> None:
     answer = vitascope("train", "digits", *WORDS)
     assert answer.code == 0, answer.err
-    assert "epoch 3/3" in answer.out and "curves.png" in answer.out and "vitascope evaluate runs/digits/" in answer.out
+    assert "epoch 3/3" in answer.out and "curves.png" in answer.out
+    assert "To measure the test accuracy, run: vitascope evaluate runs/digits/" in answer.out
+    assert "Training values include mixup and label smoothing" in answer.out
     scored = vitascope("evaluate", "runs/digits")
     assert re.search(r"test accuracy \d+\.\d\d% on 899 images", scored.out)
     found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
@@ -65,7 +68,6 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("train",), "Give a recipe first: cifar10"),
         (("train", "digit"), "Did you mean digits?"),
         (("train", "digits", "train.epoch=3"), "There is no setting 'train.epoch'. Did you mean train.epochs?"),
         (("train", "digits", "train.lr=fast"), "train.lr: fast is not a number."),
@@ -93,6 +95,25 @@ def test_a_mistake_is_one_line_and_exit_code_2(vitascope, here, words, sentence)
     answer = vitascope(*words)
     assert answer.code == 2, answer.out + answer.err
     assert sentence in answer.err and answer.err.count("\n") == 1
+
+
+def test_without_a_recipe_each_recipe_is_described(vitascope, here) -> None:
+    answer = vitascope("train")
+    assert answer.code == 2 and answer.err.startswith("vitascope: Give a recipe first")
+    lines = answer.err.splitlines()[1:]
+    assert len(lines) == len(recipe_names()) and all(line.endswith(".") for line in lines)
+    assert "  mnist              MNIST with a small pure ViT, 49 tokens." in lines
+
+
+def test_images_of_a_folder_are_said_to_be_shrunk(vitascope, here) -> None:
+    for name in ("red", "blue"):
+        for number in range(4):
+            (here / "photos" / name).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (48, 64), name).save(here / "photos" / name / f"{number}.png")
+    answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0")
+    assert answer.code == 0, answer.err
+    assert "Images are resized from 64×48 (size of the first image) to 8×8 (model.img_size=8)" in answer.out
+    assert "and converted from colour to grayscale (model.in_chans=1)" in answer.out
 
 
 def test_a_place_that_cannot_be_written_is_told(vitascope, here) -> None:
@@ -132,11 +153,28 @@ def test_finding_a_rate_draws_and_suggests(vitascope, here) -> None:
 
 
 def test_a_rate_is_not_suggested_where_nothing_was_learnt() -> None:
-    from vitascope.training.rate_finder import RateCurve
+    from vitascope.training.rate_finder import STEPS, RateCurve
 
     flat = RateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.29, 2.30, 2.9])
     assert flat.suggested is None and flat.broken == 1e-2
+    steady = RateCurve([1e-3] * STEPS, [2.0] * STEPS)
+    assert steady.broken is None and "diverges" not in steady._describe()
+    torn = RateCurve([1e-3, 1e-2], [2.0, 1.0])  # the next loss was NaN
+    assert torn.broken == 1e-2 and "Right of the dotted line" in torn._describe()
     assert RateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.0, 1.5, 1.7]).suggested == pytest.approx(1e-3 / 3)
+
+
+def test_the_preview_says_how_images_are_mixed() -> None:
+    from vitascope.cli.preview import _describe
+    from vitascope.data.policy import NOTHING, POLICIES
+
+    digits = _describe(None, [], POLICIES["digits"])
+    assert digits.startswith("with the default augmentation of this data (shift 1")
+    assert "With mixup, a version is a weighted average" in digits and "CutMix" not in digits
+    photos = _describe(None, ["data.augment.flip=0"], POLICIES["cifar10"])
+    assert "changed by data.augment.flip=0" in photos and "With CutMix, a rectangle" in photos
+    assert "mixup" not in photos and photos.endswith("The labels are mixed in the same proportion.")
+    assert _describe("digits-dino", [], NOTHING) == "as in recipe digits-dino (no augmentation)."
 
 
 def test_data_is_listed_described_and_previewed(vitascope, here) -> None:
@@ -144,7 +182,7 @@ def test_data_is_listed_described_and_previewed(vitascope, here) -> None:
     assert "digits         built in" in listed.out and "cifar10        not found" in listed.out
     found = json.loads(vitascope("data", "describe", "digits", "--json").out)
     assert found["splits"]["train"]["images"] == 898 and found["splits"]["test"]["also_in_train"] == 0
-    assert "898 images, 8×8, 1 channel(s)" in vitascope("data", "describe", "digits").out
+    assert "898 images, 8×8, 1 channel" in vitascope("data", "describe", "digits").out
     assert vitascope("data", "preview", "digits").code == 0
     with Image.open("preview.png") as picture:
         assert picture.width > 1000

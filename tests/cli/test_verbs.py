@@ -20,6 +20,8 @@ def test_json_is_only_json_with_the_promised_keys(vitascope) -> None:
 def test_the_table_shows_one_block_and_folds_the_rest(vitascope) -> None:
     sizes = ("img_size=32", "patch_size=4", "embed_dim=256", "depth=8", "num_heads=4", "num_classes=10")
     text = vitascope("anatomy", *sizes).out
+    assert text.startswith("From image to logits: ViT-Base with img_size=32, patch_size=4")
+    assert vitascope("anatomy", "digits", "--tokens", "10").out.startswith("From tokens to logits: digits")
     assert "blocks.0.attn.maps" in text and "blocks.1 … blocks.7" in text and "6,350,602" in text
     assert "blocks.7.attn.maps" in vitascope("anatomy", *sizes, "--all").out
 
@@ -35,8 +37,10 @@ def test_the_table_shows_one_block_and_folds_the_rest(vitascope) -> None:
         (("draw", "positions", "--kind", "sinus"), "Did you mean sinusoidal?"),
         (("draw", "positions", "--grid", "8", "--kind", "rotary"), "is not a grid"),
         (("draw", "positions", "--grid", "²x2", "--kind", "rotary"), "is not a grid"),
+        (("draw", "positions", "--grid", "4x4"), "--grid is only for --kind sincos2d and --kind rotary."),
+        (("draw", "positions", "--length", "9", "--kind", "rotary"), "--length is only for --kind sinusoidal."),
         (("draw", "story", "digits", "in_chans=2"), "draw story needs an image model"),
-        (("draw", "shifted", "--patch-size", "1"), "choose 2 to 16"),
+        (("draw", "shifted", "--patch-size", "1"), "choose 2, 4, 8 or 16"),
         (("draw", "fewer", "nowhere", "photo.jpg"), "There is no run nowhere"),
         (("anatomy", "depth=4", "cifar10"), "The recipe must come first"),
         (("draw", "positions", "--width", "7"), "must be even"),
@@ -80,6 +84,8 @@ def test_measuring_fits_exponents_and_draws(vitascope, tmp_path, monkeypatch) ->
     measured = json.loads(answer.out)["measured"]
     assert set(measured["exponents"]) == {"written out", "fused"}
     assert (tmp_path / "cost.png").stat().st_size > 10_000
+    text = vitascope("anatomy", "digits", "--measure", "--out", str(tmp_path / "cost.png")).out
+    assert "explicit: time" in text and "log-log slope from 64 to 128 tokens" in text
 
 
 def test_version_and_doctor(vitascope) -> None:
@@ -106,7 +112,8 @@ def test_the_demo_trains_scores_and_shows_agreement(vitascope, tmp_path) -> None
     assert (
         "test accuracy" in answer.out
         and "largest difference from timm's model" in answer.out
-        and "curves.png" in answer.out
+        and answer.out.count("curves.png") == 1
+        and "vitascope evaluate" not in answer.out
     )
 
 

@@ -226,7 +226,7 @@ def test_a_folder_that_cannot_be_learnt_from_is_refused(tmp_path, make, sentence
     ("name", "sentence"),
     [
         ("cifar", "There is no data set 'cifar'. Did you mean cifar10?"),
-        ("mnist", "Put mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"),
+        ("mnist", ": mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"),
         ("cifar10", "cifar-10-batches-py/"),
         (__file__, "neither a folder of class folders nor an .npz file"),
     ],
@@ -244,7 +244,17 @@ def test_a_failed_download_names_the_files_and_the_folder(tmp_path, monkeypatch,
     monkeypatch.setattr("torchvision.datasets.mnist.MNIST.download", no_network)
     with pytest.raises(UserError, match="no route to host") as caught:
         named("mnist", tmp_path / "new", download=True)
+    assert str(caught.value).startswith("mnist could not be downloaded (no route to host). Put into ")
     assert str(tmp_path / "new") in str(caught.value) and "four files" in str(caught.value)
+
+
+def test_the_reason_of_a_failed_download_is_the_last_line(tmp_path, monkeypatch) -> None:
+    def no_mirror(*args, **kwargs):
+        raise RuntimeError("Error downloading train-images-idx3-ubyte.gz:\nTried https://a, got:\n<no route to host>\n")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.MNIST.download", no_mirror)
+    with pytest.raises(UserError, match=r"^mnist could not be downloaded \(no route to host\)\. "):
+        named("mnist", tmp_path, download=True)
 
 
 def test_statistics_by_hand() -> None:

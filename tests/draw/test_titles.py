@@ -22,6 +22,12 @@ def test_the_title_of_a_confusion_matrix_is_inside_the_figure() -> None:
     assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
 
 
+def test_the_caption_of_a_confusion_matrix_speaks_of_empty_rows_only_if_there_are_some() -> None:
+    full, empty = np.eye(3) * 6, np.diag([6, 0, 6])
+    assert "An empty row" not in draw_confusion(full, NAMES, "").get_supxlabel()
+    assert "An empty row" in draw_confusion(empty, NAMES, "").get_supxlabel().replace("\n", " ")
+
+
 @pytest.mark.parametrize("count", [3, 6, 12])
 def test_titles_of_tiles_do_not_overlap(count) -> None:
     title = "true: African_elephant (23.5%)\npredicted: golden_retriever (39.0%)"
@@ -29,6 +35,11 @@ def test_titles_of_tiles_do_not_overlap(count) -> None:
     assert len(boxes) == count
     for number, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[number + 1 :])
+
+
+def test_a_long_caption_leaves_room_for_the_titles() -> None:
+    figure = draw_tiles([np.zeros((8, 8, 1))] * 3, ["merged: 8 tokens left\n0, 12%"] * 3, "word " * 60, columns=3)
+    assert all(box.y1 <= figure.bbox.y1 for box in title_boxes(figure))
 
 
 def test_lines_are_broken_between_words_and_kept_apart() -> None:

@@ -163,6 +163,13 @@ def test_a_card_tells_the_accuracy_of_the_weights_it_is_for(run, tmp_path) -> No
         assert f"Validation accuracy {there}" in card and elsewhere not in card
 
 
+def test_a_card_counts_the_evaluations_on_test_images(run, tmp_path) -> None:
+    load(run.path).evaluate(robust=False)
+    load(run.path).evaluate(robust=False)
+    card = (load(run.path).save_pretrained(tmp_path / "out") / "README.md").read_text()
+    assert "first evaluation on the test images)." in card and "evaluation number 2 on the test images)." in card
+
+
 @torch.no_grad()
 def test_their_own_preparation_of_an_oblong_photo_gives_our_answer(tmp_path) -> None:
     """Resized by the shorter side, bicubic, cut around the centre: by timm and by transformers."""

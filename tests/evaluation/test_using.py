@@ -12,7 +12,7 @@ from tests.training.tiny import tiny_run
 from vitascope import UserError
 from vitascope.data.digits import digits
 from vitascope.evaluation.embedding import embed
-from vitascope.evaluation.figures import figures, write_report
+from vitascope.evaluation.figures import count_errors, figures, write_report
 from vitascope.evaluation.neighbours import similar
 from vitascope.training.hardware import hardware_of
 from vitascope.training.scoring import logits_of
@@ -236,6 +236,9 @@ def test_the_report_and_its_pictures_are_in_the_run_and_in_a_notebook(run) -> No
     found = model.evaluate("val")
     folder = write_report(found)
     assert folder == run.path / "evaluation" / "val"
+    count = 90 - found.right
+    assert count_errors(found, count - 1) == f"the worst {count - 1} of {count} errors"
+    assert count_errors(found, count) == f"all {count} errors"
     assert sorted(p.name for p in folder.iterdir()) == [
         *("confusion.png", "errors.png", "reliability.png", "report.json", "robustness.png"),
     ]
@@ -364,6 +367,7 @@ def test_a_run_answers_with_fewer_tokens_when_asked(run) -> None:
     quick.answer_with(drop_tokens=3)
     plain = vitascope.load(run, drop_tokens=3)
     assert torch.equal(quick.features(images), plain.features(images))  # what was made for all tokens is not used
+    assert found.reduction == "2 tokens merged per block" and found.reduction in merged._repr_html_()
     with pytest.raises(UserError, match="merge_tokens and drop_tokens cannot be combined"):
         vitascope.load(run, merge_tokens=1, drop_tokens=1)
 

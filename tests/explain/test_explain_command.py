@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
 from vitascope.data.digits import digits
+from vitascope.explain.layout import Layout
 from vitascope.explain.probing import MOST, images_of
 from vitascope.explain.subject import open_subject
 from vitascope.recipe.train import TrainConfig
@@ -46,6 +47,7 @@ def test_the_set_is_written_and_its_numbers_are_told(vitascope, run, images, tmp
         assert (out / f"{stem}.png").stat().st_size > 5000 and (out / f"{stem}.svg").is_file()
     said = json.loads((out / "explanations.json").read_text())
     assert len(said["images"]) == 2 and len(said["images"][0]["heat"]["relevance"]) == 4
+    assert "relevance            attention × gradient of the logit" in answer.out
     assert json.loads((out / "probes.json").read_text())["lens"][-1] == 1.0  # after the last block: the answer itself
 
 
@@ -97,17 +99,35 @@ def test_more_copies_than_epochs_are_refused() -> None:
 
 def test_json_holds_what_was_asked_for(vitascope, run, images, tmp_path) -> None:
     words = ["--methods", "rollout,occlusion", "--blocks", "2", "--heads", "1", "--query", "1,2", "--target", "3"]
-    answer = vitascope("explain", str(run.path), images[0], "--out", str(tmp_path), *words, "--no-probes", "--json")
+    answer = vitascope("explain", str(run.path), images[0], "--out", str(tmp_path), *words, "--no-analysis", "--json")
     said = json.loads(answer.out)
     assert set(said["images"][0]["heat"]) == {"rollout", "occlusion"} and said["images"][0]["explained"] == "3"
     assert {row["method"] for row in said["evidence"]} == {"rollout", "occlusion", "random"}
     assert not any("probes" in path for path in said["files"])
 
 
+def test_captions_name_the_patch_from_1_and_only_what_is_drawn(run) -> None:
+    from vitascope.explain.figures import _describe_attention, _explained
+
+    plain, registers = Layout(0, 4, 4, reads_class=False), Layout(3, 4, 4, reads_class=True, registers=2)
+    assert _describe_attention(plain, (0, 2)).startswith("Attention from the patch in row 1, column 3 (framed)")
+    assert "Attention each patch receives" in _describe_attention(plain, None)
+    assert "tokens" not in _describe_attention(plain, None)
+    assert "Attention to the class token is not shown" in _describe_attention(Layout(1, 4, 4, reads_class=True), None)
+    assert "Attention to the class and register tokens is not shown" in _describe_attention(registers, None)
+    subject, heat = open_subject(str(run.path)), torch.rand(4, 4).numpy()
+    text = _explained(subject, 7, 0.5, {"rollout": heat, "relevance": heat, "occlusion": heat - 0.5})
+    assert "Not specific to the class: rollout." in text
+    assert "In occlusion, red patches increase" in text and "In the others, yellow" in text
+    assert _explained(subject, 7, 0.5, {"relevance": heat}).endswith("own scale. Yellow is most important.")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--query", "4,0"), "There is no patch in row 4, column 0: the grid has rows 0 to 3"),
+        (("--query", "5,1"), "There is no patch in row 5, column 1: the grid has rows 1 to 4"),
+        (("--query", "1,0"), "There is no patch in row 1, column 0"),
+        (("--no-probes",), "--no-probes was renamed to --no-analysis."),
         (("--query", "1"), "must be ROW,COLUMN"),
         (("--query", "a,b"), "must be whole numbers"),
         (("--blocks", "3"), "There is no block 3: the model has blocks 1 to 2."),
@@ -173,7 +193,7 @@ def test_real_pretrained_weights_look_at_the_animal(vitascope, tmp_path) -> None
     if not weights.is_file() or not photos:
         pytest.skip("../shared/data is not on this machine")
     out = tmp_path / "out"
-    less = ["--methods", "relevance", "--blocks", "12", "--no-probes"]
+    less = ["--methods", "relevance", "--blocks", "12", "--no-analysis"]
     answer = vitascope("explain", str(weights), str(photos[0]), *less, "--out", str(out), "--json")
     said = json.loads(answer.out)
     assert said["images"][0]["probability"] > 0.2 and len(said["images"][0]["heat"]["relevance"]) == 14

@@ -50,6 +50,7 @@ def test_the_report_asks_nobody_and_holds_all_its_parts(made) -> None:
         "Heads, blocks and features",
     ):
         assert title in page
+    assert page.count("class and register") == 0, "the model has no register tokens"
     assert page.count('class="example"') == 8 and made[0].stat().st_size < 5 * 2**20
 
 
@@ -94,9 +95,9 @@ def browser_page(made):
 
 
 def shares(page) -> list[float]:
-    """What the cells say, in percent."""
+    """What the cells say, as fractions."""
     labels = page.locator(".stage-grid button").evaluate_all("cells => cells.map(cell => cell.ariaLabel)")
-    return [float(label.split(", ")[2].removesuffix(" %")) for label in labels]
+    return [float(label.split(", ")[2]) for label in labels]
 
 
 def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None:
@@ -113,7 +114,7 @@ def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None
         page.wait_for_function(
             f"() => document.querySelectorAll('.stage-grid button')[{patch}].ariaSelected === 'true'"
         )
-        assert shares(page) == pytest.approx((100 * wanted).tolist(), abs=0.15)
+        assert shares(page) == pytest.approx(wanted.tolist(), abs=0.0015)
         top = max(wanted.max(), 2 / len(row))
         pixels = page.locator(".stage-map").evaluate(
             "map => [...map.getContext('2d').getImageData(0, 0, map.width, map.height).data]"
@@ -138,9 +139,9 @@ def test_rollout_in_the_page_is_rollout(made, browser_page) -> None:
     layout = layout_of(model)
     browser_page.locator("[name=map]").select_option("rollout")
     browser_page.locator(".stage-grid button").nth(6).hover()
-    browser_page.wait_for_function("() => document.querySelector('.sentence').textContent.includes('row 1, column 2')")
+    browser_page.wait_for_function("() => document.querySelector('.sentence').textContent.includes('row 2, column 3')")
     through = rollout(attention_maps(model, model.facts.preparation(images[:1])))[0, layout.prefix + 6]
-    assert shares(browser_page) == pytest.approx((100 * through[layout.prefix :]).tolist(), abs=0.15)
+    assert shares(browser_page) == pytest.approx(through[layout.prefix :].tolist(), abs=0.0015)
 
 
 def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
@@ -152,7 +153,7 @@ def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
     page.locator(".stage-grid button").nth(5).hover()
     row = counts[layout.prefix + 5]
     wanted = (row / row.sum())[layout.prefix :]
-    assert shares(page) == pytest.approx((100 * wanted).tolist(), abs=0.15)
+    assert shares(page) == pytest.approx(wanted.tolist(), abs=0.0015)
     assert page.locator("[name=block]").is_disabled() and "for the prediction" in page.locator(".sentence").inner_text()
 
 

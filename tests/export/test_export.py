@@ -145,7 +145,7 @@ def test_a_run_s_file_answers_for_batches_it_was_not_traced_with(run, tmp_path) 
     model, path = load(run), tmp_path / "model.onnx"
     held = some_own_images(run, model.facts, 50)
     written = write_onnx(model, model.facts, path, run="digits/mine", maps=True, judged=held)
-    assert written.compared_on == "held-out" and set(written.differences) == {"logits", "maps"}
+    assert written.compared_on == "validation" and set(written.differences) == {"logits", "maps"}
     images = model.facts.preparation(held[0].images)
     for count in (1, 3, 50):
         logits, maps = answers_of(path, images[:count])
@@ -188,7 +188,7 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
     said = torch.cat([answers_of(tmp_path / "short.onnx", part)[0] for part in parts]).argmax(1)
     with torch.no_grad():
         float32 = model(model.facts.preparation(held.images)).argmax(1)
-    assert (told.accuracy.images, told.accuracy.which) == (len(held), "held-out")
+    assert (told.accuracy.images, told.accuracy.which) == (len(held), "validation")
     assert told.accuracy.int8 == pytest.approx((said == held.labels).float().mean().item())
     assert told.accuracy.float32 == pytest.approx((float32 == held.labels).float().mean().item())
     assert told.accuracy.agreement == pytest.approx((said == float32).float().mean().item())

@@ -13,10 +13,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from vitascope import ModelConfig, UserError, VisionTransformer, load
+from vitascope.cli.export import _describe_times
 from vitascope.data.digits import digits
 from vitascope.export import faithful, write_onnx
 from vitascope.export.onnx_file import ask_onnx
+from vitascope.export.speed import Timing, compare_speed
 
+TINY = ModelConfig(img_size=8, patch_size=4, embed_dim=8, depth=1, num_heads=1, num_classes=3)
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 
 
@@ -30,7 +33,7 @@ def test_onnx_is_written_beside_the_run_and_told_in_a_table(vitascope, run) -> N
         "verified, relative error",
         "logits ",
         "maps ",
-        "held-out images",
+        "validation images",
         "64 images",
         "onnxruntime",
     ):
@@ -39,6 +42,16 @@ def test_onnx_is_written_beside_the_run_and_told_in_a_table(vitascope, run) -> N
     assert [output.name for output in session.get_outputs()] == ["logits", "maps"]
     assert session.get_outputs()[1].shape == ["batch", 2, 2, 16, 16]
     assert session.get_modelmeta().custom_metadata_map["run"] == f"digits/{run.path.name}"
+
+
+def test_the_speed_up_is_the_quotient_of_the_printed_times() -> None:
+    quick = _describe_times(Timing(1, {"torch": 6.8, "onnxruntime": 4.14}, {"onnxruntime": 6.8 / 4.14}))
+    assert quick == "torch 6.8 ms; onnxruntime 4.14 ms (1.64 times as fast)"
+    slow = _describe_times(Timing(1, {"torch": 0.5, "onnxruntime": 1.0}, {"onnxruntime": 0.5}))
+    assert slow == "torch 500 µs; onnxruntime 1 ms (2.00 times as slow)"
+    found = compare_speed(VisionTransformer(TINY).eval(), {"again": lambda images: images + 1})
+    for timing in found:
+        assert timing.times_as_fast == {"again": timing.milliseconds["torch"] / timing.milliseconds["again"]}
 
 
 def test_the_lines_in_the_docs_answer_as_predict_does(vitascope, run, tmp_path, monkeypatch, capsys) -> None:
@@ -62,7 +75,7 @@ def test_int8_prints_only_json_where_asked(vitascope, run, tmp_path) -> None:
     said = json.loads(answer.out)
     assert answer.code == 0 and answer.err == "" and said["path"] == str(out)
     assert said["bytes"] == out.stat().st_size and said["int8"]["method"] in ("dynamic", "static")
-    assert 0 <= said["int8"]["accuracy"]["int8"] <= 1 and said["int8"]["accuracy"]["which"] == "held-out"
+    assert 0 <= said["int8"]["accuracy"]["int8"] <= 1 and said["int8"]["accuracy"]["which"] == "validation"
     assert set(said["speed"][0]["times_as_fast"]) == {"onnxruntime", "onnxruntime, int8"}
 
 

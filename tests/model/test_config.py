@@ -41,7 +41,7 @@ def test_a_config_is_frozen_and_hashable_and_takes_lists() -> None:
     [
         (
             {"img_size": 28, "patch_size": 16},
-            "patch_size=16 does not divide img_size=28. Choose one of 1, 2, 4, 7, 14, 28.",
+            "patch_size=16 does not divide img_size=28. Choose patch_size from 1, 2, 4, 7, 14, 28.",
         ),
         ({"img_size": (32, 20), "patch_size": 8}, "patch_size=8 does not divide 20 of img_size=(32, 20)"),
         (

@@ -36,7 +36,7 @@ def test_embedding_patches_is_the_convolution_it_replaces() -> None:
     [
         (lambda: patchify(torch.randn(1, 3, 28, 28), 16), "patch_size=16 does not divide images of 28×28"),
         (lambda: patchify(torch.randn(3, 28, 28), 7), "batch × channel × height × width"),
-        (lambda: unpatchify(torch.randn(1, 6, 4), 2), "6 patches do not fill 2×2"),
+        (lambda: unpatchify(torch.randn(1, 6, 4), 2), "6 patches do not fill a grid of 2×2"),
         (lambda: unpatchify(torch.randn(1, 4, 5), 2), "multiple of 2×2 pixels"),
         (lambda: unpatchify(torch.randn(1, 0, 4), 2), "multiple of 2×2 pixels"),
         (lambda: patchify(torch.randn(1, 3, 28, 28), 0), "patch_size=0 is too small"),

@@ -46,6 +46,7 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
     ("name", "words", "sentence"),
     [
         ("cifar11", [], "There is no recipe 'cifar11'. Did you mean cifar10?"),
+        ("cifar10", ["model.foo=1"], "There is no setting 'model.foo'. Choose one of model.attention, "),
         ("none.yaml", [], "There is no recipe file 'none.yaml'"),
         ("cifar10", ["model.depht=3"], "There is no setting 'model.depht'. Did you mean model.depth?"),
         ("cifar10", ["modle.depth=3"], "There is no setting 'modle'. Did you mean model?"),
@@ -57,7 +58,7 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
         (
             "cifar10",
             ["model.patch_size=5"],
-            "patch_size=5 does not divide img_size=32. Choose one of 1, 2, 4, 8, 16, 32.",
+            "patch_size=5 does not divide img_size=32. Choose patch_size from 1, 2, 4, 8, 16, 32.",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from vitascope import UserError
 from vitascope.data.policy import resolve
 from vitascope.evaluation.openings import Opening
 from vitascope.recipe.reading import read_recipe
-from vitascope.records.arms import arms_of, noise_of
+from vitascope.records.arms import arms_of, format_difference, format_mean, noise_of
 from vitascope.records.card import card
 from vitascope.records.filling import fill
 from vitascope.records.record import _test_seconds, check_name, make_record, read_record, write_record
@@ -238,6 +238,16 @@ def test_marks_are_filled_within_a_line_over_lines_and_in_recipes(pair, tmp_path
         page.write_text(f"<!-- results: {mark} -->\n<!-- end results -->")
         with pytest.raises(UserError, match=sentence):
             fill(page, results)
+
+
+def test_the_help_lists_the_kinds_of_marks(vitascope) -> None:
+    text = " ".join(vitascope("results", "--help").out.split())
+    assert f"KIND: {', '.join(KINDS)}." in text and "<!-- results: KIND NAME… -->" in text
+
+
+def test_two_values_are_in_the_order_of_their_seeds() -> None:
+    assert format_mean([0.9761, 0.9759]) == "97.61, 97.59 %"
+    assert format_difference([0.02, -0.01], 0.1, 100) == "+2.00, -1.00"
 
 
 def test_a_gpu_s_races_and_the_growth_of_costs_are_told_from_their_records(tmp_path) -> None:

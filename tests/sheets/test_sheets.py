@@ -182,6 +182,24 @@ def test_when_an_accuracy_is_reached() -> None:
     assert str(reached(Cell({}, {1: result(0.1)}), 0.8)) == "not reached in 1 epochs"
 
 
+def test_a_value_reached_only_at_the_end_is_not_called_converged() -> None:
+    def cell(*curve):
+        return Cell({}, {1: {"accuracy": curve[-1], "curves": {"val_accuracy": list(curve)}}})
+
+    rising = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.702]  # within 0.5 points from epoch 7 of 8 on
+    assert a._converged(cell(*rising)) == "not converged in 8 epochs"
+    early = [0.1, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7, 0.702]
+    assert a._converged(cell(*early)) == "within 0.5 points of the final value from epoch 2 on"
+
+
+def test_every_experiment_of_a_sheet_has_a_number_and_a_title(tmp_path) -> None:
+    lab = Lab(tmp_path, 1, True, QUIET, experiments=d.EXPERIMENTS)
+    assert lab.title("patch") == "Experiment 2 of 11: patch size"
+    assert lab.title("few-drop_path_rate") == (
+        "Experiment 10 of 11: a thousand images, without and with stochastic depth 0.1"
+    )
+
+
 @pytest.mark.slow
 def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None:
     """On the digits that come with scikit-learn, which are as many tokens."""

@@ -26,7 +26,7 @@ from vitascope.study import running
 from vitascope.study.answer import answer
 from vitascope.study.design import Range, design, split_values
 from vitascope.study.queue import Queue
-from vitascope.study.report import figures, notes, write_report
+from vitascope.study.report import bands, figures, notes, write_report
 from vitascope.study.report import table as rows_of
 from vitascope.study.running import work_off
 from vitascope.study.storage import default_storage, hidden
@@ -198,7 +198,7 @@ def test_another_study_of_the_same_name_is_refused_and_what_differs_is_said(tmp_
         Queue(design("digits", [*first[:1], "train.epochs=5"], 1), default_storage(tmp_path), "study")
     with pytest.raises(UserError, match=r"varied was model.depth, now model.embed_dim"):
         Queue(design("digits", ["model.embed_dim=16,32", *first[1:]], 1), default_storage(tmp_path), "study")
-    with pytest.raises(UserError, match="judge was val, now test"):
+    with pytest.raises(UserError, match="--split was val, now test"):
         Queue(design("digits", first, 1, judge="test"), default_storage(tmp_path), "study")
     Queue(design("digits", ["train.lr=1e-4..1e-2"], 2, search=3), default_storage(tmp_path), "search")
     with pytest.raises(UserError, match=r"train.lr was 0\.0001\.\.0\.01, now 0\.001\.\.0\.01"):
@@ -245,7 +245,7 @@ def test_a_killed_study_goes_on_without_repeating_or_losing_a_run(tmp_path, vita
     assert done.code == 0, done.err
     assert _runs(folder) == before and (before[0] / "metrics.jsonl").read_text() == first
     assert _epochs(before[1]) == 5 and "resumed" in (before[1] / "machine.json").read_text()
-    assert "2 trials, 1 waiting" in done.out or "2 trials, 0 waiting" in done.out
+    assert any(f"2 runs (2 combinations × 1 seed), {left} to do" in done.out for left in (0, 1))
     said = json.loads((folder / "answer.json").read_text())
     assert len(said["cells"]) == 2 and said["waiting"] == 0 and said["failed"] == []
 
@@ -427,9 +427,36 @@ def test_differences_are_taken_seed_by_seed() -> None:
     unsure = fake({"1": [0.50, 0.62, 0.69], "2": [0.51, 0.61, 0.71]})
     assert (
         unsure.against_best(unsure.cells[0]).verdict == "no significant difference"
-        and "No other combination differs significantly" in unsure.sentence
+        and "The other combination does not differ significantly" in unsure.sentence
     )
     assert "One seed is not enough to test significance. Use --seeds 5." in fake({"1": [0.5], "2": [0.6]}).sentence
+
+
+def test_two_values_are_in_the_order_of_their_seeds() -> None:
+    found = fake({"1": [0.70, 0.60], "2": [0.50, 0.55]})  # sorted by size, the differences would belong to other seeds
+    head, rows = rows_of(found)
+    assert head[2] == "accuracy (seeds 1, 2)"
+    assert [row[2:4] for row in rows] == [["70.00, 60.00 %", "–"], ["50.00, 55.00 %", "-20.00, -5.00"]]
+
+
+def test_notes_and_captions_explain_only_what_is_shown() -> None:
+    one, two = fake({"1": [0.5], "2": [0.6]}), fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})
+    three = fake({"1": [0.5, 0.6, 0.7], "2": [0.5, 0.6, 0.8], "3": [0.4, 0.5, 0.5]})
+    told = [" ".join(notes(found)) for found in (one, two, three)]
+    assert [("±" in text, "Bonferroni" in text, "paired" in text) for text in told] == [
+        (False, False, False),
+        (False, False, True),
+        (True, True, True),
+    ]
+    assert [figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
+        "Orange: Pareto front.",
+        "Orange: Pareto front. Bars: 95 % confidence interval of the mean (three seeds or more).",
+    ]
+    off = [f"data.augment.{name}=0" for name in ("shift", "rotate", "scale", "mixup")]
+    for words, augmented in ((["model.depth=1,2"], True), (["model.depth=1,2", *off], False)):
+        trials = [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"]
+        caption = bands(answer(design("digits", words, 1), trials)).get_supxlabel()
+        assert "Training values are" in caption and ("augmented" in caption) == augmented
 
 
 def test_few_seeds_are_not_the_best_and_no_spread_is_not_certainty() -> None:
@@ -440,7 +467,7 @@ def test_few_seeds_are_not_the_best_and_no_spread_is_not_certainty() -> None:
     assert (
         found.best.settings == {"model.depth": "2"}
         and found.as_good
-        and "No other combination differs significantly" in found.sentence
+        and "The other combination does not differ significantly" in found.sentence
     )
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
     assert even.against_best(even.cells[0]).verdict == "not testable"
@@ -484,7 +511,7 @@ def test_the_report_tells_everything_in_markdown_and_in_one_page(tmp_path) -> No
     ]
     page = write_report(answer(made, trials), tmp_path)
     text, html = (tmp_path / "report.md").read_text(), page.read_text()
-    assert "| 2 | 32 | 2 | 53.10, 53.20 % |" in text and "![grid](grid.png)" in text and "±" in text
+    assert "| 2 | 32 | 2 | 53.10, 53.20 % |" in text and "![grid](grid.png)" in text and "±" not in text
     assert html.count("data:image/png;base64") == 4 and 'src="http' not in html and "curves.png" not in html
     assert {file.name for file in tmp_path.glob("*.png")} == {"curves.png", "effects.png", "grid.png", "pareto.png"}
     assert json.loads((tmp_path / "answer.json").read_text())["cells"][0]["by_seed"] == {"1": 0.501, "2": 0.502}
@@ -498,9 +525,9 @@ def test_a_searched_range_is_an_axis_and_labels_do_not_overprint(tmp_path) -> No
         pictures["effects"].axes[0].get_xscale() == "log"
         and len(pictures["effects"].axes[0].lines[0].get_xdata()) == 30
     )
-    assert [text.get_text() for text in pictures["pareto"].axes[0].texts] == ["1, 2, 3, … (30 points)"]
+    assert [text.get_text() for text in pictures["pareto"].axes[0].texts] == ["A, B, C, … (30 points)"]
     apart = draw_pareto({"cost": [(1.0, 0.5, None, "a", True), (3.0, 0.9, None, "b", True)]}, "")
-    assert [text.get_text() for text in apart.axes[0].texts] == ["1", "2"]
+    assert [text.get_text() for text in apart.axes[0].texts] == ["A", "B"]
 
 
 def test_what_is_learnt_without_labels_is_judged_by_a_probe_and_says_so() -> None:
@@ -550,7 +577,7 @@ def test_the_command_line(tmp_path, vitascope) -> None:
         vitascope("study", "digits", *QUICK, "model.embed_dim=16,32", "--seeds", "2", *where).out.count("seed 1") == 0
     )
     stopped = vitascope("study", "digits", *QUICK, "model.mlp_ratio=1,2", "--seeds", "1", "--budget", "0s", *where)
-    assert stopped.code == 0 and "2 trial(s) are not finished" in stopped.out and "Times (" not in stopped.out
+    assert stopped.code == 0 and "2 unfinished runs. Run the same" in stopped.out and "Times (" not in stopped.out
 
 
 def test_where_every_run_fails_that_is_no_success(tmp_path, vitascope, monkeypatch) -> None:
@@ -568,7 +595,8 @@ def test_where_every_run_fails_that_is_no_success(tmp_path, vitascope, monkeypat
     [
         ([], "Give a recipe first"),
         (["digits", "model.depth=1,2", "--budget", "soon"], "--budget soon is not a duration"),
-        (["digits", "model.depth=1,2", "--judge", "train"], "--judge train is unknown"),
+        (["digits", "model.depth=1,2", "--split", "train"], "--split train is unknown"),
+        (["digits", "model.depth=1,2", "--judge", "test"], "--judge was renamed to --split."),
         (["digits", "model.depth=1,2", "--jobs", "0"], "must be at least 1"),
         (["digits", "model.depth=1,2", "--seeds", "0"], "--seeds 0 must be at least 1"),
         (["digits", "model.depth=1,2", "--name", "a/b"], "cannot name a folder"),

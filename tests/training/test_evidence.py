@@ -133,9 +133,10 @@ def test_probe_tells_neighbours_and_linear_and_notes_a_look_at_test_images(pretr
         (["--split", "train"], "The probe is fitted on the training images"),
         (["--split", "nothing"], "There is no split 'nothing'"),
         (["--neighbours", "0"], "must be at least 1"),
-        (["--labels", "1.5"], "is a fraction of the labels"),
-        (["--most", "-1"], "must be 0 (all) or more"),
-        (["--most", "3"], "Use at least 10: one image per class"),
+        (["--labels", "1.5"], "(a fraction of the training labels), not 1.5."),
+        (["--max-images", "-1"], "must be 0 (all) or more"),
+        (["--max-images", "3"], "Use at least 10: one image per class"),
+        (["--most", "3"], "--most was renamed to --max-images."),
     ],
 )
 def test_probe_refuses(pretrained, vitascope, words, text) -> None:

@@ -379,9 +379,9 @@ def flat(state, name: str = "") -> dict:
     [
         (
             {},
-            r"too small for 64 image\(s\) at once\. Try train\.grad_accum_steps=2 \(less memory, same result\) or mod",
+            r"too small for 64 images at once\. Try train\.grad_accum_steps=2 \(less memory, same result\) or mod",
         ),
-        ({"train.grad_accum_steps": 4}, r"too small for 16 image\(s\) at once\. Try train\.grad_accum_steps=8 "),
+        ({"train.grad_accum_steps": 4}, r"too small for 16 images at once\. Try train\.grad_accum_steps=8 "),
         ({"train.objective": "dino", "dino.local_size": 4, "train.ema": 0}, r"at once\. Try model\.grad_checkpointing"),
     ],
 )

@@ -14,10 +14,11 @@ from vitascope.data.colour import grey
 from vitascope.data.preparation import Preparation
 from vitascope.evaluation.reading import as_stored
 from vitascope.model.positions import resample
+from vitascope.training.pretrained import told
 from vitascope.weights.adaptation import Adapted, flops_of, survey
 from vitascope.weights.facts import ModelFacts
 from vitascope.weights.known import Known
-from vitascope.weights.pretrained import Pretrained, named, open_weights
+from vitascope.weights.pretrained import IMAGENET_CLASSES, Pretrained, named, open_weights
 from vitascope.weights.resampling import change_channels, patch_error, resample_patch
 
 
@@ -192,9 +193,31 @@ def test_a_grid_that_sees_too_little_is_refused_with_what_works(asked, seen, gri
     assert report.pixels_seen == pytest.approx(seen) and report.grid_after == grid
     with pytest.raises(UserError, match=sentence) as told:
         adapt(found, **asked)
-    assert "Choose " in str(told.value) and "img_size=32 (upscales the images)" in str(told.value)
-    for word in str(told.value).split("patch_size=")[2:]:
+    assert str(told.value).endswith("img_size=32 with patch_size=8 (upscales the images).")
+    for word in str(told.value).split("patch_size=")[2:-1]:
         adapt(found, **(asked | {"patch_size": int(word.split()[0])}))  # what it offers does work
+
+
+def test_a_rejected_size_is_not_offered_again() -> None:
+    report = survey(pretrained(), img_size=32, patch_size=5)
+    assert "With img_size=32 and patch_size=5, " in report.refused
+    assert report.refused.endswith(
+        "patch_size=2 (grid 16×16), patch_size=4 (grid 8×8), patch_size=8 (grid 4×4), or patch_size=16 (grid 2×2)."
+    )
+
+
+def test_training_says_that_sizes_change() -> None:
+    text = told(adapt(pretrained(), img_size=28, patch_size=4).report)
+    assert "image size 32×32 → 28×28, patch size 8×8 → 4×4 pixels" in text
+    assert "model.img_size=32 model.patch_size=8" in text
+    assert "pos_embed: resampled for the grid of patches 4×4 → 7×7" in text
+    assert "image size" not in told(adapt(pretrained(), num_classes=3).report)
+
+
+def test_class_names_are_not_assumed_for_a_new_classifier() -> None:
+    found = named(small_timm(num_classes=1000).state_dict(), "theirs")
+    assert IMAGENET_CLASSES in adapt(found, img_size=64).report.assumed
+    assert IMAGENET_CLASSES not in adapt(found, num_classes=10).report.assumed
 
 
 @pytest.mark.parametrize(

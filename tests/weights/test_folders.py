@@ -134,7 +134,7 @@ def test_what_transformers_config_leaves_out_is_theirs_or_assumed(kind, eps, tmp
     change_json(tmp_path / "config.json", "layer_norm_eps", "num_attention_heads", "image_size")
     found = open_weights(str(tmp_path))
     assert found.facts.model.norm_eps == eps == getattr(transformers, f"{kind}Config")().layer_norm_eps
-    assert found.facts.model.num_heads == 2 and "num_heads=2: embed_dim 128 / 64" in found.assumed
+    assert found.facts.model.num_heads == 2 and "num_heads=2 (embed_dim 128 / 64 per head)" in found.assumed
 
 
 def test_class_names_that_occur_twice_get_their_number(tmp_path) -> None:

@@ -91,4 +91,4 @@ def test_the_widest_published_vits_have_sixteen_heads(width) -> None:
     theirs = shaken(torchvision.models.VisionTransformer(28, 14, 1, 16, width, 64, num_classes=5))
     found, images = named(theirs.state_dict(), "theirs"), torch.randn(1, 3, 28, 28)
     assert apart(found.model()(images), theirs(images)) < 1e-4
-    assert f"num_heads=16: as in published ViTs with embed_dim {width}" in found.assumed
+    assert f"num_heads=16 (as in published ViTs with embed_dim {width})" in found.assumed

@@ -64,6 +64,8 @@ class CausalMask(Subject):
             ("blocked", 0, 1, "True (or 1) means masked out"),
             (None, 0, lowest if lowest <= LEAST else -torch.inf, "the mask is additive: it is added to the scores"),
         ]
+        if found and lowest < 0:  # only an additive mask has negative values
+            forms = forms[2:]
         fitting = [form for form in forms if form[0] in (None, self.told or form[0])]
         return [({"values": (low, high)}, (words,)) for _, low, high, words in fitting]
 

@@ -56,14 +56,17 @@ class ClassToken(Subject):
             return [[Way((axes,), {"shape": ()})]]
         return [[Way((axes, f"the class token has shape {name}"), {"shape": shape})] for name, shape in SHAPES.items()]
 
+    def as_passed(self, way: Way, case: Case, inputs: Inputs) -> Inputs:
+        if self.is_module:
+            return inputs
+        return inputs | {"token": inputs["token"].reshape(*way.settings["shape"], case.sizes["width"])}
+
     def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
         s = case.sizes
         wanted = (s["batch"], s["tokens"] + 1, s["width"])
         if self.is_module:
             return picked(self.instances.make({}, self.dtype, self.training)(inputs["x"]), wanted)
-        token = inputs["token"].reshape(*way.settings["shape"], s["width"])
-        values = inputs | {"token": token}
-        return picked(called_with(self.thing, values, self.roles), wanted)
+        return picked(called_with(self.thing, self.as_passed(way, case, inputs), self.roles), wanted)
 
     def ours(self, way: Way, case: Case, inputs: Inputs, options: Options) -> Tensor:
         token, table = inputs.get("token"), inputs.get("positions")

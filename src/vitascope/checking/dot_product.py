@@ -9,7 +9,17 @@ from torch import Tensor, nn
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
 from vitascope.checking.naming import argument_roles, called_with, compact
 from vitascope.checking.reference import LEAKS, MAPS, MASKS, SCALES, Options, Switch, attend
-from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask
+from vitascope.checking.subject import (
+    LARGE_MASKED_SCORES,
+    Case,
+    Inputs,
+    Subject,
+    Way,
+    allowed_pairs,
+    drawn,
+    observe,
+    plain_mask,
+)
 
 AXES = {
     "rows": "q, k and v have shape batch × token × feature",
@@ -63,7 +73,7 @@ class DotProduct(Subject):
             Case("values with a different width", sizes | {"value": 3}, own, False),
         ]
         if self.forms_of_mask:
-            cases += [Case("mask", sizes, "random"), Case("mask, high masked scores", sizes, "loud")]
+            cases += [Case("mask", sizes, "random"), Case(LARGE_MASKED_SCORES, sizes, "loud")]
         return [case for case in cases if small is None or case.sizes["width"] == small]
 
     def tiny_cases(self) -> list[Case]:
@@ -111,9 +121,15 @@ class DotProduct(Subject):
         words = (AXES[axes],) if form is None else (AXES[axes], FORMS[form][0])
         return Way(words, {"axes": axes, "form": form})
 
-    def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
+    def as_passed(self, way: Way, case: Case, inputs: Inputs) -> Inputs:
         axes = way.settings["axes"]
-        ready = {name: arranged(self._without(axes, tensor), axes) for name, tensor in inputs.items()}
+        return {name: arranged(self._without(axes, tensor), axes) for name, tensor in inputs.items()}
+
+    def as_returned(self, way: Way, case: Case, result: Tensor) -> Tensor:
+        return arranged(result, way.settings["axes"])
+
+    def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
+        axes, ready = way.settings["axes"], self.as_passed(way, case, inputs)
         extra = {"dropout": 0.0, "training": False, "dk": case.sizes["width"], "width": case.sizes["width"]}
         allowed = allowed_pairs(case, case.sizes["queries"], case.sizes["keys"])
         if isinstance(self.thing, nn.Module):
@@ -195,9 +211,10 @@ def attention_evidence(subject: Subject, way: Way, theirs: Tensor, ours: Tensor)
     if "v" in inputs:
         ones = subject.theirs(way, case, inputs | {"v": torch.ones_like(inputs["v"])})
         sums = torch.allclose(ones, torch.ones_like(ones), atol=1e-4)
-        lines.append(f"Each row of the attention map sums to 1: {'yes' if sums else 'no'}.")
+        not_one = "The rows of the attention map do not sum to 1"
+        lines.append(observe(sums, "Each row of the attention map sums to 1", not_one))
         double = subject.theirs(way, case, inputs | {"v": 2 * inputs["v"]})
-        lines.append(
-            f"Doubling the values doubles the output: {'yes' if torch.allclose(double, 2 * theirs) else 'no'}."
-        )
+        doubles = torch.allclose(double, 2 * theirs)
+        not_double = "Doubling the values does not double the output"
+        lines.append(observe(doubles, "Doubling the values doubles the output", not_double))
     return lines

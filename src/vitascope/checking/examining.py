@@ -9,8 +9,8 @@ from torch import nn
 
 from vitascope.checking.finding import candidates, part_of, polarity_of, recognised, still_open, subject_for
 from vitascope.checking.judging import judge
-from vitascope.checking.result import HOW_TO_CHECK, NOTHING, Report
-from vitascope.errors import UserError, did_you_mean, first_line
+from vitascope.checking.result import NOTHING, Report
+from vitascope.errors import UserError, first_line
 
 
 def check(thing: Callable[..., Any] | type | nn.Module, part: str | None = None) -> Report:
@@ -62,27 +62,24 @@ def _unfilled(name: str, part: str, line: int) -> Report:
         ["unknown"],
         ["Replace every ... with your own code. Then check again."],
         {"check": "source code", "index": None, "expected": "code", "got": "...", "error": "not filled in yet"},
-        evidence=[f"Line {line} of the file still contains ..."],
+        evidence=[f"Line {line} still contains ..."],
         verdict="not filled in yet",
     )
 
 
 def chosen(module: ModuleType, name: str | None, part: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Return what to check in a file, and the names that were not recognised."""
+    """Return what to check in a file, and the names of what is left out: with `part`, only if nothing is checked."""
     if name is not None:
         if not hasattr(module, name):
-            there = list(candidates(module))
-            advice = did_you_mean(name, there) if there else "It defines no function or class."
-            raise UserError(f"It does not define {name}. {advice}")
+            there = ", ".join(candidates(module)) or "no function or class"
+            raise UserError(f"It does not define {name}. It defines: {there}.")
         return {name: getattr(module, name)}, []
     known, others = recognised(module)
     if part is not None:
         fitting = {name: thing for name, thing in known.items() if part_of(name, thing) == part}
         everything = candidates(module)
         known = fitting or (everything if len(everything) == 1 else {})
-    if not known:
-        names = f" It defines: {', '.join(others)}. {HOW_TO_CHECK}" if others else ""
-        raise UserError(f"{NOTHING}{names}")
+        others = [] if known else list(everything)
     return known, others
 
 
@@ -90,6 +87,8 @@ def examine_file(module: ModuleType, name: str | None, part: str | None) -> Iter
     """Yield the names that were not recognised, then for every part its name and its report."""
     things, others = chosen(module, name, part)
     yield others
+    if not things:
+        raise UserError(f"{NOTHING} It defines: {', '.join(others)}." if others else NOTHING)
     own = recognised(module)[0]
     yield next((each for each, thing in own.items() if part_of(each, thing) == "causal-mask"), "Loading the file")
     polarity = polarity_of(own)

@@ -22,9 +22,10 @@ EXERCISES = {
     "sheet-e": "all code of sheet E in one file (14 of its 20 points)",
 }
 UNCHECKED = (
-    "Sheet E has 20 points. 14 are for code and can be checked here. "
-    "6 are for the accuracy after training (25, 50 and 70 %) and cannot be checked here."
+    "Sheet E has 20 points. 14 points are for code and can be checked here. "
+    "6 points are for reaching 25, 50 and 70 % accuracy and cannot be checked here."
 )
+SHEET_E = {"self-attention-2d", "feed-forward", "transformer-block", "patchify", "vit"}  # parts with points
 
 
 class Point(NamedTuple):

@@ -16,7 +16,7 @@ from vitascope.checking.dot_product import picked
 from vitascope.checking.instances import Instances
 from vitascope.checking.naming import argument_roles, called_with, source_of, words_of
 from vitascope.checking.reference import Options, Switch
-from vitascope.checking.subject import Case, Inputs, Subject, Way, drawn
+from vitascope.checking.subject import Case, Inputs, Subject, Way, drawn, observe
 from vitascope.checking.weights import LinearMap, linear_maps, norms_of
 
 BENDS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -114,12 +114,13 @@ class FeedForward(Subject):
     def module(self, case: Case) -> nn.Module:
         return self.instances.make(case.sizes, self.dtype, self.training)
 
+    def as_passed(self, way: Way, case: Case, inputs: Inputs) -> Inputs:
+        return {name: x.T if way.settings["flipped"] and name[0] == "w" else x for name, x in inputs.items()}
+
     def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
         if self.is_module:
             return picked(self.module(case)(inputs["x"]), tuple(inputs["x"].shape))
-        flip = way.settings["flipped"]
-        values = {name: x.T if flip and name[0] == "w" else x for name, x in inputs.items()}
-        values |= {"dropout": 0.0, "training": self.training}
+        values = self.as_passed(way, case, inputs) | {"dropout": 0.0, "training": self.training}
         return picked(called_with(self.thing, values, self.roles), tuple(inputs["x"].shape))
 
     def ours(self, way: Way, case: Case, inputs: Inputs, options: Options) -> Tensor:
@@ -161,7 +162,7 @@ class FeedForward(Subject):
         x = {name: tensor.to(self.dtype) for name, tensor in self.inputs(case).items()}
         one = self.theirs(way, case, x | {"x": x["x"][:, :1]})
         same = one.shape == theirs[:, :1].shape and torch.allclose(one, theirs[:, :1], atol=1e-4)
-        lines = [f"Each token is processed independently: {'yes' if same else 'no'}."]
+        lines = [observe(same, "Each token is processed independently", "Tokens are not processed independently")]
         if self.is_module and len(linear_maps(self.sample)) != 2:
             lines.append(f"The module has {len(linear_maps(self.sample))} linear layers instead of two.")
         return lines

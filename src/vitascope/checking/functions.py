@@ -12,7 +12,17 @@ from vitascope.checking.heads import AXES
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
 from vitascope.checking.naming import argument_roles, called_with, compact, prose_of, source_of, words_of
 from vitascope.checking.reference import HEADS, LEAKS, MAPS, MASKS, SCALES, Options, Switch, multi_head
-from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask, tiny_attention
+from vitascope.checking.subject import (
+    LARGE_MASKED_SCORES,
+    Case,
+    Inputs,
+    Subject,
+    Way,
+    allowed_pairs,
+    drawn,
+    plain_mask,
+    tiny_attention,
+)
 from vitascope.checking.weights import row_numbers
 
 FLIPPED = "the weights have shape input × output (x @ W)"
@@ -64,7 +74,7 @@ class AttentionFunction(Subject):
         ]
         if self.forms_of_mask:
             same = sizes(12, 3, 2, 1, 5)
-            cases += [Case("mask", same, "random"), Case("mask, high masked scores", same, "loud")]
+            cases += [Case("mask", same, "random"), Case(LARGE_MASKED_SCORES, same, "loud")]
         return cases
 
     def tiny_cases(self) -> list[Case]:
@@ -101,14 +111,22 @@ class AttentionFunction(Subject):
             for tall in talls
         ]
 
+    def as_passed(self, way: Way, case: Case, inputs: Inputs) -> Inputs:
+        axes, heads = way.settings["axes"], case.sizes["heads"]
+        return {
+            name: _turned(tensor, axes, case) if name in "xqkv" else _as_given(name, tensor, way, heads)
+            for name, tensor in inputs.items()
+        }
+
+    def as_returned(self, way: Way, case: Case, result: Tensor) -> Tensor:
+        return _turned(result, way.settings["axes"], case)
+
     def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
         axes, heads = way.settings["axes"], case.sizes["heads"]
-        values: dict[str, Any] = {n: _turned(x, axes, case) if n in "xqkv" else x for n, x in inputs.items()}
+        values: dict[str, Any] = dict(self.as_passed(way, case, inputs))
         tokens = next(values[name] for name in "xqkv" if name in values)
         values |= {"heads": heads, "dropout": 0.0, "training": False, "embeddim": case.sizes["width"]}
         values |= {"dmodel": case.sizes["width"], "dk": case.sizes["width"] // heads}
-        for role in self.weights:
-            values[role] = _as_given(role, values[role], way, heads)
         allowed = allowed_pairs(case, case.sizes["columns"], case.sizes["columns"])
         if allowed is None:
             return _back(picked(called_with(self.thing, values, self.roles), tuple(tokens.shape)), axes)

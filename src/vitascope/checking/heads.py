@@ -20,7 +20,20 @@ from vitascope.checking.instances import Instances
 from vitascope.checking.masks import FORMS, forms_for, tried_shapes
 from vitascope.checking.naming import argument_roles, source_of
 from vitascope.checking.reference import Options, Switch, multi_head
-from vitascope.checking.subject import Case, Inputs, Subject, Way, allowed_pairs, drawn, plain_mask, tiny_attention
+from vitascope.checking.subject import (
+    ALONE,
+    LARGE_MASKED_SCORES,
+    NOT_ALONE,
+    Case,
+    Inputs,
+    Subject,
+    Way,
+    allowed_pairs,
+    drawn,
+    observe,
+    plain_mask,
+    tiny_attention,
+)
 from vitascope.checking.weights import linear_maps, norms_of
 
 AXES = {
@@ -65,7 +78,7 @@ class AttentionModule(Subject):
         ]
         if self.forms_of_mask:
             masked = sizes(12, 3, 2, 5) | self._grid(2, 3)
-            cases += [Case("mask", masked, "random"), Case("mask, high masked scores", masked, "loud")]
+            cases += [Case("mask", masked, "random"), Case(LARGE_MASKED_SCORES, masked, "loud")]
         return [fitted for case in cases if (fitted := self.instances.fitted(case)) is not None]
 
     def _grid(self, rows: int, columns: int) -> dict[str, int]:
@@ -99,9 +112,15 @@ class AttentionModule(Subject):
     def module(self, case: Case) -> nn.Module:
         return self.instances.make(case.sizes, self.dtype, self.training)
 
+    def as_passed(self, way: Way, case: Case, inputs: Inputs) -> Inputs:
+        return {"x": self.turned(inputs["x"], way.settings["axes"], case)}
+
+    def as_returned(self, way: Way, case: Case, result: Tensor) -> Tensor:
+        return self.turned(result, way.settings["axes"], case)
+
     def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
         module, axes = self.module(case), way.settings["axes"]
-        x = self.turned(inputs["x"], axes, case)
+        x = self.as_passed(way, case, inputs)["x"]
         values: dict[str, Any] = dict.fromkeys(("x", "q", "k", "v"), x) | {"heads": case.sizes["heads"]}
         allowed = allowed_pairs(case, inputs["x"].shape[1], inputs["x"].shape[1])
         if allowed is None:
@@ -182,13 +201,13 @@ class AttentionModule(Subject):
         x = self.inputs(case)["x"].to(self.dtype)
         order = torch.arange(x.shape[1]).flip(0)
         same = torch.allclose(self.theirs(way, case, {"x": x[:, order]}), theirs[:, order], atol=1e-4)
-        lines.append(f"Permuting the tokens permutes the output in the same way: {'yes' if same else 'no'}.")
+        other = (
+            "Permuting the tokens does not permute the output in the same way (wrong unless the attention is causal)."
+        )
+        lines.append("Permuting the tokens permutes the output in the same way (correct)." if same else other)
         alone = self.theirs(way, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])})
         apart = torch.allclose(alone[:1], theirs[:1], atol=1e-4)
-        lines.append(
-            f"The output of an image is independent of the other images in the batch: {'yes' if apart else 'no'}."
-        )
-        return lines
+        return [*lines, observe(apart, ALONE, NOT_ALONE)]
 
 
 class AttentionOverGrid(AttentionModule):

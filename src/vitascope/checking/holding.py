@@ -24,9 +24,8 @@ def table(bench: Bench, right: Finding, random: bool) -> list[Row]:
             theirs, bench.ours(way, case, right.reading), TOLERANCE[subject.dtype]
         )
         note = "" if isinstance(theirs, Tensor) else f"raises {type(theirs).__name__}: {first_line(theirs, 70)}"
-        rows.append(
-            Row(case.name, holds, note if case.required or holds else f"{note} (optional, does not count)".strip())
-        )
+        optional = "" if case.required else "(optional)" if holds else "(optional, does not count)"
+        rows.append(Row(case.name, holds, f"{note} {optional}".strip()))
     rows.append(Row(f"{str(subject.dtype).removeprefix('torch.')}, compared with {subject.native()}", rows[0].holds))
     if subject.dtype == torch.float64:
         rows.append(_other_dtype(subject, right))

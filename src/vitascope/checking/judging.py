@@ -44,7 +44,7 @@ def judge(subject: Subject) -> Report:
     if finding is not None:
         report.mistakes += [switch.id for switch in finding.switches if switch.id not in report.mistakes]
     way = finding.way if finding else ways[0]
-    right = Finding(way, finding.reading, ()) if finding else Finding(way, *subject.readings(way)[0])
+    right = Finding(way, finding.reading, finding.words) if finding else Finding(way, *subject.readings(way)[0])
     describe(report, bench, finding, right)
     if report.passed and bench.calm.fused and "attention" in subject.part:
         report.notes.append("The code calls PyTorch's fused attention. Sheet E requires you to write out the steps.")
@@ -61,7 +61,7 @@ def describe(report: Report, bench: Bench, finding: Finding | None, right: Findi
         report.mistakes.append("unknown")
         report.evidence.append(f"The forward pass is correct, but these checks fail: {', '.join(failing)}.")
     report.passed = not report.mistakes
-    report.assumed = [*way.words, *(finding.words if finding else ())]
+    report.assumed = [*way.words, *right.words]
     report.hints = [MISTAKES[name].hint for name in report.mistakes]
     if report.passed:
         return

@@ -118,6 +118,6 @@ MISTAKES = {
     ),
     "unknown": Mistake(
         "At least one check fails, but the mistake is not one of the known mistakes.",
-        "Read the evidence. Then compute a small example by hand, step by step, and compare it with your code.",
+        "Compute a small example by hand, step by step, and compare it with your code.",
     ),
 }

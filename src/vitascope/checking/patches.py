@@ -97,10 +97,14 @@ class Patchify(Subject):
     def groups(self) -> list[list[Way]]:
         return [[Way((words,), {"axes": axes})] for axes, words in AXES.items()]
 
+    def as_passed(self, way: Way, case: Case, inputs: Inputs) -> Inputs:
+        axes = way.settings["axes"]
+        x = inputs["x"][0] if axes.startswith("single") else inputs["x"]
+        return {"x": x.movedim(-3, -1) if axes.endswith("last") else x}
+
     def theirs(self, way: Way, case: Case, inputs: Inputs) -> Tensor:
         axes, s = way.settings["axes"], case.sizes
-        x = inputs["x"][0] if axes.startswith("single") else inputs["x"]
-        x = x.movedim(-3, -1) if axes.endswith("last") else x
+        x = self.as_passed(way, case, inputs)["x"]
         count = s["height"] * s["width_"] // s["patch"] ** 2
         batch = 1 if axes.startswith("single") else s["batch"]
         if self.instances is not None:

@@ -7,7 +7,6 @@ from typing import Any
 from vitascope.checking.mistakes import MISTAKES
 
 NOTHING = "No transformer part was recognised in it."
-HOW_TO_CHECK = "To check one, run: vitascope check FILE.py:NAME --part PART"
 SIGNS = {True: "✓", False: "✗", None: "–"}
 
 
@@ -58,7 +57,7 @@ class Report:
     def lines(self) -> list[str]:
         """Return the lines below the headline."""
         lines = [f"{name}: {MISTAKES[name].meaning}" for name in self.mistakes if not self.verdict]
-        lines += [f"Evidence: {line}" for line in self.evidence]
+        lines += self.evidence
         if self.first_difference and not self.verdict:
             lines.append(f"First difference: {difference_words(self.first_difference)}")
         if self.example:

@@ -33,7 +33,7 @@ def difference(bench: "Bench", right: "Finding", case: "Case") -> dict[str, Any]
         return found | {"error": f"{type(theirs).__name__}: {first_line(theirs, 200)}"}
     if theirs.shape != ours.shape:
         return found | {"expected": f"shape {list(ours.shape)}", "got": f"shape {list(theirs.shape)}"}
-    theirs, ours = theirs.double(), ours.double()
+    theirs, ours = (bench.subject.as_returned(right.way, case, found.double()) for found in (theirs, ours))
     wrong = ~torch.isclose(theirs, ours, rtol=0.0, atol=1e-5 * max(ours.abs().max().item(), 1e-3))
     if not wrong.any():
         return None
@@ -53,10 +53,13 @@ def example_lines(bench: "Bench", right: "Finding") -> list[str]:
     for case in [*bench.subject.tiny_cases(), *whole]:
         if not difference(bench, right, case):
             continue
-        theirs, ours = bench.theirs(right.way, case), bench.ours(right.way, case, right.reading)
-        lines = [case.name]
-        lines += [f"{name} = {numbers(tensor)}" for name, tensor in bench.given(case).items()]
-        weights = bench.subject.weights_shown(case)
+        subject, way = bench.subject, right.way
+        theirs, ours = bench.theirs(way, case), bench.ours(way, case, right.reading)
+        if isinstance(theirs, Tensor) and isinstance(ours, Tensor) and theirs.shape == ours.shape:
+            theirs, ours = (subject.as_returned(way, case, found) for found in (theirs, ours))
+        passed = subject.as_passed(way, case, bench.given(case))
+        lines = [case.name, *(f"{name} = {numbers(tensor)}" for name, tensor in passed.items())]
+        weights = subject.weights_shown(case)
         if sum(weight.numel() for weight in weights.values()) <= 2 * MOST:
             lines += [f"{name} = {numbers(weight)}" for name, weight in weights.items()]
         got = numbers(theirs) if isinstance(theirs, Tensor) else f"raises {type(theirs).__name__}: {first_line(theirs)}"
@@ -65,7 +68,7 @@ def example_lines(bench: "Bench", right: "Finding") -> list[str]:
 
 
 def numbers(tensor: Tensor) -> str:
-    """Format a tensor as nested lists with four digits; a long tensor is shortened."""
+    """Format a tensor as nested lists, fractions with four digits; a long tensor is shortened."""
     if tensor.numel() > MOST:
         return f"{_listed(tensor.flatten()[:8])[:-1]}, …] of shape {list(tensor.shape)}"
     return _listed(tensor)
@@ -73,5 +76,6 @@ def numbers(tensor: Tensor) -> str:
 
 def _listed(tensor: Tensor) -> str:
     if tensor.ndim == 0:
-        return f"{tensor.item():.4g}"
+        value = float(tensor.item())
+        return f"{value:.6g}" if value.is_integer() else f"{value:.4g}"
     return "[" + ", ".join(_listed(part) for part in tensor) + "]"

@@ -16,6 +16,9 @@ from torch.overrides import TorchFunctionMode
 from vitascope.checking.reference import Options, Switch
 
 Inputs = dict[str, Tensor]
+ALONE = "The output of an image is independent of the other images in the batch"
+NOT_ALONE = "The output of an image depends on the other images in the batch"
+LARGE_MASKED_SCORES = "masked keys with large scores have no effect"  # name of a case
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,14 @@ class Subject(ABC):
     def ours(self, way: Way, case: Case, inputs: Inputs, options: Options) -> Tensor:
         """The same by the reference, with some mistakes switched on."""
 
+    def as_passed(self, way: Way, case: Case, inputs: Inputs) -> Inputs:
+        """The inputs in the shapes in which the user's code gets them."""
+        return inputs
+
+    def as_returned(self, way: Way, case: Case, result: Tensor) -> Tensor:
+        """A correctly shaped result, with its axes in the order of the user's code."""
+        return result
+
     def tiny_cases(self) -> list[Case]:
         """The smallest first, for the example."""
         return []
@@ -118,6 +129,11 @@ class Subject(ABC):
     def native(self) -> str:
         """PyTorch's layer behind the comparison."""
         return "PyTorch"
+
+
+def observe(holds: bool, right: str, wrong: str) -> str:
+    """A sentence about a property of the user's code that tells whether it is as it should be."""
+    return f"{right} (correct)." if holds else f"{wrong} (wrong)."
 
 
 class Calm(TorchFunctionMode):

@@ -26,7 +26,7 @@ from vitascope.checking.embedding import (
 )
 from vitascope.checking.instances import Instances
 from vitascope.checking.reference import Options, Switch
-from vitascope.checking.subject import Case, Inputs, Subject, Way, drawn
+from vitascope.checking.subject import ALONE, NOT_ALONE, Case, Inputs, Subject, Way, drawn, observe
 from vitascope.checking.weights import linear_maps, norms_of
 
 SIZES = {"width": 12, "heads": 3, "hidden": 20, "ratio": 2, "dropout": 0.1, "image": 9, "patch": 3, "channels": 3}
@@ -231,10 +231,7 @@ class ViT(Subject):
             )
         alone = self.theirs(way, self.cases()[0], {"images": self.inputs(self.cases()[0])["images"][:1].to(self.dtype)})
         free = torch.allclose(alone, theirs[:1], atol=1e-4)
-        return [
-            *lines,
-            f"The output of an image is independent of the other images in the batch: {'yes' if free else 'no'}.",
-        ]
+        return [*lines, observe(free, ALONE, NOT_ALONE)]
 
 
 def _head(tokens: Tensor, found: Anatomy, options: Options) -> Tensor:

@@ -5,7 +5,13 @@ import sys
 
 from vitascope.errors import UserError
 
-RENAMED_OPTIONS = {"--together": "--batch-runs"}
+RENAMED_OPTIONS = {
+    "--together": "--batch-runs",
+    "--judge": "--split",
+    "--probes": "--analysis",
+    "--no-probes": "--no-analysis",
+    "--most": "--max-images",
+}
 
 
 def main() -> None:

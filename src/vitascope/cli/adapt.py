@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 SIZES = ("img_size", "patch_size")
 KEYS = (*SIZES, "in_chans", "num_classes", "num_heads")
+RELATIVE_ERROR = (
+    "Relative error: norm of the difference / norm of the original. For patch sizes: of the patch embeddings of "
+    "typical photos. For channels: of the filters. For positions: after resampling back."
+)
 
 
 def adapt(
@@ -80,11 +84,12 @@ def _asked(words: list[str]) -> dict[str, Any]:
 
 
 def _tell(report: "Report") -> None:
-    before, after = ("×".join(map(str, grid)) for grid in (report.grid_before, report.grid_after))
     rows = [
-        ["patch grid", before, after],
+        ["image size in pixels", _shape(report.image_before), _shape(report.image_after)],
+        ["patch size in pixels", _shape(report.patch_before), _shape(report.patch_after)],
+        ["patch grid", _shape(report.grid_before), _shape(report.grid_after)],
         ["tokens", str(report.tokens_before), str(report.tokens_after)],
-        ["pixels used", "100 %", f"{report.pixels_seen:.0%}"],
+        ["pixels used", "100%", f"{report.pixels_seen:.0%}"],
         ["FLOPs per image", count(report.flops_before), count(report.flops_after)],
     ]
     screen = console()
@@ -95,19 +100,33 @@ def _tell(report: "Report") -> None:
         [item.name, _shape(item.before), _shape(item.after), item.how, f"{item.lost:.1%}"] for item in report.resampled
     ]
     if rows:
-        columns = ["weight", "shape before", "shape after", "method", "lost"]
-        screen.print(table("Resampled weights", columns, rows, right={"lost"}))
+        columns = ["weight", "shape before", "shape after", "method", "relative error"]
+        screen.print(table("Changed weights", columns, rows, right={"relative error"}))
+        print(RELATIVE_ERROR)
     parts = {"dropped": report.dropped, "new": report.new, "assumed": report.assumed, "note": report.notes}
     for name, lines in parts.items():
         for line in lines:
             print(f"{name}: {line}")
     print(f"unchanged: {report.kept} tensors")
-    if other := report.alternative:
-        size = other["settings"]["img_size"]
-        print(
-            f"Alternative without loss: resize the images to img_size={size}. This needs {other['tokens']} tokens and "
-            f"{count(other['flops'])} FLOPs per image ({other['times_flops']:g} times the FLOPs)."
-        )
+    if report.alternative:
+        print(_describe_alternative(report))
+
+
+def _describe_alternative(report: "Report") -> str:
+    """Describe the cost of upscaling the images instead of resampling the weights."""
+    other = report.alternative
+    sizes = " and ".join(f"{name}={value}" for name, value in other["settings"].items())
+    changed = ", ".join(
+        f"{name}={report.settings[name]}" for name in ("in_chans", "num_classes") if name in report.settings
+    )
+    text = (
+        f"Alternative without resampling: keep {sizes}, and upscale the images. This needs {other['tokens']} tokens "
+        f"and {count(other['flops'])} FLOPs per image{f' with {changed}' if changed else ''} "
+        f"({other['times_flops']:g} times the FLOPs)."
+    )
+    return text + (
+        " The channels are still converted, with the relative error above." if other["converts_channels"] else ""
+    )
 
 
 def _shape(shape: list[int]) -> str:

@@ -19,7 +19,7 @@ from vitascope.recipe.writing import word
 
 NOTES = (
     "FLOPs count matrix products only, 2 per multiply-add. Activation sizes are for float32.\n"
-    "The fused attention kernel never writes attn.maps to memory. Explicit attention does."
+    "The model uses fused attention, which never writes attn.maps to memory. Explicit attention does."
 )
 
 
@@ -27,7 +27,8 @@ def anatomy(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RECIPE] [KEY=VALUE]…", help="A recipe, run or pretrained weights, then model settings."
+            metavar="[RECIPE] [KEY=VALUE]…",
+            help="A recipe, run or pretrained weights, then model settings. Default: ViT-Base (224×224 images).",
         ),
     ] = None,
     batch: Annotated[int, typer.Option(help="Batch size.")] = 1,
@@ -41,14 +42,16 @@ def anatomy(
 ) -> None:
     """Show every stage from image to logits: shape, parameters, FLOPs and memory.
 
-    Example: vitascope anatomy cifar10 depth=4
+    Example: vitascope anatomy cifar10 model.depth=4
     """
     recipe, settings = split_words(words or [])
     config = read_any_model(recipe, settings)
     stages = stages_of(config, batch=batch, tokens=tokens)
     answer: dict[str, object] = {"stages": [asdict(stage) | {"bytes": stage.bytes} for stage in stages]}
     if not as_json:
-        print_stages(stages, config, all_blocks=all_blocks)
+        changed = f" with {', '.join(settings)}" if settings else ""
+        title = f"From {'image' if tokens is None else 'tokens'} to logits: {recipe or 'ViT-Base'}{changed}"
+        print_stages(stages, config, title, all_blocks=all_blocks)
     if measure:
         from vitascope.cli.attention_cost import measure_and_draw
 
@@ -69,7 +72,7 @@ def read_any_model(name: str | None, settings: list[str]) -> ModelConfig:
     return read_model(None, [*(f"{key}={value}" for key, value in known.items()), *settings])
 
 
-def print_stages(stages: list[Stage], config: ModelConfig, *, all_blocks: bool) -> None:
+def print_stages(stages: list[Stage], config: ModelConfig, title: str, *, all_blocks: bool) -> None:
     rows = []
     for block, group in groupby(stages, key=_block_of):
         group = list(group)
@@ -83,7 +86,7 @@ def print_stages(stages: list[Stage], config: ModelConfig, *, all_blocks: bool) 
     if screen.width < 112:  # print the axes below the names so that numbers are not wrapped
         columns = ["stage", *columns[2:]]
         rows = [[f"{name}\n  [dim]{axes}[/dim]" if axes else name, *rest] for name, axes, *rest in rows]
-    screen.print(table("From image to logits", columns, rows, right=set(columns[-4:])))
+    screen.print(table(title, columns, rows, right=set(columns[-4:])))
     screen.print(NOTES, style="dim", highlight=False)
 
 

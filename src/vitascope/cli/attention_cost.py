@@ -6,7 +6,17 @@ from pathlib import Path
 from vitascope.cli import numbers
 from vitascope.cli.tables import console, table
 from vitascope.draw.look import save
-from vitascope.model.attention_cost import WAYS, Cost, draw_costs, exponents, measure_attention, token_counts
+from vitascope.model.attention_cost import (
+    LABELS,
+    THEORY,
+    WAYS,
+    Cost,
+    describe_fit,
+    draw_costs,
+    exponents,
+    measure_attention,
+    token_counts,
+)
 from vitascope.model.config import ModelConfig
 
 
@@ -27,7 +37,7 @@ def measure_and_draw(config: ModelConfig, out: Path, *, quiet: bool) -> dict[str
 
 
 def _print(costs: list[Cost], fits: dict[str, dict[str, float]]) -> None:
-    columns = ["tokens", *[f"{way}: {what}" for way in WAYS for what in ("time", "memory")]]
+    columns = ["tokens", *[f"{LABELS[way]}: {what}" for way in WAYS for what in ("time", "memory")]]
     rows = []
     for tokens in sorted({cost.tokens for cost in costs}):
         cells = {cost.way: cost for cost in costs if cost.tokens == tokens}
@@ -39,6 +49,7 @@ def _print(costs: list[Cost], fits: dict[str, dict[str, float]]) -> None:
             "Measured cost of attention on this machine (forward pass, batch size 1)", columns, rows, right=set(columns)
         )
     )
+    print(f"Fitted growth: {describe_fit(costs)} {THEORY}")
 
 
 def _cells(cost: Cost) -> tuple[str, str]:

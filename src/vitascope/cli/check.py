@@ -72,14 +72,24 @@ def _one(words: str, limits: dict[str, Any], as_json: bool) -> int:
         return reports.exit_code
     for report in reports.parts:
         print(f"{report}\n")
-    if reports.passed_over and not name:
-        print(f"Not recognised: {', '.join(reports.passed_over)}.")
-        print(f"To check one, run: vitascope check {path}:NAME --part PART")
+    how = _how_to_check(path, reports.passed_over, limits["part"]) if reports.passed_over else ""
+    if how and not reports.is_empty:
+        print(f"Not recognised: {', '.join(reports.passed_over)}.{how}")
     if reports.error is not None:
-        print(f"vitascope: {path} could not be checked. {reports.error}", file=sys.stderr)
+        more = how if reports.is_empty else ""
+        print(f"vitascope: {path} could not be checked. {reports.error}{more}", file=sys.stderr)
     elif len(reports.parts) > 1:
         print(f"{sum(report.passed for report in reports.parts)} of {len(reports.parts)} parts are correct.")
     return reports.exit_code
+
+
+def _how_to_check(path: str, names: list[str], part: str | None) -> str:
+    """The command that checks a function whose part is not recognised by its name."""
+    from vitascope.checking.finding import PARTS
+
+    others = "" if part else f" (other parts: {', '.join(PARTS[1:])})"
+    which = "it" if len(names) == 1 else "one of them"
+    return f" To check {which}, run: vitascope check {path}:{names[0]} --part {part or PARTS[0]}{others}"
 
 
 def _all(folder: Path, limits: dict[str, Any], as_json: bool) -> int:
@@ -110,13 +120,16 @@ def _graded(found: "dict[Path, Reports]", folder: Path) -> dict[str, Any]:
 
 
 def _print_graded(found: "dict[Path, Reports]", folder: Path) -> None:
-    from vitascope.checking.exercise import UNCHECKED, points
+    from vitascope.checking.exercise import SHEET_E, UNCHECKED, points
 
     rows = []
+    graded = {path for path, reports in found.items() if any(one.part in SHEET_E for one in reports.parts)}
     for path, reports in found.items():
         name = str(path.relative_to(folder))
         total = points(reports.parts)
-        words = f"{sum(point.given for point in total)} of {sum(point.of for point in total)}"
+        words = (
+            f"{sum(point.given for point in total)} of {sum(point.of for point in total)}" if path in graded else "–"
+        )
         lines = [
             [one.name, one.part, "correct" if one.passed else one.verdict or ", ".join(one.mistakes)]
             for one in reports.parts
@@ -125,7 +138,8 @@ def _print_graded(found: "dict[Path, Reports]", folder: Path) -> None:
             lines.append(["", "", "nothing to check" if reports.is_empty else f"could not be checked. {reports.error}"])
         rows += [[name if n == 0 else "", *line, words if n == 0 else ""] for n, line in enumerate(lines)]
     console().print(table(f"Results for {folder}", ["file", "name", "part", "result", "points (sheet E)"], rows))
-    print(UNCHECKED)
+    if graded:
+        print(UNCHECKED)
 
 
 @exercises.command("list")
@@ -136,6 +150,7 @@ def list_exercises() -> None:
     rows = [[name, words] for name, words in EXERCISES.items()]
     console().print(table("Exercises", ["name", "task"], rows))
     print(UNCHECKED)
+    print("The sheets are coursework. To see what each one asks for, run: vitascope sheet --help")
     print("To start an exercise, run: vitascope exercise start NAME")
 
 

@@ -31,10 +31,9 @@ def demo(
     from vitascope.evaluation.trained import load
     from vitascope.training.train import train_recipe
 
-    run = train_recipe(recipe, runs, console())
+    run = train_recipe(recipe, runs, console(), suggest_evaluation=False)
     found = load(run, device="auto").evaluate()
     print_summary(found)
-    print(f"Learning curves: {run.file('curves.png')}")
     print(f"Misclassified images: {write_report(found) / 'errors.png'}\n")
     _print_agreement()
     print("Next commands: vitascope train --help, vitascope anatomy digits, vitascope data preview digits")

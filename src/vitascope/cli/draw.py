@@ -18,7 +18,9 @@ def positions(
     kind: Annotated[str, typer.Option(help="sinusoidal (1-D), sincos2d or rotary.")] = "sinusoidal",
     length: Annotated[int | None, typer.Option(help="Number of positions (sinusoidal only).", min=1)] = None,
     width: Annotated[int | None, typer.Option(help="Number of features.", min=1)] = None,
-    grid: Annotated[str, typer.Option(help="Patch grid, rows×columns (sincos2d and rotary).")] = "8x8",
+    grid: Annotated[
+        str | None, typer.Option(help="Patch grid, rows×columns (sincos2d and rotary only). Default: 8x8.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
         "positions.png"
     ),
@@ -26,10 +28,14 @@ def positions(
     """Draw a position embedding as a heat map: positions along x, features along y (sheet D)."""
     from vitascope.cli.pictures import draw_grid_positions, draw_sinusoidal
 
+    if kind == "sinusoidal" and grid is not None:
+        raise UserError("--grid is only for --kind sincos2d and --kind rotary.")
+    if kind in ("sincos2d", "rotary") and length is not None:
+        raise UserError(f"--length is only for --kind sinusoidal. For {kind}, set --grid.")
     if kind == "sinusoidal":
         print(f"Figure: {draw_sinusoidal(length, width, out)}")
     elif kind in ("sincos2d", "rotary"):
-        print(f"Figure: {draw_grid_positions(kind, _grid(grid), width or 64, out)}")
+        print(f"Figure: {draw_grid_positions(kind, _grid(grid or '8x8'), width or 64, out)}")
     else:
         raise UserError(f"--kind {kind} is unknown. {did_you_mean(kind, ('sinusoidal', 'sincos2d', 'rotary'))}")
 

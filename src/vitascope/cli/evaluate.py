@@ -14,12 +14,16 @@ from vitascope.cli.tables import console, table
 
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
+    from vitascope.evaluation.robustness import Decline
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, or runs/RECIPE for its newest run.")]
 Best = Annotated[bool, typer.Option("--best", help="Use the best epoch on validation images instead of the last.")]
 Views = Annotated[
     int,
-    typer.Option(help="Views to average: 1; 2: and the mirror image; 6, 10: both, also with 2 or 4 one-pixel shifts."),
+    typer.Option(
+        help="Test-time augmentation. 1: the image. 2: plus its mirror image. "
+        "6 or 10: both, each also shifted by one pixel in 2 or 4 directions."
+    ),
 ]
 MOST_CLASSES = 30
 
@@ -66,10 +70,16 @@ def evaluate(
 
 def print_summary(found: "Evaluation") -> None:
     """Print accuracy, calibration and temperature scaling."""
-    split, images, (low, high) = found.choice.split, len(found.choice.images), found.interval
+    from vitascope.evaluation.report import split_name
+
+    split, images, (low, high) = split_name(found.choice.split), len(found.choice.images), found.interval
     views = f", {found.views} views each" if found.views > 1 else ""
+    reduction = f" ({found.reduction})" if found.reduction else ""
     what = f"{split} accuracy" if found.choice.own else f"accuracy on {Path(found.choice.data).name} ({split})"
-    print(f"{what} {found.accuracy:.2%} on {images:,} images{views} (95 % confidence interval {low:.2%} to {high:.2%})")
+    print(
+        f"{what} {found.accuracy:.2%}{reduction} on {images:,} images{views} "
+        f"(95 % confidence interval {low:.2%} to {high:.2%})"
+    )
     before, after = found.calibration, found.temperature
     top = f"top-5 {found.top5:.2%}, " if len(found.classes) > 5 else ""
     direction = "over-confident" if before.gap > 0 else "under-confident"
@@ -77,9 +87,9 @@ def print_summary(found: "Evaluation") -> None:
     print(f"{top}loss {before.loss:.3f}, calibration error {before.ece:.1%} ({gap})")
     if after:
         effect = f"loss {after.loss:.3f}, calibration error {after.ece:.1%}"
-        print(f"with temperature {after.value:.2f}, {found.temperature_words}: {effect}")
+        print(f"After temperature scaling (logits / {after.value:.2f}, {found.temperature_words}): {effect}")
     else:
-        print(f"temperature {found.temperature_words}")
+        print(found.temperature_words)
     if found.opening and found.opening > 1:
         print(f"Evaluation {found.opening} of this run on these test images. Only the first is free of selection bias.")
 
@@ -90,7 +100,7 @@ def print_broken(files: list[str]) -> None:
 
 
 def _print_tables(found: "Evaluation") -> None:
-    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most frequent error"]
+    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most often confused with"]
     rows = [
         [
             name,
@@ -112,16 +122,21 @@ def _print_tables(found: "Evaluation") -> None:
         order = sorted(range(len(rows)), key=lambda number: (scores[number].recall is None, scores[number].recall or 0))
         rows = [rows[number] for number in order[:MOST_CLASSES]]
     console().print(table(title, columns, rows, right=set(columns[1:6])))
-    if not found.robustness:
-        return
-    images = next(iter(found.robustness.values())).images
+    if found.robustness:
+        _print_robustness(found.robustness)
+
+
+def _print_robustness(robustness: "dict[str, Decline]") -> None:
+    from vitascope.evaluation.corruption import CORRUPTIONS
+
+    first = next(iter(robustness.values()))
     rows = [
         [
-            name,
+            f"{name} ({CORRUPTIONS[name].short_unit})",
             *(f"{level:g}: {share:.1%}" for level, share in zip(decline.levels[1:], decline.accuracy[1:], strict=True)),
         ]
-        for name, decline in found.robustness.items()
+        for name, decline in robustness.items()
     ]
-    clean = next(iter(found.robustness.values())).accuracy[0]
-    title = f"Corruption strength and accuracy, {images:,} images. Accuracy without corruption: {clean:.1%}"
-    console().print(table(title, ["corruption", "mild", "", "", "strong"], rows, right={"mild", "strong"}))
+    title = f"Accuracy on {first.images:,} corrupted images (strength: accuracy). Uncorrupted: {first.accuracy[0]:.1%}"
+    levels = [f"level {number}" for number in range(1, len(first.levels))]
+    console().print(table(title, ["corruption", *levels], rows, right=levels))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitascope.explain.figures import Written
     from vitascope.explain.subject import Subject
 
+Analysis = Annotated[bool, typer.Option(help="Also analyse heads, blocks and features on validation images.")]
 SHOWN = 30  # number of files that are listed
 
 
@@ -29,12 +30,12 @@ def explain(
     blocks: Annotated[str | None, typer.Option(help="Blocks to draw, from 1, such as 1,4,8. Default: all.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads to draw, from 1. Default: all.")] = None,
     query: Annotated[
-        str | None, typer.Option(help="ROW,COLUMN of the query patch, from 0. Default: the classifier's input.")
+        str | None, typer.Option(help="ROW,COLUMN of the query patch, from 1. Default: the classifier's input.")
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class name or index to explain. Default: the prediction.")] = None,
     best: Best = False,
-    probes: Annotated[bool, typer.Option(help="Also analyse the model over many images of the run.")] = True,
-    split: Annotated[str | None, typer.Option(help="Images for --probes: val (default), train or test.")] = None,
+    analysis: Analysis = True,
+    split: Annotated[str | None, typer.Option(help="Images for --analysis: val (default), train or test.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, with every number of the figures.")] = False,
 ) -> None:
     """Explain predictions: attention maps, seven attribution methods, and how faithful each method is.
@@ -55,7 +56,7 @@ def explain(
     asked = names, *shown, (place[0], place[1]) if place else None, number
     with TemporaryDirectory() as nowhere:  # --json without --out writes no files
         folder = out or (Path(nowhere) if as_json else Path("explained"))
-        written = _write(subject, pictures, asked, folder, probes, split)
+        written = _write(subject, pictures, asked, folder, analysis, split)
     print_broken(pictures.broken)
     if as_json:
         print(json.dumps(written.as_dict()))
@@ -74,7 +75,7 @@ def _methods(words: str | None) -> list[str]:
 
 
 def _write(
-    subject: "Subject", pictures: "Pictures", asked: tuple[Any, ...], out: Path, probes: bool, split: str | None
+    subject: "Subject", pictures: "Pictures", asked: tuple[Any, ...], out: Path, analysis: bool, split: str | None
 ) -> "Written":
     from vitascope.explain.everything import write_everything
     from vitascope.explain.figures import Asked
@@ -82,21 +83,25 @@ def _write(
     with Console(stderr=True).status(
         f"Explaining {format_count(len(pictures.images), 'image')}. Occlusion takes the longest …"
     ):
-        return write_everything(subject, pictures, Asked(*asked), out, probes=probes, split=split)
+        return write_everything(subject, pictures, Asked(*asked), out, analysis=analysis, split=split)
 
 
 def _tell(written: "Written", images: int, out: Path) -> None:
+    from vitascope.explain.attribution import DESCRIPTIONS
+
     rows = [
         [row.method, f"{row.insertion - row.deletion:+.3f}", f"{row.deletion:.3f}", f"{row.insertion:.3f}"]
         for row in written.evidence
     ]
-    title = f"Faithfulness of the methods, best first ({'1 image' if images == 1 else f'{images:,} images'})"
+    title = f"Faithfulness of the methods, best first ({format_count(images, 'image')})"
     columns = ["method", "insertion − deletion", "deletion (lower is better)", "insertion (higher is better)"]
     console().print(table(title, columns, rows, right=set(columns[1:])))
     print(
-        "Mean probability of the predicted class while patches are removed (deletion) or added (insertion), most\n"
-        "important first. 'random' is the baseline: a random order. Use many images to compare methods."
+        "Mean probability of the explained class while patches are removed (deletion) or added (insertion), most\n"
+        "important first. Use many images to compare methods."
     )
+    for row in written.evidence:
+        print(f"  {row.method:<21}{DESCRIPTIONS[row.method]}")
     shown = [str(path) for path in written.files if path.suffix == ".png"]
     print("\n".join(shown[:SHOWN]) + (f"\n… and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""))
     print(f"All figures (PNG and SVG) and numbers (explanations.json): {out}")

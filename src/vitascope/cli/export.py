@@ -9,9 +9,11 @@ from rich.console import Console
 
 from vitascope.cli.evaluate import RunPath
 from vitascope.cli.loading import loaded
+from vitascope.cli.numbers import duration
 from vitascope.cli.tables import console, table
 
 if TYPE_CHECKING:
+    from vitascope.export.speed import Timing
     from vitascope.export.written import Written
 
 app = typer.Typer(
@@ -107,10 +109,16 @@ def _rows(written: "Written") -> list[list[str]]:
     elif written.int8:
         rows.append(["accuracy", "not measured: the run's images are not available"])
     for timing in written.speed:
-        ratios = "; ".join(
-            f"{name} {timing.milliseconds[name]:.2f} ms ({ratio:.2f} times as fast)"
-            for name, ratio in timing.times_as_fast.items()
-        )
         images = "time for 1 image" if timing.batch == 1 else f"time for {timing.batch} images"
-        rows.append([images, f"torch {timing.milliseconds['torch']:.2f} ms; {ratios}; one CPU thread each"])
+        rows.append([images, f"{_describe_times(timing)}; one CPU thread each"])
     return rows
+
+
+def _describe_times(timing: "Timing") -> str:
+    """torch 6.8 ms; onnxruntime 4.14 ms (1.64 times as fast)."""
+    times = {name: duration(milliseconds / 1000) for name, milliseconds in timing.milliseconds.items()}
+    parts = [f"torch {times['torch']}"]
+    for name, ratio in timing.times_as_fast.items():
+        factor = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times as slow"
+        parts.append(f"{name} {times[name]} ({factor})")
+    return "; ".join(parts)

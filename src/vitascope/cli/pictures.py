@@ -39,13 +39,13 @@ def draw_grid_positions(kind: str, grid: tuple[int, int], width: int, out: Path)
     if kind == "rotary":
         values, bar = rotation(grid, width, base=100.0)[0].repeat_interleave(2, dim=1).T.numpy(), "cosine of the angle"
         text = (
-            "Rotary positions: queries and keys are rotated by these angles. The first half of the features encodes "
-            "the row, the second half the column."
+            "Rotary positions: queries and keys are rotated by an angle. The colour shows the cosine of the rotation "
+            "angle. The first half of the features encodes the row, the second half the column."
         )
     else:
         values, bar = sincos2d(grid, width).T.numpy(), "value"
         text = "2-D sin-cos positions: the first half of the features encodes the column, the second half the row."
-    title = f"{kind}, {grid[0]}×{grid[1]} patches, {width} features"
+    title = f"{kind}, grid of {grid[0]}×{grid[1]} patches, {width} features"
     heatmap(
         figure, panels[0], values, title=title, x="patch index (row by row)", y="feature", colours=DIVERGING, bar=bar
     )

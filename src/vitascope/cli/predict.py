@@ -75,12 +75,13 @@ def similar(
     """Find and draw the images whose features are most similar to those of an image."""
     from vitascope.draw.look import check_ending, save
     from vitascope.evaluation import neighbours
-    from vitascope.evaluation.figures import draw_neighbours
+    from vitascope.evaluation.figures import SAME, draw_neighbours
 
     check_ending(out)
     found = neighbours.similar(loaded(run, device="auto"), image, among, count)
     print_broken(found.broken)
-    columns = {"class" if among is None else "folder": found.labels}
+    labels = [name + SAME * same for name, same in zip(found.labels, found.identical, strict=True)]
+    columns = {"class" if among is None else "folder": labels}
     columns["cosine similarity"] = [f"{cosine:.3f}" for cosine in found.similarity]
     if found.found.names:
         columns["file"] = found.found.names

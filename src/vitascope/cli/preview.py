@@ -23,7 +23,8 @@ ROWS, VARIANTS = 6, 8
 
 def draw_preview(name: str, settings: list[str], root: str | None, seed: int, out: Path) -> Path:
     """Draw each image in a row with eight augmented versions, or with its crops for train.objective=dino."""
-    recipe = read_recipe(_base(name, settings), settings)
+    base = _base(name, settings)
+    recipe = read_recipe(base, settings)
     config = replace(recipe.data, name=name, root=root or recipe.data.root, validation=0.0)
     data = open_training_data(config, *PREVIEW_SIZE, seed)
     policy = resolve(config.augment, name, data.train.images.shape[1], recipe.train.objective)
@@ -37,12 +38,23 @@ def draw_preview(name: str, settings: list[str], root: str | None, seed: int, ou
     columns = [prepare.undone(part) for part in (prepare(chosen.images), *versions)]
     rows = [[column[row].permute(1, 2, 0).numpy() for column in columns] for row in range(len(chosen))]
     names = [data.classes[label] for label in chosen.labels.tolist()]
-    used = policy.description
-    kind = "crops for DINO's student" if recipe.train.objective == "dino" else "versions used in training"
-    text = f"{data.source.name}: the original image, then {len(versions)} {kind} ({used or 'no augmentation'})."
-    if policy.mixup or policy.cutmix:
-        text += " Mixed versions contain a part of another image, whose label is mixed in too."
+    kind = "crops for DINO's student" if recipe.train.objective == "dino" else "versions"
+    text = f"{data.source.name}: the original image, then {len(versions)} {kind} {_describe(base, settings, policy)}"
     return save(draw_gallery(rows, names, ["original", *titles], text), out)
+
+
+def _describe(base: str | None, settings: list[str], policy: AugmentConfig) -> str:
+    """Describe where the augmentation comes from, its settings, and how images are mixed."""
+    changed = ", ".join(word for word in settings if word.startswith("data.augment."))
+    which = f"as in recipe {base}" if base else "with the default augmentation of this data"
+    which += f", changed by {changed}" if changed else ""
+    text = f"{which} ({policy.description or 'no augmentation'})."
+    mixes = {
+        "mixup": "With mixup, a version is a weighted average of two images.",
+        "cutmix": "With CutMix, a rectangle comes from another image.",
+    }
+    used = [sentence for name, sentence in mixes.items() if policy.mix_prob and getattr(policy, name)]
+    return " ".join([text, *used, *(["The labels are mixed in the same proportion."] if used else [])])
 
 
 def _base(name: str, settings: list[str]) -> str | None:

@@ -13,10 +13,10 @@ from vitascope.cli.tables import console, table
 
 def probe(
     run: RunPath,
-    split: Annotated[str, typer.Option(help="val (held-out validation images) or test.")] = "val",
+    split: Annotated[str, typer.Option(help="val (validation images) or test.")] = "val",
     neighbours: Annotated[int, typer.Option(help="Number of nearest neighbours.")] = 20,
     labels: Annotated[float, typer.Option(help="Fraction of the training labels to use.")] = 1.0,
-    most: Annotated[int, typer.Option(help="Use at most this many training images. 0: all.")] = 0,
+    max_images: Annotated[int, typer.Option(help="Use at most this many training images. 0: all.")] = 0,
     best: Best = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
@@ -25,10 +25,13 @@ def probe(
     Example: vitascope probe runs/cifar10-dino --labels 0.1
     """
     from vitascope.evaluation.probe import probe as look
+    from vitascope.evaluation.report import split_name
 
     model = loaded(run, best=best, device="auto")
-    with Console(stderr=True).status("Computing features. On a CPU this can take minutes; --most limits the images …"):
-        found = look(model, split, neighbours=neighbours, most=most, labels=labels)
+    with Console(stderr=True).status(
+        "Computing features. On a CPU this can take minutes; --max-images limits the images …"
+    ):
+        found = look(model, split, neighbours=neighbours, max_images=max_images, labels=labels)
     if as_json:
         print(json.dumps(found.as_dict()))
         return
@@ -37,9 +40,9 @@ def probe(
         [f"k-nearest neighbours (k={found.neighbours})", f"{found.knn:.2%}", _range(found.knn_interval)],
         ["linear probe", f"{found.linear:.2%}", _range(found.linear_interval)],
     ]
-    title = f"Accuracy on {found.images:,} {found.split} images, fitted on {found.known:,} training images"
+    title = f"Accuracy on {found.images:,} {split_name(found.split)} images, fitted on {found.known:,} training images"
     console().print(table(title, ["classifier", "accuracy", "95 % confidence interval"], rows, right=("accuracy",)))
-    print(f"Feature spread: {found.spread:.3f} (0: all images have the same features)")
+    print(f"Feature spread: {found.spread:.3f} (0: collapsed, all images have the same features; 1: maximal)")
 
 
 def _range(interval: tuple[float, float]) -> str:

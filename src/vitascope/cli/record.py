@@ -39,12 +39,25 @@ def record(
 
 
 def results(
-    files: Annotated[list[Path], typer.Argument(help="Markdown pages and recipes with <!-- results --> marks.")],
+    files: Annotated[list[Path], typer.Argument(help="Markdown pages (.md) and recipes (.yaml).")],
     results: Results = Path("results"),
     cards: Annotated[Path | None, typer.Option(help="Folder for the model cards, one per record.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing. Fail if a page is out of date.")] = False,
 ) -> None:
-    """Update the numbers in Markdown pages and model cards from the records."""
+    """Update the numbers in Markdown pages, recipes and model cards from the records.
+
+    In a page, the text between these two marks is replaced. NAME is a record.
+    <!-- results: KIND NAME… -->
+    <!-- end results -->
+
+    KIND: table, targets, cards, sentence, accuracy, bench, bars, races, growth,
+    faithfulness, cost, pretrained, odd-size, small-data, speedrun, tuning,
+    together, fewer-tokens, pretraining, features, work.
+
+    In a recipe, the comment that starts with "# Recorded:" is replaced.
+
+    Example: vitascope results README.md docs/*.md
+    """
     from vitascope.records.filling import fill, written_cards
     from vitascope.run.files import make_folder, write_whole
 

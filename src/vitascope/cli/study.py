@@ -30,8 +30,8 @@ def study(
         typer.Argument(metavar="RECIPE KEY=A,B,C…", help="A recipe, and settings with comma-separated values."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds per combination.")] = 5,
-    search: Annotated[int, typer.Option(help="Run this many trials chosen by Optuna instead of the full grid.")] = 0,
-    judge: Annotated[str, typer.Option(help="Images for the comparison: val (held-out) or test.")] = "val",
+    search: Annotated[int, typer.Option(help="Try this many combinations, chosen by Optuna, instead of the grid.")] = 0,
+    split: Annotated[str, typer.Option(help="Images for the comparison: val (held-out) or test.")] = "val",
     budget: Annotated[
         str | None, typer.Option(help="Start no new run after this time, such as 30m. Run again to continue.")
     ] = None,
@@ -42,7 +42,7 @@ def study(
         str | None, typer.Option(help="Optuna database URL, to share a study between machines: postgresql://…")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the studies.")] = Path("studies"),
-    retry: Annotated[bool, typer.Option("--retry", help="Run failed trials again.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
 ) -> None:
     """Compare settings: train every combination with several seeds and test which differences are significant.
 
@@ -51,15 +51,15 @@ def study(
     Example: vitascope study digits model.embed_dim=16,32,64 --seeds 5
     """
     recipe, settings = recipe_first(words)
-    if judge not in ("val", "test"):
-        raise UserError(f"--judge {judge} is unknown. Choose val or test.")
+    if split not in ("val", "test"):
+        raise UserError(f"--split {split} is unknown. Choose val or test.")
     for option, number in (("--jobs", jobs), ("--batch-runs", together)):
         if number is not None and number < 1:
             raise UserError(f"{option} {number} must be at least 1.")
     seconds = None if budget is None else _seconds(budget)
     from vitascope.study.design import design
 
-    made = design(recipe, settings, seeds, search=search, judge=judge)
+    made = design(recipe, settings, seeds, search=search, judge=split)
     called = name or _name(recipe, made.varied)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", called):
         raise UserError(f"--name {called} cannot name a folder. Use letters, digits, - and _.")
@@ -84,8 +84,9 @@ def _run(
     make_folder(folder, "Choose another folder with --out.")
     queue = Queue(made, storage or default_storage(folder), called)
     if retry:
-        print(f"{format_count(queue.retry_failed(), 'failed run')} will be run again.")
-    print(f"Study: {folder}, {len(queue.trials)} trials, {queue.waiting} waiting")
+        print(f"{format_count(queue.retry_failed(), f'failed {made.unit}')} will be repeated.")
+    left = format_count(queue.waiting, made.unit) if made.search else queue.waiting
+    print(f"Study: {folder}, {made.size}, {left} to do")
     others = [_helper(number, folder) for number in range(2, jobs + 1)]
     until = None if budget is None else time.monotonic() + budget
     try:

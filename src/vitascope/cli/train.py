@@ -15,7 +15,10 @@ from vitascope.recipe.schema import Recipe
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="RECIPE [KEY=VALUE]…", help="A recipe name or file, then settings such as train.epochs=20."),
+    typer.Argument(
+        metavar="RECIPE [KEY=VALUE]…",
+        help="A recipe name or file, then settings such as train.epochs=20. Without arguments, the recipes are listed.",
+    ),
 ]
 
 
@@ -56,14 +59,20 @@ def lr_find(
     Example: vitascope lr-find digits
     """
     recipe = _read(words)
-    from vitascope.training.rate_finder import find_rate
+    from vitascope.training.rate_finder import RULE, find_rate
 
     found = find_rate(recipe, console())
     found.draw(out)
+    end = f"The loss diverges above {found.broken:.2g}." if found.broken else "The loss did not diverge."
     if found.suggested is None:
-        print(f"No suggestion: the loss hardly fell in {len(found.rates)} steps. It diverges at {found.broken:.1e}.")
+        print(f"No suggestion: the loss hardly fell in {len(found.rates)} steps. {end}")
     else:
-        print(f"Suggested: train.lr={found.suggested:.1e}   (the loss diverges at {found.broken:.1e})")
+        muon = ""
+        if recipe.train.optimizer == "muon":  # lr-find raises both rates in proportion
+            muon = f" train.muon_lr={recipe.train.muon_lr * found.suggested / recipe.train.lr:.2g}"
+        print(f"Suggested: train.lr={found.suggested:.2g}{muon}\nThis is {RULE} {end}")
+        if muon:
+            print("train.muon_lr was raised in proportion to train.lr. Change both together.")
     print(f"Figure: {out}")
 
 

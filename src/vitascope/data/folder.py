@@ -85,6 +85,13 @@ def read_picture(picture: Image.Image, size: tuple[int, int], channels: int) -> 
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
 
+def read_size(path: Path) -> tuple[int, int]:
+    """Rows and columns of an image file, turned upright."""
+    with Image.open(path) as file:
+        width, height = ImageOps.exif_transpose(file).size
+    return height, width
+
+
 def has_colour(path: Path) -> bool:
     """Whether the image is more than shades of grey; a file saved in colours may be grey all the same."""
     with Image.open(path) as file:

@@ -11,7 +11,7 @@ import torch
 from vitascope.data.idx import idx_folder, read_idx_split
 from vitascope.data.npz import npz
 from vitascope.data.source import Source, Split
-from vitascope.errors import UserError, first_line
+from vitascope.errors import UserError
 
 FASHION = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -71,7 +71,7 @@ def named(name: str, root: Path, *, download: bool) -> Source:
         _download(name, root)
         found = find(name, root)
     if found is None:
-        raise UserError(_where_to_put(name, root))
+        raise UserError(f"There is no {name} in {root}. {_where_to_put(name, root)}")
     return found
 
 
@@ -114,11 +114,14 @@ def _download(name: str, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         NAMED[name].fetch(str(root), download=True)
     except (OSError, RuntimeError) as error:  # no network, a refused folder, a checksum that does not fit
-        raise UserError(f"{_where_to_put(name, root)} (The download failed: {first_line(error)})") from error
+        raise UserError(f"{name} could not be downloaded ({_reason(error)}). {_where_to_put(name, root)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The last line of torchvision's error: with several mirrors, the lines before name the addresses."""
+    lines = [line.strip(" <>") for line in str(error).splitlines()]
+    return next((line for line in reversed(lines) if line), type(error).__name__)[:120]
 
 
 def _where_to_put(name: str, root: Path) -> str:
-    return (
-        f"There is no {name} in {root}. Put {NAMED[name].files} there, or set data.root or VITASCOPE_DATA to the "
-        "folder that contains it."
-    )
+    return f"Put into {root}: {NAMED[name].files}. Or set data.root or VITASCOPE_DATA to the folder that contains it."

@@ -20,7 +20,7 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
     """Draw true classes as rows and predicted classes as columns; cells are percentages of the row."""
     whole = counts
     counts, names = _occurring(counts, names)
-    classes = len(names)
+    classes, there = len(names), counts.sum(1) > 0
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     wrong = shares.copy()
     np.fill_diagonal(wrong, np.nan)
@@ -32,16 +32,15 @@ def draw_confusion(counts: NDArray, names: list[str], title: str) -> Figure:
     shown = panel.imshow(wrong, cmap=MISTAKES, vmin=0, vmax=top)
     figure.colorbar(shown, ax=panel, shrink=0.75, label="errors in % of the true class")
     if classes <= MOST_NUMBERS:
-        _write_numbers(panel, shares, counts.sum(1) > 0, top)
+        _write_numbers(panel, shares, there, top)
     label(panel, wrap(title, int(7 * side)), "predicted class", "true class")
     if classes <= MOST_NAMES:
         slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
         panel.set_xticks(range(classes), short, **(slanted if max(map(len, short)) > 3 else {}))
         panel.set_yticks(range(classes), short)
-    text = (
-        "Confusion matrix in %: each row sums to 100 %. Grey diagonal: recall. Coloured: errors. "
-        "An empty row is a class without images."
-    )
+    text = "Confusion matrix in %: each row sums to 100 %. Grey diagonal: recall. Coloured: errors."
+    if not there.all():
+        text += " An empty row is a class without images."
     if classes < len(whole):
         text = f"The {classes} most frequent of {len(whole)} classes. " + text
     caption(figure, text)

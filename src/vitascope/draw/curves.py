@@ -13,7 +13,7 @@ Points = list[tuple[float, float]]
 UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %", "teacher": "nats"}
 TITLES = {"teacher": "teacher distribution"}
 WITH_LABELS = (
-    "Training values are averaged over the epoch and include augmentation, mixing and label smoothing. "
+    "Training values are averaged over the epoch and include augmentation (also mixup and CutMix) and label smoothing. "
     "Training loss can therefore be higher than validation loss, and training accuracy lower."
 )
 WITHOUT_LABELS = (

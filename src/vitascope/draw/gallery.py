@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitascope.draw.look import caption, plain, wrap
+from vitascope.draw.look import caption, count_caption_lines, plain, wrap
 from vitascope.draw.palette import COLOURS
 
 TITLE_WIDTH = 26  # characters of a tile's title that fit above it
@@ -40,7 +40,8 @@ def draw_tiles(
     rows = -(-len(images) // columns)
     words = [wrap(title, TITLE_WIDTH) for title in words]
     lines = max(title.count("\n") for title in words)
-    figure = Figure(figsize=(1.75 * columns, (2.0 + 0.15 * lines) * rows + 0.7), layout="constrained", dpi=150)
+    height = (2.0 + 0.15 * lines) * rows + 0.4 + 0.15 * count_caption_lines(text, 1.75 * columns)
+    figure = Figure(figsize=(1.75 * columns, height), layout="constrained", dpi=150)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel in panels[len(images) :]:
         panel.axis("off")

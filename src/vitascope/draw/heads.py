@@ -41,7 +41,7 @@ def draw_heads(
             if head == 0:
                 panel.set_ylabel(plain(names[0][block]), fontsize=8)
         panels[block][-1].annotate(
-            f"{top:.2g}", (1.08, 0.5), xycoords="axes fraction", fontsize=8, va="center", annotation_clip=False
+            f"{top:.3f}", (1.08, 0.5), xycoords="axes fraction", fontsize=8, va="center", annotation_clip=False
         )
     bar = right.colorbar(ScalarMappable(cmap=SEQUENTIAL), ax=panels, shrink=0.6, pad=0.09, aspect=40)
     bar.set_ticks([0, 1], labels=["0", "block's\nmaximum"], fontsize=8)

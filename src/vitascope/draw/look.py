@@ -21,6 +21,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "legend.frameon": False,
 }
+CAPTION_CHARACTERS = 14  # per inch of the figure's width
 
 
 def shades(count: int) -> list[Any]:
@@ -62,8 +63,13 @@ def shorten(name: str, length: int) -> str:
 
 def caption(figure: Figure, text: str) -> None:
     """Write a caption under the figure."""
-    width = int(figure.get_figwidth() * 14)
-    figure.supxlabel(plain("\n".join(textwrap.wrap(text, width))), fontsize=9, color="#444444")
+    lines = textwrap.wrap(text, int(figure.get_figwidth() * CAPTION_CHARACTERS))
+    figure.supxlabel(plain("\n".join(lines)), fontsize=9, color="#444444")
+
+
+def count_caption_lines(text: str, width: float) -> int:
+    """Return the number of lines of a caption under a figure of this width, in inches."""
+    return len(textwrap.wrap(text, int(width * CAPTION_CHARACTERS)))
 
 
 def check_ending(path: Path) -> None:

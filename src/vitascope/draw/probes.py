@@ -35,7 +35,7 @@ def draw_blocks(
     panels[2].set_ylim(0)
     heatmap(
         figure, panels[3], likeness, title="similarity between blocks", x="after block", y="after block",
-        colours=SEQUENTIAL, bar="linear CKA",
+        colours=SEQUENTIAL, bar="linear CKA (1: same representation)",
     )  # fmt: skip
     panels[4].plot(range(len(lens)), 100 * lens, "o-", color=COLOURS[0])
     label(panels[4], "early predictions (logit lens)", "after block", "equal to the final prediction, in %")

@@ -24,7 +24,7 @@ def draw_reliability(before: Bins, after: Bins | None, names: tuple[str, str], t
     main.set_ylim(0, 101)
     main.set_aspect("equal")
     main.grid(alpha=0.25)
-    main.legend(loc="lower right", fontsize=9)
+    main.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=9)  # below: data can be anywhere inside
     label(main, "reliability diagram", "confidence in % (mean of the bin)", "accuracy in %")
     counts.set_yscale("log")
     counts.set_xlim(0, 101)

@@ -25,7 +25,7 @@ def draw_story(
     for panel in panels[:2]:
         panel.imshow(image, cmap="gray", interpolation="nearest")
     label(panels[0], "1  image", f"{width} pixels", f"{height} pixels")
-    label(panels[1], "2  patches", f"{grid[0]}×{grid[1]} = {grid[0] * grid[1]} patches", "")
+    label(panels[1], "2  patches", f"grid of {grid[0]}×{grid[1]} patches", "")
     for row in range(1, grid[0]):
         panels[1].axhline(row * height / grid[0] - 0.5, color=COLOURS[4], linewidth=1.5)
     for column in range(1, grid[1]):

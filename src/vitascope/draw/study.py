@@ -97,7 +97,7 @@ def draw_grid(rows: Sequence[str], columns: Sequence[str], values: Any, axes: tu
 
 def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bool]]], text: str) -> Figure:
     """`panels[cost]`: cost, accuracy, half-width of its interval, name, whether it is on the Pareto front. Points have
-    numbers, which the legend explains."""
+    letters, which the legend explains."""
     figure, axes = new_figure(len(panels), width=4.6 * len(panels), height=4.6)
     for axis, (cost, points) in zip(axes, panels.items(), strict=True):
         for place, accuracy, half, _, ahead in points:
@@ -116,31 +116,39 @@ def draw_pareto(panels: dict[str, list[tuple[float, float, float | None, str, bo
         axis.xaxis.set_major_formatter(EngFormatter(sep="") if max(costs) >= 1000 else "{x:g}")
         axis.set_ylim(max(axis.get_ylim()[0], -1.0), min(axis.get_ylim()[1], 101.0))
         named = [number for number, point in enumerate(points, 1) if point[4] or len(points) <= MOST_NAMES]
-        _number(axis, {number: (points[number - 1][0], 100 * points[number - 1][1]) for number in named})
+        _label_points(axis, {number: (points[number - 1][0], 100 * points[number - 1][1]) for number in named})
         axis.grid(alpha=0.25)
         label(axis, f"accuracy against {cost}", cost, "accuracy in %")
     best = {number for points in panels.values() for number, point in enumerate(points, 1) if point[4]}
     names = [(number, point[3]) for number, point in enumerate(next(iter(panels.values())), 1)]
     shown = names if len(names) <= MOST_NAMES else [pair for pair in names if pair[0] in best][:MOST_NAMES]
-    told = [Line2D([], [], linestyle="", label=plain(f"{number}: {shorten(name, 44)}")) for number, name in shown]
+    told = [
+        Line2D([], [], linestyle="", label=plain(f"{_letter(number)}: {shorten(name, 44)}")) for number, name in shown
+    ]
     figure.legend(handles=told, loc="outside right upper", fontsize=8, handlelength=0, title="combinations")
     caption(figure, text)
     return figure
 
 
-def _number(axis: Axes, points: dict[int, tuple[float, float]]) -> None:
-    """Number the points; points that are close together share one label."""
+def _label_points(axis: Axes, points: dict[int, tuple[float, float]]) -> None:
+    """Label the points with letters; points that are close together share one label."""
     groups: list[tuple[tuple[float, float], list[int]]] = []
     for number, point in points.items():
         x, y = axis.transAxes.inverted().transform(axis.transData.transform(point))
         near = [group for (left, low), group in groups if abs(x - left) < NEAR[0] and abs(y - low) < NEAR[1]]
         near[0].append(number) if near else groups.append(((x, y), [number]))
     for _, group in groups:
-        axis.annotate(_numbers(group), points[group[0]], (5, 4), textcoords="offset points", fontsize=9)
+        axis.annotate(_letters(group), points[group[0]], (5, 4), textcoords="offset points", fontsize=9)
 
 
-def _numbers(group: list[int]) -> str:
-    return ", ".join(map(str, group[:3])) + (f", … ({len(group)} points)" if len(group) > 3 else "")
+def _letters(group: list[int]) -> str:
+    return ", ".join(map(_letter, group[:3])) + (f", … ({len(group)} points)" if len(group) > 3 else "")
+
+
+def _letter(number: int) -> str:
+    """Letter of a point: A for 1, Z for 26, AA for 27."""
+    before, place = divmod(number - 1, 26)
+    return (_letter(before) if before else "") + chr(ord("A") + place)
 
 
 def _spelt(value: str) -> str:

@@ -37,8 +37,8 @@ def card(model: "TrainedTransformer", form: str) -> str:
     use = (
         f"```python\n{use_of(form, 'FOLDER')}\n```\n\n"
         f"Images are resized to {prepared.size[0]}×{prepared.size[1]} pixels, divided by 255 and normalised with mean "
-        f"{_rounded(prepared.mean)} and standard deviation {_rounded(prepared.std)}. The model has no class for *none "
-        "of these*. Its probabilities are not calibrated."
+        f"{_rounded(prepared.mean)} and standard deviation {_rounded(prepared.std)}. The model always predicts "
+        "one of these classes, even for other images. Its probabilities are not calibrated."
     )
     parts = [
         "\n".join(head),
@@ -71,14 +71,15 @@ def _how_good(model: "TrainedTransformer") -> str:
             "epochs; chosen on these images)."
         )
     elif rows:
-        lines.append(f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch, held-out images).")
+        lines.append(f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch).")
     for opening in read_openings(model.run):
         if opening.of_the_run:
             data, split, views, weights = opening.what
             views_words = f", {views} views" if views > 1 else ""
+            which = "first evaluation" if opening.number == 1 else f"evaluation number {opening.number}"
             lines.append(
                 f"{split.capitalize()} accuracy on {_name(data)}: {opening.found['accuracy']:.2%} ({weights} epoch's "
-                f"weights{views_words}; evaluation number {opening.number} of this run on these images)."
+                f"weights{views_words}; {which} on {'the test' if split == 'test' else 'these'} images)."
             )
     return "\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."
 

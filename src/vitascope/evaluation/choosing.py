@@ -73,10 +73,10 @@ def own_images(run: Run, facts: ModelFacts, split: str) -> Split | None:
 
 
 def some_own_images(run: Run, facts: ModelFacts, most: int) -> tuple[Split, str] | None:
-    """Return evenly chosen held-out (else training) images and which they are; None if there are none on this machine.
+    """Return evenly chosen validation (else training) images and which they are; None if they are not on this machine.
 
     Test images are never used."""
-    for name, words in (("val", "held-out"), ("train", "training")):
+    for name, words in (("val", "validation"), ("train", "training")):
         try:
             split = own_images(run, facts, name)
         except UserError:

@@ -48,6 +48,7 @@ class Corruption:
     spoil: Spoil
     levels: tuple[float, ...]
     unit: str
+    short_unit: str  # for tables
     in_pixels: bool = False  # of a 32-pixel image; larger images get larger levels
 
     def levels_for(self, size: tuple[int, int]) -> list[float]:
@@ -56,8 +57,10 @@ class Corruption:
 
 
 CORRUPTIONS = {
-    "noise": Corruption(add_noise, (0.05, 0.1, 0.15, 0.2), "noise standard deviation (pixels 0 to 1)"),
-    "blur": Corruption(blur, (0.5, 1.0, 1.5, 2.0), "blur standard deviation in pixels", in_pixels=True),
-    "shift": Corruption(shift, (1, 2, 3, 4), "shift in pixels", in_pixels=True),
-    "contrast": Corruption(fade, (0.2, 0.4, 0.6, 0.8), "fraction of contrast removed"),
+    "noise": Corruption(
+        add_noise, (0.05, 0.1, 0.15, 0.2), "noise standard deviation (pixels 0 to 1)", "std, pixels 0 to 1"
+    ),
+    "blur": Corruption(blur, (0.5, 1.0, 1.5, 2.0), "blur standard deviation in pixels", "std, pixels", in_pixels=True),
+    "shift": Corruption(shift, (1, 2, 3, 4), "shift in pixels", "pixels", in_pixels=True),
+    "contrast": Corruption(fade, (0.2, 0.4, 0.6, 0.8), "fraction of contrast removed", "fraction removed"),
 }

@@ -14,7 +14,7 @@ from vitascope.evaluation.calibration import calibration, fit_temperature, scale
 from vitascope.evaluation.choosing import Choice, choose, own_images
 from vitascope.evaluation.confusion import confusion, per_class
 from vitascope.evaluation.openings import note_opening, note_result, read_openings
-from vitascope.evaluation.report import Evaluation, Mistake
+from vitascope.evaluation.report import Evaluation, Mistake, describe_reduction
 from vitascope.evaluation.robustness import robustness
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
@@ -27,6 +27,7 @@ from vitascope.training.views import check_views
 from vitascope.weights.facts import ModelFacts
 
 WORST = 24
+UNSCALED = "No temperature scaling"
 
 
 def evaluate(
@@ -69,27 +70,27 @@ def evaluate(
     if tie is not None:  # before the slow part, so that an interrupted evaluation has its result
         note_result(run, tie, _for_the_record(found))
     declines = robustness(model, choice.images, facts.preparation, hardware_of(model), views) if robust else {}
-    return replace(found, robustness=declines)
+    return replace(found, reduction=describe_reduction(facts.model), robustness=declines)
 
 
 def temperature_for(
     model: VisionTransformer, run: Run, facts: ModelFacts, choice: Choice, views: int
 ) -> tuple[tuple[float, int] | None, str]:
-    """Return the temperature and the number of validation images, or None, and a text with the reason."""
+    """Return the temperature and the number of validation images, and a text; or None and the reason."""
     if choice.own and choice.split == "val":
-        return None, "not fitted: the evaluated images are the validation images themselves"
+        return None, f"{UNSCALED}: it would be fitted on these same images."
     try:
         watched = own_images(run, facts, "val")
     except UserError as error:
-        return None, f"not fitted: {error}"
+        return None, f"{UNSCALED}: {error}"
     if watched is None:
-        return None, "not fitted: the run has no validation images (data.validation=0)"
+        return None, f"{UNSCALED}: the run has no validation images (data.validation=0)."
     seen = logits_of(model, watched.images, facts.preparation, hardware_of(model), views=views)
     value = fit_temperature(seen, watched.labels)
     if value is None:
         right = bool((seen.argmax(1) == watched.labels.to(seen.device)).all())
         why = "all correct" if right else "no better than random guessing"
-        return None, f"not fitted: predictions on the {len(watched):,} validation images are {why}"
+        return None, f"{UNSCALED}: predictions on the {len(watched):,} validation images are {why}."
     return (value, len(watched)), f"fitted on {len(watched):,} validation images"
 
 

@@ -1,6 +1,8 @@
 """Draw the figures of an evaluation: confusion matrix, reliability diagram, robustness curves, worst errors."""
 
 import hashlib
+import math
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -17,9 +19,11 @@ from vitascope.errors import format_count
 from vitascope.evaluation.calibration import Bin
 from vitascope.evaluation.neighbours import Neighbours
 from vitascope.evaluation.report import Evaluation, split_name
-from vitascope.run.files import make_folder, write_json
+from vitascope.evaluation.robustness import Decline
+from vitascope.run.files import make_folder, read_json, write_json
 
 NAME_LENGTH = 20
+SAME = " (same image)"  # mark of a neighbour with the query's pixels
 
 
 def write_report(found: Evaluation) -> Path:
@@ -32,12 +36,26 @@ def write_report(found: Evaluation) -> Path:
     parts += [found.weights] if found.weights != "last" else []
     folder = found.run.file("evaluation") / "-".join(parts)
     make_folder(folder)
+    found = found if found.robustness else _add_earlier_robustness(found, folder / "report.json")
     for old in folder.glob("*.png"):
         old.unlink()
     write_json(folder / "report.json", found.as_dict())
     for name, figure in figures(found).items():
         save(figure, folder / f"{name}.png")
     return folder
+
+
+def _add_earlier_robustness(found: Evaluation, report: Path) -> Evaluation:
+    """Add the robustness of an earlier report if it is about the same predictions for the same images."""
+    earlier, told = read_json(report), found.as_dict()
+    same = all(earlier.get(name) == told[name] for name in ("data", "split", "images", "views", "weights", "confusion"))
+    if not same or not math.isclose(earlier["loss"], found.loss, rel_tol=1e-4):
+        return found
+    declines = {
+        name: Decline(**row | {"intervals": [(low, high) for low, high in row["intervals"]]})
+        for name, row in earlier["robustness"].items()
+    }
+    return replace(found, robustness=declines)
 
 
 def figures(found: Evaluation) -> dict[str, Figure]:
@@ -54,7 +72,8 @@ def figures(found: Evaluation) -> dict[str, Figure]:
     return pictures | ({"errors": _errors(found)} if found.worst else {})
 
 
-def as_html(found: Evaluation) -> str:
+def as_html(found: Evaluation, *, errors: bool = True) -> str:
+    """Return tables and figures; `errors=False` leaves out the worst errors."""
     low, high = found.interval
     views = format_count(found.views, "view")
     rows = [
@@ -68,7 +87,8 @@ def as_html(found: Evaluation) -> str:
         for name, row in found.per_class.items()
     ]
     tables = html_table([_what(found), ""], rows) + html_table(["class", "images", "precision", "recall"], classes)
-    return tables + "".join(drawn(figure) for figure in figures(found).values())
+    shown = {name: figure for name, figure in figures(found).items() if errors or name != "errors"}
+    return tables + "".join(drawn(figure) for figure in shown.values())
 
 
 def draw_neighbours(found: Neighbours) -> Figure:
@@ -76,7 +96,8 @@ def draw_neighbours(found: Neighbours) -> Figure:
     said = "" if found.said is None else f"\npredicted: {_short(found.said.label)} ({found.said.probability:.0%})"
     words = [f"query{said}"]
     words += [
-        f"{_short(name)}\nsimilarity {value:.3f}" for name, value in zip(found.labels, found.similarity, strict=True)
+        f"{_short(name)}{SAME * same}\nsimilarity {value:.3f}"
+        for name, value, same in zip(found.labels, found.similarity, found.identical, strict=True)
     ]
     text = (
         f"The query image (framed) and the most similar of {found.searched}, each with its class or folder. "
@@ -89,12 +110,14 @@ def _reliability(found: Evaluation) -> Figure:
     before, warmth = found.calibration, found.temperature
     text = f"{_what(found)}. Expected calibration error {before.ece:.1%} (15 bins). The model is "
     text += f"{'over' if before.gap > 0 else 'under'}-confident by {100 * abs(before.gap):.1f} percentage points. "
-    after, name = None, ""
+    after, names = None, ("model", "")
     if warmth:
-        after, name = _full(warmth.bins), f"with temperature {warmth.value:.2f}"
-        text += f"With temperature {warmth.value:.2f} ({found.temperature_words}) the error is {warmth.ece:.1%}. "
-    text += "Above the dashed line the model is under-confident, below it over-confident."
-    return draw_reliability(_full(before.bins), after, ("without temperature", name), text)
+        after, names = _full(warmth.bins), ("without temperature scaling", "after temperature scaling")
+        scaling = f"After temperature scaling (logits / {warmth.value:.2f}, {found.temperature_words})"
+        text += f"{scaling} the error is {warmth.ece:.1%}. "
+    text += "Above the dashed line the model is under-confident, below it over-confident. "
+    text += "Bars: gap to perfect calibration."
+    return draw_reliability(_full(before.bins), after, names, text)
 
 
 def _full(bins: list[Bin]) -> list[tuple[float, float, int, float, float]]:
@@ -124,20 +147,27 @@ def _errors(found: Evaluation) -> Figure:
         + (f"\n{_short(Path(item.file).name)}" if item.file else "")
         for item in found.worst
     ]
-    count = len(found.choice.images) - found.right
-    text = (
-        f"{_what(found)}: the worst {len(words)} of {count:,} errors, ordered by the probability of the true class. "
-        "The model's probabilities are in parentheses. Wrong labels are often among these images."
-    )
+    order = ", ordered by the probability of the true class" if len(words) > 1 else ""
+    text = f"{_what(found)}: {count_errors(found, len(words))}{order}. The model's probabilities are in parentheses. "
+    text += "Some of these images may be mislabelled in the data set."
     return draw_tiles(images, words, text)
+
+
+def count_errors(found: Evaluation, shown: int) -> str:
+    """Return 'all 5 errors', or 'the worst 12 of 50 errors' if only some are shown."""
+    count = len(found.choice.images) - found.right
+    if shown < count:
+        return f"the worst {shown} of {count:,} errors"
+    return f"all {count} errors" if count > 1 else "the only error"
 
 
 def _what(found: Evaluation) -> str:
     views = f", {found.views} views" if found.views > 1 else ""
     recipe, data = found.run.recipe.name, Path(found.choice.data).name
     of = recipe if recipe == data else f"{recipe} on {data}"
-    epoch = found.weights.replace("best", ", best epoch").removeprefix("last")  # and token reduction
-    return f"{of}, {split_name(found.choice.split)} images{views}{epoch}"
+    epoch = ", best epoch" if found.weights.startswith("best") else ""
+    reduction = f", {found.reduction}" if found.reduction else ""
+    return f"{of}, {split_name(found.choice.split)} images{views}{epoch}{reduction}"
 
 
 def _pixels(image: Tensor) -> NDArray:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vitascope.data.source import Split
 from vitascope.data.split import stratified_part
 from vitascope.data.statistics import data_hash
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 from vitascope.evaluation.choosing import own_images
 from vitascope.evaluation.embedding import embed
 from vitascope.evaluation.prediction import Prediction
@@ -37,6 +37,7 @@ class Neighbours:
     found: Split
     labels: list[str]
     similarity: list[float]
+    identical: list[bool]  # whether it has the query's pixels
     broken: list[str]  # files of the searched folder that could not be read
 
 
@@ -50,24 +51,29 @@ def similar(model: TrainedTransformer, image: Path, among: Path | None, most: in
     broken: list[str] = []
     if among is None:
         split, features = _training_images(model)
-        searched = f"{len(split):,} training images"
         labels = [model.classes[number] for number in split.labels.tolist()]
     else:
         there = embed(model, [among])
         split = Split(there.images, torch.zeros(len(there.files), dtype=torch.long), there.files)
         broken = there.broken
         features, labels = there.features, there.folders
-        searched = f"{len(split):,} images in {among.name}"
     closeness = F.normalize(features, dim=1) @ query[0]
-    if split.names:  # exclude the query image itself
-        itself = [Path(name).resolve() == image.resolve() for name in split.names]
-        closeness[torch.tensor(itself)] = -torch.inf
-        most = min(most, len(split) - sum(itself))
-    alike = closeness.topk(min(most, len(split)))
-    index = alike.indices
-    chosen = [labels[number] for number in index.tolist()]
-    said = None if asked is None else asked[0]
-    return Neighbours(pictures.images[0], said, searched, split.part(index), chosen, alike.values.tolist(), broken)
+    itself = torch.tensor([Path(name).resolve() == image.resolve() for name in split.names or []], dtype=torch.bool)
+    closeness[itself.nonzero()] = -torch.inf  # exclude the query image
+    others = len(split) - int(itself.sum())
+    noun = ("other " if itself.any() else "") + ("image" if among else "training image")
+    alike = closeness.topk(min(most, others))
+    found = split.part(alike.indices)
+    return Neighbours(
+        image=pictures.images[0],
+        said=None if asked is None else asked[0],
+        searched=format_count(others, noun) + (f" in {among.name or among}" if among else ""),
+        found=found,
+        labels=[labels[number] for number in alike.indices.tolist()],
+        similarity=alike.values.tolist(),
+        identical=(found.images == pictures.images[0]).flatten(1).all(1).tolist(),
+        broken=broken,
+    )
 
 
 def _training_images(model: TrainedTransformer) -> tuple[Split, Tensor]:

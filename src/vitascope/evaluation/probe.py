@@ -29,7 +29,7 @@ class Probed:
     knn_interval: tuple[float, float]
     linear: float
     linear_interval: tuple[float, float]
-    spread: float  # of the features: 1 uniform, 0 all identical (collapse)
+    spread: float  # of the features: 0 all identical (collapse), 1 maximal
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -40,17 +40,21 @@ def probe(
     split: str | None = None,
     *,
     neighbours: int = NEIGHBOURS,
-    most: int = 0,
+    max_images: int = 0,
     labels: float = 1.0,
 ) -> Probed:
-    """Evaluate on `split`: val (default) or test. `most`: training images (0: all); `labels`: a fraction of them."""
-    _check(split, neighbours, most, labels)
+    """Evaluate on `split`: val (default) or test.
+
+    `max_images`: training images to use (0: all); `labels`: a fraction of them."""
+    _check(split, neighbours, max_images, labels)
     train = own_images(model.run, model.facts, "train")
     if train is None:
         raise UserError("The run has no training images.")
-    if 0 < most < len(model.classes):
-        raise UserError(f"--most {most} is too small. Use at least {len(model.classes)}: one image per class.")
-    share = labels * min(1.0, most / len(train)) if most else labels
+    if 0 < max_images < len(model.classes):
+        raise UserError(
+            f"--max-images {max_images} is too small. Use at least {len(model.classes)}: one image per class."
+        )
+    share = labels * min(1.0, max_images / len(train)) if max_images else labels
     train = train.part(stratified_part(train.labels, share, seed=model.run.recipe.train.seed))
     if split in (None, "val") and model.run.recipe.data.validation == 0:
         raise UserError("The run has no validation images (data.validation=0). Use --split test.")
@@ -86,12 +90,12 @@ def _probed(model: TrainedTransformer, train: Split, asked: Split, split: str, n
     )
 
 
-def _check(split: str | None, neighbours: int, most: int, labels: float) -> None:
+def _check(split: str | None, neighbours: int, max_images: int, labels: float) -> None:
     if split == "train":
         raise UserError("The probe is fitted on the training images. Choose --split val or test.")
     if neighbours < 1:
         raise UserError(f"--neighbours {neighbours} must be at least 1.")
-    if most < 0:
-        raise UserError(f"--most {most} must be 0 (all) or more.")
+    if max_images < 0:
+        raise UserError(f"--max-images {max_images} must be 0 (all) or more.")
     if not 0 < labels <= 1:
-        raise UserError(f"--labels {labels} is a fraction of the labels. It must be greater than 0 and at most 1.")
+        raise UserError(f"--labels must be above 0 and at most 1 (a fraction of the training labels), not {labels:g}.")

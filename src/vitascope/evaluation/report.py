@@ -5,17 +5,28 @@ from typing import Any
 
 from torch import Tensor
 
+from vitascope.errors import format_count
 from vitascope.evaluation.calibration import Calibration, Temperature
 from vitascope.evaluation.choosing import Choice
 from vitascope.evaluation.confusion import ClassScore
 from vitascope.evaluation.intervals import wilson
 from vitascope.evaluation.robustness import Decline
+from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run
 
 
 def split_name(split: str) -> str:
     """Return the full name of a split, for sentences and captions."""
     return {"val": "validation", "train": "training"}.get(split, split)
+
+
+def describe_reduction(config: ModelConfig) -> str:
+    """Describe token merging or dropping at inference; empty if all tokens are used."""
+    if not config.fewer:
+        return ""
+    removed = config.fewer_per_block
+    limit = "" if min(removed) == max(removed) else "up to "
+    return f"{limit}{format_count(max(removed), 'token')} {'merged' if config.merge_tokens else 'dropped'} per block"
 
 
 @dataclass(frozen=True)
@@ -47,9 +58,10 @@ class Evaluation:
     confusion: Tensor
     calibration: Calibration
     temperature: Temperature | None
-    temperature_words: str  # the images it was fitted on, or why it was not fitted
+    temperature_words: str  # the images it was fitted on, or a sentence: why there is none
     per_class: dict[str, ClassScore]
     worst: list[Mistake]
+    reduction: str = ""  # token merging or dropping, such as "2 tokens dropped per block"; empty: none
     robustness: dict[str, Decline] = field(default_factory=dict)  # empty with robust=False
 
     @property

@@ -14,8 +14,9 @@ from vitascope.evaluation.evaluate import evaluate
 from vitascope.evaluation.fast import Fast, make_fast
 from vitascope.evaluation.prediction import Predictions, predictions
 from vitascope.evaluation.reading import Pictures, as_stored
-from vitascope.evaluation.report import Evaluation
+from vitascope.evaluation.report import Evaluation, describe_reduction
 from vitascope.model.anatomy import total_parameters
+from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Outside, Run, open_run, outside
 from vitascope.run.weights import load_weights, read_facts
@@ -118,19 +119,19 @@ class TrainedTransformer(VisionTransformer):
         return load(weights, device=device)
 
     def _repr_html_(self) -> str:
-        config = self.config
+        config, reduction = self.config, describe_reduction(self.config)
         rows = [
             ["weights", self.run.word]
             if isinstance(self.run, Outside)
-            else ["run", f"{self.run.path}, {self.weights} epoch"],
+            else ["run", f"{self.run.path}, {self.weights.split(',')[0]} epoch"],
             ["image", f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"],
-            ["tokens", str(config.num_tokens)],
+            ["tokens", f"{config.num_tokens}{f', {reduction}' if reduction else ''}"],
             ["blocks", f"{config.depth}, width {config.embed_dim}, {config.num_heads} heads"],
             ["parameters", f"{total_parameters(config):,}"],
             ["inference", self.fast.how if self.fast else "float32"],
             ["classes", ", ".join(self.classes[:12]) + (" …" if len(self.classes) > 12 else "")],
         ]
-        return html_table(["trained model", ""], rows)
+        return html_table(["property", "value"], rows)
 
 
 def load(
@@ -150,12 +151,25 @@ def load(
     `merge_tokens`, `drop_tokens`: tokens to merge or drop in each block, instead of the run's own setting.
     """
     model = _from_outside(str(run), best) if is_outside(run) else _from_run(open_run(run), best)
-    fewer = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
-    model.answer_with(**{name: count for name, count in fewer.items() if count is not None})
+    given = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
+    if fewer := {name: count for name, count in given.items() if count is not None}:
+        model.answer_with(**fewer)
+        _check_reduction(model.config)
     model = model.to(choose_device(device)).eval()
     if fast:
         model.fast = make_fast(model, model.run, model.facts)
     return model
+
+
+def _check_reduction(config: ModelConfig) -> None:
+    """Raise a UserError if a block cannot merge or drop so many tokens."""
+    for name, count in config.fewer.items():
+        if count > (most := config.fewer_per_block[0]):
+            verb = "merge" if name == "merge_tokens" else "drop"
+            raise UserError(
+                f"{name}={count} is too large: the model has {config.num_patches} patches, and a block can {verb} at "
+                f"most {most} of them."
+            )
 
 
 def is_outside(word: str | os.PathLike[str]) -> bool:

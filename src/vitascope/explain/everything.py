@@ -12,14 +12,12 @@ from vitascope.run.files import write_whole
 
 
 def write_everything(
-    subject: Subject, pictures: Pictures, asked: Asked, out: Path, *, probes: bool = True, split: str | None = None
+    subject: Subject, pictures: Pictures, asked: Asked, out: Path, *, analysis: bool = True, split: str | None = None
 ) -> Written:
-    """Write everything; `probes` adds statistics of the model over the run's images of `split` and over its epochs."""
-    own = (
-        images_of(subject, split) if probes else None
-    )  # first, so that a wrong split is reported before any figure is drawn
+    """Write everything; `analysis` adds statistics of the model on the run's images of `split` and over its epochs."""
+    own = images_of(subject, split) if analysis else None  # first: a wrong split is reported before anything is drawn
     written = write_explanations(subject, pictures, asked, out)
-    if probes:
+    if analysis:
         written.files += probe(subject, own, pictures.images, out)
         written.files += write_over_time(subject, subject.preparation(pictures.images), out)
     written.files.append(out / EXPLAINED)

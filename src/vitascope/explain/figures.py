@@ -13,29 +13,30 @@ from vitascope.draw.evidence import draw_evidence
 from vitascope.draw.explanation import draw_explanations
 from vitascope.draw.heads import draw_heads
 from vitascope.draw.look import save
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 from vitascope.evaluation.reading import Pictures
 from vitascope.explain import probes
-from vitascope.explain.attribution import METHODS, Question, probabilities, question
+from vitascope.explain.attribution import CLASS_INDEPENDENT, METHODS, Question, probabilities, question
 from vitascope.explain.faithfulness import Faithfulness, at_random, curves_of, summarise
 from vitascope.explain.layout import Layout
 from vitascope.explain.subject import Subject
 from vitascope.run.files import make_folder
 
-WORDS = {
-    "attention": "attention (last block)",
-    "rollout": "rollout",
-    "rollout-max": "rollout-max (lowest 90 % discarded)",
-    "gradient": "gradient × attention (last block)",
-    "relevance": "relevance",
-    "integrated-gradients": "integrated gradients (of the logit)",
-    "occlusion": "occlusion (drop in probability)",
+TITLES = {  # of panels: the method's name and a reminder of what it shows
+    "attention": "attention\n(last block)",
+    "rollout": "rollout\n(all blocks, mean over heads)",
+    "rollout-max": "rollout-max\n(largest 10 % of each attention row)",
+    "gradient": "gradient\n(× attention, last block)",
+    "relevance": "relevance\n(gradient × attention, all blocks)",
+    "integrated-gradients": "integrated-gradients\n(of the logit)",
+    "occlusion": "occlusion\n(drop in probability)",
 }
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What to explain: methods, blocks and heads (counted from 1; None: all), a query patch, a class."""
+    """What to explain: methods; blocks and heads (None: all) and the query patch's row and column, counted from 1; a
+    class."""
 
     methods: list[str] = field(default_factory=lambda: list(METHODS))
     blocks: list[int] | None = None
@@ -64,8 +65,7 @@ def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: 
     """Write explanations and attention maps of each image, and the faithfulness of each method over all images."""
     about = question(subject.model, subject.preparation(pictures.images), asked.target)
     images, targets, layout, maps = about.images, about.targets, about.layout, about.maps
-    if asked.query is not None:
-        layout.token(*asked.query)
+    query = None if asked.query is None else _find_patch(asked.query, layout)
     blocks, heads = chosen(asked.blocks, len(maps), "block"), chosen(asked.heads, maps[0].shape[1], "head")
     with torch.no_grad():
         chances = probabilities(subject.model, images)
@@ -74,16 +74,17 @@ def write_explanations(subject: Subject, pictures: Pictures, asked: Asked, out: 
     written = Written()
     names = file_names(pictures)
     for number, (name, shown) in enumerate(zip(names, subject.pictures(images), strict=True)):
-        mine = {WORDS[method]: heat[number].numpy() for method, heat in heats.items()}
+        mine = {method: heat[number].numpy() for method, heat in heats.items()}
         target = int(targets[number])
         said, share = subject.classes[int(chances[number].argmax())], float(chances[number].max())
         text = _explained(subject, target, float(chances[number, target]), mine)
         first = f"{name}\nprediction: {said} ({share:.1%})"
-        written.files += save_both(draw_explanations(shown, mine, first, text), out / f"explanations-{name}")
+        titled = {TITLES[method]: heat for method, heat in mine.items()}
+        written.files += save_both(draw_explanations(shown, titled, first, text), out / f"explanations-{name}")
         looked = torch.stack([maps[block - 1][number, [head - 1 for head in heads]] for block in blocks])
-        looked = from_query(looked, layout, asked.query)
+        looked = from_query(looked, layout, query)
         labels = [f"block {block}" for block in blocks], [f"head {head}" for head in heads]
-        picture = draw_heads(shown, looked.numpy(), labels, asked.query, first, _looked(layout, asked.query))
+        picture = draw_heads(shown, looked.numpy(), labels, query, first, _describe_attention(layout, query))
         written.files += save_both(picture, out / f"heads-{name}")
         written.images.append(_numbers(name, said, share, subject.classes[target], heats, number))
     written.files += _write_lens(subject, about, names, out)
@@ -97,6 +98,16 @@ def chosen(asked: list[int] | None, count: int, what: str) -> list[int]:
         if not 1 <= number <= count:
             raise UserError(f"There is no {what} {number}: the model has {what}s 1 to {count}.")
     return asked or list(range(1, count + 1))
+
+
+def _find_patch(query: tuple[int, int], layout: Layout) -> tuple[int, int]:
+    """Return the row and column, counted from 0, of a patch that is counted from 1."""
+    if not (1 <= query[0] <= layout.rows and 1 <= query[1] <= layout.columns):
+        raise UserError(
+            f"There is no patch in row {query[0]}, column {query[1]}: the grid has rows 1 to {layout.rows} and columns "
+            f"1 to {layout.columns}."
+        )
+    return query[0] - 1, query[1] - 1
 
 
 def from_query(maps: Tensor, layout: Layout, query: tuple[int, int] | None) -> Tensor:
@@ -142,10 +153,10 @@ def _write_lens(subject: Subject, asked: Question, names: list[str], out: Path) 
 
 def _write_evidence(asked: Question, heats: dict[str, Tensor], out: Path, files: list[Path]) -> list[Faithfulness]:
     curves = {name: curves_of(asked, heat) for name, heat in {**heats, "random": at_random(asked)}.items()}
-    many = f"{len(asked.images)} image{'s' if len(asked.images) > 1 else ''}"
     text = (
-        f"Mean over {many}. Left: patches are made grey, most important first. Right: patches of a blurred image are "
-        "restored in the same order. For a faithful method, both curves change faster than for a random order."
+        f"Mean over {format_count(len(asked.images), 'image')}. Left: patches are made grey, most important first. "
+        "Right: patches of a blurred image are restored in the same order. For a faithful method, both "
+        "curves change faster than for a random order."
     )
     means = [{name: pair[way].mean(0).numpy() for name, pair in curves.items()} for way in (0, 1)]
     files += save_both(draw_evidence(means[0], means[1], list(METHODS), text), out / "evidence")
@@ -155,22 +166,29 @@ def _write_evidence(asked: Question, heats: dict[str, Tensor], out: Path, files:
 def _explained(subject: Subject, target: int, chance: float, heats: dict[str, NDArray]) -> str:
     text = f"Importance of each patch for the class '{subject.classes[target]}' (probability {chance:.1%}). "
     text += "Each method has its own scale."
-    if any(name.startswith(("attention", "rollout")) for name in heats):
-        text += " Attention and rollout do not depend on the class."
-    if any(heat.min() < 0 for heat in heats.values()):
-        text += " Red patches increase the score of the class, blue patches decrease it."
+    for_all = [method for method in heats if method in CLASS_INDEPENDENT]
+    if for_all:
+        text += f" Not specific to the class: {', '.join(for_all)}."
+    signed = [method for method, heat in heats.items() if heat.min() < 0]
+    if signed:
+        text += f" In {' and '.join(signed)}, red patches increase the score of the class, blue patches decrease it."
+    if len(signed) < len(heats):
+        text += " In the others, yellow is most important." if signed else " Yellow is most important."
     return text
 
 
-def _looked(layout: Layout, query: tuple[int, int] | None) -> str:
+def _describe_attention(layout: Layout, query: tuple[int, int] | None) -> str:
+    """Describe the attention maps; `query` is counted from 0."""
     if query is not None:
-        who = f"the patch in row {query[0]}, column {query[1]} (framed)"
+        what = f"Attention from the patch in row {query[0] + 1}, column {query[1] + 1} (framed) to each patch"
+    elif layout.reads_class:
+        what = "Attention from the class token to each patch"
     else:
-        who = "the class token" if layout.reads_class else "all patches (mean)"
-    rest = " Attention to class and register tokens is not shown." if layout.prefix else ""
+        what = "Attention each patch receives, averaged over all query patches"
+    rest = f" Attention to the {layout.prefix_name} is not shown." if layout.prefix else ""
     return (
-        f"Attention of {who}, by block and head. Each block has its own scale, from 0 to the number at the "
-        f"end of its row. Uniform attention would be {1 / (layout.prefix + layout.patches):.2g}.{rest}"
+        f"{what}, by block and head. Each block has its own scale, from 0 to the number at the end of its row. "
+        f"Uniform attention would be {1 / (layout.prefix + layout.patches):.3f}.{rest}"
     )
 
 

@@ -12,16 +12,27 @@ from vitascope.shapes import Grid
 
 @dataclass(frozen=True)
 class Layout:
-    """`prefix` tokens come before the patches. `reads_class`: the head reads the class token (0), else all patches."""
+    """`prefix` tokens come before the patches, the last `registers` of them are register tokens.
+
+    `reads_class`: the head reads the class token (0), else all patches."""
 
     prefix: int
     rows: int
     columns: int
     reads_class: bool
+    registers: int = 0
 
     @property
     def patches(self) -> int:
         return self.rows * self.columns
+
+    @property
+    def prefix_name(self) -> str:
+        """The name of the tokens before the patches, for sentences; empty if there are none."""
+        names = [
+            name for name, count in (("class", self.prefix - self.registers), ("register", self.registers)) if count
+        ]
+        return f"{' and '.join(names)} token{'s' if self.prefix > 1 else ''}" if names else ""
 
     def token(self, row: int, column: int) -> int:
         """Return the token index of the patch in this row and column, both counted from 0."""
@@ -44,17 +55,20 @@ class Layout:
 def layout_of(model: nn.Module) -> Layout:
     if isinstance(model, VisionTransformer):
         rows, columns = model.config.grid
-        return Layout(model.config.num_prefix_tokens, rows, columns, model.config.global_pool == "token")
+        config = model.config
+        return Layout(config.num_prefix_tokens, rows, columns, config.global_pool == "token", config.reg_tokens)
     embed: Any = getattr(model, "patch_embed", None)
     if hasattr(embed, "grid_size") and hasattr(model, "num_prefix_tokens"):  # timm
         prefix, pool = int(model.num_prefix_tokens), getattr(model, "global_pool", "token")  # pyright: ignore
         rows, columns = embed.grid_size
-        return Layout(prefix, rows, columns, pool == "token" and prefix > 0)
+        register_tokens: Any = getattr(model, "reg_token", None)
+        registers = 0 if register_tokens is None else register_tokens.shape[1]
+        return Layout(prefix, rows, columns, pool == "token" and prefix > 0, registers)
     config: Any = getattr(model, "config", None)
     if hasattr(config, "patch_size") and hasattr(config, "image_size"):  # transformers
         sides = [_pair(config.image_size)[axis] // _pair(config.patch_size)[axis] for axis in (0, 1)]
-        prefix = 1 + int(getattr(config, "num_register_tokens", 0) or 0)
-        return Layout(prefix, sides[0], sides[1], reads_class=True)
+        registers = int(getattr(config, "num_register_tokens", 0) or 0)
+        return Layout(1 + registers, sides[0], sides[1], reads_class=True, registers=registers)
     raise UserError(
         f"The patch grid of {type(model).__name__} is unknown. Use a model of Vitascope, timm or transformers."
     )

@@ -15,7 +15,7 @@ from vitascope.draw.gallery import draw_gallery
 from vitascope.draw.look import caption, label, new_figure
 from vitascope.draw.palette import COLOURS, SEQUENTIAL
 from vitascope.explain.attribution import METHODS, Question, probabilities, targets_for
-from vitascope.explain.figures import WORDS, save_both
+from vitascope.explain.figures import TITLES, save_both
 from vitascope.explain.layout import layout_of
 from vitascope.explain.probing import Seen, images_of, look
 from vitascope.explain.subject import Subject
@@ -83,13 +83,13 @@ def _frame(
     picture = then.pictures(shown[:1])[0]
     with torch.no_grad():
         chance = float(probabilities(then.model, shown[:1])[0, targets[0]])
-    mine = {WORDS[name]: heat[0].numpy() for name, heat in heats.items()}
+    mine = {TITLES[name]: heat[0].numpy() for name, heat in heats.items()}
     said = f"epoch {epoch}\n{then.classes[int(targets[0])]}: {chance:.0%}"
     figure = draw_explanations(
         picture,
         mine,
         said,
-        "Attention, and relevance for the class, by epoch. The scale changes between epochs.",
+        "Attention, and relevance for the class, by epoch. Yellow is most important. The scale changes between epochs.",
         columns=3,
     )
     file = io.BytesIO()

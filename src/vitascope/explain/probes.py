@@ -92,7 +92,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def token_norms(tokens: Tokens) -> Tensor:
-    """L2 norm of each token; outliers often store global information (Darcet et al. 2024)."""
+    """L2 norm of each token; very large norms often hold information about the whole image (Darcet et al. 2024)."""
     return tokens.norm(dim=-1)
 
 

@@ -14,6 +14,7 @@ from vitascope.draw.gallery import draw_gallery
 from vitascope.draw.probes import draw_blocks, draw_filters, draw_map, draw_positions
 from vitascope.errors import UserError
 from vitascope.evaluation.choosing import choose, some_own_images
+from vitascope.evaluation.report import split_name
 from vitascope.explain import probes
 from vitascope.explain.figures import save_both
 from vitascope.explain.layout import Layout, layout_of
@@ -64,7 +65,7 @@ def look(subject: Subject, images: Images) -> Seen:
 
 
 def write_probes(subject: Subject, images: Images, labels: list[int] | None, what: str, out: Path) -> list[Path]:
-    """Write the probes of at least eight prepared images; `what` describes them, e.g. held-out."""
+    """Write the probes of at least eight prepared images; `what` describes them, e.g. validation."""
     if len(images) < ENOUGH:
         raise UserError(f"Probes are averages and need at least {ENOUGH} images, not {len(images)}.")
     make_folder(out)
@@ -73,9 +74,9 @@ def write_probes(subject: Subject, images: Images, labels: list[int] | None, wha
     many = f"{len(seen.features)} {what} images"
     text = (
         f"Averages over {many}. Each dot is one head; block 0 is the input. Attention distance: mean distance from a "
-        "patch to the patches it attends to. Attention entropy: low is focused, high is spread out. Token norms: "
-        "outliers often store global information. Similarity near 1: the blocks in between change little. Early "
-        "predictions: the classifier is applied after each block."
+        "patch to the patches it attends to. Attention entropy: low is focused, high is spread out. Tokens "
+        "with very large norms often hold information about the whole image. Similarity near 1: the blocks in between "
+        "change little. Early predictions: the classifier is applied after each block."
     )
     arrays = (part.numpy() for part in (seen.distance, seen.entropy, seen.norms, seen.likeness, seen.lens))
     files = save_both(draw_blocks(*arrays, tokens=layout.prefix + layout.patches, text=text), out / "probes-blocks")
@@ -104,14 +105,14 @@ def probe(subject: Subject, own: Own | None, given: UInt8Images, out: Path) -> l
 def images_of(subject: Subject, split: str | None = None) -> Own | None:
     """Return the run's own prepared images, their classes and description; None if they are not on this machine.
 
-    By default the held-out images, else training images. Test images are used only with split="test"."""
+    By default the validation images, else training images. Test images are used only with split="test"."""
     if subject.run is None:
         if split is not None:
             raise UserError(f"--split {split} needs a run, and {subject.name} is not a run. Omit --split.")
         return None
     run, facts = subject.run.run, subject.run.facts
     if split is not None:
-        some, words = choose(run, facts, split, None).images.evenly(MOST), split
+        some, words = choose(run, facts, split, None).images.evenly(MOST), split_name(split)
     else:
         found = some_own_images(run, facts, MOST)
         if found is None:

@@ -17,7 +17,7 @@ from vitascope.draw.html import picture
 from vitascope.draw.palette import SEQUENTIAL
 from vitascope.errors import UserError
 from vitascope.evaluation.choosing import own_images
-from vitascope.evaluation.figures import as_html
+from vitascope.evaluation.figures import as_html, count_errors
 from vitascope.evaluation.report import Evaluation, split_name
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.explain.answers import answer, packed
@@ -30,6 +30,7 @@ from vitascope.run.files import write_whole
 
 PAGE = Path(__file__).parent / "page"
 EXAMPLES = 8  # up to half of them errors
+ERRORS = 12  # shown with their relevance
 GUARD = "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -50,7 +51,7 @@ def write_report(run: Path, split: str | None = None, out: Path | None = None) -
 def page(subject: Subject, model: TrainedTransformer, found: Evaluation | None) -> str:
     name = f"{model.run.recipe.name}: {model.run.path.name}"
     about = f"<details><summary>Recipe</summary><pre>{escape(recipe_yaml(model.run.recipe))}</pre></details>"
-    good = f'<div class="wide">{as_html(found)}</div>' if found else _earlier(model)
+    good = f'<div class="wide">{as_html(found, errors=False)}</div>' if found else _earlier(model)
     sections = [
         ("Model", model._repr_html_() + about),
         ("Training curves", _file_picture(model.run.file("curves.png"))),
@@ -110,6 +111,7 @@ def _look(subject: Subject, images: UInt8Images, words: list[str]) -> str:
             "rows": layout.rows,
             "columns": layout.columns,
             "reads_class": layout.reads_class,
+            "prefix_name": layout.prefix_name,
         },
         "examples": words,
         "table": (np.array(colormaps[SEQUENTIAL].colors) * 255).round().astype(int).flatten().tolist(),  # pyright: ignore
@@ -125,7 +127,7 @@ def _look(subject: Subject, images: UInt8Images, words: list[str]) -> str:
 def _mistakes(subject: Subject, found: Evaluation) -> str:
     """Show each error beside the relevance (Chefer et al. 2021) for the predicted class."""
     cards = []
-    for item in found.worst[:6]:
+    for item in found.worst[:ERRORS]:
         stored = found.choice.images.images[item.index : item.index + 1]
         image = subject.preparation(stored)
         heat = METHODS["relevance"](question(subject.model, image))[0].numpy()
@@ -135,7 +137,11 @@ def _mistakes(subject: Subject, found: Evaluation) -> str:
         cards.append(f"<figure>{pair}<figcaption>{escape(words)}</figcaption></figure>")
     if not cards:
         return "<p>There are no errors on these images.</p>"
-    text = "<p>Left: the image. Right: the relevance of each patch for the wrong prediction; yellow is the maximum.</p>"
+    shown = count_errors(found, len(cards)).capitalize()
+    text = (
+        f"<p>{shown}. Left: the image. Right: the relevance of each patch for the wrong prediction; yellow is the "
+        "maximum. Some of these images may be mislabelled in the data set.</p>"
+    )
     return f'{text}<div class="pairs">{"".join(cards)}</div>'
 
 

@@ -15,7 +15,7 @@ from vitascope.shapes import Images
 from vitascope.training.hardware import exact_products, hardware_of
 
 Ask = Callable[[Tensor], Sequence[Tensor]]  # prepared images -> logits, and maps if the file has them
-Judged = tuple[Split, str]  # stored images with their classes, and which they are: held-out or training
+Judged = tuple[Split, str]  # stored images with their classes, and which they are: validation or training
 
 BATCHES = (1, 2, 7)  # several, to test the dynamic batch size
 OUTPUTS = ("logits", "maps")

@@ -1,7 +1,7 @@
 """Export to ONNX with int8 matrix products, and measure the loss of accuracy.
 
 Two kinds of quantisation: dynamic (scales per call, from the tokens) and static (scales fixed, from training images).
-The one with the better accuracy on training images is used. Its accuracy is then reported on held-out images, if there
+The one with the better accuracy on training images is used. Its accuracy is reported on validation images, if there
 are any.
 """
 

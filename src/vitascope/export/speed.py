@@ -18,7 +18,7 @@ SECONDS = 3.0  # per batch size, unless one round takes longer
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians over several rounds; `times_as_fast` is the median of the rounds' speed-ups over PyTorch."""
+    """Medians over several rounds; `times_as_fast` is PyTorch's median divided by the candidate's."""
 
     batch: int
     milliseconds: dict[str, float]
@@ -45,8 +45,7 @@ def _race(ways: Mapping[str, Callable[[Tensor], object]], images: Tensor) -> Tim
         rounds.append({name: _milliseconds(way, images) for name, way in ways.items()})
     rounds = rounds[1:] or rounds  # the first warms up
     medians = {name: statistics.median(told[name] for told in rounds) for name in ways}
-    ratios = {name: statistics.median(told["torch"] / told[name] for told in rounds) for name in ways}
-    return Timing(len(images), medians, {name: ratio for name, ratio in ratios.items() if name != "torch"})
+    return Timing(len(images), medians, {name: medians["torch"] / medians[name] for name in ways if name != "torch"})
 
 
 def _milliseconds(way: Callable[[Tensor], object], images: Tensor) -> float:

@@ -19,7 +19,7 @@ class Accuracy:
     """Accuracy of the float32 and the int8 file on the same images."""
 
     images: int
-    which: str  # held-out or training
+    which: str  # validation or training
     float32: float  # accuracy
     int8: float
     agreement: float  # fraction of images with the same prediction
@@ -42,7 +42,7 @@ class Written:
     format: str
     bytes: int
     differences: dict[str, float]  # per output, relative to the model's largest value
-    compared_on: str  # held-out, training or random images
+    compared_on: str  # validation, training or random images
     speed: list[Timing]
     int8: Int8 | None = None
 

@@ -58,7 +58,7 @@ def _patches(config: ModelConfig, batch: int) -> list[Stage]:
     channels = config.in_chans * (5 if shifts else 1)
     pixels = channels * prod(config.patch_shape)
     embedded = _linear("patch_embed", "feature", batch, config.num_patches, pixels, config.embed_dim, True)
-    found = [Stage("patches", ["batch", "patch", "pixel"], [batch, config.num_patches, pixels])]
+    found = [Stage("patches", ["batch", "patch", "pixel value"], [batch, config.num_patches, pixels])]
     if shifts:
         shape = [batch, channels, *config.image_shape]
         found.insert(0, Stage("shifted", ["batch", "channel", "height", "width"], shape))
@@ -110,7 +110,7 @@ def _fewer(config: ModelConfig, batch: int, tokens: int, after: int, prefix: str
 
 def _attention(config: ModelConfig, batch: int, tokens: int, prefix: str) -> list[Stage]:
     width, heads, head_width = config.embed_dim, config.num_heads, config.head_width
-    per_head = (["batch", "head", "token", "width"], [batch, heads, tokens, head_width])
+    per_head = (["batch", "head", "token", "head_dim"], [batch, heads, tokens, head_width])
     weights = width * width + width * config.qkv_bias
     qk_norm = _norm_parameters(config, head_width) if config.qk_norm else 0
     scales = heads if config.attention == "lsa" else 0

@@ -1,7 +1,7 @@
-"""Measure time and peak memory of attention on this machine, for the written-out and the fused version.
+"""Measure time and peak memory of attention on this machine, for the explicit and the fused version.
 
-Sheet D, question 8: written out, time and memory grow with the square of the number of tokens. The fused kernel needs
-as much time, but its memory grows linearly.
+Sheet D, question 8: explicit, time and memory grow with the square of the number of tokens. The fused kernel also has
+quadratic time, but its memory grows linearly.
 """
 
 import json
@@ -23,12 +23,14 @@ from vitascope.model.exact import exact_float32
 from vitascope.model.scaled_dot_product import attend, attend_fused
 
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"written out": attend, "fused": attend_fused}
+LABELS = {"written out": "explicit", "fused": "fused"}  # for tables and figures; the keys are also in stored results
 TOKEN_COUNTS = (64, 128, 256, 512, 1024, 2048, 4096)
 GPU_COUNTS = (512, 1024, 2048, 4096, 8192, 16384)  # with fewer than 4096 a large one mostly waits for work
 CAPTION = (
-    "Forward pass of attention alone, batch 1, float32. Written out, attention stores its maps: memory grows with "
-    "tokens². The fused kernel computes the same result without storing the maps: memory grows with tokens."
+    "Forward pass of attention alone, batch 1, float32. Explicit attention stores the attention maps. The fused kernel "
+    "computes the same result without storing them."
 )
+THEORY = "In theory, time grows with tokens². Memory grows with tokens² (explicit) or with tokens (fused)."
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,8 @@ def measure_parts(images: int, tokens: int, *, width: int, heads: int, device: s
 
 def exponent(counts: list[int], values: list[float]) -> float:
     """The slope of log(value) over log(count) through the larger half of the counts, by least squares."""
-    points = [(math.log(count), math.log(value)) for count, value in zip(counts, values, strict=True)][
-        len(counts) // 2 :
-    ]
+    pairs = list(zip(counts, values, strict=True))[len(counts) // 2 :]
+    points = [(math.log(count), math.log(value)) for count, value in pairs]
     centre = sum(x for x, _ in points) / len(points)
     return sum((x - centre) * y for x, y in points) / sum((x - centre) ** 2 for x, _ in points)
 
@@ -92,17 +93,27 @@ def exponents(costs: list[Cost]) -> dict[str, dict[str, float]]:
     return found
 
 
+def describe_fit(costs: list[Cost]) -> str:
+    """The range of the fit, as a sentence."""
+    counts = sorted({cost.tokens for cost in costs})
+    return f"log-log slope from {counts[len(counts) // 2]} to {counts[-1]} tokens, including fixed overhead."
+
+
 def draw_costs(costs: list[Cost], title: str) -> Figure:
     fits = exponents(costs)
     curves = {way: [cost for cost in costs if cost.way == way] for way in WAYS}
     panels: dict[str, Curves] = {
         panel: {
-            f"{way} (tokens^{fits[way][name]:.2f})": [(cost.tokens, getattr(cost, name) * factor) for cost in curve]
+            f"{LABELS[way]} (tokens^{fits[way][name]:.2f})": [
+                (cost.tokens, getattr(cost, name) * factor) for cost in curve
+            ]
             for way, curve in curves.items()
         }
         for panel, name, factor in (("time in ms", "seconds", 1e3), ("peak memory in MiB", "peak_bytes", 2.0**-20))
     }
-    return draw_growth(panels, x="tokens", title=title, caption_text=CAPTION)
+    return draw_growth(
+        panels, x="tokens", title=title, caption_text=f"{CAPTION} Legend: {describe_fit(costs)} {THEORY}"
+    )
 
 
 def _closed(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Tensor]:

@@ -202,7 +202,7 @@ class ModelConfig:
             if image % patch:
                 divisors = ", ".join(str(number) for number in range(1, image + 1) if image % number == 0)
                 size = f"img_size={self.img_size}" if image == self.img_size else f"{image} of img_size={self.img_size}"
-                raise UserError(f"patch_size={patch} does not divide {size}. Choose one of {divisors}.")
+                raise UserError(f"patch_size={patch} does not divide {size}. Choose patch_size from {divisors}.")
         check_heads(self.embed_dim, self.num_heads, width_factor=4 if self.rotary else 1)
         if self.hidden_width < 1:
             raise UserError(f"mlp_ratio={self.mlp_ratio} × embed_dim={self.embed_dim} must be at least 1.")

@@ -43,7 +43,7 @@ def unpatchify(patches: Tensor, patch_size: Size, grid: tuple[int, int] | None =
     grid = grid or (side, side)
     if grid[0] * grid[1] != patches.shape[1]:
         raise UserError(
-            f"{patches.shape[1]} patches do not fill {grid[0]}×{grid[1]}. Give grid=(rows, columns) in patches."
+            f"{patches.shape[1]} patches do not fill a grid of {grid[0]}×{grid[1]}. Set grid=(rows, columns)."
         )
     return rearrange(
         patches,

@@ -31,6 +31,12 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
+def describe_recipe(name: str) -> str:
+    """Return the first comment line of a recipe that ships with the package."""
+    with (RECIPES / f"{name}.yaml").open(encoding="utf-8") as file:
+        return file.readline().removeprefix("#").strip()
+
+
 def find_recipe(name: str) -> Path:
     """Return the path of a recipe, given its name or path."""
     if name in recipe_names():
@@ -54,7 +60,9 @@ def split_words(words: list[str]) -> tuple[str | None, list[str]]:
 def recipe_first(words: Sequence[str] | None) -> tuple[str, list[str]]:
     """Split arguments into recipe and settings; the recipe is required."""
     if not words or "=" in words[0]:
-        raise UserError(f"Give a recipe first: {', '.join(recipe_names())}, or a path to a .yaml file.")
+        width = max(map(len, recipe_names()))
+        listed = "\n".join(f"  {name:<{width}}  {describe_recipe(name)}" for name in recipe_names())
+        raise UserError(f"Give a recipe first: one of these, or a path to a .yaml file.\n{listed}")
     return words[0], list(words[1:])
 
 
@@ -169,7 +177,7 @@ def _sentence(error: Exception, schema: "DictConfig") -> str:
             if last in OmegaConf.select(schema, part):
                 return f"There is no setting '{key}'. Did you mean {part}.{last}?"
         section = "".join(f"{parent}." for parent in parents)
-        return f"There is no setting '{key}'. {did_you_mean(key, [f'{section}{name}' for name in level])}"
+        return f"There is no setting '{key}'. {did_you_mean(last, [str(name) for name in level], section)}"
     for kind, words in (("Integer", "a whole number"), ("Float", "a number")):
         if f"could not be converted to {kind}" in first:
             first = f"{first.split(chr(39))[1]} is not {words}"

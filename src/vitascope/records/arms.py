@@ -112,7 +112,7 @@ def interval(values: Sequence[float], comparisons: int = 1) -> float | None:
 
 
 def format_mean(fractions: Sequence[float]) -> str:
-    """In percent: the mean with its confidence interval; the values themselves where there are one or two."""
+    """In percent: the mean with its confidence interval; one or two values themselves, in the given order."""
     values = [100 * fraction for fraction in fractions]
     return f"{_format_values(values, interval(values), '')} %"
 
@@ -126,11 +126,11 @@ def explain_mean(seed_counts: Iterable[int]) -> str:
 
 
 def format_difference(values: Sequence[float], half: float | None, scale: float = 1.0) -> str:
-    """The mean of paired differences with the half-width of its interval; one or two differences without."""
+    """The mean of paired differences with the half-width of its interval; one or two differences in the given order."""
     return _format_values([scale * value for value in values], None if half is None else scale * half, "+")
 
 
 def _format_values(values: list[float], half: float | None, sign: str) -> str:
     if half is None or len(values) < ENOUGH:
-        return ", ".join(f"{value:{sign}.2f}" for value in sorted(values))
+        return ", ".join(f"{value:{sign}.2f}" for value in values)
     return f"{mean(values):{sign}.2f} ± {half:.2f}"

@@ -43,7 +43,7 @@ def run_sheet(
         raise UserError(f"{out / f'{letter}.md'} is a full report. Choose another folder for the quick one with --out.")
     work = out / f"{letter}-{'quick' if quick else 'full'}"
     report = Report(letter, sheet.TITLE, quick, out)
-    lab = Lab(work, count, quick, console, device, together, weights)
+    lab = Lab(work, count, quick, console, device, together, weights, experiments=sheet.EXPERIMENTS)
     report.numbers["seeds"] = count
     sheet.run(lab, report)
     return report.write(lab.machines, commit)

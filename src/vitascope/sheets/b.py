@@ -17,6 +17,7 @@ from vitascope.study.answer import Cell
 from vitascope.study.report import bands
 
 TITLE = "shapes through attention, and curves at three lengths"
+EXPERIMENTS = {"epochs": "number of epochs"}
 FULL = ["train.epochs=10,30,50"]
 SMALL = ["data.fraction=0.1", "model.embed_dim=64", "model.depth=3", "model.num_heads=4"]  # for a CPU, with --quick
 SMALL += ["train.batch_size=64", "train.lr=1e-3"]

@@ -22,6 +22,7 @@ from vitascope.study.report import bands
 from vitascope.weights.native import from_torch
 
 TITLE = "one head, many heads, a causal mask, and CIFAR-10"
+EXPERIMENTS = {"variation": "training images with and without shift"}
 FULL = ["train.epochs=30", "data.augment.shift=0,4"]
 QUICK = ["train.epochs=6", "data.augment.shift=0,4", *SMALL]
 

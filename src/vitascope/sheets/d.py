@@ -8,11 +8,12 @@ from vitascope.model.anatomy import anatomy
 from vitascope.model.attention_cost import Cost, draw_costs, exponents, measure_attention, measure_parts, token_counts
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
+from vitascope.records.arms import ENOUGH
 from vitascope.run.machine import device_names, machine_name
 from vitascope.sheets.claims import END, FALL, SLOW, START, TIME, Claim, gain
 from vitascope.sheets.lab import Lab
 from vitascope.sheets.pictures import positions_figure
-from vitascope.sheets.starts import compare_starts, find_weights
+from vitascope.sheets.starts import STARTS, compare_starts, find_weights
 from vitascope.sheets.writing import Report
 from vitascope.study.answer import Answer
 from vitascope.study.report import bands, table
@@ -47,7 +48,7 @@ STUDIES = {  # name -> the varied setting and the sheet's claims
         ],
     ),
 }
-REMARKS = {"patch": "With 28 × 28 patches there is one patch and the class token."}
+REMARKS = {"patch": "With patches of 28×28 pixels there is one patch and the class token."}
 PARTS = (64, 65)  # images and tokens, for the cost of projections and of attention maps
 QUICK = ["data.fraction=0.02", "train.epochs=3", "train.batch_size=32"]
 FEW = ["data.fraction=0.0186", "data.passes_per_epoch=10", "train.epochs=30"]  # 1,000 images: 2,340 steps
@@ -58,6 +59,20 @@ REMEDIES = {
     "dropout 0.1": "model.proj_drop_rate=0,0.1",
     "stochastic depth 0.1": "model.drop_path_rate=0,0.1",
     "augmentation (shift by up to 2 pixels)": "data.augment.shift=0,2",
+}
+
+
+def _few(words: str) -> str:
+    """The folder of a comparison with little data."""
+    return "few-" + words.split("=")[0].split(".")[-1]
+
+
+EXPERIMENTS = {  # folder -> title, in the order of the sheet
+    "width": "model width",
+    "patch": "patch size",
+    "depth": "number of blocks",
+    **{place: f"a larger model, {name}" for name, (place, _) in STARTS.items()},
+    **{_few(words): f"a thousand images, without and with {name}" for name, words in REMEDIES.items()},
 }
 
 
@@ -104,13 +119,21 @@ def _judge(report: Report, name: str, claims: list[Claim], found: Answer) -> str
         ["claim of the sheet, from one run each", "verdict over the seeds", "measured (differences seed by seed)"], rows
     )
     report.text(
-        f"""“Best” and “well” are tested as in the table above: no other value is significantly better. The ± of
-        a difference is its 95 % confidence interval, corrected for {len(claims)} claims (Bonferroni).
+        f"""“Best” and “well” are tested as in the table above: no other value is significantly better.
+        {_explain_correction("The ± of a difference is its", len(found.design.seeds), f"{len(claims)} claims")}
         {REMARKS.get(name, "")}"""
     )
     report.numbers[name] = {cell.name: cell.accuracies for cell in found.cells}
     verdicts = "; ".join(f"“{text}”: {verdict}" for text, (verdict, _) in judged.items())
     return f"{name.capitalize()}: {found.sentence} Claims of the sheet: {verdicts}."
+
+
+def _explain_correction(what: str, seeds: int, comparisons: str) -> str:
+    """What ± means, where it is printed: from three seeds on."""
+    if seeds == 1:
+        return ""
+    interval = f"{what} 95 % confidence interval," if seeds >= ENOUGH else "The verdicts are"
+    return f"{interval} corrected for {comparisons} (Bonferroni)."
 
 
 def _cost(lab: Lab, report: Report) -> dict[str, dict[str, float]]:
@@ -180,7 +203,7 @@ def _small_image(report: Report) -> None:
             ["timm, unchanged", said],
             [
                 "timm, img_size=28",
-                f"a grid of {grid[0]} × {grid[1]} patches, which uses {seen:.1%} of the pixels, without a warning",
+                f"a grid of {grid[0]}×{grid[1]} patches, which uses {seen:.1%} of the pixels, without a warning",
             ],
             ["Vitascope, img_size=28, patch_size=16", ours],
         ],
@@ -200,7 +223,7 @@ def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
     gains: dict[str, tuple[str, str]] = {}
     rows, passes = [], 0
     for name, words in REMEDIES.items():
-        place = "few-" + words.split("=")[0].split(".")[-1]
+        place = _few(words)
         found = lab.study(place, "sheet-d", [words, *(FEW_QUICK if lab.quick else FEW)])
         plain, changed = found.cells
         passes = found.epochs * found.design.recipe_for(plain.settings, 1).data.passes_per_epoch
@@ -212,8 +235,8 @@ def _little_data(lab: Lab, report: Report) -> dict[str, tuple[str, str]]:
         ["change", "without", "with", "difference in points", "verdict", "training accuracy, without → with"], rows
     )
     report.text(
-        f"""Every image is used {passes} times; {lab.seeds} seeds. Differences are taken seed by seed; their ± is a 95 %
-        confidence interval corrected for {len(REMEDIES)} comparisons (Bonferroni). The training accuracy is measured
-        during training, so it includes the shift, dropout or stochastic depth of the change."""
+        f"""Every image is used {passes} times; {lab.seeds} seeds. Differences are taken seed by seed.
+        {_explain_correction("Their ± is a", lab.seeds, f"{len(REMEDIES)} comparisons")} The training accuracy is
+        measured during training, so it includes the shift, dropout or stochastic depth of the change."""
     )
     return gains

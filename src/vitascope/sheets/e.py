@@ -18,6 +18,7 @@ from vitascope.study.report import bands
 from vitascope.weights.native import to_torch
 
 TITLE = "an exercise with tests, and 25, 50 and 70 % on CIFAR-10"
+EXPERIMENTS = {"accuracy": "number of epochs", "alone": "one run, trained alone to measure its time"}
 FULL = ["train.epochs=10,30"]  # also used by sheet B, and trained once
 QUICK = ["train.epochs=3,5", *SMALL]
 ALONE, ALONE_QUICK = ["train.epochs=30"], ["train.epochs=5", *SMALL]

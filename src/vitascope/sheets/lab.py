@@ -33,12 +33,24 @@ class Lab:
     together: int | None = None  # most runs to train in one batch; None: chosen for the device
     weights: str | None = None  # pretrained weights for sheet D; None: the default
     machines: list[str] = field(default_factory=list)  # machines that trained the runs so far
+    experiments: dict[str, str] = field(default_factory=dict)  # the sheet's studies: name -> title
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def title(self, name: str) -> str:
+        """The study's number and title."""
+        if name not in self.experiments:
+            return f"Experiment: {name}"
+        place = list(self.experiments).index(name) + 1
+        return f"Experiment {place} of {len(self.experiments)}: {self.experiments[name]}"
 
     def study(self, name: str, recipe: str, words: list[str], *, judge: str = "val", weights: bool = False) -> Answer:
         """Train every combination with all seeds; finished runs are not repeated. `weights`: the runs' weights are
         needed afterwards, not only their results."""
-        self.console.print(f"{name}: {recipe} {' '.join(words)}", highlight=False, soft_wrap=True)
         made = design(recipe, [*words, f"train.device={self.device}"], self.seeds, judge=judge, one=True)
+        varied = "".join(f" {key}={','.join(values)}" for key, values in made.axes.items())
+        self.say(f"{self.title(name)}. {made.size}{':' if varied else ''}{varied}")
         first = made.recipe_for(made.cells[0], made.seeds[0])
         open_source(first.data, first.model.image_shape, first.model.in_chans)  # reports missing data once
         folder = self.folder / name
@@ -55,10 +67,11 @@ class Lab:
         found = answer(made, queue.trials)
         if found.failed:
             which, why = found.failed[0]
-            raise UserError(f"{name}: {which} failed: {why}")
+            raise UserError(f"{self.title(name)}: {which} failed: {why}")
         if found.waiting or not found.cells:
             raise UserError(
-                f"{name}: another process is training some of the runs. Repeat the command when it has finished."
+                f"{self.title(name)}: another process is training some of the runs. Repeat the command when it has "
+                "finished."
             )
         self.machines.extend(name for name in found.machines if name not in self.machines)
         return found

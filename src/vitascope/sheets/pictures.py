@@ -59,7 +59,8 @@ def mask_figure(tokens: int) -> Figure:
     )
     caption(
         figure,
-        "0 keeps a score; −10,000 makes its softmax weight 0. Token 0 attends only to itself, the last token to all.",
+        "0 keeps a score; −10,000 makes its softmax weight 0. Token 0 attends only to itself, the last token to all. "
+        "Equivalent boolean mask: True where the value is 0.",
     )
     return figure
 

@@ -53,6 +53,8 @@ def compare_starts(lab: Lab, report: Report, found: Pretrained | UserError) -> N
             f"""Not run, because the weights are missing: {found} To use a file: `vitascope sheet D --weights FILE`.
             Results from an H200 are in docs/pretrained.md."""
         )
+        for place, _ in STARTS.values():
+            lab.say(f"{lab.title(place)}: skipped, because the pretrained weights are missing.")
         return
     word, shape = settled_word(lab.weights or WEIGHTS), found.facts.model
     own = {item.name: getattr(shape, item.name) for item in fields(shape) if item.name not in ITS_OWN}

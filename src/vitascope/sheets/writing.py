@@ -88,7 +88,7 @@ def _made_by(sheet: str, quick: bool, machines: list[str]) -> str:
 
 def _explain_interval(seeds: int | None) -> str:
     if seeds is not None and seeds < ENOUGH:
-        return "One seed." if seeds == 1 else "Two seeds: both values are shown."
+        return "One seed." if seeds == 1 else "Two seeds: both values are shown, in the order of the seeds."
     return f"± is the 95 % confidence interval of the mean over {seeds or 'the'} seeds (Student's t)."
 
 

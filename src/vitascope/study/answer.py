@@ -143,10 +143,12 @@ class Answer:
         if seeds < 2:
             more = " Use --seeds 5." if len(self.design.seeds) == 1 else ""
             return f"{said} One seed is not enough to test significance.{more}"
+        one = len(self.cells) == 2
         if len(self.as_good) == len(self.cells) - 1:
-            return f"{said} No other combination differs significantly."
+            others = "The other combination does not differ" if one else "No other combination differs"
+            return f"{said} {others} significantly."
         if not self.as_good:
-            return f"{said} Every other combination is significantly worse."
+            return f"{said} {'The' if one else 'Every'} other combination is significantly worse."
         return f"{said} Not significantly different: {'; '.join(cell.name for cell in self.as_good)}."
 
     @property

@@ -6,7 +6,7 @@ from itertools import islice, product
 from typing import Any
 
 from vitascope.data.opening import check_known
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import chosen_settings, settings_of, short_name
@@ -43,6 +43,24 @@ class Design:
     @property
     def varied(self) -> list[str]:
         return [*self.axes, *self.ranges]
+
+    @property
+    def unit(self) -> str:
+        """What is queued: a search gives a combination with all its seeds to a worker, a grid a single run."""
+        return "combination" if self.search else "run"
+
+    @property
+    def size(self) -> str:
+        """The number of runs and combinations, as text."""
+        count, seeds = self.search or len(self.cells), len(self.seeds)
+        parts = f"{format_count(count, 'combination')} × {format_count(seeds, 'seed')}"
+        return f"{format_count(count * seeds, 'run')} ({parts})"
+
+    @property
+    def score(self) -> str:
+        """The name of a run's result."""
+        probed = "" if "classify" in self.objectives else "linear probe "
+        return f"{'test' if self.judge == 'test' else 'validation'} {probed}accuracy"
 
     @property
     def objectives(self) -> set[str]:
@@ -105,7 +123,7 @@ class Design:
                 ) from error
             if self.judge == "val" and recipe.data.validation == 0:
                 raise UserError(
-                    "A study compares validation accuracy, but data.validation=0. Set it to 0.1, or use --judge test."
+                    "A study compares validation accuracy, but data.validation=0. Set it to 0.1, or use --split test."
                 )
 
     def _corners(self) -> list[dict[str, str]]:

@@ -21,6 +21,7 @@ from vitascope.study.design import Design, spelt
 from vitascope.study.storage import one_after_the_other, open_study
 
 ALIVE_EVERY, DEAD_AFTER = 20.0, 300.0  # seconds
+SHOWN = {"judge": "--split"}  # stored name -> name in the error
 MOST_DIFFERENCES = 4  # between two studies, listed in the error
 
 
@@ -224,7 +225,9 @@ def _differences(there: dict[str, str], here: dict[str, str]) -> str:
     both = there.get("varied", "") + ", " + here["varied"]
     names = [name for name in sorted(there | here) if there.get(name) != here.get(name)] if there else []
     names = [name for name in names if name not in both.split(", ") or (name in there and name in here)]
-    said = [f"{name} was {there.get(name, 'not set')}, now {here.get(name, 'not set')}" for name in names]
+    said = [
+        f"{SHOWN.get(name, name)} was {there.get(name, 'not set')}, now {here.get(name, 'not set')}" for name in names
+    ]
     more = f"; and {len(said) - MOST_DIFFERENCES} more" if len(said) > MOST_DIFFERENCES else ""
     return ": " + "; ".join(said[:MOST_DIFFERENCES]) + more if said else ""
 

@@ -5,14 +5,17 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from vitascope.data.policy import resolve
 from vitascope.draw.curves import UNITS
 from vitascope.draw.html import drawn, html_page, html_table
 from vitascope.draw.look import save
 from vitascope.draw.study import draw_bands, draw_effects, draw_grid, draw_pareto
+from vitascope.errors import format_count
 from vitascope.records.arms import ENOUGH
 from vitascope.records.reading import markdown, millions
 from vitascope.run.files import make_folder, write_json, write_whole
 from vitascope.study.answer import Answer, Cell, Difference
+from vitascope.study.design import Design
 
 MOST_CURVES = 12
 COSTS = {"parameters": "parameters", "FLOPs per image": "flops", "seconds of training": "seconds"}
@@ -38,10 +41,12 @@ def write_report(found: Answer, folder: Path) -> Path:
 
 def table(found: Answer) -> tuple[list[str], list[list[str]]]:
     """One row per combination."""
+    seeds = {tuple(cell.results) for cell in found.cells}
+    two = next(iter(seeds)) if len(seeds) == 1 and len(min(seeds)) == 2 else ()  # both values are printed
     head = [
         *found.design.varied,
         "seeds",
-        found.measure,
+        f"{found.measure} (seeds {two[0]}, {two[1]})" if two else found.measure,
         "difference to the best",
         "verdict",
         "training accuracy",
@@ -73,24 +78,40 @@ def notes(found: Answer) -> list[str]:
     """How the combinations were compared, what the numbers mean, and what is missing."""
     which = "held-out validation images" if found.design.judge == "val" else "test images"
     probed = "" if found.measure == "accuracy" else " Training used no labels, so a linear probe measures the features."
-    two = " With two seeds, both values are shown." if any(len(cell.results) == 2 for cell in found.cells) else ""
     fixed = " ".join(found.design.fixed) or "those of the recipe"
     lines = [
         f"Fixed settings: {fixed}. Accuracy is measured on {which} after the last epoch.{probed}",
-        f"± is the 95 % confidence interval of the mean over seeds (Student's t).{two} Differences from the best are "
-        "in percentage points and paired by seed. Their intervals are corrected for multiple comparisons (Bonferroni). "
-        "The best accuracy is subject to selection bias: it is probably slightly too high.",
+        _explain_numbers(found),
     ]
     if any((other := found.against_best(cell)) and other.no_spread for cell in found.cells):
         lines.append("No variation: the difference is equal in all seeds, so its significance cannot be tested.")
     if found.clock:
         lines.append(found.clock)
     if found.waiting:
-        lines.append(f"{found.waiting} trial(s) are not finished. Run the same command again to continue.")
+        left = format_count(found.waiting, f"unfinished {found.design.unit}")
+        lines.append(f"{left}. Run the same command again to continue.")
     if found.left_off:
-        lines.append(f"{found.left_off} trial(s) of the search were stopped early.")
-    again = "To repeat failed runs, add --retry."
-    return lines + [f"Failed: {which}: {why}" for which, why in found.failed] + ([again] if found.failed else [])
+        lines.append(f"The search stopped {format_count(found.left_off, 'combination')} early.")
+    lines += [f"Failed: {which}: {why}" for which, why in found.failed]
+    if found.failed:
+        lines.append("To repeat failed runs, add --retry.")
+    return [line for line in lines if line]
+
+
+def _explain_numbers(found: Answer) -> str:
+    """Explain what the table contains: intervals from three seeds on, differences from two combinations on."""
+    counts = {len(cell.results) for cell in found.cells}
+    intervals = max(counts, default=0) >= ENOUGH
+    text = ["± is the 95 % confidence interval of the mean over seeds (Student's t)."] if intervals else []
+    text += ["With two seeds, both values are shown, in the order of the seeds."] if 2 in counts else []
+    if len(found.cells) > 1:
+        paired = " and paired by seed" if max(counts) > 1 else ""
+        text.append(f"Differences from the best are in percentage points{paired}.")
+        if len(found.cells) > 2 and paired:
+            what = "Their intervals" if intervals else "The verdicts"
+            text.append(f"{what} are corrected for multiple comparisons (Bonferroni).")
+        text.append("The best accuracy is subject to selection bias: it is probably slightly too high.")
+    return " ".join(text)
 
 
 def figures(found: Answer) -> dict[str, Figure]:
@@ -112,7 +133,9 @@ def figures(found: Answer) -> dict[str, Figure]:
             (cell.number(cost), cell.accuracy, half, cell.name, cell in front)
             for cell, half in zip(found.cells, halves, strict=True)
         ]
-    text = "Orange: Pareto front. Bars: 95 % confidence interval of the mean (three seeds or more)."
+    text = "Orange: Pareto front."
+    if any(len(cell.results) >= ENOUGH for cell in found.cells):
+        text += " Bars: 95 % confidence interval of the mean (three seeds or more)."
     pictures["pareto"] = draw_pareto(points, text)
     return pictures
 
@@ -122,7 +145,7 @@ def bands(found: Answer, names: dict[str, str] | None = None) -> Figure:
     shown = sorted(found.cells, key=lambda cell: -cell.accuracy)[:MOST_CURVES]
     shown = [cell for cell in found.cells if cell in shown]
     text = "Lines: means over seeds. Bands: lowest to highest seed, validation images."
-    text += " Training values are averages during the epoch, on augmented images."
+    text += f" Training values are averages during the epoch{_explain_augmentation(found.design, shown)}."
     text += (
         f" The best {MOST_CURVES} of {len(found.cells)} combinations are shown."
         if len(shown) < len(found.cells)
@@ -130,6 +153,18 @@ def bands(found: Answer, names: dict[str, str] | None = None) -> Figure:
     )
     units = UNITS | ({} if found.measure == "accuracy" else {"loss": "loss", "accuracy": f"{found.measure} in %"})
     return draw_bands({(names or {}).get(cell.name, cell.name): _curves(cell) for cell in shown}, text, units)
+
+
+def _explain_augmentation(design: Design, cells: list[Cell]) -> str:
+    """Say that training images are augmented, where they are."""
+    augmented = []
+    for cell in cells:
+        recipe = design.recipe_for(cell.settings, design.seeds[0])
+        policy = resolve(recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective)
+        augmented.append(bool(policy.in_effect))
+    if not any(augmented):
+        return ""
+    return ", on augmented images" if all(augmented) else ", on augmented images where augmentation is used"
 
 
 def as_dict(found: Answer) -> dict[str, object]:

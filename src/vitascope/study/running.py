@@ -42,6 +42,7 @@ class Told:
     accuracy: float | None
     failed: str | None
     left: int
+    score: str  # the name of the accuracy
     note: str = ""  # a further line for the user
 
 
@@ -73,7 +74,7 @@ def _one(queue: Queue, trial: Trial, folder: Path) -> Told:
             accuracy = _measure(queue, trial, folder)
         queue.finish(trial, accuracy)
     except NotWorthItError:
-        failed = "stopped early: worse than the other trials at this epoch"
+        failed = "stopped early: worse than the other combinations at this epoch"
         queue.prune(trial)
     except KeyboardInterrupt:
         queue.back(trial)
@@ -81,7 +82,7 @@ def _one(queue: Queue, trial: Trial, folder: Path) -> Told:
     except Exception as error:  # any training error: the other trials continue
         failed = _said(error)
         queue.give_up(trial, failed)
-    return Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
+    return _told(queue, trial, accuracy, failed)
 
 
 def _company(queue: Queue, trial: Trial, together: int | None) -> list[Trial]:
@@ -127,8 +128,12 @@ def _many(queue: Queue, trials: list[Trial], folder: Path) -> Generator[Told, No
     # Store all results before printing the first one, so that an interruption loses none.
     ends = [_ended(queue, trial, came, beside) for trial, came in zip(trials, found, strict=True)]
     for trial, (accuracy, failed) in zip(trials, ends, strict=True):
-        yield Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting)
+        yield _told(queue, trial, accuracy, failed)
     return ""
+
+
+def _told(queue: Queue, trial: Trial, accuracy: float | None, failed: str | None) -> Told:
+    return Told(trial.handle.number, trial.cell, trial.seeds, accuracy, failed, queue.waiting, score=queue.design.score)
 
 
 def _ended(queue: Queue, trial: Trial, came: dict[str, Any] | str, beside: int) -> tuple[float | None, str | None]:
@@ -228,5 +233,5 @@ def show(told: Told, console: Console) -> None:
     seeds = f"seed {told.seeds[0]}" if len(told.seeds) == 1 else f"{len(told.seeds)} seeds"
     if told.note:
         console.print(told.note, highlight=False, soft_wrap=True)
-    what = told.failed if told.accuracy is None else f"{told.accuracy:.2%}"
-    console.print(f"{named(told.cell, seeds)}: {what}  ({told.left} waiting)", highlight=False, soft_wrap=True)
+    what = told.failed if told.accuracy is None else f"{told.score} {told.accuracy:.2%}"
+    console.print(f"{named(told.cell, seeds)}: {what}  ({told.left} to do)", highlight=False, soft_wrap=True)

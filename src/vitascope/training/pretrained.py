@@ -8,7 +8,7 @@ from vitascope.run.directory import is_run, open_run
 from vitascope.weights.adaptation import CHANGEABLE, WITHOUT_WEIGHTS, Adapted, adapt
 from vitascope.weights.files import ENDINGS
 from vitascope.weights.pretrained import ONLINE, open_weights
-from vitascope.weights.report import Report
+from vitascope.weights.report import Change, Report
 
 
 def pretrained(recipe: Recipe, classes: list[str] | None = None) -> Adapted:
@@ -27,7 +27,7 @@ def pretrained(recipe: Recipe, classes: list[str] | None = None) -> Adapted:
 
 
 def seen_before(recipe: Recipe) -> str | None:
-    """A warning if the weights come from a run on the same data with other held-out images."""
+    """A warning if the weights come from a run on the same data with other validation images."""
     path = Path(recipe.weights or "")
     if recipe.data.validation == 0 or not is_run(path):
         return None
@@ -37,8 +37,8 @@ def seen_before(recipe: Recipe) -> str | None:
     if not same or ours == theirs:
         return None
     return (
-        "  note: the weights were trained on some of the held-out images, so validation accuracy will be too high. "
-        f"To hold out the same images, set train.seed={theirs[0]} data.validation={theirs[1]}."
+        "  note: the weights were trained on some of the validation images, so validation accuracy will be too high. "
+        f"For the same validation images, set train.seed={theirs[0]} data.validation={theirs[1]}."
     )
 
 
@@ -54,14 +54,36 @@ def settled_word(word: str) -> str:
 
 def told(report: Report) -> str:
     """The report as a few lines for the terminal."""
-    before, after = ("×".join(map(str, grid)) for grid in (report.grid_before, report.grid_after))
-    first = f"Weights: {report.weights} (format: {report.library}), grid {before} → {after}"
-    lines = [f"{first}, {report.kept} tensors unchanged"]
-    for change in report.resampled:
-        lines.append(f"  {change.name}: {change.how}, {change.lost:.0%} lost")
+    lines = [f"Weights: {report.weights} (format: {report.library}), {report.kept} tensors unchanged"]
+    if (report.image_before, report.patch_before) != (report.image_after, report.patch_after):
+        image, patch = (
+            rows if rows == columns else f"[{rows},{columns}]"
+            for rows, columns in (report.image_before, report.patch_before)
+        )
+        lines.append(
+            f"  image size {_arrow(report.image_before, report.image_after)}, patch size "
+            f"{_arrow(report.patch_before, report.patch_after)} pixels, as in the recipe. "
+            f"The weights' own sizes: model.img_size={image} model.patch_size={patch}"
+        )
+    lines += [f"  {_describe_change(change, report)}, relative error {change.lost:.0%}" for change in report.resampled]
     if report.dropped:
         lines.append(f"  removed: {', '.join(report.dropped)}")
     if report.new:
         lines.append(f"  newly initialised: {', '.join(report.new)}")
     lines += [f"  assumed: {words}" for words in report.assumed] + [f"  note: {words}" for words in report.notes]
     return "\n".join(lines)
+
+
+def _describe_change(change: Change, report: Report) -> str:
+    if change.name == "pos_embed":
+        how = f"resampled for the grid of patches {_arrow(report.grid_before, report.grid_after)}, {change.how}"
+    elif change.before[2:] != change.after[2:]:
+        how = f"resampled for patches of {_arrow(report.patch_before, report.patch_after)} pixels, {change.how}"
+    else:
+        how = change.how
+    return f"{change.name}: {how}"
+
+
+def _arrow(before: list[int], after: list[int]) -> str:
+    """14×14 → 8×8."""
+    return " → ".join("×".join(map(str, sides)) for sides in (before, after))

@@ -23,6 +23,7 @@ from vitascope.training.train import decided
 LOWEST, HIGHEST, STEPS, SMOOTHING = 1e-5, 1.0, 300, 0.9
 FELL = 0.98  # the loss must fall below this fraction of its start for a suggestion
 BROKE = 1.1
+RULE = "one third of the learning rate with the lowest loss."
 
 
 @dataclass(frozen=True)
@@ -44,29 +45,37 @@ class RateCurve:
         return self.rates[self.lowest] / 3 if fell else None
 
     @property
-    def broken(self) -> float:
-        """The first rate after the minimum at which the loss is 10 % above it, or the last rate tried."""
+    def broken(self) -> float | None:
+        """The first rate after the minimum at which the loss is 10 % above it; the last rate before it was NaN; else
+        None."""
         high = BROKE * self.losses[self.lowest]
         pairs = list(zip(self.rates, self.losses, strict=True))[self.lowest :]
-        return next((rate for rate, loss in pairs if loss > high), self.rates[-1])
+        last = self.rates[-1] if len(self.rates) < STEPS else None
+        return next((rate for rate, loss in pairs if loss > high), last)
 
     def draw(self, path: Path) -> Path:
         figure, [panel] = new_figure(1, width=7.0, height=4.4)
         panel.semilogx(self.rates, self.losses, color=COLOURS[0])
         if self.suggested:
-            panel.axvline(self.suggested, color=COLOURS[1], linestyle="--", label=f"suggested {self.suggested:.1e}")
-        panel.axvline(self.broken, color=COLOURS[3], linestyle=":", label=f"diverges from {self.broken:.1e}")
-        panel.legend(frameon=False)
+            panel.axvline(self.suggested, color=COLOURS[1], linestyle="--", label=f"suggested {self.suggested:.2g}")
+        if self.broken:
+            panel.axvline(self.broken, color=COLOURS[3], linestyle=":", label=f"loss diverges above {self.broken:.2g}")
+        if self.suggested or self.broken:
+            panel.legend(frameon=False)
         panel.grid(alpha=0.25)
         label(
             panel, "Training loss at increasing learning rates", "learning rate (train.lr)", "training loss, smoothed"
         )
-        caption(
-            figure,
-            "One step per learning rate. Left: too small, the loss hardly falls. "
-            "Right of the minimum: too large, the loss diverges.",
-        )
+        caption(figure, self._describe())
         return save(figure, path)
+
+    def _describe(self) -> str:
+        text = "One training step per learning rate, from small to large. On the left, the loss hardly falls."
+        if self.broken:
+            text += " Right of the dotted line the loss diverges."
+        if self.suggested:
+            text += f" Suggested: {RULE}"
+        return text
 
 
 def find_rate(recipe: Recipe, console: Console) -> RateCurve:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from rich.console import Console
 
-from vitascope.data.folder import has_colour
 from vitascope.data.opening import settled
 from vitascope.data.policy import resolve
 from vitascope.data.statistics import data_hash
@@ -30,6 +29,12 @@ from vitascope.run.wall_clock import TRAIN, begin_task, measure_task_seconds
 from vitascope.run.weights import read_facts, save_facts
 from vitascope.training.hardware import ALL_THREADS, Hardware
 from vitascope.training.loop import ALARMS, EpochRecord, learn
+from vitascope.training.messages import (
+    describe_file_conversion,
+    describe_shape,
+    describe_training_values,
+    summarize,
+)
 from vitascope.training.pretrained import pretrained, seen_before, settled_word, told
 from vitascope.training.progress import shown
 from vitascope.training.session import Session, start_session
@@ -56,8 +61,17 @@ def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
     return resume_run(open_run(run), console_for(quiet))
 
 
-def train_recipe(recipe: Recipe, runs: Path, console: Console, watchers: Sequence[Watcher] = ()) -> Run:
-    """Train a recipe. `watchers` are called when the run begins and after every epoch; an exception stops the run."""
+def train_recipe(
+    recipe: Recipe,
+    runs: Path,
+    console: Console,
+    watchers: Sequence[Watcher] = (),
+    *,
+    suggest_evaluation: bool = True,
+) -> Run:
+    """Train a recipe. `watchers` are called when the run begins and after every epoch; an exception stops the run.
+
+    `suggest_evaluation`: print the command that evaluates the run."""
     if recipe.weights and recipe.weights.startswith(STAGE):
         try:
             first = _earlier_stage(recipe, runs, console)
@@ -78,7 +92,7 @@ def train_recipe(recipe: Recipe, runs: Path, console: Console, watchers: Sequenc
     console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
     if adapted:
         write_json(run.file("adaptation.json"), asdict(adapted.report))
-    _learn(run, session, console, watchers)
+    _learn(run, session, console, watchers, suggest_evaluation=suggest_evaluation)
     return run
 
 
@@ -140,10 +154,8 @@ def open_data(recipe: Recipe, console: Console) -> TrainingData:
             highlight=False,
             soft_wrap=True,
         )
-    if model.in_chans == 1 and data.train.names and has_colour(Path(data.train.names[0])):
-        console.print(
-            "The images have colours, but model.in_chans=1 converts them to grayscale. To keep colours, use 3."
-        )
+    if data.train.names and (note := describe_file_conversion(Path(data.train.names[0]), model)):
+        console.print(note, highlight=False, soft_wrap=True)
     return data
 
 
@@ -191,7 +203,8 @@ def complete(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
             highlight=False,
         )
     if stored != wanted:
-        console.print(f"Images are converted from {_shape(stored)} to {_shape(wanted)}, the input size of the model.")
+        before, after = describe_shape(stored), describe_shape(wanted)
+        console.print(f"Images are converted from {before} to {after}, the input size of the model.")
     return recipe
 
 
@@ -203,11 +216,15 @@ def _tell_changes(asked: ModelConfig, taken: ModelConfig, console: Console) -> N
         console.print(f"Changed to match the weights: {', '.join(words)}", highlight=False, soft_wrap=True)
 
 
-def _learn(run: Run, session: Session, console: Console, watchers: Sequence[Watcher] = ()) -> None:
+def _learn(
+    run: Run, session: Session, console: Console, watchers: Sequence[Watcher] = (), *, suggest_evaluation: bool = True
+) -> None:
     """Write the facts of the run, train, and draw the curves even if the training fails."""
     recipe, data = session.recipe, session.data
     if recipe.train.tune != "full" or recipe.train.freeze:
         console.print("{:,} of {:,} parameters are trained.".format(*count_learning(session.model)), highlight=False)
+    if note := describe_training_values(recipe):
+        console.print(note, highlight=False, soft_wrap=True)
     write_facts(run, session)
     events = Events(run.path, read_metrics(run.file("metrics.jsonl")))
     trackers: list[Tracker] = [*open_trackers(recipe, run), *watchers]
@@ -224,7 +241,8 @@ def _learn(run: Run, session: Session, console: Console, watchers: Sequence[Watc
         for tracker in trackers:
             tracker.close()
         draw_run_curves(run.file("curves.png"), run.metrics, f"{recipe.name}, seed {recipe.train.seed}")
-    console.print(summary(run, "test" in data.source.splits), highlight=False, soft_wrap=True)
+    text = summarize(run, "test" in data.source.splits, suggest_evaluation=suggest_evaluation)
+    console.print(text, highlight=False, soft_wrap=True)
     _write_wall_seconds(run)
 
 
@@ -265,27 +283,6 @@ def _follow(records: Iterator[EpochRecord], events: Events, trackers: list[Track
             tracker.add(record.row)
 
 
-def summary(run: Run, has_test: bool) -> str:
-    rows = run.metrics
-    if not rows:
-        return f"{run.path} has no metrics."
-    seconds = sum(row["seconds"] for row in rows)
-    count = rows[-1]["epoch"]
-    text = f"{count} epoch{'s' if count > 1 else ''} in {seconds:.1f} s, training loss {rows[-1]['train_loss']:.3f}"
-    if "val_accuracy" in rows[-1]:
-        what = "validation accuracy" if "train_accuracy" in rows[-1] else "linear probe on validation images"
-        text += f", {what} {rows[-1]['val_accuracy']:.2%} (last epoch)"
-    how = "Final evaluation on the test images:" if has_test else "Detailed evaluation (there are no test images):"
-    end = "" if has_test else " --split val" if "val_accuracy" in rows[-1] else " --split train"
-    return f"{text}\nCurves: {run.file('curves.png')}\n{how} vitascope evaluate {run.path}{end}"
-
-
 def console_for(quiet: bool) -> Console:
     """A console that prints nothing if `quiet`."""
     return Console(quiet=quiet)
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    if len(shape) != 3:
-        raise UserError(f"Images have the unexpected shape {shape}.")
-    return f"{shape[1]}×{shape[2]} with {shape[0]} channel{'s' if shape[0] > 1 else ''}"

@@ -16,7 +16,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.weights.classifier import fit_classifier
 from vitascope.weights.facts import ModelFacts
 from vitascope.weights.known import class_names, for_channels
-from vitascope.weights.pretrained import Pretrained, open_weights, ready
+from vitascope.weights.pretrained import IMAGENET_CLASSES, Pretrained, open_weights, ready
 from vitascope.weights.report import Change, Report
 from vitascope.weights.resampling import change_channels, channel_error, fold_to_grey, patch_error, resample_patch
 
@@ -75,8 +75,10 @@ def adapt(
     dropped, notes = fit_classifier(tensors, found, config.num_classes, classes, changes, keep=keep_classifier)
     new = _fill(tensors, config, seed)
     kept = len(tensors) - len({change.name for change in changes}) - len(new)
+    # Class names belong to the old classifier.
+    assumed = [text for text in found.assumed if text != IMAGENET_CLASSES or not dropped]
     told = {"dropped": [*found.dropped, *dropped], "notes": [*found.notes, *notes], "kept": kept}
-    report = replace(report, resampled=changes, new=new, **told)
+    report = replace(report, resampled=changes, new=new, assumed=assumed, **told)
     return Adapted(_facts(found, config, preparation, classes), tensors, report)
 
 
@@ -114,6 +116,10 @@ def survey(found: Pretrained, **asked: Any) -> Report:
         weights=found.name,
         library=found.library,
         settings={name: value for name, value in asked.items() if value is not None},
+        image_before=list(old.image_shape),
+        image_after=[height, width],
+        patch_before=list(old.patch_shape),
+        patch_after=[rows, columns],
         grid_before=list(old.grid),
         grid_after=list(grid),
         tokens_before=old.num_tokens,
@@ -141,7 +147,7 @@ def _refusal(old: ModelConfig, wanted: dict[str, Any], grid: tuple[int, int], se
         return f"{moved[0]} cannot be changed with tokenizer={old.tokenizer}. Only tokenizer=patch can be resampled."
     if grid[0] * grid[1] > 1 and seen == 1:
         return None
-    what = f"With img_size={_words(size)} and patch_size={_words(patch)} "
+    what = f"With img_size={_words(size)} and patch_size={_words(patch)}, "
     if grid[0] * grid[1] == 0:
         what += "the image is smaller than one patch"
     elif grid[0] * grid[1] == 1:
@@ -149,12 +155,23 @@ def _refusal(old: ModelConfig, wanted: dict[str, Any], grid: tuple[int, int], se
         what += f"there is only one patch{covered}, so attention has no effect"
     else:
         what += f"{1 - seen:.1%} of the pixels would be ignored"
+    return f"{what}. Choose {_choices(old, size)}."
+
+
+def _choices(old: ModelConfig, size: Size) -> str:
+    """Settings that work: patch sizes for this image size, or the weights' own sizes."""
     height, width = as_pair(size)
     good = [side for side in range(2, min(height, width) // 2 + 1) if height % side == 0 and width % side == 0]
     good = [side for side in good if (height // side) * (width // side) <= 4 * max(old.num_patches, 64)]
-    patches = ", ".join(f"patch_size={side} (grid {height // side}×{width // side})" for side in good[:4])
-    back = f"img_size={_words(old.img_size)} (upscales the images)"
-    return f"{what}. Choose {f'{patches}, or ' if patches else ''}{back}."
+    found = [f"patch_size={side} (grid {height // side}×{width // side})" for side in good[:4]]
+    own = f"patch_size={_words(old.patch_size)}"
+    if (height, width) != old.image_shape:
+        larger = old.image_shape[0] > height or old.image_shape[1] > width
+        up = " (upscales the images)" if larger else ""
+        found.append(f"img_size={_words(old.img_size)} with {own}{up}")
+    elif old.patch_size not in good[:4]:
+        found.append(f"{own} (grid {old.grid[0]}×{old.grid[1]})")
+    return ", or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
 
 
 def _resized_up(old: ModelConfig, wanted: dict[str, Any], flops: int) -> dict[str, Any]:
@@ -170,6 +187,7 @@ def _resized_up(old: ModelConfig, wanted: dict[str, Any], flops: int) -> dict[st
         "tokens": old.num_tokens,
         "flops": up,
         "times_flops": round(up / flops, 2),
+        "converts_channels": old.in_chans != wanted["in_chans"],
     }
 
 
@@ -195,7 +213,7 @@ def _channels(
     name, beside = "patch_embed.proj.weight", "patch_embed.proj.bias"
     filters, bias = weights[name], weights[beside]
     if new.in_chans == 1:
-        how = "summed over the colour channels, including their normalisation; colour is lost"
+        how = "summed over the colour channels, corrected for mean and std; colour is lost"
         changed, moved = fold_to_grey(filters, bias, (given.mean, given.std), (wanted.mean[0], wanted.std[0]))
     else:
         how = f"channels repeated in order, scaled by {old}/{new.in_chans}"

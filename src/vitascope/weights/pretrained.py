@@ -22,6 +22,7 @@ from vitascope.weights.sizes import check_fits, config_of
 
 ONLINE = ("timm:", "hf:")
 SAME = 1e-4  # relative to the largest logit: rounding is far below, another activation above
+IMAGENET_CLASSES = "class names of ImageNet, because there are 1000 classes"
 HOW = "Use timm:NAME, hf:REPO, a file (.safetensors, .pth), a folder with config.json, or a run."
 
 
@@ -124,7 +125,7 @@ def facts_for(config: ModelConfig, known: Known, assumed: list[str]) -> ModelFac
     if classes is None:
         classes = class_names(config.num_classes)
         if config.num_classes == 1000:
-            assumed.append("class names of ImageNet, because there are 1000 classes")
+            assumed.append(IMAGENET_CLASSES)
     stored = (config.in_chans, *config.image_shape)
     return ModelFacts(config, classes, Preparation(config.image_shape, tuple(mean), tuple(std)), stored)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Change:
-    """One changed tensor. `lost`: fraction that cannot be recovered from the new tensor."""
+    """One changed tensor. `lost`: relative error, the norm of the difference divided by the norm of the original."""
 
     name: str
     before: list[int]
@@ -22,6 +22,10 @@ class Report:
     weights: str
     library: str
     settings: dict[str, Any]  # requested
+    image_before: list[int]  # pixels: rows, columns
+    image_after: list[int]
+    patch_before: list[int]
+    patch_after: list[int]
     grid_before: list[int]  # rows, columns
     grid_after: list[int]
     tokens_before: int

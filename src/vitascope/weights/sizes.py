@@ -44,7 +44,7 @@ def config_of(
     settings |= _heads(width, known, assumed, where)
     settings["norm_eps"] = known.get("norm_eps", EPS.get(library, 1e-6))
     if "norm_eps" not in known:
-        assumed.append(f"norm_eps={settings['norm_eps']:g}, as in {library}'s ViTs")
+        assumed.append(f"norm_eps={settings['norm_eps']:g} (as in {library}'s ViTs)")
     config = ModelConfig(**(settings | {name: value for name, value in known.items() if value is not None}))
     check_fits(weights, config, where)
     return config, assumed
@@ -101,12 +101,12 @@ def _grid(
         if size is None:
             raise UserError(f"{where} has no pos_embed, so its image size is unknown. {_give('img_size=32', where)}")
         if "img_size" not in known:
-            assumed.append(f"img_size={size}: as requested, because the weights do not define it")
+            assumed.append(f"img_size={size} (as requested, because the weights do not define it)")
         return {"positions": "none", "img_size": size}
     prefix, places = int(settings["class_token"]) + settings["reg_tokens"], table.shape[1]
     if "img_size" not in known and (side := _side(places, prefix, settings["reg_tokens"], known)):
         size = side * rows if rows == columns else (side * rows, side * columns)
-        assumed.append(f"img_size={size}: a square grid of {side}×{side} patches")
+        assumed.append(f"img_size={size} (a square grid of {side}×{side} patches)")
         return {"img_size": size, "no_embed_class": prefix > 0 and side * side == places}
     patches = (as_pair(size)[0] // rows) * (as_pair(size)[1] // columns) if size is not None else 0
     if "img_size" not in known and patches not in (places, places - prefix):
@@ -115,7 +115,7 @@ def _grid(
             f"{_give('img_size=[rows,columns]', where)}"
         )
     if "img_size" not in known:
-        assumed.append(f"img_size={size}: as requested, because {places} positions do not form a square grid")
+        assumed.append(f"img_size={size} (as requested, because {places} positions do not form a square grid)")
     return {"img_size": size, "no_embed_class": prefix > 0 and patches == places}
 
 
@@ -132,14 +132,14 @@ def _heads(width: int, known: dict[str, Any], assumed: list[str], where: str) ->
     if known.get("num_heads") is not None:
         return {}
     if width in HEADS:
-        assumed.append(f"num_heads={HEADS[width]}: as in published ViTs with embed_dim {width}")
+        assumed.append(f"num_heads={HEADS[width]} (as in published ViTs with embed_dim {width})")
         return {"num_heads": HEADS[width]}
     if width % HEAD_WIDTH:
         raise UserError(
             f"{where}: embed_dim={width} is not a multiple of {HEAD_WIDTH}, so num_heads is unknown. "
             f"{_give('num_heads=', where)}"
         )
-    assumed.append(f"num_heads={width // HEAD_WIDTH}: embed_dim {width} / {HEAD_WIDTH}")
+    assumed.append(f"num_heads={width // HEAD_WIDTH} (embed_dim {width} / {HEAD_WIDTH} per head)")
     return {"num_heads": width // HEAD_WIDTH}
 
 

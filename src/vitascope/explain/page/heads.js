@@ -2,7 +2,7 @@
 
 import { attention } from './maps.js';
 import { paint, topOf } from './colour.js';
-import { percent } from './words.js';
+import { fraction } from './words.js';
 
 export function makeHeads(root, layout, store, depth, heads) {
   const tiles = [];
@@ -32,7 +32,7 @@ export function makeHeads(root, layout, store, depth, heads) {
     const rows = tiles.map(({ block, head }) => attention(state.example, layout, block, head, state.query));
     const patches = rows.map((values) => values.subarray(layout.prefix));
     const top = tops.map((_, block) => topOf(patches.slice(block * heads, (block + 1) * heads).flatMap((values) => [...values]), rows[0].length));
-    tops.forEach((span, block) => (span.textContent = percent(top[block])));
+    tops.forEach((span, block) => (span.textContent = fraction(top[block])));
     tiles.forEach(({ block, head, tile, canvas }, number) => {
       paint(canvas, patches[number], layout.columns, state.example.table, top[block]);
       const chosen = block === state.block && (head === state.head || state.head === 'mean');

@@ -1,7 +1,7 @@
 // The large image with the selected map, and one cell per patch to hover, tap or reach with the arrow keys.
 
 import { paint, paintImage, topOf } from './colour.js';
-import { percent, place, sentence } from './words.js';
+import { fraction, place, sentence } from './words.js';
 
 export function makeStage(root, layout, store, look) {
   const image = root.querySelector('.stage-image');
@@ -62,11 +62,11 @@ export function makeStage(root, layout, store, look) {
     paintImage(image, state.example.image);
     paint(overlay, patches, layout.columns, state.example.table, top);
     cells.forEach((cell, patch) => {
-      cell.setAttribute('aria-label', `${place(layout, patch)}, ${percent(patches[patch])}`);
+      cell.setAttribute('aria-label', `${place(layout, patch)}, ${fraction(patches[patch])}`);
       cell.setAttribute('aria-selected', String(patch === state.query));
     });
     paint(root.querySelector('.legend canvas'), Array.from({ length: 64 }, (_, step) => step / 63), 64, state.example.table, 1);
-    root.querySelector('.legend-top').textContent = percent(top);
+    root.querySelector('.legend-top').textContent = fraction(top);
     root.querySelector('.sentence').textContent = sentence(layout, state, values);
   });
 }

@@ -1,0 +1,63 @@
+"""Sentences about a run for the terminal: converted images, training values, and the result."""
+
+from pathlib import Path
+
+from vitascope.data.folder import has_colour, read_size
+from vitascope.errors import UserError, format_count
+from vitascope.model.config import ModelConfig
+from vitascope.recipe.schema import Recipe
+from vitascope.recipe.writing import word
+from vitascope.run.directory import Run
+
+
+def describe_file_conversion(file: Path, model: ModelConfig) -> str | None:
+    """Describe how the images of a folder are resized and converted, judged by one of them; None if they are not."""
+    parts, to_grey = [], model.in_chans == 1 and has_colour(file)
+    before, after = ("×".join(map(str, size)) for size in (read_size(file), model.image_shape))
+    if before != after:
+        setting = f"model.img_size={word(model.img_size)}"
+        parts.append(f"resized from {before} (size of the first image) to {after} ({setting})")
+    if to_grey:
+        parts.append("converted from colour to grayscale (model.in_chans=1)")
+    if not parts:
+        return None
+    return f"Images are {' and '.join(parts)}.{' To keep colours, set model.in_chans=3.' if to_grey else ''}"
+
+
+def describe_shape(shape: tuple[int, ...]) -> str:
+    if len(shape) != 3:
+        raise UserError(f"Images have the unexpected shape {shape}.")
+    return f"{shape[1]}×{shape[2]} with {format_count(shape[0], 'channel')}"
+
+
+def describe_training_values(recipe: Recipe) -> str | None:
+    """Explain why training loss and accuracy can be worse than on validation images; None if there is no reason."""
+    train, augment = recipe.train, recipe.data.augment
+    if train.objective != "classify":
+        return None
+    mixes = [name for name, value in (("mixup", augment.mixup), ("CutMix", augment.cutmix)) if value]
+    names = mixes if augment.mix_prob else []
+    names += ["label smoothing"] if train.label_smoothing else []
+    names += ["distillation"] if train.distill else []
+    if not names:
+        return None
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f"Training values include {listed}, so they can be worse than validation values."
+
+
+def summarize(run: Run, has_test: bool, *, suggest_evaluation: bool = True) -> str:
+    """The result of a run, its curves, and the command that evaluates it."""
+    rows = run.metrics
+    if not rows:
+        return f"{run.path} has no metrics."
+    last, seconds = rows[-1], sum(row["seconds"] for row in rows)
+    text = f"{format_count(last['epoch'], 'epoch')} in {seconds:.1f} s, training loss {last['train_loss']:.3f}"
+    if "val_accuracy" in last:
+        what = "validation accuracy" if "train_accuracy" in last else "linear probe on validation images"
+        text += f", {what} {last['val_accuracy']:.2%} (last epoch)"
+    text += f"\nCurves: {run.file('curves.png')}"
+    if not suggest_evaluation:
+        return text
+    how = "To measure the test accuracy, run:" if has_test else "There are no test images. For more metrics, run:"
+    end = "" if has_test else " --split val" if "val_accuracy" in last else " --split train"
+    return f"{text}\n{how} vitascope evaluate {run.path}{end}"

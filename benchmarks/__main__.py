@@ -9,36 +9,40 @@ from typing import Any
 import torch
 
 from benchmarks.contenders import SHAPES
-from benchmarks.matrix_rate import matrix_rate
-from benchmarks.race import Arm, Times, percentile, race, ratio
-from vitascope.model.anatomy import total_flops
+from benchmarks.matrix_rate import measure_matrix_flops_per_second
+from benchmarks.race import Implementation, ImplementationTimes, compute_speedup, percentile, time_implementations
+from vitascope.model.anatomy import count_flops
 from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import record_of_machine
+from vitascope.run.machine import collect_machine_info
 
-RESULTS = Path(__file__).parent.parent / "results"
-PEERS = [Arm(library) for library in ("transformers", "torchvision", "vit-pytorch")]
-TIMM = [Arm("timm"), Arm("timm", again=True), Arm("timm", compiled=True)]
-OURS = [Arm("ours"), Arm("ours", compiled=True)]
-WHOLE = [Arm("ours", task="step"), Arm("ours", compiled=True, task="step")]
-LATENCIES = 60  # single predictions of each implementation
-WITH_PEERS = (
+RESULTS_FOLDER = Path(__file__).parent.parent / "results"
+PEER_IMPLEMENTATIONS = [Implementation(library) for library in ("transformers", "torchvision", "vit-pytorch")]
+TIMM_IMPLEMENTATIONS = [
+    Implementation("timm"),
+    Implementation("timm", is_repeat=True),
+    Implementation("timm", compiled=True),
+]
+VITASCOPE_MODELS = [Implementation("ours"), Implementation("ours", compiled=True)]
+VITASCOPE_WHOLE_STEPS = [Implementation("ours", task="step"), Implementation("ours", compiled=True, task="step")]
+NUM_LATENCY_ROUNDS = 60  # single predictions of each implementation
+SHAPES_WITH_PEERS = (
     "256×8",
     "ViT-B/16",
 )  # on a GPU, other shapes are compared with timm only
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchmarkPlan:
     """The benchmarks for a device: shapes with their batch sizes, calls per turn, rounds."""
 
-    batches: dict[str, int]
+    batch_sizes: dict[str, int]
     calls: int
     rounds: int
     precision: str
 
 
-CPU = Plan({"192×12": 32, "256×8": 32}, calls=1, rounds=15, precision="float32")
-GPU = Plan(
+CPU_PLAN = BenchmarkPlan({"192×12": 32, "256×8": 32}, calls=1, rounds=15, precision="float32")
+GPU_PLAN = BenchmarkPlan(
     {"256×8": 1000, "ViT-B/16": 128, "192×12": 1000, "384×7": 1000, "ViT-S/16": 256},
     calls=20,
     rounds=5,
@@ -60,11 +64,11 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    plan = CPU if asked.device == "cpu" else GPU
-    batches = {shape: asked.batch or plan.batches.get(shape, 32) for shape in asked.shapes or plan.batches}
+    plan = CPU_PLAN if asked.device == "cpu" else GPU_PLAN
+    batches = {shape: asked.batch or plan.batch_sizes.get(shape, 32) for shape in asked.shapes or plan.batch_sizes}
     given = {name: getattr(asked, name) for name in ("rounds", "calls", "precision") if getattr(asked, name)}
     plan = replace(plan, batches=batches, **given)
-    out = asked.out or RESULTS / f"bench-{asked.device}.json"
+    out = asked.out or RESULTS_FOLDER / f"bench-{asked.device}.json"
     record: dict[str, Any] = {
         "name": out.stem,
         "command": f"python -m benchmarks --device {asked.device} --shapes {' '.join(batches)}",
@@ -73,103 +77,132 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "rounds": plan.rounds,
         "calls": plan.calls,
-        "matrix_rate": matrix_rate(asked.device, plan.precision),
+        "matrix_rate": measure_matrix_flops_per_second(asked.device, plan.precision),
         "rows": [],
-    } | record_of_machine(asked.commit)
+    } | collect_machine_info(asked.commit)
     for shape in batches:
         for task in asked.tasks:
-            if task == "latency" and asked.device == "cuda" and shape not in WITH_PEERS:
+            if task == "latency" and asked.device == "cuda" and shape not in SHAPES_WITH_PEERS:
                 continue
-            record["rows"] += measure(shape, task, asked, plan, record["matrix_rate"])
+            record["rows"] += benchmark_task(shape, task, asked, plan, record["matrix_rate"])
             make_folder(out.parent)
             write_json(out, record)
     print(f"Record: {out}")
 
 
-def measure(shape: str, task: str, asked: argparse.Namespace, plan: Plan, rate: float) -> list[dict[str, Any]]:
+def benchmark_task(
+    shape_name: str, task: str, args: argparse.Namespace, plan: BenchmarkPlan, matrix_flops_per_second: float
+) -> list[dict[str, Any]]:
     """Run one benchmark; return one row per implementation."""
     arms = [
         arm if arm.precision != "float32" else replace(arm, precision=plan.precision)
-        for arm in _arms(shape, task, asked.device)
-        if arm.library not in asked.without
+        for arm in _list_implementations(shape_name, task, args.device)
+        if arm.library not in args.without
     ]
-    batch = 1 if task == "latency" else plan.batches[shape]
-    rounds, calls = (LATENCIES, 1) if task == "latency" else (plan.rounds, plan.calls)
-    times = race(
-        shape, "train" if task == "train" else "infer", arms,
-        batch=batch, rounds=rounds, calls=calls, device=asked.device, threads=torch.get_num_threads(),
+    batch = 1 if task == "latency" else plan.batch_sizes[shape_name]
+    rounds, calls = (NUM_LATENCY_ROUNDS, 1) if task == "latency" else (plan.rounds, plan.calls)
+    times = time_implementations(
+        shape_name, "train" if task == "train" else "infer", arms,
+        batch_size=batch, num_rounds=rounds, calls_per_round=calls, device=args.device, num_threads=torch.get_num_threads(),
     )  # fmt: skip
-    usual = [arm for arm in arms if arm == Arm(arm.library, precision=plan.precision) and arm.library != "ours"]
-    running = [times[arm.name] for arm in usual if not times[arm.name].broken]
-    fastest = min(running, key=lambda peer: median(peer.rounds), default=None)
+    usual = [
+        arm for arm in arms if arm == Implementation(arm.library, precision=plan.precision) and arm.library != "ours"
+    ]
+    running = [times[arm.name] for arm in usual if not times[arm.name].failure_reason]
+    fastest = min(running, key=lambda peer: median(peer.seconds_per_round), default=None)
     beside = {
-        "times_timm": times.get(Arm("timm", precision=plan.precision).name),
-        "times_timm_compiled": times.get(Arm("timm", compiled=True, precision=plan.precision).name),
+        "times_timm": times.get(Implementation("timm", precision=plan.precision).name),
+        "times_timm_compiled": times.get(Implementation("timm", compiled=True, precision=plan.precision).name),
         "times_fastest_peer": fastest,
     }
-    print(f"\n{shape}  {task}, batch {batch}")
-    rows = [row(shape, task, batch, arm, times[arm.name], beside, rate) for arm in arms]
+    print(f"\n{shape_name}  {task}, batch {batch}")
+    rows = [make_row(shape_name, task, batch, arm, times[arm.name], beside, matrix_flops_per_second) for arm in arms]
     for found in rows:
-        print(tell(found), flush=True)
+        print(format_row(found), flush=True)
     return rows
 
 
-def _arms(shape: str, task: str, device: str) -> list[Arm]:
+def _list_implementations(shape_name: str, task: str, device: str) -> list[Implementation]:
     """On a GPU our training is the whole step; on a CPU also the model alone, and timm in bfloat16."""
     if device == "cpu":
-        narrow = [Arm("timm", precision="bfloat16")]
-        return [*OURS, *(WHOLE if task == "train" else [Arm("ours", task="fast")]), *TIMM, *PEERS, *narrow]
+        narrow = [Implementation("timm", precision="bfloat16")]
+        return [
+            *VITASCOPE_MODELS,
+            *(VITASCOPE_WHOLE_STEPS if task == "train" else [Implementation("ours", task="fast")]),
+            *TIMM_IMPLEMENTATIONS,
+            *PEER_IMPLEMENTATIONS,
+            *narrow,
+        ]
     if task != "train":
-        ours = [Arm("ours", task="fast")]
-    elif shape == "256×8":
-        ours = [*WHOLE, Arm("ours", compiled=True, task="recipe")]
+        ours = [Implementation("ours", task="fast")]
+    elif shape_name == "256×8":
+        ours = [*VITASCOPE_WHOLE_STEPS, Implementation("ours", compiled=True, task="recipe")]
     else:
-        ours = [WHOLE[1]]
-    return [*ours, Arm("timm"), Arm("timm", compiled=True), *(PEERS if shape in WITH_PEERS else [])]
+        ours = [VITASCOPE_WHOLE_STEPS[1]]
+    return [
+        *ours,
+        Implementation("timm"),
+        Implementation("timm", compiled=True),
+        *(PEER_IMPLEMENTATIONS if shape_name in SHAPES_WITH_PEERS else []),
+    ]
 
 
-def guarded(task: str, device: str) -> Arm:
+def choose_guarded_implementation(task: str, device: str) -> Implementation:
     """Our arm for `make guard`: on a CPU the model alone, on a GPU the whole step."""
     if device == "cpu":
-        return Arm("ours")
-    return WHOLE[1] if task == "train" else Arm("ours", task="fast")
+        return Implementation("ours")
+    return VITASCOPE_WHOLE_STEPS[1] if task == "train" else Implementation("ours", task="fast")
 
 
-def row(
-    shape: str, task: str, batch: int, arm: Arm, mine: Times, beside: dict[str, Times | None], rate: float
+def make_row(
+    shape_name: str,
+    task: str,
+    batch_size: int,
+    implementation: Implementation,
+    times: ImplementationTimes,
+    reference_times: dict[str, ImplementationTimes | None],
+    matrix_flops_per_second: float,
 ) -> dict[str, Any]:
     """One row of the record. TFLOP/s use the FLOPs of the full network for every implementation."""
-    found: dict[str, Any] = {"shape": shape, "task": task, "batch": batch, "who": arm.name, "library": arm.library}
-    if mine.broken:
-        return found | {"broken": mine.broken}
-    seconds = median(mine.rounds)
-    work = total_flops(SHAPES[shape]) * (3 if task == "train" else 1) * batch / seconds
+    found: dict[str, Any] = {
+        "shape": shape_name,
+        "task": task,
+        "batch": batch_size,
+        "who": implementation.name,
+        "library": implementation.library,
+    }
+    if times.failure_reason:
+        return found | {"broken": times.failure_reason}
+    seconds = median(times.seconds_per_round)
+    work = count_flops(SHAPES[shape_name]) * (3 if task == "train" else 1) * batch_size / seconds
     return found | {
-        "images_per_second": round(batch / seconds, 1),
+        "images_per_second": round(batch_size / seconds, 1),
         "milliseconds": round(1e3 * seconds, 3),
-        "p99_milliseconds": round(1e3 * percentile(mine.rounds, 0.99), 3),
+        "p99_milliseconds": round(1e3 * percentile(times.seconds_per_round, 0.99), 3),
         "tflops_per_second": round(work / 1e12, 3),
-        "share_of_matrix_rate": round(work / rate, 3),
-        **{name: _times(theirs, mine) for name, theirs in beside.items()},
-        "peak_mib": round(mine.peak_bytes / 2**20),
-        "ready_seconds": mine.ready,
+        "share_of_matrix_rate": round(work / matrix_flops_per_second, 3),
+        **{name: _compute_rounded_speedup(theirs, times) for name, theirs in reference_times.items()},
+        "peak_mib": round(times.peak_bytes / 2**20),
+        "ready_seconds": times.setup_seconds,
     }
 
 
-def tell(found: dict[str, Any]) -> str:
-    if "broken" in found:
-        return f"  {found['who']:<48} {found['broken']}"
+def format_row(row: dict[str, Any]) -> str:
+    if "broken" in row:
+        return f"  {row['who']:<48} {row['broken']}"
     return (
-        f"  {found['who']:<48} {found['images_per_second']:>9,.1f} images/s {found['milliseconds']:>8.2f} ms "
-        f"(p99 {found['p99_milliseconds']:.2f})  {found['times_timm'] or 0:>5.2f}× timm "
-        f"{found['times_timm_compiled'] or 0:>5.2f}× timm compiled "
-        f"{found['times_fastest_peer'] or 0:>5.2f}× fastest peer "
-        f"{100 * found['share_of_matrix_rate']:>3.0f} % of matrix rate {found['peak_mib']:>6,} MiB"
+        f"  {row['who']:<48} {row['images_per_second']:>9,.1f} images/s {row['milliseconds']:>8.2f} ms "
+        f"(p99 {row['p99_milliseconds']:.2f})  {row['times_timm'] or 0:>5.2f}× timm "
+        f"{row['times_timm_compiled'] or 0:>5.2f}× timm compiled "
+        f"{row['times_fastest_peer'] or 0:>5.2f}× fastest peer "
+        f"{100 * row['share_of_matrix_rate']:>3.0f} % of matrix rate {row['peak_mib']:>6,} MiB"
     )
 
 
-def _times(theirs: Times | None, ours: Times) -> float | None:
-    found = ratio(theirs, ours) if theirs else None
+def _compute_rounded_speedup(
+    reference_times: ImplementationTimes | None, candidate_times: ImplementationTimes
+) -> float | None:
+    found = compute_speedup(reference_times, candidate_times) if reference_times else None
     return None if found is None else round(found, 3)
 
 

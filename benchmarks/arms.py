@@ -9,55 +9,59 @@ from pathlib import Path
 from typing import Any
 
 from vitascope import load, train
-from vitascope.model.anatomy import total_flops, total_parameters
-from vitascope.run.metrics import steady_seconds, steady_times, whole_seconds
-from vitascope.training.hardware import passes
+from vitascope.model.anatomy import count_flops, count_parameters
+from vitascope.run.metrics import list_seconds_without_setup, sum_epoch_seconds, sum_seconds_without_setup
+from vitascope.training.hardware import count_forward_passes_per_image
 
 
-def measured(
-    arm: str,
-    recipe: str,
+def train_and_measure(
+    arm_name: str,
+    recipe_name: str,
     settings: dict[str, Any],
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     *,
-    views: Sequence[int] = (1,),
-    curve: bool = False,
-    runs: Path | None = None,
+    view_counts: Sequence[int] = (1,),
+    with_curve: bool = False,
+    runs_folder: Path | None = None,
 ) -> dict[str, Any]:
     """Train and evaluate one arm. With `--tune` the accuracy is measured on validation images, else on test images.
 
     The accuracy is that of the first number of views; with several, the row has each."""
     start = time.perf_counter()
-    run = train(recipe, runs=runs or asked.runs, quiet=True, **settings)
+    run = train(recipe_name, runs=runs_folder or args.runs, quiet=True, **settings)
     cold, rows, model = time.perf_counter() - start, run.metrics, run.recipe.model
-    trained = load(run, device=asked.device)
-    split = "val" if asked.tune else "test"
-    if split == "val" and list(views) == [1]:
+    trained = load(run, device=args.device)
+    split = "val" if args.tune else "test"
+    if split == "val" and list(view_counts) == [1]:
         scores = {1: rows[-1]["val_accuracy"]}
     else:
-        scores = {number: trained.evaluate(split, robust=False, views=number).accuracy for number in views}
-    score = scores[views[0]]
-    row = {"accuracy": round(score, 5), "parameters": total_parameters(model), "tokens": model.num_tokens}
-    row |= {"flops": total_flops(model), "passes": round(passes(run.recipe), 4), "lr": run.recipe.train.lr}
+        scores = {number: trained.evaluate(split, robust=False, views=number).accuracy for number in view_counts}
+    score = scores[view_counts[0]]
+    row = {"accuracy": round(score, 5), "parameters": count_parameters(model), "tokens": model.num_tokens}
+    row |= {
+        "flops": count_flops(model),
+        "passes": round(count_forward_passes_per_image(run.recipe), 4),
+        "lr": run.recipe.train.lr,
+    }
     row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows) * run.recipe.data.passes_per_epoch}
     row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold, 1)}
-    row |= {"seconds": round(whole_seconds(rows), 1), "steady_seconds": round(steady_seconds(rows), 2)}
-    spent = sum(steady_times(rows, "train_seconds"))  # also if the first epochs use fewer patches
+    row |= {"seconds": round(sum_epoch_seconds(rows), 1), "steady_seconds": round(sum_seconds_without_setup(rows), 2)}
+    spent = sum(list_seconds_without_setup(rows, "train_seconds"))  # also if the first epochs use fewer patches
     row |= {"train_seconds": round(spent, 2), "images_per_second": round(rows[-1]["images_seen"] / spent)}
     row |= {"val_loss": round(rows[-1]["val_loss"], 4)} if "val_loss" in rows[-1] else {}
-    row |= {"accuracy_by_views": scores} if len(views) > 1 else {}
+    row |= {"accuracy_by_views": scores} if len(view_counts) > 1 else {}
     row |= {"compiled": run.machine["hardware"]["compiled"]}
-    row |= {"curve": accuracy_over_seconds(rows)} if curve else {}
+    row |= {"curve": compute_accuracy_over_time(rows)} if with_curve else {}
     size = f"{row['parameters']:,} parameters, {row['steady_seconds']} s, {row['images_per_second']:,} images/s"
     shown = " / ".join(f"{found:.2%}" for found in scores.values())
-    print(f"{arm:42s} seed {run.recipe.train.seed}: {shown}, {size}", flush=True)
+    print(f"{arm_name:42s} seed {run.recipe.train.seed}: {shown}, {size}", flush=True)
     del trained
     gc.collect()  # a CUDA graph keeps its memory in a reference cycle
     return row
 
 
-def accuracy_over_seconds(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+def compute_accuracy_over_time(metric_rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
     """Per epoch: training seconds so far, without set-up and validation, and the validation accuracy."""
-    times = accumulate(steady_times(rows, "train_seconds"))
-    points = zip(times, (row["val_accuracy"] for row in rows), strict=True)
+    times = accumulate(list_seconds_without_setup(metric_rows, "train_seconds"))
+    points = zip(times, (row["val_accuracy"] for row in metric_rows), strict=True)
     return [(round(time, 3), round(accuracy, 4)) for time, accuracy in points]

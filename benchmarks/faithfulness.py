@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import RESULTS
+from benchmarks.__main__ import RESULTS_FOLDER
 from vitascope import load
-from vitascope.evaluation.choosing import choose
-from vitascope.explain import METHODS, measure, survives_random_weights
+from vitascope.evaluation.eval_data import open_eval_data
+from vitascope.explain import METHODS, correlate_with_shuffled_weights, measure_faithfulness
 from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import record_of_machine
+from vitascope.run.machine import collect_machine_info
 
 
 def main() -> None:
@@ -23,15 +23,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     model = load(asked.run)
-    split = choose(model.run, model.facts, "test", None).images  # explained, not used for an accuracy
-    some = split.evenly(asked.images)
-    images, start = model.facts.preparation(some.images), time.perf_counter()
+    split = open_eval_data(model.run, model.info, "test", None).samples  # explained, not used for an accuracy
+    some = split.select_evenly(asked.images)
+    images, start = model.info.preparation(some.images), time.perf_counter()
     rows: list[dict[str, Any]] = [
-        asdict(row) for row in measure(model, images, told=lambda name: print(name, flush=True))
+        asdict(row) for row in measure_faithfulness(model, images, on_method_start=lambda name: print(name, flush=True))
     ]
     for row in rows:
         if row["method"] in METHODS:
-            row["alike_with_shuffled_weights"] = survives_random_weights(model, images, row["method"])
+            row["alike_with_shuffled_weights"] = correlate_with_shuffled_weights(model, images, row["method"])
     record = {
         "name": f"explain-{asked.name}",
         "command": f"python -m benchmarks.faithfulness RUN --name {asked.name} --images {asked.images}",
@@ -40,8 +40,8 @@ def main() -> None:
         "images": asked.images,
         "seconds": round(time.perf_counter() - start, 1),
         "rows": rows,
-    } | record_of_machine(asked.commit)
-    out = asked.out or RESULTS / f"explain-{asked.name}.json"
+    } | collect_machine_info(asked.commit)
+    out = asked.out or RESULTS_FOLDER / f"explain-{asked.name}.json"
     make_folder(out.parent)
     write_json(out, record)
     for row in rows:

@@ -9,19 +9,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.worker import wait_for
+from benchmarks.worker import synchronize_device
 from vitascope.evaluation.trained import load
-from vitascope.model.anatomy import total_parameters
+from vitascope.model.anatomy import count_parameters
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import record_of_machine
-from vitascope.training.feeding import EpochLoader
+from vitascope.run.machine import collect_machine_info
+from vitascope.training.loader import EpochLoader
 from vitascope.training.session import start_session
-from vitascope.training.step import Tally
-from vitascope.training.train import console_for, open_data, train_recipe
+from vitascope.training.step import MetricSums
+from vitascope.training.train import make_console, open_data, train_recipe
 
-BARS = {"mnist": 0.9461, "sheet-a": 0.9461, "cifar10": 0.70}  # the targets of sheets A and E
+TARGET_ACCURACIES = {"mnist": 0.9461, "sheet-a": 0.9461, "cifar10": 0.70}  # the targets of sheets A and E
 
 
 def main() -> None:
@@ -38,22 +38,22 @@ def main() -> None:
         "name": asked.out.stem,
         "command": f"python -m benchmarks.first_runs {' '.join(names + recorded)}",
     }
-    record |= record_of_machine(asked.commit) | {"rows": []}
+    record |= collect_machine_info(asked.commit) | {"rows": []}
     for name in names:
-        record["rows"].append(measure(name, settings, asked.runs))
+        record["rows"].append(train_and_measure(name, settings, asked.runs))
         make_folder(asked.out.parent)
         write_json(asked.out, record)
 
 
-def measure(name: str, settings: list[str], runs: Path) -> dict[str, Any]:
+def train_and_measure(recipe_name: str, overrides: list[str], runs_folder: Path) -> dict[str, Any]:
     start = time.monotonic()
-    run = train_recipe(read_recipe(name, settings), runs, console_for(quiet=True))
+    run = train_recipe(read_recipe(recipe_name, overrides), runs_folder, make_console(quiet=True))
     cold = time.monotonic() - start
     found, rows, recipe = load(run, device="auto").evaluate(), run.metrics, run.recipe
     row = {
-        "recipe": name,
+        "recipe": recipe_name,
         "track": "pure",
-        "params": total_parameters(recipe.model),
+        "params": count_parameters(recipe.model),
         "tokens": recipe.model.num_tokens,
         "images_seen": rows[-1]["images_seen"],
         "views": 1,
@@ -64,40 +64,43 @@ def measure(name: str, settings: list[str], runs: Path) -> dict[str, Any]:
         "cold_seconds": round(cold, 2),
         "images_per_second": rows[-1]["images_per_second"],
         "hardware": run.machine["hardware"],
-        "overhead": round(overhead(run), 4),
+        "overhead": round(measure_loop_overhead(run), 4),
     }
-    if name in BARS and "val_accuracy" in rows[0]:
-        row |= {"bar": BARS[name], "bar_passed_after_seconds": seconds_to(rows, BARS[name])}
+    if recipe_name in TARGET_ACCURACIES and "val_accuracy" in rows[0]:
+        row |= {
+            "bar": TARGET_ACCURACIES[recipe_name],
+            "bar_passed_after_seconds": compute_seconds_to_accuracy(rows, TARGET_ACCURACIES[recipe_name]),
+        }
     print(json.dumps(row), flush=True)
     return row
 
 
-def seconds_to(rows: list[dict[str, Any]], bar: float) -> float | None:
+def compute_seconds_to_accuracy(metric_rows: list[dict[str, Any]], target_accuracy: float) -> float | None:
     """Seconds, including validation, until the validation accuracy first exceeded the target."""
     passed = 0.0
-    for row in rows:
+    for row in metric_rows:
         passed += row["seconds"]
-        if row["val_accuracy"] > bar:
+        if row["val_accuracy"] > target_accuracy:
             return round(passed, 2)
     return None
 
 
-def overhead(run: Run, rounds: int = 5) -> float:
+def measure_loop_overhead(run: Run, num_rounds: int = 5) -> float:
     """1 - (bare step time × steps) / (epoch time without validation), measured by repeating the steps alone."""
-    session = start_session(run.recipe, open_data(run.recipe, console_for(quiet=True)))
-    loader, tally = EpochLoader(session), Tally.empty(session)
-    step_on, times = loader.start(0, tally), []
-    for _ in range(rounds):
-        loader.rewind()
-        wait_for(session.hardware.device)
+    session = start_session(run.recipe, open_data(run.recipe, make_console(quiet=True)))
+    loader, tally = EpochLoader(session), MetricSums.empty(session)
+    step_on, times = loader.start_epoch(0, tally), []
+    for _ in range(num_rounds):
+        loader.reset_step_counters()
+        synchronize_device(session.hardware.device)
         start = time.monotonic()
         for step in range(session.steps_per_epoch):
             step_on(step)
-        wait_for(session.hardware.device)
+        synchronize_device(session.hardware.device)
         times.append(time.monotonic() - start)
     loader.close()
     later = sorted(row["train_seconds"] for row in run.metrics[len(run.metrics) // 2 :])
-    return 1 - sorted(times)[rounds // 2] / later[len(later) // 2]
+    return 1 - sorted(times)[num_rounds // 2] / later[len(later) // 2]
 
 
 if __name__ == "__main__":

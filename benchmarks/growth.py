@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.__main__ import RESULTS
-from benchmarks.timing import seconds_of
-from benchmarks.whole_step import own_network, whole_step
+from benchmarks.__main__ import RESULTS_FOLDER
+from benchmarks.timing import time_calls
+from benchmarks.whole_step import build_training_step, make_cifar10_config
 from vitascope import ModelConfig
-from vitascope.draw.look import caption, label, new_figure, save
-from vitascope.model.anatomy import total_flops
+from vitascope.draw.style import add_caption, create_figure, save_figure, set_labels
+from vitascope.model.anatomy import count_flops
 from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import machine_name, record_of_machine
+from vitascope.run.machine import collect_machine_info, get_machine_name
 
-IMAGES = Path(__file__).parent.parent / "docs" / "images"
-SCALES = {
+IMAGES_FOLDER = Path(__file__).parent.parent / "docs" / "images"
+SIZES_BY_DEVICE = {
     "cpu": {"batch": [8, 16, 32, 64], "tokens": [16, 64, 256], "width": [64, 128, 256, 512], "depth": [2, 4, 8, 16]},
     "cuda": {
         "batch": [64, 125, 250, 500, 1000, 2000],
@@ -28,12 +28,12 @@ SCALES = {
         "depth": [2, 4, 8, 16],
     },
 }
-BASE = {
+BASE_SIZES = {
     "cpu": {"batch": 16, "tokens": 64, "width": 128, "depth": 4},
     "cuda": {"batch": 500, "tokens": 64, "width": 256, "depth": 8},
 }
-PATCH = {16: 8, 64: 4, 256: 2, 1024: 1}  # patch size by number of tokens, for 32 × 32 images
-REPEATS = 9
+PATCH_SIZE_BY_TOKENS = {16: 8, 64: 4, 256: 2, 1024: 1}  # patch size by number of tokens, for 32 × 32 images
+NUM_REPEATS = 9
 
 
 def main() -> None:
@@ -43,68 +43,68 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path)
     asked = parser.parse_args()
-    out = asked.out or RESULTS / f"bench-growth-{asked.device}.json"
+    out = asked.out or RESULTS_FOLDER / f"bench-growth-{asked.device}.json"
     record: dict[str, Any] = {
         "name": out.stem,
         "command": f"python -m benchmarks.growth --device {asked.device}",
         "device": asked.device,
-        "base": BASE[asked.device],
+        "base": BASE_SIZES[asked.device],
         "rows": [],
         "exponents": {},
-    } | record_of_machine(asked.commit)
-    for axis, values in SCALES[asked.device].items():
-        rows = [point(axis, value, asked.device) for value in values]
+    } | collect_machine_info(asked.commit)
+    for axis, values in SIZES_BY_DEVICE[asked.device].items():
+        rows = [measure_step(axis, value, asked.device) for value in values]
         record["rows"] += rows
         record["exponents"][axis] = {
-            name: round(exponent(values, [row[name] for row in rows]), 2) for name in ("milliseconds", "flops")
+            name: round(fit_exponent(values, [row[name] for row in rows]), 2) for name in ("milliseconds", "flops")
         }
         fitted = record["exponents"][axis]
         print(f"{axis}: exponent of time {fitted['milliseconds']}, of FLOPs {fitted['flops']}", flush=True)
     make_folder(out.parent)
     write_json(out, record)
-    picture = draw(record, asked.picture or IMAGES / f"growth-{asked.device}.png")
+    picture = draw_step_times(record, asked.picture or IMAGES_FOLDER / f"growth-{asked.device}.png")
     print(f"Record: {out}\nFigure: {picture}")
 
 
-def point(axis: str, value: int, device: str) -> dict[str, Any]:
+def measure_step(size_name: str, value: int, device: str) -> dict[str, Any]:
     """Median time of a step of cifar10's network with one size changed."""
-    here = BASE[device] | {axis: value}
-    shape = network(here)
+    here = BASE_SIZES[device] | {size_name: value}
+    shape = make_model_config(here)
     precision = "bfloat16" if device == "cuda" else "float32"
     gc.collect()  # free the memory of the step before
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     asked = argparse.Namespace(batch=here["batch"], device=device, precision=precision, compiled=False, threads=0)
-    seconds = median(seconds_of(whole_step(shape, asked), device, REPEATS)[2:])
-    work = 3 * total_flops(shape) * here["batch"]
-    row = {"axis": axis, **here, "milliseconds": round(1e3 * seconds, 3), "flops": work}
+    seconds = median(time_calls(build_training_step(shape, asked), device, NUM_REPEATS)[2:])
+    work = 3 * count_flops(shape) * here["batch"]
+    row = {"axis": size_name, **here, "milliseconds": round(1e3 * seconds, 3), "flops": work}
     if device == "cuda":
         row["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
     print(row, flush=True)
     return row
 
 
-def network(here: dict[str, int]) -> ModelConfig:
+def make_model_config(sizes: dict[str, int]) -> ModelConfig:
     return replace(
-        own_network(),
-        patch_size=PATCH[here["tokens"]],
-        embed_dim=here["width"],
-        depth=here["depth"],
-        num_heads=max(1, here["width"] // 64),
+        make_cifar10_config(),
+        patch_size=PATCH_SIZE_BY_TOKENS[sizes["tokens"]],
+        embed_dim=sizes["width"],
+        depth=sizes["depth"],
+        num_heads=max(1, sizes["width"] // 64),
     )
 
 
-def exponent(sizes: list[int], costs: list[float]) -> float:
+def fit_exponent(sizes: list[int], costs: list[float]) -> float:
     """The slope of log cost over log size, by least squares: cost ~ size^slope."""
     x, y = torch.tensor(sizes).double().log(), torch.tensor(costs).double().log()
     x, y = x - x.mean(), y - y.mean()
     return ((x * y).sum() / (x * x).sum()).item()
 
 
-def draw(record: dict[str, Any], out: Path) -> Path:
+def draw_step_times(record: dict[str, Any], figure_path: Path) -> Path:
     """One log-log panel per size: milliseconds per step, with the fitted exponent."""
-    figure, panels = new_figure(4, width=11, height=3.2)
+    figure, panels = create_figure(4, width=11, height=3.2)
     for panel, (axis, fitted) in zip(panels, record["exponents"].items(), strict=True):
         rows = [row for row in record["rows"] if row["axis"] == axis]
         panel.loglog([row[axis] for row in rows], [row["milliseconds"] for row in rows], "o-")
@@ -112,19 +112,19 @@ def draw(record: dict[str, Any], out: Path) -> Path:
         panel.minorticks_off()
         panel.set_yticks([row["milliseconds"] for row in rows], [f"{row['milliseconds']:.3g}" for row in rows])
         panel.set_xlabel(axis)
-        label(
+        set_labels(
             panel,
             f"time ~ {axis}^{fitted['milliseconds']}",
             f"{axis} (FLOPs ~ {axis}^{fitted['flops']})",
             "ms per step",
         )
     rest = ", ".join(f"{name} {value}" for name, value in record["base"].items())
-    machine = machine_name(record["machine"], record["device"])
-    caption(
+    machine = get_machine_name(record["machine"], record["device"])
+    add_caption(
         figure,
         f"Training step of cifar10's network, not compiled, {machine}. Base: {rest}; each panel changes one size.",
     )
-    return save(figure, out)
+    return save_figure(figure, figure_path)
 
 
 if __name__ == "__main__":

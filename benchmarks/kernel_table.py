@@ -12,55 +12,62 @@ from pathlib import Path
 import torch
 
 from vitascope.errors import UserError
-from vitascope.evaluation.fast import RecordedAnswers, answering_use
+from vitascope.evaluation.fast import CudaGraphInference, make_inference_kernel_use
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.run.files import write_json
 from vitascope.training.hardware import choose_device, choose_precision
-from vitascope.training.kernel_choices import SHIPPED, Choices, read_choices
-from vitascope.training.kernels import Use, list_parts, make_key, measure_fastest
-from vitascope.training.session import training_use
-from vitascope.training.stages import STAGE, stage_before
+from vitascope.training.initial_weights import STAGE_PREFIX, make_first_stage_recipe
+from vitascope.training.kernel_choice import (
+    SHIPPED_TABLE_PATH,
+    KernelTable,
+    KernelWorkload,
+    list_kernel_layers,
+    make_kernel_key,
+    measure_fastest_kernel,
+    read_kernel_table,
+)
+from vitascope.training.session import make_training_workload
 
-ALL_IMAGES = 10**9  # no recipe's batch is larger than its data
+UNLIMITED_IMAGES = 10**9  # no recipe's batch is larger than its data
 
 
-def find_model(recipe: Recipe) -> ModelConfig:
+def find_model_config(recipe: Recipe) -> ModelConfig:
     """The model of the recipe or of its earlier stage; pretrained weights would determine another one."""
-    if recipe.weights and not recipe.weights.startswith(STAGE):
+    if recipe.weights and not recipe.weights.startswith(STAGE_PREFIX):
         raise UserError(
             f"{recipe.name} takes its model from {recipe.weights}. Choose recipes with a model of their own."
         )
-    return stage_before(recipe).model if recipe.weights and recipe.model == ModelConfig() else recipe.model
+    return make_first_stage_recipe(recipe).model if recipe.weights and recipe.model == ModelConfig() else recipe.model
 
 
-def list_uses(recipe: Recipe, model: VisionTransformer) -> Iterator[tuple[VisionTransformer, Use]]:
+def list_kernel_uses(recipe: Recipe, model: VisionTransformer) -> Iterator[tuple[VisionTransformer, KernelWorkload]]:
     """Every model and use for which training and fast inference of this recipe choose kernels."""
     precision = recipe.train.precision
     precision = choose_precision("cuda", model) if precision == "auto" else precision
     for compiled in (False, True):  # equal except for norms, which the compiler fuses
-        yield model, training_use(recipe, ALL_IMAGES, getattr(torch, precision), compiled)
-    answers = RecordedAnswers(deepcopy(model).eval())
-    for size in answers.sizes:
-        yield answers.model, answering_use(size)
+        yield model, make_training_workload(recipe, UNLIMITED_IMAGES, getattr(torch, precision), compiled)
+    answers = CudaGraphInference(deepcopy(model).eval())
+    for size in answers.batch_sizes:
+        yield answers.model, make_inference_kernel_use(size)
 
 
-def measure_choices(recipe: Recipe, known: Choices) -> Choices:
+def measure_kernel_choices(recipe: Recipe, known_choices: KernelTable) -> KernelTable:
     """The fastest kernel for every unknown shape of the recipe."""
     torch.manual_seed(0)
-    model, found = VisionTransformer(find_model(recipe)).cuda().train(), {}
-    for used, use in list_uses(recipe, model):
-        for part in list_parts(used, use).values():
-            key = str(make_key(part, use))
-            if key not in known and key not in found:
-                found[key] = measure_fastest(part, use)
+    model, found = VisionTransformer(find_model_config(recipe)).cuda().train(), {}
+    for used, use in list_kernel_uses(recipe, model):
+        for part in list_kernel_layers(used, use).values():
+            key = str(make_kernel_key(part, use))
+            if key not in known_choices and key not in found:
+                found[key] = measure_fastest_kernel(part, use)
                 print(f"{found[key]:10s} {key}", flush=True)
     return found
 
 
-def write_choices(path: Path, choices: Choices) -> None:
+def write_kernel_choices(path: Path, choices: KernelTable) -> None:
     """With sorted keys, so that a change shows as few lines."""
     write_json(path, dict(sorted(choices.items())))
 
@@ -69,16 +76,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", required=True, metavar="RECIPE", help="names or paths")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings for all recipes")
-    parser.add_argument("--out", type=Path, default=SHIPPED, help="the table to extend")
+    parser.add_argument("--out", type=Path, default=SHIPPED_TABLE_PATH, help="the table to extend")
     parser.add_argument("--again", action="store_true", help="also measure known shapes")
     asked = parser.parse_args()
     try:
         recipes = [read_recipe(name, asked.set) for name in asked.recipes]
         choose_device("cuda")
-        table = read_choices(asked.out)
+        table = read_kernel_table(asked.out)
         for recipe in recipes:
-            table |= measure_choices(recipe, {} if asked.again else table)
-            write_choices(asked.out, table)  # after each recipe, so that an interruption loses little
+            table |= measure_kernel_choices(recipe, {} if asked.again else table)
+            write_kernel_choices(asked.out, table)  # after each recipe, so that an interruption loses little
     except UserError as error:
         parser.error(str(error))
     print(f"{len(table)} choices: {asked.out}")

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.__main__ import RESULTS
+from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.contenders import SHAPES
 from benchmarks.records import write_record
 from vitascope import VisionTransformer, attend
 from vitascope.explain import attention_maps
-from vitascope.explain.maps import BATCH
+from vitascope.explain.maps import BATCH_SIZE
 
 
 @torch.no_grad()
-def written_out_forward(model: VisionTransformer, images: torch.Tensor) -> torch.Tensor:
+def run_unfused_forward(model: VisionTransformer, images: torch.Tensor) -> torch.Tensor:
     """A forward pass with unfused attention softmax(QKᵀ)V, the reference for the cost of the maps."""
     tokens = model.embed(images)
     for part in model.blocks:
@@ -28,13 +28,13 @@ def written_out_forward(model: VisionTransformer, images: torch.Tensor) -> torch
     return model.forward_head(model.norm(tokens))
 
 
-def cost_of_looking(model: VisionTransformer, images: torch.Tensor, rounds: int = 7) -> list[float]:
+def measure_attention_map_cost(model: VisionTransformer, images: torch.Tensor, num_rounds: int = 7) -> list[float]:
     """Time of the maps divided by the time of an unfused forward pass, per round."""
     ratios = []
-    for _ in range(rounds):
+    for _ in range(num_rounds):
         times = [time.perf_counter()]
-        for some in images.split(BATCH):
-            written_out_forward(model, some)
+        for some in images.split(BATCH_SIZE):
+            run_unfused_forward(model, some)
         times.append(time.perf_counter())
         attention_maps(model, images)
         times.append(time.perf_counter())
@@ -45,10 +45,10 @@ def cost_of_looking(model: VisionTransformer, images: torch.Tensor, rounds: int 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit")
-    parser.add_argument("--out", type=Path, default=RESULTS / "explain-cost.json")
+    parser.add_argument("--out", type=Path, default=RESULTS_FOLDER / "explain-cost.json")
     asked = parser.parse_args()
     model = VisionTransformer(SHAPES["256×8"]).eval()
-    ratios = cost_of_looking(model, torch.randn(256, 3, 32, 32))
+    ratios = measure_attention_map_cost(model, torch.randn(256, 3, 32, 32))
     times = round(median(ratios), 2)
     write_record(
         asked.out,

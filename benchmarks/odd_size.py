@@ -12,64 +12,70 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.__main__ import RESULTS
+from benchmarks.__main__ import RESULTS_FOLDER
 from vitascope import VisionTransformer
 from vitascope.run.files import write_json
-from vitascope.run.machine import record_of_machine
+from vitascope.run.machine import collect_machine_info
 from vitascope.weights.adaptation import adapt
-from vitascope.weights.known import Known
-from vitascope.weights.pretrained import named
+from vitascope.weights.model_info import WeightsMetadata
+from vitascope.weights.pretrained import pretrained_from_state_dict
 
-SIDE = 28
+IMAGE_SIZE = 28
 
 
-def pixels_that_count(model: nn.Module, image: torch.Tensor) -> float:
+def compute_used_pixel_fraction(model: nn.Module, image: torch.Tensor) -> float:
     """The fraction of pixels that affect the output."""
     image = image.clone().requires_grad_()
     model(image).square().sum().backward()
     return 0.0 if image.grad is None else (image.grad.abs().sum(1) > 0).float().mean().item()
 
 
-def row(who: str, model: nn.Module, side: int, channels: int, grid: list[int] | None) -> dict[str, Any]:
-    image = torch.randn(1, channels, side, side, generator=torch.Generator().manual_seed(0))
-    found: dict[str, Any] = {"who": who, "image": side, "grid": grid}
+def measure_model(
+    model_name: str, model: nn.Module, image_size: int, num_channels: int, patch_grid: list[int] | None
+) -> dict[str, Any]:
+    image = torch.randn(1, num_channels, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    found: dict[str, Any] = {"who": model_name, "image": image_size, "grid": patch_grid}
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model.eval()(image)
     except Exception as error:  # shown as a user would see it
         return found | {"answer": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     found |= {"answer": "an answer", "gflops": round(counter.get_total_flops() / 1e9, 3)}
-    return found | {"pixels_seen": round(pixels_that_count(model, image), 5)}
+    return found | {"pixels_seen": round(compute_used_pixel_fraction(model, image), 5)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--architecture", default="vit_base_patch16_224")
     parser.add_argument("--commit")
-    parser.add_argument("--out", type=Path, default=RESULTS / "odd-size.json")
+    parser.add_argument("--out", type=Path, default=RESULTS_FOLDER / "odd-size.json")
     asked = parser.parse_args()
     torch.manual_seed(0)
     theirs = timm.create_model(asked.architecture, num_classes=10)
     for weight in theirs.parameters():  # timm initialises its classifier to 0, which blocks gradients
         nn.init.normal_(weight, std=0.02)
-    changed = timm.create_model(asked.architecture, num_classes=10, img_size=SIDE, in_chans=1)
+    changed = timm.create_model(asked.architecture, num_classes=10, img_size=IMAGE_SIZE, in_chans=1)
     for weight in changed.parameters():
         nn.init.normal_(weight, std=0.02)
     heads = theirs.blocks[0].attn.num_heads  # pyright: ignore
-    found = named(theirs.state_dict(), asked.architecture, Known({"num_heads": heads, "img_size": 224}))
-    ours: VisionTransformer = adapt(found, img_size=SIDE, patch_size=4, in_chans=1).model()
+    found = pretrained_from_state_dict(
+        theirs.state_dict(), asked.architecture, WeightsMetadata({"num_heads": heads, "img_size": 224})
+    )
+    ours: VisionTransformer = adapt(found, img_size=IMAGE_SIZE, patch_size=4, in_chans=1).build_model()
     cnn = timm.create_model("resnet18", num_classes=10, in_chans=1, zero_init_last=False)  # zeros would hide pixels
     rows = [
-        row(f"timm, {asked.architecture} as it is", theirs, SIDE, 3, [14, 14]),
-        row("the same, images resized up", theirs, 224, 3, [14, 14]),
-        row(f"timm, img_size={SIDE}, in_chans=1", changed, SIDE, 1, [1, 1]),
-        row(f"ours, img_size={SIDE}, patch_size=4, in_chans=1", ours, SIDE, 1, list(ours.config.grid)),
-        row("a CNN, timm's resnet18, in_chans=1", cnn, SIDE, 1, None),
+        measure_model(f"timm, {asked.architecture} as it is", theirs, IMAGE_SIZE, 3, [14, 14]),
+        measure_model("the same, images resized up", theirs, 224, 3, [14, 14]),
+        measure_model(f"timm, img_size={IMAGE_SIZE}, in_chans=1", changed, IMAGE_SIZE, 1, [1, 1]),
+        measure_model(
+            f"ours, img_size={IMAGE_SIZE}, patch_size=4, in_chans=1", ours, IMAGE_SIZE, 1, list(ours.config.grid)
+        ),
+        measure_model("a CNN, timm's resnet18, in_chans=1", cnn, IMAGE_SIZE, 1, None),
     ]
     for one in rows:
         print(one)
     record = {"name": asked.out.stem, "command": "python -m benchmarks.odd_size", "rows": rows}
-    write_json(asked.out, record | record_of_machine(asked.commit))
+    write_json(asked.out, record | collect_machine_info(asked.commit))
     print(f"Record: {asked.out}")
 
 

@@ -13,20 +13,25 @@ from typing import Any
 
 import torch
 
-from benchmarks.__main__ import RESULTS
+from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.records import write_record
 from vitascope import load, train
-from vitascope.model.anatomy import total_flops
+from vitascope.model.anatomy import count_flops
 
-SIZES = {  # image, patch of the coarse and of the fine grid, channels, epochs, batch
+DATA_SIZES = {  # image, patch of the coarse and of the fine grid, channels, epochs, batch
     "mnist": (28, 4, 2, 1, 5, 256),
     "cifar10": (32, 4, 2, 3, 10, 256),
     "tiny10": (64, 8, 4, 3, 20, 128),
 }
-SHAPE = {"embed_dim": 192, "depth": 12, "num_heads": 3, "drop_path_rate": 0.1}
+MODEL_SETTINGS = {"embed_dim": 192, "depth": 12, "num_heads": 3, "drop_path_rate": 0.1}
 ARMS = ("scratch", "adapted", "adapted, fine grid", "resized up")
-RATES = {"scratch": 1e-3, "adapted": 1e-3, "adapted, fine grid": 1e-3, "resized up": 5e-4}  # the best of TRIED
-TRIED = {
+BEST_LEARNING_RATES = {
+    "scratch": 1e-3,
+    "adapted": 1e-3,
+    "adapted, fine grid": 1e-3,
+    "resized up": 5e-4,
+}  # the best of TRIED
+TRIED_LEARNING_RATES = {
     "scratch": [1e-3],
     "adapted": [5e-4, 1e-3, 2e-3],
     "adapted, fine grid": [3e-4, 1e-3],
@@ -34,33 +39,45 @@ TRIED = {
 }
 
 
-def settings(data: str, arm: str, asked: argparse.Namespace, rate: float) -> dict[str, Any]:
-    image, coarse, fine, channels, epochs, batch = SIZES[data]
-    size = (224, 16) if arm == "resized up" else (image, fine if "fine" in arm else coarse)
-    folder = asked.photos / "train" if data == "tiny10" else data
-    chosen = {"data.name": folder, "data.validation": 0.1 if asked.tune else 0, "model.in_chans": channels}
-    chosen |= {"model.img_size": size[0], "model.patch_size": size[1], "train.epochs": asked.epochs or epochs}
-    chosen |= {f"model.{name}": value for name, value in SHAPE.items()} | {"train.batch_size": batch, "train.lr": rate}
-    if arm == "scratch":
+def make_settings(data_name: str, arm_name: str, args: argparse.Namespace, learning_rate: float) -> dict[str, Any]:
+    image, coarse, fine, channels, epochs, batch = DATA_SIZES[data_name]
+    size = (224, 16) if arm_name == "resized up" else (image, fine if "fine" in arm_name else coarse)
+    folder = args.photos / "train" if data_name == "tiny10" else data_name
+    chosen = {"data.name": folder, "data.validation": 0.1 if args.tune else 0, "model.in_chans": channels}
+    chosen |= {"model.img_size": size[0], "model.patch_size": size[1], "train.epochs": args.epochs or epochs}
+    chosen |= {f"model.{name}": value for name, value in MODEL_SETTINGS.items()} | {
+        "train.batch_size": batch,
+        "train.lr": learning_rate,
+    }
+    if arm_name == "scratch":
         return chosen | {"weights": None, "train.layer_decay": 1.0}
-    return chosen | {"weights": asked.weights, "train.layer_decay": 0.75}
+    return chosen | {"weights": args.weights, "train.layer_decay": 0.75}
 
 
-def measure(data: str, arm: str, seed: int, rate: float, asked: argparse.Namespace) -> dict[str, Any]:
+def train_and_measure(
+    data_name: str, arm_name: str, seed: int, learning_rate: float, args: argparse.Namespace
+) -> dict[str, Any]:
     start = time.perf_counter()
-    chosen = settings(data, arm, asked, rate) | {"train.seed": seed, "train.device": asked.device}
-    run = train("cifar10-finetune", runs=asked.runs, quiet=True, **chosen)
+    chosen = make_settings(data_name, arm_name, args, learning_rate) | {"train.seed": seed, "train.device": args.device}
+    run = train("cifar10-finetune", runs=args.runs, quiet=True, **chosen)
     seconds, rows = time.perf_counter() - start, run.metrics
-    if asked.tune:
+    if args.tune:
         score = rows[-1]["val_accuracy"]
     else:
-        judged = str(asked.photos / "val") if data == "tiny10" else None
-        score = load(run.path, device=asked.device).evaluate(data=judged, robust=False).accuracy
+        judged = str(args.photos / "val") if data_name == "tiny10" else None
+        score = load(run.path, device=args.device).evaluate(data=judged, robust=False).accuracy
     config = run.recipe.model
-    row = {"data": data, "arm": arm, "seed": seed, "lr": rate, "epochs": len(rows), "accuracy": round(score, 5)}
+    row = {
+        "data": data_name,
+        "arm": arm_name,
+        "seed": seed,
+        "lr": learning_rate,
+        "epochs": len(rows),
+        "accuracy": round(score, 5),
+    }
     row |= {"first_epoch_train_accuracy": round(rows[0]["train_accuracy"], 4), "cold_seconds": round(seconds, 1)}
     row |= {"seconds": round(sum(line["seconds"] for line in rows), 1), "grid": list(config.grid)}
-    row |= {"images_per_second": rows[-1]["images_per_second"], "flops": total_flops(config)}
+    row |= {"images_per_second": rows[-1]["images_per_second"], "flops": count_flops(config)}
     print(row, flush=True)
     return row
 
@@ -69,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--photos", type=Path, default=Path("tiny10"), help="folder with train/ and val/")
-    parser.add_argument("--data", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--data", nargs="+", choices=list(DATA_SIZES), default=list(DATA_SIZES))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
     parser.add_argument(
@@ -79,14 +96,16 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=Path("runs-pretrained"))
     parser.add_argument("--commit")
-    parser.add_argument("--out", type=Path, default=RESULTS / "pretrained.json")
+    parser.add_argument("--out", type=Path, default=RESULTS_FOLDER / "pretrained.json")
     asked = parser.parse_args()
     asked.weights = str(Path(asked.weights).resolve()) if Path(asked.weights).exists() else asked.weights
     rows = []
     for data in asked.data:
         for arm in asked.arms:
-            for rate in TRIED[arm] if asked.tune else [RATES[arm]]:
-                rows += [measure(data, arm, seed, rate, asked) for seed in ([0] if asked.tune else asked.seeds)]
+            for rate in TRIED_LEARNING_RATES[arm] if asked.tune else [BEST_LEARNING_RATES[arm]]:
+                rows += [
+                    train_and_measure(data, arm, seed, rate, asked) for seed in ([0] if asked.tune else asked.seeds)
+                ]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     words = f"--data {' '.join(asked.data)} --seeds {' '.join(map(str, asked.seeds))}{' --tune' if asked.tune else ''}"
     write_record(

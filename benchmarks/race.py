@@ -11,77 +11,91 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-QUIET = 0.25  # seconds: on a CPU, OpenMP threads of the previous process spin before they free the cores
-TASKS = {"step": "whole step", "recipe": "whole step of cifar10's network", "fast": "fast"}
-ROOT = Path(__file__).parent.parent
+QUIET_SECONDS = 0.25  # seconds: on a CPU, OpenMP threads of the previous process spin before they free the cores
+TASK_NAMES = {"step": "whole step", "recipe": "whole step of cifar10's network", "fast": "fast"}
+REPOSITORY_FOLDER = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
-class Arm:
+class Implementation:
     """One library with one set of options."""
 
     library: str
     compiled: bool = False
     precision: str = "float32"
     task: str | None = None  # 'step', 'recipe': our whole training step; 'fast': our fast inference
-    again: bool = False  # repeated, to show the noise
-    tree: Path | None = None  # another checkout of our code
+    is_repeat: bool = False  # repeated, to show the noise
+    source_tree: Path | None = None  # another checkout of our code
 
     @property
     def name(self) -> str:
-        more = [word for word, said in (("compiled", self.compiled), ("again", self.again)) if said]
+        more = [word for word, said in (("compiled", self.compiled), ("again", self.is_repeat)) if said]
         more += [self.precision] if self.precision != "float32" else []
-        more += [TASKS[self.task]] if self.task else []
-        more += ["as it was"] if self.tree else []
+        more += [TASK_NAMES[self.task]] if self.task else []
+        more += ["as it was"] if self.source_tree else []
         return ", ".join([self.library, *more])
 
 
 @dataclass
-class Times:
+class ImplementationTimes:
     """Seconds per call and round, set-up seconds, peak memory; broken: why the process ended."""
 
-    rounds: list[float] = field(default_factory=list)
-    ready: float = 0.0
+    seconds_per_round: list[float] = field(default_factory=list)
+    setup_seconds: float = 0.0
     peak_bytes: int = 0
-    broken: str | None = None
+    failure_reason: str | None = None
 
 
-def race(
-    shape: str,
+def time_implementations(
+    shape_name: str,
     task: str,
-    arms: list[Arm],
+    implementations: list[Implementation],
     *,
-    batch: int,
-    rounds: int,
-    calls: int = 1,
+    batch_size: int,
+    num_rounds: int,
+    calls_per_round: int = 1,
     device: str = "cpu",
-    threads: int = 0,
-) -> dict[str, Times]:
+    num_threads: int = 0,
+) -> dict[str, ImplementationTimes]:
     """Start all implementations (on a CPU one after the other), then time them in rounds with alternating order."""
-    times = {arm.name: Times() for arm in arms}
+    times = {arm.name: ImplementationTimes() for arm in implementations}
     runners = {}
-    for arm in arms:
-        runners[arm.name] = _start(shape, task, arm, batch, device, threads)
+    for arm in implementations:
+        runners[arm.name] = _start_worker(shape_name, task, arm, batch_size, device, num_threads)
         if device == "cpu":
-            _await(runners[arm.name], times[arm.name])
+            _wait_until_ready(runners[arm.name], times[arm.name])
     for name in runners if device != "cpu" else ():
-        _await(runners[name], times[name])
-    for number in range(rounds):
+        _wait_until_ready(runners[name], times[name])
+    for number in range(num_rounds):
         for name in list(runners)[:: 1 if number % 2 else -1]:
-            if times[name].broken is None:
-                time.sleep(QUIET if device == "cpu" else 0)
-                times[name].rounds.append(_ask(runners[name], str(calls), times[name]) or 0.0)
+            if times[name].failure_reason is None:
+                time.sleep(QUIET_SECONDS if device == "cpu" else 0)
+                times[name].seconds_per_round.append(
+                    _send_line_and_read_json(runners[name], str(calls_per_round), times[name]) or 0.0
+                )
     for name, runner in runners.items():
-        said = None if times[name].broken else _ask(runner, "end", times[name])
+        said = None if times[name].failure_reason else _send_line_and_read_json(runner, "end", times[name])
         times[name].peak_bytes = (said or {}).get("peak_bytes", 0)
         runner.communicate()
     return times
 
 
-def _start(shape: str, task: str, arm: Arm, batch: int, device: str, threads: int) -> subprocess.Popen[str]:
-    words = [arm.library, shape, arm.task or task, "--batch", str(batch), "--device", device, "--threads", str(threads)]
-    words += ["--precision", arm.precision] + (["--compiled"] if arm.compiled else [])
-    tree = arm.tree or ROOT
+def _start_worker(
+    shape_name: str, task: str, implementation: Implementation, batch_size: int, device: str, num_threads: int
+) -> subprocess.Popen[str]:
+    words = [
+        implementation.library,
+        shape_name,
+        implementation.task or task,
+        "--batch",
+        str(batch_size),
+        "--device",
+        device,
+        "--threads",
+        str(num_threads),
+    ]
+    words += ["--precision", implementation.precision] + (["--compiled"] if implementation.compiled else [])
+    tree = implementation.source_tree or REPOSITORY_FOLDER
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.worker", *words],
         cwd=tree,
@@ -93,36 +107,39 @@ def _start(shape: str, task: str, arm: Arm, batch: int, device: str, threads: in
     )
 
 
-def _await(runner: subprocess.Popen[str], times: Times) -> None:
-    said = _ask(runner, None, times)
-    times.ready = (said or {}).get("ready", 0.0)
+def _wait_until_ready(worker: subprocess.Popen[str], times: ImplementationTimes) -> None:
+    said = _send_line_and_read_json(worker, None, times)
+    times.setup_seconds = (said or {}).get("ready", 0.0)
 
 
-def _ask(runner: subprocess.Popen[str], line: str | None, times: Times) -> Any:
+def _send_line_and_read_json(worker: subprocess.Popen[str], line: str | None, times: ImplementationTimes) -> Any:
     """Send one line and read one answer; a process that has ended is marked as broken."""
-    if runner.stdin is None or runner.stdout is None:
+    if worker.stdin is None or worker.stdout is None:
         return None
     try:
         if line is not None:
-            runner.stdin.write(line + "\n")
-            runner.stdin.flush()
-        answer = runner.stdout.readline()
+            worker.stdin.write(line + "\n")
+            worker.stdin.flush()
+        answer = worker.stdout.readline()
     except BrokenPipeError:
         answer = ""
     if not answer:
-        code = runner.wait()
-        times.broken = f"stopped by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        code = worker.wait()
+        times.failure_reason = f"stopped by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return None
     return json.loads(answer)
 
 
-def ratio(theirs: Times, ours: Times) -> float | None:
+def compute_speedup(reference_times: ImplementationTimes, candidate_times: ImplementationTimes) -> float | None:
     """How many times faster ours is: the median over rounds of their time over ours."""
-    if theirs.broken or ours.broken:
+    if reference_times.failure_reason or candidate_times.failure_reason:
         return None
-    return median(their / our for their, our in zip(theirs.rounds, ours.rounds, strict=True))
+    return median(
+        their / our
+        for their, our in zip(reference_times.seconds_per_round, candidate_times.seconds_per_round, strict=True)
+    )
 
 
-def percentile(values: list[float], share: float) -> float:
+def percentile(values: list[float], fraction: float) -> float:
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]

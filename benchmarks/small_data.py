@@ -11,86 +11,86 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import RESULTS
-from benchmarks.arms import measured
+from benchmarks.__main__ import RESULTS_FOLDER
+from benchmarks.arms import train_and_measure
 from benchmarks.records import GrowingRecord, add_run_options
-from vitascope.draw.arms import draw_arms
-from vitascope.draw.look import save
-from vitascope.records.arms import arms_of, worth_of
+from vitascope.draw.study import draw_setting_effects
+from vitascope.draw.style import save_figure
+from vitascope.records.ablation import compare_arms, list_gains_in_points
 
-PLAIN = {
+PLAIN_MODEL = {
     "embed_dim": 192, "depth": 9, "num_heads": 12, "mlp_ratio": 2.0, "class_token": True, "global_pool": "token",
     "positions": "learned", "qk_norm": False, "norm": "layernorm", "mlp": "gelu", "drop_path_rate": 0.0,
     "initialize": "timm",
 }  # fmt: skip
-TRAINING = {"optimizer": "adamw", "lr": 1e-3, "schedule": "cosine", "ema": 0.0, "batch_size": 250}
-PHOTOS = {
+PLAIN_TRAINING = {"optimizer": "adamw", "lr": 1e-3, "schedule": "cosine", "ema": 0.0, "batch_size": 250}
+PLAIN_AUGMENTATION = {
     "flip_mode": "random",
     "shift_fill": "zero",
     "randaugment": 0,
 }  # undo what the recipe adds to the default augmentation
-BOTH = {"tokenizer": "spt", "attention": "lsa"}
-CONV = {"tokenizer": "conv", "global_pool": "seq", "class_token": False}
+SPT_AND_LSA = {"tokenizer": "spt", "attention": "lsa"}
+CONV_TOKENIZER = {"tokenizer": "conv", "global_pool": "seq", "class_token": False}
 DROPOUT = {"proj_drop_rate": 0.1, "pos_drop_rate": 0.1}
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "+ SPT": {"tokenizer": "spt"},
     "+ LSA": {"attention": "lsa"},
-    "+ SPT + LSA": BOTH,
-    "CCT tokenizer and pooling": CONV | {"mlp_ratio": 1.9},  # smaller MLPs compensate for the convolutions
+    "+ SPT + LSA": SPT_AND_LSA,
+    "CCT tokenizer and pooling": CONV_TOKENIZER | {"mlp_ratio": 1.9},  # smaller MLPs compensate for the convolutions
     "mimetic start": {"initialize": "mimetic"},
     "mimetic start, sin-cos positions": {"initialize": "mimetic", "positions": "sincos2d"},
     "plain, dropout 0.1": DROPOUT,
     "plain, attention dropout 0.1": {"attn_drop_rate": 0.1},
     "plain, stochastic depth 0.1": {"drop_path_rate": 0.1},
-    "+ SPT + LSA, dropout 0.1": BOTH | DROPOUT,
-    "+ SPT + LSA, stochastic depth 0.1": BOTH | {"drop_path_rate": 0.1},
+    "+ SPT + LSA, dropout 0.1": SPT_AND_LSA | DROPOUT,
+    "+ SPT + LSA, stochastic depth 0.1": SPT_AND_LSA | {"drop_path_rate": 0.1},
 }
 CAPTION = (
     "Differences to the plain model, or to the model in brackets. Dots: mean over seeds. Bars: 95 % confidence "
     "interval of the paired difference, not corrected for the number of comparisons."
 )
-FEW = ("plain", "+ SPT + LSA", "CCT tokenizer and pooling")
-ON_RECIPE = ("plain", "+ SPT", "+ LSA", "CCT tokenizer and pooling")
+FEW_LABELS_ARMS = ("plain", "+ SPT + LSA", "CCT tokenizer and pooling")
+RECIPE_ARMS = ("plain", "+ SPT", "+ LSA", "CCT tokenizer and pooling")
 
 
-def settings(arm: str, asked: argparse.Namespace) -> dict[str, Any]:
-    epochs = round(asked.epochs / asked.labels)
-    chosen: dict[str, Any] = {"data.name": asked.data, "data.validation": 0.1 if asked.tune else 0}
-    chosen |= {"data.fraction": asked.labels, "train.epochs": epochs, "train.device": asked.device}
-    chosen |= {"train.compile": asked.compile}
-    own = ARMS[arm]
-    if asked.base == "recipe":
+def make_settings(arm_name: str, args: argparse.Namespace) -> dict[str, Any]:
+    epochs = round(args.epochs / args.labels)
+    chosen: dict[str, Any] = {"data.name": args.data, "data.validation": 0.1 if args.tune else 0}
+    chosen |= {"data.fraction": args.labels, "train.epochs": epochs, "train.device": args.device}
+    chosen |= {"train.compile": args.compile}
+    own = ARMS[arm_name]
+    if args.base == "recipe":
         own = {name: value for name, value in own.items() if name not in ("mlp_ratio",)}
     else:
-        own = PLAIN | own
-        chosen |= {f"train.{name}": value for name, value in TRAINING.items()}
-        chosen |= {f"data.augment.{name}": value for name, value in PHOTOS.items()}
-    if asked.lr:
-        chosen["train.lr"] = asked.lr
+        own = PLAIN_MODEL | own
+        chosen |= {f"train.{name}": value for name, value in PLAIN_TRAINING.items()}
+        chosen |= {f"data.augment.{name}": value for name, value in PLAIN_AUGMENTATION.items()}
+    if args.lr:
+        chosen["train.lr"] = args.lr
     return chosen | {f"model.{name}": value for name, value in own.items()}
 
 
-def measure(arm: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
-    about = {"arm": arm, "base": asked.base, "labels": asked.labels, "seed": seed}
-    return about | measured(arm, asked.recipe, settings(arm, asked) | {"train.seed": seed}, asked)
+def measure_arm(arm_name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    about = {"arm": arm_name, "base": args.base, "labels": args.labels, "seed": seed}
+    return about | train_and_measure(arm_name, args.recipe, make_settings(arm_name, args) | {"train.seed": seed}, args)
 
 
-def picture(records: list[Path], out: Path) -> None:
+def draw_records(record_paths: list[Path], figure_path: Path) -> None:
     """One panel per record."""
     panels = {}
-    for path in records:
+    for path in record_paths:
         said = json.loads(path.read_text(encoding="utf-8"))
-        first, worth = said["rows"][0], arms_of(said["rows"])
+        first, worth = said["rows"][0], compare_arms(said["rows"])
         labels = f"{first['labels']:.0%} of the labels"
-        title = f"{labels}\nplain: {100 * worth[0].accuracy:.1f} %"
-        panels[title] = worth_of(worth)
-    save(
-        draw_arms(
+        title = f"{labels}\nplain: {100 * worth[0].mean_accuracy:.1f} %"
+        panels[title] = list_gains_in_points(worth)
+    save_figure(
+        draw_setting_effects(
             panels,
             f"{CAPTION} Grey: no significant difference, or one seed.",
         ),
-        out,
+        figure_path,
     )
 
 
@@ -109,17 +109,19 @@ def main() -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--lr", type=float)
-    add_run_options(parser, runs="runs-small-data", out=RESULTS / "small-data.json")
+    add_run_options(parser, runs_folder="runs-small-data", record_path=RESULTS_FOLDER / "small-data.json")
     parser.add_argument("--draw", nargs="+", type=Path, help="draw these records to --out (.png) instead of training")
     asked = parser.parse_args()
     if asked.draw:
-        picture(asked.draw, asked.out)
+        draw_records(asked.draw, asked.out)
         return
-    arms = asked.arms or (FEW if asked.labels < 1 else ON_RECIPE if asked.base == "recipe" else list(ARMS))
+    arms = asked.arms or (
+        FEW_LABELS_ARMS if asked.labels < 1 else RECIPE_ARMS if asked.base == "recipe" else list(ARMS)
+    )
     record = GrowingRecord("benchmarks.small_data", asked)
     for arm, seed in ((arm, seed) for arm in arms for seed in asked.seeds):
-        if not record.has(arm=arm, seed=seed):
-            record.add(measure(arm, seed, asked))
+        if not record.has_row(arm=arm, seed=seed):
+            record.add_row(measure_arm(arm, seed, asked))
     record.write()
     print(f"Record: {asked.out}")
 

@@ -10,30 +10,30 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.__main__ import RESULTS
-from benchmarks.arms import measured
+from benchmarks.__main__ import RESULTS_FOLDER
+from benchmarks.arms import train_and_measure
 from benchmarks.records import GrowingRecord, add_run_options
-from vitascope.data.policy import resolve
-from vitascope.draw.arms import draw_arms, draw_speed
-from vitascope.draw.look import save
-from vitascope.errors import UserError, did_you_mean
+from vitascope.data.config import resolve_augmentation
+from vitascope.draw.study import draw_accuracy_over_time, draw_setting_effects
+from vitascope.draw.style import save_figure
+from vitascope.errors import UserError, suggest_choice
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import word
-from vitascope.records.arms import arms_of, noise_of, worth_of
-from vitascope.records.reading import read_file
+from vitascope.recipe.writing import format_value
+from vitascope.records.ablation import compare_arms, estimate_residual_noise, list_gains_in_points
+from vitascope.records.reading import read_results_file
 from vitascope.records.record import read_record
 from vitascope.training.hardware import choose_device
-from vitascope.training.views import check_views
+from vitascope.training.scoring import check_views
 
-PLAIN = "as it is"
-PARTS = (
+BASELINE = "as it is"
+EFFECTS_CAPTION = (
     "Each row changes one part of the recipe, or of the bundle in brackets; the largest loss is first. Dots: mean over "
     "seeds. Bars: 95 % confidence interval of the paired difference, from the noise of all rows, not corrected for the "
     "number of comparisons; none with one seed. Grey: no significant difference. Held-out images."
 )
 ARMS: dict[str, dict[str, Any]] = {
-    PLAIN: {},
+    BASELINE: {},
     "AdamW instead of Muon": {"train.optimizer": "adamw"},
     "no averaging": {"train.ema": 0.0},
     "averaging, final rate 5 %": {"train.final_lr": 0.05},
@@ -94,17 +94,19 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def applying(recipe: str, common: dict[str, Any], names: list[str], views: list[int]) -> list[str]:
+def select_valid_arms(
+    recipe_name: str, common_settings: dict[str, Any], arm_names: list[str], view_counts: list[int]
+) -> list[str]:
     """The arms that are valid and differ from the recipe; the others are listed before training starts."""
-    words = [f"{key}={value}" for key, value in common.items()]
-    plain = _whole(read_recipe(recipe, words))
-    for number in views:
+    words = [f"{key}={value}" for key, value in common_settings.items()]
+    plain = _fill_in_augmentation(read_recipe(recipe_name, words))
+    for number in view_counts:
         check_views(plain, number)
     kept = []
-    for name in names:
+    for name in arm_names:
         try:
-            more = [f"{key}={word(value)}" for key, value in ARMS[name].items()]
-            changed = _whole(read_recipe(recipe, [*words, *more]))
+            more = [f"{key}={format_value(value)}" for key, value in ARMS[name].items()]
+            changed = _fill_in_augmentation(read_recipe(recipe_name, [*words, *more]))
         except UserError as error:
             print(f"Skipped: {name}. {error}")
             continue
@@ -115,48 +117,53 @@ def applying(recipe: str, common: dict[str, Any], names: list[str], views: list[
     return kept
 
 
-def called(arm: str, base: str) -> str:
+def make_row_name(arm_name: str, base_name: str) -> str:
     """The name of a row. With a named `base`, its arms are compared with it instead of the first row."""
-    return arm if base == PLAIN else base if arm == PLAIN else f"{base}, {arm}"
+    return arm_name if base_name == BASELINE else base_name if arm_name == BASELINE else f"{base_name}, {arm_name}"
 
 
-def _whole(recipe: Recipe) -> Recipe:
+def _fill_in_augmentation(recipe: Recipe) -> Recipe:
     """The recipe with the data set's default augmentation filled in."""
-    augment = resolve(recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective)
+    augment = resolve_augmentation(recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective)
     return replace(recipe, data=replace(recipe.data, augment=augment))
 
 
-def draw(asked: argparse.Namespace) -> None:
-    if asked.out.suffix == ".json":
+def draw_requested_figures(args: argparse.Namespace) -> None:
+    if args.out.suffix == ".json":
         raise UserError("Give a file for the figure: --out FIGURE.png")
-    if asked.draw:
-        picture(asked.draw, asked.out)
-    if asked.draw_parts:
-        parts_picture(asked.draw_parts, asked.out)
+    if args.draw:
+        draw_speed_records(args.draw, args.out)
+    if args.draw_parts:
+        draw_part_effects(args.draw_parts, args.out)
 
 
-def picture(records: list[Path], out: Path) -> None:
+def draw_speed_records(record_paths: list[Path], figure_path: Path) -> None:
     """Accuracy over time: the first seed of every arm as a line, every record of a recipe as a dot."""
-    found = {path: read_file(path) for path in records}
-    rows = [row for path, said in found.items() if "rows" in said for row in _rows(path, said)]
-    lines = {arm.name: arm.rows[0]["curve"] for arm in arms_of(rows)}
+    found = {path: read_results_file(path) for path in record_paths}
+    rows = [row for path, said in found.items() if "rows" in said for row in _get_checked_rows(path, said)]
+    lines = {arm.name: arm.rows[0]["curve"] for arm in compare_arms(rows)}
     published = [read_record(path) for path, said in found.items() if "rows" not in said]
-    dots = {record.name: (mean(record.seconds), record.accuracy) for record in published}
-    save(draw_speed(lines, dots), out)
+    dots = {record.name: (mean(record.seconds), record.mean_test_accuracy) for record in published}
+    save_figure(draw_accuracy_over_time(lines, dots), figure_path)
 
 
-def parts_picture(record: Path, out: Path) -> None:
+def draw_part_effects(record_path: Path, figure_path: Path) -> None:
     """The effect of removing each part."""
-    rows = _rows(record, read_file(record))
-    arms = arms_of(rows, noise_of(rows))
-    worth = sorted(worth_of(arms), key=lambda found: found[1])
-    save(draw_arms({f"Effect of each change ({arms[0].name}: {100 * arms[0].accuracy:.2f} %)": worth}, PARTS), out)
+    rows = _get_checked_rows(record_path, read_results_file(record_path))
+    arms = compare_arms(rows, estimate_residual_noise(rows))
+    worth = sorted(list_gains_in_points(arms), key=lambda found: found[1])
+    save_figure(
+        draw_setting_effects(
+            {f"Effect of each change ({arms[0].name}: {100 * arms[0].mean_accuracy:.2f} %)": worth}, EFFECTS_CAPTION
+        ),
+        figure_path,
+    )
 
 
-def _rows(path: Path, said: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = said.get("rows", [])
+def _get_checked_rows(record_path: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = record.get("rows", [])
     if not rows or not all({"arm", "accuracy", "curve"} <= set(row) for row in rows):
-        raise UserError(f"{path} is not a record of this benchmark.")
+        raise UserError(f"{record_path} is not a record of this benchmark.")
     return rows
 
 
@@ -186,42 +193,42 @@ def main() -> None:
         help="test-time views: 1, 2, 6 or 10; the first gives the accuracy, all are recorded",
     )
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings for all arms")
-    parser.add_argument("--called", default=PLAIN, help="row name of the recipe with these settings")
-    add_run_options(parser, runs="runs-speedrun", out=RESULTS / "speedrun.json")
+    parser.add_argument("--called", default=BASELINE, help="row name of the recipe with these settings")
+    add_run_options(parser, runs_folder="runs-speedrun", record_path=RESULTS_FOLDER / "speedrun.json")
     parser.add_argument("--draw", nargs="+", type=Path, help="draw accuracy over time of these records to --out (.png)")
     parser.add_argument("--draw-parts", type=Path, help="draw the effect of this record's arms to --out (.png)")
     parser.set_defaults(tune=True, compile=None)
     asked = parser.parse_args()
     if unknown := [arm for arm in asked.arms if arm not in ARMS]:
-        parser.error(f"There is no arm '{unknown[0]}'. {did_you_mean(unknown[0], ARMS)}")
+        parser.error(f"There is no arm '{unknown[0]}'. {suggest_choice(unknown[0], ARMS)}")
     if asked.compile not in (None, "always", "never"):
         parser.error(f"--compile {asked.compile}: choose always or never, because auto would compile only some arms")
     try:
-        _do(asked)
+        _run_benchmark(asked)
     except UserError as error:
         parser.error(str(error))
 
 
-def _do(asked: argparse.Namespace) -> None:
-    if asked.draw or asked.draw_parts:
-        draw(asked)
+def _run_benchmark(args: argparse.Namespace) -> None:
+    if args.draw or args.draw_parts:
+        draw_requested_figures(args)
         return
-    said = read_recipe(asked.recipe, asked.set)  # rejects unknown settings
-    asked.data = asked.data or said.data.name
-    compiled = asked.compile or ("always" if choose_device(asked.device) == "cuda" else "never")
-    common = {"train.device": asked.device, "train.compile": compiled, "data.validation": 0.1}
-    common["data.name"] = asked.data
-    common |= dict(word.split("=", 1) for word in asked.set)
-    record = GrowingRecord("benchmarks.speedrun", asked)
-    arms = applying(asked.recipe, common, asked.arms, asked.views)
-    for arm, seed in ((arm, seed) for seed in asked.seeds for arm in arms):
-        name = called(arm, asked.called)
-        if not record.has(arm=name, seed=seed):
+    said = read_recipe(args.recipe, args.set)  # rejects unknown settings
+    args.data = args.data or said.data.name
+    compiled = args.compile or ("always" if choose_device(args.device) == "cuda" else "never")
+    common = {"train.device": args.device, "train.compile": compiled, "data.validation": 0.1}
+    common["data.name"] = args.data
+    common |= dict(word.split("=", 1) for word in args.set)
+    record = GrowingRecord("benchmarks.speedrun", args)
+    arms = select_valid_arms(args.recipe, common, args.arms, args.views)
+    for arm, seed in ((arm, seed) for seed in args.seeds for arm in arms):
+        name = make_row_name(arm, args.called)
+        if not record.has_row(arm=name, seed=seed):
             settings = common | ARMS[arm] | {"train.seed": seed}
-            found = measured(name, asked.recipe, settings, asked, views=asked.views, curve=True)
-            record.add({"arm": name, "seed": seed} | found)
+            found = train_and_measure(name, args.recipe, settings, args, view_counts=args.views, with_curve=True)
+            record.add_row({"arm": name, "seed": seed} | found)
     record.write()
-    print(f"Record: {asked.out}")
+    print(f"Record: {args.out}")
 
 
 if __name__ == "__main__":

@@ -6,17 +6,17 @@ from collections.abc import Callable
 import torch
 
 
-def wait_for(device: str) -> None:
+def synchronize_device(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def seconds_of(call: Callable[[], object], device: str, repeats: int) -> list[float]:
+def time_calls(call: Callable[[], object], device: str, num_repeats: int) -> list[float]:
     times = []
-    for _ in range(repeats):
-        wait_for(device)
+    for _ in range(num_repeats):
+        synchronize_device(device)
         start = time.perf_counter()
         call()
-        wait_for(device)
+        synchronize_device(device)
         times.append(time.perf_counter() - start)
     return times

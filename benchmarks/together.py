@@ -15,45 +15,45 @@ from typing import Any
 
 import torch
 
-from benchmarks.__main__ import RESULTS
-from benchmarks.records import typed_command, write_record
-from vitascope.model.anatomy import total_flops, total_parameters
+from benchmarks.__main__ import RESULTS_FOLDER
+from benchmarks.records import format_typed_command, write_record
+from vitascope.model.anatomy import count_flops, count_parameters
 from vitascope.recipe.reading import read_recipe
+from vitascope.training.engines.batched import BatchedTraining
 from vitascope.training.session import start_session
-from vitascope.training.together import Together
-from vitascope.training.train import console_for, decided
+from vitascope.training.train import make_console, prepare_run
 
-SHAPE = ["model.img_size=28", "model.patch_size=7", "model.in_chans=1", "model.embed_dim=64", "model.depth=4"]
-SHAPE += ["model.num_heads=2", "model.class_token=false", "model.global_pool=avg", "train.batch_size=256"]
-SHAPE += ["data.augment.shift=0"]
+MODEL_OVERRIDES = ["model.img_size=28", "model.patch_size=7", "model.in_chans=1", "model.embed_dim=64", "model.depth=4"]
+MODEL_OVERRIDES += ["model.num_heads=2", "model.class_token=false", "model.global_pool=avg", "train.batch_size=256"]
+MODEL_OVERRIDES += ["data.augment.shift=0"]
 
 
-def measure(models: int, compiled: bool, asked: argparse.Namespace) -> dict[str, Any]:
+def measure_batched_models(num_models: int, compiled: bool, args: argparse.Namespace) -> dict[str, Any]:
     words = ["train.epochs=3", f"train.compile={'always' if compiled else 'never'}"]
-    words += [] if asked.recipe else [*SHAPE, f"data.name={asked.data}"]
-    base, data, _ = decided(read_recipe(asked.recipe or "sheet-d", words), console_for(quiet=True))
+    words += [] if args.recipe else [*MODEL_OVERRIDES, f"data.name={args.data}"]
+    base, data, _ = prepare_run(read_recipe(args.recipe or "sheet-d", words), make_console(quiet=True))
     sessions = []
-    for seed in range(models):
+    for seed in range(num_models):
         recipe = replace(base, train=replace(base.train, seed=seed))
         sessions.append(start_session(recipe, data, sessions[0].hardware if sessions else None))
     start = time.perf_counter()
-    crowd = Together(sessions)
-    crowd.epoch(0).tolist()
+    crowd = BatchedTraining(sessions)
+    crowd.train_epoch(0).tolist()
     cold = time.perf_counter() - start
     times = []
     for epoch in (1, 2):
-        crowd._load(epoch)  # random draws are made before the steps
+        crowd._load_epoch(epoch)  # random draws are made before the steps
         start = time.perf_counter()
         for _ in range(crowd.steps_per_epoch):
-            crowd.graph.replay() if crowd.graph else crowd._step()
-        crowd.told.tolist()
+            crowd.cuda_graph.replay() if crowd.cuda_graph else crowd._run_step()
+        crowd.metric_sums.tolist()
         times.append(time.perf_counter() - start)
-    images = models * crowd.steps_per_epoch * crowd.batch
-    flops = 3 * total_flops(base.model) * images / min(times)
-    row = {"models": models, "compiled": compiled, "attention": sessions[0].model.blocks[0].attn.kernel}
+    images = num_models * crowd.steps_per_epoch * crowd.batch_size
+    flops = 3 * count_flops(base.model) * images / min(times)
+    row = {"models": num_models, "compiled": compiled, "attention": sessions[0].model.blocks[0].attn.kernel}
     row |= {"images_per_second": round(images / min(times)), "tflops": round(flops / 1e12, 1)}
     row |= {"milliseconds_a_step": round(1e3 * min(times) / crowd.steps_per_epoch, 3), "cold_seconds": round(cold, 1)}
-    return row | {"parameters": total_parameters(base.model), "batch": crowd.batch}
+    return row | {"parameters": count_parameters(base.model), "batch": crowd.batch_size}
 
 
 def main() -> None:
@@ -63,11 +63,11 @@ def main() -> None:
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--recipe", help="measure this recipe's model and data")
     parser.add_argument("--commit")
-    parser.add_argument("--out", type=Path, default=RESULTS / "together-cuda.json")
+    parser.add_argument("--out", type=Path, default=RESULTS_FOLDER / "together-cuda.json")
     parser.add_argument("--one", action="store_true", help="measure in this process and print (used internally)")
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(measure(asked.models[0], bool(asked.compiled[0]), asked)))
+        print(json.dumps(measure_batched_models(asked.models[0], bool(asked.compiled[0]), asked)))
         return
     rows = []
     for compiled in asked.compiled:
@@ -81,7 +81,7 @@ def main() -> None:
             rows.append(json.loads(done.stdout.splitlines()[-1]))
             print(rows[-1], flush=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    write_record(asked.out, asked.commit, command=typed_command("benchmarks.together"), device=device, rows=rows)
+    write_record(asked.out, asked.commit, command=format_typed_command("benchmarks.together"), device=device, rows=rows)
 
 
 if __name__ == "__main__":

@@ -5,23 +5,23 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from benchmarks.race import ROOT
+from benchmarks.race import REPOSITORY_FOLDER
 from vitascope.errors import UserError
 
 COMMIT_FILE = ".exported-commit"  # holds the commit's hash in an exported tree, which has no git history
 
 
-def find_commit(name: str) -> str | None:
+def find_commit_hash(commit: str) -> str | None:
     """Return the full hash of a commit, or None if this repository has no such commit."""
-    if name.startswith("-"):  # git would read it as an option
+    if commit.startswith("-"):  # git would read it as an option
         return None
-    found = _run_git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    found = _run_git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
     return found.decode().strip() if found else None
 
 
 def export_commit(commit: str, folder: Path) -> Path:
     """Write the files of a commit into an empty or new folder."""
-    full_hash = find_commit(commit)
+    full_hash = find_commit_hash(commit)
     if not full_hash:
         raise UserError(f"There is no commit {commit} in this repository. `git log` lists the commits.")
     make_empty_folder(folder)
@@ -45,7 +45,7 @@ def make_empty_folder(folder: Path) -> None:
         raise UserError(f"The folder {folder} is not empty. Name a new or an empty folder.")
 
 
-def has_package(folder: Path) -> bool:
+def has_vitascope_package(folder: Path) -> bool:
     """Whether a folder holds a tree of this project."""
     return (folder / "src" / "vitascope" / "__init__.py").is_file()
 
@@ -56,10 +56,10 @@ def name_tree(folder: Path) -> str:
     return file.read_text(encoding="utf-8").strip()[:7] if file.is_file() else folder.resolve().name
 
 
-def _run_git(*words: str) -> bytes | None:
+def _run_git(*arguments: str) -> bytes | None:
     """Return what git printed, or None if it failed or is not installed."""
     try:
-        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
+        done = subprocess.run(["git", "-C", str(REPOSITORY_FOLDER), *arguments], capture_output=True, check=False)
     except OSError:
         return None
     return None if done.returncode else done.stdout

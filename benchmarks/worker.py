@@ -14,17 +14,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.contenders import LIBRARIES, SHAPES
-from benchmarks.timing import wait_for
+from benchmarks.contenders import MODEL_BUILDERS, SHAPES
+from benchmarks.timing import synchronize_device
 from vitascope import ModelConfig
-from vitascope.training.allocator import keep_freed_memory
+from vitascope.training.hardware import keep_freed_memory
 
 TASKS = ("train", "infer", "step", "recipe", "fast")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("library", choices=LIBRARIES)
+    parser.add_argument("library", choices=MODEL_BUILDERS)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--batch", type=int, required=True)
@@ -37,9 +37,9 @@ def main() -> None:
     if asked.threads:
         torch.set_num_threads(asked.threads)
     start = time.perf_counter()
-    call = prepare(asked)
+    call = build_timed_call(asked)
     call()
-    wait_for(asked.device)
+    synchronize_device(asked.device)
     print(json.dumps({"ready": round(time.perf_counter() - start, 2)}), file=answers, flush=True)
     for line in sys.stdin:
         if line.strip() == "end":
@@ -47,32 +47,32 @@ def main() -> None:
         start = time.perf_counter()
         for _ in range(int(line)):
             call()
-        wait_for(asked.device)
+        synchronize_device(asked.device)
         print(json.dumps((time.perf_counter() - start) / int(line)), file=answers, flush=True)
-    print(json.dumps({"peak_bytes": peak(asked.device)}), file=answers, flush=True)
+    print(json.dumps({"peak_bytes": get_peak_bytes(asked.device)}), file=answers, flush=True)
 
 
-def prepare(asked: argparse.Namespace) -> Callable[[], object]:
+def build_timed_call(args: argparse.Namespace) -> Callable[[], object]:
     """Build the timed call. Ours runs as in `vitascope`, the others as their users would run them."""
-    shape = SHAPES[asked.shape]
-    if asked.library == "ours" and asked.device == "cpu":
+    shape = SHAPES[args.shape]
+    if args.library == "ours" and args.device == "cpu":
         keep_freed_memory()
-    if asked.task in ("step", "recipe"):
-        from benchmarks.whole_step import own_network, whole_step
+    if args.task in ("step", "recipe"):
+        from benchmarks.whole_step import build_training_step, make_cifar10_config
 
-        return whole_step(own_network() if asked.task == "recipe" else shape, asked)
-    model = LIBRARIES[asked.library](shape).to(asked.device)
-    images, labels = _data(shape, asked.batch, asked.device)
-    if asked.task == "fast":
-        return answer_fast(model, images)
-    dtype = getattr(torch, asked.precision)
-    made = train if asked.task == "train" else infer
+        return build_training_step(make_cifar10_config() if args.task == "recipe" else shape, args)
+    model = MODEL_BUILDERS[args.library](shape).to(args.device)
+    images, labels = _make_random_batch(shape, args.batch, args.device)
+    if args.task == "fast":
+        return build_fast_inference_call(model, images)
+    dtype = getattr(torch, args.precision)
+    made = build_training_call if args.task == "train" else build_inference_call
     return made(
-        model, images, labels, torch.autocast(asked.device, dtype, enabled=dtype != torch.float32), asked.compiled
+        model, images, labels, torch.autocast(args.device, dtype, enabled=dtype != torch.float32), args.compiled
     )
 
 
-def train(
+def build_training_call(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor, autocast: torch.autocast, compiled: bool
 ) -> Callable[[], object]:
     """Forward, cross-entropy, backward, fused AdamW."""
@@ -90,7 +90,7 @@ def train(
     return call
 
 
-def infer(
+def build_inference_call(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor, autocast: torch.autocast, compiled: bool
 ) -> Callable[[], object]:
     del labels
@@ -105,14 +105,14 @@ def infer(
     return call
 
 
-def answer_fast(model: nn.Module, images: torch.Tensor) -> Callable[[], object]:
+def build_fast_inference_call(model: nn.Module, images: torch.Tensor) -> Callable[[], object]:
     """As after `vitascope.load(run, fast=True)`."""
     from vitascope import VisionTransformer
-    from vitascope.evaluation.fast import quicker
+    from vitascope.evaluation.fast import build_fastest_feature_function
 
     if not isinstance(model, VisionTransformer):
         raise TypeError("fast inference is only for Vitascope models")
-    pooled, _, _ = quicker(model.eval(), many=len(images))
+    pooled, _, _ = build_fastest_feature_function(model.eval(), full_batch_size=len(images))
 
     @torch.inference_mode()
     def call() -> torch.Tensor:
@@ -121,13 +121,13 @@ def answer_fast(model: nn.Module, images: torch.Tensor) -> Callable[[], object]:
     return call
 
 
-def _data(shape: ModelConfig, batch: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _make_random_batch(model_config: ModelConfig, batch_size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, 3, *shape.image_shape, generator=generator)
-    return images.to(device), torch.randint(shape.num_classes, (batch,), generator=generator).to(device)
+    images = torch.randn(batch_size, 3, *model_config.image_shape, generator=generator)
+    return images.to(device), torch.randint(model_config.num_classes, (batch_size,), generator=generator).to(device)
 
 
-def peak(device: str) -> int:
+def get_peak_bytes(device: str) -> int:
     """Peak bytes: allocated by torch on a GPU, resident size of the process on a CPU."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.race import ROOT
+from benchmarks.race import REPOSITORY_FOLDER
 from benchmarks.same_numbers.compare import SIDES, Comparison, MetricNames, compare_runs
-from benchmarks.same_numbers.processes import Workplace, repeat_base, train_with_both
+from benchmarks.same_numbers.processes import Workspace, train_base_again, train_with_both_trees
 from benchmarks.same_numbers.settings import ADDED_METRICS, METRIC_RENAMES, REMOVED_METRICS, SETTINGS
 from benchmarks.same_numbers.worker import Result, Setting
-from benchmarks.trees import export_commit, find_commit, has_package, make_empty_folder, name_tree
-from vitascope.errors import UserError, did_you_mean
+from benchmarks.trees import export_commit, find_commit_hash, has_vitascope_package, make_empty_folder, name_tree
+from vitascope.errors import UserError, suggest_choice
 from vitascope.training.hardware import choose_device
 
-NAMES = MetricNames(METRIC_RENAMES, ADDED_METRICS, REMOVED_METRICS)
+METRIC_NAMES = MetricNames(METRIC_RENAMES, ADDED_METRICS, REMOVED_METRICS)
 IDENTICAL, DIFFERENT, NOT_REPEATABLE = "identical", "different", "not repeatable"
 
 
@@ -44,12 +44,12 @@ class Verdict:
         return f"{self.setting:<15} {rows:<20} {text}"
 
 
-def compare_results(base: Result, here: Result) -> Comparison:
+def compare_results(base_result: Result, new_result: Result) -> Comparison:
     """Compare what two processes trained. An error in either is a difference."""
-    failed = [(result, side) for result, side in zip((base, here), SIDES, strict=True) if result.error]
+    failed = [(result, side) for result, side in zip((base_result, new_result), SIDES, strict=True) if result.error]
     if failed:
         return Comparison(difference="; ".join(f"failed in {side}: {result.error}" for result, side in failed))
-    return compare_runs([Path(run) for run in base.runs], [Path(run) for run in here.runs], NAMES)
+    return compare_runs([Path(run) for run in base_result.runs], [Path(run) for run in new_result.runs], METRIC_NAMES)
 
 
 def check_expected_metric(setting: Setting, comparison: Comparison) -> None:
@@ -58,32 +58,36 @@ def check_expected_metric(setting: Setting, comparison: Comparison) -> None:
         comparison.note_difference(f"no metric {setting.expected_metric}: the code that writes it did not run")
 
 
-def compare_trees(base: Path, settings: Sequence[Setting], workplace: Workplace) -> list[Verdict]:
+def compare_trees(base_tree: Path, settings: Sequence[Setting], workspace: Workspace) -> list[Verdict]:
     """Train and compare all settings. Where a setting differs, the base is compared with itself, too."""
     verdicts, different, base_results = [], {}, {}
-    for setting, (old, new) in zip(settings, train_with_both(base, ROOT, settings, workplace), strict=True):
+    for setting, (old, new) in zip(
+        settings, train_with_both_trees(base_tree, REPOSITORY_FOLDER, settings, workspace), strict=True
+    ):
         base_results[setting.name] = old
         comparison = compare_results(old, new)
         check_expected_metric(setting, comparison)
         if comparison.difference:
             different[setting.name] = comparison
         else:
-            verdicts.append(_print(Verdict(setting.name, comparison)))
+            verdicts.append(_print_verdict(Verdict(setting.name, comparison)))
     repeated = [setting for setting in settings if setting.name in different]
-    for setting, again in zip(repeated, repeat_base(base, repeated, workplace) if repeated else [], strict=True):
+    for setting, again in zip(
+        repeated, train_base_again(base_tree, repeated, workspace) if repeated else [], strict=True
+    ):
         itself = compare_results(base_results[setting.name], again)
         is_repeatable = not itself.difference or bool(again.error)
         outcome = DIFFERENT if is_repeatable else NOT_REPEATABLE
-        verdicts.append(_print(Verdict(setting.name, different[setting.name], outcome)))
+        verdicts.append(_print_verdict(Verdict(setting.name, different[setting.name], outcome)))
     return verdicts
 
 
-def _print(verdict: Verdict) -> Verdict:
+def _print_verdict(verdict: Verdict) -> Verdict:
     print(verdict, flush=True)
     return verdict
 
 
-def summarize(verdicts: Sequence[Verdict], base_name: str) -> str:
+def summarize_verdicts(verdicts: Sequence[Verdict], base_name: str) -> str:
     counts = {kind: sum(verdict.outcome == kind for verdict in verdicts) for kind in (DIFFERENT, NOT_REPEATABLE)}
     trees = f"{base_name} and the working tree"
     total = f"{len(verdicts)} setting{'s' if len(verdicts) > 1 else ''}"
@@ -92,35 +96,35 @@ def summarize(verdicts: Sequence[Verdict], base_name: str) -> str:
     return "; ".join(f"{kind}: {count} of {total}" for kind, count in counts.items() if count) + f", {trees}"
 
 
-def choose_settings(device: str, names: Sequence[str] | None) -> list[Setting]:
+def choose_settings(device: str, setting_names: Sequence[str] | None) -> list[Setting]:
     known = {setting.name: setting for setting in SETTINGS[device]}
-    for name in names or ():
+    for name in setting_names or ():
         if name not in known:
-            raise UserError(f"There is no setting {name} on {device}. {did_you_mean(name, known)}")
-    return [setting for setting in SETTINGS[device] if not names or setting.name in names]
+            raise UserError(f"There is no setting {name} on {device}. {suggest_choice(name, known)}")
+    return [setting for setting in SETTINGS[device] if not setting_names or setting.name in setting_names]
 
 
-def open_base(base: str, stack: ExitStack) -> Path:
+def open_base_tree(base: str, stack: ExitStack) -> Path:
     """Return the folder of the base's tree. A commit is exported into a temporary folder."""
-    if has_package(Path(base)):
+    if has_vitascope_package(Path(base)):
         return Path(base).resolve()
-    if not find_commit(base):
+    if not find_commit_hash(base):
         raise UserError(f"--base {base} is neither a commit of this repository nor a folder with src/vitascope.")
     return export_commit(base, Path(stack.enter_context(TemporaryDirectory())) / "tree")
 
 
-def run(asked: argparse.Namespace, stack: ExitStack) -> int:
-    if asked.export:
-        print(f"Exported {name_tree(export_commit(asked.base, asked.export))} to {asked.export}")
+def run_comparison(args: argparse.Namespace, stack: ExitStack) -> int:
+    if args.export:
+        print(f"Exported {name_tree(export_commit(args.base, args.export))} to {args.export}")
         return 0
-    settings = choose_settings(choose_device(asked.device), asked.only)
-    base = open_base(asked.base, stack)
-    folder = (asked.keep or Path(stack.enter_context(TemporaryDirectory()))).resolve()
+    settings = choose_settings(choose_device(args.device), args.only)
+    base = open_base_tree(args.base, stack)
+    folder = (args.keep or Path(stack.enter_context(TemporaryDirectory()))).resolve()
     make_empty_folder(folder)
-    workplace = Workplace(folder, asked.device)
-    workplace.prepare()
+    workplace = Workspace(folder, args.device)
+    workplace.write_data()
     verdicts = compare_trees(base, settings, workplace)
-    print(summarize(verdicts, name_tree(base)))
+    print(summarize_verdicts(verdicts, name_tree(base)))
     return int(any(verdict.outcome != IDENTICAL for verdict in verdicts))
 
 
@@ -136,7 +140,7 @@ def main() -> None:
     asked = parser.parse_args()
     try:
         with ExitStack() as stack:
-            code = run(asked, stack)
+            code = run_comparison(asked, stack)
     except UserError as error:
         parser.error(str(error))
     sys.exit(code)

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.same_numbers import worker
-from benchmarks.same_numbers.settings import IMAGES, RENAMES, SETTINGS, write_images
+from benchmarks.same_numbers.settings import NUM_IMAGES, RENAMES, SETTINGS, write_random_images
 from benchmarks.same_numbers.worker import Job, Result, Setting, write_job
 
 
 @dataclass(frozen=True)
-class Workplace:
+class Workspace:
     """The folder that holds the runs, the images and the kernel cache, and the device."""
 
     folder: Path
     device: str
 
-    def prepare(self) -> None:
-        write_images(self.folder / "data", IMAGES[self.device])
+    def write_data(self) -> None:
+        write_random_images(self.folder / "data", NUM_IMAGES[self.device])
 
-    def environment(self, tree: Path) -> dict[str, str]:
+    def make_environment(self, tree: Path) -> dict[str, str]:
         """The tree's code, and the same data, threads and caches for both trees."""
         paths = [str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]  # packages may lie elsewhere
         chosen = {"PYTHONPATH": os.pathsep.join(paths), "VITASCOPE_DATA": str(self.folder / "data"), "COLUMNS": "500"}
@@ -36,20 +36,20 @@ class Workplace:
 class TreeProcess:
     """A process that trains the settings with one tree's code."""
 
-    def __init__(self, tree: Path, settings: Sequence[Setting], workplace: Workplace, name: str) -> None:
+    def __init__(self, tree: Path, settings: Sequence[Setting], workspace: Workspace, name: str) -> None:
         self.settings, self.tree = settings, tree
-        folder = workplace.folder / name
+        folder = workspace.folder / name
         folder.mkdir()
-        self.log = folder / "worker.log"
+        self.log_path = folder / "worker.log"
         first = {setting.starts_from for setting in settings}
-        needed = [setting for setting in SETTINGS[workplace.device] if setting.name in first]
+        needed = [setting for setting in SETTINGS[workspace.device] if setting.name in first]
         package = tree / "src" / "vitascope"
         write_job(Job(str(package), str(folder), list(settings), needed, RENAMES), folder / "job.json")
-        with self.log.open("wb") as log:
+        with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", worker.__file__, str(folder / "job.json")],
                 cwd=folder,
-                env=workplace.environment(tree),
+                env=workspace.make_environment(tree),
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -63,7 +63,7 @@ class TreeProcess:
         self.close()
 
     def _describe_end(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "no message")
         return f"The process ended with code {self.process.wait()}: {last.strip()}"
 
@@ -74,25 +74,25 @@ class TreeProcess:
         self.process.wait()
 
 
-def train_with_both(
-    base: Path, here: Path, settings: Sequence[Setting], workplace: Workplace
+def train_with_both_trees(
+    base_tree: Path, new_tree: Path, settings: Sequence[Setting], workspace: Workspace
 ) -> Iterator[tuple[Result, Result]]:
     """Yield the results of each setting as soon as both trees have trained it."""
-    processes = [TreeProcess(base, settings, workplace, "base")]
+    processes = [TreeProcess(base_tree, settings, workspace, "base")]
     try:
         base_results = processes[0].read_results()
-        if workplace.device != "cpu":  # kernels are measured once: the second process reads the first one's choice
+        if workspace.device != "cpu":  # kernels are measured once: the second process reads the first one's choice
             base_results = iter(list(base_results))
-        processes.append(TreeProcess(here, settings, workplace, "working-tree"))
+        processes.append(TreeProcess(new_tree, settings, workspace, "working-tree"))
         yield from zip(base_results, processes[1].read_results(), strict=True)
     finally:
         for process in processes:
             process.close()
 
 
-def repeat_base(base: Path, settings: Sequence[Setting], workplace: Workplace) -> list[Result]:
+def train_base_again(base_tree: Path, settings: Sequence[Setting], workspace: Workspace) -> list[Result]:
     """Train settings with the base a second time."""
-    process = TreeProcess(base, settings, workplace, "base-again")
+    process = TreeProcess(base_tree, settings, workspace, "base-again")
     try:
         return list(process.read_results())
     finally:

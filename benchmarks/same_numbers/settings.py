@@ -21,7 +21,7 @@ ADDED_METRICS: frozenset[str] = frozenset()  # only the working tree writes them
 REMOVED_METRICS: frozenset[str] = frozenset()  # only older trees write them, and they are meant to be gone
 
 CUDA_STEPS, CUDA_BATCH, CUDA_PASSES = 20, 528, 5  # cifar10-94 goes over its images five times an epoch
-IMAGES = {"cpu": 320, "cuda": CUDA_STEPS * CUDA_BATCH // CUDA_PASSES}
+NUM_IMAGES = {"cpu": 320, "cuda": CUDA_STEPS * CUDA_BATCH // CUDA_PASSES}
 
 ON_CPU = {"train.device": "cpu", "train.precision": "float32", "train.threads": 1, "train.compile": "never"}
 SMALL = ON_CPU | {"model.embed_dim": 16, "model.depth": 2, "model.num_heads": 2, "train.epochs": 2}
@@ -100,11 +100,11 @@ CUDA_SETTINGS = [
 SETTINGS = {"cpu": CPU_SETTINGS, "cuda": CUDA_SETTINGS}
 
 
-def write_images(folder: Path, count: int) -> None:
+def write_random_images(folder: Path, num_images: int) -> None:
     """Write cifar10.npz: noise whose mean depends on the class, the same on every machine."""
     generator = np.random.default_rng(0)
-    labels = np.arange(count, dtype=np.uint8) % 10
-    noise = generator.integers(0, 128, (count, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(num_images, dtype=np.uint8) % 10
+    noise = generator.integers(0, 128, (num_images, 32, 32, 3), dtype=np.uint8)
     shade = (labels[:, None, None, None] * np.array([12, 7, 3])).astype(np.uint8)
     images = noise + shade
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-Value = str | int | float | bool | list[float]
-Names = dict[str, Value]  # settings such as train.lr and options such as --seeds, with their values
+ArgumentValue = str | int | float | bool | list[float]
+Arguments = dict[str, ArgumentValue]  # settings such as train.lr and options such as --seeds, with their values
 Trained = TypeVar("Trained")
 
 RUN = "{run}"  # as a value: the path of the run of the setting in `starts_from`
@@ -28,9 +28,9 @@ class Setting:
 
     name: str
     recipe: str
-    settings: Names
+    settings: Arguments
     kind: str = "train"  # train; resume: interrupted after one epoch, then resumed; study: several runs in one batch
-    options: Names = field(default_factory=dict)  # of `vitascope study`
+    options: Arguments = field(default_factory=dict)  # of `vitascope study`
     starts_from: str = ""  # another setting, trained first; its run replaces "{run}"
     expected_metric: str = ""  # a metric that shows that the intended code ran
 
@@ -41,16 +41,16 @@ class Rename:
 
     new: str
     old: str
-    new_value: Value | None = None
-    old_value: Value | None = None
+    new_value: ArgumentValue | None = None
+    old_value: ArgumentValue | None = None
 
-    def fits(self, names: Names) -> bool:
-        return self.new in names and self.new_value in (None, names[self.new])
+    def is_used_in(self, arguments: Arguments) -> bool:
+        return self.new in arguments and self.new_value in (None, arguments[self.new])
 
-    def restore_old(self, names: Names) -> Names:
+    def restore_old_name(self, arguments: Arguments) -> Arguments:
         """Return the names with this one replaced by the old one."""
-        old_value = names[self.new] if self.old_value is None else self.old_value
-        return {key: value for key, value in names.items() if key != self.new} | {self.old: old_value}
+        old_value = arguments[self.new] if self.old_value is None else self.old_value
+        return {key: value for key, value in arguments.items() if key != self.new} | {self.old: old_value}
 
 
 @dataclass(frozen=True)
@@ -73,26 +73,26 @@ class Result:
     error: str = ""
 
 
-def call_with_known_names(
-    call: Callable[[Names], Trained], names: Names, renames: Sequence[Rename], mistake: type[Exception]
+def call_with_accepted_names(
+    call: Callable[[Arguments], Trained], arguments: Arguments, renames: Sequence[Rename], error_type: type[Exception]
 ) -> Trained:
     """Call with the current names. Each name that the tree's error message refuses is replaced by its old name."""
     first_message, unused = "", list(renames)
     while True:
         try:
-            return call(names)
-        except mistake as error:
+            return call(arguments)
+        except error_type as error:
             message = str(error)
-            rename = _find_refused_name(message, [rename for rename in unused if rename.fits(names)])
+            rename = _find_refused_rename(message, [rename for rename in unused if rename.is_used_in(arguments)])
             if rename is None and first_message:
-                raise mistake(f"{first_message} With old names: {message}") from error
+                raise error_type(f"{first_message} With old names: {message}") from error
             if rename is None:
                 raise
-            first_message, names = first_message or message, rename.restore_old(names)
+            first_message, arguments = first_message or message, rename.restore_old_name(arguments)
             unused.remove(rename)
 
 
-def _find_refused_name(message: str, renames: list[Rename]) -> Rename | None:
+def _find_refused_rename(message: str, renames: list[Rename]) -> Rename | None:
     """Return the rename whose new name comes first in the message. A message may leave out the section (`model.`)."""
     places = {}
     for rename in renames:
@@ -106,25 +106,25 @@ class Interruption:
     """Raise KeyboardInterrupt when the second row of a metrics.jsonl is about to be written, once."""
 
     def __init__(self) -> None:
-        self.openings = -1  # less than 0: off
+        self.num_openings = -1  # less than 0: off
 
-    def watch(self, event: str, arguments: tuple[object, ...]) -> None:
-        if self.openings < 0 or event != "open" or Path(str(arguments[0])).name != "metrics.jsonl":
+    def handle_audit_event(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.num_openings < 0 or event != "open" or Path(str(arguments[0])).name != "metrics.jsonl":
             return
         if isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
-            self.openings += 1
-            if self.openings == 2:
-                self.openings = -1
+            self.num_openings += 1
+            if self.num_openings == 2:
+                self.num_openings = -1
                 raise KeyboardInterrupt
 
 
-def train_setting(setting: Setting, folder: Path, renames: Sequence[Rename], started_from: str = "") -> list[Path]:
+def train_setting(setting: Setting, folder: Path, renames: Sequence[Rename], start_run: str = "") -> list[Path]:
     """Train one setting and return its run folders, in the order in which they were created."""
     from vitascope import UserError
 
-    settings = {key: started_from if value == RUN else value for key, value in setting.settings.items()}
-    train = {"train": _train, "resume": _train_with_interruption, "study": _train_study}[setting.kind]
-    call_with_known_names(
+    settings = {key: start_run if value == RUN else value for key, value in setting.settings.items()}
+    train = {"train": _train_recipe, "resume": _train_with_interruption, "study": _run_study}[setting.kind]
+    call_with_accepted_names(
         lambda names: train(setting.recipe, folder, names), settings | setting.options, renames, UserError
     )
     return _find_runs(folder)
@@ -135,35 +135,35 @@ def _find_runs(folder: Path) -> list[Path]:
     return [file.parent for file in sorted(files, key=lambda file: (file.stat().st_mtime_ns, str(file)))]
 
 
-def _train(recipe: str, folder: Path, names: Names) -> None:
+def _train_recipe(recipe: str, folder: Path, arguments: Arguments) -> None:
     import vitascope
 
-    vitascope.train(recipe, runs=folder, quiet=True, **names)
+    vitascope.train(recipe, runs=folder, quiet=True, **arguments)
 
 
-def _train_with_interruption(recipe: str, folder: Path, names: Names) -> None:
+def _train_with_interruption(recipe: str, folder: Path, arguments: Arguments) -> None:
     import vitascope
 
     interruption = Interruption()
-    sys.addaudithook(interruption.watch)
-    interruption.openings = 0
+    sys.addaudithook(interruption.handle_audit_event)
+    interruption.num_openings = 0
     try:
-        _train(recipe, folder, names)
+        _train_recipe(recipe, folder, arguments)
     except KeyboardInterrupt:
         vitascope.resume(_find_runs(folder)[-1], quiet=True)
         return
     finally:
-        interruption.openings = -1
+        interruption.num_openings = -1
     raise RuntimeError("The run could not be interrupted: metrics.jsonl was not opened for its second row.")
 
 
-def _train_study(recipe: str, folder: Path, names: Names) -> None:
+def _run_study(recipe: str, folder: Path, arguments: Arguments) -> None:
     """Run `vitascope study` in this process; a message with exit code 2 becomes a UserError."""
     from vitascope import UserError
     from vitascope.cli import main
 
-    settings = [f"{key}={value}" for key, value in names.items() if not key.startswith("-")]
-    options = [part for key, value in names.items() if key.startswith("-") for part in (key, str(value))]
+    settings = [f"{key}={value}" for key, value in arguments.items() if not key.startswith("-")]
+    options = [part for key, value in arguments.items() if key.startswith("-") for part in (key, str(value))]
     words_before, messages = sys.argv, io.StringIO()
     sys.argv = ["vitascope", "study", recipe, *settings, *options, "--out", str(folder)]
     try:
@@ -179,7 +179,7 @@ def _train_study(recipe: str, folder: Path, names: Names) -> None:
         sys.argv = words_before
 
 
-def run_job(job: Job, report: Callable[[Result], None]) -> None:
+def run_job(job: Job, report_result: Callable[[Result], None]) -> None:
     """Train all settings, one after the other. An error ends one setting, not the job."""
     known = {setting.name: setting for setting in [*job.settings, *job.needed]}
     trained: dict[str, Result] = {}
@@ -192,12 +192,12 @@ def run_job(job: Job, report: Callable[[Result], None]) -> None:
         return Result(name, trained[name].runs, trained[name].error)
 
     for setting in job.settings:
-        report(train_once(setting.name))
+        report_result(train_once(setting.name))
 
 
-def _try_setting(setting: Setting, job: Job, started_from: str) -> Result:
+def _try_setting(setting: Setting, job: Job, start_run: str) -> Result:
     try:
-        runs = train_setting(setting, Path(job.folder) / setting.name, job.renames, started_from)
+        runs = train_setting(setting, Path(job.folder) / setting.name, job.renames, start_run)
     except Exception as error:  # any error of the tree's code is reported for this setting
         return Result(setting.name, [], f"{type(error).__name__}: {' '.join(str(error).split())}")
     is_finished = runs and all((run / "model.safetensors").is_file() for run in runs)

@@ -8,40 +8,38 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitascope import explain, export
-    from vitascope.checking.examining import check
+    from vitascope.coursework.checker.check import check
     from vitascope.errors import UserError
     from vitascope.evaluation.trained import from_pretrained, load
     from vitascope.model.attention import SelfAttention
-    from vitascope.model.attention2d import SelfAttention2d
+    from vitascope.model.attention_variants import SelfAttention2d, SingleHeadAttention
     from vitascope.model.config import ModelConfig
-    from vitascope.model.masks import causal_mask
     from vitascope.model.patches import patchify, unpatchify
-    from vitascope.model.scaled_dot_product import attend
-    from vitascope.model.single_head import SingleHeadAttention
+    from vitascope.model.scaled_dot_product import attend, causal_mask
     from vitascope.model.vit import VisionTransformer
     from vitascope.training.train import resume, train
     from vitascope.weights.adaptation import adapt
-    from vitascope.weights.native import from_torch, to_torch
+    from vitascope.weights.torch_layers import from_torch, to_torch
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ModelConfig": "model.config",
     "SelfAttention": "model.attention",
-    "SelfAttention2d": "model.attention2d",
-    "SingleHeadAttention": "model.single_head",
+    "SelfAttention2d": "model.attention_variants",
+    "SingleHeadAttention": "model.attention_variants",
     "UserError": "errors",
     "VisionTransformer": "model.vit",
     "adapt": "weights.adaptation",
     "attend": "model.scaled_dot_product",
-    "causal_mask": "model.masks",
-    "check": "checking.examining",
+    "causal_mask": "model.scaled_dot_product",
+    "check": "coursework.checker.check",
     "from_pretrained": "evaluation.trained",
-    "from_torch": "weights.native",
+    "from_torch": "weights.torch_layers",
     "load": "evaluation.trained",
     "patchify": "model.patches",
     "resume": "training.train",
-    "to_torch": "weights.native",
+    "to_torch": "weights.torch_layers",
     "train": "training.train",
     "unpatchify": "model.patches",
 }

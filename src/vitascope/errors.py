@@ -5,17 +5,17 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 SHORT = 4  # letters; words of this length are similar to many others
-Class = TypeVar("Class", bound=type)
+ConfigClass = TypeVar("ConfigClass", bound=type)
 
 
 class UserError(ValueError):
     """An error that the user can fix. The command line prints it as one line and exits with code 2."""
 
 
-def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
+def suggest_choice(unknown_value: str, choices: Iterable[str], prefix: str = "") -> str:
     """Return 'Did you mean depth?' if a choice is similar, otherwise the list of choices. `prefix` is not compared."""
     choices = sorted(choices)
-    near = get_close_matches(word, choices, n=1, cutoff=0.6 if len(word) > SHORT else 0.7)
+    near = get_close_matches(unknown_value, choices, n=1, cutoff=0.6 if len(unknown_value) > SHORT else 0.7)
     return f"Did you mean {prefix}{near[0]}?" if near else f"Choose one of {', '.join(prefix + c for c in choices)}."
 
 
@@ -24,12 +24,12 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def first_line(error: BaseException, most: int = 120) -> str:
+def shorten_error_message(error: BaseException, max_chars: int = 120) -> str:
     """Return the first line of another library's error, shortened, or the error's name if it has no text."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:max_chars]
 
 
-def speaks_for_itself(config: Class) -> Class:
+def skip_beartype(config_class: ConfigClass) -> ConfigClass:
     """Mark a dataclass that checks its own fields, so that the tests' type checker skips it."""
-    config.__init__.__annotations__.clear()
-    return config
+    config_class.__init__.__annotations__.clear()
+    return config_class

@@ -9,10 +9,10 @@ import torch
 
 from benchmarks import kernel_table
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.evaluation.fast import FEW
+from vitascope.evaluation.fast import SMALL_BATCH_SIZE
 from vitascope.model.attention import SelfAttention
 from vitascope.recipe.reading import read_recipe
-from vitascope.training.kernels import Part, Use
+from vitascope.training.kernel_choice import KernelWorkload, LayerCall
 
 SMALL = ["model.embed_dim=64", "model.depth=1", "model.num_heads=2", "train.batch_size=12", "train.precision=float32"]
 
@@ -27,15 +27,15 @@ def fake_gpu(monkeypatch):
 
     def tell_parts(model, use):
         tokens = torch.zeros(use.batch, model.config.num_tokens, model.config.embed_dim)
-        parts = {"attention": Part(model.blocks[0].attn, tokens)}
-        return parts if use.compiled else parts | {"norm": Part(model.blocks[0].norm1, tokens)}
+        parts = {"attention": LayerCall(model.blocks[0].attn, tokens)}
+        return parts if use.compiled else parts | {"norm": LayerCall(model.blocks[0].norm1, tokens)}
 
     def measure(part, use):
         measured.append((part, use))
         return "default" if "own" not in part.module.KERNELS else "own"
 
-    monkeypatch.setattr(kernel_table, "list_parts", tell_parts)
-    monkeypatch.setattr(kernel_table, "measure_fastest", measure)
+    monkeypatch.setattr(kernel_table, "list_kernel_layers", tell_parts)
+    monkeypatch.setattr(kernel_table, "measure_fastest_kernel", measure)
     return measured
 
 
@@ -50,7 +50,7 @@ def test_every_shape_of_training_and_fast_answers_is_measured_once_and_merged_so
     uses = [(type(part.module), use.batch, use.training) for part, use in fake_gpu]
     assert len(uses) == len(set(uses)) == 5
     attention = [(batch, training) for kind, batch, training in uses if kind is SelfAttention]
-    assert attention[:3] == [(12, True), (1, False), (FEW, False)] and attention[3][0] > FEW
+    assert attention[:3] == [(12, True), (1, False), (SMALL_BATCH_SIZE, False)] and attention[3][0] > SMALL_BATCH_SIZE
     found = json.loads(table.read_text())
     assert list(found) == sorted(found) and len(found) == 6 and found["zzz"] == "own"
     assert sum(", training, of " in key for key in found) == 2
@@ -64,17 +64,19 @@ def test_every_shape_of_training_and_fast_answers_is_measured_once_and_merged_so
 def test_the_measured_uses_are_those_that_training_looks_up(fake_gpu) -> None:
     recipe = read_recipe("cifar10-dino", ["train.batch_size=6"])
     model = VisionTransformer(ModelConfig(embed_dim=64, depth=1, num_heads=2))
-    uses = [use for _, use in kernel_table.list_uses(read_recipe("cifar10-94", SMALL), model) if use.training]
-    assert uses == [Use(12, torch.float32, training=True, compiled=compiled) for compiled in (False, True)]
-    assert kernel_table.training_use(recipe, 1000, torch.float32, compiled=False).batch == 12, "two large crops each"
+    uses = [use for _, use in kernel_table.list_kernel_uses(read_recipe("cifar10-94", SMALL), model) if use.training]
+    assert uses == [KernelWorkload(12, torch.float32, training=True, compiled=compiled) for compiled in (False, True)]
+    assert kernel_table.make_training_workload(recipe, 1000, torch.float32, compiled=False).batch_size == 12, (
+        "two large crops each"
+    )
 
 
 def test_without_a_gpu_or_without_a_model_it_is_refused(monkeypatch, capsys) -> None:
     with pytest.raises(UserError, match="takes its model from timm:deit_tiny"):
-        kernel_table.measure_choices(read_recipe("cifar10-finetune", []), {})
+        kernel_table.measure_kernel_choices(read_recipe("cifar10-finetune", []), {})
     staged = read_recipe("cifar10-ssl", [])
-    assert kernel_table.find_model(staged) == staged.model
-    assert kernel_table.find_model(replace(staged, model=ModelConfig())) == read_recipe("cifar10-dino", []).model
+    assert kernel_table.find_model_config(staged) == staged.model
+    assert kernel_table.find_model_config(replace(staged, model=ModelConfig())) == read_recipe("cifar10-dino", []).model
     if not torch.cuda.is_available():
         monkeypatch.setattr(sys, "argv", ["kernel_table", "--recipes", "cifar10-94"])
         with pytest.raises(SystemExit):

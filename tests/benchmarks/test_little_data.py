@@ -5,28 +5,29 @@ from argparse import Namespace
 import pytest
 
 from benchmarks import small_data
-from vitascope.data.config import AugmentConfig
-from vitascope.data.policy import resolve
+from vitascope.data.config import AugmentConfig, resolve_augmentation
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import word
+from vitascope.recipe.writing import format_value
 
 
 def read(arm: str, base: str) -> Recipe:
     asked = Namespace(
         base=base, data="cifar10", tune=True, labels=1.0, epochs=20, device="cpu", compile="never", lr=None
     )
-    return read_recipe("cifar10", [f"{key}={word(value)}" for key, value in small_data.settings(arm, asked).items()])
+    return read_recipe(
+        "cifar10", [f"{key}={format_value(value)}" for key, value in small_data.make_settings(arm, asked).items()]
+    )
 
 
 @pytest.mark.parametrize("arm", small_data.ARMS)
 def test_every_arm_can_be_trained_with_the_datas_own_augmentation(arm) -> None:
     recipe = read(arm, "plain")
-    assert resolve(recipe.data.augment, "cifar10") == resolve(AugmentConfig(), "cifar10")
+    assert resolve_augmentation(recipe.data.augment, "cifar10") == resolve_augmentation(AugmentConfig(), "cifar10")
     assert recipe.model.initialize == ("mimetic" if "mimetic" in arm else "timm")
 
 
-@pytest.mark.parametrize("arm", small_data.ON_RECIPE)
+@pytest.mark.parametrize("arm", small_data.RECIPE_ARMS)
 def test_arms_on_top_of_the_recipe_keep_what_it_has(arm) -> None:
     recipe = read(arm, "recipe")
     assert (recipe.model.initialize, recipe.data.augment.randaugment) == ("conv_like", 2)

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.looking import cost_of_looking, written_out_forward
+from benchmarks.looking import measure_attention_map_cost, run_unfused_forward
 from tests.explain.test_explain import KINDS, made, pictures
 
 
@@ -11,10 +11,10 @@ def test_the_written_out_forward_is_the_model() -> None:
         model = made(**settings)
         if not model.config.causal:
             images = pictures(model)
-            torch.testing.assert_close(written_out_forward(model, images), model(images).detach(), atol=1e-10, rtol=0)
+            torch.testing.assert_close(run_unfused_forward(model, images), model(images).detach(), atol=1e-10, rtol=0)
 
 
 def test_the_cost_is_a_ratio() -> None:
     model = made()
-    ratios = cost_of_looking(model, pictures(model, 64), rounds=3)
+    ratios = measure_attention_map_cost(model, pictures(model, 64), num_rounds=3)
     assert len(ratios) == 3 and all(0.1 < ratio < 50 for ratio in ratios)

@@ -6,71 +6,82 @@ import pytest
 import torch
 
 from benchmarks import guard
-from benchmarks.__main__ import RESULTS
-from benchmarks.contenders import LIBRARIES, SHAPES
-from benchmarks.growth import BASE, exponent, network
-from benchmarks.guard import device_of, watched
-from benchmarks.race import Arm, Times, percentile, race, ratio
+from benchmarks.__main__ import RESULTS_FOLDER
+from benchmarks.contenders import MODEL_BUILDERS, SHAPES
+from benchmarks.growth import BASE_SIZES, fit_exponent, make_model_config
+from benchmarks.guard import get_record_device, select_guarded_rows
+from benchmarks.race import Implementation, ImplementationTimes, compute_speedup, percentile, time_implementations
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", MODEL_BUILDERS)
 def test_every_library_builds_the_same_network(library) -> None:
     """The same number of parameters, up to the query, key and value biases that vit-pytorch leaves out."""
     shape = SHAPES["16×2"]
     if library == "vit-pytorch":
         pytest.importorskip("vit_pytorch")
-    ours, theirs = (sum(p.numel() for p in LIBRARIES[name](shape).parameters()) for name in ("ours", library))
-    model = LIBRARIES[library](shape).eval()
+    ours, theirs = (sum(p.numel() for p in MODEL_BUILDERS[name](shape).parameters()) for name in ("ours", library))
+    model = MODEL_BUILDERS[library](shape).eval()
     assert model(torch.randn(2, 3, 8, 8)).shape == (2, 10)
     assert theirs == pytest.approx(ours, rel=0.03)
 
 
 @pytest.mark.slow
 def test_a_race_times_everyone_in_every_round() -> None:
-    arms = [Arm("ours"), Arm("timm"), Arm("ours", task="step")]
-    found = race("16×2", "train", arms, batch=4, rounds=3, threads=1)
+    arms = [Implementation("ours"), Implementation("timm"), Implementation("ours", task="step")]
+    found = time_implementations("16×2", "train", arms, batch_size=4, num_rounds=3, num_threads=1)
     for times in found.values():
-        assert times.broken is None and len(times.rounds) == 3 and min(times.rounds) > 0
-        assert times.peak_bytes > 2**20 and times.ready > 0
-    assert ratio(found["timm"], found["ours"]) > 0
+        assert times.failure_reason is None and len(times.seconds_per_round) == 3 and min(times.seconds_per_round) > 0
+        assert times.peak_bytes > 2**20 and times.setup_seconds > 0
+    assert compute_speedup(found["timm"], found["ours"]) > 0
 
 
 @pytest.mark.slow
 def test_a_contender_that_dies_is_out_and_the_others_go_on() -> None:
-    found = race("16×2", "infer", [Arm("ours"), Arm("timm", precision="no_such_type")], batch=2, rounds=2, threads=1)
-    assert found["timm, no_such_type"].broken and len(found["ours"].rounds) == 2
-    assert ratio(found["timm, no_such_type"], found["ours"]) is None
+    found = time_implementations(
+        "16×2",
+        "infer",
+        [Implementation("ours"), Implementation("timm", precision="no_such_type")],
+        batch_size=2,
+        num_rounds=2,
+        num_threads=1,
+    )
+    assert found["timm, no_such_type"].failure_reason and len(found["ours"].seconds_per_round) == 2
+    assert compute_speedup(found["timm, no_such_type"], found["ours"]) is None
 
 
 def test_ratios_are_taken_round_by_round() -> None:
     """Both were slow in the second round: that is the machine, not a contender."""
-    assert ratio(Times([2.0, 20.0, 2.0]), Times([1.0, 10.0, 1.0])) == 2.0
+    assert compute_speedup(ImplementationTimes([2.0, 20.0, 2.0]), ImplementationTimes([1.0, 10.0, 1.0])) == 2.0
     assert percentile([float(n) for n in range(100)], 0.99) == 99.0
 
 
 def test_the_exponent_is_the_slope_of_the_logarithms() -> None:
-    assert exponent([2, 4, 8], [3.0, 12.0, 48.0]) == pytest.approx(2)
-    assert exponent([1, 10], [5.0, 5.0]) == pytest.approx(0)
+    assert fit_exponent([2, 4, 8], [3.0, 12.0, 48.0]) == pytest.approx(2)
+    assert fit_exponent([1, 10], [5.0, 5.0]) == pytest.approx(0)
 
 
 def test_a_point_of_growth_changes_one_thing() -> None:
-    base = BASE["cpu"]
-    wide, deep = network(base | {"width": 256}), network(base | {"depth": 2})
+    base = BASE_SIZES["cpu"]
+    wide, deep = make_model_config(base | {"width": 256}), make_model_config(base | {"depth": 2})
     assert (wide.embed_dim, wide.depth, wide.num_tokens) == (256, base["depth"], 64)
-    assert (deep.embed_dim, deep.depth) == (base["width"], 2) and network(base | {"tokens": 256}).num_tokens == 256
+    assert (deep.embed_dim, deep.depth) == (base["width"], 2) and make_model_config(
+        base | {"tokens": 256}
+    ).num_tokens == 256
 
 
 @pytest.mark.parametrize("name", ["bench-cpu", "bench-cuda", "bench-cuda-more"])
 def test_the_guard_finds_what_to_run_again_in_every_record(name) -> None:
-    record = json.loads((RESULTS / f"{name}.json").read_text())
-    found = watched(record)
+    record = json.loads((RESULTS_FOLDER / f"{name}.json").read_text())
+    found = select_guarded_rows(record)
     assert {row["task"] for row, _ in found} == {"train", "infer"}
     assert all(row["times_timm"] > 0 and [arm.library for arm in arms] == ["ours", "timm"] for row, arms in found)
-    assert device_of(record) == ("cpu" if name == "bench-cpu" else "cuda")
+    assert get_record_device(record) == ("cpu" if name == "bench-cpu" else "cuda")
 
 
 def test_the_guard_does_not_compare_machines(monkeypatch) -> None:
-    monkeypatch.setattr(guard, "device_names", lambda: {"cpu": "Abacus, 2 cores, 2 threads", "system": "Linux x86_64"})
+    monkeypatch.setattr(
+        guard, "get_device_names", lambda: {"cpu": "Abacus, 2 cores, 2 threads", "system": "Linux x86_64"}
+    )
     monkeypatch.setattr("sys.argv", ["guard"])
     with pytest.raises(
         SystemExit, match=r"this machine is Abacus, 2 cores, and ratios differ between machines.*--against COMMIT"

@@ -12,13 +12,20 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.same_numbers import __main__ as same_numbers
 from benchmarks.same_numbers.compare import Comparison, MetricNames, compare_metrics, compare_runs, compare_weights
-from benchmarks.same_numbers.settings import CUDA_BATCH, CUDA_PASSES, CUDA_STEPS, IMAGES, SETTINGS, write_images
+from benchmarks.same_numbers.settings import (
+    CUDA_BATCH,
+    CUDA_PASSES,
+    CUDA_STEPS,
+    NUM_IMAGES,
+    SETTINGS,
+    write_random_images,
+)
 from benchmarks.same_numbers.worker import (
     RUN,
     Job,
     Rename,
     Result,
-    call_with_known_names,
+    call_with_accepted_names,
     read_job,
     run_job,
     train_setting,
@@ -129,7 +136,7 @@ def test_an_old_name_is_used_only_where_the_new_one_is_unknown() -> None:
         Rename("model.initialize", old="model.initialize", new_value="quiet", old_value="silent"),
     ]
     names = {"train.epochs": 7, "train.rate": 0.5, "model.initialize": "conv_like"}
-    recipe = call_with_known_names(read_settings, names, renames, UserError)
+    recipe = call_with_accepted_names(read_settings, names, renames, UserError)
     assert (recipe.train.lr, recipe.train.epochs, recipe.model.initialize) == (0.5, 7, "mimetic")
 
 
@@ -144,10 +151,10 @@ def test_an_unknown_option_of_the_command_line_gets_its_old_name(tmp_path) -> No
 
 def test_an_error_that_no_rename_explains_is_raised() -> None:
     with pytest.raises(UserError, match=r"^There is no setting 'train\.rate'"):
-        call_with_known_names(read_settings, {"train.rate": 0.5}, [], UserError)
+        call_with_accepted_names(read_settings, {"train.rate": 0.5}, [], UserError)
     endless = [Rename("train.rate", old="train.rate")]
     with pytest.raises(UserError, match=r"'train\.rate'.*With old names: There is no setting 'train\.rate'"):
-        call_with_known_names(read_settings, {"train.rate": 0.5}, endless, UserError)
+        call_with_accepted_names(read_settings, {"train.rate": 0.5}, endless, UserError)
 
 
 def test_a_tree_compared_with_itself_is_identical_and_another_seed_is_not(tmp_path) -> None:
@@ -184,13 +191,16 @@ def test_a_difference_counts_only_where_the_base_repeats_itself(
 ) -> None:
     one, other = write_run(tmp_path / "one"), write_run(tmp_path / "other", [ROW | {"train_loss": 3.0}])
     results = {run.name: Result("plain", [str(run)]) for run in (one, other)}
-    monkeypatch.setattr(same_numbers, "train_with_both", lambda *_: iter([(results["one"], results["other"])]))
-    monkeypatch.setattr(same_numbers, "repeat_base", lambda *_: [results[repeated]])
+    monkeypatch.setattr(same_numbers, "train_with_both_trees", lambda *_: iter([(results["one"], results["other"])]))
+    monkeypatch.setattr(same_numbers, "train_base_again", lambda *_: [results[repeated]])
     verdicts = same_numbers.compare_trees(tmp_path, [TINY], None)
     assert verdicts[0].outcome == outcome
     line = f"{outcome}: train_loss, epoch 1: 2.25 in the base, 3.0 in the working tree"
     assert capsys.readouterr().out.split("tensors", 1)[1].strip() == line
-    assert same_numbers.summarize(verdicts, "abc1234") == f"{outcome}: 1 of 1 setting, abc1234 and the working tree"
+    assert (
+        same_numbers.summarize_verdicts(verdicts, "abc1234")
+        == f"{outcome}: 1 of 1 setting, abc1234 and the working tree"
+    )
 
 
 def test_two_trees_that_skip_the_intended_code_are_not_identical(tmp_path) -> None:
@@ -229,10 +239,10 @@ def test_an_exported_tree_keeps_the_short_hash_of_its_commit(tmp_path) -> None:
 
 
 def test_the_images_for_a_gpu_make_exactly_twenty_steps(tmp_path) -> None:
-    from vitascope.data.npz import npz
+    from vitascope.data.sources.arrays import open_npz
 
-    write_images(tmp_path, IMAGES["cuda"])
-    split = npz(tmp_path / "cifar10.npz").load("train")
+    write_random_images(tmp_path, NUM_IMAGES["cuda"])
+    split = open_npz(tmp_path / "cifar10.npz").load_split("train")
     assert len(split) * CUDA_PASSES == CUDA_STEPS * CUDA_BATCH
     assert split.images.shape[1:] == (3, 32, 32) and split.labels.unique().tolist() == list(range(10))
 

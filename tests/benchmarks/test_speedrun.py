@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import speedrun
 from vitascope import UserError
-from vitascope.records.arms import arms_of
+from vitascope.records.ablation import compare_arms
 
 SEEN = [("long", 1, 0.7), ("short", 1, 0.6), ("long", 2, 0.9)]
 COMMON = {"data.validation": 0.1, "data.name": "cifar10", "train.compile": "never"}
@@ -16,51 +16,55 @@ COMMON = {"data.validation": 0.1, "data.name": "cifar10", "train.compile": "neve
 
 def test_arms_that_change_nothing_or_cannot_be_are_left_out_and_named(capsys) -> None:
     names = ["as it is", "local start", "timm's start", "no rotary positions", "flips by turns", "flips by chance"]
-    assert speedrun.applying("cifar10-94", COMMON, names, [2]) == ["as it is", "timm's start", "flips by chance"]
+    assert speedrun.select_valid_arms("cifar10-94", COMMON, names, [2]) == [
+        "as it is",
+        "timm's start",
+        "flips by chance",
+    ]
     said = capsys.readouterr().out
     assert "Skipped: local start. The recipe already has this setting." in said
     assert "Skipped: no rotary positions. initialize=conv_like needs rotary positions" in said
-    assert speedrun.applying("cifar10-tokenizer", COMMON, names[1:3], [2]) == ["local start"]
+    assert speedrun.select_valid_arms("cifar10-tokenizer", COMMON, names[1:3], [2]) == ["local start"]
 
 
 def test_every_part_of_the_fast_recipe_that_was_tuned_can_be_taken_back() -> None:
     stages = (Path(speedrun.__file__).parent / "borrowed.sh").read_text()
     back = stages.partition('ARMS="')[2].partition('"')[0].splitlines()
-    assert len(back) > 10 and speedrun.applying("cifar10-94", COMMON, back, [2]) == back
+    assert len(back) > 10 and speedrun.select_valid_arms("cifar10-94", COMMON, back, [2]) == back
 
 
 def test_a_bundle_of_changes_is_held_against_the_bundle_it_adds_to() -> None:
     rows = [{"arm": name, "seed": 1, "accuracy": 0.9} for name in ("as it is", "lean", "lean, free", "lean, free, 3")]
-    bases = [arm.base for arm in arms_of(rows)]
+    bases = [arm.baseline_name for arm in compare_arms(rows)]
     assert bases == ["", "as it is", "lean", "lean, free"]
 
 
 def test_a_recipe_with_other_settings_is_called_so_and_its_arms_are_held_against_it() -> None:
-    names = [speedrun.called(arm, base) for base in ("60 passes", "as it is") for arm in ("as it is", "GELU")]
+    names = [speedrun.make_row_name(arm, base) for base in ("60 passes", "as it is") for arm in ("as it is", "GELU")]
     assert names == ["60 passes", "60 passes, GELU", "as it is", "GELU"]
     rows = [{"arm": name, "seed": 1, "accuracy": 0.9} for name in ["first", *names]]
-    assert [arm.base for arm in arms_of(rows)] == ["", "first", "60 passes", "first", "first"]
+    assert [arm.baseline_name for arm in compare_arms(rows)] == ["", "first", "60 passes", "first", "first"]
 
 
 def test_the_way_there_is_a_line_for_each_arm_and_a_dot_for_each_record(tmp_path, monkeypatch) -> None:
     rows = [{"arm": arm, "seed": seed, "accuracy": score, "curve": [[1, 0.5], [2, score]]} for arm, seed, score in SEEN]
     (tmp_path / "tuned.json").write_text(json.dumps({"rows": rows}))
     drawn = []
-    monkeypatch.setattr(speedrun, "draw_speed", lambda lines, dots: drawn.append((lines, dots)))
-    monkeypatch.setattr(speedrun, "save", lambda figure, out: None)
+    monkeypatch.setattr(speedrun, "draw_accuracy_over_time", lambda lines, dots: drawn.append((lines, dots)))
+    monkeypatch.setattr(speedrun, "save_figure", lambda figure, out: None)
     known = Path(__file__).parents[2] / "results" / "cifar10.json"
-    speedrun.picture([tmp_path / "tuned.json", known], tmp_path / "way.png")
+    speedrun.draw_speed_records([tmp_path / "tuned.json", known], tmp_path / "way.png")
     [(lines, dots)] = drawn
     assert list(lines) == ["long", "short"] and lines["long"][1] == [2, 0.7], "the first seed of each"
     assert list(dots) == ["cifar10"] and dots["cifar10"] == pytest.approx((64.20, 0.95937), abs=1e-2)
 
 
 def test_what_the_datas_policy_says_counts_as_the_recipes() -> None:
-    assert speedrun.applying(
+    assert speedrun.select_valid_arms(
         "cifar10-tokenizer", COMMON, ["zeros come in at the edge", "mirrored pixels come in at the edge"], [1]
     ) == ["mirrored pixels come in at the edge"]
     with pytest.raises(UserError, match="views=2 adds the mirror image"):
-        speedrun.applying("mnist-99", COMMON | {"data.name": "mnist"}, ["as it is"], [2])
+        speedrun.select_valid_arms("mnist-99", COMMON | {"data.name": "mnist"}, ["as it is"], [2])
 
 
 @pytest.mark.parametrize(

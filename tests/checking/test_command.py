@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitascope.checking.child import explained, loaded
-from vitascope.checking.exercise import EXERCISES
-from vitascope.checking.finding import PARTS
-from vitascope.checking.isolation import check_file
+from vitascope.coursework.checker.check import PARTS
+from vitascope.coursework.checker.sandbox import check_file
+from vitascope.coursework.checker.sandbox_worker import explain_error, import_user_file
+from vitascope.coursework.exercises import EXERCISES
 
 RIGHT = """
 import torch
@@ -119,14 +119,14 @@ def test_every_way_to_fail_has_its_words(
     monkeypatch.syspath_prepend("")
     path = written(source)
     with pytest.raises(BaseException) as raised:  # noqa: PT011
-        loaded(path)
-    assert explained(raised.value, path, 4.0) == words
+        import_user_file(path)
+    assert explain_error(raised.value, path, 4.0) == words
 
 
 def test_what_was_done_before_an_endless_loop_is_told(written: Callable) -> None:
     path = written(WRONG + "\ndef multi_head_attention(x, w_q, w_k, w_v, w_o, heads):\n    while True: pass\n")
-    reports = check_file(path, seconds=2)
-    assert [part.mistakes for part in reports.parts] == [["missing-scale"]]
+    reports = check_file(path, time_limit_seconds=2)
+    assert [part.mistakes for part in reports.part_reports] == [["missing-scale"]]
     assert reports.exit_code == 2 and "multi_head_attention did not finish" in str(reports.error)
 
 
@@ -137,7 +137,7 @@ def test_json_of_an_unusable_file_is_json(vitascope: Callable, written: Callable
 
 def test_numbers_that_are_not_finite_are_still_json(written: Callable) -> None:
     source = "import torch\ndef attention(q, k, v):\n    return v * torch.nan"
-    told = check_file(written(source)).as_json()
+    told = check_file(written(source)).to_json_summary()
     assert json.loads(json.dumps(told, allow_nan=False))["parts"][0]["first_difference"]["got"] == "nan"
 
 
@@ -148,8 +148,8 @@ def test_a_missing_file_and_no_file_are_2(vitascope: Callable, tmp_path: Path) -
 
 def test_a_function_that_raises_is_wrong_and_its_error_told(written: Callable) -> None:
     reports = check_file(written("def attention(q, k, v):\n    return q @ k"))
-    assert reports.exit_code == 1 and reports.parts[0].mistakes == ["unknown"]
-    assert "It raised an error for every input. RuntimeError" in reports.parts[0].evidence[0]
+    assert reports.exit_code == 1 and reports.part_reports[0].mistakes == ["unknown"]
+    assert "It raised an error for every input. RuntimeError" in reports.part_reports[0].evidence[0]
 
 
 def test_a_mask_must_agree_with_the_reader_s_own_causal_mask(written: Callable) -> None:
@@ -165,8 +165,8 @@ def attention(q, k, v, mask=None):
 """
     files = ((hides, "one.py"), (hides + sees, "two.py"), (hides + blocks, "three.py"))
     alone, inverted, right = (check_file(written(text, name)) for text, name in files)
-    assert alone.parts[0].mistakes == ["mask-inverted"]  # by default, True means that attention is allowed
-    assert [part.mistakes for part in inverted.parts] == [["mask-inverted"], []]
+    assert alone.part_reports[0].mistakes == ["mask-inverted"]  # by default, True means that attention is allowed
+    assert [part.mistakes for part in inverted.part_reports] == [["mask-inverted"], []]
     assert right.passed
 
 
@@ -176,10 +176,10 @@ def test_the_example_shows_what_the_code_gets_and_returns(written: Callable) -> 
 
     def shown(source: str) -> tuple[list[torch.Tensor], list[str]]:
         """q, k, v, expected, got; and what was assumed."""
-        report = check_file(written(source)).parts[0]
+        report = check_file(written(source)).part_reports[0]
         return [
             torch.tensor(json.loads(line[line.index("[") :])).float() for line in report.example[1:]
-        ], report.assumed
+        ], report.assumptions
 
     tensors, assumed = shown(rows)
     assert {tensor.ndim for tensor in tensors} == {3} and "q, k and v have shape batch × token × feature" in assumed
@@ -190,8 +190,8 @@ def test_the_example_shows_what_the_code_gets_and_returns(written: Callable) -> 
 
 def test_the_expected_mask_has_the_convention_of_the_code(written: Callable) -> None:
     source = "import torch\ndef causal_mask(n):\n    return torch.triu(torch.full((n, n), -10000.0))\n"
-    report = check_file(written(source)).parts[0]  # the diagonal is masked out, too
-    assert report.mistakes == ["unknown"] and "the mask is additive: it is added to the scores" in report.assumed
+    report = check_file(written(source)).part_reports[0]  # the diagonal is masked out, too
+    assert report.mistakes == ["unknown"] and "the mask is additive: it is added to the scores" in report.assumptions
     assert report.example[-2:] == ["expected [[0, -10000], [0, 0]]", "got      [[-10000, -10000], [0, -10000]]"]
     assert report.first_difference["expected"] == 0
 
@@ -234,7 +234,7 @@ def test_an_exercise_starts_unfilled_and_its_parts_are_recognised(
     assert vitascope("exercise", "start", name, "--out", str(path)).code == 2  # never overwritten
     if name in ("attention", "sheet-e"):
         reports = check_file(path)
-        assert reports.exit_code == 1 and len(reports.parts) == (1 if name == "attention" else 5)
+        assert reports.exit_code == 1 and len(reports.part_reports) == (1 if name == "attention" else 5)
 
 
 def test_exercises_are_listed(vitascope: Callable) -> None:
@@ -292,7 +292,7 @@ layer = SelfAttention(12, 3)
 """
     path = written(text)
     reports = check_file(path)
-    assert [(part.part, part.passed) for part in reports.parts] == [
+    assert [(part.part, part.passed) for part in reports.part_reports] == [
         ("sinusoidal-positions", True),
         ("feed-forward", True),
         ("multi-head-attention", True),
@@ -300,7 +300,7 @@ layer = SelfAttention(12, 3)
     ]
     assert check_file(path, "layer").passed
     joined = written(text.replace("(maps @ v).transpose(1, 2)", "(maps @ v)"), "joined.py")
-    assert [part.mistakes for part in check_file(joined, "SelfAttention").parts] == [["heads-joined-wrongly"]]
+    assert [part.mistakes for part in check_file(joined, "SelfAttention").part_reports] == [["heads-joined-wrongly"]]
 
 
 def test_folders_and_missing_files_are_told(vitascope: Callable, written: Callable, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from checking import wrong_attention, wrong_models
 
 import vitascope
-from vitascope.checking.mistakes import MISTAKES
+from vitascope.coursework.checker.mistakes import MISTAKES
 
 VARIANTS = [
     (name, part, thing)
@@ -31,7 +31,7 @@ def test_a_mistake_is_named_and_nothing_else(
 def test_the_documentation_lists_every_mistake() -> None:
     page = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
     for name, mistake in MISTAKES.items():
-        assert f"| `{name}` | {mistake.meaning} |" in page, name
+        assert f"| `{name}` | {mistake.description} |" in page, name
 
 
 def test_every_id_has_two_differently_written_variants() -> None:

@@ -15,10 +15,9 @@ from torch.nn import functional as F
 
 import vitascope
 from tests.slow import slow_except
-from vitascope.checking.child import loaded
-from vitascope.checking.examining import examined
-from vitascope.checking.finding import part_of
-from vitascope.checking.reference import attend, multi_head
+from vitascope.coursework.checker.check import check_object, recognize_part
+from vitascope.coursework.checker.reference import attend_with_options, multi_head_attention
+from vitascope.coursework.checker.sandbox_worker import import_user_file
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
 
@@ -28,9 +27,9 @@ pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # thousands of tiny co
 def verdict(source: str, name: str, part: str, folder: Path) -> str:
     path = folder / "mine.py"
     path.write_text(source, encoding="utf-8")
-    module = loaded(path)
-    assert part_of(name, getattr(module, name)) == part
-    report = examined(name, getattr(module, name))
+    module = import_user_file(path)
+    assert recognize_part(name, getattr(module, name)) == part
+    report = check_object(name, getattr(module, name))
     return "right" if report.passed else f"{report}\n{source}"
 
 
@@ -140,7 +139,7 @@ def test_the_reference_is_pytorch_s(unchecked_shapes: None) -> None:
     """The same numbers with and without the native calls: written out, as the switches need it, and by PyTorch."""
     q, k, v = torch.randn(3, 2, 3, 5, 4, dtype=torch.float64)
     allowed = torch.ones(5, 5, dtype=torch.bool).tril()
-    written = attend(q, k, v, allowed, {"softmax": -1})
+    written = attend_with_options(q, k, v, allowed, {"softmax": -1})
     torch.testing.assert_close(written, F.scaled_dot_product_attention(q, k, v, is_causal=True))
     native = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
     wq, wk, wv = native.in_proj_weight.chunk(3)
@@ -148,7 +147,7 @@ def test_the_reference_is_pytorch_s(unchecked_shapes: None) -> None:
     weights = {"wq": wq, "wk": wk, "wv": wv, "bq": bq, "bk": bk, "bv": bv}
     weights |= {"wo": native.out_proj.weight, "bo": native.out_proj.bias}
     x = torch.randn(2, 5, 12, dtype=torch.float64)
-    ours = multi_head((x, x, x), weights, 3, allowed, {"softmax": -1})
+    ours = multi_head_attention((x, x, x), weights, 3, allowed, {"softmax": -1})
     torch.testing.assert_close(ours, native(x, x, x, attn_mask=~allowed)[0])
 
 
@@ -167,7 +166,7 @@ def test_what_was_assumed_is_said() -> None:
 
     report = vitascope.check(attention)
     assert report.passed
-    assert "in a boolean mask, True means masked out, as in nn.MultiheadAttention" in report.assumed
+    assert "in a boolean mask, True means masked out, as in nn.MultiheadAttention" in report.assumptions
 
 
 def test_a_report_can_be_read_in_a_notebook() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from tests.weights.test_pretrained import apart, small_timm
 from vitascope import ModelConfig, load
-from vitascope.run.directory import outside
+from vitascope.run.directory import create_external_model
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_what_is_found_out_about_files_of_the_same_name_is_kept_apart(tmp_path, 
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
     words = ("x/model.safetensors", "y/model.safetensors", "y/pytorch_model.bin", "y/vit.pth", "y", "hf:a/model")
-    names = [outside(word, ModelConfig()).path.name for word in words]
+    names = [create_external_model(word, ModelConfig()).path.name for word in words]
     assert names == ["x-model", "y-model", "y-pytorch_model", "vit", "y", "hf-a-model"]
 
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from tests.training.tiny import TINY, untimed
-from vitascope.recipe.reading import recipe_names
+from vitascope.recipe.reading import list_recipe_names
 from vitascope.run.directory import open_run
-from vitascope.training.classify import Classify
+from vitascope.training.objectives.classify import Classify
 
 WORDS = [f"{key}={value}" for key, value in TINY.items()]
 STEPS_PER_EPOCH = 808 // 64  # digits' training images, less the validation images, in batches
@@ -49,7 +49,7 @@ def signals():
 
 def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signals) -> None:
     """The signal comes in the middle of the third epoch."""
-    prepare, steps = Classify.prepare, []
+    prepare, steps = Classify.prepare_batch, []
 
     def prepare_and_interrupt(*args):
         steps.append(args)
@@ -62,7 +62,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
     assert answer.code == 130 and "Interrupted. To resume: vitascope resume runs/digits/" in answer.out
     run = open_run("runs/digits")
     done = len(run.metrics)
-    assert done == 2 and untimed(run) and not run.finished and run.file("curves.png").is_file()
+    assert done == 2 and untimed(run) and not run.is_finished and run.get_path("curves.png").is_file()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_without_a_recipe_each_recipe_is_described(vitascope, here) -> None:
     answer = vitascope("train")
     assert answer.code == 2 and answer.err.startswith("vitascope: Give a recipe first")
     lines = answer.err.splitlines()[1:]
-    assert len(lines) == len(recipe_names()) and all(line.endswith(".") for line in lines)
+    assert len(lines) == len(list_recipe_names()) and all(line.endswith(".") for line in lines)
     assert "  mnist              MNIST with a small pure ViT, 49 tokens." in lines
 
 
@@ -153,20 +153,20 @@ def test_finding_a_rate_draws_and_suggests(vitascope, here) -> None:
 
 
 def test_a_rate_is_not_suggested_where_nothing_was_learnt() -> None:
-    from vitascope.training.rate_finder import STEPS, RateCurve
+    from vitascope.training.rate_finder import NUM_STEPS, LearningRateCurve
 
-    flat = RateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.29, 2.30, 2.9])
-    assert flat.suggested is None and flat.broken == 1e-2
-    steady = RateCurve([1e-3] * STEPS, [2.0] * STEPS)
-    assert steady.broken is None and "diverges" not in steady._describe()
-    torn = RateCurve([1e-3, 1e-2], [2.0, 1.0])  # the next loss was NaN
-    assert torn.broken == 1e-2 and "Right of the dotted line" in torn._describe()
-    assert RateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.0, 1.5, 1.7]).suggested == pytest.approx(1e-3 / 3)
+    flat = LearningRateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.29, 2.30, 2.9])
+    assert flat.suggested_lr is None and flat.divergence_lr == 1e-2
+    steady = LearningRateCurve([1e-3] * NUM_STEPS, [2.0] * NUM_STEPS)
+    assert steady.divergence_lr is None and "diverges" not in steady._describe()
+    torn = LearningRateCurve([1e-3, 1e-2], [2.0, 1.0])  # the next loss was NaN
+    assert torn.divergence_lr == 1e-2 and "Right of the dotted line" in torn._describe()
+    assert LearningRateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.0, 1.5, 1.7]).suggested_lr == pytest.approx(1e-3 / 3)
 
 
 def test_the_preview_says_how_images_are_mixed() -> None:
-    from vitascope.cli.preview import _describe
-    from vitascope.data.policy import NOTHING, POLICIES
+    from vitascope.cli.figures import _describe
+    from vitascope.data.config import NO_AUGMENTATION, POLICIES
 
     digits = _describe(None, [], POLICIES["digits"])
     assert digits.startswith("with the default augmentation of this data (shift 1")
@@ -174,7 +174,7 @@ def test_the_preview_says_how_images_are_mixed() -> None:
     photos = _describe(None, ["data.augment.flip=0"], POLICIES["cifar10"])
     assert "changed by data.augment.flip=0" in photos and "With CutMix, a rectangle" in photos
     assert "mixup" not in photos and photos.endswith("The labels are mixed in the same proportion.")
-    assert _describe("digits-dino", [], NOTHING) == "as in recipe digits-dino (no augmentation)."
+    assert _describe("digits-dino", [], NO_AUGMENTATION) == "as in recipe digits-dino (no augmentation)."
 
 
 def test_data_is_listed_described_and_previewed(vitascope, here) -> None:

@@ -95,7 +95,7 @@ def test_version_and_doctor(vitascope) -> None:
 
 
 def test_doctor_says_what_is_missing(vitascope, monkeypatch) -> None:
-    monkeypatch.setattr("vitascope.run.machine.NEEDED", ("torch", "no-such-package"))
+    monkeypatch.setattr("vitascope.run.machine.REQUIRED_PACKAGES", ("torch", "no-such-package"))
     answer = vitascope("doctor")
     assert answer.code == 1 and "pip install no-such-package" in answer.out
 

@@ -13,18 +13,28 @@ from torchvision.transforms.v2 import functional as tv
 
 from vitascope import UserError
 from vitascope.data import randaugment as ra
-from vitascope.data.augment import erase, flip, shift
-from vitascope.data.colour import brighten, change_contrast, grey, saturate, turn_hue
-from vitascope.data.config import AugmentConfig
-from vitascope.data.draws import epoch_draws, epoch_order, one_step
-from vitascope.data.mixing import mix, unmixed
-from vitascope.data.policy import NOTHING, resolve
-from vitascope.data.preparation import Preparation
-from vitascope.data.warp import turn_and_stretch
+from vitascope.data.augment import (
+    erase_rectangles,
+    flip_selected,
+    make_unmixed_labels,
+    mix_images_and_labels,
+    shift_images,
+)
+from vitascope.data.config import NO_AUGMENTATION, AugmentConfig, resolve_augmentation
+from vitascope.data.image_ops import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
+    rotate_and_scale,
+    rotate_hue,
+    to_grayscale,
+)
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.data.sampling import draw_epoch_augmentation, draw_epoch_order, select_step_draws
 
-GEOMETRY = replace(NOTHING, flip=0.5, shift=2, rotate=20.0, scale=0.2, erase=0.5)
+GEOMETRY = replace(NO_AUGMENTATION, flip=0.5, shift=2, rotate=20.0, scale=0.2, erase=0.5)
 EVERYTHING = replace(GEOMETRY, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.2, randaugment=2)
-PREPARE = Preparation((8, 10), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+PREPARE = Preprocessing((8, 10), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 
 
 def stored(batch: int = 6, channels: int = 3) -> torch.Tensor:
@@ -33,11 +43,11 @@ def stored(batch: int = 6, channels: int = 3) -> torch.Tensor:
 
 def test_flipping_and_shifting_by_hand() -> None:
     image = torch.arange(9, dtype=torch.uint8).view(1, 1, 3, 3)
-    assert flip(image, torch.tensor([True]))[0, 0].tolist() == [[2, 1, 0], [5, 4, 3], [8, 7, 6]]
-    assert torch.equal(flip(image, torch.tensor([False])), image)
-    assert shift(image, torch.tensor([[1, 0]]), "zero")[0, 0].tolist() == [[3, 4, 5], [6, 7, 8], [0, 0, 0]]
-    assert shift(image, torch.tensor([[0, -1]]), "zero")[0, 0].tolist() == [[0, 0, 1], [0, 3, 4], [0, 6, 7]]
-    assert shift(image, torch.tensor([[0, -1]]), "reflect")[0, 0].tolist() == [[1, 0, 1], [4, 3, 4], [7, 6, 7]]
+    assert flip_selected(image, torch.tensor([True]))[0, 0].tolist() == [[2, 1, 0], [5, 4, 3], [8, 7, 6]]
+    assert torch.equal(flip_selected(image, torch.tensor([False])), image)
+    assert shift_images(image, torch.tensor([[1, 0]]), "zero")[0, 0].tolist() == [[3, 4, 5], [6, 7, 8], [0, 0, 0]]
+    assert shift_images(image, torch.tensor([[0, -1]]), "zero")[0, 0].tolist() == [[0, 0, 1], [0, 3, 4], [0, 6, 7]]
+    assert shift_images(image, torch.tensor([[0, -1]]), "reflect")[0, 0].tolist() == [[1, 0, 1], [4, 3, 4], [7, 6, 7]]
 
 
 @pytest.mark.parametrize("fill", ["zero", "reflect"])
@@ -46,13 +56,17 @@ def test_shifting_is_padding_and_cropping(fill) -> None:
     offsets = torch.tensor([[0, 0], [2, -1], [-2, 2], [1, 1]])
     mode = {"zero": "constant", "reflect": "reflect"}[fill]
     padded = torch.nn.functional.pad(images.float(), (2, 2, 2, 2), mode=mode).byte()
-    for image, wide, (down, right) in zip(shift(images, offsets, fill), padded, offsets.tolist(), strict=True):
+    for image, wide, (down, right) in zip(shift_images(images, offsets, fill), padded, offsets.tolist(), strict=True):
         assert torch.equal(image, wide[:, 2 + down : 10 + down, 2 + right : 12 + right])
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [(brighten, tv.adjust_brightness), (change_contrast, tv.adjust_contrast), (saturate, tv.adjust_saturation)],
+    [
+        (adjust_brightness, tv.adjust_brightness),
+        (adjust_contrast, tv.adjust_contrast),
+        (adjust_saturation, tv.adjust_saturation),
+    ],
 )
 def test_colour_changes_are_torchvisions(ours, theirs) -> None:
     images, factors = torch.rand(3, 3, 8, 10), [0.3, 1.0, 1.7]
@@ -63,10 +77,10 @@ def test_colour_changes_are_torchvisions(ours, theirs) -> None:
 
 def test_turning_the_hue_keeps_grey_and_a_third_turn_moves_red_to_green() -> None:
     red = torch.tensor([1.0, 0, 0]).view(1, 3, 1, 1)
-    turned = turn_hue(red, torch.tensor([1 / 3]))
+    turned = rotate_hue(red, torch.tensor([1 / 3]))
     torch.testing.assert_close(turned, torch.tensor([0.0, 1, 0]).view(1, 3, 1, 1), atol=1e-6, rtol=0)
     plain = torch.full((1, 3, 2, 2), 0.4)
-    torch.testing.assert_close(turn_hue(plain, torch.tensor([0.21])), plain)
+    torch.testing.assert_close(rotate_hue(plain, torch.tensor([0.21])), plain)
 
 
 def pillow(image: torch.Tensor) -> Image.Image:
@@ -80,7 +94,7 @@ def pillow(image: torch.Tensor) -> Image.Image:
         (ra.autocontrast, ImageOps.autocontrast, 1),
         (lambda x: ra.posterize(x, 3), lambda image: ImageOps.posterize(image, 3), 0),
         (
-            lambda x: ra.sharpen(x, torch.full((len(x),), 1.6)),
+            lambda x: ra.adjust_sharpness(x, torch.full((len(x),), 1.6)),
             lambda image: ImageEnhance.Sharpness(image).enhance(1.6),
             2,
         ),
@@ -105,7 +119,7 @@ def test_randaugments_operations_are_pillows(ours, theirs, levels) -> None:
 )
 def test_moving_is_torchvisions_affine(name, settings) -> None:
     images = torch.rand(2, 3, 8, 10)
-    moved = ra.move(images, torch.tensor([[0.5 * (known == name) for known in ra.MOVES]] * 2))
+    moved = ra.shear_shift_rotate(images, torch.tensor([[0.5 * (known == name) for known in ra.AFFINE_OPERATIONS]] * 2))
     theirs = tv.affine(images, scale=1.0, interpolation=tv.InterpolationMode.BILINEAR, **settings)
     inner = (slice(None), slice(None), slice(2, -2), slice(3, -3))
     torch.testing.assert_close(moved[inner], theirs[inner], atol=1e-4, rtol=0)
@@ -113,7 +127,7 @@ def test_moving_is_torchvisions_affine(name, settings) -> None:
 
 def test_turning_and_stretching_is_torchvisions_affine() -> None:
     images = torch.rand(1, 3, 9, 9)
-    ours = turn_and_stretch(images, torch.tensor([[0.3, 1.2]]))
+    ours = rotate_and_scale(images, torch.tensor([[0.3, 1.2]]))
     theirs = tv.affine(
         images,
         angle=math.degrees(0.3),
@@ -129,86 +143,94 @@ def test_randaugment_of_the_chosen_images_alone_is_that_of_all_then_selected(mon
     """A CPU's way and a GPU's; the images that came in stay as they were."""
     images, operation = torch.rand(60, 3, 8, 10), torch.randint(len(ra.OPERATIONS), (60, 2))
     before, sign = images.clone(), torch.randint(2, (60, 2)) * 2.0 - 1
-    alone = ra.randaugment(images, operation, sign, magnitude=9.0)
+    alone = ra.apply_randaugment(images, operation, sign, magnitude=9.0)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    torch.testing.assert_close(ra.randaugment(images, operation, sign, magnitude=9.0), alone, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ra.apply_randaugment(images, operation, sign, magnitude=9.0), alone, atol=1e-6, rtol=0)
     assert torch.equal(images, before) and not torch.equal(alone, before)
 
 
 def test_randaugment_without_strength_changes_only_what_has_no_strength() -> None:
     images = torch.rand(12, 3, 8, 10)
     operation = torch.arange(12)[:, None]  # all but autocontrast and equalize
-    out = ra.randaugment((images * 255).round() / 255, operation, torch.ones(12, 1), magnitude=0.0)
+    out = ra.apply_randaugment((images * 255).round() / 255, operation, torch.ones(12, 1), magnitude=0.0)
     torch.testing.assert_close(out, (images * 255).round() / 255, atol=1e-5, rtol=0)
 
 
 @given(seed=st.integers(0, 50), channels=st.sampled_from([1, 3]))
 def test_augmenting_a_batch_is_augmenting_each_image_alone(seed, channels) -> None:
     images, labels = stored(5, channels), torch.arange(5)
-    prepare = Preparation((8, 10), PREPARE.mean[:channels], PREPARE.std[:channels])
-    draws = one_step(epoch_draws(EVERYTHING, 1, 5, seed, 0), 0)
-    together, _ = prepare.varied(images, labels, draws, EVERYTHING)
+    prepare = Preprocessing((8, 10), PREPARE.mean[:channels], PREPARE.std[:channels])
+    draws = select_step_draws(draw_epoch_augmentation(EVERYTHING, 1, 5, seed, 0), 0)
+    together, _ = prepare.augment_and_mix(images, labels, draws, EVERYTHING)
     for number in range(5):
         alone = {name: draw[number : number + 1] for name, draw in draws.items()}
-        one, _ = prepare.varied(images[number : number + 1], labels[number : number + 1], alone, EVERYTHING)
+        one, _ = prepare.augment_and_mix(images[number : number + 1], labels[number : number + 1], alone, EVERYTHING)
         torch.testing.assert_close(one[0], together[number], atol=1e-5, rtol=0)
 
 
 def test_every_image_has_its_own_draw_and_every_epoch_other_ones() -> None:
     image = stored(1).expand(32, -1, -1, -1)
-    first = epoch_draws(EVERYTHING, 1, 32, seed=3, epoch=0)
-    again, later, other = (epoch_draws(EVERYTHING, 1, 32, seed, epoch) for seed, epoch in ((3, 0), (3, 1), (4, 0)))
-    varied, _ = PREPARE.varied(image, torch.zeros(32).long(), one_step(first, 0), EVERYTHING)
+    first = draw_epoch_augmentation(EVERYTHING, 1, 32, seed=3, epoch=0)
+    again, later, other = (
+        draw_epoch_augmentation(EVERYTHING, 1, 32, seed, epoch) for seed, epoch in ((3, 0), (3, 1), (4, 0))
+    )
+    varied, _ = PREPARE.augment_and_mix(image, torch.zeros(32).long(), select_step_draws(first, 0), EVERYTHING)
     assert len(varied.flatten(1).unique(dim=0)) > 24
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["erase"], later["erase"]) and not torch.equal(first["erase"], other["erase"])
 
 
 def test_an_epoch_sees_every_image_at_most_once_and_weights_change_that() -> None:
-    order = epoch_order(10, 3, 3, seed=0, epoch=0)
+    order = draw_epoch_order(10, 3, 3, seed=0, epoch=0)
     assert order.shape == (3, 3) and len(order.unique()) == 9
     weights = np.array([0.5, 0.5, *[0.0] * 8])
-    again = epoch_order(10, 5, 4, seed=0, epoch=0)  # twice all of them
+    again = draw_epoch_order(10, 5, 4, seed=0, epoch=0)  # twice all of them
     assert again.flatten().bincount().tolist() == [2] * 10 and len(set(again.flatten()[:10].tolist())) == 10
-    assert set(epoch_order(10, 3, 3, 0, 0, weights).flatten().tolist()) <= {0, 1}
+    assert set(draw_epoch_order(10, 3, 3, 0, 0, weights).flatten().tolist()) <= {0, 1}
 
 
 @given(seed=st.integers(0, 99))
 def test_the_mixed_label_is_the_mixed_area(seed) -> None:
-    policy = replace(NOTHING, cutmix=1.0, mix_prob=0.7)
-    draw = one_step(epoch_draws(policy, 1, 8, seed, 0), 0)["mix"]
+    policy = replace(NO_AUGMENTATION, cutmix=1.0, mix_prob=0.7)
+    draw = select_step_draws(draw_epoch_augmentation(policy, 1, 8, seed, 0), 0)["mix"]
     colours = torch.arange(8.0)[:, None, None, None].expand(8, 1, 8, 10)
-    mixed, target = mix(colours.contiguous(), torch.arange(8), draw)
+    mixed, target = mix_images_and_labels(colours.contiguous(), torch.arange(8), draw)
     own = (mixed == colours).float().mean(dim=(1, 2, 3))
-    torch.testing.assert_close(target.share, own, atol=1e-6, rtol=0)
-    answers = target.probabilities(8)
+    torch.testing.assert_close(target.lam, own, atol=1e-6, rtol=0)
+    answers = target.compute_probabilities(8)
     torch.testing.assert_close(answers.sum(1), torch.ones(8))
     torch.testing.assert_close(answers.diagonal(), own, atol=1e-6, rtol=0)
 
 
 @given(seed=st.integers(0, 99))
 def test_mixup_of_constants_is_their_weighted_mean(seed) -> None:
-    draw = one_step(epoch_draws(replace(NOTHING, mixup=0.4), 1, 6, seed, 0), 0)["mix"]
+    draw = select_step_draws(draw_epoch_augmentation(replace(NO_AUGMENTATION, mixup=0.4), 1, 6, seed, 0), 0)["mix"]
     colours = torch.arange(6.0)[:, None, None, None].expand(6, 3, 4, 4)
-    mixed, target = mix(colours.contiguous(), torch.arange(6), draw)
-    torch.testing.assert_close(mixed[:, 0, 0, 0], target.probabilities(6) @ torch.arange(6.0), atol=1e-5, rtol=0)
-    assert (target.share < 1).any()
+    mixed, target = mix_images_and_labels(colours.contiguous(), torch.arange(6), draw)
+    torch.testing.assert_close(
+        mixed[:, 0, 0, 0], target.compute_probabilities(6) @ torch.arange(6.0), atol=1e-5, rtol=0
+    )
+    assert (target.lam < 1).any()
 
 
 def test_mixing_kinds_are_shared_out_as_asked() -> None:
-    kinds = epoch_draws(replace(NOTHING, mixup=1.0, cutmix=1.0, mix_prob=0.5), 1, 4000, 0, 0)["mix"][0, :, 0]
+    kinds = draw_epoch_augmentation(replace(NO_AUGMENTATION, mixup=1.0, cutmix=1.0, mix_prob=0.5), 1, 4000, 0, 0)[
+        "mix"
+    ][0, :, 0]
     shares = [(kinds == kind).float().mean().item() for kind in (0, 1, 2)]
     assert shares == pytest.approx([0.5, 0.25, 0.25], abs=0.04)
 
 
 def test_labels_stay_whole_without_mixing() -> None:
-    assert torch.equal(unmixed(torch.tensor([2, 0])).probabilities(3), torch.tensor([[0.0, 0, 1], [1, 0, 0]]))
+    assert torch.equal(
+        make_unmixed_labels(torch.tensor([2, 0])).compute_probabilities(3), torch.tensor([[0.0, 0, 1], [1, 0, 0]])
+    )
 
 
 @given(seed=st.integers(0, 99))
 def test_erasing_wipes_a_rectangle_of_the_asked_area_from_chosen_images_only(seed) -> None:
     draw = torch.rand(16, 5, generator=torch.Generator().manual_seed(seed))
-    wiped = erase(torch.ones(16, 1, 16, 16), draw, chance=0.5, largest=0.33)
+    wiped = erase_rectangles(torch.ones(16, 1, 16, 16), draw, probability=0.5, max_area=0.33)
     share = 1 - wiped.mean(dim=(1, 2, 3))
     chosen = draw[:, 0] < 0.5
     assert (share[~chosen] == 0).all()
@@ -221,21 +243,22 @@ def test_preparation_normalises_resizes_and_changes_channels() -> None:
     images = stored()
     plain = PREPARE(images)
     torch.testing.assert_close(plain[:, 1], (images[:, 1].float() / 255 - 0.4) / 0.3)
-    torch.testing.assert_close(PREPARE.undone(plain), images.float() / 255, atol=1e-6, rtol=0)
-    assert Preparation((4, 4), (0.5,), (0.5,))(images).shape == (6, 1, 4, 4)
-    assert Preparation((16, 16), PREPARE.mean, PREPARE.std)(images[:, :1]).shape == (6, 3, 16, 16)
-    torch.testing.assert_close(grey(images.float()), tv.rgb_to_grayscale(images.float()), atol=0.2, rtol=0)
+    torch.testing.assert_close(PREPARE.denormalize(plain), images.float() / 255, atol=1e-6, rtol=0)
+    assert Preprocessing((4, 4), (0.5,), (0.5,))(images).shape == (6, 1, 4, 4)
+    assert Preprocessing((16, 16), PREPARE.mean, PREPARE.std)(images[:, :1]).shape == (6, 3, 16, 16)
+    torch.testing.assert_close(to_grayscale(images.float()), tv.rgb_to_grayscale(images.float()), atol=0.2, rtol=0)
 
 
 def test_a_policy_fills_in_what_was_not_asked_and_digits_are_never_flipped() -> None:
-    whole = resolve(AugmentConfig(shift=1), "cifar10")
+    whole = resolve_augmentation(AugmentConfig(shift=1), "cifar10")
     assert (whole.shift, whole.flip) == (1, 0.5)
-    assert resolve(AugmentConfig(), "mnist").flip == 0
+    assert resolve_augmentation(AugmentConfig(), "mnist").flip == 0
     assert (
-        resolve(AugmentConfig(), "my/signs", channels=1).flip == 0 and resolve(AugmentConfig(), "my/photos").flip == 0.5
+        resolve_augmentation(AugmentConfig(), "my/signs", num_channels=1).flip == 0
+        and resolve_augmentation(AugmentConfig(), "my/photos").flip == 0.5
     )
     with pytest.raises(UserError, match="a mirrored digit is a different symbol"):
-        resolve(AugmentConfig(flip=0.5), "mnist")
+        resolve_augmentation(AugmentConfig(flip=0.5), "mnist")
 
 
 @pytest.mark.parametrize(

@@ -14,26 +14,28 @@ from PIL import Image
 
 from vitascope import UserError
 from vitascope.data.config import DataConfig
-from vitascope.data.folder import has_colour, read_image
-from vitascope.data.named import NAMED, named
-from vitascope.data.opening import open_source
-from vitascope.data.statistics import fingerprints, mean_and_std, repeated, shared
+from vitascope.data.open_data import open_data_source
+from vitascope.data.sources.folder import has_colour, read_image
+from vitascope.data.sources.named import PUBLISHED_DATASETS, open_published_dataset
+from vitascope.data.statistics import compute_fingerprints, compute_mean_and_std, count_duplicates, count_shared_images
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not on this machine")
 
 
 def source(name: str, root: Path | None = None, size=(8, 8), channels: int = 3, **settings):
-    return open_source(DataConfig(name=str(name), root=root and str(root), download=False, **settings), size, channels)
+    return open_data_source(
+        DataConfig(name=str(name), root=root and str(root), download=False, **settings), size, channels
+    )
 
 
 def test_digits_are_embedded_in_two_fixed_stratified_halves() -> None:
     digits = source("digits")
-    train, test = digits.load("train"), digits.load("test")
+    train, test = digits.load_split("train"), digits.load_split("test")
     assert (len(train), len(test)) == (898, 899)
     assert train.images.shape[1:] == (1, 8, 8) and train.images.max() == 255
     assert (torch.bincount(train.labels) - torch.bincount(test.labels)).abs().max() <= 1
-    assert torch.equal(train.images, source("digits").load("train").images)
+    assert torch.equal(train.images, source("digits").load_split("train").images)
 
 
 def test_the_shipped_digits_are_scikit_learn_s() -> None:
@@ -44,7 +46,7 @@ def test_the_shipped_digits_are_scikit_learn_s() -> None:
     pixels, labels = datasets.load_digits(return_X_y=True)
     halves = train_test_split(np.arange(len(labels)), test_size=0.5, random_state=0, stratify=labels)
     for split, index in zip(("train", "test"), halves, strict=True):
-        found = source("digits").load(split)
+        found = source("digits").load_split(split)
         expected = (torch.as_tensor(pixels[index]).reshape(-1, 1, 8, 8) * (255 / 16)).round().to(torch.uint8)
         assert torch.equal(found.images, expected) and found.labels.tolist() == labels[index].tolist()
 
@@ -62,7 +64,7 @@ def test_idx_files_are_read_in_both_layouts_zipped_or_not(tmp_path, folder, endi
     for part in ("train", "t10k"):
         write_idx(tmp_path / folder / f"{part}-images-idx3-ubyte{ending}", images)
         write_idx(tmp_path / folder / f"{part}-labels-idx1-ubyte{ending}", np.arange(5, dtype=np.uint8))
-    split = source("mnist", tmp_path).load("test")
+    split = source("mnist", tmp_path).load_split("test")
     assert torch.equal(split.images[:, 0], torch.from_numpy(images))
     assert split.labels.tolist() == [0, 1, 2, 3, 4]
 
@@ -74,7 +76,7 @@ def test_a_torn_idx_file_is_refused(tmp_path) -> None:
     torn = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
     torn.write_bytes(torn.read_bytes()[:-9])
     with pytest.raises(UserError, match="is not a complete idx file"):
-        source("mnist", tmp_path).load("train")
+        source("mnist", tmp_path).load_split("train")
 
 
 def test_cifar_is_read_in_torchvisions_layout(tmp_path, monkeypatch) -> None:
@@ -83,9 +85,9 @@ def test_cifar_is_read_in_torchvisions_layout(tmp_path, monkeypatch) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 3072), dtype=np.uint8)
     for name in (*[f"data_batch_{number}" for number in range(1, 6)], "test_batch"):
         (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": [3, 7]}))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": NAMED["cifar10"].classes}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": PUBLISHED_DATASETS["cifar10"].class_names}))
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    split = source("cifar10", tmp_path).load("train")
+    split = source("cifar10", tmp_path).load_split("train")
     assert split.images.shape == (10, 3, 32, 32) and split.labels.tolist() == [3, 7] * 5
     assert torch.equal(split.images[0].flatten(), torch.from_numpy(pixels[0]))
 
@@ -94,11 +96,11 @@ def test_an_npz_file_is_read_by_path_and_by_name(tmp_path) -> None:
     x, y = np.zeros((4, 5, 6, 3), np.uint8), np.array([[0], [1], [2], [1]], np.uint8)
     np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
     by_path, by_name = source(tmp_path / "cifar10.npz"), source("cifar10", tmp_path)
-    assert (by_path.classes, by_name.classes) == (["0", "1", "2"], NAMED["cifar10"].classes)
-    assert by_path.load("test").images.shape == by_name.load("test").images.shape == (2, 3, 5, 6)
+    assert (by_path.classes, by_name.classes) == (["0", "1", "2"], PUBLISHED_DATASETS["cifar10"].class_names)
+    assert by_path.load_split("test").images.shape == by_name.load_split("test").images.shape == (2, 3, 5, 6)
     np.savez(tmp_path / "grey.npz", x_train=x[..., 0], y_train=y)
     grey = source(tmp_path / "grey.npz")
-    assert grey.load("train").images.shape == (4, 1, 5, 6) and grey.splits == ("train",)
+    assert grey.load_split("train").images.shape == (4, 1, 5, 6) and grey.split_names == ("train",)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_an_npz_file_is_read_by_path_and_by_name(tmp_path) -> None:
 def test_an_npz_file_that_does_not_fit_is_refused(tmp_path, arrays, sentence) -> None:
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(UserError, match=sentence):
-        source(tmp_path / "data.npz").load("train")
+        source(tmp_path / "data.npz").load_split("train")
 
 
 def test_a_file_that_is_no_npz_is_refused(tmp_path) -> None:
@@ -143,10 +145,10 @@ def test_a_folder_of_class_folders_with_odd_images(tmp_path) -> None:
         picture(tmp_path / "dog" / "deep" / name, mode)
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
     found = source(tmp_path)
-    split = found.load("train")
-    assert found.classes == ["cat", "dog"] and found.skipped == []
+    split = found.load_split("train")
+    assert found.classes == ["cat", "dog"] and found.skipped_paths == []
     assert split.images.shape == (12, 3, 8, 8) and torch.bincount(split.labels).tolist() == [6, 6]
-    assert source(tmp_path, channels=1).load("train").images.shape == (12, 1, 8, 8)
+    assert source(tmp_path, channels=1).load_split("train").images.shape == (12, 1, 8, 8)
 
 
 def test_colours_are_told_from_grey_saved_in_colours(tmp_path) -> None:
@@ -164,10 +166,10 @@ def test_broken_images_are_named_and_skipped_or_refused_when_strict(tmp_path) ->
     (tmp_path / "cat" / "torn.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "dog" / "empty.jpg").write_bytes(b"")
     found = source(tmp_path)
-    assert len(found.load("train")) == 2
-    assert sorted(Path(name).name for name in found.skipped) == ["empty.jpg", "torn.png"]
+    assert len(found.load_split("train")) == 2
+    assert sorted(Path(name).name for name in found.skipped_paths) == ["empty.jpg", "torn.png"]
     with pytest.raises(UserError, match=r"torn.png cannot be read .*In all, 2 image\(s\) cannot be read"):
-        source(tmp_path, strict=True).load("train")
+        source(tmp_path, strict=True).load_split("train")
 
 
 def test_an_image_is_turned_upright_and_keeps_its_range(tmp_path) -> None:
@@ -191,8 +193,8 @@ def test_train_val_and_test_folders_are_the_splits(tmp_path) -> None:
             for number in range(count):
                 picture(tmp_path / split / name / f"{number}.png")
     found = source(tmp_path)
-    assert found.splits == ("train", "val", "test")
-    assert [len(found.load(split)) for split in found.splits] == [6, 4, 2]
+    assert found.split_names == ("train", "val", "test")
+    assert [len(found.load_split(split)) for split in found.split_names] == [6, 4, 2]
 
 
 def test_a_class_may_be_called_train(tmp_path) -> None:
@@ -219,7 +221,7 @@ def test_a_class_may_be_called_train(tmp_path) -> None:
 def test_a_folder_that_cannot_be_learnt_from_is_refused(tmp_path, make, sentence) -> None:
     make(tmp_path / "data")
     with pytest.raises(UserError, match=sentence):
-        source(tmp_path / "data").load("train")
+        source(tmp_path / "data").load_split("train")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ def test_a_failed_download_names_the_files_and_the_folder(tmp_path, monkeypatch,
 
     monkeypatch.setattr("torchvision.datasets.mnist.MNIST.download", no_network)
     with pytest.raises(UserError, match="no route to host") as caught:
-        named("mnist", tmp_path / "new", download=True)
+        open_published_dataset("mnist", tmp_path / "new", download=True)
     assert str(caught.value).startswith("mnist could not be downloaded (no route to host). Put into ")
     assert str(tmp_path / "new") in str(caught.value) and "four files" in str(caught.value)
 
@@ -254,31 +256,31 @@ def test_the_reason_of_a_failed_download_is_the_last_line(tmp_path, monkeypatch)
 
     monkeypatch.setattr("torchvision.datasets.mnist.MNIST.download", no_mirror)
     with pytest.raises(UserError, match=r"^mnist could not be downloaded \(no route to host\)\. "):
-        named("mnist", tmp_path, download=True)
+        open_published_dataset("mnist", tmp_path, download=True)
 
 
 def test_statistics_by_hand() -> None:
     images = torch.tensor([0, 255, 255, 255], dtype=torch.uint8).view(2, 1, 1, 2)
-    mean, std = mean_and_std(images)
+    mean, std = compute_mean_and_std(images)
     assert mean.item() == pytest.approx(0.75) and std.item() == pytest.approx(0.75**0.5 * 0.5)
-    prints = fingerprints(torch.stack([images[0], images[1], images[0]]))
-    assert repeated(prints) == 1 and shared(prints[:1], prints) == 2
+    prints = compute_fingerprints(torch.stack([images[0], images[1], images[0]]))
+    assert count_duplicates(prints) == 1 and count_shared_images(prints[:1], prints) == 2
 
 
 @needs_shared
 @pytest.mark.parametrize(("name", "mean", "std"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)])
 def test_the_real_grey_sets_are_read_whole(name, mean, std) -> None:
-    train, test = (source(name, SHARED).load(split) for split in ("train", "test"))
+    train, test = (source(name, SHARED).load_split(split) for split in ("train", "test"))
     assert (len(train), len(test)) == (60000, 10000)
-    found = mean_and_std(train.images)
+    found = compute_mean_and_std(train.images)
     assert [value.item() for value in found] == pytest.approx([mean, std], abs=1e-4)
 
 
 @needs_shared
 def test_the_real_cifar10_is_read_whole(tmp_path) -> None:
     subprocess.run([sys.executable, SHARED / "unpack.py", tmp_path / "cifar10.npz"], check=True)
-    train = source("cifar10", tmp_path).load("train")
-    mean, std = mean_and_std(train.images)
+    train = source("cifar10", tmp_path).load_split("train")
+    mean, std = compute_mean_and_std(train.images)
     assert mean.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
     assert std.tolist() == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
     assert torch.bincount(train.labels).tolist() == [5000] * 10
@@ -287,5 +289,5 @@ def test_the_real_cifar10_is_read_whole(tmp_path) -> None:
 @needs_shared
 def test_real_photos_are_read_from_their_folders() -> None:
     photos = source(SHARED / "photos" / "tiny10", size=(32, 32))
-    assert photos.splits == ("train", "val") and len(photos.classes) == 10
-    assert photos.load("val").images.shape == (500, 3, 32, 32) and photos.skipped == []
+    assert photos.split_names == ("train", "val") and len(photos.classes) == 10
+    assert photos.load_split("val").images.shape == (500, 3, 32, 32) and photos.skipped_paths == []

@@ -7,9 +7,13 @@ from hypothesis import strategies as st
 
 from vitascope import UserError
 from vitascope.data.config import DataConfig
-from vitascope.data.split import stratified_part, validation_split
-from vitascope.data.statistics import fingerprints, shared
-from vitascope.data.training_data import class_weights, open_training_data
+from vitascope.data.splits import (
+    compute_class_weights,
+    draw_stratified_subset,
+    open_training_data,
+    split_train_validation,
+)
+from vitascope.data.statistics import compute_fingerprints, count_shared_images
 
 labels = st.lists(st.integers(0, 3), min_size=20, max_size=80).map(torch.tensor)
 
@@ -18,7 +22,7 @@ labels = st.lists(st.integers(0, 3), min_size=20, max_size=80).map(torch.tensor)
 def test_no_image_both_trains_and_watches_and_every_class_does_both(labels, share, seed) -> None:
     if torch.bincount(labels)[torch.bincount(labels) > 0].min() < 3:
         return
-    train, held = validation_split(labels, share, seed)
+    train, held = split_train_validation(labels, share, seed)
     assert sorted([*train.tolist(), *held.tolist()]) == list(range(len(labels)))
     for number in labels.unique():
         count = (labels == number).sum().item()
@@ -27,21 +31,21 @@ def test_no_image_both_trains_and_watches_and_every_class_does_both(labels, shar
 
 def test_another_seed_holds_back_other_images_and_the_same_seed_the_same() -> None:
     many = torch.arange(200) % 4
-    first, again, other = (validation_split(many, 0.2, seed)[1] for seed in (0, 0, 1))
+    first, again, other = (split_train_validation(many, 0.2, seed)[1] for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 @given(labels=labels, share=st.floats(0.05, 1))
 def test_a_fraction_keeps_every_class(labels, share) -> None:
-    part = stratified_part(labels, share, seed=0)
+    part = draw_stratified_subset(labels, share, seed=0)
     assert set(labels[part].tolist()) == set(labels.tolist()) and len(part.unique()) == len(part)
 
 
 def test_no_validation_image_occurs_in_training_and_none_of_the_test_images_anywhere() -> None:
     data = open_training_data(DataConfig(), (8, 8), 1, seed=5)
-    train, held = fingerprints(data.train.images), fingerprints(data.validation.images)
-    assert shared(train, held) == 0 and len(held) == 90
-    assert shared(train + held, fingerprints(data.source.load("test").images)) == 0
+    train, held = compute_fingerprints(data.train.images), compute_fingerprints(data.validation.images)
+    assert count_shared_images(train, held) == 0 and len(held) == 90
+    assert count_shared_images(train + held, compute_fingerprints(data.source.load_split("test").images)) == 0
 
 
 def test_every_fraction_is_watched_by_the_same_images() -> None:
@@ -56,10 +60,10 @@ def test_holding_nothing_back_trains_on_everything() -> None:
 
 
 def test_class_weights_make_every_class_count_the_same() -> None:
-    weights = class_weights(torch.tensor([0, 0, 0, 1]), 2)
+    weights = compute_class_weights(torch.tensor([0, 0, 0, 1]), 2)
     assert (weights * torch.tensor([3.0, 1.0])).tolist() == pytest.approx([2, 2])
 
 
 def test_a_class_with_one_image_is_told() -> None:
     with pytest.raises(UserError, match="only 1 image"):
-        validation_split(torch.tensor([0, 0, 0, 1]), 0.3, 0)
+        split_train_validation(torch.tensor([0, 0, 0, 1]), 0.3, 0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitascope.evaluation.corruption import CORRUPTIONS, add_noise, blur, fade, shift
+from vitascope.evaluation.robustness import CORRUPTIONS, add_noise, blur_images, reduce_contrast, shift_images
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
@@ -11,10 +11,10 @@ def test_spoiling_is_repeatable_keeps_the_shape_and_grows_with_the_level(name) -
     kind = CORRUPTIONS[name]
     images = torch.rand(8, 3, 32, 32)
     distances = []
-    for level in kind.levels_for((32, 32)):
-        spoilt = kind.spoil(images, level, 5)
+    for level in kind.scale_levels((32, 32)):
+        spoilt = kind.apply(images, level, 5)
         assert spoilt.shape == images.shape and spoilt.min() >= 0 and spoilt.max() <= 1
-        assert torch.equal(spoilt, kind.spoil(images, level, 5))
+        assert torch.equal(spoilt, kind.apply(images, level, 5))
         distances.append((spoilt - images).abs().mean().item())
     if name != "shift":  # of random pixels every shift is as far
         assert distances == sorted(distances)
@@ -30,27 +30,27 @@ def test_noise_has_the_spread_it_says_and_another_seed_is_other_noise() -> None:
 def test_a_shift_moves_each_image_to_another_side_by_whole_pixels() -> None:
     dots = torch.zeros(4, 1, 7, 7)
     dots[:, :, 3, 3] = 1
-    places = [tuple((image[0] == 1).nonzero()[0].tolist()) for image in shift(dots, 2, 0)]
+    places = [tuple((image[0] == 1).nonzero()[0].tolist()) for image in shift_images(dots, 2, 0)]
     assert sorted(places) == [(1, 3), (3, 1), (3, 5), (5, 3)]
 
 
 def test_blur_spreads_a_dot_as_wide_as_it_says_and_leaves_a_plain_image() -> None:
     dot = torch.zeros(1, 1, 41, 41)
     dot[..., 20, 20] = 1
-    across = blur(dot, 2.0, 0)[0, 0].sum(0)
+    across = blur_images(dot, 2.0, 0)[0, 0].sum(0)
     where = torch.arange(41) - 20.0
     assert (across * where**2).sum().sqrt().item() == pytest.approx(2.0, rel=0.03)
     plain = torch.full((1, 3, 8, 8), 0.3)
-    torch.testing.assert_close(blur(plain, 2.0, 0), plain)
+    torch.testing.assert_close(blur_images(plain, 2.0, 0), plain)
 
 
 def test_fading_keeps_the_mean_and_takes_the_share_of_contrast_away() -> None:
     images = torch.rand(3, 3, 8, 8)
-    faded = fade(images, 0.4, 0)
+    faded = reduce_contrast(images, 0.4, 0)
     torch.testing.assert_close(faded.mean((1, 2, 3)), images.mean((1, 2, 3)))
     torch.testing.assert_close(faded.std((1, 2, 3)), 0.6 * images.std((1, 2, 3)))
 
 
 def test_levels_in_pixels_grow_with_the_image() -> None:
-    assert CORRUPTIONS["shift"].levels_for((224, 224)) == [7, 14, 21, 28]
-    assert CORRUPTIONS["noise"].levels_for((224, 224)) == [0.05, 0.1, 0.15, 0.2]
+    assert CORRUPTIONS["shift"].scale_levels((224, 224)) == [7, 14, 21, 28]
+    assert CORRUPTIONS["noise"].scale_levels((224, 224)) == [0.05, 0.1, 0.15, 0.2]

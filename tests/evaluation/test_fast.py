@@ -9,14 +9,14 @@ from torch import nn
 
 from vitascope import ModelConfig, VisionTransformer, load
 from vitascope.evaluation import fast
-from vitascope.evaluation.fast import RecordedAnswers, points_lost, quicker
+from vitascope.evaluation.fast import CudaGraphInference, build_fastest_feature_function, measure_accuracy_loss
 from vitascope.model.int8 import Int8Linear
 from vitascope.run import format_probe
 
 
 @pytest.fixture
 def int8_wins(monkeypatch) -> None:
-    monkeypatch.setattr(fast, "answering_speedup", lambda form, *_: {"int8": 2.0, "bfloat16": 0.0}[form])
+    monkeypatch.setattr(fast, "measure_inference_speedup", lambda form, *_: {"int8": 2.0, "bfloat16": 0.0}[form])
 
 
 def images_for(model: VisionTransformer, count: int = 20) -> torch.Tensor:
@@ -45,18 +45,20 @@ def test_a_whole_model_answers_in_int8(pool, int8_wins, unchecked_shapes) -> Non
     model = VisionTransformer(
         ModelConfig(img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2, global_pool=pool)
     )
-    quick, form, gain = quicker(model.eval())
+    quick, form, gain = build_fastest_feature_function(model.eval())
     assert (form, gain) == ("int8", 2.0)
     pictures = images_for(model)
     with torch.no_grad():
-        wanted, found = model.pooled(pictures), quick(pictures)
+        wanted, found = model.compute_pooled_features(pictures), quick(pictures)
     assert 0 < (found - wanted).norm() < 0.05 * wanted.norm()
 
 
 def test_what_is_faster_and_as_good_answers_and_the_check_is_kept(run, int8_wins, monkeypatch) -> None:
-    monkeypatch.setattr(fast, "MOST_LOST", 3.0)  # so small and so briefly trained a model knows little for sure
+    monkeypatch.setattr(
+        fast, "MAX_ACCURACY_LOSS_POINTS", 3.0
+    )  # so small and so briefly trained a model knows little for sure
     model = load(run.path, fast=True)
-    assert model.fast.how.startswith("int8: matrix products 2.0 times as fast as float32, accuracy loss")
+    assert model.fast.description.startswith("int8: matrix products 2.0 times as fast as float32, accuracy loss")
     plain = load(run.path)
     pictures = images_for(plain)
     with torch.no_grad():
@@ -64,8 +66,8 @@ def test_what_is_faster_and_as_good_answers_and_the_check_is_kept(run, int8_wins
     assert torch.equal(model(pictures), plain(pictures))  # with gradients: the weights themselves answer
     assert abs(model.evaluate("val", robust=False).accuracy - plain.evaluate("val", robust=False).accuracy) <= 0.03
     assert json.loads((run.path / "fast.json").read_text())["int8"]["points_lost"] <= 3.0
-    monkeypatch.setattr(fast, "some_own_images", lambda *_: pytest.fail("looked again"))
-    assert load(run.path, fast=True).fast.how == model.fast.how
+    monkeypatch.setattr(fast, "sample_run_images", lambda *_: pytest.fail("looked again"))
+    assert load(run.path, fast=True).fast.description == model.fast.description
     assert "int8" in model._repr_html_()
 
 
@@ -76,9 +78,9 @@ def test_what_loses_too_much_or_cannot_be_checked_is_not_used(run, int8_wins, mo
         (None, "float32: the accuracy of int8 cannot be checked, because the run's images are not available"),
     )
     for lost, words in cases:
-        monkeypatch.setattr(fast, "points_lost", lambda *_, lost=lost: lost)
+        monkeypatch.setattr(fast, "measure_accuracy_loss", lambda *_, lost=lost: lost)
         model = load(run.path, fast=True)
-        assert model.fast.how.startswith(words)
+        assert model.fast.description.startswith(words)
         with torch.no_grad():
             assert torch.equal(model(pictures), plain(pictures))
 
@@ -89,37 +91,37 @@ def test_points_lost_are_counted_on_the_run_s_own_images(run) -> None:
     def blind(images: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(images), model.config.embed_dim)
 
-    lost = points_lost(model, blind, "blind", run, model.facts)
+    lost = measure_accuracy_loss(model, blind, "blind", run, model.info)
     assert 20 < lost < 95  # it always says the same class
     assert json.loads((run.path / "fast.json").read_text())["blind"]["points_lost"] == lost
 
 
 def test_where_nothing_is_faster_float32_stays(run, monkeypatch) -> None:
-    monkeypatch.setattr(fast, "answering_speedup", lambda form, *_: 1.02)
+    monkeypatch.setattr(fast, "measure_inference_speedup", lambda form, *_: 1.02)
     wanted = "float32: no other format is at least 1.15 times as fast on this machine (best: 1.02 times)"
-    assert load(run.path, fast=True).fast.how == wanted
+    assert load(run.path, fast=True).fast.description == wanted
     assert not (run.path / "fast.json").exists()
 
 
 def test_a_format_that_ends_the_process_counts_as_zero(monkeypatch) -> None:
     monkeypatch.setattr(format_probe.sys, "executable", "/bin/false")
-    assert format_probe._asked("bfloat16", "train") == 0.0
+    assert format_probe._run_probe_process("bfloat16", "train") == 0.0
 
 
 def test_the_probe_measures_int8_here() -> None:
-    assert 0.05 < format_probe._asked("int8", "answer", "64", "1") < 50
+    assert 0.05 < format_probe._run_probe_process("int8", "answer", "64", "1") < 50
 
 
-@pytest.mark.parametrize(("hopeless", "rounds"), [(0, 2), (1e9, format_probe.ROUNDS)])
+@pytest.mark.parametrize(("hopeless", "rounds"), [(0, 2), (1e9, format_probe.NUM_ROUNDS)])
 def test_the_probe_stops_early_where_a_format_is_hopeless(monkeypatch, hopeless, rounds) -> None:
     """A CPU without bfloat16 instructions takes seconds a round."""
     looks, real = [], time.perf_counter
-    monkeypatch.setattr(format_probe, "HOPELESS", hopeless)
+    monkeypatch.setattr(format_probe, "MAX_SLOWDOWN", hopeless)
     monkeypatch.setattr(format_probe.time, "perf_counter", lambda: looks.append(1) or real())
-    assert format_probe._measure("int8", "answer", 16, 1) > 0 and len(looks) == 4 * rounds
+    assert format_probe._measure_speedup("int8", "answer", 16, 1) > 0 and len(looks) == 4 * rounds
 
 
-class ByHand(RecordedAnswers):
+class ByHand(CudaGraphInference):
     """Instead of a graph, the model itself on the static batch."""
 
     def _record(self, size, like):
@@ -128,10 +130,10 @@ class ByHand(RecordedAnswers):
         class Graph:
             @staticmethod
             def replay() -> None:
-                output.copy_(self.model.float().pooled(inputs))
+                output.copy_(self.model.float().compute_pooled_features(inputs))
 
-        self.recordings[size] = Graph(), inputs, output
-        return self.recordings[size]
+        self.captured_graphs[size] = Graph(), inputs, output
+        return self.captured_graphs[size]
 
 
 @pytest.mark.parametrize(("count", "used"), [(1, {1}), (5, {32}), (40, {50}), (101, {50, 1})])
@@ -140,5 +142,5 @@ def test_any_number_of_images_goes_through_static_batches(count, used) -> None:
     pictures = images_for(model, count)
     recorded = ByHand(model, many=50)
     with torch.no_grad():
-        torch.testing.assert_close(recorded(pictures), model.float().pooled(pictures))
-    assert set(recorded.recordings) == used
+        torch.testing.assert_close(recorded(pictures), model.float().compute_pooled_features(pictures))
+    assert set(recorded.captured_graphs) == used

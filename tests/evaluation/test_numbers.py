@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from vitascope.evaluation.calibration import calibration, fit_temperature, scaled
-from vitascope.evaluation.confusion import confusion, per_class
-from vitascope.evaluation.evaluate import top_share
-from vitascope.evaluation.intervals import wilson
+from vitascope.evaluation.calibration import compute_calibration, evaluate_temperature, fit_temperature
+from vitascope.evaluation.evaluate import top_k_accuracy
+from vitascope.evaluation.intervals import wilson_interval
+from vitascope.evaluation.report import compute_class_scores, compute_confusion_matrix
 
 
 @pytest.mark.parametrize(
@@ -20,25 +20,25 @@ from vitascope.evaluation.intervals import wilson
     [(9000, 10_000, 0.89397, 0.90573), (9, 10, 0.5958, 0.9821), (10, 10, 0.7225, 1.0), (0, 10, 0.0, 0.2775)],
 )
 def test_wilsons_interval_is_the_one_worked_by_hand(right, images, low, high) -> None:
-    assert wilson(right, images) == pytest.approx((low, high), abs=5e-5)
+    assert wilson_interval(right, images) == pytest.approx((low, high), abs=5e-5)
 
 
 @given(images=st.integers(1, 500), share=st.floats(0, 1))
 def test_an_interval_holds_the_share_and_stays_between_0_and_1(images, share) -> None:
     right = round(share * images)
-    low, high = wilson(right, images)
+    low, high = wilson_interval(right, images)
     assert 0 <= low <= right / images <= high <= 1
-    assert wilson(10 * right, 10 * images)[1] - wilson(10 * right, 10 * images)[0] < high - low
+    assert wilson_interval(10 * right, 10 * images)[1] - wilson_interval(10 * right, 10 * images)[0] < high - low
 
 
 def test_per_class_numbers_are_scikit_learns() -> None:
     generator = torch.Generator().manual_seed(1)
     labels, said = (torch.randint(0, 5, (300,), generator=generator) for _ in range(2))
     said[:200] = labels[:200]
-    counts = confusion(labels, said, 5)
+    counts = compute_confusion_matrix(labels, said, 5)
     assert (counts.numpy() == metrics.confusion_matrix(labels, said)).all()
     theirs = metrics.precision_recall_fscore_support(labels, said)
-    ours = per_class(counts, list("abcde"))
+    ours = compute_class_scores(counts, list("abcde"))
     for number, row in enumerate(ours.values()):
         assert (row.precision, row.recall, row.f1, row.images) == pytest.approx([column[number] for column in theirs])
     wrong = counts - counts.diagonal().diag()
@@ -46,7 +46,9 @@ def test_per_class_numbers_are_scikit_learns() -> None:
 
 
 def test_a_class_that_is_not_there_has_no_share() -> None:
-    found = per_class(confusion(torch.tensor([0, 0]), torch.tensor([0, 1]), 3), ["a", "b", "c"])
+    found = compute_class_scores(
+        compute_confusion_matrix(torch.tensor([0, 0]), torch.tensor([0, 1]), 3), ["a", "b", "c"]
+    )
     assert (found["b"].recall, found["b"].precision) == (None, 0.0)
     assert (found["c"].recall, found["c"].precision, found["c"].f1, found["c"].taken_for) == (None, None, None, None)
 
@@ -60,7 +62,7 @@ def with_confidence(shares: list[float], right: list[int]) -> tuple[torch.Tensor
 def test_the_calibration_error_of_a_worked_example() -> None:
     """|0.95 − 1|, |0.90 − 0| in bins of their own; 0.62 and 0.64 share one: |0.63 − 0.5|·2."""
     logits, labels = with_confidence([0.95, 0.90, 0.62, 0.64], [1, 0, 1, 0])
-    found = calibration(logits, labels)
+    found = compute_calibration(logits, labels)
     assert found.ece == pytest.approx(0.3025)
     assert [part.images for part in found.bins if part.images] == [2, 1, 1]
     assert found.gap == pytest.approx((0.95 + 0.9 + 0.62 + 0.64) / 4 - 0.5)
@@ -75,26 +77,26 @@ def test_the_calibration_error_is_that_of_an_independent_implementation() -> Non
     sure, right = shares.max(1), shares.argmax(1) == labels.numpy()
     place = np.digitize(sure, np.linspace(0, 1, 16), right=True)  # (low, high]
     gaps = [abs(sure[place == b].mean() - right[place == b].mean()) * (place == b).mean() for b in np.unique(place)]
-    found = calibration(logits, labels)
+    found = compute_calibration(logits, labels)
     assert found.ece == pytest.approx(sum(gaps))
     assert found.loss == pytest.approx(metrics.log_loss(labels, shares, labels=range(7)))
     assert sum(part.images for part in found.bins) == 2000
 
 
 def test_a_confidence_on_an_edge_belongs_to_the_bin_below() -> None:
-    found = calibration(torch.zeros(3, 2), torch.tensor([0, 0, 1]), bins=4)  # all exactly 0.5
+    found = compute_calibration(torch.zeros(3, 2), torch.tensor([0, 0, 1]), num_bins=4)  # all exactly 0.5
     assert [part.images for part in found.bins] == [0, 3, 0, 0]
 
 
 def test_brier_and_loss_of_worked_examples() -> None:
-    found = calibration(torch.tensor([[0.7, 0.2, 0.1]]).log(), torch.tensor([0]))
+    found = compute_calibration(torch.tensor([[0.7, 0.2, 0.1]]).log(), torch.tensor([0]))
     assert found.brier == pytest.approx(0.14, abs=1e-6) and found.loss == pytest.approx(-math.log(0.7), abs=1e-6)
-    even = calibration(torch.zeros(3, 10), torch.tensor([0, 1, 2]))
+    even = compute_calibration(torch.zeros(3, 10), torch.tensor([0, 1, 2]))
     assert even.brier == pytest.approx(0.9) and even.loss == pytest.approx(math.log(10))
 
 
 def test_being_always_sure_and_always_right_is_no_error() -> None:
-    found = calibration(torch.eye(4) * 1000, torch.arange(4))
+    found = compute_calibration(torch.eye(4) * 1000, torch.arange(4))
     assert found.ece == 0 and found.bins[-1].images == 4
 
 
@@ -117,8 +119,8 @@ def test_a_temperature_never_changes_an_answer_and_never_raises_the_loss_it_was_
     if value is None:  # nothing to be learnt from these logits: flatter is always better
         return
     assert ((logits.double() / value).argmax(1) == logits.argmax(1)).all()
-    after = scaled(logits, labels, value, 60)
-    assert after.loss <= calibration(logits, labels).loss + 1e-6 and after.value == value
+    after = evaluate_temperature(logits, labels, value, 60)
+    assert after.loss <= compute_calibration(logits, labels).loss + 1e-6 and after.value == value
 
 
 def test_where_every_answer_is_right_or_none_there_is_no_best_temperature() -> None:
@@ -129,7 +131,7 @@ def test_where_every_answer_is_right_or_none_there_is_no_best_temperature() -> N
 def test_the_share_among_the_likeliest_is_scikit_learns() -> None:
     generator = torch.Generator().manual_seed(4)
     logits, labels = torch.randn(200, 9, generator=generator), torch.randint(0, 9, (200,), generator=generator)
-    assert top_share(logits, labels, 5) == pytest.approx(
+    assert top_k_accuracy(logits, labels, 5) == pytest.approx(
         metrics.top_k_accuracy_score(labels, logits, k=5, labels=range(9))
     )
-    assert top_share(logits[:, :3], labels % 3, 5) == 1
+    assert top_k_accuracy(logits[:, :3], labels % 3, 5) == 1

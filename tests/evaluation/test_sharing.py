@@ -10,13 +10,13 @@ import torch
 import transformers
 
 from vitascope import ModelConfig, UserError, VisionTransformer, load
-from vitascope.data.preparation import Preparation
+from vitascope.data.preprocessing import Preprocessing
 from vitascope.evaluation import sharing
-from vitascope.evaluation.fast import Fast
+from vitascope.evaluation.fast import FastInference
 from vitascope.evaluation.trained import TrainedTransformer
-from vitascope.run.weights import save_folder
-from vitascope.weights.facts import ModelFacts
-from vitascope.weights.forms import FORMS
+from vitascope.run.checkpoint import save_model_folder
+from vitascope.weights.model_info import ModelInfo
+from vitascope.weights.write_formats import CONVERTERS_BY_LIBRARY
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
 DROPS = {"pos_drop_rate": 0.3, "proj_drop_rate": 0.3, "attn_drop_rate": 0.3, "drop_path_rate": 0.3, "drop_rate": 0.3}
@@ -27,10 +27,10 @@ def ours(folder: Path, **settings) -> TrainedTransformer:
     model, colours = VisionTransformer(config), config.in_chans
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.2)
-    preparation = Preparation(config.image_shape, (0.5,) * colours, (0.5,) * colours)
+    preparation = Preprocessing(config.image_shape, (0.5,) * colours, (0.5,) * colours)
     classes = [str(number) for number in range(config.num_classes)]
-    facts = ModelFacts(config, classes, preparation, (colours, *config.image_shape))
-    save_folder(folder, facts, model.state_dict())
+    facts = ModelInfo(config, classes, preparation, (colours, *config.image_shape))
+    save_model_folder(folder, facts, model.state_dict())
     return load(folder)
 
 
@@ -58,7 +58,7 @@ def largest(first: torch.Tensor, second: torch.Tensor) -> float:
 @torch.no_grad()
 def test_timm_loads_what_is_saved_for_it(settings, tmp_path) -> None:
     model = ours(tmp_path / "ours", **settings)
-    folder = model.save_pretrained(tmp_path / "out", form="timm")
+    folder = model.save_pretrained(tmp_path / "out", library="timm")
     assert int(60 * (123 / 60)) == 122  # timm's own reckoning for the first of these settings
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     images = torch.randn(2, model.config.in_chans, *model.config.image_shape)
@@ -67,36 +67,36 @@ def test_timm_loads_what_is_saved_for_it(settings, tmp_path) -> None:
 
 
 def test_a_ratio_that_timm_rounds_as_we_do_is_written_as_it_is(tmp_path) -> None:
-    folder = ours(tmp_path / "ours", mlp_ratio=1.3).save_pretrained(tmp_path / "out", form="timm")
+    folder = ours(tmp_path / "ours", mlp_ratio=1.3).save_pretrained(tmp_path / "out", library="timm")
     assert json.loads((folder / "config.json").read_text())["model_args"]["mlp_ratio"] == 1.3
 
 
 def test_a_layer_scale_of_zero_is_not_for_timm(tmp_path) -> None:
     model = ours(tmp_path / "ours", init_values=0.0)
     with pytest.raises(UserError, match="timm's VisionTransformer does not support init_values=0"):
-        model.save_pretrained(tmp_path / "out", form="timm")
+        model.save_pretrained(tmp_path / "out", library="timm")
     assert model.save_pretrained(tmp_path / "out").is_dir()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", CONVERTERS_BY_LIBRARY)
 def test_what_answers_otherwise_is_not_written_and_what_was_there_stays(form, tmp_path, monkeypatch) -> None:
-    model, real = ours(tmp_path / "ours"), FORMS[form]
+    model, real = ours(tmp_path / "ours"), CONVERTERS_BY_LIBRARY[form]
 
     def spoilt(facts, weights):
         return real(facts, weights | {"blocks.1.norm1.weight": weights["blocks.1.norm1.weight"] * 1.001})
 
-    model.save_pretrained(tmp_path / "out", form=form)
+    model.save_pretrained(tmp_path / "out", library=form)
     before = files_of(tmp_path)
-    monkeypatch.setitem(FORMS, form, spoilt)
+    monkeypatch.setitem(CONVERTERS_BY_LIBRARY, form, spoilt)
     for place in ("out", "new"):
         with pytest.raises(UserError, match=f"Loaded by {form}, .* logits differ .* Nothing was written"):
-            model.save_pretrained(tmp_path / place, form=form)
+            model.save_pretrained(tmp_path / place, library=form)
     assert files_of(tmp_path) == before and sorted(path.name for path in tmp_path.iterdir()) == ["ours", "out"]
 
 
 @pytest.mark.parametrize("form", ["timm", "transformers"])
 def test_a_folder_is_opened_by_the_library_it_is_for(form, tmp_path, monkeypatch) -> None:
-    model, real = ours(tmp_path / "ours"), FORMS[form]
+    model, real = ours(tmp_path / "ours"), CONVERTERS_BY_LIBRARY[form]
 
     def other(facts, weights):
         """A hidden width that is not the weights': our own reader does not ask the config for it."""
@@ -108,9 +108,9 @@ def test_a_folder_is_opened_by_the_library_it_is_for(form, tmp_path, monkeypatch
             said["intermediate_size"] = 17
         return files, tensors
 
-    monkeypatch.setitem(FORMS, form, other)
+    monkeypatch.setitem(CONVERTERS_BY_LIBRARY, form, other)
     with pytest.raises(UserError, match=f"{form} cannot load the saved model"):
-        model.save_pretrained(tmp_path / "out", form=form)
+        model.save_pretrained(tmp_path / "out", library=form)
     assert not (tmp_path / "out").exists()
 
 
@@ -118,7 +118,7 @@ def test_where_transformers_is_missing_our_own_reader_checks(tmp_path, monkeypat
     model = ours(tmp_path / "ours")
     monkeypatch.setattr(sharing, "find_spec", lambda name: None)
     monkeypatch.setattr(transformers.ViTForImageClassification, "from_pretrained", lambda *_: pytest.fail("used"))
-    assert model.save_pretrained(tmp_path / "out", form="transformers").is_dir()
+    assert model.save_pretrained(tmp_path / "out", library="transformers").is_dir()
 
 
 def test_a_model_that_trains_or_answers_faster_is_saved_as_its_weights_are(tmp_path) -> None:
@@ -126,19 +126,19 @@ def test_a_model_that_trains_or_answers_faster_is_saved_as_its_weights_are(tmp_p
     model.save_pretrained(tmp_path / "training")
     assert model.training and all(block.training for block in model.blocks)
     model.eval()
-    model.fast = Fast(lambda images: torch.zeros(len(images), 48), "very fast")
+    model.fast = FastInference(lambda images: torch.zeros(len(images), 48), "very fast")
     model.save_pretrained(tmp_path / "fast")
     before, after = (files_of(tmp_path / name)["model.safetensors"] for name in ("ours", "fast"))
     assert before == after
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", CONVERTERS_BY_LIBRARY)
 def test_a_run_is_never_overwritten(run, form, tmp_path) -> None:
     before, model = files_of(run.path), ours(tmp_path / "ours")
     with pytest.raises(UserError, match=r"is a run, and its files would be overwritten\. Choose another folder"):
-        model.save_pretrained(run.path, form=form)
+        model.save_pretrained(run.path, library=form)
     with pytest.raises(UserError, match="is a run, and its files would be overwritten"):
-        save_folder(run.path, model.facts, model.state_dict())
+        save_model_folder(run.path, model.info, model.state_dict())
     assert files_of(run.path) == before
 
 
@@ -180,11 +180,11 @@ def test_their_own_preparation_of_an_oblong_photo_gives_our_answer(tmp_path) -> 
     smooth = torch.rand(3, 6, 9).repeat_interleave(12, 1).repeat_interleave(12, 2)
     photo = Image.fromarray((255 * smooth).byte().permute(1, 2, 0).numpy())
     wanted = torch.tensor(list(model.predict(photo)[0].probabilities.values()))
-    folder = model.save_pretrained(tmp_path / "timm", form="timm")
+    folder = model.save_pretrained(tmp_path / "timm", library="timm")
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     prepared = create_transform(**resolve_model_data_config(theirs), is_training=False)(photo)[None]
     assert largest(theirs(prepared).softmax(1)[0], wanted) < 0.02
-    folder = model.save_pretrained(tmp_path / "transformers", form="transformers")
+    folder = model.save_pretrained(tmp_path / "transformers", library="transformers")
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     prepared = processor(images=photo, return_tensors="pt")
     theirs = transformers.ViTForImageClassification.from_pretrained(folder).eval()

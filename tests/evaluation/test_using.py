@@ -10,17 +10,16 @@ from PIL import Image
 import vitascope
 from tests.training.tiny import tiny_run
 from vitascope import UserError
-from vitascope.data.digits import digits
-from vitascope.evaluation.embedding import embed
-from vitascope.evaluation.figures import count_errors, figures, write_report
-from vitascope.evaluation.neighbours import similar
-from vitascope.training.hardware import hardware_of
-from vitascope.training.scoring import logits_of
+from vitascope.data.sources.arrays import open_digits
+from vitascope.evaluation.embedding import compute_image_features, find_similar_images
+from vitascope.evaluation.figures import count_errors, draw_evaluation_figures, write_evaluation_report
+from vitascope.training.hardware import make_inference_hardware
+from vitascope.training.scoring import compute_logits
 
 
 def saved(folder, count=30):
     """Test images as files in class folders; (paths, their labels)."""
-    test = digits().load("test").part(slice(0, count))
+    test = open_digits().load_split("test").select(slice(0, count))
     paths = []
     for number, (image, label) in enumerate(zip(test.images, test.labels.tolist(), strict=True)):
         place = folder / str(label)
@@ -35,7 +34,9 @@ def test_a_prediction_from_a_file_equals_the_evaluation_of_the_same_image(tmp_pa
     """Also where the model's size and channels are not the stored ones: a file goes the training images' way."""
     model = vitascope.load(tiny_run(tmp_path, **settings))
     paths, test = saved(tmp_path / "files")
-    shares = logits_of(model, test.images, model.facts.preparation, hardware_of(model)).double().softmax(1)
+    shares = (
+        compute_logits(model, test.images, model.info.preparation, make_inference_hardware(model)).double().softmax(1)
+    )
     for path, expected in zip(paths, shares, strict=True):
         (found,) = model.predict(path)
         assert found.label == model.classes[int(expected.argmax())] and found.file == str(path)
@@ -83,7 +84,7 @@ def test_a_picture_of_another_shape_is_the_same_picture_as_file_pillow_image_arr
 
 def test_features_can_be_learnt_from(run) -> None:
     probe = torch.nn.Linear(32, 10)
-    features = vitascope.load(run).features(digits().load("train").images[:8])
+    features = vitascope.load(run).features(open_digits().load_split("train").images[:8])
     torch.nn.functional.cross_entropy(probe(features), torch.arange(8)).backward()
     assert probe.weight.grad is not None
 
@@ -91,7 +92,7 @@ def test_features_can_be_learnt_from(run) -> None:
 def test_a_failed_answer_leaves_the_model_as_it_was(run) -> None:
     model = vitascope.load(run).train()
     with pytest.raises(ValueError, match="spoilt"):
-        logits_of(model, digits().load("train").images[:2], _spoilt, hardware_of(model))
+        compute_logits(model, open_digits().load_split("train").images[:2], _spoilt, make_inference_hardware(model))
     assert model.training
 
 
@@ -102,32 +103,37 @@ def _spoilt(images):
 @pytest.mark.filterwarnings("ignore:Mean of empty")
 def test_a_mirror_symmetric_model_gains_nothing_from_two_views_whatever_the_images_suffer(run) -> None:
     """So both views must see the same spoilt image."""
-    from vitascope.evaluation.robustness import robustness
+    from vitascope.evaluation.robustness import measure_robustness
 
-    model, test = vitascope.load(run), digits().load("test")
+    model, test = vitascope.load(run), open_digits().load_split("test")
 
     class Symmetric(torch.nn.Module):
         def forward(self, images):
             return model(images) + model(images.flip(-1))
 
-    found = [robustness(Symmetric(), test, model.facts.preparation, hardware_of(model), views) for views in (1, 2)]
+    found = [
+        measure_robustness(Symmetric(), test, model.info.preparation, make_inference_hardware(model), views)
+        for views in (1, 2)
+    ]
     assert found[0] == found[1]
 
 
 def test_a_look_at_other_images_is_no_look_at_the_test_images(run, tmp_path) -> None:
     """Spelling a path in another way, or judging training images, must not turn into a test accuracy."""
-    from vitascope.evaluation.openings import first_result, read_openings
-    from vitascope.records.catalogue import entry
+    from vitascope.run.listing import summarize_run
+    from vitascope.run.test_set_log import find_first_test_result, read_test_set_log
 
     model = vitascope.load(run)
     saved(tmp_path / "files", 12)
     model.evaluate(data=str(tmp_path / "files"), robust=False)
     model.evaluate(data=str(tmp_path / "runs" / ".." / "files"), robust=False)
-    assert [opening.number for opening in read_openings(run)] == [1, 2]
-    assert first_result(run, 1) is None and entry(run).test_accuracy is None
+    assert [opening.use_count for opening in read_test_set_log(run)] == [1, 2]
+    assert find_first_test_result(run, 1) is None and summarize_run(run).test_accuracy is None
     found = model.evaluate(data="digits", robust=False)
-    assert found.choice.own and found.opening == 1 and entry(run).test_accuracy == found.accuracy
-    assert first_result(run, 1).number == 1
+    assert (
+        found.eval_data.is_run_data and found.test_use_count == 1 and summarize_run(run).test_accuracy == found.accuracy
+    )
+    assert find_first_test_result(run, 1).use_count == 1
 
 
 def test_the_runs_own_folder_without_test_images_is_not_judged_as_if_it_were_new(tmp_path) -> None:
@@ -144,7 +150,7 @@ def test_the_runs_own_folder_without_test_images_is_not_judged_as_if_it_were_new
             model.evaluate(split)
     saved(tmp_path / "other", 20)
     found = model.evaluate(data=str(tmp_path / "other"), robust=False)
-    assert found.temperature is None and "has changed since" in found.temperature_words
+    assert found.temperature is None and "has changed since" in found.temperature_note
 
 
 def test_data_that_is_gone_costs_the_temperature_only(tmp_path) -> None:
@@ -152,19 +158,19 @@ def test_data_that_is_gone_costs_the_temperature_only(tmp_path) -> None:
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own"), "train.batch_size": 8, "train.epochs": 1})
     (tmp_path / "own").rename(tmp_path / "moved")
     found = vitascope.load(run).evaluate(data=str(tmp_path / "moved"), robust=False)
-    assert found.temperature is None and "There is no data set" in found.temperature_words
+    assert found.temperature is None and "There is no data set" in found.temperature_note
 
 
 def test_an_npz_with_numbers_for_classes_judges_a_run_with_names(tmp_path) -> None:
     """Also without anything to train on."""
     _, test = saved(tmp_path / "own", 80)
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own"), "train.batch_size": 8, "train.epochs": 1})
-    config = json.loads(run.file("config.json").read_text())
+    config = json.loads(run.get_path("config.json").read_text())
     config["classes"] = [f"class {name}" for name in config["classes"]]
-    run.file("config.json").write_text(json.dumps(config))
+    run.get_path("config.json").write_text(json.dumps(config))
     np.savez(tmp_path / "new.npz", x_test=test.images[:, 0].numpy(), y_test=test.labels.numpy())
     found = vitascope.load(run).evaluate(data=str(tmp_path / "new.npz"), robust=False)
-    assert found.choice.split == "test" and found.per_class["class 3"].images == int((test.labels == 3).sum())
+    assert found.eval_data.split == "test" and found.per_class["class 3"].images == int((test.labels == 3).sum())
 
 
 def test_files_that_are_no_images_are_named_in_every_answer(run, tmp_path) -> None:
@@ -172,23 +178,23 @@ def test_files_that_are_no_images_are_named_in_every_answer(run, tmp_path) -> No
     (paths[0].parent / "torn.png").write_bytes(b"no image")
     model = vitascope.load(run)
     found = model.evaluate(data=str(tmp_path / "files"), robust=False)
-    near = similar(model, paths[0], tmp_path / "files", 3)
+    near = find_similar_images(model, paths[0], tmp_path / "files", 3)
     for broken in (
-        found.choice.skipped,
+        found.eval_data.unreadable_files,
         found.as_dict()["skipped"],
-        near.broken,
-        model.predict(tmp_path / "files").broken,
+        near.unreadable_files,
+        model.predict(tmp_path / "files").unreadable_files,
     ):
         assert [name.split("/")[-1] for name in broken] == ["torn.png"]
 
 
 def test_a_torn_line_among_the_openings_is_a_look_without_a_result(run) -> None:
-    from vitascope.evaluation.openings import read_openings
+    from vitascope.run.test_set_log import read_test_set_log
 
     run.file("test-openings.jsonl").write_bytes(b'{"opening": 1, "when": "20\xff')
     found = vitascope.load(run).evaluate(robust=False)
-    assert found.opening == 2
-    assert [bool(opening.found) for opening in read_openings(run)] == [False, True]
+    assert found.test_use_count == 2
+    assert [bool(opening.result) for opening in read_test_set_log(run)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -234,15 +240,15 @@ def test_an_evaluation_agrees_with_itself(run) -> None:
 def test_the_report_and_its_pictures_are_in_the_run_and_in_a_notebook(run) -> None:
     model = vitascope.load(run)
     found = model.evaluate("val")
-    folder = write_report(found)
+    folder = write_evaluation_report(found)
     assert folder == run.path / "evaluation" / "val"
-    count = 90 - found.right
+    count = 90 - found.num_correct
     assert count_errors(found, count - 1) == f"the worst {count - 1} of {count} errors"
     assert count_errors(found, count) == f"all {count} errors"
     assert sorted(p.name for p in folder.iterdir()) == [
         *("confusion.png", "errors.png", "reliability.png", "report.json", "robustness.png"),
     ]
-    assert found._repr_html_().count("<img") == len(figures(found)) == 4
+    assert found._repr_html_().count("<img") == len(draw_evaluation_figures(found)) == 4
     assert str(run.path) in model._repr_html_()
     assert "val accuracy" not in run._repr_html_() and "<img" in run._repr_html_()
 
@@ -254,10 +260,12 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
     (tmp_path / "files" / "3").rmdir()  # a class less: numbers would be off by one
     found = vitascope.load(run).evaluate(data=str(tmp_path / "files"))
     kept = test.labels != 3
-    said = logits_of(model := vitascope.load(run), test.images, model.facts.preparation, hardware_of(model)).argmax(1)
+    said = compute_logits(
+        model := vitascope.load(run), test.images, model.info.preparation, make_inference_hardware(model)
+    ).argmax(1)
     assert found.accuracy == pytest.approx((said == test.labels)[kept].float().mean().item())
-    assert found.choice.split == "all" and found.per_class["3"].recall is None
-    assert found.worst[0].file in [str(path.resolve()) for path in paths]
+    assert found.eval_data.split == "all" and found.per_class["3"].recall is None
+    assert found.worst_errors[0].file in [str(path.resolve()) for path in paths]
     (tmp_path / "files" / "cat").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "files" / "cat" / "x.png")
     with pytest.raises(UserError, match="classes unknown to the model: cat"):
@@ -265,26 +273,28 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
 
 
 def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> None:
-    from vitascope.data.npz import npz
-    from vitascope.evaluation.openings import read_openings
+    from vitascope.data.sources.arrays import open_npz
+    from vitascope.run.test_set_log import read_test_set_log
 
-    test = digits().load("test")
+    test = open_digits().load_split("test")
     pixels = test.images[:, 0].numpy()
     np.savez(tmp_path / "own.npz", x_train=pixels, y_train=test.labels, x_test=pixels[:50], y_test=test.labels[:50])
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own.npz"), "data.augment.flip": 0.5})
     model = vitascope.load(run)
-    images = npz(tmp_path / "own.npz").load("test").images
-    prepare = model.facts.preparation
+    images = open_npz(tmp_path / "own.npz").load_split("test").images
+    prepare = model.info.preparation
     with torch.inference_mode():
         expected = (model(prepare(images)) + model(prepare(images.flip(-1)))) / 2
-    torch.testing.assert_close(logits_of(model, images, prepare, hardware_of(model), views=2), expected)
+    torch.testing.assert_close(
+        compute_logits(model, images, prepare, make_inference_hardware(model), num_views=2), expected
+    )
     found = model.evaluate(views=2)
     assert found.accuracy == pytest.approx((expected.argmax(1) == test.labels[:50]).float().mean().item())
-    assert write_report(found).name == "test-2-views"
+    assert write_evaluation_report(found).name == "test-2-views"
     for views in (6, 10):
-        assert write_report(model.evaluate(views=views, robust=False)).name == f"test-{views}-views"
-    assert [opening.views for opening in read_openings(run)] == [2, 6, 10]
-    six = logits_of(model, images, prepare, hardware_of(model), views=6).double().softmax(1)
+        assert write_evaluation_report(model.evaluate(views=views, robust=False)).name == f"test-{views}-views"
+    assert [opening.views for opening in read_test_set_log(run)] == [2, 6, 10]
+    six = compute_logits(model, images, prepare, make_inference_hardware(model), num_views=6).double().softmax(1)
     said = model.predict(images, views=6)
     assert [item.probability for item in said] == pytest.approx(six.amax(1).tolist())
 
@@ -302,11 +312,11 @@ def test_features_are_what_the_classifier_sees_and_are_written_with_their_files(
     model = vitascope.load(run)
     _, test = saved(tmp_path / "files", 20)
     (tmp_path / "files" / "0" / "torn.png").write_bytes(b"no image")
-    found = embed(model, [tmp_path / "files"])
-    assert [name.split("/")[-1] for name in found.broken] == ["torn.png"]
+    found = compute_image_features(model, [tmp_path / "files"])
+    assert [name.split("/")[-1] for name in found.unreadable_files] == ["torn.png"]
     with torch.inference_mode():
         logits = model.head(found.features)
-    assert [model.classes[number] for number in logits.argmax(1).tolist()] == found.said.labels
+    assert [model.classes[number] for number in logits.argmax(1).tolist()] == found.predictions.labels
     torch.testing.assert_close(model.features(test.images).sum(0), found.features.sum(0), atol=1e-4, rtol=0)
     found.save(tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as file:
@@ -321,7 +331,7 @@ def test_features_are_what_the_classifier_sees_and_are_written_with_their_files(
 def test_features_go_to_parquet(run, tmp_path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     saved(tmp_path / "files", 5)
-    found = embed(vitascope.load(run), [tmp_path / "files"])
+    found = compute_image_features(vitascope.load(run), [tmp_path / "files"])
     found.save(tmp_path / "out.parquet")
     table = parquet.read_table(tmp_path / "out.parquet")
     assert table.column("file").to_pylist() == found.files
@@ -330,41 +340,43 @@ def test_features_go_to_parquet(run, tmp_path) -> None:
 
 def test_the_image_most_like_a_training_image_is_itself(run, tmp_path) -> None:
     model = vitascope.load(run)
-    from vitascope.evaluation.choosing import own_images
+    from vitascope.evaluation.eval_data import load_run_split
 
-    train = own_images(run, model.facts, "train")
+    train = load_run_split(run, model.info, "train")
     Image.fromarray(train.images[17, 0].numpy()).save(tmp_path / "one.png")
-    first = similar(model, tmp_path / "one.png", None, 5)
-    assert first.similarity[0] == pytest.approx(1, abs=1e-5) and torch.equal(first.found.images[0], train.images[17])
-    assert first.similarity == sorted(first.similarity, reverse=True) and len(first.labels) == 5
+    first = find_similar_images(model, tmp_path / "one.png", None, 5)
+    assert first.similarities[0] == pytest.approx(1, abs=1e-5) and torch.equal(
+        first.nearest_samples.images[0], train.images[17]
+    )
+    assert first.similarities == sorted(first.similarities, reverse=True) and len(first.labels) == 5
     assert first.labels[0] == model.classes[int(train.labels[17])]
-    again = similar(model, tmp_path / "one.png", None, 5)  # from the features kept in the run
-    assert run.file("features.npz").is_file() and again.similarity == pytest.approx(first.similarity)
+    again = find_similar_images(model, tmp_path / "one.png", None, 5)  # from the features kept in the run
+    assert run.file("features.npz").is_file() and again.similarities == pytest.approx(first.similarities)
     with torch.no_grad():
         model.fc_norm.weight.mul_(-1)  # other weights: the kept features must not answer for them
-    assert similar(model, tmp_path / "one.png", None, 1).similarity[0] == pytest.approx(1, abs=1e-5)
+    assert find_similar_images(model, tmp_path / "one.png", None, 1).similarities[0] == pytest.approx(1, abs=1e-5)
 
 
 def test_a_run_from_another_machine_finds_its_data_in_this_ones_place(tmp_path, monkeypatch) -> None:
     from vitascope.data.config import DataConfig
-    from vitascope.evaluation.choosing import here
+    from vitascope.evaluation.eval_data import use_local_data_root
 
-    assert here(DataConfig(root="/not/here")).root is None
-    assert here(DataConfig(root=str(tmp_path))).root == str(tmp_path)
+    assert use_local_data_root(DataConfig(root="/not/here")).root is None
+    assert use_local_data_root(DataConfig(root=str(tmp_path))).root == str(tmp_path)
 
 
 def test_a_run_answers_with_fewer_tokens_when_asked(run) -> None:
     """Other answers, noted as such; the run itself stays as it is."""
     whole, merged = vitascope.load(run), vitascope.load(run, merge_tokens=2)
-    images = digits().load("test").images[:50]
+    images = open_digits().load_split("test").images[:50]
     shares = [[item.probability for item in model.predict(images)] for model in (whole, merged)]
     assert shares[0] != shares[1]
     found = merged.evaluate("test", robust=False)
-    assert found.weights == "last, merge_tokens=2"
+    assert found.weights_label == "last, merge_tokens=2"
     assert "merge_tokens=2" in run.file("test-openings.jsonl").read_text()
     assert vitascope.load(run).config == whole.config
     quick = vitascope.load(run, fast=True)
-    quick.answer_with(drop_tokens=3)
+    quick.set_token_reduction(drop_tokens=3)
     plain = vitascope.load(run, drop_tokens=3)
     assert torch.equal(quick.features(images), plain.features(images))  # what was made for all tokens is not used
     assert found.reduction == "2 tokens merged per block" and found.reduction in merged._repr_html_()
@@ -381,12 +393,12 @@ def test_weights_without_a_classifier_give_features_and_say_so_otherwise(tmp_pat
     save_file(theirs.state_dict(), tmp_path / "features.safetensors")
     model = vitascope.load(tmp_path / "features.safetensors")
     paths, _ = saved(tmp_path / "files", 6)
-    found = embed(model, [tmp_path / "files"])
-    assert found.said is None and found.features.shape == (6, 192)
+    found = compute_image_features(model, [tmp_path / "files"])
+    assert found.predictions is None and found.features.shape == (6, 192)
     with np.load(found.save(tmp_path / "f.npz")) as arrays:
         assert set(arrays) == {"file", "folder", "features"}
-    alike = similar(model, paths[0], tmp_path / "files", 3)
-    assert alike.said is None and len(alike.labels) == 3 and figures_of(alike)
+    alike = find_similar_images(model, paths[0], tmp_path / "files", 3)
+    assert alike.prediction is None and len(alike.labels) == 3 and figures_of(alike)
     for ask in (lambda: model.predict(paths), lambda: model.evaluate(data=str(tmp_path / "files"), robust=False)):
         with pytest.raises(UserError, match="has no classifier"):
             ask()
@@ -399,26 +411,26 @@ def figures_of(found):
 
 
 def test_of_a_thousand_classes_the_confusion_shows_those_that_occur() -> None:
-    from vitascope.draw.confusion import draw_confusion
+    from vitascope.draw.evaluation import draw_confusion_matrix
 
     counts = np.zeros((1000, 1000), dtype=int)
     counts[7, 7], counts[7, 900], counts[300, 300] = 5, 2, 9
-    figure = draw_confusion(counts, [f"class {number}" for number in range(1000)], "few of many")
+    figure = draw_confusion_matrix(counts, [f"class {number}" for number in range(1000)], "few of many")
     panel = figure.axes[0]
     assert [text.get_text() for text in panel.get_yticklabels()] == ["class 7", "class 300", "class 900"]
     assert "3 most frequent of 1000 classes" in figure.get_supxlabel().replace("\n", " ")
 
 
 def test_a_story_follows_one_of_the_run_s_own_images(run, tmp_path) -> None:
-    from vitascope.cli.pictures import draw_trained_story
+    from vitascope.cli.figures import draw_trained_forward_pass
 
-    with Image.open(draw_trained_story(run.path, tmp_path / "story.png")) as picture:
+    with Image.open(draw_trained_forward_pass(run.path, tmp_path / "story.png")) as picture:
         assert picture.width > 1500
 
 
 def test_fewer_tokens_are_drawn_for_a_run(run, tmp_path) -> None:
-    from vitascope.cli.small_data import draw_fewer
+    from vitascope.cli.figures import draw_token_reduction
 
     paths, _ = saved(tmp_path / "files", 1)
-    with Image.open(draw_fewer(str(run.path), paths[0], 2, tmp_path / "fewer.png")) as picture:
+    with Image.open(draw_token_reduction(str(run.path), paths[0], 2, tmp_path / "fewer.png")) as picture:
         assert picture.width > 500

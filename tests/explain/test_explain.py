@@ -12,20 +12,26 @@ from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.explain import (
     METHODS,
     attention_maps,
+    compute_logits_and_maps,
+    correlate_with_shuffled_weights,
     deletion,
     explain,
+    get_token_layout,
     insertion,
     integrated_gradients,
-    layout_of,
-    logits_and_maps,
-    measure,
+    measure_faithfulness,
     relevance,
     rollout,
-    survives_random_weights,
 )
-from vitascope.explain.attribution import FUSIONS, per_patch
-from vitascope.explain.faithfulness import area, blurred, order_of, randomised, rank_correlation
-from vitascope.explain.maps import Watching, written_out
+from vitascope.explain.attribution import HEAD_FUSIONS, sum_per_patch
+from vitascope.explain.faithfulness import (
+    area_under_curve,
+    blur_images,
+    copy_with_shuffled_weights,
+    rank_correlation,
+    sort_patches_by_importance,
+)
+from vitascope.explain.maps import AttentionRecorder, force_fused_attention
 
 KINDS = {
     "class token": {},
@@ -63,7 +69,7 @@ def test_our_maps_are_those_of_an_explicit_computation(kind) -> None:
             torch.testing.assert_close(maps, wanted, atol=1e-12, rtol=0)
             torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]), atol=1e-12, rtol=0)
             tokens = block(tokens, None, model.rotation)
-        logits, _ = logits_and_maps(model, images)
+        logits, _ = compute_logits_and_maps(model, images)
         torch.testing.assert_close(logits, model(images), atol=1e-10, rtol=0)
 
 
@@ -76,7 +82,7 @@ def test_a_timm_model_s_answer_is_rebuilt_from_its_maps(fused) -> None:
     images = pictures(model, 2)
     with torch.no_grad():
         wanted = model(images)
-        logits, maps = logits_and_maps(model, images)
+        logits, maps = compute_logits_and_maps(model, images)
     torch.testing.assert_close(logits, wanted, atol=1e-8, rtol=0)
     assert len(maps) == 12 and maps[0].shape == (2, 3, 17, 17) and maps[0].dtype == torch.float64
     seen = []
@@ -107,14 +113,16 @@ def test_a_transformers_model_s_maps_are_its_own(way) -> None:
         theirs = model(images, output_attentions=True).attentions
     for ours, their in zip(maps, theirs, strict=True):
         torch.testing.assert_close(ours, their, atol=1e-5, rtol=0)
-    assert layout_of(model).rows == 4 and layout_of(model).prefix == 1
+    assert get_token_layout(model).rows == 4 and get_token_layout(model).num_prefix_tokens == 1
 
 
 def test_maps_that_do_not_make_the_output_are_refused(monkeypatch) -> None:
     model = made()
     from vitascope.explain import maps
 
-    monkeypatch.setattr(maps, "maps_of", lambda query, key, mask: torch.softmax(query @ key.mT, -1))  # no scale
+    monkeypatch.setattr(
+        maps, "compute_attention_maps", lambda query, key, mask: torch.softmax(query @ key.mT, -1)
+    )  # no scale
     with pytest.raises(UserError, match="Block 1: the attention maps do not reproduce the block's output"):
         attention_maps(model, pictures(model))
 
@@ -122,13 +130,13 @@ def test_maps_that_do_not_make_the_output_are_refused(monkeypatch) -> None:
 def test_a_caller_s_own_scale_and_shared_keys_are_kept() -> None:
     query, key, value = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
     wanted = F.scaled_dot_product_attention(query, key, value, scale=0.7, enable_gqa=True)
-    with Watching() as watching:
+    with AttentionRecorder() as watching:
         found = F.scaled_dot_product_attention(query, key, value, scale=0.7, enable_gqa=True)
     torch.testing.assert_close(found, wanted)
     assert watching.maps[0].shape == (1, 4, 5, 6)
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("fusion", HEAD_FUSIONS)
 @pytest.mark.parametrize("discard", [0.0, 0.5, 0.9])
 def test_rollout_rows_sum_to_one_for_every_image(fusion, discard) -> None:
     maps = [torch.rand(4, 3, 7, 7).double().softmax(-1) for _ in range(5)]
@@ -177,7 +185,7 @@ def test_integrated_gradients_sum_to_the_difference_they_explain() -> None:
     with torch.no_grad():
         change = model(images) - model(torch.zeros_like(images))
     torch.testing.assert_close(found.sum((1, 2, 3)), change.gather(1, targets[:, None])[:, 0], rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(per_patch(found, layout_of(model)).sum((1, 2)), found.sum((1, 2, 3)))
+    torch.testing.assert_close(sum_per_patch(found, get_token_layout(model)).sum((1, 2)), found.sum((1, 2, 3)))
 
 
 def one_patch_matters(looked_at: float) -> tuple[VisionTransformer, torch.Tensor]:
@@ -216,39 +224,42 @@ def test_the_patch_that_makes_the_answer_is_found(method) -> None:
     model, image = one_patch_matters(looked_at=0.3)
     assert attention_maps(model, image)[0][0, 0, 0, 6] == pytest.approx(0.3, abs=1e-6)
     heat = explain(model, image, method, target=1)
-    rank = 1 + order_of(heat)[0].tolist().index(5)
+    rank = 1 + sort_patches_by_importance(heat)[0].tolist().index(5)
     assert rank == RANKS.get(method, 1)
 
 
 def test_the_evidence_prefers_the_patch_that_makes_the_answer() -> None:
     model, image = one_patch_matters(looked_at=0.5)
-    targets, layout = torch.tensor([1]), layout_of(model)
+    targets, layout = torch.tensor([1]), get_token_layout(model)
     right, wrong = torch.zeros(1, 4, 4).double(), torch.zeros(1, 4, 4).double()
     right[0, 1, 1], wrong[0, 3, 3] = 1.0, 1.0
     falls = deletion(model, image, right, targets, layout)
     assert falls.shape == (1, 17)
     assert falls[0, 0] > falls[0, 1] and falls[0, 1].item() == pytest.approx(falls[0, -1].item())
-    assert area(falls) < area(deletion(model, image, wrong, targets, layout))
+    assert area_under_curve(falls) < area_under_curve(deletion(model, image, wrong, targets, layout))
     rises = insertion(model, image, right, targets, layout)
     assert rises[0, -1].item() == pytest.approx(falls[0, 0].item()) and rises[0, 1] > rises[0, 0]
-    assert area(rises) > area(insertion(model, image, wrong, targets, layout))
+    assert area_under_curve(rises) > area_under_curve(insertion(model, image, wrong, targets, layout))
 
 
 def test_areas_ranks_and_blur_by_hand() -> None:
-    assert area(torch.tensor([[1.0, 0.5, 0.0]])).item() == 0.5 and area(torch.ones(1, 9)).item() == 1.0
-    assert order_of(torch.tensor([[[1.0, 3.0], [3.0, 0.0]]])).tolist() == [[1, 2, 0, 3]]
+    assert (
+        area_under_curve(torch.tensor([[1.0, 0.5, 0.0]])).item() == 0.5
+        and area_under_curve(torch.ones(1, 9)).item() == 1.0
+    )
+    assert sort_patches_by_importance(torch.tensor([[[1.0, 3.0], [3.0, 0.0]]])).tolist() == [[1, 2, 0, 3]]
     first = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
     assert rank_correlation(first, first.exp()).item() == pytest.approx(1)
     assert rank_correlation(first, -first).item() == pytest.approx(-1)
     assert rank_correlation(first, torch.zeros_like(first)).item() == 0
     flat = torch.full((1, 3, 12, 12), 0.7)
-    torch.testing.assert_close(blurred(flat), flat)
-    assert blurred(torch.randn(1, 1, 16, 16)).std() < 0.5
+    torch.testing.assert_close(blur_images(flat), flat)
+    assert blur_images(torch.randn(1, 1, 16, 16)).std() < 0.5
 
 
 def test_the_table_has_every_method_and_chance_and_the_best_first() -> None:
     model, image = one_patch_matters(looked_at=0.5)
-    rows = measure(model, image.repeat(3, 1, 1, 1))
+    rows = measure_faithfulness(model, image.repeat(3, 1, 1, 1))
     assert {row.method for row in rows} == {*METHODS, "random"} and all(row.images == 3 for row in rows)
     gains = [row.insertion - row.deletion for row in rows]
     assert gains == sorted(gains, reverse=True) and rows[0].method != "random"
@@ -256,10 +267,10 @@ def test_the_table_has_every_method_and_chance_and_the_best_first() -> None:
 
 def test_a_model_that_learnt_nothing_is_explained_otherwise() -> None:
     model = made()
-    shuffled = randomised(model)
+    shuffled = copy_with_shuffled_weights(model)
     assert not torch.equal(shuffled.head.weight, model.head.weight)
     assert torch.equal(shuffled.head.weight.flatten().sort().values, model.head.weight.flatten().sort().values)
-    assert abs(survives_random_weights(model, pictures(model, 8), "occlusion")) < 0.5
+    assert abs(correlate_with_shuffled_weights(model, pictures(model, 8), "occlusion")) < 0.5
 
 
 def test_mistakes_get_one_sentence() -> None:
@@ -268,12 +279,12 @@ def test_mistakes_get_one_sentence() -> None:
     for call, words in (
         (lambda: explain(model, images, "saliency"), "The method 'saliency' is unknown"),
         (lambda: explain(model, images, target=5), "There is no class 5: the model has classes 0 to 4"),
-        (lambda: layout_of(model).token(4, 0), "There is no patch in row 4, column 0"),
+        (lambda: get_token_layout(model).get_token_index(4, 0), "There is no patch in row 4, column 0"),
         (lambda: rollout([torch.rand(1, 1, 2, 2)], fusion="sum"), "fusion='sum' is unknown"),
         (lambda: rollout([torch.rand(1, 1, 2, 2)], discard=1.0), "discard=1.0 must be"),
         (lambda: attention_maps(model.train(), images), "Call model.eval"),
         (lambda: attention_maps(nn.Flatten().eval(), images), "its attention maps cannot be recorded"),
-        (lambda: layout_of(nn.Flatten()), "The patch grid of Flatten is unknown"),
+        (lambda: get_token_layout(nn.Flatten()), "The patch grid of Flatten is unknown"),
     ):
         with pytest.raises(UserError, match=words):
             call()
@@ -282,6 +293,6 @@ def test_mistakes_get_one_sentence() -> None:
 def test_what_was_changed_for_looking_is_put_back_even_after_a_mistake() -> None:
     model = made()
     model.blocks[0].attn.kernel = "own"
-    with pytest.raises(UserError), written_out(model):
+    with pytest.raises(UserError), force_fused_attention(model):
         model(torch.zeros(1))
     assert model.blocks[0].attn.kernel == "own"

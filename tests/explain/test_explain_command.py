@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
-from vitascope.data.digits import digits
-from vitascope.explain.layout import Layout
-from vitascope.explain.probing import MOST, images_of
-from vitascope.explain.subject import open_subject
+from vitascope.data.sources.arrays import open_digits
+from vitascope.explain.model_figures import MAX_IMAGES, load_run_images
+from vitascope.explain.subject import TokenLayout, open_subject
 from vitascope.recipe.train import TrainConfig
-from vitascope.weights.known import class_names
+from vitascope.weights.model_info import make_class_names
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "data"
 
@@ -28,7 +27,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def images(tmp_path) -> list[str]:
-    pixels = digits().load("test").images[:2, 0]
+    pixels = open_digits().load_split("test").images[:2, 0]
     for number, image in enumerate(pixels):
         Image.fromarray(image.numpy()).save(tmp_path / f"digit{number}.png")
     return [str(tmp_path / f"digit{number}.png") for number in range(2)]
@@ -62,10 +61,10 @@ def test_a_folder_s_pictures_that_explain_wrote_are_not_explained_again(vitascop
 
 def test_probes_can_be_about_test_images(vitascope, run, images, tmp_path) -> None:
     subject = open_subject(str(run.path))
-    found = images_of(subject, "test")
-    wanted = digits().load("test").evenly(MOST)
+    found = load_run_images(subject, "test")
+    wanted = open_digits().load_split("test").select_evenly(MAX_IMAGES)
     assert found is not None and found[1:] == (wanted.labels.tolist(), "test")
-    assert torch.equal(found[0], subject.preparation(wanted.images))
+    assert torch.equal(found[0], subject.preprocessing(wanted.images))
     answer = vitascope("explain", str(run.path), images[0], "--split", "tset", "--out", str(tmp_path / "out"))
     assert answer.code == 2 and "There is no split 'tset'" in answer.err and not (tmp_path / "out").exists()
 
@@ -73,23 +72,23 @@ def test_probes_can_be_about_test_images(vitascope, run, images, tmp_path) -> No
 @pytest.mark.slow
 def test_a_run_that_kept_weights_is_shown_over_time(vitascope, images, tmp_path) -> None:
     run = tiny_run(tmp_path, **{"train.epochs": 5, "train.weight_snapshots": 3})
-    kept = sorted(path.name for path in run.file("kept").iterdir())
+    kept = sorted(path.name for path in run.get_path("kept").iterdir())
     assert kept == [f"epoch-000{epoch}.safetensors" for epoch in (1, 3, 5)]
-    last, kept_last = load_file(run.file("model.safetensors")), load_file(run.file("kept") / kept[-1])
+    last, kept_last = load_file(run.get_path("model.safetensors")), load_file(run.get_path("kept") / kept[-1])
     assert all(torch.equal(last[name], kept_last[name]) for name in last)
     out = tmp_path / "out"
     assert vitascope("explain", str(run.path), images[0], "--methods", "attention", "--out", str(out)).code == 0
     with Image.open(out / "over-time.gif") as animation:
         assert animation.n_frames == 3
     assert (out / "over-time-strip.png").is_file() and (out / "over-time-probes.svg").is_file()
-    (run.file("kept") / kept[1]).write_text("x")
+    (run.get_path("kept") / kept[1]).write_text("x")
     damaged = vitascope("explain", str(run.path), images[0], "--methods", "attention", "--out", str(out))
     assert damaged.code == 2 and f"{kept[1]} is incomplete or does not match its config.json" in damaged.err
 
 
 @pytest.mark.parametrize(("keep", "epochs", "wanted"), [(0, 9, set()), (1, 9, {9}), (2, 9, {1, 9}), (3, 9, {1, 5, 9})])
 def test_kept_epochs_are_the_first_the_last_and_evenly_between(keep, epochs, wanted) -> None:
-    assert TrainConfig(weight_snapshots=keep, epochs=epochs).kept_epochs == wanted
+    assert TrainConfig(weight_snapshots=keep, epochs=epochs).snapshot_epochs == wanted
 
 
 def test_more_copies_than_epochs_are_refused() -> None:
@@ -107,19 +106,26 @@ def test_json_holds_what_was_asked_for(vitascope, run, images, tmp_path) -> None
 
 
 def test_captions_name_the_patch_from_1_and_only_what_is_drawn(run) -> None:
-    from vitascope.explain.figures import _describe_attention, _explained
+    from vitascope.explain.figures import _describe_attention, _format_explanation_caption
 
-    plain, registers = Layout(0, 4, 4, reads_class=False), Layout(3, 4, 4, reads_class=True, registers=2)
+    plain, registers = (
+        TokenLayout(0, 4, 4, reads_class_token=False),
+        TokenLayout(3, 4, 4, reads_class_token=True, registers=2),
+    )
     assert _describe_attention(plain, (0, 2)).startswith("Attention from the patch in row 1, column 3 (framed)")
     assert "Attention each patch receives" in _describe_attention(plain, None)
     assert "tokens" not in _describe_attention(plain, None)
-    assert "Attention to the class token is not shown" in _describe_attention(Layout(1, 4, 4, reads_class=True), None)
+    assert "Attention to the class token is not shown" in _describe_attention(
+        TokenLayout(1, 4, 4, reads_class_token=True), None
+    )
     assert "Attention to the class and register tokens is not shown" in _describe_attention(registers, None)
     subject, heat = open_subject(str(run.path)), torch.rand(4, 4).numpy()
-    text = _explained(subject, 7, 0.5, {"rollout": heat, "relevance": heat, "occlusion": heat - 0.5})
+    text = _format_explanation_caption(subject, 7, 0.5, {"rollout": heat, "relevance": heat, "occlusion": heat - 0.5})
     assert "Not specific to the class: rollout." in text
     assert "In occlusion, red patches increase" in text and "In the others, yellow" in text
-    assert _explained(subject, 7, 0.5, {"relevance": heat}).endswith("own scale. Yellow is most important.")
+    assert _format_explanation_caption(subject, 7, 0.5, {"relevance": heat}).endswith(
+        "own scale. Yellow is most important."
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,8 +172,10 @@ def test_a_timm_model_is_opened_with_its_own_preparation(monkeypatch) -> None:
     real = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: real(name, pretrained=False))
     subject = open_subject("timm:vit_tiny_patch16_224")
-    assert subject.stored == (3, 224, 224) and subject.preparation.mean == (0.5, 0.5, 0.5)
-    assert len(subject.classes) == 1000 and subject.classes[1] == "goldfish" and subject.number_of("goldfish") == 1
+    assert subject.stored_shape == (3, 224, 224) and subject.preprocessing.mean == (0.5, 0.5, 0.5)
+    assert (
+        len(subject.classes) == 1000 and subject.classes[1] == "goldfish" and subject.find_class_index("goldfish") == 1
+    )
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
@@ -183,7 +191,7 @@ def test_a_weights_file_s_sizes_come_from_its_shapes(tmp_path, pool) -> None:
         subject = open_subject(str(tmp_path / name))
         with torch.no_grad():
             torch.testing.assert_close(subject.model(pixels), theirs(pixels), atol=1e-4, rtol=1e-4)
-    assert class_names(3) == ["0", "1", "2"]
+    assert make_class_names(3) == ["0", "1", "2"]
 
 
 @pytest.mark.slow

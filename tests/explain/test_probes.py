@@ -9,20 +9,21 @@ from torch import nn
 
 from tests.explain.test_explain import KINDS, made, pictures
 from vitascope import UserError
-from vitascope.explain import attention_maps, layout_of, probes
-from vitascope.explain.layout import Layout
+from vitascope.explain import attention_maps, get_token_layout
+from vitascope.explain import model_statistics as probes
+from vitascope.explain.subject import TokenLayout
 
 
 @pytest.mark.parametrize(("side", "wanted"), [(7, 3.609), (8, 4.136), (2, 0.8536)])
 def test_even_attention_looks_as_far_as_the_grid_s_mean_distance(side, wanted) -> None:
     tokens = side * side + 1
     even = torch.full((1, 2, tokens, tokens), 1 / tokens).double()
-    found = probes.attention_distance(even, Layout(1, side, side, reads_class=True))
+    found = probes.attention_distance(even, TokenLayout(1, side, side, reads_class_token=True))
     assert found.shape == (1, 2) and found[0, 0].item() == pytest.approx(wanted, abs=1e-3)
 
 
 def test_distance_does_not_depend_on_what_the_class_token_draws() -> None:
-    layout = Layout(1, 3, 3, reads_class=True)
+    layout = TokenLayout(1, 3, 3, reads_class_token=True)
     maps = torch.rand(2, 1, 10, 10).double().softmax(-1)
     drawn = maps.clone()
     drawn[..., 0] = 50.0
@@ -31,37 +32,37 @@ def test_distance_does_not_depend_on_what_the_class_token_draws() -> None:
 
 
 def test_entropy_is_zero_for_one_and_largest_for_all() -> None:
-    assert probes.head_entropy(torch.eye(5)[None, None]).item() == 0
-    assert probes.head_entropy(torch.full((1, 1, 65, 65), 1 / 65)).item() == pytest.approx(math.log(65))
+    assert probes.attention_entropy(torch.eye(5)[None, None]).item() == 0
+    assert probes.attention_entropy(torch.full((1, 1, 65, 65), 1 / 65)).item() == pytest.approx(math.log(65))
 
 
 def test_cka_by_its_laws() -> None:
     torch.manual_seed(0)
     x = torch.randn(12, 6).double()
     turn, _ = torch.linalg.qr(torch.randn(6, 6).double())
-    found = probes.SimilarityOfBlocks(4)
-    found.add([x, 3 * x @ turn, x + 5, torch.randn(12, 6).double()])
-    matrix = found.matrix()
+    found = probes.MinibatchCKA(4)
+    found.add_batch([x, 3 * x @ turn, x + 5, torch.randn(12, 6).double()])
+    matrix = found.compute_matrix()
     torch.testing.assert_close(matrix[0, :3], torch.ones(3).double())
     assert abs(matrix[0, 3]) < 0.5 and torch.allclose(matrix, matrix.T)
-    apart = probes.SimilarityOfBlocks(2)
-    apart.add([torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])])
-    assert apart.matrix()[0, 1].item() < 0.01
+    apart = probes.MinibatchCKA(2)
+    apart.add_batch([torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])])
+    assert apart.compute_matrix()[0, 1].item() < 0.01
     with pytest.raises(UserError, match="at least 4 images"):
-        found.add([x[:3]] * 4)
+        found.add_batch([x[:3]] * 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_block_s_lens_is_the_model_s_answer(kind) -> None:
     model = made(**KINDS[kind])
     images = pictures(model)
-    states = probes.states(model, images)
+    states = probes.record_hidden_states(model, images)
     assert len(states) == 4
     with torch.no_grad():
         torch.testing.assert_close(states[0], model.embed(images))
-        torch.testing.assert_close(probes.lens(model, states[-1]), model(images), atol=1e-10, rtol=0)
-        alone = probes.lens_of_tokens(model, states[-1])
-        read = alone[:, 0] if layout_of(model).reads_class else None
+        torch.testing.assert_close(probes.logit_lens(model, states[-1]), model(images), atol=1e-10, rtol=0)
+        alone = probes.logit_lens_per_token(model, states[-1])
+        read = alone[:, 0] if get_token_layout(model).reads_class_token else None
         assert alone.shape == (3, states[-1].shape[1], 5)
         assert read is None or torch.allclose(read, model(images), atol=1e-10)
     assert all(not block._forward_hooks and not block._forward_pre_hooks for block in model.blocks)
@@ -76,31 +77,31 @@ def test_timm_and_transformers_models_are_probed_too() -> None:
     theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, num_classes=4).eval()
     nn.init.normal_(theirs.head.weight)
     for model, depth in ((theirs, 12), (ViTForImageClassification(config).eval(), 3)):
-        images, layout = pictures(model, 2), layout_of(model)
-        states = probes.states(model, images)
+        images, layout = pictures(model, 2), get_token_layout(model)
+        states = probes.record_hidden_states(model, images)
         assert len(states) == depth + 1 == len(attention_maps(model, images)) + 1
         with torch.no_grad():
             answer = model(images)
             torch.testing.assert_close(
-                probes.lens(model, states[-1]), getattr(answer, "logits", answer), atol=1e-4, rtol=0
+                probes.logit_lens(model, states[-1]), getattr(answer, "logits", answer), atol=1e-4, rtol=0
             )
-        likeness = probes.position_similarity(model, layout)
+        likeness = probes.position_embedding_similarity(model, layout)
         torch.testing.assert_close(likeness.diagonal(), torch.ones(16))
 
 
 def test_filters_are_principal_components() -> None:
     model = made()
-    filters, shares = probes.patch_filters(model, count=10)
+    filters, shares = probes.compute_patch_filter_components(model, num_components=10)
     assert filters.shape == (10, 3, 4, 4) and shares[0] >= shares[1]
     flat = filters.flatten(1)
     torch.testing.assert_close(flat @ flat.T, torch.eye(10), atol=1e-5, rtol=0)
 
 
 def test_colours_are_between_0_and_1_and_like_patches_are_alike() -> None:
-    layout = Layout(1, 2, 2, reads_class=True)
+    layout = TokenLayout(1, 2, 2, reads_class_token=True)
     tokens = torch.randn(6, 5, 8)
     tokens[:, 2] = tokens[:, 1]
-    found = probes.colours(tokens, layout)
+    found = probes.project_features_to_rgb(tokens, layout)
     assert found.shape == (6, 2, 2, 3) and found.min() >= 0 and found.max() <= 1
     torch.testing.assert_close(found[:, 0, 0], found[:, 0, 1])
 
@@ -108,4 +109,4 @@ def test_colours_are_between_0_and_1_and_like_patches_are_alike() -> None:
 def test_a_model_without_positions_says_so() -> None:
     model = made(class_token=False, global_pool="avg", positions="rotary")
     with pytest.raises(UserError, match="has no position embedding"):
-        probes.position_similarity(model, layout_of(model))
+        probes.position_embedding_similarity(model, get_token_layout(model))

@@ -10,10 +10,9 @@ from matplotlib import colormaps
 
 from tests.training.tiny import tiny_run
 from vitascope import load
-from vitascope.explain import attention_maps, layout_of, rollout
-from vitascope.explain.answers import answer
-from vitascope.explain.attribution import question
-from vitascope.explain.report import PAGE, from_evaluation, write_report
+from vitascope.explain import attention_maps, get_token_layout, rollout
+from vitascope.explain.attribution import build_attribution_inputs
+from vitascope.explain.report import PAGE_FOLDER, choose_evaluated_examples, compute_page_arrays, write_run_report
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 
@@ -24,14 +23,14 @@ def made(tmp_path_factory):
     settings = {"train.epochs": 3, "model.class_token": True, "model.global_pool": "token"}
     run = tiny_run(tmp_path_factory.mktemp("reported"), **settings)
     model = load(run.path)
-    images, words = from_evaluation(model, model.evaluate("val", robust=False))
-    return write_report(run.path), model, images, words
+    images, words = choose_evaluated_examples(model, model.evaluate("val", robust=False))
+    return write_run_report(run.path), model, images, words
 
 
 def test_maps_in_bytes_are_the_maps(made) -> None:
     _, model, images, _ = made
     image = model.facts.preparation(images[:1])
-    stored = answer(model, image, images[:1])
+    stored = compute_page_arrays(model, image, images[:1])
     maps = torch.cat(attention_maps(model, image)).numpy()
     back = stored["maps"] * stored["maps_scale"][..., None]
     assert np.abs(back - maps).max() <= 0.002 * maps.max()
@@ -55,16 +54,16 @@ def test_the_report_asks_nobody_and_holds_all_its_parts(made) -> None:
 
 
 def test_a_class_named_like_markup_stays_text(made) -> None:
-    from vitascope.explain.report import _look
+    from vitascope.explain.report import _render_attention_viewer
     from vitascope.explain.subject import open_subject
 
     subject = open_subject(str(made[1].run.path))
-    told = _look(subject, made[2][:1], ["</script><img src=x onerror=alert(1)>"])
+    told = _render_attention_viewer(subject, made[2][:1], ["</script><img src=x onerror=alert(1)>"])
     assert "</script><img" not in told and told.count("</script>") == 2
 
 
 def test_every_page_file_says_what_it_is_and_imports_only_its_neighbours() -> None:
-    for path in PAGE.glob("*.js"):
+    for path in PAGE_FOLDER.glob("*.js"):
         lines = path.read_text(encoding="utf-8").splitlines()
         assert lines[0].startswith("// ") and len(lines) <= 200
         for line in lines:
@@ -103,14 +102,14 @@ def shares(page) -> list[float]:
 def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None:
     _, model, images, _ = made
     maps, page = attention_maps(model, model.facts.preparation(images)), browser_page
-    layout = layout_of(model)
+    layout = get_token_layout(model)
     for number, block, head, patch in ((0, 1, 0, 5), (0, 0, 1, 10), (3, 1, 1, 0)):
         page.locator("[name=example]").select_option(str(number))
         page.locator("[name=block]").select_option(str(block))
         page.locator("[name=head]").select_option(str(head))
         page.locator(".stage-grid button").nth(patch).hover()
-        row = maps[block][number, head, layout.prefix + patch]
-        wanted = row[layout.prefix :].numpy()
+        row = maps[block][number, head, layout.num_prefix_tokens + patch]
+        wanted = row[layout.num_prefix_tokens :].numpy()
         page.wait_for_function(
             f"() => document.querySelectorAll('.stage-grid button')[{patch}].ariaSelected === 'true'"
         )
@@ -128,31 +127,31 @@ def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None
             .nth(2 * block + head)
             .evaluate("map => [...map.getContext('2d').getImageData(0, 0, map.width, map.height).data]")
         )
-        query = layout.prefix + patch
-        shared = max(maps[block][number, :, query, layout.prefix :].max().item(), 2 / len(row))
+        query = layout.num_prefix_tokens + patch
+        shared = max(maps[block][number, :, query, layout.num_prefix_tokens :].max().item(), 2 / len(row))
         steps = np.minimum(255, np.rint(255 * wanted / shared)).astype(int)
         assert np.abs(np.array(tile).reshape(-1, 4)[:, :3] - table[steps]).max() <= 4
 
 
 def test_rollout_in_the_page_is_rollout(made, browser_page) -> None:
     _, model, images, _ = made
-    layout = layout_of(model)
+    layout = get_token_layout(model)
     browser_page.locator("[name=map]").select_option("rollout")
     browser_page.locator(".stage-grid button").nth(6).hover()
     browser_page.wait_for_function("() => document.querySelector('.sentence').textContent.includes('row 2, column 3')")
-    through = rollout(attention_maps(model, model.facts.preparation(images[:1])))[0, layout.prefix + 6]
-    assert shares(browser_page) == pytest.approx(through[layout.prefix :].tolist(), abs=0.0015)
+    through = rollout(attention_maps(model, model.facts.preparation(images[:1])))[0, layout.num_prefix_tokens + 6]
+    assert shares(browser_page) == pytest.approx(through[layout.num_prefix_tokens :].tolist(), abs=0.0015)
 
 
 def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
     _, model, images, _ = made
-    asked, page = question(model, model.facts.preparation(images[:1])), browser_page
+    asked, page = build_attribution_inputs(model, model.facts.preparation(images[:1])), browser_page
     page.locator("[name=example]").select_option("0")
     page.locator("[name=map]").select_option("relevance")
     layout, counts = asked.layout, asked.relevance[0]
     page.locator(".stage-grid button").nth(5).hover()
-    row = counts[layout.prefix + 5]
-    wanted = (row / row.sum())[layout.prefix :]
+    row = counts[layout.num_prefix_tokens + 5]
+    wanted = (row / row.sum())[layout.num_prefix_tokens :]
     assert shares(page) == pytest.approx(wanted.tolist(), abs=0.0015)
     assert page.locator("[name=block]").is_disabled() and "for the prediction" in page.locator(".sentence").inner_text()
 

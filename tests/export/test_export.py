@@ -13,13 +13,14 @@ from onnx import numpy_helper
 from tests.model.combinations import TINY
 from tests.slow import slow_except
 from vitascope import ModelConfig, UserError, VisionTransformer, load
-from vitascope.data import training_data
-from vitascope.data.preparation import Preparation
-from vitascope.evaluation.choosing import own_images, some_own_images
+from vitascope.data import splits as training_data
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.evaluation.eval_data import load_run_split, sample_run_images
 from vitascope.explain import attention_maps
-from vitascope.export import export_run, faithful, int8, onnx_file, torch_file, write_int8, write_onnx, write_torch
-from vitascope.export.answering import WithMaps, answering
-from vitascope.weights.facts import ModelFacts
+from vitascope.export import export_run, int8, onnx_file, torch_file, write_int8, write_onnx, write_torch
+from vitascope.export import verify as faithful
+from vitascope.export.export_model import TransformerWithMaps, build_export_model
+from vitascope.weights.model_info import ModelInfo
 
 KINDS = {
     "class token": {},
@@ -88,10 +89,10 @@ def loud(config: ModelConfig) -> VisionTransformer:
     return model
 
 
-def facts_of(config: ModelConfig) -> ModelFacts:
+def facts_of(config: ModelConfig) -> ModelInfo:
     classes, stored = [f"class {n}" for n in range(config.num_classes)], (config.in_chans, *config.image_shape)
     halves = (0.5,) * config.in_chans
-    return ModelFacts(config, classes, Preparation(config.image_shape, halves, halves), stored)
+    return ModelInfo(config, classes, Preprocessing(config.image_shape, halves, halves), stored)
 
 
 def images_for(config: ModelConfig, count: int) -> torch.Tensor:
@@ -143,10 +144,10 @@ def test_the_maps_of_different_kinds_are_the_model_s(kind, tmp_path) -> None:
 
 def test_a_run_s_file_answers_for_batches_it_was_not_traced_with(run, tmp_path) -> None:
     model, path = load(run), tmp_path / "model.onnx"
-    held = some_own_images(run, model.facts, 50)
-    written = write_onnx(model, model.facts, path, run="digits/mine", maps=True, judged=held)
+    held = sample_run_images(run, model.info, 50)
+    written = write_onnx(model, model.info, path, run_name="digits/mine", maps=True, run_sample=held)
     assert written.compared_on == "validation" and set(written.differences) == {"logits", "maps"}
-    images = model.facts.preparation(held[0].images)
+    images = model.info.preparation(held[0].images)
     for count in (1, 3, 50):
         logits, maps = answers_of(path, images[:count])
         with torch.no_grad():
@@ -156,15 +157,15 @@ def test_a_run_s_file_answers_for_batches_it_was_not_traced_with(run, tmp_path) 
 
 def test_the_file_is_one_and_says_what_its_user_must_know_and_nothing_of_this_machine(run, tmp_path) -> None:
     model = load(run)
-    write_onnx(model, model.facts, tmp_path / "model.onnx", run="digits/mine", opset=18)
-    write_torch(model, model.facts, tmp_path / "model.pt2", run="digits/mine")
+    write_onnx(model, model.info, tmp_path / "model.onnx", run_name="digits/mine", opset=18)
+    write_torch(model, model.info, tmp_path / "model.pt2", run_name="digits/mine")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.pt2"]
     whole = onnx.load(tmp_path / "model.onnx")
     said, extra = {entry.key: entry.value for entry in whole.metadata_props}, {"vitascope.json": ""}
     torch.export.load(tmp_path / "model.pt2", extra_files=extra)
     assert json.loads(extra["vitascope.json"]) == said
     assert json.loads(said["classes"]) == model.classes and json.loads(said["img_size"]) == [8, 8]
-    assert json.loads(said["mean"]) == list(model.facts.preparation.mean)
+    assert json.loads(said["mean"]) == list(model.info.preparation.mean)
     assert (said["run"], said["in_chans"]) == ("digits/mine", "1") and "/ 255" in said["preparation"]
     assert whole.opset_import[0].version == 18 and whole.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for file in tmp_path.iterdir():
@@ -173,21 +174,21 @@ def test_the_file_is_one_and_says_what_its_user_must_know_and_nothing_of_this_ma
 
 
 def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monkeypatch) -> None:
-    opened, real = [], training_data.open_source
+    opened, real = [], training_data.open_data_source
 
     def spied(*words, **more):
         source = real(*words, **more)
-        return replace(source, load=lambda split: opened.append(split) or source.load(split))
+        return replace(source, load=lambda split: opened.append(split) or source.load_split(split))
 
-    monkeypatch.setattr(training_data, "open_source", spied)
+    monkeypatch.setattr(training_data, "open_data_source", spied)
     model = load(run)
     written = export_run(model, "int8", tmp_path / "short.onnx")
     assert opened and "test" not in opened
-    held, told = own_images(run, model.facts, "val"), written.int8
-    parts = model.facts.preparation(held.images).split(int8.BATCH)  # scales may depend on who is asked together
+    held, told = load_run_split(run, model.info, "val"), written.int8
+    parts = model.info.preparation(held.images).split(int8.BATCH_SIZE)  # scales may depend on who is asked together
     said = torch.cat([answers_of(tmp_path / "short.onnx", part)[0] for part in parts]).argmax(1)
     with torch.no_grad():
-        float32 = model(model.facts.preparation(held.images)).argmax(1)
+        float32 = model(model.info.preparation(held.images)).argmax(1)
     assert (told.accuracy.images, told.accuracy.which) == (len(held), "validation")
     assert told.accuracy.int8 == pytest.approx((said == held.labels).float().mean().item())
     assert told.accuracy.float32 == pytest.approx((float32 == held.labels).float().mean().item())
@@ -199,23 +200,23 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
 
 def test_the_way_to_int8_that_answers_better_on_training_images_is_taken(run, tmp_path, monkeypatch) -> None:
     model = load(run)
-    training, preparation = own_images(run, model.facts, "train"), model.facts.preparation
-    onnx_file.trace(model, tmp_path / "model.onnx", {}, maps=False, opset=20)
+    training, preparation = load_run_split(run, model.info, "train"), model.info.preparation
+    onnx_file.trace_to_onnx(model, tmp_path / "model.onnx", {}, maps=False, opset=20)
 
     def ruined(whole, calibration):
         return _spoilt(whole, whole.with_name("ruined.onnx"), -1.0)
 
     for worse, better in (("dynamic", "static"), ("static", "dynamic")):
         with monkeypatch.context() as patch:
-            patch.setitem(int8.WAYS, worse, ruined)
-            assert int8.quantised(tmp_path / "model.onnx", preparation, training)[1] == better
-    assert int8.quantised(tmp_path / "model.onnx", preparation, None)[1] == "dynamic"
+            patch.setitem(int8.QUANTISERS, worse, ruined)
+            assert int8.quantise_most_accurately(tmp_path / "model.onnx", preparation, training)[1] == better
+    assert int8.quantise_most_accurately(tmp_path / "model.onnx", preparation, None)[1] == "dynamic"
 
 
 def test_a_file_with_other_weights_is_refused_and_what_was_there_stays(run, tmp_path, monkeypatch) -> None:
     model, path = load(run), tmp_path / "model.onnx"
     path.write_text("an older file")
-    onnx_file.trace(model, tmp_path / "sabotaged", {}, maps=False, opset=20)
+    onnx_file.trace_to_onnx(model, tmp_path / "sabotaged", {}, maps=False, opset=20)
     content = _spoilt(tmp_path / "sabotaged", tmp_path / "sabotaged", 1.001).read_bytes()
     (tmp_path / "sabotaged").unlink()
 
@@ -225,31 +226,31 @@ def test_a_file_with_other_weights_is_refused_and_what_was_there_stays(run, tmp_
     for module, write in ((onnx_file, write_onnx), (int8, write_int8)):
         monkeypatch.setattr(module, "trace", sabotaged)
         with pytest.raises(UserError, match=r"logits differ from the model's \(relative error .* No file was written"):
-            write(model, model.facts, path)
+            write(model, model.info, path)
     assert path.read_text() == "an older file" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_torch_file_with_other_weights_is_refused(run, tmp_path, monkeypatch) -> None:
     def sabotaged(model):
-        twin = answering(model)
+        twin = build_export_model(model)
         twin.head.weight *= 1.0001
         return twin
 
-    monkeypatch.setattr(torch_file, "answering", sabotaged)
+    monkeypatch.setattr(torch_file, "build_export_model", sabotaged)
     model = load(run)
     with pytest.raises(UserError, match=r"allowed: 1e-05\)\. No file was written"):
-        write_torch(model, model.facts, tmp_path / "model.pt2")
+        write_torch(model, model.info, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
 
 
 def test_maps_that_are_not_the_model_s_are_refused(tmp_path, monkeypatch) -> None:
-    real = WithMaps.forward
+    real = TransformerWithMaps.forward
 
     def turned(self, images):
         logits, maps = real(self, images)
         return logits, maps.flip(1)
 
-    monkeypatch.setattr(WithMaps, "forward", turned)
+    monkeypatch.setattr(TransformerWithMaps, "forward", turned)
     with pytest.raises(UserError, match="The exported maps differ"):
         write_onnx(loud(TINY), facts_of(TINY), tmp_path / "model.onnx", maps=True)
     assert not list(tmp_path.iterdir())
@@ -258,22 +259,24 @@ def test_maps_that_are_not_the_model_s_are_refused(tmp_path, monkeypatch) -> Non
 def test_a_file_that_says_nothing_at_all_is_refused() -> None:
     model, pictures = loud(TINY), images_for(TINY, 10)
     for answer in (torch.full((1, 3), float("nan")), torch.zeros(1, 4)):
-        apart = faithful.differences(model, lambda images, said=answer: [said.expand(len(images), -1)], pictures)
+        apart = faithful.compute_relative_errors(
+            model, lambda images, said=answer: [said.expand(len(images), -1)], pictures
+        )
         with pytest.raises(UserError, match="The exported logits differ"):
-            faithful.refuse_unfaithful(apart, 1e-4)
+            faithful.reject_inaccurate_export(apart, 1e-4)
 
 
 def test_few_images_fill_the_batches_and_a_training_model_is_refused(run, tmp_path) -> None:
     model = load(run)
-    split, words = some_own_images(run, model.facts, 3)
-    images, which = faithful.images_to_compare(model, model.facts.preparation, (split, words))
+    split, words = sample_run_images(run, model.info, 3)
+    images, which = faithful.select_comparison_images(model, model.info.preparation, (split, words))
     assert len(images) == 10 and which == words and torch.equal(images[3], images[0])
     with pytest.raises(UserError, match=r"training mode.*model\.eval\(\)"):
-        write_onnx(model.train(), model.facts, tmp_path / "model.onnx")
+        write_onnx(model.train(), model.info, tmp_path / "model.onnx")
 
 
 def test_weights_too_large_for_an_onnx_file_are_refused_before_any_work(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(onnx_file, "LARGEST", 1000)
+    monkeypatch.setattr(onnx_file, "MAX_FILE_BYTES", 1000)
     with pytest.raises(UserError, match=r"an ONNX file can hold 2 GiB\. Use: vitascope export torch"):
         write_onnx(loud(TINY), facts_of(TINY), tmp_path / "model.onnx")
 

@@ -14,10 +14,11 @@ from safetensors.torch import save_file
 
 from vitascope import ModelConfig, UserError, VisionTransformer, load
 from vitascope.cli.export import _describe_times
-from vitascope.data.digits import digits
-from vitascope.export import faithful, write_onnx
-from vitascope.export.onnx_file import ask_onnx
-from vitascope.export.speed import Timing, compare_speed
+from vitascope.data.sources.arrays import open_digits
+from vitascope.export import verify as faithful
+from vitascope.export import write_onnx
+from vitascope.export.onnx_file import load_onnx
+from vitascope.export.verify import Timing, compare_speed
 
 TINY = ModelConfig(img_size=8, patch_size=4, embed_dim=8, depth=1, num_heads=1, num_classes=3)
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
@@ -56,10 +57,10 @@ def test_the_speed_up_is_the_quotient_of_the_printed_times() -> None:
 
 def test_the_lines_in_the_docs_answer_as_predict_does(vitascope, run, tmp_path, monkeypatch, capsys) -> None:
     code = re.search(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[1]
-    picture = digits().load("train").images[3, 0].repeat_interleave(3, 0).repeat_interleave(5, 1)
+    picture = open_digits().load_split("train").images[3, 0].repeat_interleave(3, 0).repeat_interleave(5, 1)
     Image.fromarray(picture.numpy()).save(tmp_path / "digit.png")
     model = load(run)
-    write_onnx(model, model.facts, tmp_path / "model.onnx")
+    write_onnx(model, model.info, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     known: dict = {}
     exec(code, known)
@@ -148,7 +149,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(vitascope, run
 def test_a_file_that_onnxruntime_cannot_read_is_said(tmp_path) -> None:
     (tmp_path / "torn.onnx").write_bytes(b"torn")
     with pytest.raises(UserError, match=r"onnxruntime [\d.]+ cannot read the file: "):
-        ask_onnx(tmp_path / "torn.onnx")
+        load_onnx(tmp_path / "torn.onnx")
 
 
 def test_an_error_of_onnxruntime_without_words_is_said_too(tmp_path, monkeypatch) -> None:
@@ -157,21 +158,21 @@ def test_an_error_of_onnxruntime_without_words_is_said_too(tmp_path, monkeypatch
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
     with pytest.raises(UserError, match="cannot read the file: RuntimeError"):
-        ask_onnx(tmp_path / "model.onnx")
+        load_onnx(tmp_path / "model.onnx")
 
 
 def test_files_are_compared_with_exact_products_whatever_a_training_left(run, monkeypatch) -> None:
-    model, seen, real = load(run), [], faithful.whole_forward
+    model, seen, real = load(run), [], faithful.forward_all_tokens
 
     def noted(model, images):
         seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
         return real(model, images)
 
-    monkeypatch.setattr(faithful, "whole_forward", noted)
+    monkeypatch.setattr(faithful, "forward_all_tokens", noted)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
-        faithful.differences(model, lambda some: [model(some).detach()], torch.randn(10, 1, 8, 8))
+        faithful.compute_relative_errors(model, lambda some: [model(some).detach()], torch.randn(10, 1, 8, 8))
         assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before

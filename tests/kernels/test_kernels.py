@@ -8,9 +8,9 @@ from vitascope import kernels
 from vitascope.model.attention import SelfAttention
 from vitascope.model.mlp import Mlp
 from vitascope.model.norm import LayerNorm, RMSNorm
-from vitascope.model.rotary import rotate, rotation
+from vitascope.model.positions import make_rotary_table, rotate_heads
 
-pytestmark = pytest.mark.skipif(not kernels.HERE, reason="Triton is not on this system")
+pytestmark = pytest.mark.skipif(not kernels.HAS_TRITON, reason="Triton is not on this system")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PLAIN = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # products in bfloat16 end the process on some CPUs
 CLOSE = 8e-3 if DEVICE == "cuda" else 1e-6
@@ -28,7 +28,7 @@ def ready_plainly(qkv, weights, table, heads: int):
     if weights:
         query, key = (F.rms_norm(x, x.shape[-1:], w, 1e-6) for x, w in zip((query, key), weights, strict=True))
     if table is not None:
-        query, key = rotate(query, table), rotate(key, table)
+        query, key = rotate_heads(query, table), rotate_heads(key, table)
     return query, key, value
 
 
@@ -54,7 +54,7 @@ def drawn(grid, prefix, width, norm, turned):
     heads, tokens = 2, grid[0] * grid[1] + prefix
     qkv = torch.randn(2, tokens, 3 * heads * width, device=DEVICE).bfloat16().requires_grad_()
     weights = [(torch.rand(width, device=DEVICE) + 0.5).requires_grad_() for _ in range(2)] if norm else []
-    table = rotation(grid, width, 100.0, prefix).to(DEVICE) if turned else None
+    table = make_rotary_table(grid, width, 100.0, prefix).to(DEVICE) if turned else None
     if turned == "each its own way":  # as of images whose patches are not the same ones
         table = torch.stack([table, table[:, torch.randperm(tokens)]], dim=1)[:, :, None]
     return qkv, weights, table, heads
@@ -77,11 +77,13 @@ def test_short_attention_is_attention(grid, prefix, width, norm, turned: str) ->
 
 @EVERY_KIND
 def test_ready_heads_are_normalised_and_turned(grid, prefix, width, norm, turned: str, monkeypatch) -> None:
-    from vitascope.kernels import ready_heads as kernel
+    from vitascope.kernels import qk_norm_rope as kernel
 
-    monkeypatch.setattr(kernel, "ROWS", 16)  # so that there are several programs, and the last is not full
+    monkeypatch.setattr(
+        kernel, "TOKENS_PER_PROGRAM", 16
+    )  # so that there are several programs, and the last is not full
     qkv, weights, table, heads = drawn(grid, prefix, width, norm, turned)
-    found = kernel.ready_heads(qkv, *(weights or [None, None]), table, heads, 1e-6)
+    found = kernel.qk_norm_rope(qkv, *(weights or [None, None]), table, heads, 1e-6)
     wanted = ready_plainly(qkv, weights, table, heads)
     above = [torch.randn_like(part).bfloat16() for part in found]
     for ours, theirs in zip(found, wanted, strict=True):
@@ -105,7 +107,7 @@ def test_an_image_s_tokens_gather_from_no_other_image() -> None:
     ("tokens", "width", "hidden", "bias"), [(7, 64, 128, True), (150, 128, 256, True), (9, 64, 256, False)]
 )
 def test_the_fused_mlp_is_the_mlp(tokens, width, hidden, bias) -> None:
-    mlp = Mlp(embed_dim=width, hidden_width=hidden, kind="relu2", bias=bias, drop_rate=0.0).to(DEVICE)
+    mlp = Mlp(embed_dim=width, hidden_width=hidden, activation="relu2", bias=bias, drop_rate=0.0).to(DEVICE)
     here = torch.randn(2, tokens, width, device=DEVICE, requires_grad=True)
     answers = {}
     for kernel in Mlp.KERNELS:
@@ -125,7 +127,7 @@ def test_the_fused_mlp_is_used(monkeypatch) -> None:
 
     called = []
     monkeypatch.setattr(relu2_mlp, "relu2_mlp", lambda tokens, *_: called.append(tokens.shape) or tokens)
-    mlp = Mlp(embed_dim=64, hidden_width=128, kind="relu2", bias=True, drop_rate=0.5).to(DEVICE, PLAIN)
+    mlp = Mlp(embed_dim=64, hidden_width=128, activation="relu2", bias=True, drop_rate=0.5).to(DEVICE, PLAIN)
     mlp.kernel = "fused"
     tokens = torch.randn(1, 2, 64, device=DEVICE, dtype=PLAIN)
     mlp.train()(tokens)
@@ -139,7 +141,7 @@ def test_the_fused_mlp_is_used(monkeypatch) -> None:
 def test_the_fused_norm_is_the_norm(kind, shape, monkeypatch) -> None:
     from vitascope.kernels import norm as kernel
 
-    monkeypatch.setattr(kernel, "PROGRAMS", 2)  # so that one goes through many rows
+    monkeypatch.setattr(kernel, "MAX_PROGRAMS", 2)  # so that one goes through many rows
     norm = kind(shape[-1], eps=1e-6).to(DEVICE)
     for weight in norm.parameters():
         torch.nn.init.uniform_(weight, 0.5, 1.5)
@@ -160,11 +162,11 @@ def in_float32(real):
 @pytest.mark.parametrize("shape", [(0, 2, 32), (3, 5), (256, 16), (257, 7), (700, 2, 20)])
 def test_shares_are_summed(shape) -> None:
     """To float32's rounding, which grows with what is summed; more than 256 in two rounds."""
-    from vitascope.kernels.sums import sum_shares
+    from vitascope.kernels.reduce import sum_partial_gradients
 
     shares = torch.randn(shape, device=DEVICE)
     wanted = shares.double().sum(0)
-    assert ((sum_shares(shares) - wanted).abs() <= 2e-7 * shares.double().abs().sum(0)).all()
+    assert ((sum_partial_gradients(shares) - wanted).abs() <= 2e-7 * shares.double().abs().sum(0)).all()
 
 
 class Rounded(torch.nn.Linear):
@@ -177,7 +179,8 @@ class Rounded(torch.nn.Linear):
 @pytest.mark.parametrize("side", [4, 12])  # 16 tokens: all in one kernel; 144: the heads made ready
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_the_module_attends_the_same_with_and_without_the_kernel(qk_norm, side, unchecked_shapes, monkeypatch) -> None:
-    from vitascope.kernels import ready_heads, short_attention
+    from vitascope.kernels import qk_norm_rope as ready_heads
+    from vitascope.kernels import short_attention
 
     used = []
     for kernel in (ready_heads, short_attention):
@@ -188,7 +191,7 @@ def test_the_module_attends_the_same_with_and_without_the_kernel(qk_norm, side, 
     exact = attention.qkv
     attention.qkv = Rounded(64, 192).to(DEVICE)
     attention.qkv.load_state_dict(exact.state_dict())
-    tokens, table = torch.randn(2, side**2, 64, device=DEVICE), rotation((side, side), 32, 100.0).to(DEVICE)
+    tokens, table = torch.randn(2, side**2, 64, device=DEVICE), make_rotary_table((side, side), 32, 100.0).to(DEVICE)
     attention.kernel = "own"
     if DEVICE == "cpu" and side == 12:  # PyTorch's attention in bfloat16 would end the process on some CPUs
         monkeypatch.setattr(F, "scaled_dot_product_attention", in_float32(F.scaled_dot_product_attention))
@@ -200,10 +203,10 @@ def test_the_module_attends_the_same_with_and_without_the_kernel(qk_norm, side, 
 
 def test_what_does_not_fit_goes_the_plain_way() -> None:
     fitting = torch.zeros(1, 64, 96, dtype=torch.bfloat16, device=DEVICE)
-    assert kernels.can_attend(fitting, 32)
-    assert not kernels.can_attend(fitting.float(), 32)
-    assert not kernels.can_attend(fitting, 16)
-    assert kernels.is_short(fitting) and not kernels.is_short(fitting.repeat(1, 3, 1))
+    assert kernels.can_fuse_attention(fitting, 32)
+    assert not kernels.can_fuse_attention(fitting.float(), 32)
+    assert not kernels.can_fuse_attention(fitting, 16)
+    assert kernels.can_use_short_attention(fitting) and not kernels.can_use_short_attention(fitting.repeat(1, 3, 1))
     masked = SelfAttention(64, 2)
     masked.kernel = "own"
     mask = torch.ones(5, 5, dtype=torch.bool).tril()

@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.model.combinations import TINY, settings
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.model.anatomy import anatomy
-from vitascope.model.attention_cost import exponent, measure_attention
+from vitascope.model.anatomy import list_stages
+from vitascope.model.attention_cost import fit_growth_exponent, measure_attention_costs
 
 
 @given(settings=settings)
@@ -19,7 +19,7 @@ def test_parameters_are_a_real_models(settings) -> None:
         config = replace(TINY, **settings)
     except UserError:
         return
-    counted = sum(stage.parameters for stage in anatomy(config))
+    counted = sum(stage.parameters for stage in list_stages(config))
     assert counted == sum(weight.numel() for weight in VisionTransformer(config).parameters())
 
 
@@ -32,7 +32,7 @@ def test_flops_are_what_pytorch_counts(changes) -> None:
     whole = VisionTransformer(config)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         whole.forward_head(whole.forward_features(torch.randn(2, 3, *config.image_shape)))
-    assert sum(stage.flops for stage in anatomy(config, batch=2)) == counter.get_total_flops()
+    assert sum(stage.flops for stage in list_stages(config, batch_size=2)) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_flops_of_answering_are_what_pytorch_counts(changes) -> None:
     model = VisionTransformer(config).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.randn(2, 3, *config.image_shape))
-    assert sum(stage.flops for stage in anatomy(config, batch=2)) == counter.get_total_flops()
+    assert sum(stage.flops for stage in list_stages(config, batch_size=2)) == counter.get_total_flops()
 
 
 def test_shapes_are_a_real_models() -> None:
     config = ModelConfig(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=3)
-    shapes = {stage.name: stage.shape for stage in anatomy(config, batch=2)}
+    shapes = {stage.name: stage.shape for stage in list_stages(config, batch_size=2)}
     whole, images = VisionTransformer(config), torch.randn(2, 3, 8, 8)
     tokens, attention = whole.embed(images), whole.blocks[0].attn
     query, key, value = attention.queries_keys_values(tokens)
@@ -68,7 +68,7 @@ def test_shapes_are_a_real_models() -> None:
 
 
 def test_sheet_b_shapes_exactly() -> None:
-    stages = {stage.name: stage for stage in anatomy(ModelConfig(embed_dim=768, num_heads=12), tokens=5)}
+    stages = {stage.name: stage for stage in list_stages(ModelConfig(embed_dim=768, num_heads=12), num_tokens=5)}
     assert stages["tokens"].shape == [1, 5, 768]
     assert stages["blocks.0.attn.query"].shape == stages["blocks.0.attn.heads"].shape == [1, 12, 5, 64]
     assert stages["blocks.0.attn.maps"].shape == [1, 12, 5, 5]
@@ -79,12 +79,12 @@ def test_sheet_b_shapes_exactly() -> None:
 
 def test_an_exponent_is_read_off_a_power_law() -> None:
     counts = [64, 128, 256, 512]
-    assert exponent(counts, [3.0 * count**1.7 for count in counts]) == pytest.approx(1.7)
+    assert fit_growth_exponent(counts, [3.0 * count**1.7 for count in counts]) == pytest.approx(1.7)
 
 
 @pytest.mark.filterwarnings("ignore:.*profiler.*:UserWarning")
 def test_written_out_attention_holds_its_maps_and_the_fused_kernel_does_not() -> None:
-    costs = {(cost.way, cost.tokens): cost for cost in measure_attention(2, 16, counts=(256, 1024))}
+    costs = {(cost.way, cost.tokens): cost for cost in measure_attention_costs(2, 16, token_counts=(256, 1024))}
     maps = 2 * 1024 * 1024 * 4
     assert costs["written out", 1024].peak_bytes >= maps
     assert costs["fused", 1024].peak_bytes < maps / 2

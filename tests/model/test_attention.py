@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from vitascope import SelfAttention, SelfAttention2d, SingleHeadAttention, UserError, causal_mask
-from vitascope.model.rotary import rotation
-from vitascope.model.scaled_dot_product import attention_maps
+from vitascope.model.positions import make_rotary_table
+from vitascope.model.scaled_dot_product import compute_attention_maps
 
 settings = st.fixed_dictionaries(
     {
@@ -33,7 +33,7 @@ def test_the_two_halves_equal_the_fused_whole(settings, heads, tokens, masked) -
     module = attention(16, heads, **settings)
     x = torch.randn(2, tokens, 16, dtype=torch.float64)
     mask = torch.rand(2, tokens, tokens) > 0.4 if masked else None
-    for table in (None, rotation((1, tokens), 16 // heads, 100.0).double()):
+    for table in (None, make_rotary_table((1, tokens), 16 // heads, 100.0).double()):
         maps = module.maps(x, mask, table)
         torch.testing.assert_close(module.mix(maps, x), module(x, mask, table), atol=1e-8, rtol=0)
 
@@ -41,7 +41,7 @@ def test_the_two_halves_equal_the_fused_whole(settings, heads, tokens, masked) -
 def test_rotary_positions_turn_queries_and_keys_alike_and_leave_values() -> None:
     """So that only relative positions count: moving the whole grid changes nothing."""
     module, x = attention(), torch.randn(1, 4, 16, dtype=torch.float64)
-    whole = rotation((3, 3), 8, 100.0).double()
+    whole = make_rotary_table((3, 3), 8, 100.0).double()
     here, moved = whole[:, [0, 1, 3, 4]], whole[:, [4, 5, 7, 8]]
     torch.testing.assert_close(module(x, rotation=here), module(x, rotation=moved), atol=1e-6, rtol=0)
     assert (module(x, rotation=here) - module(x)).abs().max() > 1e-3
@@ -113,7 +113,7 @@ def test_both_paths_agree_on_what_a_number_format_blocks(mask_dtype, dtype, bloc
 
 def test_large_scores_do_not_overflow_in_float16() -> None:
     query = torch.full((1, 2, 64), 40.0, dtype=torch.float16)  # the unscaled product is 102,400
-    assert attention_maps(query, query).isfinite().all()
+    assert compute_attention_maps(query, query).isfinite().all()
 
 
 def test_attention_dropout_acts_in_training_only() -> None:
@@ -125,7 +125,7 @@ def test_attention_dropout_acts_in_training_only() -> None:
 
 def test_sheet_c_asks_for_the_projections_by_name() -> None:
     module, x = SelfAttention(768, 12), torch.randn(1, 5, 768)
-    query, key, value = module.queries_keys_values(x)
+    query, key, value = module.compute_queries_keys_values(x)
     assert query.shape == (1, 12, 5, 64)
     weights = (module.W_Q, module.W_K, module.W_V)
     for heads, weight, bias in zip((query, key, value), weights, module.qkv.bias.chunk(3), strict=True):

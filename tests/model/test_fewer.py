@@ -8,16 +8,16 @@ from torch.nn import functional as F
 
 from tests.model.combinations import TINY
 from vitascope import ModelConfig, VisionTransformer
-from vitascope.model import fewer as fewer_tokens
-from vitascope.model.fewer import Crowd, dropped, merged
+from vitascope.model import token_merging as fewer_tokens
+from vitascope.model.token_merging import TokenGroups, drop_least_attended_patches, merge_similar_patches
 
 GRID = replace(TINY, img_size=16, reg_tokens=1)  # 16 patches, class token, one register
 
 
-def crowd_of(tokens: torch.Tensor, sizes: list[float] | None = None) -> Crowd:
+def crowd_of(tokens: torch.Tensor, sizes: list[float] | None = None) -> TokenGroups:
     count = tokens.shape[1]
     given = torch.ones(count) if sizes is None else torch.tensor(sizes)
-    return Crowd(tokens, given.expand(len(tokens), -1), torch.arange(count).expand(len(tokens), -1))
+    return TokenGroups(tokens, given.expand(len(tokens), -1), torch.arange(count).expand(len(tokens), -1))
 
 
 def merged_one_by_one(tokens, key, sizes, prefix, fewer):
@@ -44,12 +44,12 @@ def test_merging_equals_merging_one_by_one(prefix, patches, fewer) -> None:
     tokens = torch.randn(2, prefix + patches, 6, dtype=torch.float64)
     key = torch.randn(2, 2, prefix + patches, 3, dtype=torch.float64)
     sizes = [1.0] * prefix + [float(1 + number % 3) for number in range(patches)]
-    found = merged(crowd_of(tokens, sizes), key, prefix, fewer)
+    found = merge_similar_patches(crowd_of(tokens, sizes), key, prefix, fewer)
     for image in range(2):
         means, total, order = merged_one_by_one(tokens[image], key[image], sizes, prefix, fewer)
         assert torch.allclose(found.tokens[image], means)
         assert found.sizes[image].tolist() == total
-        assert found.places[image].tolist() == order
+        assert found.position_indices[image].tolist() == order
     assert found.sizes.sum(1).tolist() == [sum(sizes)] * 2  # every patch is still counted
 
 
@@ -98,19 +98,19 @@ def test_who_is_left_keeps_its_place() -> None:
 
 def test_a_local_token_is_never_left_alone() -> None:
     config = replace(TINY, img_size=16, attention="lsa", class_token=False, global_pool="avg", drop_tokens=15)
-    assert config.fewer_per_block == [14, 0]
+    assert config.num_removed_per_block == [14, 0]
     merging = VisionTransformer(replace(config, drop_tokens=0, merge_tokens=8, depth=6)).eval()
-    assert merging.config.fewer_per_block == [8, 4, 2, 1, 0, 0]  # one is left, which looks at what it stands for
+    assert merging.config.num_removed_per_block == [8, 4, 2, 1, 0, 0]  # one is left, which looks at what it stands for
     assert torch.isfinite(merging(torch.randn(2, 3, 16, 16))).all()
 
 
 def test_dropping_leaves_out_who_is_least_looked_at() -> None:
     tokens = torch.arange(5.0)[None, :, None].expand(1, 5, 2)
     maps = torch.tensor([[0.1, 0.3, 0.05, 0.35, 0.2]] + [[0.2, 0.1, 0.4, 0.1, 0.2]] * 4)[None, None]
-    by_class = dropped(crowd_of(tokens), maps, 1, 2, by_class=True)
+    by_class = drop_least_attended_patches(crowd_of(tokens), maps, 1, 2, by_class_token=True)
     assert by_class.tokens[0, :, 0].tolist() == [0, 1, 3]
-    by_all = dropped(crowd_of(tokens), maps, 1, 2, by_class=False)
-    assert by_all.places[0].tolist() == [0, 2, 4]
+    by_all = drop_least_attended_patches(crowd_of(tokens), maps, 1, 2, by_class_token=False)
+    assert by_all.position_indices[0].tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize("setting", ["merge_tokens", "drop_tokens"])
@@ -142,9 +142,9 @@ def test_fewer_tokens_at_inference_with_everything_else(setting, changes) -> Non
 def test_the_last_blocks_shortcut_changes_nothing() -> None:
     model = VisionTransformer(replace(GRID, merge_tokens=3)).eval()
     images = torch.randn(2, 3, 16, 16)
-    tokens, sizes = fewer_tokens.encode(model, model.embed(images), None)
+    tokens, sizes = fewer_tokens.encode_with_reduction(model, model.embed(images), None)
     assert tokens.shape[1] == 18 - 3 - 3 and sizes.sum(1).tolist() == [18.0, 18.0]
-    assert torch.allclose(model.forward_head(tokens, sizes=sizes), model(images), atol=1e-6)
+    assert torch.allclose(model.forward_head(tokens, token_sizes=sizes), model(images), atol=1e-6)
 
 
 def test_every_patch_knows_its_token_at_the_end() -> None:
@@ -152,10 +152,10 @@ def test_every_patch_knows_its_token_at_the_end() -> None:
     torch.manual_seed(0)
     images = torch.randn(2, 3, 16, 16)
     merging = VisionTransformer(replace(GRID, merge_tokens=3)).eval()
-    owner = fewer_tokens.groups(merging, images)
-    _, sizes = fewer_tokens.encode(merging, merging.embed(images), None)
+    owner = fewer_tokens.assign_patches_to_tokens(merging, images)
+    _, sizes = fewer_tokens.encode_with_reduction(merging, merging.embed(images), None)
     for image in range(2):
         counted = torch.bincount(owner[image], minlength=sizes.shape[1])
         assert counted[2:].tolist() == sizes[image, 2:].tolist()  # without class token and register
     dropping = VisionTransformer(replace(GRID, drop_tokens=3)).eval()
-    assert (fewer_tokens.groups(dropping, images) < 0).sum(1).tolist() == [6, 6]
+    assert (fewer_tokens.assign_patches_to_tokens(dropping, images) < 0).sum(1).tolist() == [6, 6]

@@ -10,12 +10,17 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.pos_embed_sincos import RotaryEmbedding, apply_rot_embed
 
 from vitascope import UserError
-from vitascope.model.positions import resample, sincos2d, sinusoidal
-from vitascope.model.rotary import rotate, rotation
+from vitascope.model.positions import (
+    make_rotary_table,
+    make_sincos2d_table,
+    make_sinusoidal_table,
+    resample_position_table,
+    rotate_heads,
+)
 
 
 def test_sinusoidal_positions_follow_the_formula() -> None:
-    table = sinusoidal(100, 16)
+    table = make_sinusoidal_table(100, 16)
     for position, pair in ((0, 0), (1, 0), (7, 3), (99, 7)):
         angle = position / 10000 ** (2 * pair / 16)
         assert table[position, 2 * pair].item() == pytest.approx(math.sin(angle), abs=1e-12)
@@ -24,11 +29,11 @@ def test_sinusoidal_positions_follow_the_formula() -> None:
 
 @given(length=st.integers(1, 50), more=st.integers(0, 50))
 def test_sinusoidal_positions_extend_to_longer_sequences(length, more) -> None:
-    assert torch.equal(sinusoidal(length + more, 8)[:length], sinusoidal(length, 8))
+    assert torch.equal(make_sinusoidal_table(length + more, 8)[:length], make_sinusoidal_table(length, 8))
 
 
 def test_2d_sincos_positions_by_hand() -> None:
-    table = sincos2d((2, 2), 8)
+    table = make_sincos2d_table((2, 2), 8)
     sine, cosine = math.sin(1), math.cos(1)
     across = torch.tensor([sine, math.sin(0.01), cosine, math.cos(0.01), 0, 0, 1, 1], dtype=torch.float64)
     torch.testing.assert_close(table[1], across)
@@ -37,15 +42,15 @@ def test_2d_sincos_positions_by_hand() -> None:
 
 @given(rows=st.integers(1, 6), columns=st.integers(1, 6), quarter=st.integers(1, 8))
 def test_2d_sincos_rows_are_distinct_and_of_one_length(rows, columns, quarter) -> None:
-    table = sincos2d((rows, columns), 4 * quarter)
+    table = make_sincos2d_table((rows, columns), 4 * quarter)
     torch.testing.assert_close(table.square().sum(1), torch.full((rows * columns,), 2.0 * quarter).double())
     assert len(table.unique(dim=0)) == rows * columns
 
 
 def test_a_rotation_keeps_dot_products_by_relative_position() -> None:
-    table = rotation((5, 5), 4, base=100.0).double()
+    table = make_rotary_table((5, 5), 4, base=100.0).double()
     one = torch.tensor([1.0, 0, 1, 0]).double().expand(1, 1, 25, 4)
-    turned = rotate(one, table)[0, 0].view(5, 5, 4)
+    turned = rotate_heads(one, table)[0, 0].view(5, 5, 4)
     for (row, column), (other_row, other_column) in (((0, 0), (1, 2)), ((3, 1), (4, 3))):
         product = (turned[row, column] * turned[other_row, other_column]).sum().item()
         assert product == pytest.approx(math.cos(1) + math.cos(2), abs=1e-6)  # 0.124155
@@ -58,12 +63,12 @@ def test_rotary_positions_are_timms(grid) -> None:
     heads = torch.randn(2, 3, grid[0] * grid[1], 16)
     sine, cosine = theirs.get_embed()
     expected = apply_rot_embed(heads, sine, cosine)
-    torch.testing.assert_close(rotate(heads, rotation(grid, 16, 100.0)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rotate_heads(heads, make_rotary_table(grid, 16, 100.0)), expected, atol=1e-5, rtol=0)
 
 
 def test_prefix_tokens_are_not_rotated() -> None:
     heads = torch.randn(1, 2, 6, 8)
-    turned = rotate(heads, rotation((2, 2), 8, 100.0, prefix_tokens=2))
+    turned = rotate_heads(heads, make_rotary_table((2, 2), 8, 100.0, num_prefix_tokens=2))
     torch.testing.assert_close(turned[:, :, :2], heads[:, :, :2])
     assert not torch.allclose(turned[:, :, 4:], heads[:, :, 4:])
 
@@ -72,14 +77,14 @@ def test_prefix_tokens_are_not_rotated() -> None:
 def test_resampling_a_table_is_timms(old, new, prefix) -> None:
     table = torch.randn(1, prefix + old[0] * old[1], 12)
     theirs = resample_abs_pos_embed(table, list(new), list(old), num_prefix_tokens=prefix)
-    torch.testing.assert_close(resample(table, old, new, prefix), theirs)
-    assert torch.equal(resample(table, old, old, prefix), table)
+    torch.testing.assert_close(resample_position_table(table, old, new, prefix), theirs)
+    assert torch.equal(resample_position_table(table, old, old, prefix), table)
 
 
 def test_a_table_that_does_not_fit_its_grid_is_refused() -> None:
     with pytest.raises(UserError, match="has shape"):
-        resample(torch.randn(1, 17, 8), (4, 4), (2, 2))
+        resample_position_table(torch.randn(1, 17, 8), (4, 4), (2, 2))
     with pytest.raises(UserError, match="must be even"):
-        sinusoidal(4, 3)
+        make_sinusoidal_table(4, 3)
     with pytest.raises(UserError, match="must be a multiple of 4"):
-        sincos2d((2, 2), 6)
+        make_sincos2d_table((2, 2), 6)

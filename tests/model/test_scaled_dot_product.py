@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from vitascope import UserError, attend, causal_mask
-from vitascope.model.masks import additive
-from vitascope.model.scaled_dot_product import attend_fused, attention_maps
+from vitascope.model.scaled_dot_product import attend_fused, compute_attention_maps, to_additive_mask
 
 counts = st.integers(1, 7)
 
@@ -38,13 +37,13 @@ def test_masked_attention_equals_pytorchs_and_empty_rows_give_zeros(queries, key
         st.lists(st.lists(st.booleans(), min_size=keys, max_size=keys), min_size=queries, max_size=queries)
     )
     mask = torch.tensor(rows)
-    given_mask = mask if kind == "boolean" else additive(mask).double()
+    given_mask = mask if kind == "boolean" else to_additive_mask(mask).double()
     query, key, value = (torch.randn(1, 2, count, 4, dtype=torch.float64) for count in (queries, keys, keys))
     written, fused = attend(query, key, value, given_mask), attend_fused(query, key, value, given_mask)
     theirs = F.scaled_dot_product_attention(query, key, value, mask)
     full = mask.any(-1)
     assert torch.equal(
-        attention_maps(query, key, given_mask).sum(-1).round(decimals=12), full.double().expand(1, 2, -1)
+        compute_attention_maps(query, key, given_mask).sum(-1).round(decimals=12), full.double().expand(1, 2, -1)
     )
     for ours in (written, fused):
         assert (ours[:, :, ~full] == 0).all()
@@ -57,7 +56,7 @@ def test_a_fully_masked_row_has_no_nan_in_its_gradient(function, blocked) -> Non
     inputs = [torch.randn(1, 1, 3, 4, requires_grad=True) for _ in range(3)]
     mask = causal_mask(3)
     mask[1] = False
-    output = function(*inputs, mask if blocked is None else additive(mask, blocked))
+    output = function(*inputs, mask if blocked is None else to_additive_mask(mask, blocked))
     output.sum().backward()
     assert (output[0, 0, 1] == 0).all()
     assert all(tensor.grad.isfinite().all() for tensor in inputs)
@@ -67,12 +66,12 @@ def test_sheet_b_with_tokens_as_columns() -> None:
     """768 × 6, columns are tokens: V · softmax(KᵀQ / √d), softmax over keys; the map is 6×6, the output 768×6."""
     query, key, value = torch.randn(3, 768, 6, dtype=torch.float64)
     by_columns = value @ ((key.T @ query) / math.sqrt(768)).softmax(dim=0)
-    assert attention_maps(query.T, key.T).shape == (6, 6)
+    assert compute_attention_maps(query.T, key.T).shape == (6, 6)
     torch.testing.assert_close(attend(query.T, key.T, value.T).T, by_columns)
 
 
 def test_the_own_position_does_not_always_get_the_highest_weight() -> None:
-    maps = attention_maps(torch.randn(16, 4), torch.randn(16, 4))
+    maps = compute_attention_maps(torch.randn(16, 4), torch.randn(16, 4))
     assert (maps.argmax(-1) != torch.arange(16)).any()
 
 

@@ -13,29 +13,31 @@ from hypothesis import strategies as st
 from tests.model.combinations import TINY
 from vitascope import ModelConfig, UserError, VisionTransformer, explain
 from vitascope.model import initialize
-from vitascope.model.anatomy import total_parameters
+from vitascope.model.anatomy import count_parameters
 from vitascope.model.attention import SelfAttention
-from vitascope.model.patches import ShiftedPatchEmbed, patchify, shifted
+from vitascope.model.patches import ShiftedPatchEmbed, concat_shifted_copies, patchify
 from vitascope.recipe.train import TrainConfig
-from vitascope.training.optimizers import make_optimizers
+from vitascope.training.optim.build import make_optimizers
 
 
 def test_shifted_images_as_worked_out_by_hand() -> None:
     """x = 0 … 15 as 4×4, patches of 2: shifts by 1 pixel."""
     image = torch.arange(16.0).reshape(1, 1, 4, 4)
-    whole, above_left, above_right, below_left, below_right = shifted(image, 2)[0]
+    whole, above_left, above_right, below_left, below_right = concat_shifted_copies(image, 2)[0]
     assert whole.equal(image[0, 0])
     assert above_left.tolist() == [[0, 0, 0, 0], [0, 0, 1, 2], [0, 4, 5, 6], [0, 8, 9, 10]]
     assert above_right.tolist() == [[0, 0, 0, 0], [1, 2, 3, 0], [5, 6, 7, 0], [9, 10, 11, 0]]
     assert below_left.tolist() == [[0, 4, 5, 6], [0, 8, 9, 10], [0, 12, 13, 14], [0, 0, 0, 0]]
     assert below_right.tolist() == [[5, 6, 7, 0], [9, 10, 11, 0], [13, 14, 15, 0], [0, 0, 0, 0]]
-    token = patchify(shifted(image, 2), 2)[0, 0].reshape(5, 4).T.flatten()  # the authors' order: channel fastest
+    token = (
+        patchify(concat_shifted_copies(image, 2), 2)[0, 0].reshape(5, 4).T.flatten()
+    )  # the authors' order: channel fastest
     assert token.tolist() == [0, 0, 0, 0, 5, 1, 0, 0, 4, 6, 4, 0, 1, 0, 9, 5, 0, 2, 8, 10]
 
 
 def test_patches_of_one_pixel_have_nothing_to_shift_by() -> None:
     image = torch.randn(2, 3, 4, 4)
-    assert shifted(image, 1).equal(image.repeat(1, 5, 1, 1))
+    assert concat_shifted_copies(image, 1).equal(image.repeat(1, 5, 1, 1))
 
 
 @pytest.mark.parametrize("patch", [(4, 4), (7, 7), (2, 6)])
@@ -140,7 +142,7 @@ def test_cct_has_the_authors_number_of_parameters(settings, parameters) -> None:
     shared = {"img_size": 32, "num_classes": 10, "mlp_ratio": 2.0, "qkv_bias": False, "class_token": False}
     config = ModelConfig(**(shared | {"tokenizer": "conv", "global_pool": "seq"} | settings))
     assert sum(weight.numel() for weight in VisionTransformer(config).parameters()) == parameters
-    assert total_parameters(config) == parameters
+    assert count_parameters(config) == parameters
 
 
 def test_conv_tokens_see_their_neighbours_and_no_further() -> None:
@@ -167,10 +169,10 @@ def test_mimetic_attention_starts_as_the_paper_says() -> None:
 
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_local_attention_starts_at_one_neighbour_per_head(qk_norm, monkeypatch) -> None:
-    places = initialize._neighbours(9)
+    places = initialize._draw_neighbour_offsets(9)
     assert len(set(map(tuple, places.tolist()))) == 9 and places.abs().max() == 3
-    assert Counter(map(tuple, initialize._neighbours(27).tolist())).most_common(1)[0][1] == 3
-    monkeypatch.setattr(initialize, "_neighbours", lambda count: places[:count])
+    assert Counter(map(tuple, initialize._draw_neighbour_offsets(27).tolist())).most_common(1)[0][1] == 3
+    monkeypatch.setattr(initialize, "_draw_neighbour_offsets", lambda count: places[:count])
     config = ModelConfig(
         img_size=32, patch_size=4, embed_dim=576, num_heads=9, depth=2, class_token=False, global_pool="avg",
         positions="learned+rotary", qk_norm=qk_norm, initialize="conv_like", norm="rmsnorm",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.model.combinations import TINY, settings
 from vitascope import ModelConfig, UserError, VisionTransformer, patchify, unpatchify
 from vitascope.model.config import GLOBAL_POOLS, MLPS, POSITIONS
-from vitascope.recipe.reading import read_model
+from vitascope.recipe.reading import read_model_config
 
 
 def model(**changes) -> VisionTransformer:
@@ -96,7 +96,7 @@ def test_the_order_of_patches_matters_only_with_positions(positions, pool, grid,
 
 
 def test_sheet_a_has_no_norm_no_positions_one_head_and_the_published_block() -> None:
-    whole = VisionTransformer(read_model("sheet-a")).double()
+    whole = VisionTransformer(read_model_config("sheet-a")).double()
     names = {name.split(".", 2)[-1] for name in whole.state_dict() if name.startswith("blocks")}
     assert names == {f"{part}.{kind}" for part in ("attn.qkv", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")}
     assert whole.blocks[0].mlp.fc1.weight.shape == (64, 64)
@@ -152,7 +152,7 @@ def test_checkpointing_changes_memory_not_gradients() -> None:
 
 
 def test_stochastic_depth_drops_whole_branches_per_image_and_keeps_the_mean() -> None:
-    from vitascope.model.drop_path import DropPath
+    from vitascope.model.block import DropPath
 
     drop, ones = DropPath(0.25), torch.ones(4000, 3, 2)
     out = drop(2 * ones, ones) - 2

@@ -6,19 +6,19 @@ import pytest
 from omegaconf import OmegaConf
 
 from vitascope import UserError
-from vitascope.recipe.reading import read_model, read_recipe, recipe_names
+from vitascope.recipe.reading import list_recipe_names, read_model_config, read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import chosen_settings, recipe_sections
+from vitascope.recipe.writing import convert_recipe_to_dict, find_non_default_settings
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", list_recipe_names())
 def test_every_recipe_that_ships_can_be_read(name) -> None:
     assert read_recipe(name).model.num_classes == 10
 
 
 def test_words_override_the_recipe_and_bare_keys_mean_the_model() -> None:
     assert read_recipe("cifar10", ["model.depth=3"]).model.depth == 3
-    model = read_model("cifar10", ["depth=3", "model.img_size=[32,16]", "init_values=1e-4"])
+    model = read_model_config("cifar10", ["depth=3", "model.img_size=[32,16]", "init_values=1e-4"])
     assert (model.depth, model.img_size, model.init_values, model.embed_dim) == (3, (32, 16), 1e-4, 256)
 
 
@@ -39,7 +39,7 @@ def test_a_recipe_that_says_nothing_is_refused_by_its_name(text, said, tmp_path)
 def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
     (tmp_path / "mine.yaml").write_text("model: {depth: 5, positions: none}")
     monkeypatch.chdir(tmp_path)
-    assert read_model("mine.yaml").depth == 5
+    assert read_model_config("mine.yaml").depth == 5
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,13 @@ def test_a_broken_file_is_refused(tmp_path) -> None:
 
 def test_plain_settings_are_those_that_omegaconf_would_write() -> None:
     """Runs and studies are known by them, to the type of a number."""
-    recipes = [Recipe(), *map(read_recipe, recipe_names())]
+    recipes = [Recipe(), *map(read_recipe, list_recipe_names())]
     recipes += [read_recipe("digits", ["train.lr=1", "model.img_size=[8,8]", "train.betas=[0,0.5]"])]
     for recipe in recipes:
-        ours, theirs = recipe_sections(recipe, every=True), OmegaConf.to_container(OmegaConf.structured(recipe))
+        ours, theirs = (
+            convert_recipe_to_dict(recipe, all_sections=True),
+            OmegaConf.to_container(OmegaConf.structured(recipe)),
+        )
         assert ours == theirs and json.dumps(ours) == json.dumps(theirs)
 
 
@@ -94,10 +97,10 @@ def test_plain_settings_are_those_that_omegaconf_would_write() -> None:
 def test_a_recipe_is_known_by_what_differs_from_the_defaults(name) -> None:
     """So a run or a study that was begun before a setting existed can go on."""
     recipe = read_recipe(name)
-    chosen, plain = chosen_settings(recipe), recipe_sections(Recipe(), every=True)
-    assert chosen_settings(Recipe()) == {} and chosen["model"]["embed_dim"] == recipe.model.embed_dim
+    chosen, plain = find_non_default_settings(recipe), convert_recipe_to_dict(Recipe(), all_sections=True)
+    assert find_non_default_settings(Recipe()) == {} and chosen["model"]["embed_dim"] == recipe.model.embed_dim
     assert all(value != plain["train"][key] for key, value in chosen["train"].items())
-    for section, values in recipe_sections(recipe).items():  # nothing is lost
+    for section, values in convert_recipe_to_dict(recipe).items():  # nothing is lost
         if isinstance(values, dict):
             parts = chosen.get(section, {})
             for key, value in plain[section].items():

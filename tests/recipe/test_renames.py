@@ -13,10 +13,8 @@ from tests.training.tiny import shared_run
 from vitascope import UserError
 from vitascope.data.config import AugmentConfig, DataConfig
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
-from vitascope.recipe.pretrain import DinoConfig, MaeConfig
-from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.renames import RENAMED, RENAMED_VALUES, convert_settings
-from vitascope.recipe.train import TrainConfig
+from vitascope.recipe.reading import RENAMED, RENAMED_VALUES, convert_old_settings, read_recipe
+from vitascope.recipe.train import DinoConfig, MaeConfig, TrainConfig
 from vitascope.run.directory import Run
 
 SECTIONS = {
@@ -64,9 +62,9 @@ def test_a_recipe_file_with_an_old_name_is_rejected_too(tmp_path) -> None:
 
 def test_ranges_of_crops_are_converted() -> None:
     for old, new in (((0.0, 1.0), [1.0, 1.0]), ((0.5, None), [0.5, 1.0]), ((0.5, 0.9), [0.5, 0.9])):
-        made = convert_settings({"data.augment.crop": old[0], "data.augment.crop_most": old[1]})
+        made = convert_old_settings({"data.augment.crop": old[0], "data.augment.crop_most": old[1]})
         assert made == {"data.augment.crop_scale": new}
-    assert convert_settings({"data.augment.crop": None, "data.augment.crop_most": None}) == {
+    assert convert_old_settings({"data.augment.crop": None, "data.augment.crop_most": None}) == {
         "data.augment.crop_scale": None
     }
 
@@ -75,7 +73,7 @@ def test_ranges_of_crops_are_converted() -> None:
 def old_run(tmp_path) -> Run:
     """A run as an older version left it, under the old names."""
     run = shared_run(tmp_path)
-    sections = yaml.safe_load(run.file("recipe.yaml").read_text())
+    sections = yaml.safe_load(run.get_path("recipe.yaml").read_text())
     new = {*RENAMED.values(), "model.initialize"}
     for setting in new & {f"{name}.{key}" for name in ("data", "train", "model") for key in sections[name]}:
         section, _, key = setting.partition(".")
@@ -88,10 +86,10 @@ def old_run(tmp_path) -> Run:
         for parent in parents:
             level = level[parent]
         level[last] = value
-    run.file("recipe.yaml").write_text(yaml.safe_dump(sections))
-    config = json.loads(run.file("config.json").read_text())
+    run.get_path("recipe.yaml").write_text(yaml.safe_dump(sections))
+    config = json.loads(run.get_path("config.json").read_text())
     config["model"]["initialize"] = "silent"
-    run.file("config.json").write_text(json.dumps(config))
+    run.get_path("config.json").write_text(json.dumps(config))
     return run
 
 

@@ -12,18 +12,16 @@ import pytest
 import vitascope
 from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
-from vitascope.data.policy import resolve
-from vitascope.evaluation.openings import Opening
+from vitascope.data.config import resolve_augmentation
+from vitascope.recipe.differences import find_differing_settings, flatten_recipe, format_train_command
 from vitascope.recipe.reading import read_recipe
-from vitascope.records.arms import arms_of, format_difference, format_mean, noise_of
-from vitascope.records.card import card
-from vitascope.records.filling import fill
-from vitascope.records.record import _test_seconds, check_name, make_record, read_record, write_record
-from vitascope.records.settings import command_for, differing, flat_settings
-from vitascope.records.tables import KINDS
-from vitascope.records.work import image_flops
-from vitascope.run.directory import new_run, open_run
-from vitascope.run.metrics import steady_seconds, whole_seconds
+from vitascope.records.ablation import compare_arms, estimate_residual_noise, format_difference, format_mean
+from vitascope.records.pages import fill_results_marks, format_model_card
+from vitascope.records.record import _get_test_seconds, check_record_name, make_record, read_record, write_record
+from vitascope.records.tables import RESULT_FORMATTERS, compute_flops_per_image
+from vitascope.run.directory import create_run, open_run
+from vitascope.run.metrics import sum_epoch_seconds, sum_seconds_without_setup
+from vitascope.run.test_set_log import EvalLogEntry
 
 ROOT = Path(__file__).parent.parent.parent
 ONE = {"train.epochs": 1}
@@ -59,30 +57,30 @@ def test_a_record_holds_what_others_check_and_agrees_with_the_runs(pair, tmp_pat
 
 def test_a_gpus_first_batch_counts_in_the_cold_seconds_only() -> None:
     found = {"accuracy": 0.9, "seconds": 0.5, "set_up_seconds": 2.0}
-    opening = Opening(1, 1, "digits", "test", 1, "last", "Box", None, found)
-    assert _test_seconds(opening, "Box") == 0.5 and _test_seconds(opening, "Box", cold=True) == 2.5
-    assert _test_seconds(opening, "Another", cold=True) == 0.0
+    opening = EvalLogEntry(1, 1, "digits", "test", 1, "last", "Box", None, found)
+    assert _get_test_seconds(opening, "Box") == 0.5 and _get_test_seconds(opening, "Box", include_setup=True) == 2.5
+    assert _get_test_seconds(opening, "Another", include_setup=True) == 0.0
     older = replace(opening, found={"accuracy": 0.9, "seconds": 0.5})
-    assert _test_seconds(older, "Box", cold=True) == 0.5
+    assert _get_test_seconds(older, "Box", include_setup=True) == 0.5
 
 
 def test_the_command_of_a_record_trains_the_same_recipe(tmp_path) -> None:
     words = ["train.epochs=7", "model.depth=3", "data.augment.shift=0", "train.betas=[0.8,0.9]", "train.compile=never"]
     recipe = read_recipe("digits", [*words, "train.seed=5"])
-    augment = resolve(recipe.data.augment, "digits")
+    augment = resolve_augmentation(recipe.data.augment, "digits")
     recipe = replace(recipe, data=replace(recipe.data, root="/somewhere", augment=augment))
-    call = shlex.split(command_for(recipe, [5]))
+    call = shlex.split(format_train_command(recipe, [5]))
     assert call[:3] == ["vitascope", "train", "digits"] and set(call[3:]) == {*words, "train.seed=5"}
     again = read_recipe(call[2], call[3:])
-    again = replace(again, data=replace(again.data, augment=resolve(again.data.augment, "digits")))
-    assert flat_settings(again) == flat_settings(recipe)
-    assert command_for(recipe, [5, 6]).startswith("for seed in 5 6; do vitascope train digits ")
+    again = replace(again, data=replace(again.data, augment=resolve_augmentation(again.data.augment, "digits")))
+    assert flatten_recipe(again) == flatten_recipe(recipe)
+    assert format_train_command(recipe, [5, 6]).startswith("for seed in 5 6; do vitascope train digits ")
 
 
 def test_the_command_of_ones_own_recipe_and_folder_starts_from_a_recipe_that_ships() -> None:
     recipe = read_recipe("digits", ["name=deep", "model.depth=9", "data.name=/home/me/my photos", "model.in_chans=1"])
-    augment = resolve(recipe.data.augment, recipe.data.name, 1)
-    call = shlex.split(command_for(replace(recipe, data=replace(recipe.data, augment=augment)), [5]))
+    augment = resolve_augmentation(recipe.data.augment, recipe.data.name, 1)
+    call = shlex.split(format_train_command(replace(recipe, data=replace(recipe.data, augment=augment)), [5]))
     assert call[:3] == ["vitascope", "train", "digits"]
     assert set(call[3:]) == {"name=deep", "model.depth=9", "data.name=/path/to/my photos", "train.seed=5"}
 
@@ -90,27 +88,27 @@ def test_the_command_of_ones_own_recipe_and_folder_starts_from_a_recipe_that_shi
 def test_seconds_of_test_logits_count_only_where_the_run_was_trained(pair, tmp_path) -> None:
     run = changed(pair[0], tmp_path)
     make_record([run], "x")
-    lines = [json.loads(line) for line in run.file("test-openings.jsonl").read_text().splitlines()]
-    before = steady_seconds(run.metrics)
+    lines = [json.loads(line) for line in run.get_path("test-openings.jsonl").read_text().splitlines()]
+    before = sum_seconds_without_setup(run.metrics)
     for machine, extra in ((lines[0]["machine"], 500.0), ("A laptop", 0.0)):
         lines[0]["machine"], lines[1]["seconds"] = machine, 500.0
-        run.file("test-openings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        run.get_path("test-openings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         assert make_record([run], "x").seconds == pytest.approx([before + extra], abs=0.01)
 
 
 def test_a_run_scored_by_an_older_version_is_not_opened_again(pair, tmp_path) -> None:
     run = changed(pair[0], tmp_path)
     old = [{"opening": 1, "when": "2026", "images": 899}, {"opening": 1, "accuracy": 0.5, "loss": 1.0}]
-    run.file("test-openings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    run.get_path("test-openings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
     with pytest.raises(UserError, match="evaluated by an older version"):
         make_record([run], "x")
-    assert len(run.file("test-openings.jsonl").read_text().splitlines()) == 2
+    assert len(run.get_path("test-openings.jsonl").read_text().splitlines()) == 2
 
 
 def test_only_settings_that_differ_are_told() -> None:
     one, two = read_recipe("digits", ["model.depth=2"]), read_recipe("digits", ["model.depth=3", "data.root=/x"])
-    assert differing([one, two]) == {"model.depth": [2, 3]}
-    assert differing([one, one]) == {}
+    assert find_differing_settings([one, two]) == {"model.depth": [2, 3]}
+    assert find_differing_settings([one, one]) == {}
 
 
 def test_records_of_one_name_from_different_machines_are_kept_apart(pair, tmp_path) -> None:
@@ -121,7 +119,7 @@ def test_records_of_one_name_from_different_machines_are_kept_apart(pair, tmp_pa
     assert first == again == tmp_path / "tiny.json" and second == tmp_path / "tiny.new-box-4-cores.json"
     assert read_record(first).date == "2099-01-01" and read_record(second).machine_name == "New box, 4 cores"
     (tmp_path / "page.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
-    text, _ = fill(tmp_path / "page.md", tmp_path)
+    text, _ = fill_results_marks(tmp_path / "page.md", tmp_path)
     assert text.count("[tiny](./tiny") == 2 and "Old box, 4 cores" in text and "New box, 4 cores" in text
 
 
@@ -139,8 +137,8 @@ def changed(run, folder, **facts):
 
     copy = Run(folder / run.path.name)
     shutil.copytree(run.path, copy.path)
-    said = json.loads(copy.file("machine.json").read_text())
-    copy.file("machine.json").write_text(json.dumps(said | facts))
+    said = json.loads(copy.get_path("machine.json").read_text())
+    copy.get_path("machine.json").write_text(json.dumps(said | facts))
     return copy
 
 
@@ -179,36 +177,38 @@ def test_a_commit_is_given_where_there_is_no_git_and_not_against_the_run(pair, t
 
 def test_an_unfinished_run_and_an_odd_name_are_refused(pair, tmp_path) -> None:
     run = changed(pair[0], tmp_path)
-    run.file("model.safetensors").unlink()
+    run.get_path("model.safetensors").unlink()
     with pytest.raises(UserError, match="is not finished"):
         make_record([run], "x")
     for name in ("../x", "", "a b", ".hidden"):
         with pytest.raises(UserError, match="cannot be a file name"):
-            check_name(name)
+            check_record_name(name)
 
 
 def test_a_run_that_learnt_in_company_is_not_recorded_with_its_share_of_the_time(pair, tmp_path) -> None:
     run = changed(pair[0], tmp_path)
     row = run.metrics[-1] | {"together": 4}
-    run.file("metrics.jsonl").write_text(json.dumps(row) + "\n")
+    run.get_path("metrics.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match="was trained in one batch of 4 runs"):
         make_record([run], "x")
 
 
 def test_steady_seconds_leave_out_what_only_the_first_epoch_needs() -> None:
     rows = [{"seconds": seconds} for seconds in (40.0, 2.0, 3.0, 2.0)]
-    assert steady_seconds(rows) == 9.0 and whole_seconds(rows) == 47.0
-    assert steady_seconds([{"seconds": 1.0}, {"seconds": 2.0}]) == 3.0, "never more than was measured"
-    assert steady_seconds(rows[:1]) == 40.0
+    assert sum_seconds_without_setup(rows) == 9.0 and sum_epoch_seconds(rows) == 47.0
+    assert sum_seconds_without_setup([{"seconds": 1.0}, {"seconds": 2.0}]) == 3.0, "never more than was measured"
+    assert sum_seconds_without_setup(rows[:1]) == 40.0
     stages = [{"seconds": seconds} for seconds in (30.0, *[1.0] * 4, *[2.0] * 5)]
-    assert steady_seconds(stages) == 15.0, "smaller images at first: like the epochs that follow, not like the last"
+    assert sum_seconds_without_setup(stages) == 15.0, (
+        "smaller images at first: like the epochs that follow, not like the last"
+    )
 
 
 def test_a_card_tells_the_records_numbers(pair) -> None:
     record = replace(make_record(pair, "tiny"), test_accuracy=[0.9, 0.92], commit="feed")
-    text = card(record, "tiny.json")
+    text = format_model_card(record, "tiny.json")
     assert "**90.00, 92.00 %** (both seeds" in text and "| 1 | 90.00 %" in text and "commit `feed`" in text
-    assert "None" not in card(replace(record, recall=record.recall | {"0": [None, None]}), "tiny.json")
+    assert "None" not in format_model_card(replace(record, recall=record.recall | {"0": [None, None]}), "tiny.json")
     assert f"{record.params:,}" in text and "for seed in 1 2; do vitascope train digits" in text
 
 
@@ -220,29 +220,29 @@ def test_marks_are_filled_within_a_line_over_lines_and_in_recipes(pair, tmp_path
     page.parent.mkdir()
     line, table = "accuracy tiny -->stale<!-- end results", "table -->\n\nstale\n<!-- end results"
     page.write_text(f"It is <!-- results: {line} -->.\n<!-- results: {table} -->")
-    text, marks = fill(page, results)
+    text, marks = fill_results_marks(page, results)
     assert marks == 2
     assert "It is <!-- results: accuracy tiny -->90.00, 92.00 %<!-- end results -->.\n" in text
     assert "stale" not in text and "(../results/tiny.json)" in text
     page.write_text(text)
-    assert fill(page, results) == (text, 2)
+    assert fill_results_marks(page, results) == (text, 2)
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text("# About.\n# Recorded: x\n#   more\ndata:\n  name: digits\n")
-    told, _ = fill(recipe, results)
+    told, _ = fill_results_marks(recipe, results)
     assert told.startswith("# About.\n# Recorded: 90.00, 92.00 % test accuracy on digits (2 seeds, last epoch")
     assert "x\n" not in told and "more" not in told
     assert told.endswith("data:\n  name: digits\n")
     (tmp_path / "other.yaml").write_text("# Recorded: wishes\n")
-    assert fill(tmp_path / "other.yaml", results) == ("# Recorded: not yet.\n", 1)
+    assert fill_results_marks(tmp_path / "other.yaml", results) == ("# Recorded: not yet.\n", 1)
     for mark, sentence in (("tabel", "Did you mean table?"), ("table tinny", "no record 'tinny'")):
         page.write_text(f"<!-- results: {mark} -->\n<!-- end results -->")
         with pytest.raises(UserError, match=sentence):
-            fill(page, results)
+            fill_results_marks(page, results)
 
 
 def test_the_help_lists_the_kinds_of_marks(vitascope) -> None:
     text = " ".join(vitascope("results", "--help").out.split())
-    assert f"KIND: {', '.join(KINDS)}." in text and "<!-- results: KIND NAME… -->" in text
+    assert f"KIND: {', '.join(RESULT_FORMATTERS)}." in text and "<!-- results: KIND NAME… -->" in text
 
 
 def test_two_values_are_in_the_order_of_their_seeds() -> None:
@@ -256,13 +256,13 @@ def test_a_gpu_s_races_and_the_growth_of_costs_are_told_from_their_records(tmp_p
     rows = [ours | {"share_of_matrix_rate": 0.25}, row | {"who": "timm, bfloat16", "images_per_second": 800.0}]
     rows.append(row | {"who": "transformers, bfloat16", "broken": "stopped by SIGILL"})
     (tmp_path / "b.json").write_text(json.dumps({"rows": rows}))
-    told = KINDS["races"](tmp_path, ["b"]).splitlines()[2]
+    told = RESULT_FORMATTERS["races"](tmp_path, ["b"]).splitlines()[2]
     wanted = ["256×8 train, batch 10", "**2,000**", "×2.50", "×1.50", "25%", "800", "–", "stopped by SIGILL", "–", "–"]
     assert told == "| " + " | ".join(wanted) + " |"
     growth = {"machine": {"cpu": "Box"}, "device": "cpu", "exponents": {"depth": {"milliseconds": 1.02, "flops": 0.99}}}
     growth["rows"] = [{"axis": "depth", "depth": depth} for depth in (2, 8)]
     (tmp_path / "g.json").write_text(json.dumps(growth))
-    assert KINDS["growth"](tmp_path, ["g"]).splitlines()[2] == "| Box | depth | 2 – 8 | 1.02 | 0.99 |"
+    assert RESULT_FORMATTERS["growth"](tmp_path, ["g"]).splitlines()[2] == "| Box | depth | 2 – 8 | 1.02 | 0.99 |"
 
 
 def test_every_number_between_marks_in_this_repository_is_its_records(vitascope, monkeypatch) -> None:
@@ -288,7 +288,7 @@ def test_published_records_were_made_as_the_rules_say() -> None:
     """All training images, the last epoch, at least three seeds, each from the first look at the test images."""
     for name, bar in (("mnist", 0.995), ("fashion-mnist", 0.945), ("cifar10", 0.95)):
         record = read_record(ROOT / "results" / f"{name}.json")
-        assert record.accuracy >= bar and len(record.seeds) >= 3 and set(record.openings) == {1}
+        assert record.mean_test_accuracy >= bar and len(record.seeds) >= 3 and set(record.openings) == {1}
         assert record.settings["data.validation"] == 0 and record.settings["data.fraction"] == 1
         assert record.track == "pure" and record.machine_name == "NVIDIA H200"
 
@@ -303,13 +303,17 @@ def test_what_a_change_was_worth_is_judged_in_pairs() -> None:
         for seed, change in enumerate((0.01, -0.012, 0.004))
     ]
     rows += [{"arm": "once", "seed": 1, "accuracy": 0.9}]
-    first, better, noise, once = arms_of(rows)
+    first, better, noise, once = compare_arms(rows)
     assert (first.gain, first.verdict) == (None, "–")
     assert (
-        better.gain == pytest.approx(0.01) and better.half == pytest.approx(0, abs=1e-9) and better.verdict == "helps"
+        better.gain == pytest.approx(0.01)
+        and better.ci_half_width == pytest.approx(0, abs=1e-9)
+        and better.verdict == "helps"
     )
     assert noise.verdict == "no significant difference"
-    assert noise.half == pytest.approx(4.3027 * 0.011372 / 3**0.5, rel=1e-3)  # Student's t with 2 degrees of freedom
+    assert noise.ci_half_width == pytest.approx(
+        4.3027 * 0.011372 / 3**0.5, rel=1e-3
+    )  # Student's t with 2 degrees of freedom
     assert once.gain == pytest.approx(0.08) and once.verdict == "one seed"
 
 
@@ -319,19 +323,21 @@ def test_the_noise_of_many_arms_is_what_arm_and_seed_leave() -> None:
     table = np.random.default_rng(0).normal(size=(5, 3))
     rows = [{"arm": str(arm), "seed": seed, "accuracy": table[arm, seed]} for arm in range(5) for seed in range(3)]
     left = table - table.mean(0) - table.mean(1)[:, None] + table.mean()
-    noise = noise_of(rows)
-    assert noise.freedom == 8 and noise.size == pytest.approx((left**2).sum() ** 0.5 / 8**0.5)
-    assert noise_of([*rows, {"arm": "4", "seed": 9, "accuracy": 100.0}]).size == pytest.approx(noise.size)
-    assert arms_of(rows, noise)[1].half == pytest.approx(2.3060 * noise.size * (2 / 3) ** 0.5, rel=1e-4)
+    noise = estimate_residual_noise(rows)
+    assert noise.degrees_of_freedom == 8 and noise.std == pytest.approx((left**2).sum() ** 0.5 / 8**0.5)
+    assert estimate_residual_noise([*rows, {"arm": "4", "seed": 9, "accuracy": 100.0}]).std == pytest.approx(noise.std)
+    assert compare_arms(rows, noise)[1].ci_half_width == pytest.approx(2.3060 * noise.std * (2 / 3) ** 0.5, rel=1e-4)
     pair = rows[:6]
-    assert arms_of(pair, noise_of(pair))[1].half == pytest.approx(arms_of(pair)[1].half)
-    assert noise_of(rows[::3]) is None, "one seed"
+    assert compare_arms(pair, estimate_residual_noise(pair))[1].ci_half_width == pytest.approx(
+        compare_arms(pair)[1].ci_half_width
+    )
+    assert estimate_residual_noise(rows[::3]) is None, "one seed"
 
 
 @pytest.mark.slow
 def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> None:
     """Two stages, two seeds: images and seconds of both stages, and a command that names no place of this machine."""
-    from vitascope.records.track import track_of
+    from vitascope.records.track import determine_track
 
     first = {"train.objective": "mae", "mae.pictures": 0}
     before = [tiny_run(tmp_path, **(first | {"train.seed": seed})) for seed in (1, 2)]
@@ -340,14 +346,14 @@ def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> Non
         for stage, seed in zip(before, (1, 2), strict=True)
     ]
     made = make_record(runs, "two-stages")
-    assert made.track == "ssl" == track_of(before[0])
+    assert made.track == "ssl" == determine_track(before[0])
     assert made.images_seen == before[0].metrics[-1]["images_seen"] + runs[0].metrics[-1]["images_seen"]
     assert made.seconds[0] > sum(row["seconds"] for row in before[0].metrics[1:])
     assert made.settings["weights"] == "recipe:digits" and str(tmp_path) not in made.command
     assert not any(key.startswith(("dino.", "mae.")) for key in made.settings)
-    assert track_of(new_run(read_recipe("digits", ["model.tokenizer=spt"]), tmp_path)) == "tokenizer"
-    first = new_run(read_recipe("digits"), tmp_path)
-    assert track_of(new_run(read_recipe("digits", [f"weights={first.path}"]), tmp_path)) == "staged"
+    assert determine_track(create_run(read_recipe("digits", ["model.tokenizer=spt"]), tmp_path)) == "tokenizer"
+    first = create_run(read_recipe("digits"), tmp_path)
+    assert determine_track(create_run(read_recipe("digits", [f"weights={first.path}"]), tmp_path)) == "staged"
     other, odd = (shutil.copytree(run.path, tmp_path / "odd" / run.path.name) for run in (before[1], runs[1]))
     for place, old, new in ((other, "mask_ratio: 0.75", "mask_ratio: 0.5"), (odd, str(before[1].path), str(other))):
         text = (place / "recipe.yaml").read_text()
@@ -365,7 +371,7 @@ def test_a_table_of_what_the_parts_of_a_recipe_are_worth(tmp_path) -> None:
     found += [("once, and more", 1, 0.90, 9.5)]
     rows = [dict(zip(("arm", "seed", "accuracy", "steady_seconds"), row, strict=True)) for row in found]
     (tmp_path / "speedrun.json").write_text(json.dumps({"rows": rows}))
-    lines = KINDS["speedrun"](tmp_path, ["speedrun"]).splitlines()
+    lines = RESULT_FORMATTERS["speedrun"](tmp_path, ["speedrun"]).splitlines()
     assert lines[2] == "| as it is | 2 | 91.00 % | 10.0 | – | – | – |"
     assert lines[3] == "| other | 3 | 78.33 % | 41.7 | as it is | +1.50 ± 6.35 | +3.00 ± 12.71 |"
     assert lines[4] == "| once | 1 | 89.00 % | 9.0 | as it is | -1.00 | -1.00 |"
@@ -377,7 +383,7 @@ def test_ways_of_different_length_side_by_side(tmp_path) -> None:
     row |= {"images_per_second": 80_000, "steady_seconds": 25.04, "train_accuracy": 0.9}
     rows = [row, row | {"seed": 2, "accuracy": 0.95, "images_per_second": 82_000, "train_accuracy": 0.91}]
     (tmp_path / "lengths.json").write_text(json.dumps({"rows": rows}))
-    line = KINDS["tuning"](tmp_path, ["lengths"]).splitlines()[2]
+    line = RESULT_FORMATTERS["tuning"](tmp_path, ["lengths"]).splitlines()[2]
     assert line == "| 60 passes | 64 | 2.0 M | 81,000 | 25.0 | 2 | 90.5% | 94.50 % |"
 
 
@@ -387,7 +393,7 @@ def test_a_target_is_reached_by_accuracy_time_and_seeds_alike(tmp_path) -> None:
     known |= {"name": "fast", "test_accuracy": [0.94, 0.95, 0.96], "seconds": [9.0, 12.0, 10.0]}
     (tmp_path / "fast.json").write_text(json.dumps(known))
     asked = ["fast:95:12:3", "fast:95.1:12:3", "fast:95:11.9:3", "fast:95:12:4"]
-    lines = KINDS["targets"](tmp_path, asked).splitlines()[2:]
+    lines = RESULT_FORMATTERS["targets"](tmp_path, asked).splitlines()[2:]
     assert "| **95.00 ± 2.48 %** | **12.0** |" in lines[0]
     assert [line.split(" | ")[-1] for line in lines] == ["yes |", "no |", "no |", "no |"]
 
@@ -404,9 +410,9 @@ def test_the_arithmetic_of_learning(tmp_path) -> None:
     shares = ({"train.patch_share": 0.5}, two), ({}, whole)
     for more, first in shares:
         record = replace(known, settings=settings | more | {"train.seed": [1, 2]}, images_seen=10)
-        assert image_flops(record) * record.images_seen == pytest.approx(3 * 10 * (first + whole) / 2)
+        assert compute_flops_per_image(record) * record.images_seen == pytest.approx(3 * 10 * (first + whole) / 2)
         (tmp_path / "some.json").write_text(json.dumps(asdict(record)))
-        assert f"| {(first + whole) * 3 / 2 / 1e9:.2f} |" in KINDS["work"](tmp_path, [])
+        assert f"| {(first + whole) * 3 / 2 / 1e9:.2f} |" in RESULT_FORMATTERS["work"](tmp_path, [])
 
 
 def test_tables_of_learning_without_labels(tmp_path) -> None:
@@ -424,11 +430,11 @@ def test_tables_of_learning_without_labels(tmp_path) -> None:
         for knn in (0.7, 0.72)
     ]
     (tmp_path / "pretraining.json").write_text(json.dumps({"rows": rows}))
-    lines = KINDS["pretraining"](tmp_path, ["pretraining"]).splitlines()
+    lines = RESULT_FORMATTERS["pretraining"](tmp_path, ["pretraining"]).splitlines()
     head = "accuracy (± 95 % confidence interval of the mean; two seeds: both values)"
     assert lines[0] == f"| {head} | 10% of the labels | 100% of the labels |"
     assert lines[2] == "| from scratch | 69.00, 71.00 % | 95.00 % |"
     assert lines[3] == "| after DINO | 80.00 % | 95.00 ± 2.48 % (3 seeds) |"
-    assert KINDS["features"](tmp_path, ["pretraining"]).splitlines()[2] == (
+    assert RESULT_FORMATTERS["features"](tmp_path, ["pretraining"]).splitlines()[2] == (
         "| after DINO | 40 | 2 | 70.00, 72.00 % | 80.00, 80.00 % | 80 |"
     )

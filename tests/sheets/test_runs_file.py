@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vitascope.sheets import a, d
-from vitascope.sheets.made import key_of
-from vitascope.study.design import design
+from vitascope.coursework.sheets import a, d
+from vitascope.coursework.sheets.experiments import compute_run_key
+from vitascope.study.design import read_design
 
 LINES = [
     json.loads(line)
@@ -18,9 +18,9 @@ LINES = [
 def words_of(line: dict) -> list[str]:
     """The settings of the sheet's study that made this line."""
     if line["recipe"] == "sheet-a":
-        words = [*(a.FULL if line["cell"] else a.ALONE), *a.PLAIN]
+        words = [*(a.FULL_OVERRIDES if line["cell"] else a.SINGLE_RUN_OVERRIDES), *a.NO_AUGMENTATION]
     else:
-        words = d.FEW if "/few-" in line["run"] else []
+        words = d.SMALL_DATA_OVERRIDES if "/few-" in line["run"] else []
     fixed = [word for word in words if word.partition("=")[0] not in line["cell"]]
     return [*fixed, *(f"{name}={value}" for name, value in line["cell"].items())]
 
@@ -30,5 +30,5 @@ def test_every_recorded_run_is_found(recipe) -> None:
     lines = [line for line in LINES if line["recipe"] == recipe]
     assert len(lines) > 20
     for line in lines:
-        made = design(recipe, [*words_of(line), "train.device=auto"], 5, judge=line["judge"], one=True)
-        assert key_of(made, {}, line["seed"]) == line["key"], line["run"]
+        made = read_design(recipe, [*words_of(line), "train.device=auto"], 5, judge=line["judge"], allow_single=True)
+        assert compute_run_key(made, {}, line["seed"]) == line["key"], line["run"]

@@ -11,26 +11,33 @@ from rich.console import Console
 from tests.study.test_study import fake
 from tests.training.tiny import shared_run
 from vitascope import UserError, load
-from vitascope.sheets import a, b, c, d, e, starts
-from vitascope.sheets.all import run_sheet
-from vitascope.sheets.claims import END, FALL, MEASURES, SLOW, Claim, gain
-from vitascope.sheets.lab import Lab, reached
-from vitascope.sheets.made import key_of
-from vitascope.sheets.pictures import mask_numbers, positions_figure
-from vitascope.sheets.writing import Report
-from vitascope.study import running
-from vitascope.study.answer import Cell
-from vitascope.study.design import design
+from vitascope.coursework.sheets import a, b, c, d, e
+from vitascope.coursework.sheets import initial_weights as starts
+from vitascope.coursework.sheets.claims import (
+    EPOCHS_TO_TARGET,
+    FINAL_ACCURACY,
+    LARGEST_DROP,
+    MEASURES,
+    Claim,
+    compare_accuracy,
+)
+from vitascope.coursework.sheets.experiments import SheetExperiments, compute_run_key, compute_time_to_accuracy
+from vitascope.coursework.sheets.figures import make_additive_causal_mask, plot_sinusoidal_positions
+from vitascope.coursework.sheets.report import SheetReport
+from vitascope.coursework.sheets.run_sheet import run_sheet
+from vitascope.study import workers as running
+from vitascope.study.design import read_design
+from vitascope.study.results import CombinationResults
 
 QUIET = Console(quiet=True)
 
 
-def report_of(letter: str, folder: Path) -> Report:
-    return Report(letter, "a test", True, folder)
+def report_of(letter: str, folder: Path) -> SheetReport:
+    return SheetReport(letter, "a test", True, folder)
 
 
-def text_of(report: Report) -> str:
-    page = report.write(["Box"], "abc")
+def text_of(report: SheetReport) -> str:
+    page = report.write_pages(["Box"], "abc")
     return page.with_suffix(".md").read_text()
 
 
@@ -38,20 +45,20 @@ def test_an_unknown_sheet_and_no_seeds_are_refused(tmp_path) -> None:
     with pytest.raises(UserError, match="There is no sheet F"):
         run_sheet("F", tmp_path, console=QUIET)
     with pytest.raises(UserError, match="--seeds 0"):
-        run_sheet("A", tmp_path, seeds=0, console=QUIET)
+        run_sheet("A", tmp_path, num_seeds=0, console=QUIET)
     with pytest.raises(UserError, match="--batch-runs 0"):
-        run_sheet("A", tmp_path, together=0, console=QUIET)
+        run_sheet("A", tmp_path, max_batched_runs=0, console=QUIET)
 
 
 def test_a_quick_report_does_not_take_a_full_ones_place(tmp_path) -> None:
-    Report("B", "a test", False, tmp_path).write(["Box"])
+    SheetReport("B", "a test", False, tmp_path).write_pages(["Box"])
     with pytest.raises(UserError, match=r"B\.md is a full report"):
         run_sheet("b", tmp_path, quick=True, console=QUIET)
 
 
 def test_sheet_b_corrects_the_shapes(tmp_path) -> None:
     report = report_of("B", tmp_path)
-    b._shapes(report)
+    b._add_attention_shapes_section(report)
     text = text_of(report)
     assert "softmax(Kᵀ Q / √768): 6 × 6" in text and "V · map: 768 × 6" in text
     for shape in ("1 × 12 × 5 × 5", "1 × 5 × 12 × 64"):
@@ -60,17 +67,17 @@ def test_sheet_b_corrects_the_shapes(tmp_path) -> None:
 
 def test_sheet_c_finds_whose_weights_are_whose(tmp_path) -> None:
     report = report_of("C", tmp_path)
-    c._weights(report)
+    c._add_weight_shapes_section(report)
     text = text_of(report)
     assert re.search(r"W_v \| 256 × 256 \| 256 × 256", text) and "of 2304 × 768" in text
     assert float(re.search(r"largest difference is ([\d.e-]+)\.", text)[1]) < 1e-5
-    assert mask_numbers(5).tolist()[1] == [0, 0, -10_000, -10_000, -10_000]
+    assert make_additive_causal_mask(5).tolist()[1] == [0, 0, -10_000, -10_000, -10_000]
 
 
 def test_sheet_e_compares_with_pytorchs_layers(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("vitascope.model.attention.attend_fused", None)  # what is written out is compared
     report = report_of("E", tmp_path)
-    e._against_native(report)
+    e._add_torch_comparison_section(report)
     apart = [float(number) for number in re.findall(r"\b\de[-+]\d\d\b", text_of(report))]
     assert len(apart) == 14 and max(apart) < 1e-12
     points = [row[1] for row in report.tables[0]["rows"]]
@@ -80,65 +87,73 @@ def test_sheet_e_compares_with_pytorchs_layers(tmp_path, monkeypatch) -> None:
 def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("vitascope.model.attention_cost.TOKEN_COUNTS", (64, 128, 256))
     report = report_of("D", tmp_path)
-    lab = Lab(tmp_path / "D-quick", 1, True, QUIET, "cpu")
-    fits = d._cost(lab, report)
-    cost = report.numbers["cost"]
+    lab = SheetExperiments(tmp_path / "D-quick", 1, True, QUIET, "cpu")
+    fits = d._add_cost_section(lab, report)
+    cost = report.measurements["cost"]
     assert [one["tokens"] for one in cost["costs"]] == [64, 64, 128, 128, 256, 256]
     assert set(cost["parts"]) == {
         "the four projections", "maps and gathering written out", "maps and gathering fused",
     }  # fmt: skip
-    monkeypatch.setattr(d, "_measured", None)  # once is enough
-    assert d._cost(lab, report_of("D", tmp_path / "again")) == fits
-    d._small_image(report)
+    monkeypatch.setattr(d, "_measure_attention_cost", None)  # once is enough
+    assert d._add_cost_section(lab, report_of("D", tmp_path / "again")) == fits
+    d._add_small_image_section(report)
     text = text_of(report)
     assert set(fits) == {"written out", "fused"} and "uses 32.7% of the pixels" in text
     assert "projections cost 34.1 million operations" in text and "does not divide" in text
     assert (tmp_path / "D-cost.png").is_file() and (tmp_path / "D.html").read_text().count("data:image/png") == 1
-    assert len(positions_figure([(10, 8)]).axes) == 2
+    assert len(plot_sinusoidal_positions([(10, 8)]).axes) == 2
 
 
 def test_a_claim_of_the_best_holds_or_not_by_the_seeds() -> None:
-    best, well = Claim("6 are best", "6"), Claim("6 end well", "6", shared=True)
+    best, well = Claim("6 are best", "6"), Claim("6 end well", "6", allows_ties=True)
     ahead = fake({"4": [0.90, 0.91, 0.92], "6": [0.95, 0.96, 0.971]})
-    assert best.judged(ahead) == ("holds", "96.03 ± 2.61 %, the best; all others are significantly worse")
+    assert best.evaluate(ahead) == ("holds", "96.03 ± 2.61 %, the best; all others are significantly worse")
     behind = fake({"4": [0.95, 0.96, 0.971], "6": [0.90, 0.91, 0.92]})
-    assert best.judged(behind)[0] == well.judged(behind)[0] == "does not hold"
-    assert "depth=4 has 96.03" in best.judged(behind)[1]
+    assert best.evaluate(behind)[0] == well.evaluate(behind)[0] == "does not hold"
+    assert "depth=4 has 96.03" in best.evaluate(behind)[1]
     level = fake({"4": [0.95, 0.92, 0.90], "6": [0.90, 0.93, 0.91]})
-    assert (best.judged(level)[0], well.judged(level)[0]) == ("no significant difference", "no significant difference")
+    assert (best.evaluate(level)[0], well.evaluate(level)[0]) == (
+        "no significant difference",
+        "no significant difference",
+    )
     level = fake({"6": [0.95, 0.92, 0.90], "4": [0.90, 0.93, 0.91]})
-    assert (best.judged(level)[0], well.judged(level)[0]) == ("no significant difference", "holds")
-    assert best.judged(fake({"4": [0.9], "6": [0.95]}))[0] == "one seed"
+    assert (best.evaluate(level)[0], well.evaluate(level)[0]) == ("no significant difference", "holds")
+    assert best.evaluate(fake({"4": [0.9], "6": [0.95]}))[0] == "one seed"
 
 
 def test_a_claim_of_a_measure_is_judged_in_pairs_of_seeds() -> None:
     """By hand: differences of accuracy 4, 4, 5 points have the mean 4.33 and the deviation 0.577; t(2) is 4.303."""
     found = fake({"2": [0.90, 0.92, 0.94], "6": [0.94, 0.96, 0.99]})
-    more, less = (Claim("x", "6", END, more=more) for more in (True, False))
-    assert more.judged(found) == (
+    more, less = (Claim("x", "6", FINAL_ACCURACY, expects_higher=more) for more in (True, False))
+    assert more.evaluate(found) == (
         "holds",
         "final accuracy in %: 96.33; difference to the mean of the others: +4.33 ± 1.43",
     )
-    assert less.judged(found)[0] == "the opposite holds"
-    assert more.judged(found, together=40)[0] == "no significant difference"
+    assert less.evaluate(found)[0] == "the opposite holds"
+    assert more.evaluate(found, num_comparisons=40)[0] == "no significant difference"
     curves = {"steep": [0.2, 0.95, 0.9], "slow": [0.1, 0.3, 0.9], "never": [0.1, 0.2, 0.3]}
     epochs, falls = ({name: MEASURES[what]({"curves": {"val_accuracy": curve}}) for name, curve in curves.items()}
-                     for what in (SLOW, FALL))  # fmt: skip
+                     for what in (EPOCHS_TO_TARGET, LARGEST_DROP))  # fmt: skip
     assert epochs == {"steep": pytest.approx(1 + 0.7 / 0.75), "slow": pytest.approx(3), "never": 4}
     assert falls == {"steep": pytest.approx(5), "slow": 0, "never": 0}
 
 
 def test_what_a_change_is_worth_is_told_for_all_changes_together() -> None:
-    plain, changed = fake({"1": [0.90, 0.92, 0.94], "2": [0.94, 0.96, 0.99]}).cells
-    assert gain(plain, changed, 1) == ("+4.33 ± 1.43", "helps") and gain(changed, plain, 1)[1] == "hurts"
-    assert gain(plain, changed, 40)[1] == "no significant difference"
-    assert gain(*fake({"1": [0.9], "2": [0.94]}).cells, 1) == ("+4.00", "one seed")
-    assert gain(*fake({"1": [0.5, 0.6], "2": [0.625, 0.725]}).cells, 1)[1] == "not testable"  # no spread
+    plain, changed = fake({"1": [0.90, 0.92, 0.94], "2": [0.94, 0.96, 0.99]}).combinations
+    assert (
+        compare_accuracy(plain, changed, 1) == ("+4.33 ± 1.43", "helps")
+        and compare_accuracy(changed, plain, 1)[1] == "hurts"
+    )
+    assert compare_accuracy(plain, changed, 40)[1] == "no significant difference"
+    assert compare_accuracy(*fake({"1": [0.9], "2": [0.94]}).combinations, 1) == ("+4.00", "one seed")
+    assert (
+        compare_accuracy(*fake({"1": [0.5, 0.6], "2": [0.625, 0.725]}).combinations, 1)[1] == "not testable"
+    )  # no spread
 
 
 def test_sheet_b_tries_input_sizes(tmp_path) -> None:
     report = report_of("B", tmp_path)
-    b._input_sizes(report)
+    b._add_input_sizes_section(report)
     rows = {row[0]: row[1:] for row in report.tables[0]["rows"]}
     assert rows["ViT, unchanged (it checks the size)"] == ["1 × 10", "rejected", "rejected"]
     assert rows["ViT built for the size, learned positions"] == ["1 × 10", "rejected", "rejected"]
@@ -151,49 +166,53 @@ def test_sheet_b_tries_input_sizes(tmp_path) -> None:
 def test_three_starts_are_compared_or_it_is_said_what_is_missing(tmp_path, monkeypatch) -> None:
     """On digits, with a small run's weights for ImageNet's."""
     weights = shared_run(tmp_path / "weights").path
-    monkeypatch.setattr(starts, "MNIST", ["data.name=digits", "model.in_chans=1"])
-    monkeypatch.setattr(starts, "OWN", ["model.img_size=8", "model.patch_size=2"])
-    monkeypatch.setattr(starts, "LARGE", ["model.img_size=16", "model.patch_size=4"])
-    monkeypatch.setattr(starts, "QUICK", ["train.epochs=1", "train.batch_size=64"])
+    monkeypatch.setattr(starts, "MNIST_OVERRIDES", ["data.name=digits", "model.in_chans=1"])
+    monkeypatch.setattr(starts, "ORIGINAL_SIZE_OVERRIDES", ["model.img_size=8", "model.patch_size=2"])
+    monkeypatch.setattr(starts, "RESIZED_OVERRIDES", ["model.img_size=16", "model.patch_size=4"])
+    monkeypatch.setattr(starts, "QUICK_OVERRIDES", ["train.epochs=1", "train.batch_size=64"])
     report = report_of("D", tmp_path)
-    lab = Lab(tmp_path / "D", 1, True, QUIET, "cpu", None, str(weights))
-    starts.compare_starts(lab, report, starts.find_weights(lab))
-    assert len(report.numbers["starts"]) == 3 and text_of(report).count(" patches instead of ") == 1
+    lab = SheetExperiments(tmp_path / "D", 1, True, QUIET, "cpu", None, str(weights))
+    starts.compare_initializations(lab, report, starts.try_open_weights(lab))
+    assert len(report.measurements["starts"]) == 3 and text_of(report).count(" patches instead of ") == 1
     assert len(list((tmp_path / "D").rglob("model.safetensors"))) == 3
     report = report_of("D", tmp_path)
-    starts.compare_starts(lab, report, UserError("out of reach."))
-    assert "Not run, because the weights are missing" in text_of(report) and "starts" not in report.numbers
+    starts.compare_initializations(lab, report, UserError("out of reach."))
+    assert "Not run, because the weights are missing" in text_of(report) and "starts" not in report.measurements
     for wrong, why in (("nowhere.safetensors", "There is no file"), ("a,b.safetensors", "a comma")):
         with pytest.raises(UserError, match=why):
-            run_sheet("D", tmp_path / "none", weights=wrong, console=QUIET)
+            run_sheet("D", tmp_path / "none", weights_ref=wrong, console=QUIET)
     assert not (tmp_path / "none").exists()  # before anything ran
     with pytest.raises(UserError, match="--weights is only for sheet D"):
-        run_sheet("A", tmp_path, weights="x.safetensors", console=QUIET)
+        run_sheet("A", tmp_path, weights_ref="x.safetensors", console=QUIET)
 
 
 def test_when_an_accuracy_is_reached() -> None:
     def result(*curve):
         return {"accuracy": curve[-1], "curves": {"val_accuracy": list(curve), "seconds": [2.0, 5.0, 7.5, 10.0]}}
 
-    found = reached(Cell({}, {1: result(0.1, 0.5, 0.8, 0.9), 2: result(0.6, 0.7, 0.7, 0.7)}), 0.5)
-    assert found.epochs == [2, 1] and found.seconds == [5.0, 2.0] and found.never == 0
-    found = reached(Cell({}, {1: result(0.1, 0.5, 0.8, 0.9), 2: result(0.6, 0.7, 0.7, 0.7)}), 0.8)
+    found = compute_time_to_accuracy(
+        CombinationResults({}, {1: result(0.1, 0.5, 0.8, 0.9), 2: result(0.6, 0.7, 0.7, 0.7)}), 0.5
+    )
+    assert found.epochs == [2, 1] and found.seconds == [5.0, 2.0] and found.num_seeds_not_reached == 0
+    found = compute_time_to_accuracy(
+        CombinationResults({}, {1: result(0.1, 0.5, 0.8, 0.9), 2: result(0.6, 0.7, 0.7, 0.7)}), 0.8
+    )
     assert str(found) == "epoch 3, 7.5 s (not reached by 1 of 2 seeds)"
-    assert str(reached(Cell({}, {1: result(0.1)}), 0.8)) == "not reached in 1 epochs"
+    assert str(compute_time_to_accuracy(CombinationResults({}, {1: result(0.1)}), 0.8)) == "not reached in 1 epochs"
 
 
 def test_a_value_reached_only_at_the_end_is_not_called_converged() -> None:
     def cell(*curve):
-        return Cell({}, {1: {"accuracy": curve[-1], "curves": {"val_accuracy": list(curve)}}})
+        return CombinationResults({}, {1: {"accuracy": curve[-1], "curves": {"val_accuracy": list(curve)}}})
 
     rising = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.702]  # within 0.5 points from epoch 7 of 8 on
-    assert a._converged(cell(*rising)) == "not converged in 8 epochs"
+    assert a._describe_convergence(cell(*rising)) == "not converged in 8 epochs"
     early = [0.1, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7, 0.702]
-    assert a._converged(cell(*early)) == "within 0.5 points of the final value from epoch 2 on"
+    assert a._describe_convergence(cell(*early)) == "within 0.5 points of the final value from epoch 2 on"
 
 
 def test_every_experiment_of_a_sheet_has_a_number_and_a_title(tmp_path) -> None:
-    lab = Lab(tmp_path, 1, True, QUIET, experiments=d.EXPERIMENTS)
+    lab = SheetExperiments(tmp_path, 1, True, QUIET, experiments=d.EXPERIMENTS)
     assert lab.title("patch") == "Experiment 2 of 11: patch size"
     assert lab.title("few-drop_path_rate") == (
         "Experiment 10 of 11: a thousand images, without and with stochastic depth 0.1"
@@ -204,14 +223,14 @@ def test_every_experiment_of_a_sheet_has_a_number_and_a_title(tmp_path) -> None:
 def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None:
     """On the digits that come with scikit-learn, which are as many tokens."""
     digits = ["data.name=digits", "model.img_size=8", "model.patch_size=4,2", "train.batch_size=64"]
-    monkeypatch.setattr(a, "QUICK", [*digits, "data.fraction=0.1,0.5", "train.epochs=2"])
+    monkeypatch.setattr(a, "QUICK_OVERRIDES", [*digits, "data.fraction=0.1,0.5", "train.epochs=2"])
     alone = [word.replace("4,2", "4") for word in digits]  # one of them, and so made already
-    monkeypatch.setattr(a, "ALONE_QUICK", [*alone, "data.fraction=0.5", "train.epochs=2"])
+    monkeypatch.setattr(a, "SINGLE_RUN_QUICK_OVERRIDES", [*alone, "data.fraction=0.5", "train.epochs=2"])
     times: list[list[int]] = []
     for again in range(3):
         if again == 2:  # the study's storage is lost, not what it made
             next((tmp_path / "A-quick").rglob("study.db")).unlink()
-        page = run_sheet("a", tmp_path, seeds=1, quick=True, device="cpu", commit="abc", console=QUIET)
+        page = run_sheet("a", tmp_path, num_seeds=1, quick=True, device="cpu", git_commit="abc", console=QUIET)
         runs = sorted((tmp_path / "A-quick").rglob("model.safetensors"))
         times.append([run.stat().st_mtime_ns for run in runs])
     assert len(times[0]) == 4 and times[0] == times[1] == times[2]
@@ -233,7 +252,9 @@ def test_a_run_that_several_studies_ask_for_is_made_once(tmp_path) -> None:
     tiny = ["model.embed_dim=16", "model.depth=1", "model.num_heads=2", "train.batch_size=64", "data.fraction=0.2"]
 
     def study(letter, name, *words, judge="val"):
-        return Lab(tmp_path / letter, 2, True, QUIET, "cpu").study(name, "digits", [*tiny, *words], judge=judge)
+        return SheetExperiments(tmp_path / letter, 2, True, QUIET, "cpu").run_study(
+            name, "digits", [*tiny, *words], eval_split=judge
+        )
 
     def runs(*place):
         return {path.parent for path in tmp_path.joinpath(*place).rglob("model.safetensors")}
@@ -242,12 +263,12 @@ def test_a_run_that_several_studies_ask_for_is_made_once(tmp_path) -> None:
     assert len(runs()) == 4
     rates = study("B", "rates", "train.epochs=3", "train.lr=4e-3,1e-3")
     assert len(runs("B", "rates")) == 2  # digits' own rate is 4e-3
-    assert rates.cells[0].accuracies == lengths.cells[1].accuracies
+    assert rates.combinations[0].accuracies == lengths.combinations[1].accuracies
     judged = study("E", "judged", "train.epochs=3", judge="test")
     assert not runs("E")
-    wanted = [load(run).evaluate(robust=False).accuracy for run in _of(lengths.cells[1], tmp_path)]
-    assert judged.cells[0].accuracies == wanted
-    gone, torn = _of(lengths.cells[0], tmp_path)
+    wanted = [load(run).evaluate(robust=False).accuracy for run in _of(lengths.combinations[1], tmp_path)]
+    assert judged.combinations[0].accuracies == wanted
+    gone, torn = _of(lengths.combinations[0], tmp_path)
     shutil.rmtree(gone)
     (torn / "metrics.jsonl").unlink()
     study("E", "again", "train.epochs=1", judge="test")
@@ -259,7 +280,9 @@ def test_what_runs_came_to_is_kept_when_they_are_gone_but_not_their_weights(tmp_
     words = ["model.embed_dim=16", "model.depth=1", "train.batch_size=64", "data.fraction=0.2", "train.epochs=1"]
 
     def study(judge="val", weights=False):
-        found = Lab(tmp_path / "B", 2, True, QUIET, "cpu").study("all", "digits", words, judge=judge, weights=weights)
+        found = SheetExperiments(tmp_path / "B", 2, True, QUIET, "cpu").run_study(
+            "all", "digits", words, eval_split=judge, needs_weights=weights
+        )
         return found, len(list(tmp_path.rglob("model.safetensors")))
 
     first, made = study()
@@ -270,7 +293,7 @@ def test_what_runs_came_to_is_kept_when_they_are_gone_but_not_their_weights(tmp_
         file.write('{"key": "torn by a ki')
     again, left = study()
     assert (made, left) == (2, 0)
-    for one, other in zip(first.cells[0].results.values(), again.cells[0].results.values(), strict=True):
+    for one, other in zip(first.combinations[0].results.values(), again.combinations[0].results.values(), strict=True):
         assert one | {"run": ""} == other | {"run": ""}
     shutil.rmtree(tmp_path / "B")
     assert study(judge="test")[1] == 2  # judged otherwise, nobody knows
@@ -285,7 +308,7 @@ def test_a_run_is_the_same_wherever_its_weights_lie(tmp_path) -> None:
     (tmp_path / "other.safetensors").write_bytes(b"others")
 
     def key(place):
-        return key_of(design("digits", [f"weights={tmp_path / place}"], 1, one=True), {}, 1)
+        return compute_run_key(read_design("digits", [f"weights={tmp_path / place}"], 1, allow_single=True), {}, 1)
 
     assert key("here/weights.safetensors") == key("there/weights.safetensors") != key("other.safetensors")
 
@@ -294,7 +317,7 @@ def test_who_wants_each_run_alone_takes_none_that_learnt_in_company(tmp_path) ->
     words = ["model.embed_dim=16", "model.depth=1", "train.batch_size=64", "data.fraction=0.2", "train.epochs=1"]
     words.append("model.drop_path_rate=0")
     for letter, together, made in (("B", 2, 2), ("C", None, 0), ("E", 1, 2)):
-        Lab(tmp_path / letter, 2, True, QUIET, "cpu", together).study("all", "digits", words)
+        SheetExperiments(tmp_path / letter, 2, True, QUIET, "cpu", together).run_study("all", "digits", words)
         assert len(list((tmp_path / letter).rglob("model.safetensors"))) == made
 
 
@@ -305,19 +328,21 @@ def _of(cell, folder):
 @pytest.mark.slow
 def test_missing_data_is_said_at_once_and_a_failed_run_is_tried_again(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
-        a, "QUICK", ["data.name=nowhere.npz", "model.patch_size=4,2", "data.fraction=0.1,0.5", "train.epochs=1"]
+        a,
+        "QUICK_OVERRIDES",
+        ["data.name=nowhere.npz", "model.patch_size=4,2", "data.fraction=0.1,0.5", "train.epochs=1"],
     )
     with pytest.raises(UserError, match=r"nowhere\.npz"):
         run_sheet("a", tmp_path, quick=True, device="cpu", console=QUIET)
     assert not (tmp_path / "A-quick").exists()
     digits = ["data.name=digits", "model.img_size=8", "model.patch_size=4,2"]
     digits += ["data.fraction=0.1,0.5", "train.epochs=1"]
-    monkeypatch.setattr(a, "QUICK", digits)
+    monkeypatch.setattr(a, "QUICK_OVERRIDES", digits)
     alone = [word.replace("4,2", "4").replace("0.1,0.5", "0.5") for word in digits]
-    monkeypatch.setattr(a, "ALONE_QUICK", alone)
+    monkeypatch.setattr(a, "SINGLE_RUN_QUICK_OVERRIDES", alone)
     real = running.train_recipe
     monkeypatch.setattr(running, "train_recipe", lambda *_: (_ for _ in ()).throw(UserError("the disk is full")))
     with pytest.raises(UserError, match="the disk is full"):
-        run_sheet("a", tmp_path, seeds=1, quick=True, device="cpu", console=QUIET)
+        run_sheet("a", tmp_path, num_seeds=1, quick=True, device="cpu", console=QUIET)
     monkeypatch.setattr(running, "train_recipe", real)
-    assert run_sheet("a", tmp_path, seeds=1, quick=True, device="cpu", console=QUIET).is_file()
+    assert run_sheet("a", tmp_path, num_seeds=1, quick=True, device="cpu", console=QUIET).is_file()

@@ -20,35 +20,40 @@ from optuna.samplers import TPESampler
 import vitascope
 from tests.training.killing import kill_after_epoch
 from vitascope import UserError
-from vitascope.draw.study import draw_pareto
-from vitascope.records.arms import interval
-from vitascope.study import running
-from vitascope.study.answer import answer
-from vitascope.study.design import Range, design, split_values
-from vitascope.study.queue import Queue
-from vitascope.study.report import bands, figures, notes, write_report
-from vitascope.study.report import table as rows_of
-from vitascope.study.running import work_off
-from vitascope.study.storage import default_storage, hidden
-from vitascope.training.together import Together
+from vitascope.draw.study import draw_pareto_fronts
+from vitascope.records.ablation import compute_ci_half_width
+from vitascope.study import workers as running
+from vitascope.study.design import Range, read_design, split_values
+from vitascope.study.queue import TrialQueue
+from vitascope.study.report import build_results_table as rows_of
+from vitascope.study.report import draw_figures, draw_study_curves, format_notes, write_report
+from vitascope.study.results import collect_results
+from vitascope.study.storage import get_default_storage_url, hide_password
+from vitascope.study.workers import run_trials
+from vitascope.training.engines.batched import BatchedTraining
 
 QUICK = ["train.epochs=1", "train.device=cpu", "train.precision=float32", "model.depth=1"]
 
 
 def test_words_become_cells_the_last_setting_changing_fastest() -> None:
-    made = design("digits", ["model.depth=1,2", "train.epochs=3", "model.embed_dim=16,32"], 2)
-    assert [tuple(cell.values()) for cell in made.cells] == [("1", "16"), ("1", "32"), ("2", "16"), ("2", "32")]
-    assert made.fixed == ("train.epochs=3",) and made.seeds == (1, 2)
-    recipe = made.recipe_for(made.cells[1], 7)
+    made = read_design("digits", ["model.depth=1,2", "train.epochs=3", "model.embed_dim=16,32"], 2)
+    assert [tuple(cell.values()) for cell in made.combinations] == [("1", "16"), ("1", "32"), ("2", "16"), ("2", "32")]
+    assert made.fixed_overrides == ("train.epochs=3",) and made.seeds == (1, 2)
+    recipe = made.build_recipe(made.combinations[1], 7)
     assert (recipe.model.depth, recipe.model.embed_dim, recipe.train.epochs, recipe.train.seed) == (1, 32, 3, 7)
     assert split_values("[0.9,0.95],[0.9,0.99]") == ["[0.9,0.95]", "[0.9,0.99]"]
 
 
 def test_ranges_are_whole_or_not_and_logarithmic_where_far_apart() -> None:
-    made = design("digits", ["train.lr=1e-4..1e-2", "model.depth=1..4", "data.augment.shift=0..2"], 1, search=5)
-    assert made.ranges["train.lr"] == Range(1e-4, 1e-2, whole=False) and made.ranges["train.lr"].log
-    assert made.ranges["model.depth"].whole and not made.ranges["model.depth"].log
-    assert not made.ranges["data.augment.shift"].log
+    made = read_design(
+        "digits", ["train.lr=1e-4..1e-2", "model.depth=1..4", "data.augment.shift=0..2"], 1, num_search_trials=5
+    )
+    assert (
+        made.ranges_by_setting["train.lr"] == Range(1e-4, 1e-2, whole=False)
+        and made.ranges_by_setting["train.lr"].is_log_scale
+    )
+    assert made.ranges_by_setting["model.depth"].whole and not made.ranges_by_setting["model.depth"].is_log_scale
+    assert not made.ranges_by_setting["data.augment.shift"].is_log_scale
 
 
 REFUSED = {
@@ -78,31 +83,33 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
 def test_what_cannot_be_is_refused_before_anything_runs(words) -> None:
     with pytest.raises(UserError) as error:
-        design("digits", list(words), 2)
+        read_design("digits", list(words), 2)
     assert REFUSED[words] in str(error.value)
 
 
 def test_a_storage_that_cannot_be_reached_is_named_without_its_password(tmp_path) -> None:
-    made = design("digits", ["model.depth=1,2"], 1)
+    made = read_design("digits", ["model.depth=1,2"], 1)
     with pytest.raises(UserError, match="The storage sqlite:////nowhere"):
-        Queue(made, "sqlite:////nowhere/at/all/study.db", "x")
+        TrialQueue(made, "sqlite:////nowhere/at/all/study.db", "x")
     with pytest.raises(UserError) as error:
-        Queue(made, f"postgresql://me:secret@127.0.0.1:{_free_port()}/db", "x")
+        TrialQueue(made, f"postgresql://me:secret@127.0.0.1:{_free_port()}/db", "x")
     assert "me:…@127.0.0.1" in str(error.value) and "secret" not in str(error.value).split("cannot be reached")[0]
-    assert hidden("sqlite:///x.db") == "sqlite:///x.db" and "secret" not in hidden("postgresql:me:secret@h/db")
+    assert hide_password("sqlite:///x.db") == "sqlite:///x.db" and "secret" not in hide_password(
+        "postgresql:me:secret@h/db"
+    )
     with pytest.raises(UserError, match="cannot hold a database"):
-        default_storage(tmp_path / "a?b")
+        get_default_storage_url(tmp_path / "a?b")
 
 
 def worked_off(tmp_path: Path, words: list[str], seeds: int, **more):
-    made = design("digits", [*QUICK, *words], seeds, **more)
-    queue = Queue(made, default_storage(tmp_path), "study")
-    return queue, list(work_off(queue, tmp_path))
+    made = read_design("digits", [*QUICK, *words], seeds, **more)
+    queue = TrialQueue(made, get_default_storage_url(tmp_path), "study")
+    return queue, list(run_trials(queue, tmp_path))
 
 
 def test_every_cell_and_seed_is_run_once_and_the_same_command_repeats_nothing(tmp_path) -> None:
     queue, told = worked_off(tmp_path, ["model.embed_dim=16,32"], 2)
-    assert sorted((one.cell["model.embed_dim"], *one.seeds) for one in told) == [
+    assert sorted((one.settings["model.embed_dim"], *one.seeds) for one in told) == [
         ("16", 1), ("16", 2), ("32", 1), ("32", 2),
     ]  # fmt: skip
     runs = list((tmp_path / "runs" / "digits").iterdir())
@@ -111,106 +118,120 @@ def test_every_cell_and_seed_is_run_once_and_the_same_command_repeats_nothing(tm
     assert again == [] and len(list((tmp_path / "runs" / "digits").iterdir())) == 4
     queue, more = worked_off(tmp_path, ["model.embed_dim=16,32"], 3)  # a study grows: only the new seed is run
     assert sorted(one.seeds[0] for one in more) == [3, 3]
-    found = answer(queue.design, queue.trials)
-    assert [len(cell.results) for cell in found.cells] == [3, 3] and found.waiting == 0
+    found = collect_results(queue.design, queue.trials)
+    assert [len(cell.results) for cell in found.combinations] == [3, 3] and found.num_unfinished == 0
     recorded = {json.loads((run / "metrics.jsonl").read_text())["val_accuracy"] for run in runs}
-    assert {found.cells[0].results[1]["accuracy"], found.cells[1].results[2]["accuracy"]} <= recorded
+    assert {found.combinations[0].results[1]["accuracy"], found.combinations[1].results[2]["accuracy"]} <= recorded
 
 
 def test_a_study_can_become_smaller_and_words_may_change_their_order(tmp_path) -> None:
-    large = design("digits", [*QUICK, "model.embed_dim=16,32", "model.num_heads=1,2"], 2)
-    Queue(large, default_storage(tmp_path), "study")
-    small = design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=16"], 1)
+    large = read_design("digits", [*QUICK, "model.embed_dim=16,32", "model.num_heads=1,2"], 2)
+    TrialQueue(large, get_default_storage_url(tmp_path), "study")
+    small = read_design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=16"], 1)
     with pytest.raises(UserError, match=r"varied was model.embed_dim, model.num_heads, now model.num_heads"):
-        Queue(small, default_storage(tmp_path), "study")
-    fewer = design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=32,16"], 1)
-    queue = Queue(fewer, default_storage(tmp_path), "study")
+        TrialQueue(small, get_default_storage_url(tmp_path), "study")
+    fewer = read_design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=32,16"], 1)
+    queue = TrialQueue(fewer, get_default_storage_url(tmp_path), "study")
     assert len(queue.trials) == 4
-    trial = queue.take()
+    trial = queue.take_trial()
     assert trial.seeds == [1]
-    queue.finish(trial, 0.5)
-    assert len(Queue(large, default_storage(tmp_path), "study").trials) == 8
+    queue.finish_trial(trial, 0.5)
+    assert len(TrialQueue(large, get_default_storage_url(tmp_path), "study").trials) == 8
 
 
 def test_a_smaller_study_beside_a_larger_one_takes_and_drops_nothing_of_it(tmp_path) -> None:
     """Two workers, one told to run one seed, the other three; a trial that is put back is the last to wait."""
-    large, small = (design("digits", [*QUICK, "model.embed_dim=16,32"], seeds) for seeds in (3, 1))
-    one = Queue(large, default_storage(tmp_path), "study")
-    one.back(one.take())
-    other = Queue(small, default_storage(tmp_path), "study")
-    taken = [other.take() for _ in range(3)]
+    large, small = (read_design("digits", [*QUICK, "model.embed_dim=16,32"], seeds) for seeds in (3, 1))
+    one = TrialQueue(large, get_default_storage_url(tmp_path), "study")
+    one.requeue_trial(one.take_trial())
+    other = TrialQueue(small, get_default_storage_url(tmp_path), "study")
+    taken = [other.take_trial() for _ in range(3)]
     assert [trial and trial.seeds for trial in taken] == [[1], [1], None]
-    assert len(one.trials) == 6 and one.waiting == 4
+    assert len(one.trials) == 6 and one.num_waiting == 4
 
 
 def test_a_searchs_try_that_is_put_back_keeps_what_was_chosen(tmp_path) -> None:
     """So that the sampler learns from it."""
-    made = design("digits", [*QUICK, "train.lr=1e-4..1e-2", "model.embed_dim=16,32"], 1, search=2)
-    queue = Queue(made, default_storage(tmp_path), "search")
-    first = queue.take()
-    queue.back(first)
-    again = [queue.take() for _ in range(2)][-1]
-    queue.finish(again, 0.5)
-    assert again.cell == first.cell
-    assert queue.study.get_trials()[again.handle.number].params == first.handle.params != {}
+    made = read_design("digits", [*QUICK, "train.lr=1e-4..1e-2", "model.embed_dim=16,32"], 1, num_search_trials=2)
+    queue = TrialQueue(made, get_default_storage_url(tmp_path), "search")
+    first = queue.take_trial()
+    queue.requeue_trial(first)
+    again = [queue.take_trial() for _ in range(2)][-1]
+    queue.finish_trial(again, 0.5)
+    assert again.settings == first.settings
+    assert queue.optuna_study.get_trials()[again.optuna_trial.number].params == first.optuna_trial.params != {}
 
 
 def test_who_stops_while_many_are_told_loses_none(tmp_path, monkeypatch) -> None:
-    made = design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
-    queue = Queue(made, default_storage(tmp_path), "study")
-    assert next(work_off(queue, tmp_path, together=3)).accuracy  # and nobody asks for the others
+    made = read_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
+    queue = TrialQueue(made, get_default_storage_url(tmp_path), "study")
+    assert next(run_trials(queue, tmp_path, max_runs_per_batch=3)).accuracy  # and nobody asks for the others
     assert [trial.state.name for trial in queue.trials] == ["COMPLETE"] * 3
     assert all(trial.user_attrs["results"]["1"]["together"] == 3 for trial in queue.trials)
 
 
 def test_of_many_one_that_the_storage_refuses_is_reported_and_the_others_are_kept(tmp_path, monkeypatch) -> None:
-    made = design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
-    queue, real = Queue(made, default_storage(tmp_path), "study"), Queue.finish
+    made = read_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
+    queue, real = TrialQueue(made, get_default_storage_url(tmp_path), "study"), TrialQueue.finish_trial
 
     def finish(self, trial, value):
         if trial.cell["train.lr"] == "2e-3":
             raise OSError("the server is away")
         real(self, trial, value)
 
-    monkeypatch.setattr(Queue, "finish", finish)
-    told = list(work_off(queue, tmp_path, together=3))
-    assert [one.failed for one in told] == [None, "OSError: the server is away", None]
+    monkeypatch.setattr(TrialQueue, "finish", finish)
+    told = list(run_trials(queue, tmp_path, max_runs_per_batch=3))
+    assert [one.failure_reason for one in told] == [None, "OSError: the server is away", None]
 
 
 def test_an_abandoned_trial_is_taken_again_and_a_living_one_is_not() -> None:
     from datetime import datetime, timedelta
 
-    from vitascope.study.queue import _abandoned
+    from vitascope.study.queue import _is_abandoned
 
     here, now, old = socket.gethostname(), time.time(), time.time() - 4000
-    assert not _abandoned({"worker": [here, os.getpid()], "alive": now}, None)
-    assert _abandoned({"worker": [here, os.getpid()], "alive": old}, None)  # another process of the same number
-    assert _abandoned({"worker": [here, 2**22 + 7], "alive": now}, None)
-    assert _abandoned({"worker": ["elsewhere", 5], "alive": old}, None)
-    assert not _abandoned({"worker": ["elsewhere", 5], "alive": now}, None)
-    assert _abandoned({}, datetime.now() - timedelta(hours=1)) and not _abandoned({}, datetime.now())
+    assert not _is_abandoned({"worker": [here, os.getpid()], "alive": now}, None)
+    assert _is_abandoned({"worker": [here, os.getpid()], "alive": old}, None)  # another process of the same number
+    assert _is_abandoned({"worker": [here, 2**22 + 7], "alive": now}, None)
+    assert _is_abandoned({"worker": ["elsewhere", 5], "alive": old}, None)
+    assert not _is_abandoned({"worker": ["elsewhere", 5], "alive": now}, None)
+    assert _is_abandoned({}, datetime.now() - timedelta(hours=1)) and not _is_abandoned({}, datetime.now())
 
 
 def test_another_study_of_the_same_name_is_refused_and_what_differs_is_said(tmp_path) -> None:
     first = ["model.depth=1,2", "train.epochs=3"]
-    Queue(design("digits", first, 1), default_storage(tmp_path), "study")
+    TrialQueue(read_design("digits", first, 1), get_default_storage_url(tmp_path), "study")
     with pytest.raises(UserError, match=r"with other settings: train.epochs was 3, now 5. Choose another name"):
-        Queue(design("digits", [*first[:1], "train.epochs=5"], 1), default_storage(tmp_path), "study")
+        TrialQueue(read_design("digits", [*first[:1], "train.epochs=5"], 1), get_default_storage_url(tmp_path), "study")
     with pytest.raises(UserError, match=r"varied was model.depth, now model.embed_dim"):
-        Queue(design("digits", ["model.embed_dim=16,32", *first[1:]], 1), default_storage(tmp_path), "study")
+        TrialQueue(
+            read_design("digits", ["model.embed_dim=16,32", *first[1:]], 1), get_default_storage_url(tmp_path), "study"
+        )
     with pytest.raises(UserError, match="--split was val, now test"):
-        Queue(design("digits", first, 1, judge="test"), default_storage(tmp_path), "study")
-    Queue(design("digits", ["train.lr=1e-4..1e-2"], 2, search=3), default_storage(tmp_path), "search")
+        TrialQueue(read_design("digits", first, 1, judge="test"), get_default_storage_url(tmp_path), "study")
+    TrialQueue(
+        read_design("digits", ["train.lr=1e-4..1e-2"], 2, num_search_trials=3),
+        get_default_storage_url(tmp_path),
+        "search",
+    )
     with pytest.raises(UserError, match=r"train.lr was 0\.0001\.\.0\.01, now 0\.001\.\.0\.01"):
-        Queue(design("digits", ["train.lr=1e-3..1e-2"], 2, search=3), default_storage(tmp_path), "search")
+        TrialQueue(
+            read_design("digits", ["train.lr=1e-3..1e-2"], 2, num_search_trials=3),
+            get_default_storage_url(tmp_path),
+            "search",
+        )
     with pytest.raises(UserError, match="and 8 more"):  # another recipe
-        Queue(design("mnist", ["model.depth=1,2"], 1), default_storage(tmp_path), "study")
+        TrialQueue(read_design("mnist", ["model.depth=1,2"], 1), get_default_storage_url(tmp_path), "study")
     with pytest.raises(UserError, match="seeds was 2, now 3"):  # more seeds would not be run
-        Queue(design("digits", ["train.lr=1e-4..1e-2"], 3, search=3), default_storage(tmp_path), "search")
+        TrialQueue(
+            read_design("digits", ["train.lr=1e-4..1e-2"], 3, num_search_trials=3),
+            get_default_storage_url(tmp_path),
+            "search",
+        )
 
 
 def test_a_failed_run_is_reported_and_the_others_go_on_and_retry_tries_again(tmp_path, monkeypatch) -> None:
-    from vitascope.study import running
+    from vitascope.study import workers as running
 
     real = running.train_recipe
 
@@ -221,14 +242,19 @@ def test_a_failed_run_is_reported_and_the_others_go_on_and_retry_tries_again(tmp
 
     monkeypatch.setattr(running, "train_recipe", failing)
     queue, told = worked_off(tmp_path, ["model.embed_dim=16,32,48"], 1)
-    assert [one.failed for one in told] == [None, "RuntimeError: the disk is full", None]
-    found = answer(queue.design, queue.trials)
-    assert len(found.cells) == 2 and found.failed == [("model.embed_dim=32, seed 1", "RuntimeError: the disk is full")]
+    assert [one.failure_reason for one in told] == [None, "RuntimeError: the disk is full", None]
+    found = collect_results(queue.design, queue.trials)
+    assert len(found.combinations) == 2 and found.failed_trials == [
+        ("model.embed_dim=32, seed 1", "RuntimeError: the disk is full")
+    ]
     monkeypatch.setattr(running, "train_recipe", real)
     assert worked_off(tmp_path, ["model.embed_dim=16,32,48"], 1)[1] == []  # not by itself
-    assert queue.retry_failed() == 1
-    assert [one.cell["model.embed_dim"] for one in work_off(queue, tmp_path)] == ["32"]
-    assert answer(queue.design, queue.trials).failed == [] and len(answer(queue.design, queue.trials).cells) == 3
+    assert queue.requeue_failed_trials() == 1
+    assert [one.settings["model.embed_dim"] for one in run_trials(queue, tmp_path)] == ["32"]
+    assert (
+        collect_results(queue.design, queue.trials).failed_trials == []
+        and len(collect_results(queue.design, queue.trials).combinations) == 3
+    )
 
 
 def test_a_killed_study_goes_on_without_repeating_or_losing_a_run(tmp_path, vitascope) -> None:
@@ -306,7 +332,7 @@ def database(tmp_path):
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from vitascope.study import running
+from vitascope.study import workers as running
 from vitascope.study.design import design
 from vitascope.study.queue import Queue
 
@@ -337,17 +363,19 @@ def test_two_workers_on_one_postgresql_study_never_run_the_same_trial_twice(data
 
 
 def test_two_workers_on_one_file_never_run_the_same_trial_twice(tmp_path) -> None:
-    check_two_workers(default_storage(tmp_path), tmp_path)
+    check_two_workers(get_default_storage_url(tmp_path), tmp_path)
 
 
 def test_on_one_file_nobody_asks_while_another_is_taking(tmp_path) -> None:
     """SQLite by itself would give both the same trial."""
     from filelock import FileLock
 
-    queue = Queue(design("digits", [*QUICK, "model.embed_dim=16,32"], 1), default_storage(tmp_path), "study")
+    queue = TrialQueue(
+        read_design("digits", [*QUICK, "model.embed_dim=16,32"], 1), get_default_storage_url(tmp_path), "study"
+    )
     with ThreadPoolExecutor(1) as pool:
         with FileLock(tmp_path / "study.db.lock"):
-            taking = pool.submit(queue.take)
+            taking = pool.submit(queue.take_trial)
             with pytest.raises(TimeoutError):
                 taking.result(timeout=0.5)
         assert taking.result().seeds == [1]
@@ -379,7 +407,7 @@ def test_the_interval_holds_the_true_mean_95_times_in_100() -> None:
     rng = np.random.default_rng(0)
     for seeds in (3, 5):
         draws = rng.normal(0.9, 0.02, (4000, seeds))
-        held = [abs(mean(row) - 0.9) <= interval(list(row)) for row in draws.tolist()]
+        held = [abs(mean(row) - 0.9) <= compute_ci_half_width(list(row)) for row in draws.tolist()]
         assert np.mean(held) == pytest.approx(0.95, abs=0.012)
 
 
@@ -403,7 +431,7 @@ class FakeTrial:
 
 @cache
 def depths(values: str, seeds: int):
-    return design("digits", [f"model.depth={values}"], seeds)
+    return read_design("digits", [f"model.depth={values}"], seeds)
 
 
 def fake(accuracies: dict[str, list[float]], flops: dict[str, float] | None = None):
@@ -413,23 +441,23 @@ def fake(accuracies: dict[str, list[float]], flops: dict[str, float] | None = No
         for value, found in accuracies.items()
         for seed, accuracy in enumerate(found, start=1)
     ]
-    return answer(made, trials)
+    return collect_results(made, trials)
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
     """By hand: the seeds differ by 10 points, the cells by 1 with each seed: paired, that is no noise at all."""
     found = fake({"1": [0.50, 0.60, 0.70], "2": [0.51, 0.61, 0.712]})
-    assert found.best.settings == {"model.depth": "2"}
-    other = found.against_best(found.cells[0])
-    assert other.points == pytest.approx(-0.010667, abs=1e-5) and other.verdict == "worse"
-    assert other.half == pytest.approx(4.302653 * 0.0011547 / 3**0.5, rel=1e-3)
-    assert found.cells[0].half > 0.2  # while each mean alone is unsure
+    assert found.best_combination.settings == {"model.depth": "2"}
+    other = found.compare_with_best(found.combinations[0])
+    assert other.mean_difference == pytest.approx(-0.010667, abs=1e-5) and other.verdict == "worse"
+    assert other.ci_half_width == pytest.approx(4.302653 * 0.0011547 / 3**0.5, rel=1e-3)
+    assert found.combinations[0].ci_half_width > 0.2  # while each mean alone is unsure
     unsure = fake({"1": [0.50, 0.62, 0.69], "2": [0.51, 0.61, 0.71]})
     assert (
-        unsure.against_best(unsure.cells[0]).verdict == "no significant difference"
-        and "The other combination does not differ significantly" in unsure.sentence
+        unsure.compare_with_best(unsure.combinations[0]).verdict == "no significant difference"
+        and "The other combination does not differ significantly" in unsure.conclusion
     )
-    assert "One seed is not enough to test significance. Use --seeds 5." in fake({"1": [0.5], "2": [0.6]}).sentence
+    assert "One seed is not enough to test significance. Use --seeds 5." in fake({"1": [0.5], "2": [0.6]}).conclusion
 
 
 def test_two_values_are_in_the_order_of_their_seeds() -> None:
@@ -442,20 +470,20 @@ def test_two_values_are_in_the_order_of_their_seeds() -> None:
 def test_notes_and_captions_explain_only_what_is_shown() -> None:
     one, two = fake({"1": [0.5], "2": [0.6]}), fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})
     three = fake({"1": [0.5, 0.6, 0.7], "2": [0.5, 0.6, 0.8], "3": [0.4, 0.5, 0.5]})
-    told = [" ".join(notes(found)) for found in (one, two, three)]
+    told = [" ".join(format_notes(found)) for found in (one, two, three)]
     assert [("±" in text, "Bonferroni" in text, "paired" in text) for text in told] == [
         (False, False, False),
         (False, False, True),
         (True, True, True),
     ]
-    assert [figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
+    assert [draw_figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
         "Orange: Pareto front.",
         "Orange: Pareto front. Bars: 95 % confidence interval of the mean (three seeds or more).",
     ]
     off = [f"data.augment.{name}=0" for name in ("shift", "rotate", "scale", "mixup")]
     for words, augmented in ((["model.depth=1,2"], True), (["model.depth=1,2", *off], False)):
         trials = [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"]
-        caption = bands(answer(design("digits", words, 1), trials)).get_supxlabel()
+        caption = draw_study_curves(collect_results(read_design("digits", words, 1), trials)).get_supxlabel()
         assert "Training values are" in caption and ("augmented" in caption) == augmented
 
 
@@ -463,28 +491,31 @@ def test_few_seeds_are_not_the_best_and_no_spread_is_not_certainty() -> None:
     lucky = fake({"1": [0.99], "2": [0.6]})
     made = lucky.design
     trials = [FakeTrial({"model.depth": "1"}, 1, 0.99), *(FakeTrial({"model.depth": "2"}, s, 0.6) for s in (1, 2, 3))]
-    found = answer(made, trials)
+    found = collect_results(made, trials)
     assert (
-        found.best.settings == {"model.depth": "2"}
-        and found.as_good
-        and "The other combination does not differ significantly" in found.sentence
+        found.best_combination.settings == {"model.depth": "2"}
+        and found.not_worse_combinations
+        and "The other combination does not differ significantly" in found.conclusion
     )
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
-    assert even.against_best(even.cells[0]).verdict == "not testable"
+    assert even.compare_with_best(even.combinations[0]).verdict == "not testable"
     assert rows_of(even)[1][0][3] == "-1.00, no variation" and any(
-        line.startswith("No variation") for line in notes(even)
+        line.startswith("No variation") for line in format_notes(even)
     )
-    assert not any("o variation" in line for line in notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
+    assert not any("o variation" in line for line in format_notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
     image = fake({"1": [61 / 90, 59 / 90], "2": [60 / 90, 58 / 90]})  # an image apart: equal but for rounding
-    other = image.against_best(image.cells[1])
-    assert other.half > 0 and other.verdict == "not testable"
-    assert "No other combination has finished" in answer(made, trials[1:]).sentence
+    other = image.compare_with_best(image.combinations[1])
+    assert other.ci_half_width > 0 and other.verdict == "not testable"
+    assert "No other combination has finished" in collect_results(made, trials[1:]).conclusion
 
 
 def test_a_study_that_is_not_finished_names_no_best() -> None:
     trials = [FakeTrial({"model.depth": value}, seed, 0.5) for value in "12" for seed in (1, 2)]
     trials[-1].state = type("State", (), {"name": "WAITING"})
-    assert answer(depths("1,2", 2), trials).sentence == "Not finished. Best so far: depth=1 with 50.00, 50.00 %."
+    assert (
+        collect_results(depths("1,2", 2), trials).conclusion
+        == "Not finished. Best so far: depth=1 with 50.00, 50.00 %."
+    )
 
 
 def test_equal_cells_are_seldom_called_worse() -> None:
@@ -493,23 +524,25 @@ def test_equal_cells_are_seldom_called_worse() -> None:
     rng, called = np.random.default_rng(1), 0
     for _ in range(1000):
         found = fake({str(cell): (0.9 + 0.02 * rng.normal(size=5)).tolist() for cell in range(1, 7)})
-        called += any(other is not None and other.verdict == "worse" for other in map(found.against_best, found.cells))
+        called += any(
+            other is not None and other.verdict == "worse" for other in map(found.compare_with_best, found.combinations)
+        )
     assert 0.01 < called / 1000 < 0.05
 
 
 def test_nothing_on_the_pareto_front_is_beaten_for_less() -> None:
     found = fake({"1": [0.5], "2": [0.7], "3": [0.6], "4": [0.7]}, {"1": 1, "2": 2, "3": 3, "4": 4})
-    assert [cell.settings["model.depth"] for cell in found.front("flops")] == ["1", "2"]
+    assert [cell.settings["model.depth"] for cell in found.compute_pareto_front("flops")] == ["1", "2"]
 
 
 def test_the_report_tells_everything_in_markdown_and_in_one_page(tmp_path) -> None:
-    made = design("digits", ["model.depth=1,2", "model.embed_dim=16,32"], 2)
+    made = read_design("digits", ["model.depth=1,2", "model.embed_dim=16,32"], 2)
     trials = [
         FakeTrial(cell, seed, 0.5 + 0.01 * place + 0.001 * seed)
-        for place, cell in enumerate(made.cells)
+        for place, cell in enumerate(made.combinations)
         for seed in (1, 2)
     ]
-    page = write_report(answer(made, trials), tmp_path)
+    page = write_report(collect_results(made, trials), tmp_path)
     text, html = (tmp_path / "report.md").read_text(), page.read_text()
     assert "| 2 | 32 | 2 | 53.10, 53.20 % |" in text and "![grid](grid.png)" in text and "±" not in text
     assert html.count("data:image/png;base64") == 4 and 'src="http' not in html and "curves.png" not in html
@@ -518,55 +551,55 @@ def test_the_report_tells_everything_in_markdown_and_in_one_page(tmp_path) -> No
 
 
 def test_a_searched_range_is_an_axis_and_labels_do_not_overprint(tmp_path) -> None:
-    made = design("digits", ["train.lr=1e-4..1e-2"], 1, search=30)
+    made = read_design("digits", ["train.lr=1e-4..1e-2"], 1, num_search_trials=30)
     trials = [FakeTrial({"train.lr": f"{10 ** (-4 + place / 15):.6g}"}, 1, 0.5) for place in range(30)]
-    pictures = figures(answer(made, trials))
+    pictures = draw_figures(collect_results(made, trials))
     assert (
         pictures["effects"].axes[0].get_xscale() == "log"
         and len(pictures["effects"].axes[0].lines[0].get_xdata()) == 30
     )
     assert [text.get_text() for text in pictures["pareto"].axes[0].texts] == ["A, B, C, … (30 points)"]
-    apart = draw_pareto({"cost": [(1.0, 0.5, None, "a", True), (3.0, 0.9, None, "b", True)]}, "")
+    apart = draw_pareto_fronts({"cost": [(1.0, 0.5, None, "a", True), (3.0, 0.9, None, "b", True)]}, "")
     assert [text.get_text() for text in apart.axes[0].texts] == ["A", "B"]
 
 
 def test_what_is_learnt_without_labels_is_judged_by_a_probe_and_says_so() -> None:
-    made = design("digits-mae", ["model.depth=1,2"], 1)
-    found = answer(made, [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"])
+    made = read_design("digits-mae", ["model.depth=1,2"], 1)
+    found = collect_results(made, [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"])
     assert (
-        found.measure == rows_of(found)[0][2] == "linear probe"
-        and "a linear probe measures the features" in notes(found)[0]
+        found.accuracy_label == rows_of(found)[0][2] == "linear probe"
+        and "a linear probe measures the features" in format_notes(found)[0]
     )
-    assert figures(found)["curves"].axes[0].get_ylabel() == "loss"
-    assert fake({"1": [0.5], "2": [0.6]}).measure == "accuracy"
+    assert draw_figures(found)["curves"].axes[0].get_ylabel() == "loss"
+    assert fake({"1": [0.5], "2": [0.6]}).accuracy_label == "accuracy"
 
 
 def test_runs_that_had_others_beside_them_are_told(tmp_path) -> None:
-    queue = Queue(design("digits", ["model.depth=1,2"], 1), default_storage(tmp_path), "study")
-    mine, other = queue.take(), queue.take()
-    assert queue.beside() == 0
-    other.note("worker", [socket.gethostname(), os.getppid()])
-    assert queue.beside() == 1
-    other.note("worker", ["elsewhere", os.getppid()])
-    assert queue.beside() == 0 and mine is not None
+    queue = TrialQueue(read_design("digits", ["model.depth=1,2"], 1), get_default_storage_url(tmp_path), "study")
+    mine, other = queue.take_trial(), queue.take_trial()
+    assert queue.count_other_workers() == 0
+    other.set_attribute("worker", [socket.gethostname(), os.getppid()])
+    assert queue.count_other_workers() == 1
+    other.set_attribute("worker", ["elsewhere", os.getppid()])
+    assert queue.count_other_workers() == 0 and mine is not None
     trials = [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"]
     trials[0].user_attrs["results"]["1"]["beside"] = 1
-    assert "1 of 2 runs shared their machine with other runs" in answer(depths("1,2", 1), trials).clock
+    assert "1 of 2 runs shared their machine with other runs" in collect_results(depths("1,2", 1), trials).timing_note
 
 
 @pytest.mark.slow
 def test_a_search_tries_so_many_and_finds_the_better_rate(tmp_path) -> None:
     words = ["train.epochs=10", "train.device=cpu", "model.depth=1", "train.lr=1e-6..1e-2", "train.optimizer=adamw"]
     words += ["train.ema=0", "train.batch_size=32", "data.augment.mixup=0"]  # few steps, in which something is learnt
-    made = design("digits", words, 1, search=8)
-    queue = Queue(made, default_storage(tmp_path), "search")
-    queue.study.sampler = TPESampler(n_startup_trials=10, seed=5)  # chance would at times try no high rate
-    told = list(work_off(queue, tmp_path))
+    made = read_design("digits", words, 1, num_search_trials=8)
+    queue = TrialQueue(made, get_default_storage_url(tmp_path), "search")
+    queue.optuna_study.sampler = TPESampler(n_startup_trials=10, seed=5)  # chance would at times try no high rate
+    told = list(run_trials(queue, tmp_path))
     assert len(told) == 8
-    found = answer(made, queue.trials)
-    assert len(found.cells) + found.left_off == 8
-    assert float(found.best.settings["train.lr"]) > 1e-3 and found.cells[0] is found.best
-    assert found.best.accuracy > 0.2 and found.left_off
+    found = collect_results(made, queue.trials)
+    assert len(found.combinations) + found.num_pruned == 8
+    assert float(found.best_combination.settings["train.lr"]) > 1e-3 and found.combinations[0] is found.best_combination
+    assert found.best_combination.mean_accuracy > 0.2 and found.num_pruned
 
 
 def test_the_command_line(tmp_path, vitascope) -> None:
@@ -584,7 +617,7 @@ def test_where_every_run_fails_that_is_no_success(tmp_path, vitascope, monkeypat
     def breaks(*_, **__):
         raise RuntimeError("the disk is full")
 
-    monkeypatch.setattr("vitascope.study.running.train_recipe", breaks)
+    monkeypatch.setattr("vitascope.study.workers.train_recipe", breaks)
     done = vitascope("study", "digits", "model.depth=1,2", "--seeds", "1", "--out", str(tmp_path))
     assert done.code == 2 and "Failed: model.depth=2, seed 1: RuntimeError: the disk is full" in done.out
     assert "--retry" in done.out and "Every run failed" in done.err
@@ -612,10 +645,10 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
     words = [*QUICK, "train.lr=1e-3,2e-3", "train.batch_size=64"]
     found = []
     for place, together in (("alone", 1), ("many", 6)):
-        queue = Queue(design("digits", words, 3), default_storage(make(tmp_path / place)), "study")
-        told = list(work_off(queue, tmp_path / place, together=together))
-        assert len(told) == 6 and not any(one.failed for one in told)
-        found.append(answer(queue.design, queue.trials))
+        queue = TrialQueue(read_design("digits", words, 3), get_default_storage_url(make(tmp_path / place)), "study")
+        told = list(run_trials(queue, tmp_path / place, max_runs_per_batch=together))
+        assert len(told) == 6 and not any(one.failure_reason for one in told)
+        found.append(collect_results(queue.design, queue.trials))
     alone, many = found
     for one, other in zip(alone.cells, many.cells, strict=True):
         assert one.settings == other.settings and list(other.results) == [1, 2, 3]
@@ -627,16 +660,16 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
     lines = [file.read_text().splitlines() for file in (tmp_path / "many").rglob("metrics.jsonl")]
     rows = [json.loads(line) for own in lines for line in own]
     assert {row["together"] for row in rows} == {6}  # they did learn together
-    assert "in one batch" not in alone.clock and "Up to 6 runs were trained in one batch" in "".join(notes(many))
+    assert "in one batch" not in alone.clock and "Up to 6 runs were trained in one batch" in "".join(format_notes(many))
     runs = sorted((tmp_path / "many").rglob("model.safetensors"))
     assert len(runs) == 6 and vitascope.load(runs[0].parent).evaluate(robust=False).accuracy > 0
 
 
 def test_one_that_breaks_does_not_break_the_others(tmp_path) -> None:
     words = [*QUICK, "train.lr=1e-3,1e30", "train.optimizer=adamw", "train.clip_grad=0"]
-    queue = Queue(design("digits", words, 1), default_storage(tmp_path), "study")
-    told = {one.cell["train.lr"]: one for one in work_off(queue, tmp_path, together=2)}
-    assert told["1e-3"].accuracy is not None and "became NaN or infinite" in told["1e30"].failed
+    queue = TrialQueue(read_design("digits", words, 1), get_default_storage_url(tmp_path), "study")
+    told = {one.settings["train.lr"]: one for one in run_trials(queue, tmp_path, max_runs_per_batch=2)}
+    assert told["1e-3"].accuracy is not None and "became NaN or infinite" in told["1e30"].failure_reason
 
 
 def test_where_learning_together_does_not_work_each_learns_alone(tmp_path, monkeypatch) -> None:
@@ -648,11 +681,13 @@ def test_where_learning_together_does_not_work_each_learns_alone(tmp_path, monke
         crowds.append(weakref.ref(crowd))
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(Together, "epoch", out_of_memory)
-    held, real = [], running._one
-    monkeypatch.setattr(running, "_one", lambda *given: held.append(crowds[0]()) or real(*given))
-    queue = Queue(design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 2), default_storage(tmp_path), "study")
-    told = list(work_off(queue, tmp_path, together=2))
+    monkeypatch.setattr(BatchedTraining, "epoch", out_of_memory)
+    held, real = [], running._run_single_trial
+    monkeypatch.setattr(running, "_run_single_trial", lambda *given: held.append(crowds[0]()) or real(*given))
+    queue = TrialQueue(
+        read_design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 2), get_default_storage_url(tmp_path), "study"
+    )
+    told = list(run_trials(queue, tmp_path, max_runs_per_batch=2))
     assert len(told) == 4 and all(one.accuracy is not None for one in told) and tried == [0]
     assert [bool(one.note) for one in told] == [True, False, False, False]
     assert held == [None] * 4, "what learning together held is free for those that learn alone"
@@ -664,10 +699,12 @@ def test_where_learning_together_does_not_work_each_learns_alone(tmp_path, monke
 
 
 def test_a_crowd_that_cannot_be_judged_is_not_trained_again(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(running, "result", broken_result)
-    queue = Queue(design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 1), default_storage(tmp_path), "study")
-    told = list(work_off(queue, tmp_path, together=2))
-    assert [one.failed for one in told] == ["ValueError: no test images"] * 2
+    monkeypatch.setattr(running, "collect_run_result", broken_result)
+    queue = TrialQueue(
+        read_design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 1), get_default_storage_url(tmp_path), "study"
+    )
+    told = list(run_trials(queue, tmp_path, max_runs_per_batch=2))
+    assert [one.failure_reason for one in told] == ["ValueError: no test images"] * 2
     assert len(list(tmp_path.rglob("recipe.yaml"))) == 2
 
 
@@ -683,9 +720,14 @@ def make(folder: Path) -> Path:
 def test_what_is_varied_need_not_fit_as_the_recipe_has_it() -> None:
     """sheet-a's patches of 7 do not divide 8 pixels, but no combination has them."""
     words = ["data.name=digits", "model.img_size=8", "model.patch_size=2,4"]
-    made = design("sheet-a", words, 1)
-    assert made.identity == design("sheet-a", [*words[:2], "model.patch_size=4,2,1"], 3).identity
-    orders = [design("digits", [f"train.objective={text}"], 1).identity for text in ("classify,mae", "mae,classify")]
+    made = read_design("sheet-a", words, 1)
+    assert made.identity_hash == read_design("sheet-a", [*words[:2], "model.patch_size=4,2,1"], 3).identity_hash
+    orders = [
+        read_design("digits", [f"train.objective={text}"], 1).identity_hash for text in ("classify,mae", "mae,classify")
+    ]
     assert orders[0] == orders[1]
-    assert made.identity != design("sheet-a", [*words, "train.epochs=3"], 1).identity
-    assert made.identity != design("sheet-a", [*words[:2], "model.patch_size=2", "model.depth=1,2"], 1).identity
+    assert made.identity_hash != read_design("sheet-a", [*words, "train.epochs=3"], 1).identity_hash
+    assert (
+        made.identity_hash
+        != read_design("sheet-a", [*words[:2], "model.patch_size=2", "model.depth=1,2"], 1).identity_hash
+    )

@@ -13,7 +13,7 @@ import torch
 
 from tests.training.test_runs import session_of
 from tests.training.tiny import tiny_run
-from vitascope.training.together import Together
+from vitascope.training.engines.batched import BatchedTraining
 
 VARIED = {"data.augment.cutmix": 1.0, "data.augment.mixup": 0.4, "data.augment.erase": 0.25, "train.device": "cpu"}
 DINO = {"train.objective": "dino", "train.ema": 0, "dino.prototypes": 32, "dino.local_size": 4, "dino.hidden": 32}
@@ -32,8 +32,8 @@ def together(folder: Path, settings: dict, compiled: str) -> list[float]:
     losses = []
     for batch, seeds in ((64, (1, 2)), (32, (1, 2, 3))):
         own = settings | {"train.compile": compiled, "train.optimizer": "muon", "train.batch_size": batch}
-        crowd = Together([session_of(folder / compiled, **own, **{"train.seed": seed})[0] for seed in seeds])
-        losses += crowd.epoch(0)[0].tolist()
+        crowd = BatchedTraining([session_of(folder / compiled, **own, **{"train.seed": seed})[0] for seed in seeds])
+        losses += crowd.train_epoch(0)[0].tolist()
         crowd.close()
     return losses
 

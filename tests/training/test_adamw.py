@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitascope.training.adamw import AdamW
+from vitascope.training.optim.adamw import AdamW
 
 SHAPES = [(5, 7), (3,), (2, 3, 4), ()]
 BETAS = (0.8, 0.97)

@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import resource, torch
-from vitascope.training.allocator import keep_freed_memory
+from vitascope.training.hardware import keep_freed_memory
 kept = {ask} and keep_freed_memory()
 for _ in range(3):
     torch.zeros(16_000_000)

@@ -6,32 +6,32 @@ import torch
 from tests.training.test_runs import session_of
 from tests.training.tiny import EVERYTHING
 from vitascope import UserError
-from vitascope.training import feeding
-from vitascope.training.captured import CapturedStep, put_back
-from vitascope.training.feeding import EpochLoader
-from vitascope.training.step import Tally
+from vitascope.training import loader as feeding
+from vitascope.training.engines.cuda_graph import CudaGraphStep, restore_in_place
+from vitascope.training.loader import EpochLoader
+from vitascope.training.step import MetricSums
 
 QUIET = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0}  # chance inside the step is the device's own
 
 
-class ReplayedByHand(CapturedStep):
+class ReplayedByHand(CudaGraphStep):
     """Instead of a graph, the same Python step again."""
 
     def _record(self) -> None:
-        before = self.session.snapshot()
-        self._warm_up()
-        put_back(self.session, before)
-        self.graph = self
+        before = self.session.copy_state()
+        self._run_warm_up_steps()
+        restore_in_place(self.session, before)
+        self.cuda_graph = self
 
     def replay(self) -> None:
-        self._step()
+        self._run_step()
 
 
-def losses_of(session, loader: EpochLoader, tally: Tally, epochs: int) -> list[float]:
+def losses_of(session, loader: EpochLoader, tally: MetricSums, epochs: int) -> list[float]:
     """Train so many epochs and close the loader."""
     losses = []
     for epoch in range(epochs):
-        step_on = loader.start(epoch, tally)
+        step_on = loader.start_epoch(epoch, tally)
         for step in range(session.steps_per_epoch):
             step_on(step)
             session.step += 1
@@ -43,14 +43,14 @@ def losses_of(session, loader: EpochLoader, tally: Tally, epochs: int) -> list[f
 def weights_after(folder, captured: bool, epochs: int = 2, **settings) -> tuple[dict, list[float]]:
     """What all that learns has become."""
     session, _ = session_of(folder, **settings)
-    loader, tally = EpochLoader(session), Tally.empty(session)
+    loader, tally = EpochLoader(session), MetricSums.empty(session)
     session.model.train()
     object.__setattr__(session.hardware, "captured", captured)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(feeding, "CapturedStep", ReplayedByHand)
+        patched.setattr(feeding, "CudaGraphStep", ReplayedByHand)
         losses = losses_of(session, loader, tally, epochs)
-    averaged = {f"average.{name}": weight for name, weight in session.answering.state_dict().items()}
-    return averaged | session.model.state_dict() | session.objective.extra.state_dict(prefix="extra."), losses
+    averaged = {f"average.{name}": weight for name, weight in session.eval_model.state_dict().items()}
+    return averaged | session.model.state_dict() | session.objective.extra_module.state_dict(prefix="extra."), losses
 
 
 def check_recorded_as_plain(folder, epochs: int = 2, **settings) -> None:
@@ -66,17 +66,17 @@ def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
 
 def test_warming_up_leaves_no_trace_in_weights_averages_or_momenta(tmp_path) -> None:
     session, _ = session_of(tmp_path, **(EVERYTHING | QUIET))
-    before = session.snapshot()
-    loader, tally = EpochLoader(session), Tally.empty(session)
+    before = session.copy_state()
+    loader, tally = EpochLoader(session), MetricSums.empty(session)
     step = ReplayedByHand(session, loader.images, loader.labels, tally)
-    step.load(*loader.next(0))
+    step.load_epoch(*loader.fetch_epoch_plan(0))
     loader.close()
-    after = session.snapshot()
+    after = session.copy_state()
     for part in ("model", "average"):
         assert all(torch.equal(before[part][name], after[part][name]) for name in before[part])
     states = [state for saved in after["optimizers"] for state in saved["state"].values()]
     assert states and all((tensor == 0).all() for state in states for tensor in state.values())
-    assert tally.loss == 0 and tally.bad_step == -1 and step.count == 0
+    assert tally.loss == 0 and tally.first_nonfinite_step == -1 and step.step_in_run == 0
 
 
 def test_recording_without_a_gpu_is_refused(tmp_path) -> None:

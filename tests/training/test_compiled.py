@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from vitascope.data.config import AugmentConfig
-from vitascope.data.draws import epoch_draws
-from vitascope.data.policy import resolve
-from vitascope.data.preparation import Preparation
+from vitascope.data.config import AugmentConfig, resolve_augmentation
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.data.sampling import draw_epoch_augmentation
 from vitascope.recipe.reading import read_recipe
 from vitascope.training import hardware
 
@@ -58,18 +57,18 @@ def test_compiling_is_chosen_where_it_pays(monkeypatch, recipe, epochs, models, 
     "asked", [{}, {"randaugment": 2}, {"crop_scale": (0.3, 1.0), "hue": 0.1, "erase": 0.3, "rotate": 10.0}]
 )
 def test_variation_compiled_on_a_gpu_is_the_plain_one(asked, unchecked_shapes) -> None:
-    policy = resolve(AugmentConfig(**asked), "cifar10")
+    policy = resolve_augmentation(AugmentConfig(**asked), "cifar10")
     torch.manual_seed(0)
     images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, device="cuda")
     labels = torch.randint(0, 10, (64,), device="cuda")
-    preparation = Preparation((32, 32), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
-    compiled = torch.compile(preparation.varied)
+    preparation = Preprocessing((32, 32), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
+    compiled = torch.compile(preparation.augment_and_mix)
     for step in range(2):  # other draws, the same compiled code
-        draws = {name: draw[step].to("cuda") for name, draw in epoch_draws(policy, 2, 64, 0, 0).items()}
+        draws = {name: draw[step].to("cuda") for name, draw in draw_epoch_augmentation(policy, 2, 64, 0, 0).items()}
         found, target = compiled(images, labels, draws, policy)
-        wanted, _ = preparation.varied(images, labels, draws, policy)
+        wanted, _ = preparation.augment_and_mix(images, labels, draws, policy)
         assert ((found - wanted).abs() > 1e-3).float().mean() < 1e-3  # a pixel on the edge of two levels may fall over
-        assert (target.own == labels).all()
+        assert (target.labels == labels).all()
 
 
 def test_a_process_compiles_more_models_than_pytorch_does_by_itself(monkeypatch) -> None:

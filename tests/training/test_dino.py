@@ -9,17 +9,16 @@ from tests.training.test_captured import check_recorded_as_plain
 from tests.training.test_runs import check_goes_on_after_a_stop, check_refused, session_of
 from tests.training.tiny import tiny_run
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.data.config import AugmentConfig
-from vitascope.data.policy import resolve
-from vitascope.model.other_size import OtherSize
-from vitascope.model.prototypes import PrototypeHead
-from vitascope.recipe.pretrain import DinoConfig
+from vitascope.data.config import AugmentConfig, resolve_augmentation
+from vitascope.model.pretraining import PrototypeHead
+from vitascope.model.resolution import ResolutionAdapter
 from vitascope.recipe.reading import read_recipe
-from vitascope.training.alarm import alarm
-from vitascope.training.dino import dino_loss, view_policies
-from vitascope.training.feeding import EpochLoader
-from vitascope.training.schedule import step_values
-from vitascope.training.step import Tally
+from vitascope.recipe.train import DinoConfig
+from vitascope.training.loader import EpochLoader
+from vitascope.training.objectives.collapse import detect_collapse
+from vitascope.training.objectives.dino import dino_loss, make_view_policies
+from vitascope.training.optim.schedule import compute_schedule_values
+from vitascope.training.step import MetricSums
 
 DINO = {
     "train.objective": "dino",
@@ -39,8 +38,8 @@ def test_the_loss_by_hand() -> None:
     teacher = torch.tensor([[[0.04, 0.0]], [[0.0, 0.04]]])
     found = dino_loss(student, teacher, torch.zeros(2), 0.1, 0.04)
     assert found.loss.item() == pytest.approx(1.044320, abs=1e-5)
-    assert found.entropy.item() == pytest.approx(0.582203, abs=1e-5)
-    assert found.used.item() == pytest.approx(2.0, abs=1e-5)
+    assert found.teacher_entropy.item() == pytest.approx(0.582203, abs=1e-5)
+    assert found.prototypes_used.item() == pytest.approx(2.0, abs=1e-5)
 
 
 def test_equal_answers_cost_ln_k_whatever_the_temperatures() -> None:
@@ -76,14 +75,14 @@ def test_the_loss_ignores_a_constant_in_teacher_and_centre_and_the_order_of_smal
 def test_schedules_start_and_end_where_they_should() -> None:
     words = ["train.objective=dino", "train.weight_decay=0.04", "train.final_weight_decay=0.4", "dino.freeze_last=0.05"]
     recipe = read_recipe("digits-dino", [*words, "dino.teacher_momentum=0.996", "dino.final_teacher_temperature=0.07"])
-    first, tenth, middle, last = (step_values(step, 100, recipe) for step in (0, 10, 50, 99))
+    first, tenth, middle, last = (compute_schedule_values(step, 100, recipe) for step in (0, 10, 50, 99))
     assert first["decay"] == pytest.approx(0.996) and middle["decay"] == pytest.approx(0.998)
     assert last["decay"] == pytest.approx(0.999999, abs=1e-6) and last["decay"] < 1
     assert first["teacher_temperature"] == pytest.approx(0.04)
     assert tenth["teacher_temperature"] == last["teacher_temperature"] == pytest.approx(0.07)
-    assert step_values(5, 100, recipe)["teacher_temperature"] == pytest.approx(0.055)
+    assert compute_schedule_values(5, 100, recipe)["teacher_temperature"] == pytest.approx(0.055)
     assert first["weight_decay"] == pytest.approx(0.04) and middle["weight_decay"] == pytest.approx(0.22)
-    assert [step_values(step, 100, recipe)["last_layer"] for step in (0, 4, 5, 99)] == [0, 0, 1, 1]
+    assert [compute_schedule_values(step, 100, recipe)["last_layer"] for step in (0, 4, 5, 99)] == [0, 0, 1, 1]
 
 
 def test_a_changing_decay_is_adamws_own_decay(tmp_path) -> None:
@@ -106,8 +105,8 @@ def untimed_losses(run) -> list[float]:
 def stepped(tmp_path, steps: int, **settings):
     """A session after so many plain steps."""
     session, _ = session_of(tmp_path, **(DINO | settings))
-    loader, tally = EpochLoader(session), Tally.empty(session)
-    one_step_on = loader.start(0, tally)
+    loader, tally = EpochLoader(session), MetricSums.empty(session)
+    one_step_on = loader.start_epoch(0, tally)
     for step in range(steps):
         one_step_on(step)
         session.step += 1
@@ -121,9 +120,9 @@ def test_the_centre_moves_a_tenth_towards_what_the_teacher_said(tmp_path) -> Non
     real = session.objective.teacher.forward
     session.objective.teacher.forward = lambda crops: said.append(real(crops)) or said[-1]
     loader = EpochLoader(session)
-    loader.start(0, Tally.empty(session))(0)
+    loader.start_epoch(0, MetricSums.empty(session))(0)
     loader.close()
-    assert said[0].shape[0] == 2 * session.batch  # the two large crops only
+    assert said[0].shape[0] == 2 * session.batch_size  # the two large crops only
     torch.testing.assert_close(heads.centre, 0.1 * said[0].mean(0))
     assert (heads.seen == 0).all()
 
@@ -137,7 +136,7 @@ def test_the_teacher_follows_the_student_and_gets_no_gradient(tmp_path) -> None:
     ):
         torch.testing.assert_close(new, (was + student) / 2, atol=1e-6, rtol=1e-4)
         assert new.grad is None and not new.requires_grad
-    assert all(not weight.requires_grad for weight in session.average.model.parameters())
+    assert all(not weight.requires_grad for weight in session.ema.model.parameters())
     assert not any(weight.requires_grad for weight in session.model.head.parameters())
 
 
@@ -152,7 +151,7 @@ def test_prototypes_are_frozen_at_first_and_learn_later(tmp_path) -> None:
 
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_the_head_answers_with_cosines(batch_norm) -> None:
-    head = PrototypeHead(embed_dim=8, hidden=16, bottleneck=4, prototypes=50, batch_norm=batch_norm)
+    head = PrototypeHead(embed_dim=8, hidden_width=16, bottleneck_width=4, num_prototypes=50, batch_norm=batch_norm)
     answers = head(10 * torch.randn(20, 8))
     assert answers.abs().max() <= 1 + 1e-6 and answers.std() > 0.1
     with torch.no_grad():
@@ -170,14 +169,16 @@ def test_a_model_sees_its_own_size_through_other_size_as_ever(positions, class_t
         global_pool=pool,
     )  # fmt: skip
     model, images = VisionTransformer(config).eval(), torch.randn(3, 3, 16, 16)
-    torch.testing.assert_close(OtherSize(config, (16, 16))(model, images), model.pooled(images), atol=1e-5, rtol=1e-5)
-    small = OtherSize(config, (8, 8))(model, images[..., :8, :8])
+    torch.testing.assert_close(
+        ResolutionAdapter(config, (16, 16))(model, images), model.compute_pooled_features(images), atol=1e-5, rtol=1e-5
+    )
+    small = ResolutionAdapter(config, (8, 8))(model, images[..., :8, :8])
     assert small.shape == (3, 32) and small.isfinite().all()
 
 
 def test_views_are_two_large_crops_and_small_ones_and_only_the_second_is_solarized() -> None:
-    augment = resolve(AugmentConfig(), "cifar10", 3, "dino")
-    first, second, *small = view_policies(augment, DinoConfig(local_crops=3))
+    augment = resolve_augmentation(AugmentConfig(), "cifar10", 3, "dino")
+    first, second, *small = make_view_policies(augment, DinoConfig(local_crops=3))
     assert first.crop_scale == second.crop_scale == (0.4, 1.0)
     assert len(small) == 3 and small[0].crop_scale == (0.15, 0.4)
     assert first.solarize == small[0].solarize == 0 and second.solarize == 0.2
@@ -186,10 +187,10 @@ def test_views_are_two_large_crops_and_small_ones_and_only_the_second_is_solariz
 
 def test_every_crop_of_an_image_has_its_own_draws(tmp_path) -> None:
     session, _ = session_of(tmp_path, **DINO)
-    draws = session.objective.draws(2, 5, epoch=0)
+    draws = session.objective.make_random_draws(2, 5, epoch=0)
     assert {name.split("/")[0] for name in draws} == {"0", "1", "2", "3"}
     assert not torch.equal(draws["0/crop"], draws["1/crop"]) and not torch.equal(draws["2/crop"], draws["3/crop"])
-    crops = session.objective.prepare(
+    crops = session.objective.prepare_batch(
         session.data.train.images[:5], session.data.train.labels[:5], {name: draw[0] for name, draw in draws.items()}
     )
     assert [tuple(crop.shape[2:]) for crop in crops] == [(8, 8), (8, 8), (4, 4), (4, 4)]
@@ -208,16 +209,22 @@ def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
 
 def test_the_alarm_tells_the_two_collapses_and_is_silent_otherwise() -> None:
     healthy = {"epoch": 5, "train_loss": 5.0, "teacher_entropy": 4.4, "divergence": 0.6, "prototypes_used": 300.0}
-    assert alarm(healthy, 20, 1024) is None
+    assert detect_collapse(healthy, 20, 1024) is None
     uniform = healthy | {"train_loss": 6.931, "teacher_entropy": 6.930, "divergence": 0.001, "prototypes_used": 1024.0}
-    found = alarm(uniform, 20, 1024)
-    assert found.kind == "uniform" and "ln 1024 = 6.931" in found.text and "teacher_temperature" in found.text
-    assert alarm(uniform | {"epoch": 1}, 20, 1024) is None  # before anything was learnt, answers are alike
+    found = detect_collapse(uniform, 20, 1024)
+    assert found.collapse_type == "uniform" and "ln 1024 = 6.931" in found.text and "teacher_temperature" in found.text
+    assert detect_collapse(uniform | {"epoch": 1}, 20, 1024) is None  # before anything was learnt, answers are alike
     one = healthy | {"train_loss": 0.0, "teacher_entropy": 0.0, "divergence": 0.0, "prototypes_used": 1.0}
-    assert alarm(one, 20, 1024).kind == "one answer" and "center_momentum" in alarm(one, 20, 1024).text
+    assert (
+        detect_collapse(one, 20, 1024).collapse_type == "one answer"
+        and "center_momentum" in detect_collapse(one, 20, 1024).text
+    )
     same = healthy | {"feature_spread": 0.001}
-    assert alarm(same, 20, 1024).kind == "features" and alarm({"epoch": 9, "feature_spread": 0.2}, 20) is None
-    assert alarm({"epoch": 9, "feature_spread": 0.001}, 20).kind == "features"
+    assert (
+        detect_collapse(same, 20, 1024).collapse_type == "features"
+        and detect_collapse({"epoch": 9, "feature_spread": 0.2}, 20) is None
+    )
+    assert detect_collapse({"epoch": 9, "feature_spread": 0.001}, 20).collapse_type == "features"
 
 
 @pytest.mark.slow
@@ -228,10 +235,10 @@ def test_a_student_that_collapses_sounds_the_alarm_and_the_recipe_does_not(tmp_p
     settings = {"train.epochs": 6, "dino.hidden": 64, "dino.bottleneck": 32}
     bad = {"dino.center_momentum": 1.0, "dino.teacher_momentum": 0.5, "dino.batch_norm": False, "train.muon_lr": 0.05}
     run = vitascope.train("digits-dino", runs=tmp_path, **settings, **bad)
-    assert "one answer" in run.file("alarms.jsonl").read_text()
+    assert "one answer" in run.get_path("alarms.jsonl").read_text()
     assert capsys.readouterr().out.count("every image has the same output") == 1
     healthy = vitascope.train("digits-dino", runs=tmp_path, **settings)
-    assert not healthy.file("alarms.jsonl").exists()
+    assert not healthy.get_path("alarms.jsonl").exists()
 
 
 REFUSED = {
@@ -273,6 +280,6 @@ def test_a_rate_is_not_searched_by_a_loss_that_collapse_lowers(vitascope, tmp_pa
 
 def test_mixing_and_a_second_word_on_crops_are_refused() -> None:
     with pytest.raises(UserError, match="cutmix mixes labels, but train"):
-        resolve(AugmentConfig(cutmix=1.0), "cifar10", 3, "dino")
+        resolve_augmentation(AugmentConfig(cutmix=1.0), "cifar10", 3, "dino")
     with pytest.raises(UserError, match=r"with train\.objective=dino: its crops are set by dino\.global"):
-        resolve(AugmentConfig(crop_scale=(0.5, 1.0)), "cifar10", 3, "dino")
+        resolve_augmentation(AugmentConfig(crop_scale=(0.5, 1.0)), "cifar10", 3, "dino")

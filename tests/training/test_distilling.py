@@ -13,15 +13,15 @@ from torch.nn import functional as F
 import vitascope
 from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
-from vitascope.data.digits import digits
-from vitascope.data.preparation import Preparation
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.data.sources.arrays import open_digits
 from vitascope.recipe.train import TrainConfig
+from vitascope.run.checkpoint import LAST_WEIGHTS, read_model_info
 from vitascope.run.directory import open_run
-from vitascope.run.weights import LAST, read_facts
 from vitascope.training import train
 from vitascope.training.hardware import Hardware
-from vitascope.training.teacher import Teacher, distilled, open_teacher
-from vitascope.weights.any_model import open_any
+from vitascope.training.objectives.classify import Teacher, distillation_loss, open_teacher
+from vitascope.weights.pretrained import open_any
 
 NAMES = [str(number) for number in range(10)]
 
@@ -37,7 +37,7 @@ def save_like_timm(folder, model, architecture, classes=None, **said) -> str:
 @pytest.fixture(scope="module")
 def cnn(tmp_path_factory) -> str:
     """A small convolutional network that knows the digits, trained by a loop of this test's own."""
-    train = digits().load("train")
+    train = open_digits().load_split("train")
     images, labels = train.images.float() / 255, train.labels
     torch.manual_seed(0)
     model = timm.create_model("test_efficientnet", num_classes=10, in_chans=1)
@@ -57,10 +57,10 @@ def test_the_soft_loss_as_worked_out_by_hand() -> None:
     """Teacher (3/4, 1/4), student (1/2, 1/2): KL = 3/4 ln(3/2) + 1/4 ln(1/2)."""
     student, teacher = torch.zeros(2, 2), torch.tensor([[3.0, 1.0], [1.0, 3.0]]).log()
     expected = 0.75 * torch.tensor(1.5).log() + 0.25 * torch.tensor(0.5).log()
-    torch.testing.assert_close(distilled(student, teacher, TrainConfig()), expected)
-    softer = distilled(student, 2 * teacher, TrainConfig(distill_temperature=2.0))
+    torch.testing.assert_close(distillation_loss(student, teacher, TrainConfig()), expected)
+    softer = distillation_loss(student, 2 * teacher, TrainConfig(distill_temperature=2.0))
     torch.testing.assert_close(softer, 4 * expected)
-    assert distilled(teacher, teacher, TrainConfig(distill_temperature=3.0)).abs() < 1e-6
+    assert distillation_loss(teacher, teacher, TrainConfig(distill_temperature=3.0)).abs() < 1e-6
 
 
 def test_temperature_keeps_the_size_of_gradients() -> None:
@@ -69,7 +69,7 @@ def test_temperature_keeps_the_size_of_gradients() -> None:
     sizes = []
     for temperature in (20.0, 40.0):
         student = start.clone().requires_grad_()
-        distilled(student, taught, TrainConfig(distill_temperature=temperature)).backward()
+        distillation_loss(student, taught, TrainConfig(distill_temperature=temperature)).backward()
         sizes.append(student.grad.norm())
     assert sizes[1] / sizes[0] == pytest.approx(1, abs=0.05)
 
@@ -77,7 +77,7 @@ def test_temperature_keeps_the_size_of_gradients() -> None:
 def test_the_hard_loss_is_the_teachers_choice() -> None:
     student, taught = torch.randn(5, 4), torch.randn(5, 4)
     config = TrainConfig(distill_type="hard", distill_temperature=7.0)
-    torch.testing.assert_close(distilled(student, taught, config), F.cross_entropy(student, taught.argmax(1)))
+    torch.testing.assert_close(distillation_loss(student, taught, config), F.cross_entropy(student, taught.argmax(1)))
 
 
 def test_the_teacher_sees_the_students_image_in_its_own_size_and_colours() -> None:
@@ -92,9 +92,9 @@ def test_the_teacher_sees_the_students_image_in_its_own_size_and_colours() -> No
             seen.append(images)
             return images.mean((2, 3))
 
-    ours, theirs = Preparation((4, 4), (0.5,), (0.5,)), Preparation((8, 8), (0.0, 0.5, 1.0), (1.0, 0.5, 2.0))
+    ours, theirs = Preprocessing((4, 4), (0.5,), (0.5,)), Preprocessing((8, 8), (0.0, 0.5, 1.0), (1.0, 0.5, 2.0))
     teacher = Teacher(Looking(), ours, theirs, [2, 0, 1])
-    logits = teacher(ours.normalise(torch.full((2, 1, 4, 4), 0.75)))
+    logits = teacher(ours.normalize(torch.full((2, 1, 4, 4), 0.75)))
     assert seen[0].shape == (2, 3, 8, 8)
     assert logits[0].tolist() == pytest.approx([-0.125, 0.75, 0.5])
     assert not logits.requires_grad
@@ -102,7 +102,7 @@ def test_the_teacher_sees_the_students_image_in_its_own_size_and_colours() -> No
 
 def test_a_students_labels_may_be_wrong_where_a_cnn_teaches_it(cnn, tmp_path) -> None:
     """The teacher alone counts (distill_alpha=1), and the labels are shuffled: the digits are learnt anyway."""
-    parts = {name: digits().load(name) for name in ("train", "test")}
+    parts = {name: open_digits().load_split(name) for name in ("train", "test")}
     arrays = {f"x_{name}": part.images.permute(0, 2, 3, 1).numpy() for name, part in parts.items()}
     labels = {f"y_{name}": part.labels.numpy() for name, part in parts.items()}
     shuffled = np.random.default_rng(0).permutation(labels["y_train"])
@@ -131,7 +131,7 @@ def test_learning_from_a_run_goes_on_exactly_after_a_stop(tmp_path, how) -> None
     assert whole.metrics[-1]["train_loss"] != plain.metrics[-1]["train_loss"]
     stopped = _stopped_after_one_epoch(tmp_path / "stopped", told)
     vitascope.resume(stopped, quiet=True)
-    assert stopped.file(LAST).read_bytes() == whole.file(LAST).read_bytes()
+    assert stopped.get_path(LAST_WEIGHTS).read_bytes() == whole.get_path(LAST_WEIGHTS).read_bytes()
 
 
 def _stopped_after_one_epoch(folder, told):
@@ -140,7 +140,7 @@ def _stopped_after_one_epoch(folder, told):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "shown", once)
+        patch.setattr(train, "show_progress", once)
         with pytest.raises(KeyboardInterrupt):
             tiny_run(folder, **told)
     return open_run(folder / "digits")
@@ -179,7 +179,7 @@ HERE = Hardware("cpu", "float32", compiled=False, captured=False, threads=1)
 def order_of(folder, theirs, classes, **told):
     folder.mkdir(exist_ok=True)
     word = save_like_timm(folder, timm.create_model("test_resnet", num_classes=len(classes)), "test_resnet", theirs)
-    return open_teacher(word, open_any(word).preparation, classes, HERE, **told).order
+    return open_teacher(word, open_any(word).preprocessing, classes, HERE, **told).class_order
 
 
 def test_classes_are_matched_by_name(tmp_path) -> None:
@@ -210,15 +210,15 @@ def test_a_teacher_saved_by_timm_itself_is_asked_in_its_own_size_and_channels(na
     model = timm.create_model(name, num_classes=10, **settings)
     save_for_hf(model, tmp_path, model_args=settings)
     found = open_any(str(tmp_path))
-    assert found.preparation.size == size and len(found.preparation.mean) == 1
-    assert open_teacher(str(tmp_path), found.preparation, NAMES, HERE)(torch.zeros(2, 1, *size)).shape == (2, 10)
+    assert found.preprocessing.size == size and len(found.preprocessing.mean) == 1
+    assert open_teacher(str(tmp_path), found.preprocessing, NAMES, HERE)(torch.zeros(2, 1, *size)).shape == (2, 10)
 
 
 def test_a_run_goes_on_only_with_the_teacher_it_began_with(tmp_path) -> None:
     teacher = shared_run(tmp_path / "teacher", **{"train.epochs": 1})
     stopped = _stopped_after_one_epoch(tmp_path / "stopped", {"train.distill": str(teacher.path)})
     other = tiny_run(tmp_path / "other", **{"train.epochs": 1, "train.seed": 5})
-    teacher.file(LAST).write_bytes(other.file(LAST).read_bytes())
+    teacher.get_path(LAST_WEIGHTS).write_bytes(other.get_path(LAST_WEIGHTS).read_bytes())
     with pytest.raises(UserError, match="the teacher's weights have changed"):
         vitascope.resume(stopped, quiet=True)
 
@@ -226,6 +226,6 @@ def test_a_run_goes_on_only_with_the_teacher_it_began_with(tmp_path) -> None:
 def test_any_model_of_ours_is_opened_as_it_was_trained(tmp_path) -> None:
     run = shared_run(tmp_path, **{"train.epochs": 1})
     found = open_any(str(run.path))
-    assert found.classes == NAMES and found.preparation == read_facts(run).preparation
+    assert found.classes == NAMES and found.preprocessing == read_model_info(run).preparation
     images = torch.randn(2, 1, 8, 8)
     torch.testing.assert_close(found.module(images), vitascope.load(run)(images))

@@ -10,15 +10,19 @@ from safetensors.torch import load_file
 import vitascope
 from tests.training.tiny import TINY, tiny_run
 from vitascope import UserError
-from vitascope.data.config import AugmentConfig
-from vitascope.data.draws import epoch_draws
-from vitascope.data.policy import NOTHING
-from vitascope.data.warp import cut_out
+from vitascope.data.config import NO_AUGMENTATION, AugmentConfig
+from vitascope.data.image_ops import crop_and_resize
+from vitascope.data.sampling import draw_epoch_augmentation
 from vitascope.recipe.reading import read_recipe
-from vitascope.records.catalogue import entry
-from vitascope.training.evidence import DECAY, fit_probe, nearest_answers, spread
-from vitascope.training.mae import Mae
-from vitascope.training.stages import stage_before
+from vitascope.run.listing import summarize_run
+from vitascope.training.initial_weights import make_first_stage_recipe
+from vitascope.training.objectives.feature_metrics import (
+    PROBE_WEIGHT_DECAY,
+    compute_feature_spread,
+    fit_linear_probe,
+    predict_knn,
+)
+from vitascope.training.objectives.mae import Mae
 
 QUICK = {"train.epochs": 8, "train.probe_every": 4}
 
@@ -27,10 +31,10 @@ def test_neighbours_vote_by_nearness() -> None:
     """By hand: a very near neighbour outvotes two farther ones; each weighs exp(similarity / 0.07)."""
     known = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])
     labels = torch.tensor([1, 0, 0])
-    assert nearest_answers(known, labels, torch.tensor([[2.0, 0.1]]), 2, most=3).tolist() == [1]
-    assert nearest_answers(known, labels, torch.tensor([[0.1, 5.0]]), 2, most=1).tolist() == [0]
+    assert predict_knn(known, labels, torch.tensor([[2.0, 0.1]]), 2, num_neighbours=3).tolist() == [1]
+    assert predict_knn(known, labels, torch.tensor([[0.1, 5.0]]), 2, num_neighbours=1).tolist() == [0]
     asked = torch.randn(2500, 2)  # in more than one part
-    assert len(nearest_answers(known, labels, asked, 2)) == 2500
+    assert len(predict_knn(known, labels, asked, 2)) == 2500
 
 
 def test_the_linear_probe_is_scikit_learns_logistic_regression() -> None:
@@ -41,20 +45,22 @@ def test_the_linear_probe_is_scikit_learns_logistic_regression() -> None:
     labels = (features[:, 0] + features[:, 1] / 5 + torch.randn(300, generator=rng)).sign().clamp(min=0).long()
     labels[:60] = 2
     scaled = (features - features.mean(0)) / features.std(0)
-    theirs = LogisticRegression(C=1 / (2 * 300 * DECAY), tol=1e-8, max_iter=5000).fit(scaled.numpy(), labels.numpy())
-    ours = fit_probe(features, labels, 3)(features).softmax(1).numpy()
+    theirs = LogisticRegression(C=1 / (2 * 300 * PROBE_WEIGHT_DECAY), tol=1e-8, max_iter=5000).fit(
+        scaled.numpy(), labels.numpy()
+    )
+    ours = fit_linear_probe(features, labels, 3)(features).softmax(1).numpy()
     np.testing.assert_allclose(ours, theirs.predict_proba(scaled.numpy()), atol=2e-3)
 
 
 def test_a_feature_that_never_changes_does_not_break_the_probe() -> None:
     features = torch.cat([torch.randn(50, 3), torch.ones(50, 1)], dim=1)
-    probe = fit_probe(features, (features[:, 0] > 0).long(), 2)
+    probe = fit_linear_probe(features, (features[:, 0] > 0).long(), 2)
     assert probe.weight.isfinite().all() and (probe(features).argmax(1) == (features[:, 0] > 0)).float().mean() > 0.95
 
 
 def test_the_spread_is_one_everywhere_and_zero_for_all_the_same() -> None:
-    assert spread(torch.randn(2000, 64)) == pytest.approx(1, abs=0.01)
-    assert spread(torch.ones(10, 5) * torch.arange(1, 11)[:, None]) == pytest.approx(0, abs=1e-3)
+    assert compute_feature_spread(torch.randn(2000, 64)) == pytest.approx(1, abs=0.01)
+    assert compute_feature_spread(torch.ones(10, 5) * torch.arange(1, 11)[:, None]) == pytest.approx(0, abs=1e-3)
 
 
 @pytest.mark.slow
@@ -68,7 +74,7 @@ def test_learning_without_labels_improves_the_linear_probe_over_random_features(
     before, after = (run.metrics[-1]["val_accuracy"] for run in (random, learnt))
     assert after > before + 0.15
     assert learnt.metrics[-1]["knn_accuracy"] > random.metrics[-1]["knn_accuracy"] + 0.15
-    assert not learnt.file("alarms.jsonl").exists()
+    assert not learnt.get_path("alarms.jsonl").exists()
 
 
 @pytest.mark.parametrize("objective", ["mae", "dino"])
@@ -88,7 +94,7 @@ def test_labels_are_only_looked_at_so_shuffling_them_changes_no_weight(tmp_path,
 
     monkeypatch.setattr(module, "open_data", shuffled)
     other = tiny_run(tmp_path, **settings)
-    ours, theirs = (load_file(run.file("model.safetensors")) for run in (plain, other))
+    ours, theirs = (load_file(run.get_path("model.safetensors")) for run in (plain, other))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours if not name.startswith("head."))
     assert not torch.equal(ours["head.weight"], theirs["head.weight"])
 
@@ -124,7 +130,7 @@ def test_probe_tells_neighbours_and_linear_and_notes_a_look_at_test_images(pretr
     few = json.loads(vitascope("probe", run, "--split", "test", "--labels", "0.1", "--json").out)
     assert few["known"] == 80 and few["split"] == "test"
     assert not before and '"probe, last"' in pretrained.file("test-openings.jsonl").read_text()
-    assert entry(pretrained).test_accuracy is None  # a probe's number is not the run's
+    assert summarize_run(pretrained).test_accuracy is None  # a probe's number is not the run's
 
 
 @pytest.mark.parametrize(
@@ -148,14 +154,14 @@ def test_fine_tuning_begins_with_a_new_classifier_and_the_learnt_blocks(pretrain
     """The probe has seen all labels; a fine-tuning with a tenth of them must not."""
     still = {"train.epochs": 1, "train.lr": 1e-9, "train.muon_lr": 1e-9}
     run = tiny_run(tmp_path, **{"weights": pretrained.path, "data.fraction": 0.1}, **still)
-    report = json.loads(run.file("adaptation.json").read_text())
+    report = json.loads(run.get_path("adaptation.json").read_text())
     assert report["new"] == ["head.weight", "head.bias"] and "from a linear probe" in report["dropped"][0]
-    before, after = load_file(pretrained.file("model.safetensors")), load_file(run.file("model.safetensors"))
+    before, after = load_file(pretrained.file("model.safetensors")), load_file(run.get_path("model.safetensors"))
     torch.testing.assert_close(after["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0)
     assert not torch.allclose(after["head.weight"], before["head.weight"])
-    assert json.loads(run.file("config.json").read_text())["probe"] is False
+    assert json.loads(run.get_path("config.json").read_text())["probe"] is False
     again = tiny_run(tmp_path, **{"weights": run.path, "train.epochs": 1})  # its classifier was learnt: it is kept
-    assert json.loads(again.file("adaptation.json").read_text())["new"] == []
+    assert json.loads(again.get_path("adaptation.json").read_text())["new"] == []
 
 
 def test_one_recipe_names_both_stages_and_the_first_is_not_repeated(tmp_path, capsys, monkeypatch) -> None:
@@ -192,14 +198,14 @@ def stopped_by_hand(*_) -> None:
 
 
 def test_a_stage_holds_the_same_images_back_and_has_no_stage_of_its_own(tmp_path) -> None:
-    stage = stage_before(read_recipe("cifar10-ssl", ["data.validation=0.3", "train.seed=9"]))
+    stage = make_first_stage_recipe(read_recipe("cifar10-ssl", ["data.validation=0.3", "train.seed=9"]))
     assert stage.train.objective == "dino" and stage.data.validation == 0.3 and stage.train.seed == 9
     third = tmp_path / "third.yaml"
     third.write_text("weights: recipe:cifar10-ssl\n")
     with pytest.raises(UserError, match="At most two stages are supported"):
-        stage_before(read_recipe(str(third)))
+        make_first_stage_recipe(read_recipe(str(third)))
     with pytest.raises(UserError, match="There is no recipe 'nothing'"):
-        stage_before(read_recipe("cifar10", ["weights=recipe:nothing"]))
+        make_first_stage_recipe(read_recipe("cifar10", ["weights=recipe:nothing"]))
 
 
 def test_a_crop_is_a_rectangle_of_the_image_enlarged() -> None:
@@ -208,12 +214,12 @@ def test_a_crop_is_a_rectangle_of_the_image_enlarged() -> None:
     half = torch.tensor(0.5)
 
     def cut(row: float, column: float) -> torch.Tensor:
-        return cut_out(image, torch.tensor([[half, half, row, column]]), (0.25, 0.25), (4, 4))[0, 0]
+        return crop_and_resize(image, torch.tensor([[half, half, row, column]]), (0.25, 0.25), (4, 4))[0, 0]
 
     assert cut(0.5, 0.5)[0].tolist() == pytest.approx([2, 3, 4, 5], abs=1e-5)
     assert cut(0.0, 0.0)[3].tolist() == pytest.approx([0, 1, 2, 3], abs=1e-5)
     assert cut(1.0, 1.0)[3].tolist() == pytest.approx([4, 5, 6, 7], abs=1e-5)
-    whole = cut_out(image, torch.full((1, 4), 0.5), (1.0, 1.0))
+    whole = crop_and_resize(image, torch.full((1, 4), 0.5), (1.0, 1.0))
     torch.testing.assert_close(whole, image, atol=1e-5, rtol=0)
 
 
@@ -221,8 +227,8 @@ def test_crops_have_the_asked_share_of_the_area() -> None:
     """Read off a picture of coordinates: how far the outermost pixels of the crop lie apart."""
     side = torch.linspace(-1 + 1 / 64, 1 - 1 / 64, 64)
     places = torch.stack(torch.meshgrid(side, side, indexing="ij")).expand(500, 2, 64, 64)
-    draw = epoch_draws(AugmentConfig(crop_scale=(0.2, 1.0)), 1, 500, seed=0, epoch=0)["crop"][0]
-    crops = cut_out(places, draw, (0.2, 0.6), (32, 32))
+    draw = draw_epoch_augmentation(AugmentConfig(crop_scale=(0.2, 1.0)), 1, 500, seed=0, epoch=0)["crop"][0]
+    crops = crop_and_resize(places, draw, (0.2, 0.6), (32, 32))
     tall, wide = (crops[:, 0, -1, 0] - crops[:, 0, 0, 0]) / 2, (crops[:, 1, 0, -1] - crops[:, 1, 0, 0]) / 2
     area = (tall * 32 / 31) * (wide * 32 / 31)
     assert area.min() > 0.19 and area.max() < 0.61 and area.mean() == pytest.approx(0.4, abs=0.02)
@@ -233,15 +239,15 @@ def test_crops_have_the_asked_share_of_the_area() -> None:
 def test_grey_and_solarized_shares_and_a_crop_for_labels_too(tmp_path) -> None:
     from dataclasses import replace
 
-    from vitascope.data.colour import invert_bright, lose_colour
+    from vitascope.data.image_ops import grayscale_selected, solarize_selected
 
-    draws = epoch_draws(replace(NOTHING, grayscale=0.25, solarize=0.5), 10, 1000, seed=0, epoch=0)
+    draws = draw_epoch_augmentation(replace(NO_AUGMENTATION, grayscale=0.25, solarize=0.5), 10, 1000, seed=0, epoch=0)
     assert draws["grey"].float().mean() == pytest.approx(0.25, abs=0.02)
     assert draws["solarize"].float().mean() == pytest.approx(0.5, abs=0.02)
     image = torch.tensor([0.2, 0.9, 0.5]).view(1, 3, 1, 1).expand(2, 3, 1, 1)
-    turned = invert_bright(image, torch.tensor([True, False]))
+    turned = solarize_selected(image, torch.tensor([True, False]))
     assert turned[0].flatten().tolist() == pytest.approx([0.2, 0.1, 0.5]) and torch.equal(turned[1], image[1])
-    assert lose_colour(image, torch.tensor([True, False]))[0].unique().numel() == 1
+    assert grayscale_selected(image, torch.tensor([True, False]))[0].unique().numel() == 1
     run = tiny_run(tmp_path, **{"data.augment.crop_scale": [0.5, 1.0], "train.epochs": 1})
     assert run.recipe.data.augment.crop_scale == (0.5, 1.0)
     with pytest.raises(UserError, match=r"must be a range .* of areas with 0 < from"):

@@ -9,29 +9,28 @@ import torch
 from tests.training.test_runs import check_goes_on_after_a_stop, session_of
 from tests.training.tiny import tiny_run
 from vitascope import UserError
-from vitascope.data.config import AugmentConfig
-from vitascope.data.draws import flips_by_turns
-from vitascope.data.policy import resolve
+from vitascope.data.config import AugmentConfig, resolve_augmentation
+from vitascope.data.sampling import draw_alternating_flips
 from vitascope.model.config import ModelConfig
-from vitascope.model.masked import SomePatches
 from vitascope.model.patches import patchify, unpatchify
+from vitascope.model.pretraining import PatchDropout
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
-from vitascope.run.metrics import steady_times
-from vitascope.training.alike import check_together
-from vitascope.training.feeding import EpochLoader, epoch_plan
-from vitascope.training.hardware import passes, training_flops
-from vitascope.training.rate_finder import _losses
-from vitascope.training.step import Tally
-from vitascope.training.whitening import LEAST, whitening
+from vitascope.run.metrics import list_seconds_without_setup
+from vitascope.training.engines.batchable import check_batchable
+from vitascope.training.hardware import count_forward_passes_per_image, count_train_flops_per_image
+from vitascope.training.initial_weights import VARIANCE_OFFSET, compute_whitening
+from vitascope.training.loader import EpochLoader, make_epoch_plan
+from vitascope.training.rate_finder import _train_with_rising_lr
+from vitascope.training.step import MetricSums
 
 
 def patches_seen(session, epochs: int) -> list[int]:
     """By the first block, in the first step of each epoch."""
-    loader, tally, seen = EpochLoader(session), Tally.empty(session), []
+    loader, tally, seen = EpochLoader(session), MetricSums.empty(session), []
     session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     for epoch in range(epochs):
-        loader.start(epoch, tally)(0)
+        loader.start_epoch(epoch, tally)(0)
     loader.close()
     return [count - session.recipe.model.num_prefix_tokens for count in seen]
 
@@ -55,26 +54,30 @@ def test_an_answer_from_some_patches_does_not_depend_on_the_others(pool) -> None
     kept = noise.argsort(dim=1) < 0
     kept.scatter_(1, noise.argsort(dim=1)[:, :12], True)
     others = unpatchify(torch.where(kept[..., None], patchify(images, 4), torch.rand(2, 16, 48)), 4, (4, 4))
-    answer = SomePatches(model, 12)(images, noise)
-    torch.testing.assert_close(SomePatches(model, 12)(others, noise), answer)
+    answer = PatchDropout(model, 12)(images, noise)
+    torch.testing.assert_close(PatchDropout(model, 12)(others, noise), answer)
     assert not torch.allclose(model(others), model(images), atol=1e-3)
-    torch.testing.assert_close(SomePatches(model, 16)(images, noise), model(images), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(PatchDropout(model, 16)(images, noise), model(images), rtol=1e-4, atol=1e-5)
 
 
 def test_fewer_patches_cost_less() -> None:
-    assert passes(read_recipe("cifar10", [])) == 1
+    assert count_forward_passes_per_image(read_recipe("cifar10", [])) == 1
     half = read_recipe("cifar10", ["train.patch_share=0.5", "train.patch_share_until=0.4"])
-    assert passes(half) == pytest.approx(0.796, abs=1e-3)  # half of the tokens, a quarter of their meetings
+    assert count_forward_passes_per_image(half) == pytest.approx(
+        0.796, abs=1e-3
+    )  # half of the tokens, a quarter of their meetings
 
 
 def test_tokens_merged_or_dropped_in_answers_are_learnt_with_all_the_same() -> None:
     plain, half = read_recipe("cifar10", []), ["train.patch_share=0.5", "train.epochs=4"]
     for fewer in ("model.merge_tokens=6", "model.drop_tokens=6"):
         recipe = read_recipe("cifar10", [fewer])
-        assert training_flops(recipe) == training_flops(plain)
-        assert passes(read_recipe("cifar10", [*half, fewer])) == passes(read_recipe("cifar10", half))
+        assert count_train_flops_per_image(recipe) == count_train_flops_per_image(plain)
+        assert count_forward_passes_per_image(read_recipe("cifar10", [*half, fewer])) == count_forward_passes_per_image(
+            read_recipe("cifar10", half)
+        )
         with pytest.raises(UserError, match="Set it at inference instead"):
-            check_together([read_recipe("cifar10", [fewer, "model.drop_path_rate=0"])])
+            check_batchable([read_recipe("cifar10", [fewer, "model.drop_path_rate=0"])])
 
 
 STEP = 0.01
@@ -97,7 +100,8 @@ class Clock:
 def test_making_weights_whitening_and_saving_are_inside_the_clock_and_setting_up_in_the_cold_one(
     tmp_path, monkeypatch
 ) -> None:
-    from vitascope.training import feeding, loop, session
+    from vitascope.training import loader as feeding
+    from vitascope.training import loop, session
 
     clock = Clock()
     slow = {
@@ -116,8 +120,13 @@ def test_making_weights_whitening_and_saving_are_inside_the_clock_and_setting_up
     assert rows[0]["prepared_seconds"] == pytest.approx(1.5) and "prepared_seconds" not in rows[1]
     assert rows[0]["seconds"] == pytest.approx(2.0 + 1.5 + steps), "cold"
     assert [row["seconds"] for row in rows[1:]] == pytest.approx([0.4 + steps] * 2), "the first and the second save"
-    assert steady_times(rows)[0] == pytest.approx(1.5 + 0.4 + steps)
-    assert steady_times([{"seconds": 31.0, "prepared_seconds": 1.0}, *[{"seconds": 2.0}] * 3]) == [3.0, 2.0, 2.0, 2.0]
+    assert list_seconds_without_setup(rows)[0] == pytest.approx(1.5 + 0.4 + steps)
+    assert list_seconds_without_setup([{"seconds": 31.0, "prepared_seconds": 1.0}, *[{"seconds": 2.0}] * 3]) == [
+        3.0,
+        2.0,
+        2.0,
+        2.0,
+    ]
 
 
 def test_a_run_stopped_while_it_uses_some_patches_is_resumed_exactly(tmp_path) -> None:
@@ -164,28 +173,28 @@ def test_what_does_not_fit_is_refused(words, said) -> None:
 
 def test_turns_are_refused_where_they_would_be_ignored() -> None:
     with pytest.raises(UserError, match="but DINO draws a new crop each time"):
-        resolve(AugmentConfig(flip_mode="alternating"), "cifar10", 3, "dino")
+        resolve_augmentation(AugmentConfig(flip_mode="alternating"), "cifar10", 3, "dino")
     with pytest.raises(UserError, match=r"but data\.augment\.flip=0\.2 is not 0\.5"):
-        resolve(AugmentConfig(flip_mode="alternating", flip=0.2), "cifar10")
-    assert resolve(AugmentConfig(flip_mode="alternating"), "cifar10", 3, "mae").flip_mode == "alternating"
+        resolve_augmentation(AugmentConfig(flip_mode="alternating", flip=0.2), "cifar10")
+    assert resolve_augmentation(AugmentConfig(flip_mode="alternating"), "cifar10", 3, "mae").flip_mode == "alternating"
 
 
 def test_one_epoch_at_least_is_small_and_the_last_is_whole() -> None:
     for epochs, share, small in ((10, 0.5, 5), (10, 0.01, 1), (10, 1.0, 9), (2, 0.9, 1), (1, 0.5, 0)):
         train = replace(read_recipe("cifar10", ["train.patch_share=0.5"]).train, epochs=epochs, patch_share_until=share)
-        assert train.patch_share_epochs == small
+        assert train.num_patch_share_epochs == small
 
 
 def test_a_single_epoch_uses_all_patches(tmp_path) -> None:
     session, _ = session_of(tmp_path, **{"train.epochs": 1, "train.patch_share": 0.5})
-    assert patches_seen(session, 1) == [16] and passes(session.recipe) == 1
+    assert patches_seen(session, 1) == [16] and count_forward_passes_per_image(session.recipe) == 1
 
 
 def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:
     session, _ = session_of(tmp_path, **{"train.epochs": 4, "train.patch_share": 0.5})
     seen = set()
     session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
-    next(_losses(session))
+    next(_train_with_rising_lr(session))
     assert seen == {session.recipe.model.num_tokens}
 
 
@@ -193,7 +202,7 @@ def test_a_patch_share_is_refused_without_labels_and_in_batched_runs() -> None:
     with pytest.raises(UserError, match=r"patch_share=0\.5 needs labels"):
         read_recipe("cifar10-mae", ["train.patch_share=0.5"])
     with pytest.raises(UserError, match=r"Batched runs do not support train\.patch_share=0\.5"):
-        check_together([read_recipe("cifar10", ["train.patch_share=0.5", "model.drop_path_rate=0"])])
+        check_batchable([read_recipe("cifar10", ["train.patch_share=0.5", "model.drop_path_rate=0"])])
 
 
 def test_whitened_patches_vary_by_one_in_every_direction() -> None:
@@ -201,19 +210,19 @@ def test_whitened_patches_vary_by_one_in_every_direction() -> None:
     spread = torch.tensor([30.0, 10.0, 3.0, 1.0], dtype=torch.float64)
     turned = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
     patches = (torch.randn(500, 8, 4, dtype=torch.float64) * spread) @ turned + torch.tensor([1.0, -2.0, 0.5, 7.0])
-    mean, matrix = whitening(patches)
+    mean, matrix = compute_whitening(patches)
     white = (patches.flatten(0, 1) - mean) @ matrix
     torch.testing.assert_close(white.mean(0), torch.zeros(4, dtype=torch.float64), atol=1e-9, rtol=0)
-    torch.testing.assert_close(torch.cov(white.T), torch.eye(4, dtype=torch.float64), atol=2 * LEAST, rtol=0)
+    torch.testing.assert_close(torch.cov(white.T), torch.eye(4, dtype=torch.float64), atol=2 * VARIANCE_OFFSET, rtol=0)
     torch.testing.assert_close(matrix, matrix.T)
 
 
 def test_the_projection_starts_on_whitened_patches(tmp_path) -> None:
     plain, _ = session_of(tmp_path / "a", **{"train.seed": 3})
     white, _ = session_of(tmp_path / "b", **{"train.seed": 3, "train.whiten": True})
-    images = plain.data.preparation(plain.data.train.images)
+    images = plain.data.preprocessing(plain.data.train.images)
     patches = patchify(images, plain.recipe.model.patch_size)
-    mean, matrix = whitening(patches)
+    mean, matrix = compute_whitening(patches)
     wanted = (patches.double() - mean) @ matrix @ plain.model.patch_embed.proj.weight.flatten(1).double().T
     found = white.model.patch_embed(images) - plain.model.patch_embed.proj.bias
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-4)
@@ -224,11 +233,13 @@ def test_two_epochs_by_turns_show_every_image_from_both_sides() -> None:
     order = torch.randperm(1000).view(10, 100)
     again = torch.randperm(1000).view(5, 200)
     first, second = torch.zeros(1000, dtype=torch.bool), torch.zeros(1000, dtype=torch.bool)
-    first[order.flatten()] = flips_by_turns(order, 1000, 0.5, 7, 4).flatten()
-    second[again.flatten()] = flips_by_turns(again, 1000, 0.5, 7, 5).flatten()
+    first[order.flatten()] = draw_alternating_flips(order, 1000, 0.5, 7, 4).flatten()
+    second[again.flatten()] = draw_alternating_flips(again, 1000, 0.5, 7, 5).flatten()
     assert torch.equal(first, ~second)
     assert 440 < first.sum() < 560
-    assert not torch.equal(flips_by_turns(order, 1000, 0.5, 7, 4), flips_by_turns(order, 1000, 0.5, 8, 4))
+    assert not torch.equal(
+        draw_alternating_flips(order, 1000, 0.5, 7, 4), draw_alternating_flips(order, 1000, 0.5, 8, 4)
+    )
 
 
 def test_the_setting_reaches_the_draws(tmp_path) -> None:
@@ -236,7 +247,7 @@ def test_the_setting_reaches_the_draws(tmp_path) -> None:
     augment = replace(session.recipe.data.augment, flip=0.5, flip_mode="alternating")
     session.recipe = replace(session.recipe, data=replace(session.recipe.data, augment=augment))
     session.objective.learning.recipe = session.recipe
-    plans = [epoch_plan(session, epoch) for epoch in (0, 1)]
+    plans = [make_epoch_plan(session, epoch) for epoch in (0, 1)]
     sides: dict[int, list[bool]] = {}
     for order, draws in plans:
         for image, mirrored in zip(order.flatten().tolist(), draws["flip"].flatten().tolist(), strict=True):
@@ -249,8 +260,10 @@ def test_an_epoch_may_go_over_the_images_several_times(tmp_path) -> None:
     """As many steps, images and draws in a third of the epochs; the law of steps is the same."""
     session, _ = session_of(tmp_path, **{"data.passes_per_epoch": 3, "train.epochs": 2})
     once, _ = session_of(tmp_path, **{"train.epochs": 6})
-    assert abs(session.steps - once.steps) <= 6  # the smaller batch at an epoch's end is left out less often
-    order, draws = epoch_plan(session, 0)
+    assert (
+        abs(session.total_steps - once.total_steps) <= 6
+    )  # the smaller batch at an epoch's end is left out less often
+    order, draws = make_epoch_plan(session, 0)
     assert order.shape[0] == session.steps_per_epoch and all(len(draw) == len(order) for draw in draws.values())
     seen = order.flatten().bincount(minlength=len(session.data.train))
     assert seen.max() == 3 and seen.min() >= 2
@@ -260,6 +273,6 @@ def test_an_epoch_may_go_over_the_images_several_times(tmp_path) -> None:
 
 def test_flips_take_turns_within_an_epoch_too() -> None:
     order = torch.cat([torch.randperm(50), torch.randperm(50)]).view(10, 10)
-    mirrored = flips_by_turns(order, 50, 0.5, 1, 4)
+    mirrored = draw_alternating_flips(order, 50, 0.5, 1, 4)
     sides = {image: mirrored.flatten()[order.flatten() == image].tolist() for image in range(50)}
     assert all(sorted(seen) == [False, True] for seen in sides.values())

@@ -15,17 +15,21 @@ import vitascope
 from tests.training.tiny import TINY, shared_run, tiny_run, untimed
 from tests.weights.test_pretrained import small_timm
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.data.training_data import open_training_data
-from vitascope.model.lora import add_lora, plain_state
+from vitascope.data.splits import open_training_data
+from vitascope.model.lora import add_lora, merge_lora_state_dict
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import TrainConfig
+from vitascope.run.checkpoint import read_model_info
 from vitascope.run.directory import Run
-from vitascope.run.weights import read_facts
 from vitascope.training import loop, rate_finder, train
-from vitascope.training.optimizers import make_optimizers
-from vitascope.training.pretrained import pretrained
-from vitascope.training.train import names_of
-from vitascope.training.tuning import count_learning, set_learning, train_mode
+from vitascope.training.initial_weights import load_pretrained_weights
+from vitascope.training.optim.build import (
+    count_trainable_parameters,
+    make_optimizers,
+    set_train_mode,
+    set_trainable_parameters,
+)
+from vitascope.training.train import get_class_names
 
 CONFIG = ModelConfig(img_size=8, patch_size=2, in_chans=1, embed_dim=32, depth=3, num_heads=2, num_classes=5)
 
@@ -42,7 +46,7 @@ def learning(model: torch.nn.Module) -> set[str]:
 
 def test_a_linear_probe_teaches_the_head_alone() -> None:
     model = VisionTransformer(CONFIG)
-    set_learning(model, TrainConfig(tune="head"))
+    set_trainable_parameters(model, TrainConfig(tune="head"))
     assert learning(model) == {"head.weight", "head.bias"}
     groups = make_optimizers(model, TrainConfig(optimizer="muon"))[0].param_groups
     assert sum(len(group["params"]) for group in groups) == 2
@@ -50,25 +54,25 @@ def test_a_linear_probe_teaches_the_head_alone() -> None:
 
 def test_frozen_blocks_and_the_embedding_stay() -> None:
     model = VisionTransformer(CONFIG)
-    set_learning(model, TrainConfig(freeze=2))
+    set_trainable_parameters(model, TrainConfig(freeze=2))
     assert all(name.startswith(("blocks.2.", "norm.", "head.")) for name in learning(model))
     assert "blocks.2.attn.qkv.weight" in learning(model)
     lora = VisionTransformer(CONFIG)
-    set_learning(lora, TrainConfig(tune="lora", freeze=2))
+    set_trainable_parameters(lora, TrainConfig(tune="lora", freeze=2))
     assert learning(lora) == {"head.weight", "head.bias", *(f"blocks.2.attn.qkv.lora_{x}" for x in ("down", "up"))}
     with pytest.raises(UserError, match="freeze=4 is too large: the model has 3 blocks"):
-        set_learning(model, TrainConfig(freeze=4))
+        set_trainable_parameters(model, TrainConfig(freeze=4))
 
 
 def test_lora_starts_as_the_model_was_and_only_its_own_learns() -> None:
     model, images = VisionTransformer(CONFIG).eval(), torch.randn(2, 1, 8, 8)
     before = model(images)
-    set_learning(model, TrainConfig(tune="lora", lora_rank=4))
+    set_trainable_parameters(model, TrainConfig(tune="lora", lora_rank=4))
     assert torch.equal(model(images), before)
     assert learning(model) == {
         "head.weight", "head.bias", *(f"blocks.{n}.attn.qkv.lora_{part}" for n in range(3) for part in ("down", "up")),
     }  # fmt: skip
-    added = count_learning(model)[0] - 5 * 33
+    added = count_trainable_parameters(model)[0] - 5 * 33
     assert added == 3 * 4 * 4 * 32  # 4 r D a layer: queries and values, up and down
     model(images).sum().backward()
     first = model.blocks[0].attn.qkv
@@ -82,7 +86,7 @@ def test_lora_touches_queries_and_values_and_merges_to_the_same_answers() -> Non
     projection = model.blocks[1].attn.qkv
     torch.nn.init.normal_(projection.lora_up)
     up, down = projection.lora_up.detach(), projection.lora_down.detach()
-    state = plain_state(model)
+    state = merge_lora_state_dict(model)
     assert state.keys() == plain.keys()
     change = state["blocks.1.attn.qkv.weight"] - plain["blocks.1.attn.qkv.weight"]
     torch.testing.assert_close(change[:32], 2.0 * up[0] @ down[0], atol=1e-6, rtol=1e-5)
@@ -96,7 +100,7 @@ def test_lora_touches_queries_and_values_and_merges_to_the_same_answers() -> Non
 @pytest.mark.parametrize("tune", ["full", "head", "lora"])
 def test_a_run_that_starts_from_a_run_learns_and_is_an_ordinary_run(start, tune, tmp_path) -> None:
     run = tiny_run(tmp_path, weights=start.path, **{"train.tune": tune, "train.epochs": 2, "train.optimizer": "muon"})
-    before, after = (load_file(path.file("model.safetensors")) for path in (start, run))
+    before, after = (load_file(path.get_path("model.safetensors")) for path in (start, run))
     assert before.keys() == after.keys()
     changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
     if tune == "head":
@@ -106,7 +110,7 @@ def test_a_run_that_starts_from_a_run_learns_and_is_an_ordinary_run(start, tune,
     else:
         assert len(changed) == len(before)
     assert run.metrics[0]["train_loss"] < start.metrics[0]["train_loss"]
-    report = json.loads(run.file("adaptation.json").read_text())
+    report = json.loads(run.get_path("adaptation.json").read_text())
     assert report["resampled"] == [] and report["kept"] == len(before)
     assert run.recipe.weights == str(start.path.resolve())
     assert vitascope.load(run).predict(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)).labels
@@ -115,7 +119,7 @@ def test_a_run_that_starts_from_a_run_learns_and_is_an_ordinary_run(start, tune,
 def test_a_pretrained_network_of_another_shape_keeps_its_own(start, tmp_path) -> None:
     run = tiny_run(tmp_path, weights=start.path, **{"model.depth": 5, "model.patch_size": 4, "train.epochs": 1})
     assert run.recipe.model.depth == start.recipe.model.depth and run.recipe.model.patch_size == 4
-    assert json.loads(run.file("adaptation.json").read_text())["grid_after"] == [2, 2]
+    assert json.loads(run.get_path("adaptation.json").read_text())["grid_after"] == [2, 2]
 
 
 def stopped_run(folder: Path, monkeypatch, epoch: int, **settings) -> Run:
@@ -136,9 +140,9 @@ def stopped_run(folder: Path, monkeypatch, epoch: int, **settings) -> Run:
 
 def assert_same(first: Run, second: Run) -> None:
     """Bit by bit."""
-    weights, others = (load_file(run.file("model.safetensors")) for run in (first, second))
+    weights, others = (load_file(run.get_path("model.safetensors")) for run in (first, second))
     assert weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
-    assert untimed(first) == untimed(second) and read_facts(first) == read_facts(second)
+    assert untimed(first) == untimed(second) and read_model_info(first) == read_model_info(second)
 
 
 @pytest.mark.parametrize("tune", ["head", "lora"])
@@ -147,7 +151,9 @@ def test_a_stopped_fine_tuning_goes_on_exactly(start, tune, tmp_path, monkeypatc
     settings |= {"model.drop_path_rate": 0.3, "model.proj_drop_rate": 0.1}
     whole = tiny_run(tmp_path / "whole", **settings)
     run = stopped_run(tmp_path / "stopped", monkeypatch, 3, **settings)
-    monkeypatch.setattr(train, "pretrained", lambda recipe: pytest.fail("the weights are not needed any more"))
+    monkeypatch.setattr(
+        train, "load_pretrained_weights", lambda recipe: pytest.fail("the weights are not needed any more")
+    )
     assert_same(vitascope.resume(run.path, quiet=True), whole)
 
 
@@ -164,18 +170,18 @@ def test_images_are_normalised_as_the_weights_are_used_to_also_when_it_goes_on(k
     save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
     settings = {"weights": tmp_path / "w.safetensors", "train.epochs": 2, "model.patch_size": 2}
     whole = tiny_run(tmp_path / "whole", **settings)
-    prepared = read_facts(whole).preparation
+    prepared = read_model_info(whole).preparation
     assert prepared.mean == pytest.approx((0.449,), abs=1e-3) and prepared.std == pytest.approx((0.226,), abs=1e-3)
     run = stopped_run(tmp_path / "stopped", monkeypatch, 2, **settings)
     if not kept:
-        run.file("resume.pt").unlink()  # as if killed before the first checkpoint
+        run.get_path("resume.pt").unlink()  # as if killed before the first checkpoint
     assert_same(vitascope.resume(run.path, quiet=True), whole)
 
 
 def test_drop_rates_are_the_recipe_s_not_the_weights(start) -> None:
     rates = {"model.drop_path_rate": 0.3, "model.proj_drop_rate": 0.1, "model.drop_rate": 0.2}
     words = [f"{key}={value}" for key, value in (TINY | rates | {"weights": start.path}).items()]
-    found = pretrained(read_recipe("digits", words)).facts.model
+    found = load_pretrained_weights(read_recipe("digits", words)).info.model
     assert (found.drop_path_rate, found.proj_drop_rate, found.drop_rate) == (0.3, 0.1, 0.2)
     assert start.recipe.model.drop_path_rate == 0 and found.embed_dim == start.recipe.model.embed_dim
 
@@ -196,18 +202,18 @@ DROPS = {"pos_drop_rate": 0.5, "proj_drop_rate": 0.5, "attn_drop_rate": 0.5, "dr
 )
 def test_what_is_frozen_is_free_of_chance(config, frozen, embedding_too) -> None:
     model, images = VisionTransformer(replace(CONFIG, **DROPS)), torch.randn(16, 1, 8, 8)
-    set_learning(model, config)
-    train_mode(model.eval())
+    set_trainable_parameters(model, config)
+    set_train_mode(model.eval())
     assert [block.training for block in model.blocks] == [number >= frozen for number in range(3)]
     assert all(module.training == block.training for block in model.blocks for module in block.modules())
     assert model.training and model.head.training and model.head_drop.training and model.norm.training
     assert model.pos_drop.training == (not embedding_too)
-    first, second = model.pooled(images), model.pooled(images)
+    first, second = model.compute_pooled_features(images), model.compute_pooled_features(images)
     assert torch.equal(first, second) == (frozen == 3)
 
 
 def test_every_epoch_of_a_linear_probe_sees_the_same_features(start, tmp_path, monkeypatch) -> None:
-    seen, real = [], loop.EpochLoader.start
+    seen, real = [], loop.EpochLoader.start_epoch
 
     def noted(loader, epoch, tally):
         seen.append([block.training for block in loader.session.model.blocks])
@@ -230,14 +236,14 @@ def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, t
     save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
     sessions, real = [], rate_finder.start_session
     monkeypatch.setattr(rate_finder, "start_session", lambda *a, **k: sessions.append(real(*a, **k)) or sessions[-1])
-    monkeypatch.setattr(rate_finder, "STEPS", 2)
+    monkeypatch.setattr(rate_finder, "NUM_STEPS", 2)
     told = {"weights": tmp_path / "w.safetensors", "train.tune": "head", "model.patch_size": 2}
     recipe = read_recipe("digits", [f"{key}={value}" for key, value in (TINY | told).items()])
-    rate_finder.find_rate(recipe, Console(quiet=True))
-    [session], adapted = sessions, pretrained(recipe)
+    rate_finder.find_learning_rate(recipe, Console(quiet=True))
+    [session], adapted = sessions, load_pretrained_weights(recipe)
     body = {name: weight for name, weight in session.model.state_dict().items() if not name.startswith("head.")}
     assert body and all(torch.equal(weight, adapted.weights[name]) for name, weight in body.items())
-    assert session.data.preparation == adapted.facts.preparation
+    assert session.data.preparation == adapted.info.preparation
     assert learning(session.model) == {"head.weight", "head.bias"}
     assert not any(block.training for block in session.model.blocks)
 
@@ -256,19 +262,19 @@ def test_other_classes_of_the_same_number_get_a_new_classifier(start, tmp_path) 
             Image.new("L", (8, 8), 20 * number + picture).save(folder / f"{picture}.png")
     settings = {"data.name": str(tmp_path / "photos"), "train.epochs": 1, "train.batch_size": 16}
     run = tiny_run(tmp_path / "runs", weights=start.path, **settings)
-    report = json.loads(run.file("adaptation.json").read_text())
+    report = json.loads(run.get_path("adaptation.json").read_text())
     assert (
         report["new"] == ["head.weight", "head.bias"]
         and "its classes are not the data's, for example" in report["dropped"][0]
     )
-    report = json.loads(tiny_run(tmp_path / "runs", weights=start.path).file("adaptation.json").read_text())
+    report = json.loads(tiny_run(tmp_path / "runs", weights=start.path).get_path("adaptation.json").read_text())
     assert not report["new"] and not report["notes"]
 
 
 def test_data_without_names_keeps_the_classifier_and_says_so(start) -> None:
     recipe = replace(start.recipe, weights=str(start.path))
-    made = pretrained(recipe)
+    made = load_pretrained_weights(recipe)
     assert not made.report.new and "because the data has no class names to compare" in made.report.notes[-1]
     data = open_training_data(start.recipe.data, start.recipe.model.image_shape, 1, 0)
-    assert names_of(data) == data.classes
-    assert names_of(replace(data, source=replace(data.source, named=False))) is None
+    assert get_class_names(data) == data.classes
+    assert get_class_names(replace(data, source=replace(data.source, named=False))) is None

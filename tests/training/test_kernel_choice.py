@@ -13,22 +13,29 @@ from vitascope import ModelConfig, VisionTransformer, load
 from vitascope.model.attention import SelfAttention
 from vitascope.model.norm import RMSNorm
 from vitascope.run.files import write_json
-from vitascope.training import kernel_choices, kernels
-from vitascope.training.kernel_choices import KernelKey
-from vitascope.training.kernels import Part, Use, choose_kernels, make_key, use_kernels
+from vitascope.training import kernel_choice as kernel_choices
+from vitascope.training import kernel_choice as kernels
+from vitascope.training.kernel_choice import (
+    KernelKey,
+    KernelWorkload,
+    LayerCall,
+    choose_kernels,
+    make_kernel_key,
+    set_kernels,
+)
 
 CONFIG = ModelConfig(
     img_size=32, patch_size=4, embed_dim=128, depth=2, num_heads=2, num_classes=10,
     class_token=False, global_pool="avg", positions="learned+rotary", qk_norm=True, norm="rmsnorm", mlp="relu2",
 )  # fmt: skip
-USE = Use(4, torch.bfloat16, training=True, compiled=False)
+USE = KernelWorkload(4, torch.bfloat16, training=True, compiled=False)
 
 
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
     """A stopwatch that says what it is told to, and counts; memory and shipped table in a folder of their own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernel_choices, "SHIPPED", tmp_path / "shipped.json")
+    monkeypatch.setattr(kernel_choices, "SHIPPED_TABLE_PATH", tmp_path / "shipped.json")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     times = {"default": 3.0, "own": 1.0, "cudnn": 2.0, "flash": 4.0, "efficient": 5.0, "math": 6.0, "fused": 2.5}
     asked = []
@@ -37,53 +44,56 @@ def quick(monkeypatch, tmp_path):
         asked.append(kernel)
         return times[kernel]
 
-    monkeypatch.setattr(kernels, "_milliseconds", measure)
+    monkeypatch.setattr(kernels, "_measure_kernel_milliseconds", measure)
     return times, asked
 
 
-def attention_part(tokens: int = 16, **settings) -> Part:
-    return Part(SelfAttention(64, 2, **settings), torch.zeros(4, tokens, 64), (None, None))
+def attention_part(tokens: int = 16, **settings) -> LayerCall:
+    return LayerCall(SelfAttention(64, 2, **settings), torch.zeros(4, tokens, 64), (None, None))
 
 
 def test_the_fastest_is_chosen_once_per_shape_and_remembered(quick) -> None:
     times, asked = quick
     part = attention_part()
-    assert kernels._fastest(part, USE) == "own"
+    assert kernels._look_up_or_measure_kernel(part, USE) == "own"
     assert sorted(asked) == sorted(part.module.KERNELS)
     times["own"] = 9.0
-    assert kernels._fastest(part, USE) == "own" and len(asked) == len(part.module.KERNELS)
-    assert kernels._fastest(attention_part(tokens=8), USE) == "cudnn"  # another shape
-    assert kernels._fastest(attention_part(qk_norm=True), USE) == "cudnn"
-    assert len(kernel_choices.read_own_choices()) == 3
+    assert kernels._look_up_or_measure_kernel(part, USE) == "own" and len(asked) == len(part.module.KERNELS)
+    assert kernels._look_up_or_measure_kernel(attention_part(tokens=8), USE) == "cudnn"  # another shape
+    assert kernels._look_up_or_measure_kernel(attention_part(qk_norm=True), USE) == "cudnn"
+    assert len(kernel_choices.read_local_kernel_table()) == 3
 
 
 def test_a_torn_or_foreign_memory_is_measured_again(quick) -> None:
     part = attention_part()
-    kernels._fastest(part, USE)
+    kernels._look_up_or_measure_kernel(part, USE)
     for content in ("{", "[]", '{"x": 1}'):
-        kernel_choices.own_file().write_text(content, encoding="utf-8")
-        assert kernels._fastest(part, USE) == "own"
-    write_json(kernel_choices.own_file(), dict.fromkeys(kernel_choices.read_own_choices(), "of a later version"))
-    assert kernels._fastest(part, USE) == "own"
+        kernel_choices.get_local_table_path().write_text(content, encoding="utf-8")
+        assert kernels._look_up_or_measure_kernel(part, USE) == "own"
+    write_json(
+        kernel_choices.get_local_table_path(),
+        dict.fromkeys(kernel_choices.read_local_kernel_table(), "of a later version"),
+    )
+    assert kernels._look_up_or_measure_kernel(part, USE) == "own"
 
 
 def test_a_key_s_text_tells_everything_the_measurement_depends_on(quick) -> None:
     keys = [
-        make_key(part, replace(USE, training=training))
+        make_kernel_key(part, replace(USE, training=training))
         for part in (
             attention_part(),
             attention_part(qk_norm=True),
             attention_part(causal=True),
-            Part(SelfAttention(64, 2), torch.zeros(4, 16, 64), (None, torch.zeros(2, 16, 16))),
-            Part(VisionTransformer(CONFIG).blocks[0].mlp, torch.zeros(4, 16, 64)),
-            Part(RMSNorm(64), torch.zeros(3, 64)),
+            LayerCall(SelfAttention(64, 2), torch.zeros(4, 16, 64), (None, torch.zeros(2, 16, 16))),
+            LayerCall(VisionTransformer(CONFIG).blocks[0].mlp, torch.zeros(4, 16, 64)),
+            LayerCall(RMSNorm(64), torch.zeros(3, 64)),
         )
         for training in (True, False)
     ]
     for key in keys:
         assert KernelKey.parse(str(key)) == key
     assert len({str(key) for key in keys}) == len(keys)
-    named = make_key(attention_part(), USE)
+    named = make_kernel_key(attention_part(), USE)
     wanted = (
         f"a GPU, torch {torch.__version__}: SelfAttention of 2 heads, Identity(), 4×16×64, torch.bfloat16, training, "
     )
@@ -94,18 +104,18 @@ def test_a_key_s_text_tells_everything_the_measurement_depends_on(quick) -> None
 def test_a_shipped_choice_is_taken_without_measuring_and_one_s_own_before_it(quick) -> None:
     _, asked = quick
     part = attention_part()
-    key = make_key(part, USE)
-    write_json(kernel_choices.SHIPPED, {str(key): "math"})
-    assert kernels._fastest(part, USE) == "math" and not asked
-    assert not kernel_choices.own_file().exists()
-    kernel_choices.add_own_choice(key, "efficient")
-    assert kernels._fastest(part, USE) == "efficient" and not asked
+    key = make_kernel_key(part, USE)
+    write_json(kernel_choices.SHIPPED_TABLE_PATH, {str(key): "math"})
+    assert kernels._look_up_or_measure_kernel(part, USE) == "math" and not asked
+    assert not kernel_choices.get_local_table_path().exists()
+    kernel_choices.store_fastest_kernel(key, "efficient")
+    assert kernels._look_up_or_measure_kernel(part, USE) == "efficient" and not asked
 
 
 def test_another_torch_version_s_choice_is_taken_the_newest_first_and_no_other_gpu_s_or_shape_s(quick) -> None:
     _, asked = quick
     part = attention_part()
-    key = make_key(part, USE)
+    key = make_kernel_key(part, USE)
     others = {
         "flash": replace(key, torch_version="2.9.1"),
         "cudnn": replace(key, torch_version="2.11.0+cu130"),
@@ -114,16 +124,18 @@ def test_another_torch_version_s_choice_is_taken_the_newest_first_and_no_other_g
         "default": replace(key, torch_version="2.12.0", task="inference"),
         "efficient": replace(key, torch_version="2.12.0", kernels=("default", "efficient")),
     }
-    write_json(kernel_choices.SHIPPED, {str(other): name for name, other in others.items()} | {"no key": "math"})
-    assert kernels._fastest(part, USE) == "cudnn" and not asked
-    write_json(kernel_choices.SHIPPED, {str(key): "flash", str(others["cudnn"]): "cudnn"})
-    assert kernels._fastest(part, USE) == "flash" and not asked
-    write_json(kernel_choices.SHIPPED, {str(key): "of a later version"})
-    assert kernels._fastest(part, USE) == "own" and asked
+    write_json(
+        kernel_choices.SHIPPED_TABLE_PATH, {str(other): name for name, other in others.items()} | {"no key": "math"}
+    )
+    assert kernels._look_up_or_measure_kernel(part, USE) == "cudnn" and not asked
+    write_json(kernel_choices.SHIPPED_TABLE_PATH, {str(key): "flash", str(others["cudnn"]): "cudnn"})
+    assert kernels._look_up_or_measure_kernel(part, USE) == "flash" and not asked
+    write_json(kernel_choices.SHIPPED_TABLE_PATH, {str(key): "of a later version"})
+    assert kernels._look_up_or_measure_kernel(part, USE) == "own" and asked
 
 
 def test_the_table_that_ships_can_be_read_and_is_sorted() -> None:
-    text = kernel_choices.SHIPPED.read_text(encoding="utf-8")
+    text = kernel_choices.SHIPPED_TABLE_PATH.read_text(encoding="utf-8")
     table = json.loads(text)
     assert list(table) == sorted(table)
     for key, name in table.items():
@@ -132,9 +144,9 @@ def test_the_table_that_ships_can_be_read_and_is_sorted() -> None:
 
 
 def test_measuring_leaves_the_random_state(monkeypatch) -> None:
-    monkeypatch.setattr(kernels, "_milliseconds", lambda *_: torch.rand(()).item())
+    monkeypatch.setattr(kernels, "_measure_kernel_milliseconds", lambda *_: torch.rand(()).item())
     part, before = attention_part(), torch.get_rng_state()
-    kernels.measure_fastest(part, USE)
+    kernels.measure_fastest_kernel(part, USE)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -143,17 +155,17 @@ def test_a_kernel_that_fails_takes_forever(monkeypatch) -> None:
         work()
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(kernels, "recorded_milliseconds", broken)
-    plain = Use(2, torch.float32, training=True, compiled=False)
-    assert kernels._milliseconds(attention_part(), "default", plain) == float("inf")
+    monkeypatch.setattr(kernels, "measure_cuda_graph_milliseconds", broken)
+    plain = KernelWorkload(2, torch.float32, training=True, compiled=False)
+    assert kernels._measure_kernel_milliseconds(attention_part(), "default", plain) == float("inf")
 
 
 def test_what_is_measured_is_a_step_forward_and_back_of_a_copy(monkeypatch) -> None:
     part, seen = attention_part(), []
-    monkeypatch.setattr(kernels, "recorded_milliseconds", lambda work: seen.append(work()) or 1.0)
+    monkeypatch.setattr(kernels, "measure_cuda_graph_milliseconds", lambda work: seen.append(work()) or 1.0)
     for training in (True, False):
-        use = Use(2, torch.float32, training=training, compiled=False)
-        assert kernels._milliseconds(part, "math", use) == 1.0
+        use = KernelWorkload(2, torch.float32, training=training, compiled=False)
+        assert kernels._measure_kernel_milliseconds(part, "math", use) == 1.0
     assert part.module.kernel == "default" and all(weight.grad is None for weight in part.module.parameters())
 
 
@@ -163,11 +175,11 @@ def test_on_a_cpu_pytorch_s_own_are_used() -> None:
 
 def test_kernels_are_set_in_every_block_and_norm() -> None:
     model = VisionTransformer(CONFIG)
-    use_kernels(model, {"attention": "own", "mlp": "fused", "norm": "fused"})
+    set_kernels(model, {"attention": "own", "mlp": "fused", "norm": "fused"})
     for block in model.blocks:
         assert (block.attn.kernel, block.mlp.kernel, block.norm2.kernel) == ("own", "fused", "fused")
     assert model.fc_norm.kernel == "fused"
-    use_kernels(model, {})
+    set_kernels(model, {})
     assert model.blocks[1].attn.kernel == model.blocks[1].mlp.kernel == model.fc_norm.kernel == "default"
 
 
@@ -181,7 +193,7 @@ def test_the_whole_model_is_the_same_with_its_kernels(unchecked_shapes) -> None:
     assert set(chosen) == {"attention", "mlp", "norm"}
     answers = {}
     for name, use in (("plain", {}), ("kernels", {"attention": "own", "mlp": "fused", "norm": "fused"})):
-        use_kernels(model, use)
+        set_kernels(model, use)
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(images).float().logsumexp(1).square().mean()
         answers[name] = [loss, *torch.autograd.grad(loss, list(model.parameters()))]
@@ -194,18 +206,20 @@ def test_the_whole_model_is_the_same_with_its_kernels(unchecked_shapes) -> None:
 def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(
     tmp_path, precision, unchecked_shapes, monkeypatch
 ) -> None:
-    from vitascope.training import muon
-    from vitascope.training.feeding import EpochLoader
-    from vitascope.training.step import Tally
+    from vitascope.training.loader import EpochLoader
+    from vitascope.training.optim import muon
+    from vitascope.training.step import MetricSums
 
-    monkeypatch.setattr(muon, "ON_GPU", torch.float32)  # in bfloat16 the last digit of a weight decides on some updates
+    monkeypatch.setattr(
+        muon, "GPU_DTYPE", torch.float32
+    )  # in bfloat16 the last digit of a weight decides on some updates
     found = {}
     for name, capture in (("plain", "never"), ("recorded", "always")):
         quiet = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0, "train.device": "cuda"}
         quiet["model.qkv_bias"] = "false"  # a key's bias changes nothing: its gradient is rounding, which Adam enlarges
         how = {"train.precision": precision, "train.cuda_graph": capture}
         session, _ = session_of(tmp_path, **(EVERYTHING | quiet | how))
-        loader, tally = EpochLoader(session), Tally.empty(session)
+        loader, tally = EpochLoader(session), MetricSums.empty(session)
         session.model.train()
         before = {key: weight.detach().clone() for key, weight in session.model.named_parameters()}
         losses = losses_of(session, loader, tally, 2)

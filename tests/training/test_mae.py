@@ -7,15 +7,19 @@ from tests.training.test_captured import check_recorded_as_plain
 from tests.training.test_runs import check_goes_on_after_a_stop, check_refused
 from tests.training.tiny import tiny_run
 from vitascope import ModelConfig, VisionTransformer
-from vitascope.data.config import AugmentConfig
-from vitascope.data.draws import epoch_noise
-from vitascope.data.policy import resolve
-from vitascope.model.masked import Decoder, encode_visible, visible_count, visible_patches
+from vitascope.data.config import AugmentConfig, resolve_augmentation
+from vitascope.data.sampling import draw_epoch_noise
 from vitascope.model.patches import patchify
-from vitascope.recipe.pretrain import MaeConfig
+from vitascope.model.pretraining import (
+    MaeDecoder,
+    count_visible_patches,
+    encode_visible_patches,
+    select_visible_patches,
+)
 from vitascope.recipe.reading import read_recipe
-from vitascope.training.hardware import training_flops
-from vitascope.training.mae import Autoencoder, mae_loss, wanted_pixels
+from vitascope.recipe.train import MaeConfig
+from vitascope.training.hardware import count_train_flops_per_image
+from vitascope.training.objectives.mae import MaskedAutoencoder, mae_loss, make_target_pixels
 
 MAE = {"train.objective": "mae", "mae.decoder_dim": 16, "mae.decoder_depth": 1, "mae.decoder_heads": 2}
 
@@ -30,12 +34,12 @@ POOLS = {"class token": {}, "mean": {"class_token": False, "global_pool": "avg"}
 
 def test_patches_are_normalised_by_their_unbiased_deviation() -> None:
     """By hand: 1, 2, 3, 4 have mean 2.5 and deviation 1.29099; a biased one would give ±1.34164."""
-    found = wanted_pixels(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), normalise=True)
+    found = make_target_pixels(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), normalise=True)
     torch.testing.assert_close(found, torch.tensor([[[-1.16189, -0.38730, 0.38730, 1.16189]]]), atol=1e-4, rtol=0)
-    flat = wanted_pixels(torch.full((1, 1, 4), 0.7), normalise=True)
+    flat = make_target_pixels(torch.full((1, 1, 4), 0.7), normalise=True)
     assert (flat == 0).all()
     plain = torch.randn(2, 3, 4)
-    assert wanted_pixels(plain, normalise=False) is plain
+    assert make_target_pixels(plain, normalise=False) is plain
 
 
 def test_the_loss_counts_hidden_patches_alone() -> None:
@@ -43,11 +47,11 @@ def test_the_loss_counts_hidden_patches_alone() -> None:
     wanted, said = torch.zeros(1, 3, 4), torch.zeros(1, 3, 4)
     said[0, 1], said[0, 2] = 1.0, 3.0
     places = torch.tensor([[0, 1, 2]])
-    assert mae_loss(said, wanted, places, visible=1).item() == pytest.approx(5.0)
+    assert mae_loss(said, wanted, places, num_visible=1).item() == pytest.approx(5.0)
     changed = wanted.clone()
     changed[0, 0] = 100.0
-    assert mae_loss(said, changed, places, visible=1).item() == pytest.approx(5.0)
-    assert mae_loss(wanted, wanted, places, visible=1).item() == 0
+    assert mae_loss(said, changed, places, num_visible=1).item() == pytest.approx(5.0)
+    assert mae_loss(wanted, wanted, places, num_visible=1).item() == 0
 
 
 @pytest.mark.parametrize(
@@ -56,12 +60,12 @@ def test_the_loss_counts_hidden_patches_alone() -> None:
 )
 def test_so_many_patches_stay_visible(patches, mask, count) -> None:
     """Rounded, not cut off: 100 patches without 80 % are 20, though 100 · (1 - 0.8) is 19.99… in floating point."""
-    assert visible_count(patches, mask) == count
+    assert count_visible_patches(patches, mask) == count
 
 
 def test_masking_is_exact_in_count_and_hides_every_patch_equally_often() -> None:
-    noise = epoch_noise(16, steps=40, batch=100, seed=3, epoch=0).flatten(0, 1)
-    visible, places = visible_patches(noise, 4)
+    noise = draw_epoch_noise(16, num_steps=40, batch_size=100, seed=3, epoch=0).flatten(0, 1)
+    visible, places = select_visible_patches(noise, 4)
     hidden = places >= 4
     assert (hidden.sum(1) == 12).all()
     assert all((places[row, visible[row]] == torch.arange(4)).all() for row in range(10))
@@ -69,7 +73,7 @@ def test_masking_is_exact_in_count_and_hides_every_patch_equally_often() -> None
     assert (often - 0.75).abs().max() < 0.035
     pairs = (hidden.float().T @ hidden.float() / len(hidden))[0, 1:]
     assert (pairs - 0.75 * 11 / 15).abs().max() < 0.04  # no two patches hide together
-    assert not torch.equal(noise, epoch_noise(16, steps=40, batch=100, seed=3, epoch=1).flatten(0, 1))
+    assert not torch.equal(noise, draw_epoch_noise(16, num_steps=40, batch_size=100, seed=3, epoch=1).flatten(0, 1))
 
 
 @pytest.mark.parametrize("positions", ["learned", "sincos2d", "rotary", "learned+rotary"])
@@ -77,27 +81,31 @@ def test_masking_is_exact_in_count_and_hides_every_patch_equally_often() -> None
 def test_all_patches_visible_in_order_is_the_whole_model(positions, pool) -> None:
     model, images = small(positions=positions, **pool), torch.randn(2, 3, 16, 16)
     everything = torch.arange(16).expand(2, -1)
-    torch.testing.assert_close(encode_visible(model, images, everything), model.forward_features(images))
+    torch.testing.assert_close(encode_visible_patches(model, images, everything), model.forward_features(images))
 
 
 @pytest.mark.parametrize("pool", POOLS.values(), ids=POOLS)
 def test_the_encoder_does_not_see_what_is_hidden(pool) -> None:
     model, images = small(positions="learned+rotary", qk_norm=True, **pool), torch.randn(2, 3, 16, 16)
-    visible, places = visible_patches(torch.rand(2, 16), 4)
+    visible, places = select_visible_patches(torch.rand(2, 16), 4)
     hidden = (places >= 4)[:, None, :].repeat_interleave(1, 1).view(2, 1, 4, 4)
     pixels = hidden.repeat_interleave(4, 2).repeat_interleave(4, 3)
     changed = torch.where(pixels, torch.randn_like(images), images)
-    torch.testing.assert_close(encode_visible(model, images, visible), encode_visible(model, changed, visible))
+    torch.testing.assert_close(
+        encode_visible_patches(model, images, visible), encode_visible_patches(model, changed, visible)
+    )
     other = torch.where(pixels, images, torch.randn_like(images))
-    assert not torch.allclose(encode_visible(model, images, visible), encode_visible(model, other, visible))
+    assert not torch.allclose(
+        encode_visible_patches(model, images, visible), encode_visible_patches(model, other, visible)
+    )
 
 
 def test_the_order_in_which_patches_are_shown_does_not_matter() -> None:
     model, images, noise = small(positions="rotary"), torch.randn(2, 3, 16, 16), torch.rand(2, 16)
-    painter = Autoencoder(model, Decoder(model.config, embed_dim=16, depth=2, num_heads=2), 4).eval()
+    painter = MaskedAutoencoder(model, MaeDecoder(model.config, embed_dim=16, depth=2, num_heads=2), 4).eval()
     said, places = painter(images, noise)
     shuffled = noise.clone()
-    order = visible_patches(noise, 4)[0]
+    order = select_visible_patches(noise, 4)[0]
     shuffled.scatter_(1, order, noise.gather(1, order).flip(1))  # the same four, shown in the opposite order
     again, elsewhere = painter(images, shuffled)
     assert not torch.equal(places, elsewhere)
@@ -114,22 +122,22 @@ def test_the_whole_agrees_with_transformers_vitmae() -> None:
     )  # fmt: skip
     theirs = transformers.ViTMAEForPreTraining(config).eval()
     model = small(positions="sincos2d")
-    decoder = Decoder(model.config, embed_dim=16, depth=2, num_heads=2).eval()
+    decoder = MaeDecoder(model.config, embed_dim=16, depth=2, num_heads=2).eval()
     _take_over(model, decoder, dict(theirs.state_dict()))
     images, noise = torch.randn(3, 3, 16, 16), torch.rand(3, 16)
     with torch.no_grad():
         theirs.vit.embeddings.position_embeddings.copy_(model.pos_embed)  # which other tests compare with MAE's
         theirs.decoder.decoder_pos_embed.copy_(decoder.positions)
         wanted = theirs(images, noise=noise)
-        said, places = Autoencoder(model, decoder, 4)(images, noise)
+        said, places = MaskedAutoencoder(model, decoder, 4)(images, noise)
     ours = said.unflatten(2, (3, 4, 4)).permute(0, 1, 3, 4, 2).flatten(2)  # their pixels: rows, columns, channels
     torch.testing.assert_close(ours, wanted.logits, atol=1e-4, rtol=1e-4)
     assert torch.equal((places >= 4).float(), wanted.mask)
-    loss = mae_loss(said, wanted_pixels(patchify(images, 4), normalise=True), places, 4)
+    loss = mae_loss(said, make_target_pixels(patchify(images, 4), normalise=True), places, 4)
     assert loss.item() == pytest.approx(wanted.loss.item(), rel=1e-4)
 
 
-def _take_over(model: VisionTransformer, decoder: Decoder, theirs: dict) -> None:
+def _take_over(model: VisionTransformer, decoder: MaeDecoder, theirs: dict) -> None:
     with torch.no_grad():
         model.cls_token.copy_(theirs["vit.embeddings.cls_token"])
         model.patch_embed.proj.weight.copy_(theirs["vit.embeddings.patch_embeddings.projection.weight"])
@@ -163,17 +171,17 @@ def _block(block, theirs: dict) -> None:
 
 def test_an_encoder_with_a_local_start_has_a_decoder_with_a_plain_one() -> None:
     recipe = read_recipe("cifar10-mae", ["model.initialize=conv_like"])
-    assert training_flops(recipe) == training_flops(read_recipe("cifar10-mae", []))
-    Decoder(recipe.model, embed_dim=32, depth=1, num_heads=2)
+    assert count_train_flops_per_image(recipe) == count_train_flops_per_image(read_recipe("cifar10-mae", []))
+    MaeDecoder(recipe.model, embed_dim=32, depth=1, num_heads=2)
 
 
 def test_a_run_leaves_pictures_and_goes_on_as_if_it_had_not_been_stopped(tmp_path) -> None:
     whole = check_goes_on_after_a_stop(tmp_path, **MAE)
-    pictures = sorted(file.name for file in whole.file("reconstructions").iterdir())
+    pictures = sorted(file.name for file in whole.get_path("reconstructions").iterdir())
     assert pictures == ["epoch-0001.png", "epoch-0002.png", "epoch-0003.png"]
-    assert whole.file("reconstructions.png").is_file()
+    assert whole.get_path("reconstructions.png").is_file()
     none = tiny_run(tmp_path, **MAE, **{"mae.pictures": 0})
-    assert not none.file("reconstructions").exists()
+    assert not none.get_path("reconstructions").exists()
 
 
 def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
@@ -190,7 +198,7 @@ def test_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
 
 
 def test_mae_varies_by_crops_and_mirror_images_alone() -> None:
-    photos = resolve(AugmentConfig(), "cifar10", 3, "mae").in_effect
+    photos = resolve_augmentation(AugmentConfig(), "cifar10", 3, "mae").active_settings
     assert photos == {"flip": 0.5, "crop_scale": (0.2, 1.0)}
 
 

@@ -8,10 +8,10 @@ from torch import nn
 
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.recipe.train import TrainConfig
-from vitascope.training.averaging import Average, decay_at
-from vitascope.training.muon import Muon, orthogonalise, orthogonalised
-from vitascope.training.optimizers import make_optimizers, set_rates
-from vitascope.training.schedule import rate_factor
+from vitascope.training.optim.build import make_optimizers, set_learning_rates
+from vitascope.training.optim.ema import AveragedModel, compute_ema_decay
+from vitascope.training.optim.muon import Muon, orthogonalise, orthogonalise_updates
+from vitascope.training.optim.schedule import compute_lr_factor
 
 CONFIG = ModelConfig(
     img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3, qk_norm=True, init_values=0.1
@@ -43,12 +43,14 @@ def test_orthogonalising_ignores_scale_and_follows_turns_and_transposes() -> Non
 
 def test_a_batch_of_matrices_is_each_alone_and_qkv_is_three() -> None:
     updates = [torch.randn(12, 4), torch.randn(4, 4), torch.randn(12, 4), torch.randn(4, 12)]
-    together = orthogonalised(updates, parts=[1, 1, 1, 1])
+    together = orthogonalise_updates(updates, matrices_per_update=[1, 1, 1, 1])
     for update, step in zip(updates, together, strict=True):
         rows, columns = update.shape
         expected = orthogonalise(update[None])[0] * max(1, rows / columns) ** 0.5
         torch.testing.assert_close(step, expected, atol=1e-5, rtol=1e-4)
-    packed, beside = orthogonalised(updates[:2], parts=[3, 1])  # parts go into the batch of whole matrices
+    packed, beside = orthogonalise_updates(
+        updates[:2], matrices_per_update=[3, 1]
+    )  # parts go into the batch of whole matrices
     torch.testing.assert_close(beside, together[1], atol=1e-5, rtol=1e-4)
     for part, update in zip(packed.chunk(3), updates[0].chunk(3), strict=True):
         torch.testing.assert_close(part, orthogonalise(update[None])[0], atol=1e-5, rtol=1e-4)
@@ -105,7 +107,7 @@ def test_layer_decay_is_beits() -> None:
         ("head.weight", 1.0),
     ):
         assert peaks[id(named[name])] == pytest.approx(scale, rel=1e-3), name
-    set_rates([adamw], 0.5)
+    set_learning_rates([adamw], 0.5)
     assert all(group["lr"] == group["peak"] * 0.5 for group in adamw.param_groups)
 
 
@@ -123,7 +125,7 @@ def test_layer_decay_is_beits() -> None:
 )
 def test_the_schedule_by_hand(schedule, step, factor) -> None:
     config = TrainConfig(schedule=schedule, warmup=0.1, final_lr=0.0 if schedule == "constant" else 0.2)
-    assert rate_factor(step, 100, config) == pytest.approx(factor)
+    assert compute_lr_factor(step, 100, config) == pytest.approx(factor)
 
 
 def test_a_rate_that_never_falls_has_no_final_one() -> None:
@@ -134,21 +136,21 @@ def test_a_rate_that_never_falls_has_no_final_one() -> None:
 def test_the_average_follows_by_its_decay() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    average = Average(model)
+    average = AveragedModel(model)
     nn.init.ones_(model.weight)
-    average.follow(model, decay_at(10_000, 0.9))
+    average.update_parameters(model, compute_ema_decay(10_000, 0.9))
     assert average.model.weight.item() == pytest.approx(0.1)
-    early = Average(model)
+    early = AveragedModel(model)
     nn.init.zeros_(model.weight)
-    early.follow(model, decay_at(0, 0.9))
+    early.update_parameters(model, compute_ema_decay(0, 0.9))
     assert early.model.weight.item() == pytest.approx(0.1)  # decay 1/10 at first
 
 
 def test_the_loss_of_mixed_and_smoothed_labels_by_hand() -> None:
-    from vitascope.data.mixing import Target
-    from vitascope.training.classify import cross_entropy
+    from vitascope.data.augment import MixedLabels
+    from vitascope.training.objectives.classify import cross_entropy
 
-    target = Target(torch.tensor([0]), torch.tensor([1]), torch.tensor([0.7]))
+    target = MixedLabels(torch.tensor([0]), torch.tensor([1]), torch.tensor([0.7]))
     logits = torch.randn(1, 10)
     wanted = torch.full((10,), 0.01)
     wanted[0], wanted[1] = 0.64, 0.28  # smoothing 0.1 over 10 classes, mixed 0.7 to 0.3

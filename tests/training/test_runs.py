@@ -14,15 +14,15 @@ import vitascope
 from tests.training.killing import kill_after_epoch
 from tests.training.tiny import EVERYTHING, TINY, shared_run, tiny_run, untimed
 from vitascope import UserError
-from vitascope.data.digits import digits
-from vitascope.data.policy import resolve
-from vitascope.data.training_data import open_training_data
+from vitascope.data.config import resolve_augmentation
+from vitascope.data.sources.arrays import open_digits
+from vitascope.data.splits import open_training_data
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.writing import recipe_yaml
-from vitascope.run.directory import Run, new_run, open_run
-from vitascope.training.loop import EpochRecord, learn
+from vitascope.recipe.writing import format_recipe_yaml
+from vitascope.run.directory import Run, create_run, open_run
+from vitascope.training.loop import EpochRecord, train_epochs
 from vitascope.training.session import start_session
-from vitascope.training.train import console_for, resume_run
+from vitascope.training.train import make_console, resume_run
 
 FILES = {
     "recipe.yaml",
@@ -37,7 +37,7 @@ FILES = {
 
 
 def same_weights(one: Run, other: Run, name: str = "model.safetensors") -> bool:
-    ours, theirs = load_file(one.file(name)), load_file(other.file(name))
+    ours, theirs = load_file(one.get_path(name)), load_file(other.get_path(name))
     return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
@@ -45,12 +45,12 @@ def test_a_run_leaves_everything_in_its_directory_and_can_be_run_again_from_it(t
     run = tiny_run(tmp_path)
     assert {file.name for file in run.path.iterdir() if "tfevents" not in file.name} == FILES
     assert run.path.parent == tmp_path / "digits" and run.path.name.endswith("-seed0")
-    machine = json.loads(run.file("machine.json").read_text())
+    machine = json.loads(run.get_path("machine.json").read_text())
     assert machine["versions"]["torch"] == torch.__version__.split("+")[0] or machine["versions"]["torch"]
     assert machine["hardware"]["device"] == "cpu" and machine["data_hash"]
     assert [row["epoch"] for row in run.metrics] == [1, 2, 3]
     assert set(run.metrics[0]) >= {"step", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "seconds"}
-    again = vitascope.train(str(run.file("recipe.yaml")), runs=tmp_path, quiet=True)
+    again = vitascope.train(str(run.get_path("recipe.yaml")), runs=tmp_path, quiet=True)
     assert untimed(again) == untimed(run) and same_weights(again, run) and again.path != run.path
 
 
@@ -64,21 +64,23 @@ def session_of(folder: Path, **settings):
     words = [f"{key}={value}" for key, value in (TINY | settings).items()]
     recipe = read_recipe("digits", words)
     objective = recipe.train.objective
-    recipe = replace(recipe, data=replace(recipe.data, augment=resolve(recipe.data.augment, "digits", 1, objective)))
+    recipe = replace(
+        recipe, data=replace(recipe.data, augment=resolve_augmentation(recipe.data.augment, "digits", 1, objective))
+    )
     data = open_training_data(recipe.data, (8, 8), 1, recipe.train.seed)
-    return start_session(recipe, data), new_run(recipe, folder)
+    return start_session(recipe, data), create_run(recipe, folder)
 
 
 def check_goes_on_after_a_stop(folder: Path, **settings) -> Run:
     """Left after two epochs and resumed: the weights of a run that was not stopped, which comes back."""
     whole = shared_run(folder / "whole", **settings)
     session, run = session_of(folder / "cut", **(settings | {"train.save_seconds": 1000}))
-    records = learn(session, run)
+    records = train_epochs(session, run)
     while session.epoch < 2:
         next(records)
     records.close()
-    assert not run.finished
-    resume_run(run, console_for(quiet=True))
+    assert not run.is_finished
+    resume_run(run, make_console(quiet=True))
     assert same_weights(run, whole)
     return whole
 
@@ -95,13 +97,13 @@ def test_an_abandoned_run_goes_on_as_if_it_had_not_been(tmp_path, epochs_before,
     """Left in the middle of an epoch: with averaging, Muon, mixing, dropout; also when saving is rare."""
     whole = shared_run(tmp_path / "whole", **settings)
     session, run = session_of(tmp_path / "cut", **(settings | {"train.save_seconds": 1000}))
-    records = learn(session, run)
+    records = train_epochs(session, run)
     for _ in range(epochs_before):
         while not isinstance(next(records), EpochRecord):
             pass
     records.close()
     torch.manual_seed(99)  # another process would not share our generator either
-    resume_run(run, console_for(quiet=True))
+    resume_run(run, make_console(quiet=True))
     assert untimed(run) == untimed(whole)
     assert same_weights(run, whole) and same_weights(run, whole, "best.safetensors")
 
@@ -112,7 +114,7 @@ def test_a_run_killed_without_warning_is_resumed_bit_by_bit(tmp_path, lines_befo
     words = [f"{key}={value}" for key, value in settings.items()]
     kill_after_epoch(lines_before, "train", "digits", "--runs", str(tmp_path / "cut"), *words)
     run = open_run(tmp_path / "cut" / "digits")
-    assert not run.finished and len(run.metrics) == lines_before
+    assert not run.is_finished and len(run.metrics) == lines_before
     torch.set_num_threads(1)
     vitascope.resume(run, quiet=True)
     whole = shared_run(tmp_path / "whole", **settings)
@@ -131,31 +133,31 @@ def tensorboard_events(run: Run, tag: str):
 
 def test_a_torn_or_foreign_checkpoint_is_refused_and_nothing_is_lost(tmp_path) -> None:
     session, run = session_of(tmp_path)
-    records = learn(session, run)
+    records = train_epochs(session, run)
     next(records)
     records.close()
-    whole = run.file("resume.pt").read_bytes()
+    whole = run.get_path("resume.pt").read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"hello"):
-        run.file("resume.pt").write_bytes(content)
+        run.get_path("resume.pt").write_bytes(content)
         with pytest.raises(UserError, match="Nothing was changed"):
             vitascope.resume(run, quiet=True)
-        assert run.file("resume.pt").read_bytes() == content
-    torch.save({"model": {}}, run.file("resume.pt"))
+        assert run.get_path("resume.pt").read_bytes() == content
+    torch.save({"model": {}}, run.get_path("resume.pt"))
     with pytest.raises(UserError, match="not written by this version"):
         vitascope.resume(run, quiet=True)
 
 
 def test_a_loss_that_is_not_a_number_stops_names_the_step_and_keeps_the_state(tmp_path, monkeypatch) -> None:
-    from vitascope.training import classify as module
+    from vitascope.training.objectives import classify as module
 
     session, run = session_of(tmp_path)
     real, bad = module.cross_entropy, session.steps_per_epoch + 3
     monkeypatch.setattr(module, "cross_entropy", lambda *a: real(*a) * (float("nan") if session.step == bad else 1))
     with pytest.raises(UserError, match=rf"The loss became NaN or infinite at step {bad + 1} \(epoch 2\)") as said:
-        list(learn(session, run))
+        list(train_epochs(session, run))
     advice = str(said.value)  # the rate may help; gradients are clipped and float32 already
     assert "train.lr below" in advice and "clip_grad" not in advice and "float32" not in advice
-    kept = torch.load(run.file("resume.pt"), weights_only=True)
+    kept = torch.load(run.get_path("resume.pt"), weights_only=True)
     assert kept["epoch"] == 1 and all(tensor.isfinite().all() for tensor in kept["model"].values())
 
 
@@ -164,18 +166,18 @@ def test_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
         tiny_run(tmp_path, **{"train.grad_accum_steps": count, "train.epochs": 1, "data.augment.cutmix": 1.0})
         for count in (1, 4)
     )
-    ours, theirs = (load_file(run.file("model.safetensors")) for run in (whole, parts))
+    ours, theirs = (load_file(run.get_path("model.safetensors")) for run in (whole, parts))
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], atol=2e-5, rtol=0)
 
 
 def test_patience_ends_a_run_that_does_not_get_better(tmp_path) -> None:
     run = tiny_run(tmp_path, **{"train.patience": 2, "train.epochs": 30, "train.lr": 1e-12, "train.muon_lr": 1e-12})
-    assert len(run.metrics) == 3 and run.finished
+    assert len(run.metrics) == 3 and run.is_finished
 
 
 def test_the_test_set_is_opened_by_evaluate_only_and_each_opening_is_written_down(tmp_path, monkeypatch) -> None:
-    from vitascope.data import digits
+    from vitascope.data.sources import arrays as digits
 
     opened, real = [], digits.load_digits_split
     monkeypatch.setattr(digits, "load_digits_split", lambda split: opened.append(split) or real(split))
@@ -183,8 +185,8 @@ def test_the_test_set_is_opened_by_evaluate_only_and_each_opening_is_written_dow
     assert "test" not in opened
     model = vitascope.load(run)
     first, second = model.evaluate(), model.evaluate()
-    assert (first.opening, second.opening) == (1, 2) and first.accuracy == second.accuracy
-    lines = [json.loads(line) for line in run.file("test-openings.jsonl").read_text().splitlines()]
+    assert (first.test_use_count, second.test_use_count) == (1, 2) and first.accuracy == second.accuracy
+    lines = [json.loads(line) for line in run.get_path("test-openings.jsonl").read_text().splitlines()]
     assert [line["opening"] for line in lines] == [1, 1, 2, 2]
     assert [line.get("accuracy") for line in lines] == [None, first.accuracy, None, first.accuracy]
     assert model.evaluate("val").accuracy == pytest.approx(run.metrics[-1]["val_accuracy"])
@@ -228,13 +230,13 @@ def test_balancing_helps_a_rare_class(tmp_path, balance) -> None:
     found = []
     for run in (plain, balanced):
         model = vitascope.load(run)
-        found.append(model(model.facts.preparation(images)).softmax(1)[:, 1].mean().item())
+        found.append(model(model.info.preparation(images)).softmax(1)[:, 1].mean().item())
     assert found[1] > found[0] + 0.1
 
 
 def test_a_complete_recipe_survives_writing_and_reading(tmp_path) -> None:
     recipe = read_recipe("cifar10", ["train.betas=[0.8,0.9]", "model.img_size=[32,32]", "train.track=[wandb]"])
-    (tmp_path / "again.yaml").write_text(recipe_yaml(recipe))
+    (tmp_path / "again.yaml").write_text(format_recipe_yaml(recipe))
     assert read_recipe(str(tmp_path / "again.yaml")) == recipe
 
 
@@ -279,35 +281,37 @@ def test_an_epoch_that_ends_in_ruin_does_not_overwrite_the_good_state(tmp_path) 
     settings = {"train.optimizer": "adamw", "train.lr": 1e30, "train.warmup": 0, "train.batch_size": 2000}
     session, run = session_of(tmp_path, **settings, **{"train.ema": 0})
     with pytest.raises(UserError, match=r"The (loss|validation loss|weights) became NaN or infinite.* \(epoch 1\)"):
-        list(learn(session, run))
-    kept = torch.load(run.file("resume.pt"), weights_only=True)
+        list(train_epochs(session, run))
+    kept = torch.load(run.get_path("resume.pt"), weights_only=True)
     assert kept["epoch"] == 0 and all(tensor.abs().max() < 100 for tensor in kept["model"].values())
     assert run.metrics == []
 
 
 def test_a_changed_recipe_or_changed_images_are_not_gone_on_with(tmp_path, monkeypatch) -> None:
-    from vitascope.data import digits as digits_file
+    from vitascope.data.sources import arrays as digits_file
 
     session, run = session_of(tmp_path)
-    records = learn(session, run)
+    records = train_epochs(session, run)
     next(records)
     records.close()
-    recipe = run.file("recipe.yaml").read_text()
-    run.file("recipe.yaml").write_text(recipe.replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
+    recipe = run.get_path("recipe.yaml").read_text()
+    run.get_path("recipe.yaml").write_text(recipe.replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
     with pytest.raises(UserError, match=r"recipe\.yaml has changed"):
         vitascope.resume(run, quiet=True)
-    run.file("recipe.yaml").write_text(recipe)
+    run.get_path("recipe.yaml").write_text(recipe)
     real = digits_file.load_digits_split
-    monkeypatch.setattr(digits_file, "load_digits_split", lambda split: real(split).part(torch.arange(898).flip(0)))
+    monkeypatch.setattr(digits_file, "load_digits_split", lambda split: real(split).select(torch.arange(898).flip(0)))
     with pytest.raises(UserError, match="training images have changed"):
         vitascope.resume(run, quiet=True)
 
 
 def test_classes_that_have_changed_are_not_scored(tmp_path, monkeypatch) -> None:
-    from vitascope.data import opening
+    from vitascope.data import open_data as opening
 
     run = tiny_run(tmp_path)
-    monkeypatch.setattr(opening, "digits", lambda: replace(digits(), classes=[f"other {n}" for n in range(10)]))
+    monkeypatch.setattr(
+        opening, "open_digits", lambda: replace(open_digits(), classes=[f"other {n}" for n in range(10)])
+    )
     with pytest.raises(UserError, match="The classes of digits have changed"):
         vitascope.load(run).evaluate()
 
@@ -315,7 +319,7 @@ def test_classes_that_have_changed_are_not_scored(tmp_path, monkeypatch) -> None
 def test_a_torn_config_is_told(tmp_path) -> None:
     run = tiny_run(tmp_path, **{"train.epochs": 1})
     for content in ("{", "{}", "[]"):
-        run.file("config.json").write_text(content)
+        run.get_path("config.json").write_text(content)
         with pytest.raises(UserError, match="is incomplete"):
             vitascope.load(run)
 
@@ -329,16 +333,16 @@ def test_a_run_gives_the_threads_back(tmp_path) -> None:
 def test_a_copy_over_an_old_one_is_a_copy(tmp_path) -> None:
     """As a deep copy, and nothing of it is the session's own; a state of another structure is copied anew."""
     session, run = session_of(tmp_path, **(EVERYTHING | {"train.epochs": 3}))
-    fresh = session.snapshot()
-    records, kept = learn(session, run), fresh
+    fresh = session.copy_state()
+    records, kept = train_epochs(session, run), fresh
     for record in records:
         if isinstance(record, EpochRecord):
-            before, kept = kept, session.snapshot(kept)
-            wanted, found = flat(session.snapshot()), flat(kept)
+            before, kept = kept, session.copy_state(kept)
+            wanted, found = flat(session.copy_state()), flat(kept)
             assert found.keys() == wanted.keys()
             assert all(torch.equal(value, wanted[name]) for name, value in found.items() if torch.is_tensor(value))
             assert all(value == wanted[name] for name, value in found.items() if not torch.is_tensor(value))
-    places = {value.data_ptr() for value in flat(session._changing()).values() if torch.is_tensor(value)}
+    places = {value.data_ptr() for value in flat(session._collect_state()).values() if torch.is_tensor(value)}
     assert not places & {value.data_ptr() for value in flat(kept).values() if torch.is_tensor(value)}
     assert kept["model"]["head.weight"].data_ptr() == before["model"]["head.weight"].data_ptr()
     assert fresh["optimizers"][0]["state"] == {}
@@ -357,11 +361,11 @@ def test_a_stop_while_the_state_is_copied_leaves_a_whole_one(tmp_path, monkeypat
 
     monkeypatch.setattr(torch, "_foreach_copy_", stopped)
     with pytest.raises(KeyboardInterrupt):
-        for _ in learn(session, run):
+        for _ in train_epochs(session, run):
             pass
     monkeypatch.undo()
-    resume_run(run, console_for(quiet=True))
-    left, wanted = (load_file(one.file("model.safetensors")) for one in (run, whole))
+    resume_run(run, make_console(quiet=True))
+    left, wanted = (load_file(one.get_path("model.safetensors")) for one in (run, whole))
     assert all(torch.equal(left[name], weight) for name, weight in wanted.items())
     assert untimed(run) == untimed(whole)
 
@@ -387,7 +391,7 @@ def flat(state, name: str = "") -> dict:
 )
 def test_a_full_memory_says_what_to_change_and_keeps_the_state(tmp_path, settings, advice) -> None:
     session, run = session_of(tmp_path, **settings)
-    calls, real = [], session.objective.told
+    calls, real = [], session.objective.compute_loss_and_metrics
 
     def told(*given):
         calls.append(given)
@@ -395,8 +399,8 @@ def test_a_full_memory_says_what_to_change_and_keeps_the_state(tmp_path, setting
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(*given)
 
-    session.objective.told = told
+    session.objective.compute_loss_and_metrics = told
     with pytest.raises(UserError, match=advice):
-        for _ in learn(session, run):
+        for _ in train_epochs(session, run):
             pass
-    assert run.file("resume.pt").is_file() and len(run.metrics) == 1
+    assert run.get_path("resume.pt").is_file() and len(run.metrics) == 1

@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from tests.training.test_runs import session_of
-from vitascope.training.scoring import logits_of, score
+from vitascope.training.scoring import compute_logits, score_model
 
 
 def test_scoring_is_free_of_dropout_and_of_the_batch_size_and_leaves_the_mode(tmp_path) -> None:
     session, _ = session_of(tmp_path, **{"model.drop_path_rate": 0.5, "model.proj_drop_rate": 0.5})
     data, hardware = session.data, session.hardware
     model = session.model.train()
-    whole = logits_of(model, data.validation.images, data.preparation, hardware)
-    parts = logits_of(model, data.validation.images, data.preparation, hardware, batch=7)
+    whole = compute_logits(model, data.validation.images, data.preprocessing, hardware)
+    parts = compute_logits(model, data.validation.images, data.preprocessing, hardware, batch_size=7)
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=0)
     assert model.training
-    found = score(model, data.validation, data.preparation, hardware)
+    found = score_model(model, data.validation, data.preprocessing, hardware)
     right = (whole.argmax(1) == data.validation.labels).float().mean().item()
-    assert found.accuracy == pytest.approx(right) and found.images == 90
+    assert found.accuracy == pytest.approx(right) and found.num_images == 90

@@ -7,17 +7,23 @@ import torch
 from torch.nn import functional as F
 
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.data.augment import shift
+from vitascope.data.augment import shift_images
 from vitascope.data.config import AugmentConfig
-from vitascope.data.preparation import Preparation
+from vitascope.data.preprocessing import Preprocessing
 from vitascope.recipe.reading import read_recipe
-from vitascope.records.record import _command
-from vitascope.training.hardware import hardware_of
-from vitascope.training.scoring import answers, logits_of
-from vitascope.training.views import DESCRIPTIONS, VIEWS, check_views, make_views
+from vitascope.records.record import _format_record_command
+from vitascope.training.hardware import make_inference_hardware
+from vitascope.training.scoring import (
+    VIEW_DESCRIPTIONS,
+    VIEWS,
+    check_views,
+    compute_logits,
+    compute_outputs,
+    make_views,
+)
 
 STORED = torch.randint(0, 256, (7, 3, 9, 9), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-PREPARE = Preparation((8, 8), (0.4, 0.5, 0.6), (0.2, 0.3, 0.25))  # another size than the stored images'
+PREPARE = Preprocessing((8, 8), (0.4, 0.5, 0.6), (0.2, 0.3, 0.25))  # another size than the stored images'
 
 
 @pytest.fixture
@@ -27,11 +33,13 @@ def model() -> VisionTransformer:
 
 
 def test_one_and_two_views_are_bit_identical_to_the_image_s_and_the_mirror_image_s_logits(model) -> None:
-    hardware = hardware_of(model)
-    plain = answers(model, model, STORED, PREPARE, hardware, 3)
-    mirrored = answers(model, model, STORED, lambda part: PREPARE(part).flip(-1), hardware, 3)
-    assert torch.equal(logits_of(model, STORED, PREPARE, hardware, batch=3), plain)
-    assert torch.equal(logits_of(model, STORED, PREPARE, hardware, batch=3, views=2), (plain + mirrored) / 2)
+    hardware = make_inference_hardware(model)
+    plain = compute_outputs(model, model, STORED, PREPARE, hardware, 3)
+    mirrored = compute_outputs(model, model, STORED, lambda part: PREPARE(part).flip(-1), hardware, 3)
+    assert torch.equal(compute_logits(model, STORED, PREPARE, hardware, batch_size=3), plain)
+    assert torch.equal(
+        compute_logits(model, STORED, PREPARE, hardware, batch_size=3, num_views=2), (plain + mirrored) / 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,15 +48,15 @@ def test_one_and_two_views_are_bit_identical_to_the_image_s_and_the_mirror_image
 )
 def test_six_and_ten_views_are_a_weighted_mean_written_by_hand(model, views, centre, corners) -> None:
     model.eval()
-    padded = F.pad(PREPARE.fit(STORED), (1, 1, 1, 1), mode="reflect")  # before normalising: the same
+    padded = F.pad(PREPARE.scale_and_resize(STORED), (1, 1, 1, 1), mode="reflect")  # before normalising: the same
     expected = torch.zeros(7, 5)
     with torch.no_grad():
         for (row, column), weight in {(1, 1): centre, **corners}.items():
-            image = PREPARE.normalise(padded[:, :, row : row + 8, column : column + 8])
+            image = PREPARE.normalize(padded[:, :, row : row + 8, column : column + 8])
             expected += weight * (model(image) + model(image.flip(-1)))
-    found = logits_of(model, STORED, PREPARE, hardware_of(model), batch=4, views=views)
+    found = compute_logits(model, STORED, PREPARE, make_inference_hardware(model), batch_size=4, num_views=views)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    assert (found - logits_of(model, STORED, PREPARE, hardware_of(model))).abs().max() > 1e-3
+    assert (found - compute_logits(model, STORED, PREPARE, make_inference_hardware(model))).abs().max() > 1e-3
 
 
 class OnePixel(torch.nn.Module):
@@ -77,21 +85,30 @@ def test_a_model_of_one_pixel_sees_exactly_the_shifted_and_mirrored_pixels(place
     """Pixel (r, c) of the image is 10 r + c. A mirrored view shows column 3 − c of its shifted image."""
     image = torch.tensor([[10.0 * row + column for column in range(4)] for row in range(4)])[None, None]
     pixel = OnePixel(*place)
-    hardware = hardware_of(torch.nn.Linear(1, 1))
-    found = logits_of(pixel, torch.zeros(1, 1, 4, 4, dtype=torch.uint8), lambda _: image, hardware, views=views)
+    hardware = make_inference_hardware(torch.nn.Linear(1, 1))
+    found = compute_logits(
+        pixel, torch.zeros(1, 1, 4, 4, dtype=torch.uint8), lambda _: image, hardware, num_views=views
+    )
     assert pixel.seen == seen and found.item() == mean
 
 
 def test_a_view_is_shifted_as_the_augmentation_that_fills_by_reflection_shifts() -> None:
     images = torch.randn(3, 2, 6, 5)
     for view, copy in zip(VIEWS[10], make_views(images, VIEWS[10]), strict=True):
-        expected = shift(images, torch.tensor([view.shift]).expand(3, 2), "reflect")
+        expected = shift_images(images, torch.tensor([view.shift]).expand(3, 2), "reflect")
         assert torch.equal(copy, expected.flip(-1) if view.mirrored else expected)
 
 
 def test_the_images_are_prepared_once_for_all_views(model) -> None:
     calls = []
-    logits_of(model, STORED, lambda part: calls.append(0) or PREPARE(part), hardware_of(model), batch=4, views=10)
+    compute_logits(
+        model,
+        STORED,
+        lambda part: calls.append(0) or PREPARE(part),
+        make_inference_hardware(model),
+        batch_size=4,
+        num_views=10,
+    )
     assert len(calls) == 2
 
 
@@ -119,6 +136,6 @@ def test_a_run_that_saw_mirrored_and_shifted_images_takes_all_views_which_all_ha
     for views, chosen in VIEWS.items():
         check_views(seen, views)
         assert len(chosen) == len(set(chosen)) == views
-    assert list(DESCRIPTIONS) == list(VIEWS)
-    assert _command(recipe, [1], "mine", 6).endswith("--name mine --views 6")
-    assert "--views" not in _command(recipe, [1], "mine", 1)
+    assert list(VIEW_DESCRIPTIONS) == list(VIEWS)
+    assert _format_record_command(recipe, [1], "mine", 6).endswith("--name mine --views 6")
+    assert "--views" not in _format_record_command(recipe, [1], "mine", 1)

@@ -11,9 +11,9 @@ import pytest
 
 import vitascope
 from tests.training.tiny import tiny_run
-from vitascope.records.card import card
+from vitascope.records.pages import format_model_card
 from vitascope.records.record import make_record, read_record, write_record
-from vitascope.records.tables import KINDS
+from vitascope.records.tables import RESULT_FORMATTERS
 from vitascope.run import wall_clock
 from vitascope.run.directory import Run
 
@@ -24,12 +24,12 @@ ONE = {"train.epochs": 1, "data.validation": 0}
 @pytest.fixture
 def fresh(monkeypatch):
     """A process that has not worked on a run yet; an interpreter without a prompt."""
-    monkeypatch.setattr(wall_clock, "_begun", [])
+    monkeypatch.setattr(wall_clock, "_started_tasks", [])
     monkeypatch.delattr(sys, "ps1", raising=False)
 
 
 def last_result(run: Run) -> dict:
-    return json.loads(run.file("test-openings.jsonl").read_text().splitlines()[-1])
+    return json.loads(run.get_path("test-openings.jsonl").read_text().splitlines()[-1])
 
 
 def test_wall_seconds_grow_and_are_no_less_than_the_time_since_this_file_was_imported() -> None:
@@ -37,14 +37,14 @@ def test_wall_seconds_grow_and_are_no_less_than_the_time_since_this_file_was_imp
     since = time.monotonic() - IMPORTED
     second = wall_clock.measure_wall_seconds()
     assert first is not None and second is not None
-    assert first <= second and second >= since - wall_clock.TICK
+    assert first <= second and second >= since - wall_clock.CLOCK_TOLERANCE_SECONDS
 
 
 def test_a_process_is_no_older_than_the_call_that_started_it() -> None:
     code = "from vitascope.run.wall_clock import measure_wall_seconds; print(measure_wall_seconds())"
     before = time.monotonic()
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert 0 < float(told) <= time.monotonic() - before + wall_clock.TICK
+    assert 0 < float(told) <= time.monotonic() - before + wall_clock.CLOCK_TOLERANCE_SECONDS
 
 
 def test_without_proc_psutil_is_asked_and_without_both_or_with_nonsense_nothing_is_known(monkeypatch) -> None:
@@ -73,11 +73,11 @@ def test_a_user_who_types_has_no_wall_seconds(fresh, monkeypatch, tmp_path) -> N
 def test_a_resumed_run_has_no_wall_seconds(fresh, tmp_path) -> None:
     run = tiny_run(tmp_path, **ONE)
     facts = {key: value for key, value in run.machine.items() if key != "wall_seconds"}
-    run.file("machine.json").write_text(json.dumps(facts))
-    run.file("model.safetensors").unlink()
-    wall_clock._begun.clear()
+    run.get_path("machine.json").write_text(json.dumps(facts))
+    run.get_path("model.safetensors").unlink()
+    wall_clock._started_tasks.clear()
     vitascope.resume(run.path, quiet=True)
-    assert run.finished and "resumed" in run.machine and "wall_seconds" not in run.machine
+    assert run.is_finished and "resumed" in run.machine and "wall_seconds" not in run.machine
 
 
 def test_evaluate_stores_its_wall_seconds_once_and_says_whether_they_include_the_training(fresh, tmp_path) -> None:
@@ -88,7 +88,7 @@ def test_evaluate_stores_its_wall_seconds_once_and_says_whether_they_include_the
     assert found.as_dict()["wall_seconds"] == here["wall_seconds"]
     vitascope.load(run).evaluate(robust=False)
     assert "wall_seconds" not in last_result(run)
-    wall_clock._begun.clear()  # as if in a process of its own
+    wall_clock._started_tasks.clear()  # as if in a process of its own
     vitascope.load(run).evaluate(robust=False)
     assert last_result(run)["wall_includes_training"] is False and last_result(run)["wall_seconds"] > 0
 
@@ -97,23 +97,27 @@ def test_a_record_adds_training_and_evaluation_where_both_are_known_and_tables_s
     fresh, tmp_path
 ) -> None:
     run = tiny_run(tmp_path, **ONE)
-    wall_clock._begun.clear()
+    wall_clock._started_tasks.clear()
     vitascope.load(run).evaluate(robust=False)
     record = make_record([run], "tiny")
     total = run.machine["wall_seconds"] + last_result(run)["wall_seconds"]
     assert record.wall_seconds == pytest.approx([total])
     path = write_record(record, tmp_path)
     assert read_record(path) == record
-    for page in (KINDS["table"](tmp_path, []), KINDS["targets"](tmp_path, ["tiny:90:10:1"]), card(record, path.name)):
+    for page in (
+        RESULT_FORMATTERS["table"](tmp_path, []),
+        RESULT_FORMATTERS["targets"](tmp_path, ["tiny:90:10:1"]),
+        format_model_card(record, path.name),
+    ):
         head, _, row = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")][:3]
         assert len(row) == len(head) and float(row[head.index("wall clock")]) == pytest.approx(total, abs=0.5)
-    assert " s wall clock, " in KINDS["sentence"](tmp_path, ["tiny"])
+    assert " s wall clock, " in RESULT_FORMATTERS["sentence"](tmp_path, ["tiny"])
     older = {key: value for key, value in json.loads(path.read_text()).items() if key != "wall_seconds"}
     path.write_text(json.dumps(older))
     assert read_record(path) == replace(record, wall_seconds=None)
     for kind, names in {"table": [], "targets": ["tiny:90:10:1"], "sentence": ["tiny"]}.items():
-        assert "wall" not in KINDS[kind](tmp_path, names)
-    assert "Wall" not in card(read_record(path), path.name)
+        assert "wall" not in RESULT_FORMATTERS[kind](tmp_path, names)
+    assert "Wall" not in format_model_card(read_record(path), path.name)
 
 
 def test_a_record_of_a_run_that_was_trained_and_scored_in_one_process_counts_the_training_once(fresh, tmp_path) -> None:
@@ -121,8 +125,8 @@ def test_a_record_of_a_run_that_was_trained_and_scored_in_one_process_counts_the
     record = make_record([run], "tiny")  # scores it
     assert record.wall_seconds == [last_result(run)["wall_seconds"]]
     facts = {key: value for key, value in run.machine.items() if key != "wall_seconds"}
-    run.file("machine.json").write_text(json.dumps(facts))
+    run.get_path("machine.json").write_text(json.dumps(facts))
     assert make_record([run], "tiny").wall_seconds == record.wall_seconds
-    lines = run.file("test-openings.jsonl").read_text().replace('"wall_includes_training": true', '"x": 0')
-    run.file("test-openings.jsonl").write_text(lines)
+    lines = run.get_path("test-openings.jsonl").read_text().replace('"wall_includes_training": true', '"x": 0')
+    run.get_path("test-openings.jsonl").write_text(lines)
     assert make_record([run], "tiny").wall_seconds is None  # the training's is not known

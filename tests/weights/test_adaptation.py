@@ -10,20 +10,19 @@ from torch.nn import functional as F
 
 from tests.weights.test_pretrained import SHARED, apart, real, small_timm
 from vitascope import ModelConfig, UserError, VisionTransformer, adapt
-from vitascope.data.colour import grey
-from vitascope.data.preparation import Preparation
-from vitascope.evaluation.reading import as_stored
-from vitascope.model.positions import resample
-from vitascope.training.pretrained import told
-from vitascope.weights.adaptation import Adapted, flops_of, survey
-from vitascope.weights.facts import ModelFacts
-from vitascope.weights.known import Known
-from vitascope.weights.pretrained import IMAGENET_CLASSES, Pretrained, named, open_weights
-from vitascope.weights.resampling import change_channels, patch_error, resample_patch
+from vitascope.data.image_ops import to_grayscale
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.evaluation.prediction import convert_to_stored_images
+from vitascope.model.positions import resample_position_table
+from vitascope.training.initial_weights import format_adaptation_report
+from vitascope.weights.adaptation import AdaptedModel, count_flops_per_image, plan_adaptation
+from vitascope.weights.model_info import ModelInfo, WeightsMetadata
+from vitascope.weights.pretrained import IMAGENET_CLASSES, PretrainedModel, open_weights, pretrained_from_state_dict
+from vitascope.weights.resampling import adapt_filter_channels, compute_patch_resampling_error, resample_patch_filters
 
 
-def pretrained(**settings) -> Pretrained:
-    return named(small_timm(**settings).state_dict(), "theirs")
+def pretrained(**settings) -> PretrainedModel:
+    return pretrained_from_state_dict(small_timm(**settings).state_dict(), "theirs")
 
 
 @pytest.mark.parametrize(("old", "new"), [((14, 14), (7, 7)), ((14, 14), (8, 8)), ((4, 6), (9, 5)), ((7, 7), (16, 16))])
@@ -31,34 +30,34 @@ def pretrained(**settings) -> Pretrained:
 def test_positions_are_resampled_as_timm_does(old, new, prefix) -> None:
     table = torch.randn(1, prefix + old[0] * old[1], 24)
     theirs = resample_abs_pos_embed(table, list(new), list(old), num_prefix_tokens=prefix)
-    assert apart(resample(table, old, new, prefix), theirs) < 1e-6
+    assert apart(resample_position_table(table, old, new, prefix), theirs) < 1e-6
 
 
 @pytest.mark.parametrize("new", [(4, 4), (8, 8), (32, 32), (7, 14), (2, 2)])
 def test_patch_filters_are_resampled_as_timm_does(new) -> None:
     filters = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 0.02  # as large as real ones
     theirs = resample_patch_embed(filters, list(new))
-    assert apart(resample_patch(filters, new), theirs) < 1e-6 * max(1.0, theirs.abs().max().item())
+    assert apart(resample_patch_filters(filters, new), theirs) < 1e-6 * max(1.0, theirs.abs().max().item())
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 6])
 def test_channels_change_as_timm_s_do(channels) -> None:
     filters = torch.randn(8, 3, 4, 4)
-    assert apart(change_channels(filters, channels), adapt_input_conv(channels, filters)) < 1e-6
+    assert apart(adapt_filter_channels(filters, channels), adapt_input_conv(channels, filters)) < 1e-6
 
 
 def test_a_larger_patch_answers_an_enlarged_image_as_before() -> None:
     filters, patch = torch.randn(6, 2, 4, 4, dtype=torch.float64), torch.randn(1, 2, 4, 4, dtype=torch.float64)
     larger = F.interpolate(patch, size=(8, 8), mode="bicubic", antialias=True)
-    answers = F.conv2d(larger, resample_patch(filters, (8, 8)))
+    answers = F.conv2d(larger, resample_patch_filters(filters, (8, 8)))
     assert apart(answers, F.conv2d(patch, filters)) < 1e-12
-    assert patch_error(filters, resample_patch(filters, (8, 8))) < 1e-12
+    assert compute_patch_resampling_error(filters, resample_patch_filters(filters, (8, 8))) < 1e-12
 
 
 def test_what_a_smaller_patch_loses_is_what_is_measured() -> None:
     """Against answers to random patches whose neighbouring pixels correlate by 0.95."""
     filters = torch.randn(6, 1, 8, 8, dtype=torch.float64)
-    smaller = resample_patch(filters, (4, 4))
+    smaller = resample_patch_filters(filters, (4, 4))
     row = 0.95 ** (torch.arange(8)[:, None] - torch.arange(8)).abs().double()
     root = torch.linalg.cholesky(row)
     patches = (
@@ -67,14 +66,16 @@ def test_what_a_smaller_patch_loses_is_what_is_measured() -> None:
     before = F.conv2d(patches, filters)
     after = F.conv2d(F.interpolate(patches, size=(4, 4), mode="bicubic", antialias=True), smaller)
     measured = ((after - before).square().mean() / before.square().mean()).sqrt().item()
-    assert patch_error(filters, smaller) == pytest.approx(measured, rel=0.03)
-    assert patch_error(filters, smaller, likeness=1e-9) > patch_error(filters, smaller)
+    assert compute_patch_resampling_error(filters, smaller) == pytest.approx(measured, rel=0.03)
+    assert compute_patch_resampling_error(filters, smaller, pixel_correlation=1e-9) > compute_patch_resampling_error(
+        filters, smaller
+    )
 
 
 @torch.no_grad()
-def as_in_colour(found: Pretrained, made: Adapted, stored: torch.Tensor) -> float:
+def as_in_colour(found: PretrainedModel, made: AdaptedModel, stored: torch.Tensor) -> float:
     """How far answers to grey images are apart: shown in colour to the one, in grey to the other, each prepared."""
-    (old, old_way), (new, new_way) = ((m.model(), m.facts.preparation) for m in (found, made))
+    (old, old_way), (new, new_way) = ((m.build_model(), m.info.preparation) for m in (found, made))
     return apart(new(new_way(stored)), old(old_way(stored.expand(-1, 3, -1, -1).contiguous())))
 
 
@@ -82,7 +83,7 @@ def test_grey_images_get_the_answer_they_had_in_colour() -> None:
     found, stored = pretrained(), torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
     made = adapt(found, in_chans=1)
     assert as_in_colour(found, made, stored) < 1e-5
-    assert made.facts.preparation.mean == pytest.approx(((0.485 + 0.456 + 0.406) / 3,))
+    assert made.info.preparation.mean == pytest.approx(((0.485 + 0.456 + 0.406) / 3,))
     assert [change.name for change in made.report.resampled] == ["patch_embed.proj.weight", "patch_embed.proj.bias"]
     assert made.report.kept == len(made.weights) - 2
 
@@ -94,7 +95,9 @@ def test_grey_and_another_patch_together_are_the_two_one_after_the_other() -> No
 
 
 def test_colours_that_are_normalised_alike_leave_the_bias() -> None:
-    found = named(small_timm().state_dict(), "theirs", Known(mean=(0.5,) * 3, std=(0.5,) * 3))
+    found = pretrained_from_state_dict(
+        small_timm().state_dict(), "theirs", WeightsMetadata(mean=(0.5,) * 3, std=(0.5,) * 3)
+    )
     made, stored = adapt(found, in_chans=1), torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
     assert as_in_colour(found, made, stored) < 1e-5
     assert made.weights["patch_embed.proj.bias"] is found.weights["patch_embed.proj.bias"]
@@ -105,8 +108,8 @@ def test_real_weights_answer_grey_photos_as_in_colour() -> None:
     found = open_weights(str(SHARED / "weights" / "deit_tiny_patch16_224.safetensors"))
     photos = SHARED / "photos" / "imagenet"
     files = [photos / line.split(",")[0] for line in (photos / "labels.csv").read_text().splitlines()[1:7]]
-    stored = as_stored(files, found.facts.stored).images
-    stored = (grey(stored.float() / 255) * 255).round().byte()
+    stored = convert_to_stored_images(files, found.info.stored).images
+    stored = (to_grayscale(stored.float() / 255) * 255).round().byte()
     assert len(stored) == 6 and as_in_colour(found, adapt(found, in_chans=1), stored) < 1e-4
 
 
@@ -133,7 +136,7 @@ def test_images_enlarged_with_the_patch_get_the_answer_they_had() -> None:
     patches = images.unfold(2, 8, 8).unfold(3, 8, 8)  # each patch enlarged for itself, as the theory has it
     large = F.interpolate(patches.reshape(-1, 1, 8, 8), size=(16, 16), mode="bicubic", antialias=True)
     large = large.view(2, 3, 4, 4, 16, 16).permute(0, 1, 2, 4, 3, 5).reshape(2, 3, 64, 64)
-    assert apart(adapt(found, img_size=64, patch_size=16).model()(large), found.model()(images)) < 1e-4
+    assert apart(adapt(found, img_size=64, patch_size=16).build_model()(large), found.build_model()(images)) < 1e-4
 
 
 def test_the_report_says_what_happened() -> None:
@@ -155,14 +158,14 @@ def test_the_report_says_what_happened() -> None:
     ]
     untouched = [name for name, weight in made.weights.items() if weight is found.weights.get(name)]
     assert report.kept == len(untouched) == len(made.weights) - 5
-    assert report.flops_after == flops_of(made.facts.model) and report.alternative["tokens"] == 67
+    assert report.flops_after == count_flops_per_image(made.info.model) and report.alternative["tokens"] == 67
     assert torch.equal(made.weights["pos_embed"][:, :3], found.weights["pos_embed"][:, :3])
 
 
 def test_positions_without_tokens_in_front_are_all_resampled() -> None:
     found = pretrained(reg_tokens=2, no_embed_class=True)
     made = adapt(found, img_size=64)
-    wanted = resample(found.weights["pos_embed"], (4, 4), (8, 8), 0)
+    wanted = resample_position_table(found.weights["pos_embed"], (4, 4), (8, 8), 0)
     assert torch.equal(made.weights["pos_embed"], wanted) and made.weights["pos_embed"].shape == (1, 64, 128)
 
 
@@ -189,7 +192,7 @@ def test_the_same_sizes_change_nothing() -> None:
 )
 def test_a_grid_that_sees_too_little_is_refused_with_what_works(asked, seen, grid, sentence) -> None:
     found = pretrained()
-    report = survey(found, **asked)
+    report = plan_adaptation(found, **asked)
     assert report.pixels_seen == pytest.approx(seen) and report.grid_after == grid
     with pytest.raises(UserError, match=sentence) as told:
         adapt(found, **asked)
@@ -199,7 +202,7 @@ def test_a_grid_that_sees_too_little_is_refused_with_what_works(asked, seen, gri
 
 
 def test_a_rejected_size_is_not_offered_again() -> None:
-    report = survey(pretrained(), img_size=32, patch_size=5)
+    report = plan_adaptation(pretrained(), img_size=32, patch_size=5)
     assert "With img_size=32 and patch_size=5, " in report.refused
     assert report.refused.endswith(
         "patch_size=2 (grid 16×16), patch_size=4 (grid 8×8), patch_size=8 (grid 4×4), or patch_size=16 (grid 2×2)."
@@ -207,15 +210,15 @@ def test_a_rejected_size_is_not_offered_again() -> None:
 
 
 def test_training_says_that_sizes_change() -> None:
-    text = told(adapt(pretrained(), img_size=28, patch_size=4).report)
+    text = format_adaptation_report(adapt(pretrained(), img_size=28, patch_size=4).report)
     assert "image size 32×32 → 28×28, patch size 8×8 → 4×4 pixels" in text
     assert "model.img_size=32 model.patch_size=8" in text
     assert "pos_embed: resampled for the grid of patches 4×4 → 7×7" in text
-    assert "image size" not in told(adapt(pretrained(), num_classes=3).report)
+    assert "image size" not in format_adaptation_report(adapt(pretrained(), num_classes=3).report)
 
 
 def test_class_names_are_not_assumed_for_a_new_classifier() -> None:
-    found = named(small_timm(num_classes=1000).state_dict(), "theirs")
+    found = pretrained_from_state_dict(small_timm(num_classes=1000).state_dict(), "theirs")
     assert IMAGENET_CLASSES in adapt(found, img_size=64).report.assumed
     assert IMAGENET_CLASSES not in adapt(found, num_classes=10).report.assumed
 
@@ -234,7 +237,7 @@ def test_class_names_are_not_assumed_for_a_new_classifier() -> None:
 )
 def test_a_size_that_is_none_gets_a_sentence(asked) -> None:
     with pytest.raises(UserError, match=r"is not a size|is too small"):
-        survey(pretrained(), **asked)
+        plan_adaptation(pretrained(), **asked)
 
 
 @torch.no_grad()
@@ -243,11 +246,11 @@ def test_rotary_and_fixed_positions_are_made_anew_for_the_new_grid() -> None:
         img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=3, positions="sincos2d+rotary"
     )
     model = VisionTransformer(config).eval()
-    facts = ModelFacts(config, list("abc"), Preparation((32, 32), (0.5,) * 3, (0.5,) * 3), (3, 32, 32))
-    found = Pretrained("ours", "vitascope", facts, model.state_dict())
+    facts = ModelInfo(config, list("abc"), Preprocessing((32, 32), (0.5,) * 3, (0.5,) * 3), (3, 32, 32))
+    found = PretrainedModel("ours", "vitascope", facts, model.state_dict())
     made = adapt(found, img_size=48)
-    assert not made.report.resampled and made.model()(torch.randn(1, 3, 48, 48)).shape == (1, 3)
-    assert made.facts.classes == list("abc")
+    assert not made.report.resampled and made.build_model()(torch.randn(1, 3, 48, 48)).shape == (1, 3)
+    assert made.info.classes == list("abc")
 
 
 def test_a_new_classifier_comes_from_the_seed() -> None:
@@ -259,7 +262,7 @@ def test_a_new_classifier_comes_from_the_seed() -> None:
 def test_settings_that_the_weights_decide_cannot_be_asked_for(tmp_path) -> None:
     save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
     assert (
-        adapt(tmp_path / "w.safetensors", patch_size=4, drop_path_rate=0.1).facts.model.drop_path_rate == 0.1
+        adapt(tmp_path / "w.safetensors", patch_size=4, drop_path_rate=0.1).info.model.drop_path_rate == 0.1
     )  # a Path
     for settings, sentence in [({"depth": 3}, "cannot change depth"), ({"imgsize": 28}, "Did you mean img_size")]:
         with pytest.raises(UserError, match=sentence):

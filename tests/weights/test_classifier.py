@@ -5,21 +5,21 @@ import torch
 
 from tests.weights.test_pretrained import apart, small_timm
 from vitascope import UserError, adapt
-from vitascope.weights.known import Known
-from vitascope.weights.pretrained import Pretrained, named
+from vitascope.weights.model_info import WeightsMetadata
+from vitascope.weights.pretrained import PretrainedModel, pretrained_from_state_dict
 
 OWN = ["ape", "bee", "cat", "dog", "eel", "fox", "gnu"]
 OTHERS = ["ash", "box", "elm", "fig", "fir", "oak", "yew"]
 
 
-def pretrained(classes: list[str] | None = OWN) -> Pretrained:
-    return named(small_timm().state_dict(), "theirs", Known(classes=classes))
+def pretrained(classes: list[str] | None = OWN) -> PretrainedModel:
+    return pretrained_from_state_dict(small_timm().state_dict(), "theirs", WeightsMetadata(classes=classes))
 
 
 def test_other_names_get_a_new_classifier() -> None:
     found = pretrained()
     made = adapt(found, classes=OTHERS)
-    assert made.report.new == ["head.weight", "head.bias"] and made.facts.classes == OTHERS
+    assert made.report.new == ["head.weight", "head.bias"] and made.info.classes == OTHERS
     assert made.report.dropped[0] == "head.weight (its classes are not the data's, for example ape)"
     assert not torch.equal(made.weights["head.weight"], found.weights["head.weight"])
     assert adapt(found, classes=[*OWN[:6], "hen"]).report.new  # one is enough
@@ -37,8 +37,8 @@ def test_another_order_puts_its_rows_in_that_order() -> None:
     found, images = pretrained(), torch.randn(2, 3, 32, 32)
     turned = ["dog", "ape", "gnu", "bee", "fox", "cat", "eel"]
     made = adapt(found, classes=turned)
-    wanted = found.model()(images)[:, [OWN.index(name) for name in turned]]
-    assert apart(made.model()(images), wanted) < 1e-6 and made.facts.classes == turned
+    wanted = found.build_model()(images)[:, [OWN.index(name) for name in turned]]
+    assert apart(made.build_model()(images), wanted) < 1e-6 and made.info.classes == turned
     assert [change.name for change in made.report.resampled] == ["head.weight", "head.bias"]
 
 
@@ -46,18 +46,18 @@ def test_another_order_puts_its_rows_in_that_order() -> None:
 def test_classes_without_names_keep_it_and_that_is_said(names) -> None:
     found = pretrained(names)
     made = adapt(found, classes=OTHERS)
-    assert made.weights["head.weight"] is found.weights["head.weight"] and made.facts.classes == OTHERS
+    assert made.weights["head.weight"] is found.weights["head.weight"] and made.info.classes == OTHERS
     assert "classes have no names" in made.report.notes[-1]
 
 
 def test_numbers_that_our_own_data_gave_are_names() -> None:
     found = pretrained([str(number) for number in range(7)])
-    ours = Pretrained("run", "vitascope", found.facts, found.weights)
+    ours = PretrainedModel("run", "vitascope", found.info, found.weights)
     assert adapt(ours, classes=OTHERS).report.new
     assert not adapt(ours, classes=list("0123456")).report.notes
 
 
 def test_names_and_number_must_agree() -> None:
-    assert adapt(pretrained(), classes=["a", "b"]).facts.model.num_classes == 2
+    assert adapt(pretrained(), classes=["a", "b"]).info.model.num_classes == 2
     with pytest.raises(UserError, match="num_classes=5, but 2 classes are named"):
         adapt(pretrained(), num_classes=5, classes=["a", "b"])

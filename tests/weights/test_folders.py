@@ -13,11 +13,10 @@ from torch import nn
 from tests.training.tiny import shared_run
 from tests.weights.test_pretrained import HF, apart, shaken, small_timm
 from vitascope import UserError, adapt, load
-from vitascope.run.weights import save_folder
-from vitascope.weights.any_model import open_any
-from vitascope.weights.known import imagenet_normalisation
-from vitascope.weights.online import known_of_timm
-from vitascope.weights.pretrained import named, open_weights
+from vitascope.run.checkpoint import save_model_folder
+from vitascope.weights.files import read_timm_metadata
+from vitascope.weights.model_info import get_default_normalisation
+from vitascope.weights.pretrained import open_any, open_weights, pretrained_from_state_dict
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2}
 
@@ -44,8 +43,8 @@ def test_timm_s_folder_tells_names_and_normalisation(tmp_path) -> None:
     names = list("abcdefg")
     told = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
     found = open_weights(timm_folder(tmp_path, small_timm(), label_names=names, pretrained_cfg=told))
-    assert found.facts.classes == names and found.library == "timm"
-    assert (found.facts.preparation.mean, found.facts.preparation.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert found.info.classes == names and found.library == "timm"
+    assert (found.info.preparation.mean, found.info.preparation.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
 @pytest.mark.parametrize(
@@ -102,21 +101,23 @@ def test_settings_of_other_networks_are_for_teachers_only(tmp_path) -> None:
 def test_parallel_blocks_are_no_plain_vit() -> None:
     model = timm.create_model("vit_small_patch16_18x2_224", depth=1, embed_dim=64, num_heads=1)
     with pytest.raises(UserError, match="not a plain ViT: it has ParallelThingsBlock"):
-        known_of_timm(model)
+        read_timm_metadata(model)
 
 
 def test_transformers_preprocessor_is_used(tmp_path) -> None:
     hf_folder(tmp_path)
-    file, colours = tmp_path / "preprocessor_config.json", imagenet_normalisation(3)
+    file, colours = tmp_path / "preprocessor_config.json", get_default_normalisation(3)
     change_json(file, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6])
-    found = open_weights(str(tmp_path)).facts.preparation
+    found = open_weights(str(tmp_path)).info.preparation
     assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     change_json(file, do_normalize=False)
-    found = open_weights(str(tmp_path)).facts.preparation
+    found = open_weights(str(tmp_path)).info.preparation
     assert (found.mean, found.std) == ((0.0,) * 3, (1.0,) * 3)
     change_json(file, do_normalize=True, image_mean=[0.5])
     found = open_weights(str(tmp_path))
-    assert (found.facts.preparation.mean, found.facts.preparation.std) == colours and "normalised" in found.assumed[-1]
+    assert (found.info.preparation.mean, found.info.preparation.std) == colours and "normalised" in found.assumptions[
+        -1
+    ]
 
 
 def test_another_activation_is_refused(tmp_path) -> None:
@@ -133,14 +134,14 @@ def test_what_transformers_config_leaves_out_is_theirs_or_assumed(kind, eps, tmp
     hf_folder(tmp_path, f"{kind}Model", f"{kind}Config", num_attention_heads=2)
     change_json(tmp_path / "config.json", "layer_norm_eps", "num_attention_heads", "image_size")
     found = open_weights(str(tmp_path))
-    assert found.facts.model.norm_eps == eps == getattr(transformers, f"{kind}Config")().layer_norm_eps
-    assert found.facts.model.num_heads == 2 and "num_heads=2 (embed_dim 128 / 64 per head)" in found.assumed
+    assert found.info.model.norm_eps == eps == getattr(transformers, f"{kind}Config")().layer_norm_eps
+    assert found.info.model.num_heads == 2 and "num_heads=2 (embed_dim 128 / 64 per head)" in found.assumptions
 
 
 def test_class_names_that_occur_twice_get_their_number(tmp_path) -> None:
     hf_folder(tmp_path, num_labels=3)
     change_json(tmp_path / "config.json", id2label={"0": "crane", "1": "dog", "2": "crane"})
-    assert open_weights(str(tmp_path)).facts.classes == ["crane (0)", "dog", "crane (2)"]
+    assert open_weights(str(tmp_path)).info.classes == ["crane (0)", "dog", "crane (2)"]
 
 
 def test_given_heads_are_used_where_nothing_else_says_them(tmp_path) -> None:
@@ -148,7 +149,7 @@ def test_given_heads_are_used_where_nothing_else_says_them(tmp_path) -> None:
     with pytest.raises(UserError, match="has num_heads=4, so num_heads="):
         open_weights(str(tmp_path / "theirs"), num_heads=2)
     change_json(tmp_path / "theirs" / "config.json", "num_attention_heads")
-    assert open_weights(str(tmp_path / "theirs"), num_heads=8).facts.model.num_heads == 8
+    assert open_weights(str(tmp_path / "theirs"), num_heads=8).info.model.num_heads == 8
     with pytest.raises(UserError, match="has num_heads=2, so num_heads="):
         open_weights(timm_folder(tmp_path / "timm", small_timm()), num_heads=4)
 
@@ -157,7 +158,7 @@ def test_a_run_s_file_is_read_with_the_run_s_config(tmp_path) -> None:
     run = shared_run(tmp_path, **{"train.epochs": 2})
     wanted, found = load(run, best=True), load(run.path / "best.safetensors")
     images = torch.randn(2, 1, 8, 8)
-    assert torch.equal(found(images), wanted(images)) and found.facts == wanted.facts
+    assert torch.equal(found(images), wanted(images)) and found.info == wanted.info
     assert found.notes == [f"note: sizes, classes and normalisation are from {run.path / 'config.json'}"]
 
 
@@ -169,15 +170,15 @@ def test_another_model_s_file_beside_a_config_says_so(tmp_path) -> None:
     ):
         open_weights(str(tmp_path / "other.safetensors"))
     change_json(tmp_path / "config.json", "architecture")  # now nobody's
-    assert open_weights(f"{word}/other.safetensors").facts.model.depth == 1
+    assert open_weights(f"{word}/other.safetensors").info.model.depth == 1
 
 
 @pytest.mark.parametrize(
     "said", [{"classes": ["a"]}, {"preparation": {"size": [32, 32], "mean": [0.5], "std": [0.5]}}], ids=str
 )
 def test_our_config_must_agree_with_itself(said, tmp_path) -> None:
-    made = adapt(named(small_timm().state_dict(), "theirs"))
-    save_folder(tmp_path, made.facts, made.weights)
+    made = adapt(pretrained_from_state_dict(small_timm().state_dict(), "theirs"))
+    save_model_folder(tmp_path, made.info, made.weights)
     assert apart(open_weights(str(tmp_path)).weights["norm.weight"], made.weights["norm.weight"]) == 0
     change_json(tmp_path / "config.json", **said)
     with pytest.raises(UserError, match="is inconsistent"):

@@ -3,7 +3,7 @@
 import pytest
 
 from vitascope import ModelConfig, UserError
-from vitascope.weights.forms import refuse_for_transformers
+from vitascope.weights.write_formats import check_transformers_support
 
 PLAIN = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
 
@@ -33,6 +33,6 @@ PLAIN = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_head
     ids=str,
 )
 def test_transformers_lacks_are_named(settings, named) -> None:
-    refuse_for_transformers(ModelConfig(**PLAIN))
+    check_transformers_support(ModelConfig(**PLAIN))
     with pytest.raises(UserError, match=f"transformers' ViT does not support .*{named}"):
-        refuse_for_transformers(ModelConfig(**(PLAIN | settings)))
+        check_transformers_support(ModelConfig(**(PLAIN | settings)))

@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.weights.test_pretrained import HF, apart, shaken, small_timm
 from vitascope import UserError
-from vitascope.weights.known import Known
-from vitascope.weights.pretrained import named, open_weights
+from vitascope.weights.model_info import WeightsMetadata
+from vitascope.weights.pretrained import open_weights, pretrained_from_state_dict
 
 GATED = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
 
@@ -19,9 +19,9 @@ GATED = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
 def test_dinov2_s_own_gated_names_are_read() -> None:
     theirs, images = small_timm(**GATED, init_values=1e-5, num_classes=0), torch.randn(2, 3, 32, 32)
     state = {name.replace("fc1", "w12").replace("fc2", "w3"): weight for name, weight in theirs.state_dict().items()}
-    found = named(state | {"mask_token": torch.zeros(1, 128)}, "dinov2")
-    assert apart(found.model()(images), theirs(images)) < 1e-5
-    assert found.facts.model.mlp == "swiglu" and found.dropped == ["mask_token"]
+    found = pretrained_from_state_dict(state | {"mask_token": torch.zeros(1, 128)}, "dinov2")
+    assert apart(found.build_model()(images), theirs(images)) < 1e-5
+    assert found.info.model.mlp == "swiglu" and found.dropped_names == ["mask_token"]
 
 
 @pytest.mark.parametrize("kind", ["Dinov2", "Dinov2WithRegisters"])
@@ -31,8 +31,8 @@ def test_transformers_gated_names_are_read(kind, tmp_path) -> None:
     theirs, images = shaken(getattr(transformers, f"{kind}Model")(config)), torch.randn(2, 3, 32, 32)
     theirs.save_pretrained(tmp_path)
     found = open_weights(str(tmp_path))
-    assert found.facts.model.mlp == "swiglu"
-    assert apart(found.model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
+    assert found.info.model.mlp == "swiglu"
+    assert apart(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
 
 
 @torch.no_grad()
@@ -41,15 +41,15 @@ def test_the_second_head_of_distilled_deit_is_left_out(tmp_path) -> None:
     theirs = shaken(transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**sizes)))
     theirs.save_pretrained(tmp_path)
     found, images = open_weights(str(tmp_path)), torch.randn(2, 3, 32, 32)
-    assert found.dropped == ["head_dist.bias", "head_dist.weight"]
-    assert apart(found.model()(images), theirs(images).cls_logits) < 1e-5
+    assert found.dropped_names == ["head_dist.bias", "head_dist.weight"]
+    assert apart(found.build_model()(images), theirs(images).cls_logits) < 1e-5
 
 
 def test_dinov2_s_double_head_is_left_out_and_said(tmp_path) -> None:
     theirs = shaken(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**HF, num_labels=4)))
     theirs.save_pretrained(tmp_path)
     found = open_weights(str(tmp_path))
-    assert found.facts.model.num_classes == 0 and {"head.weight", "head.bias"} <= set(found.dropped)
+    assert found.info.model.num_classes == 0 and {"head.weight", "head.bias"} <= set(found.dropped_names)
     assert "needs 256 features, but a token has 128" in found.notes[0]
 
 
@@ -59,7 +59,7 @@ def test_wrappers_are_taken_off_and_what_stood_beside_is_named(wrapper, tmp_path
     state = {f"{wrapper}{name}": weight for name, weight in inside.items()}
     torch.save(state | {"head.weight": torch.zeros(7, 128), "head.bias": torch.zeros(7)}, tmp_path / "w.pth")
     found = open_weights(str(tmp_path / "w.pth"))
-    assert found.weights.keys() == inside.keys() and found.dropped == ["head.bias", "head.weight"]
+    assert found.weights.keys() == inside.keys() and found.dropped_names == ["head.bias", "head.weight"]
 
 
 @pytest.mark.parametrize("name", ["model_ema", "state_dict_ema"])
@@ -73,22 +73,24 @@ def test_averaged_weights_are_the_ones_to_use(name, tmp_path) -> None:
 @torch.no_grad()
 def test_registers_without_positions_do_not_shrink_a_small_grid() -> None:
     theirs, images = small_timm(img_size=24, reg_tokens=4, no_embed_class=True), torch.randn(2, 3, 24, 24)
-    found = named(theirs.state_dict(), "theirs")
-    assert found.facts.model.grid == (3, 3) and apart(found.model()(images), theirs(images)) < 1e-5
+    found = pretrained_from_state_dict(theirs.state_dict(), "theirs")
+    assert found.info.model.grid == (3, 3) and apart(found.build_model()(images), theirs(images)) < 1e-5
     config = transformers.Dinov2WithRegistersConfig(**(HF | {"image_size": 24}))
     theirs = shaken(transformers.Dinov2WithRegistersModel(config))
-    found = named(theirs.state_dict(), "theirs", Known({"num_heads": 4, "norm_eps": 1e-6}))
-    assert found.facts.model.grid == (3, 3) and found.facts.model.no_embed_class
-    assert apart(found.model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
+    found = pretrained_from_state_dict(
+        theirs.state_dict(), "theirs", WeightsMetadata({"num_heads": 4, "norm_eps": 1e-6})
+    )
+    assert found.info.model.grid == (3, 3) and found.info.model.no_embed_class
+    assert apart(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
     oblong = theirs.state_dict() | {"embeddings.position_embeddings": torch.zeros(1, 1 + 2 * 7, 128)}
     with pytest.raises(UserError, match="14 positions do not form a square grid"):  # not 3×3 and five tokens in front
-        named(oblong, "theirs", Known({"num_heads": 4}))
+        pretrained_from_state_dict(oblong, "theirs", WeightsMetadata({"num_heads": 4}))
 
 
 @pytest.mark.parametrize("width", [1152, 1280, 1408, 1664])
 @torch.no_grad()
 def test_the_widest_published_vits_have_sixteen_heads(width) -> None:
     theirs = shaken(torchvision.models.VisionTransformer(28, 14, 1, 16, width, 64, num_classes=5))
-    found, images = named(theirs.state_dict(), "theirs"), torch.randn(1, 3, 28, 28)
-    assert apart(found.model()(images), theirs(images)) < 1e-4
-    assert f"num_heads=16 (as in published ViTs with embed_dim {width})" in found.assumed
+    found, images = pretrained_from_state_dict(theirs.state_dict(), "theirs"), torch.randn(1, 3, 28, 28)
+    assert apart(found.build_model()(images), theirs(images)) < 1e-4
+    assert f"num_heads=16 (as in published ViTs with embed_dim {width})" in found.assumptions

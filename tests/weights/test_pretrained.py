@@ -20,8 +20,8 @@ from torchvision.transforms import v2
 from tests.slow import slow_except
 from vitascope import UserError, VisionTransformer, load
 from vitascope.evaluation.sharing import save_pretrained
-from vitascope.weights.known import IMAGENET_MEAN, IMAGENET_STD, Known
-from vitascope.weights.pretrained import named, open_weights
+from vitascope.weights.model_info import IMAGENET_MEAN, IMAGENET_STD, WeightsMetadata
+from vitascope.weights.pretrained import open_weights, pretrained_from_state_dict
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SHAPES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
@@ -60,7 +60,7 @@ def test_timm_s_weights_go_in_and_out_unchanged(shape, tmp_path) -> None:
     ours = load(tmp_path / "theirs.safetensors")
     assert ours.config.num_heads == heads
     back = timm.create_model(
-        f"local-dir:{save_pretrained(ours, tmp_path / 'out', form='timm')}", pretrained=True
+        f"local-dir:{save_pretrained(ours, tmp_path / 'out', library='timm')}", pretrained=True
     ).eval()
     images = torch.randn(1, 3, 224, 224)
     assert apart(ours(images), theirs(images)) < 1e-5 and apart(back(images), theirs(images)) < 1e-5
@@ -76,7 +76,7 @@ def test_transformers_weights_go_in_and_out_unchanged(shape, tmp_path) -> None:
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load(tmp_path / "theirs")
     assert ours.config.norm_eps == 1e-12 and ours.classes == [f"LABEL_{number}" for number in range(10)]
-    folder = save_pretrained(ours, tmp_path / "out", form="transformers")
+    folder = save_pretrained(ours, tmp_path / "out", library="transformers")
     back = transformers.ViTForImageClassification.from_pretrained(folder).eval()
     images = torch.randn(1, 3, 224, 224)
     assert apart(ours(images), theirs(images).logits) < 1e-5
@@ -87,7 +87,7 @@ def test_transformers_weights_go_in_and_out_unchanged(shape, tmp_path) -> None:
 @torch.no_grad()
 def test_transformers_names_in_memory_are_read_too() -> None:
     theirs = shaken(transformers.ViTForImageClassification(transformers.ViTConfig(**HF, intermediate_size=256)))
-    ours = named(theirs.state_dict(), "memory", Known({"num_heads": 4})).model()
+    ours = pretrained_from_state_dict(theirs.state_dict(), "memory", WeightsMetadata({"num_heads": 4})).build_model()
     images = torch.randn(2, 3, 32, 32)
     assert apart(ours(images), theirs(images).logits) < 1e-5
 
@@ -106,8 +106,8 @@ def test_dino_and_deit_trunks_see_what_theirs_see(kind, left_out, note, tmp_path
     theirs.save_pretrained(tmp_path)
     found = open_weights(str(tmp_path))
     images = torch.randn(2, 3, 32, 32)
-    assert apart(found.model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
-    assert [name for name in found.dropped if "pooler" not in name] == left_out
+    assert apart(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
+    assert [name for name in found.dropped_names if "pooler" not in name] == left_out
     assert bool(found.notes) == bool(note) and (not note or note in found.notes[0])
 
 
@@ -119,15 +119,18 @@ def test_mae_s_encoder_is_read_and_its_decoder_left_out(tmp_path) -> None:
     found = open_weights(str(tmp_path))
     images = torch.randn(2, 3, 32, 32)
     seen = theirs.vit(images, noise=torch.arange(16.0).expand(2, -1)).last_hidden_state[:, 0]
-    assert apart(found.model()(images), seen) < 1e-5
-    assert found.dropped and all(name.startswith("decoder") for name in found.dropped)
+    assert apart(found.build_model()(images), seen) < 1e-5
+    assert found.dropped_names and all(name.startswith("decoder") for name in found.dropped_names)
 
 
 @torch.no_grad()
 def test_torchvision_s_weights_are_read() -> None:
     theirs = torchvision.models.VisionTransformer(32, 8, 2, 2, 128, 256, num_classes=7)
     images = torch.randn(2, 3, 32, 32)
-    assert apart(named(shaken(theirs).state_dict(), "theirs").model()(images), theirs(images)) < 1e-5
+    assert (
+        apart(pretrained_from_state_dict(shaken(theirs).state_dict(), "theirs").build_model()(images), theirs(images))
+        < 1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,9 +153,9 @@ def test_sizes_are_read_off_the_shapes(settings, tmp_path) -> None:
         tmp_path / "w.pth",
     )
     found = open_weights(str(tmp_path / "w.pth"))
-    images = torch.randn(2, found.facts.model.in_chans, *found.facts.model.image_shape)
-    assert apart(found.model()(images), theirs(images)) < 1e-5
-    assert any("num_heads=2" in words for words in found.assumed)
+    images = torch.randn(2, found.info.model.in_chans, *found.info.model.image_shape)
+    assert apart(found.build_model()(images), theirs(images)) < 1e-5
+    assert any("num_heads=2" in words for words in found.assumptions)
 
 
 def test_dino_s_checkpoint_gives_the_teacher_s_trunk(tmp_path) -> None:
@@ -161,7 +164,7 @@ def test_dino_s_checkpoint_gives_the_teacher_s_trunk(tmp_path) -> None:
     parts |= {"head.mlp.0.weight": torch.zeros(4, 128), "head.last_layer.weight_v": torch.zeros(9, 4)}
     torch.save({"student": student.state_dict(), "teacher": parts}, tmp_path / "dino.pth")
     found = open_weights(str(tmp_path / "dino.pth"))
-    assert found.facts.model.num_classes == 0 and torch.equal(found.weights["norm.weight"], teacher.norm.weight)
+    assert found.info.model.num_classes == 0 and torch.equal(found.weights["norm.weight"], teacher.norm.weight)
 
 
 def test_another_number_of_heads_can_be_given(tmp_path) -> None:
@@ -169,8 +172,8 @@ def test_another_number_of_heads_can_be_given(tmp_path) -> None:
     save_file(theirs.state_dict(), tmp_path / "w.safetensors")
     found = open_weights(str(tmp_path / "w.safetensors"), num_heads=4)
     images = torch.randn(1, 3, 32, 32)
-    assert apart(found.model()(images), theirs(images)) < 1e-5 and not any(
-        "num_heads" in words for words in found.assumed
+    assert apart(found.build_model()(images), theirs(images)) < 1e-5 and not any(
+        "num_heads" in words for words in found.assumptions
     )
 
 
@@ -180,7 +183,7 @@ def test_a_timm_model_by_name_is_ours_and_another_kind_is_refused(monkeypatch) -
     built["vit_tiny_patch16_224"] = small_timm()
     found = open_weights("timm:vit_tiny_patch16_224")
     images = torch.randn(1, 3, 32, 32)
-    assert apart(found.model()(images), built["vit_tiny_patch16_224"](images)) < 1e-5
+    assert apart(found.build_model()(images), built["vit_tiny_patch16_224"](images)) < 1e-5
     built["vit_tiny_patch16_224"] = small_timm(act_layer="relu")
     with pytest.raises(
         UserError, match="not a plain ViT: with the same weights, Vitascope's model gives a different output"
@@ -193,7 +196,7 @@ def test_a_timm_model_by_name_is_ours_and_another_kind_is_refused(monkeypatch) -
 
 def test_without_a_network_one_sentence_says_where_to_put_the_file(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("vitascope.weights.online._reachable", lambda address: False)
+    monkeypatch.setattr("vitascope.weights.files._is_reachable", lambda address: False)
     with pytest.raises(UserError, match=r"repository someone/some-vit could not be downloaded.*in one folder here"):
         open_weights("hf:someone/some-vit")
     with pytest.raises(
@@ -294,7 +297,7 @@ def test_a_model_is_saved_whole_and_comes_back(tmp_path) -> None:
     folder = ours.save_pretrained(tmp_path / "saved")
     again = type(ours).from_pretrained(folder)
     assert isinstance(again, VisionTransformer) and same(again.state_dict(), ours.state_dict())
-    assert again.facts == ours.facts and "library_name: vitascope" in (folder / "README.md").read_text()
+    assert again.info == ours.info and "library_name: vitascope" in (folder / "README.md").read_text()
 
 
 def test_files_without_weights_where_they_are_looked_for_are_told_what_is_there(tmp_path) -> None:

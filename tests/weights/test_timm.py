@@ -6,7 +6,7 @@ import torch
 
 from tests.slow import slow_except
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.weights.agreement import agreement_with_timm, timm_twin
+from vitascope.weights.timm_comparison import build_timm_model, compare_with_timm
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 10}
 SETTINGS = [
@@ -32,9 +32,9 @@ SHAPES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
 def test_logits_and_gradients_are_timms(changes) -> None:
     config = ModelConfig(**(SMALL | changes))
-    double, single = (agreement_with_timm(config, dtype) for dtype in (torch.float64, torch.float32))
-    assert max(double.logits, double.gradients) < 1e-8
-    assert max(single.logits, single.gradients) < 1e-4
+    double, single = (compare_with_timm(config, dtype) for dtype in (torch.float64, torch.float32))
+    assert max(double.max_logit_difference, double.max_gradient_difference) < 1e-8
+    assert max(single.max_logit_difference, single.max_gradient_difference) < 1e-4
 
 
 @pytest.mark.parametrize("name", slow_except(SHAPES, ["tiny", "small"]))
@@ -42,8 +42,8 @@ def test_the_standard_shapes_are_timms_forwards_and_backwards(name) -> None:
     width, heads = SHAPES[name]
     config = ModelConfig(img_size=32, patch_size=16, embed_dim=width, num_heads=heads, num_classes=10)
     for dtype, tolerance in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
-        found = agreement_with_timm(config, dtype)
-        assert 0 <= max(found.logits, found.gradients) < tolerance
+        found = compare_with_timm(config, dtype)
+        assert 0 <= max(found.max_logit_difference, found.max_gradient_difference) < tolerance
 
 
 def test_a_disagreement_is_seen(monkeypatch) -> None:
@@ -55,8 +55,8 @@ def test_a_disagreement_is_seen(monkeypatch) -> None:
         return load(self, state | {"blocks.2.mlp.fc2.bias": state["blocks.2.mlp.fc2.bias"] * 1.1})
 
     monkeypatch.setattr(VisionTransformer, "load_state_dict", load_wrongly)
-    found = agreement_with_timm(config, torch.float64)
-    assert found.logits > 1e-4 and found.gradients > 1e-4
+    found = compare_with_timm(config, torch.float64)
+    assert found.max_logit_difference > 1e-4 and found.max_gradient_difference > 1e-4
 
 
 @pytest.mark.parametrize("name", slow_except(SHAPES, ["tiny", "small"]))
@@ -74,7 +74,7 @@ def test_the_standard_shapes_at_224_pixels_are_timms(name) -> None:
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
 def test_a_state_dict_goes_back_to_timm_strictly(changes) -> None:
     config = ModelConfig(**(SMALL | changes))
-    ours, theirs = VisionTransformer(config).eval(), timm_twin(config).eval()
+    ours, theirs = VisionTransformer(config).eval(), build_timm_model(config).eval()
     theirs.load_state_dict(ours.state_dict())
     images = torch.randn(2, config.in_chans, *config.image_shape)
     torch.testing.assert_close(ours(images), theirs(images), atol=1e-4, rtol=0)
@@ -82,4 +82,4 @@ def test_a_state_dict_goes_back_to_timm_strictly(changes) -> None:
 
 def test_what_timm_does_not_have_is_said() -> None:
     with pytest.raises(UserError, match="does not support relu2"):
-        timm_twin(ModelConfig(**(SMALL | {"mlp": "relu2"})))
+        build_timm_model(ModelConfig(**(SMALL | {"mlp": "relu2"})))

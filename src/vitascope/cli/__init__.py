@@ -22,7 +22,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a file name may have characters that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     try:
-        _check_options(sys.argv[1:])
+        _reject_renamed_options(sys.argv[1:])
         app()
     except UserError as error:
         print(f"vitascope: {error}", file=sys.stderr)
@@ -37,7 +37,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _check_options(arguments: list[str]) -> None:
+def _reject_renamed_options(arguments: list[str]) -> None:
     """Reject option names of older versions and give the new name."""
     for argument in arguments:
         option = argument.partition("=")[0]

@@ -8,22 +8,21 @@ from typing import Annotated
 
 import typer
 
-from vitascope.cli import numbers
-from vitascope.cli.loading import loaded
-from vitascope.cli.tables import console, table
+from vitascope.cli import console as numbers
+from vitascope.cli.console import create_console, create_table, load_model
 from vitascope.model.anatomy import Stage
-from vitascope.model.anatomy import anatomy as stages_of
+from vitascope.model.anatomy import list_stages as stages_of
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.reading import read_model, recipe_names, split_words
-from vitascope.recipe.writing import word
+from vitascope.recipe.reading import list_recipe_names, read_model_config, split_recipe_args
+from vitascope.recipe.writing import format_value
 
-NOTES = (
+TABLE_NOTES = (
     "FLOPs count matrix products only, 2 per multiply-add. Activation sizes are for float32.\n"
     "The model uses fused attention, which never writes attn.maps to memory. Explicit attention does."
 )
 
 
-def anatomy(
+def show_anatomy(
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -44,68 +43,75 @@ def anatomy(
 
     Example: vitascope anatomy cifar10 model.depth=4
     """
-    recipe, settings = split_words(words or [])
+    recipe, settings = split_recipe_args(words or [])
     config = read_any_model(recipe, settings)
-    stages = stages_of(config, batch=batch, tokens=tokens)
+    stages = stages_of(config, batch_size=batch, num_tokens=tokens)
     answer: dict[str, object] = {"stages": [asdict(stage) | {"bytes": stage.bytes} for stage in stages]}
     if not as_json:
         changed = f" with {', '.join(settings)}" if settings else ""
         title = f"From {'image' if tokens is None else 'tokens'} to logits: {recipe or 'ViT-Base'}{changed}"
         print_stages(stages, config, title, all_blocks=all_blocks)
     if measure:
-        from vitascope.cli.attention_cost import measure_and_draw
+        from vitascope.cli.attention_cost import measure_and_draw_attention_cost
 
-        answer["measured"] = measure_and_draw(config, out, quiet=as_json)
+        answer["measured"] = measure_and_draw_attention_cost(config, out, quiet=as_json)
     if as_json:
         print(json.dumps(answer, indent=1))
 
 
-def read_any_model(name: str | None, settings: list[str]) -> ModelConfig:
+def read_any_model(model_ref: str | None, overrides: list[str]) -> ModelConfig:
     """Return the model configuration of a recipe, a run or pretrained weights, with settings changed."""
-    if name is None or name in recipe_names() or Path(name).suffix in (".yaml", ".yml"):
-        return read_model(name, settings)
-    if not (name.startswith(("timm:", "hf:")) or Path(name).exists()):
-        return read_model(name, settings)  # raises an error that lists the recipes
+    if model_ref is None or model_ref in list_recipe_names() or Path(model_ref).suffix in (".yaml", ".yml"):
+        return read_model_config(model_ref, overrides)
+    if not (model_ref.startswith(("timm:", "hf:")) or Path(model_ref).exists()):
+        return read_model_config(model_ref, overrides)  # raises an error that lists the recipes
 
-    config = loaded(name).config
-    known = {item.name: word(getattr(config, item.name)) for item in fields(ModelConfig)}
-    return read_model(None, [*(f"{key}={value}" for key, value in known.items()), *settings])
+    config = load_model(model_ref).config
+    known = {item.name: format_value(getattr(config, item.name)) for item in fields(ModelConfig)}
+    return read_model_config(None, [*(f"{key}={value}" for key, value in known.items()), *overrides])
 
 
 def print_stages(stages: list[Stage], config: ModelConfig, title: str, *, all_blocks: bool) -> None:
     rows = []
-    for block, group in groupby(stages, key=_block_of):
+    for block, group in groupby(stages, key=_get_block_index):
         group = list(group)
         if block is None or block == 0 or all_blocks:
-            rows += [_row(stage) for stage in group]
+            rows += [_format_stage_row(stage) for stage in group]
         elif block == config.depth - 1:
-            rows.append(_folded_row(stages, config.depth))
+            rows.append(_format_other_blocks_row(stages, config.depth))
     columns = ["stage", "axes", "shape", "parameters", "FLOPs", "activations"]
-    rows.append(["total", "", "", *_sums(stages)])
-    screen = console()
+    rows.append(["total", "", "", *_format_total_costs(stages)])
+    screen = create_console()
     if screen.width < 112:  # print the axes below the names so that numbers are not wrapped
         columns = ["stage", *columns[2:]]
         rows = [[f"{name}\n  [dim]{axes}[/dim]" if axes else name, *rest] for name, axes, *rest in rows]
-    screen.print(table(title, columns, rows, right=set(columns[-4:])))
-    screen.print(NOTES, style="dim", highlight=False)
+    screen.print(create_table(title, columns, rows, right_aligned=set(columns[-4:])))
+    screen.print(TABLE_NOTES, style="dim", highlight=False)
 
 
-def _block_of(stage: Stage) -> int | None:
+def _get_block_index(stage: Stage) -> int | None:
     return int(stage.name.split(".")[1]) if stage.name.startswith("blocks.") else None
 
 
-def _row(stage: Stage) -> list[str]:
+def _format_stage_row(stage: Stage) -> list[str]:
     shape = "×".join(map(str, stage.shape))
-    costs = [f"{stage.parameters:,}" if stage.parameters else "", numbers.count(stage.flops) if stage.flops else ""]
-    return [stage.name, " × ".join(stage.axes), shape, *costs, numbers.size(stage.bytes)]
+    costs = [
+        f"{stage.parameters:,}" if stage.parameters else "",
+        numbers.abbreviate_count(stage.flops) if stage.flops else "",
+    ]
+    return [stage.name, " × ".join(stage.axes), shape, *costs, numbers.format_bytes(stage.bytes)]
 
 
-def _folded_row(stages: list[Stage], depth: int) -> list[str]:
-    rest = [stage for stage in stages if _block_of(stage)]
+def _format_other_blocks_row(stages: list[Stage], depth: int) -> list[str]:
+    rest = [stage for stage in stages if _get_block_index(stage)]
     name = "blocks.1" if depth == 2 else f"blocks.1 … blocks.{depth - 1}"
-    return [name, "same as blocks.0", f"{depth - 1} blocks" if depth > 2 else "1 block", *_sums(rest)]
+    return [name, "same as blocks.0", f"{depth - 1} blocks" if depth > 2 else "1 block", *_format_total_costs(rest)]
 
 
-def _sums(stages: list[Stage]) -> list[str]:
+def _format_total_costs(stages: list[Stage]) -> list[str]:
     parameters, flops = sum(stage.parameters for stage in stages), sum(stage.flops for stage in stages)
-    return [f"{parameters:,}", numbers.count(flops), numbers.size(sum(stage.bytes for stage in stages))]
+    return [
+        f"{parameters:,}",
+        numbers.abbreviate_count(flops),
+        numbers.format_bytes(sum(stage.bytes for stage in stages)),
+    ]

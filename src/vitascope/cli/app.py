@@ -11,16 +11,12 @@ from vitascope.cli import (
     check,
     data,
     demo,
-    doctor,
     draw,
     evaluate,
     explain,
     export,
     predict,
-    probe,
-    record,
     runs,
-    sheet,
     study,
     train,
 )
@@ -31,25 +27,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("anatomy")(anatomy.anatomy)
+app.command("anatomy")(anatomy.show_anatomy)
 app.command("train")(train.train)
 app.command("adapt")(adapt.adapt)
 app.command("resume")(train.resume)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("embed")(predict.embed)
-app.command("similar")(predict.similar)
+app.command("similar")(predict.find_similar_images)
 app.command("explain")(explain.explain)
-app.command("probe")(probe.probe)
-app.command("report")(explain.report)
-app.command("record")(record.record)
-app.command("results")(record.results)
+app.command("probe")(predict.probe)
+app.command("report")(explain.write_html_report)
+app.command("record")(runs.record)
+app.command("results")(runs.update_results)
 app.command("study")(study.study)
-app.command("sheet")(sheet.sheet)
-app.command("lr-find")(train.lr_find)
+app.command("sheet")(study.run_coursework_sheet)
+app.command("lr-find")(train.suggest_learning_rate)
 app.command("check")(check.check)
-app.command("demo")(demo.demo)
-app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.run_demo)
+app.command("doctor")(demo.check_machine)
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 app.add_typer(draw.app, name="draw")
@@ -57,15 +53,15 @@ app.add_typer(export.app, name="export")
 app.add_typer(check.exercises, name="exercise")
 
 
-def _print_version(wanted: bool) -> bool:
-    if wanted:
+def _print_version(requested: bool) -> bool:
+    if requested:
         print(f"vitascope {vitascope.__version__}")
         raise typer.Exit
-    return wanted
+    return requested
 
 
 @app.callback()
-def options(
+def handle_global_options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
     ] = False,

@@ -3,54 +3,59 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from vitascope.cli import numbers
-from vitascope.cli.tables import console, table
-from vitascope.draw.look import save
+from vitascope.cli import console as numbers
+from vitascope.cli.console import create_console, create_table
+from vitascope.draw.style import save_figure
 from vitascope.model.attention_cost import (
+    IMPLEMENTATIONS,
     LABELS,
     THEORY,
-    WAYS,
-    Cost,
+    AttentionCost,
+    choose_token_counts,
     describe_fit,
     draw_costs,
-    exponents,
-    measure_attention,
-    token_counts,
+    fit_exponents_by_implementation,
+    measure_attention_costs,
 )
 from vitascope.model.config import ModelConfig
 
 
-def measure_and_draw(config: ModelConfig, out: Path, *, quiet: bool) -> dict[str, object]:
+def measure_and_draw_attention_cost(config: ModelConfig, figure_path: Path, *, quiet: bool) -> dict[str, object]:
     """Measure and draw the cost, print it unless `quiet`, and return the values for --json."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    counts = token_counts(config.num_heads, device)
-    costs = measure_attention(config.num_heads, config.head_width, counts, device)
-    fits = exponents(costs)
+    counts = choose_token_counts(config.num_heads, device)
+    costs = measure_attention_costs(config.num_heads, config.head_width, counts, device)
+    fits = fit_exponents_by_implementation(costs)
     figure = draw_costs(costs, f"{config.num_heads} heads of width {config.head_width}")
-    save(figure, out)
+    save_figure(figure, figure_path)
     if not quiet:
-        _print(costs, fits)
-        print(f"Figure: {out}")
-    return {"costs": [asdict(cost) for cost in costs], "exponents": fits, "device": device, "picture": str(out)}
+        _print_cost_table(costs, fits)
+        print(f"Figure: {figure_path}")
+    return {"costs": [asdict(cost) for cost in costs], "exponents": fits, "device": device, "picture": str(figure_path)}
 
 
-def _print(costs: list[Cost], fits: dict[str, dict[str, float]]) -> None:
-    columns = ["tokens", *[f"{LABELS[way]}: {what}" for way in WAYS for what in ("time", "memory")]]
+def _print_cost_table(costs: list[AttentionCost], fitted_exponents: dict[str, dict[str, float]]) -> None:
+    columns = ["tokens", *[f"{LABELS[way]}: {what}" for way in IMPLEMENTATIONS for what in ("time", "memory")]]
     rows = []
     for tokens in sorted({cost.tokens for cost in costs}):
         cells = {cost.way: cost for cost in costs if cost.tokens == tokens}
-        rows.append([str(tokens), *[text for way in WAYS for text in _cells(cells[way])]])
-    fitted = [f"tokens^{fits[way][field]:.2f}" for way in WAYS for field in ("seconds", "peak_bytes")]
+        rows.append([str(tokens), *[text for way in IMPLEMENTATIONS for text in _format_time_and_memory(cells[way])]])
+    fitted = [
+        f"tokens^{fitted_exponents[way][field]:.2f}" for way in IMPLEMENTATIONS for field in ("seconds", "peak_bytes")
+    ]
     rows.append(["fitted growth", *fitted])
-    console().print(
-        table(
-            "Measured cost of attention on this machine (forward pass, batch size 1)", columns, rows, right=set(columns)
+    create_console().print(
+        create_table(
+            "Measured cost of attention on this machine (forward pass, batch size 1)",
+            columns,
+            rows,
+            right_aligned=set(columns),
         )
     )
     print(f"Fitted growth: {describe_fit(costs)} {THEORY}")
 
 
-def _cells(cost: Cost) -> tuple[str, str]:
-    return numbers.duration(cost.seconds), numbers.size(cost.peak_bytes)
+def _format_time_and_memory(cost: AttentionCost) -> tuple[str, str]:
+    return numbers.format_duration(cost.seconds), numbers.format_bytes(cost.peak_bytes)

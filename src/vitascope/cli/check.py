@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitascope.cli.tables import console, table
+from vitascope.cli.console import create_console, create_table
 from vitascope.errors import UserError
 
 if TYPE_CHECKING:
-    from vitascope.checking.result import Reports
+    from vitascope.coursework.checker.report import FileReport
 
 exercises = typer.Typer(help="List the exercises, or write an exercise file to fill in.", no_args_is_help=True)
 
@@ -47,20 +47,24 @@ def check(
     if seconds <= 0 or memory <= 0:
         raise UserError("--seconds and --memory must be greater than 0.")
     if part is not None:
-        from vitascope.checking.finding import PARTS
-        from vitascope.errors import did_you_mean
+        from vitascope.coursework.checker.check import PARTS
+        from vitascope.errors import suggest_choice
 
         if part not in PARTS:
-            raise UserError(f"There is no part {part}. {did_you_mean(part, PARTS)}")
+            raise UserError(f"There is no part {part}. {suggest_choice(part, PARTS)}")
     limits = {"part": part, "seconds": seconds, "memory": memory}
-    code = _all(folder, limits, as_json) if folder is not None else _one(file or "", limits, as_json)
+    code = (
+        _check_all_files(folder, limits, as_json)
+        if folder is not None
+        else _check_one_file(file or "", limits, as_json)
+    )
     raise typer.Exit(code)
 
 
-def _one(words: str, limits: dict[str, Any], as_json: bool) -> int:
-    from vitascope.checking.isolation import check_file
+def _check_one_file(file_and_name: str, limits: dict[str, Any], as_json: bool) -> int:
+    from vitascope.coursework.checker.sandbox import check_file
 
-    path, _, name = words.rpartition(":") if ".py:" in words else (words, "", "")
+    path, _, name = file_and_name.rpartition(":") if ".py:" in file_and_name else (file_and_name, "", "")
     if Path(path).is_dir():
         raise UserError(f"{path} is a folder. To check all files in it, run: vitascope check --all {path}")
     if as_json and not Path(path).is_file():
@@ -68,32 +72,34 @@ def _one(words: str, limits: dict[str, Any], as_json: bool) -> int:
         return 2
     reports = check_file(Path(path), name or None, **limits)
     if as_json:
-        print(json.dumps(reports.as_json(), indent=1))
+        print(json.dumps(reports.to_json_summary(), indent=1))
         return reports.exit_code
-    for report in reports.parts:
+    for report in reports.part_reports:
         print(f"{report}\n")
-    how = _how_to_check(path, reports.passed_over, limits["part"]) if reports.passed_over else ""
+    how = _how_to_check(path, reports.unrecognized_names, limits["part"]) if reports.unrecognized_names else ""
     if how and not reports.is_empty:
-        print(f"Not recognised: {', '.join(reports.passed_over)}.{how}")
+        print(f"Not recognised: {', '.join(reports.unrecognized_names)}.{how}")
     if reports.error is not None:
         more = how if reports.is_empty else ""
         print(f"vitascope: {path} could not be checked. {reports.error}{more}", file=sys.stderr)
-    elif len(reports.parts) > 1:
-        print(f"{sum(report.passed for report in reports.parts)} of {len(reports.parts)} parts are correct.")
+    elif len(reports.part_reports) > 1:
+        print(
+            f"{sum(report.passed for report in reports.part_reports)} of {len(reports.part_reports)} parts are correct."
+        )
     return reports.exit_code
 
 
 def _how_to_check(path: str, names: list[str], part: str | None) -> str:
     """The command that checks a function whose part is not recognised by its name."""
-    from vitascope.checking.finding import PARTS
+    from vitascope.coursework.checker.check import PARTS
 
     others = "" if part else f" (other parts: {', '.join(PARTS[1:])})"
     which = "it" if len(names) == 1 else "one of them"
     return f" To check {which}, run: vitascope check {path}:{names[0]} --part {part or PARTS[0]}{others}"
 
 
-def _all(folder: Path, limits: dict[str, Any], as_json: bool) -> int:
-    from vitascope.checking.isolation import check_file
+def _check_all_files(folder: Path, limits: dict[str, Any], as_json: bool) -> int:
+    from vitascope.coursework.checker.sandbox import check_file
 
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
@@ -103,53 +109,57 @@ def _all(folder: Path, limits: dict[str, Any], as_json: bool) -> int:
         raise UserError(f"There is no .py file in {folder}.")
     with ThreadPoolExecutor(max_workers=2) as pool:
         found = dict(zip(paths, pool.map(lambda path: check_file(path, **limits), paths), strict=True))
-    print(json.dumps(_graded(found, folder), indent=1)) if as_json else _print_graded(found, folder)
+    print(json.dumps(_make_grading_json(found, folder), indent=1)) if as_json else _print_grading_table(found, folder)
     return max((reports.exit_code for reports in found.values() if not reports.is_empty), default=2)
 
 
-def _graded(found: "dict[Path, Reports]", folder: Path) -> dict[str, Any]:
-    from vitascope.checking.exercise import points
+def _make_grading_json(reports_by_path: "dict[Path, FileReport]", folder: Path) -> dict[str, Any]:
+    from vitascope.coursework.exercises import grade_sheet_e
 
     parts, files = [], []
-    for path, reports in found.items():
+    for path, reports in reports_by_path.items():
         name = str(path.relative_to(folder))
-        parts += [report.as_json() | {"file": name} for report in reports.parts]
-        given = [point._asdict() for point in points(reports.parts)]
+        parts += [report.to_json_summary() | {"file": name} for report in reports.part_reports]
+        given = [point._asdict() for point in grade_sheet_e(reports.part_reports)]
         files.append({"file": name, "error": reports.error, "points": sum(p["given"] for p in given), "for": given})
     return {"parts": parts, "files": files}
 
 
-def _print_graded(found: "dict[Path, Reports]", folder: Path) -> None:
-    from vitascope.checking.exercise import SHEET_E, UNCHECKED, points
+def _print_grading_table(reports_by_path: "dict[Path, FileReport]", folder: Path) -> None:
+    from vitascope.coursework.exercises import SHEET_E, UNCHECKED_POINTS_NOTE, grade_sheet_e
 
     rows = []
-    graded = {path for path, reports in found.items() if any(one.part in SHEET_E for one in reports.parts)}
-    for path, reports in found.items():
+    graded = {
+        path for path, reports in reports_by_path.items() if any(one.part in SHEET_E for one in reports.part_reports)
+    }
+    for path, reports in reports_by_path.items():
         name = str(path.relative_to(folder))
-        total = points(reports.parts)
+        total = grade_sheet_e(reports.part_reports)
         words = (
             f"{sum(point.given for point in total)} of {sum(point.of for point in total)}" if path in graded else "–"
         )
         lines = [
             [one.name, one.part, "correct" if one.passed else one.verdict or ", ".join(one.mistakes)]
-            for one in reports.parts
+            for one in reports.part_reports
         ]
         if reports.error is not None:
             lines.append(["", "", "nothing to check" if reports.is_empty else f"could not be checked. {reports.error}"])
         rows += [[name if n == 0 else "", *line, words if n == 0 else ""] for n, line in enumerate(lines)]
-    console().print(table(f"Results for {folder}", ["file", "name", "part", "result", "points (sheet E)"], rows))
+    create_console().print(
+        create_table(f"Results for {folder}", ["file", "name", "part", "result", "points (sheet E)"], rows)
+    )
     if graded:
-        print(UNCHECKED)
+        print(UNCHECKED_POINTS_NOTE)
 
 
 @exercises.command("list")
 def list_exercises() -> None:
     """List the exercises."""
-    from vitascope.checking.exercise import EXERCISES, UNCHECKED
+    from vitascope.coursework.exercises import EXERCISES, UNCHECKED_POINTS_NOTE
 
     rows = [[name, words] for name, words in EXERCISES.items()]
-    console().print(table("Exercises", ["name", "task"], rows))
-    print(UNCHECKED)
+    create_console().print(create_table("Exercises", ["name", "task"], rows))
+    print(UNCHECKED_POINTS_NOTE)
     print("The sheets are coursework. To see what each one asks for, run: vitascope sheet --help")
     print("To start an exercise, run: vitascope exercise start NAME")
 
@@ -162,7 +172,7 @@ def start_exercise(
     ] = None,
 ) -> None:
     """Write an exercise file. Replace each `...` in it with your own code."""
-    from vitascope.checking.exercise import start
+    from vitascope.coursework.exercises import write_exercise_file
 
-    path = start(name, out)
+    path = write_exercise_file(name, out)
     print(f"Wrote {path}. Replace every ... in it. Then run: vitascope check {path}")

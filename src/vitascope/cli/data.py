@@ -7,47 +7,51 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(help="List, describe and preview data sets.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(help="A data set name, a folder with one subfolder per class, or an .npz file.")]
-Root = Annotated[
+DataName = Annotated[
+    str, typer.Argument(help="A data set name, a folder with one subfolder per class, or an .npz file.")
+]
+DataRoot = Annotated[
     str | None, typer.Option(help="Folder of the named data sets. Default: $VITASCOPE_DATA, or the cache folder.")
 ]
 
 
 @app.command("list")
-def list_(root: Root = None) -> None:
+def list_data_sets(root: DataRoot = None) -> None:
     """List the named data sets and show which are on this machine."""
-    from vitascope.data.named import NAMED, find
-    from vitascope.data.places import data_root
+    from vitascope.data.data_root import resolve_data_root
+    from vitascope.data.sources.named import PUBLISHED_DATASETS, find_published_dataset
 
-    place = data_root(root)
+    place = resolve_data_root(root)
     print(f"Data root: {place}")
     print(f"  {'digits':<14} {'built in':<10} handwritten digits, 8×8 grayscale, 898 training and 899 test images")
-    for name, facts in NAMED.items():
-        print(f"  {name:<14} {'available' if find(name, place) else 'not found':<10} {facts.words}")
+    for name, facts in PUBLISHED_DATASETS.items():
+        print(
+            f"  {name:<14} {'available' if find_published_dataset(name, place) else 'not found':<10} {facts.description}"
+        )
     print("Your own data: a folder with one subfolder of images per class, or an .npz file with the arrays")
     print("x_train, y_train, x_test and y_test.")
 
 
 @app.command()
 def describe(
-    name: Name,
-    root: Root = None,
+    name: DataName,
+    root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Show image counts and sizes, class balance, pixel mean and standard deviation, and duplicate images."""
-    from vitascope.data.description import describe_data
+    from vitascope.data.statistics import summarize_data
 
-    found = describe_data(name, root)
-    print(json.dumps(found.as_dict(), indent=1) if as_json else found.as_text())
+    found = summarize_data(name, root)
+    print(json.dumps(found.as_dict(), indent=1) if as_json else found.format_text())
 
 
 @app.command()
 def preview(
-    name: Name,
+    name: DataName,
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Settings, such as data.augment.flip=0.")
     ] = None,
-    root: Root = None,
+    root: DataRoot = None,
     seed: Annotated[int, typer.Option(help="Random seed of the augmentation.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
         "preview.png"
@@ -57,6 +61,6 @@ def preview(
 
     Example: vitascope data preview cifar10 data.augment.flip=0
     """
-    from vitascope.cli.preview import draw_preview
+    from vitascope.cli.figures import draw_augmentation_preview
 
-    print(f"Figure: {draw_preview(name, settings or [], root, seed, out)}")
+    print(f"Figure: {draw_augmentation_preview(name, settings or [], root, seed, out)}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitascope.errors import UserError, did_you_mean
+from vitascope.errors import UserError, suggest_choice
 
 app = typer.Typer(
     help="Draw position embeddings, masks, patches, and the steps from an image to its prediction.",
@@ -14,7 +14,7 @@ app = typer.Typer(
 
 
 @app.command()
-def positions(
+def draw_positions(
     kind: Annotated[str, typer.Option(help="sinusoidal (1-D), sincos2d or rotary.")] = "sinusoidal",
     length: Annotated[int | None, typer.Option(help="Number of positions (sinusoidal only).", min=1)] = None,
     width: Annotated[int | None, typer.Option(help="Number of features.", min=1)] = None,
@@ -26,35 +26,35 @@ def positions(
     ),
 ) -> None:
     """Draw a position embedding as a heat map: positions along x, features along y (sheet D)."""
-    from vitascope.cli.pictures import draw_grid_positions, draw_sinusoidal
+    from vitascope.cli.figures import draw_grid_positions, draw_sinusoidal_positions
 
     if kind == "sinusoidal" and grid is not None:
         raise UserError("--grid is only for --kind sincos2d and --kind rotary.")
     if kind in ("sincos2d", "rotary") and length is not None:
         raise UserError(f"--length is only for --kind sinusoidal. For {kind}, set --grid.")
     if kind == "sinusoidal":
-        print(f"Figure: {draw_sinusoidal(length, width, out)}")
+        print(f"Figure: {draw_sinusoidal_positions(length, width, out)}")
     elif kind in ("sincos2d", "rotary"):
-        print(f"Figure: {draw_grid_positions(kind, _grid(grid or '8x8'), width or 64, out)}")
+        print(f"Figure: {draw_grid_positions(kind, _parse_grid(grid or '8x8'), width or 64, out)}")
     else:
-        raise UserError(f"--kind {kind} is unknown. {did_you_mean(kind, ('sinusoidal', 'sincos2d', 'rotary'))}")
+        raise UserError(f"--kind {kind} is unknown. {suggest_choice(kind, ('sinusoidal', 'sincos2d', 'rotary'))}")
 
 
 @app.command()
-def mask(
+def draw_mask(
     tokens: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1000)] = 5,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("mask.png"),
 ) -> None:
     """Print and draw the causal mask: 0 on and below the diagonal, −10,000 above it (sheet C)."""
-    from vitascope.cli.pictures import draw_causal_mask
-    from vitascope.sheets.pictures import mask_as_text
+    from vitascope.cli.figures import draw_causal_mask
+    from vitascope.coursework.sheets.figures import format_causal_mask
 
-    print(mask_as_text(tokens) if tokens <= 12 else f"{tokens}×{tokens}: too large to print")
+    print(format_causal_mask(tokens) if tokens <= 12 else f"{tokens}×{tokens}: too large to print")
     print(f"Figure: {draw_causal_mask(tokens, out)}")
 
 
 @app.command()
-def story(
+def draw_forward_pass(
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[RECIPE] [KEY=VALUE]…", help="A recipe and model settings. Default: digits."),
@@ -64,18 +64,18 @@ def story(
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("story.png"),
 ) -> None:
     """Draw the steps from an image to its prediction: patches, tokens, attention, class probabilities."""
-    from vitascope.cli.pictures import draw_fresh_story, draw_trained_story
-    from vitascope.recipe.reading import read_model, split_words
+    from vitascope.cli.figures import draw_trained_forward_pass, draw_untrained_forward_pass
+    from vitascope.recipe.reading import read_model_config, split_recipe_args
 
     if run is not None:
-        print(f"Figure: {draw_trained_story(run, out)}")
+        print(f"Figure: {draw_trained_forward_pass(run, out)}")
         return
-    recipe, settings = split_words(words or [])
-    print(f"Figure: {draw_fresh_story(read_model(recipe or 'digits', settings), seed, out)}")
+    recipe, settings = split_recipe_args(words or [])
+    print(f"Figure: {draw_untrained_forward_pass(read_model_config(recipe or 'digits', settings), seed, out)}")
 
 
 @app.command(name="shifted")
-def shifted_images(
+def draw_shifted_images(
     image: Annotated[Path | None, typer.Argument(help="An image file. Default: a digit.")] = None,
     patch_size: Annotated[int, typer.Option(help="Patch size in the 32×32 image. The shift is half of it.")] = 4,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
@@ -83,25 +83,25 @@ def shifted_images(
     ),
 ) -> None:
     """Draw the image and its four shifted copies, from which tokenizer=spt cuts its patches."""
-    from vitascope.cli.small_data import draw_shifted
+    from vitascope.cli.figures import draw_shifted_copies
 
-    print(f"Figure: {draw_shifted(image, patch_size, out)}")
+    print(f"Figure: {draw_shifted_copies(image, patch_size, out)}")
 
 
 @app.command()
-def fewer(
+def draw_fewer_tokens(
     model: Annotated[str, typer.Argument(help="A run or pretrained weights.")],
     image: Annotated[Path, typer.Argument(help="An image file.")],
     tokens: Annotated[int, typer.Option(help="Number of tokens to remove in each block.", min=1)] = 8,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("fewer.png"),
 ) -> None:
     """Draw which patches are merged or dropped at inference, with the resulting predictions."""
-    from vitascope.cli.small_data import draw_fewer
+    from vitascope.cli.figures import draw_token_reduction
 
-    print(f"Figure: {draw_fewer(model, image, tokens, out)}")
+    print(f"Figure: {draw_token_reduction(model, image, tokens, out)}")
 
 
-def _grid(text: str) -> tuple[int, int]:
+def _parse_grid(text: str) -> tuple[int, int]:
     sides = text.lower().replace("×", "x").split("x")
     if len(sides) != 2 or not all(side.isascii() and side.isdigit() and int(side) > 0 for side in sides):
         raise UserError(f"--grid {text} is not a grid. Write rows×columns, such as 8x8.")

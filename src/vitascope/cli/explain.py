@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from vitascope.cli.evaluate import Best, print_broken
-from vitascope.cli.loading import print_notes
-from vitascope.cli.tables import console, table
-from vitascope.errors import UserError, did_you_mean, format_count
+from vitascope.cli.console import create_console, create_table, print_notes
+from vitascope.cli.evaluate import BestOption, print_unreadable_files
+from vitascope.errors import UserError, format_count, suggest_choice
 
 if TYPE_CHECKING:
-    from vitascope.evaluation.reading import Pictures
-    from vitascope.explain.figures import Written
-    from vitascope.explain.subject import Subject
+    from vitascope.evaluation.prediction import LoadedImages
+    from vitascope.explain.figures import ExplainReport
+    from vitascope.explain.subject import ExplainedModel
 
 Analysis = Annotated[bool, typer.Option(help="Also analyse heads, blocks and features on validation images.")]
-SHOWN = 30  # number of files that are listed
+MAX_LISTED_FILES = 30  # number of files that are listed
 
 
 def explain(
@@ -33,7 +32,7 @@ def explain(
         str | None, typer.Option(help="ROW,COLUMN of the query patch, from 1. Default: the classifier's input.")
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class name or index to explain. Default: the prediction.")] = None,
-    best: Best = False,
+    best: BestOption = False,
     analysis: Analysis = True,
     split: Annotated[str | None, typer.Option(help="Images for --analysis: val (default), train or test.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, with every number of the figures.")] = False,
@@ -42,81 +41,91 @@ def explain(
 
     Example: vitascope explain runs/digits photo.png
     """
-    from vitascope.evaluation.reading import read_files
+    from vitascope.evaluation.prediction import read_image_files
     from vitascope.explain.subject import open_subject
 
-    names, place = _methods(methods), _numbers(query, "--query")
+    names, place = _parse_methods(methods), _parse_integers(query, "--query")
     if place is not None and len(place) != 2:
         raise UserError(f"--query {query} must be ROW,COLUMN, such as 3,5.")
     subject = open_subject(run, best=best)
     print_notes(subject.notes)
-    pictures = read_files(images, subject.stored)
-    number = None if target is None else subject.number_of(target)
-    shown = _numbers(blocks, "--blocks"), _numbers(heads, "--heads")
+    pictures = read_image_files(images, subject.stored_shape)
+    number = None if target is None else subject.find_class_index(target)
+    shown = _parse_integers(blocks, "--blocks"), _parse_integers(heads, "--heads")
     asked = names, *shown, (place[0], place[1]) if place else None, number
     with TemporaryDirectory() as nowhere:  # --json without --out writes no files
         folder = out or (Path(nowhere) if as_json else Path("explained"))
-        written = _write(subject, pictures, asked, folder, analysis, split)
-    print_broken(pictures.broken)
+        written = _write_explanations(subject, pictures, asked, folder, analysis, split)
+    print_unreadable_files(pictures.unreadable_files)
     if as_json:
         print(json.dumps(written.as_dict()))
     else:
-        _tell(written, len(pictures.images), folder)
+        _print_faithfulness(written, len(pictures.images), folder)
 
 
-def _methods(words: str | None) -> list[str]:
+def _parse_methods(method_list: str | None) -> list[str]:
     from vitascope.explain.attribution import METHODS
 
-    names = words.split(",") if words is not None else list(METHODS)
+    names = method_list.split(",") if method_list is not None else list(METHODS)
     for name in names:
         if name not in METHODS:
-            raise UserError(f"The method '{name}' is unknown. {did_you_mean(name, METHODS)}")
+            raise UserError(f"The method '{name}' is unknown. {suggest_choice(name, METHODS)}")
     return names
 
 
-def _write(
-    subject: "Subject", pictures: "Pictures", asked: tuple[Any, ...], out: Path, analysis: bool, split: str | None
-) -> "Written":
-    from vitascope.explain.everything import write_everything
-    from vitascope.explain.figures import Asked
+def _write_explanations(
+    subject: "ExplainedModel",
+    images: "LoadedImages",
+    request_fields: tuple[Any, ...],
+    out_folder: Path,
+    analysis: bool,
+    split: str | None,
+) -> "ExplainReport":
+    from vitascope.explain.figures import ExplainRequest
+    from vitascope.explain.write_explanations import write_explanations_and_probes
 
     with Console(stderr=True).status(
-        f"Explaining {format_count(len(pictures.images), 'image')}. Occlusion takes the longest …"
+        f"Explaining {format_count(len(images.images), 'image')}. Occlusion takes the longest …"
     ):
-        return write_everything(subject, pictures, Asked(*asked), out, analysis=analysis, split=split)
+        return write_explanations_and_probes(
+            subject, images, ExplainRequest(*request_fields), out_folder, analysis=analysis, split=split
+        )
 
 
-def _tell(written: "Written", images: int, out: Path) -> None:
+def _print_faithfulness(explanations: "ExplainReport", num_images: int, out_folder: Path) -> None:
     from vitascope.explain.attribution import DESCRIPTIONS
 
     rows = [
         [row.method, f"{row.insertion - row.deletion:+.3f}", f"{row.deletion:.3f}", f"{row.insertion:.3f}"]
-        for row in written.evidence
+        for row in explanations.faithfulness
     ]
-    title = f"Faithfulness of the methods, best first ({format_count(images, 'image')})"
+    title = f"Faithfulness of the methods, best first ({format_count(num_images, 'image')})"
     columns = ["method", "insertion − deletion", "deletion (lower is better)", "insertion (higher is better)"]
-    console().print(table(title, columns, rows, right=set(columns[1:])))
+    create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
     print(
         "Mean probability of the explained class while patches are removed (deletion) or added (insertion), most\n"
         "important first. Use many images to compare methods."
     )
-    for row in written.evidence:
+    for row in explanations.faithfulness:
         print(f"  {row.method:<21}{DESCRIPTIONS[row.method]}")
-    shown = [str(path) for path in written.files if path.suffix == ".png"]
-    print("\n".join(shown[:SHOWN]) + (f"\n… and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""))
-    print(f"All figures (PNG and SVG) and numbers (explanations.json): {out}")
+    shown = [str(path) for path in explanations.files if path.suffix == ".png"]
+    print(
+        "\n".join(shown[:MAX_LISTED_FILES])
+        + (f"\n… and {len(shown) - MAX_LISTED_FILES} more" if len(shown) > MAX_LISTED_FILES else "")
+    )
+    print(f"All figures (PNG and SVG) and numbers (explanations.json): {out_folder}")
 
 
-def _numbers(words: str | None, option: str) -> list[int] | None:
-    if words is None:
+def _parse_integers(comma_separated: str | None, option_name: str) -> list[int] | None:
+    if comma_separated is None:
         return None
     try:
-        return [int(word) for word in words.split(",")]
+        return [int(word) for word in comma_separated.split(",")]
     except ValueError as error:
-        raise UserError(f"{option} {words} must be whole numbers separated by commas.") from error
+        raise UserError(f"{option_name} {comma_separated} must be whole numbers separated by commas.") from error
 
 
-def report(
+def write_html_report(
     run: Annotated[Path, typer.Argument(help="A run folder, or runs/RECIPE for its newest run.")],
     split: Annotated[
         str | None, typer.Option(help="val (default), train or test. Each use of the test set is logged in the run.")
@@ -124,8 +133,8 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Output file. Default: RUN/report.html.")] = None,
 ) -> None:
     """Write one HTML page about a run: curves, errors, analysis and interactive attention maps."""
-    from vitascope.explain.report import write_report
+    from vitascope.explain.report import write_run_report
 
     with Console(stderr=True).status("Evaluating the run and analysing the model …"):
-        written = write_report(run, split, out)
+        written = write_run_report(run, split, out)
     print(f"Report: {written} ({written.stat().st_size / 2**20:.1f} MiB). Open it in a browser. It works offline.")

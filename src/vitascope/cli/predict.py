@@ -1,4 +1,4 @@
-"""`vitascope predict`, `embed` and `similar`: apply a trained model to new images."""
+"""`vitascope predict`, `embed`, `similar` and `probe`: apply a trained model to new images."""
 
 import csv
 import json
@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from vitascope.cli.evaluate import RunPath, Views, print_broken
-from vitascope.cli.loading import loaded
-from vitascope.cli.tables import console, table
+from vitascope.cli.console import create_console, create_table, load_model
+from vitascope.cli.evaluate import BestOption, RunPath, ViewsOption, print_unreadable_files
 from vitascope.errors import UserError, format_count
 
 
 def predict(
     run: RunPath,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE…|FOLDER", help="Image files or folders of images.")],
-    views: Views = 1,
+    views: ViewsOption = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print only JSON, with the probability of every class.")
     ] = False,
@@ -30,9 +30,9 @@ def predict(
     if as_json and as_csv:
         raise UserError("Choose one of --json and --csv.")
 
-    model = loaded(run, device="auto")
+    model = load_model(run, device="auto")
     found = model.predict(images, views=views)
-    print_broken(found.broken)
+    print_unreadable_files(found.unreadable_files)
     if as_json:
         print(json.dumps([item.as_dict() for item in found]))
     elif as_csv:
@@ -40,9 +40,14 @@ def predict(
         writer.writerow(["file", "class", "probability"])
         writer.writerows([item.file, item.label, f"{item.probability:.6f}"] for item in found)
     else:
-        rows = [[str(item.file), *(f"{name} {share:.1%}" for name, share in item.likeliest[:3])] for item in found]
+        rows = [
+            [str(item.file), *(f"{name} {share:.1%}" for name, share in item.classes_by_probability[:3])]
+            for item in found
+        ]
         columns = ["file", "prediction", "second", "third"][: len(rows[0])]
-        console().print(table(f"Predictions of {model.name} for {format_count(len(rows), 'image')}", columns, rows))
+        create_console().print(
+            create_table(f"Predictions of {model.name} for {format_count(len(rows), 'image')}", columns, rows)
+        )
 
 
 def embed(
@@ -56,14 +61,14 @@ def embed(
     """
     from vitascope.evaluation import embedding
 
-    embedding.check_ending(out)
-    found = embedding.embed(loaded(run, device="auto"), folder)
+    embedding.check_feature_file_suffix(out)
+    found = embedding.compute_image_features(load_model(run, device="auto"), folder)
     found.save(out)
-    print_broken(found.broken)
+    print_unreadable_files(found.unreadable_files)
     print(f"{len(found.files):,} images × {found.features.shape[1]} features: {out}")
 
 
-def similar(
+def find_similar_images(
     run: RunPath,
     image: Annotated[Path, typer.Argument(help="An image file.")],
     among: Annotated[Path | None, typer.Option(help="Folder to search. Default: the run's training images.")] = None,
@@ -73,20 +78,62 @@ def similar(
     ),
 ) -> None:
     """Find and draw the images whose features are most similar to those of an image."""
-    from vitascope.draw.look import check_ending, save
-    from vitascope.evaluation import neighbours
+    from vitascope.draw.style import check_figure_suffix, save_figure
+    from vitascope.evaluation import embedding as neighbours
     from vitascope.evaluation.figures import SAME, draw_neighbours
 
-    check_ending(out)
-    found = neighbours.similar(loaded(run, device="auto"), image, among, count)
-    print_broken(found.broken)
+    check_figure_suffix(out)
+    found = neighbours.find_similar_images(load_model(run, device="auto"), image, among, count)
+    print_unreadable_files(found.unreadable_files)
     labels = [name + SAME * same for name, same in zip(found.labels, found.identical, strict=True)]
     columns = {"class" if among is None else "folder": labels}
-    columns["cosine similarity"] = [f"{cosine:.3f}" for cosine in found.similarity]
-    if found.found.names:
-        columns["file"] = found.found.names
+    columns["cosine similarity"] = [f"{cosine:.3f}" for cosine in found.similarities]
+    if found.nearest_samples.file_paths:
+        columns["file"] = found.nearest_samples.file_paths
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    prediction = f", predicted {found.said.label} ({found.said.probability:.1%})" if found.said else ""
-    title = f"{image}{prediction}: most similar of {found.searched}"
-    console().print(table(title, list(columns), rows, right={"cosine similarity"}))
-    print(f"Figure: {save(draw_neighbours(found), out)}")
+    prediction = (
+        f", predicted {found.prediction.label} ({found.prediction.probability:.1%})" if found.prediction else ""
+    )
+    title = f"{image}{prediction}: most similar of {found.searched_description}"
+    create_console().print(create_table(title, list(columns), rows, right_aligned={"cosine similarity"}))
+    print(f"Figure: {save_figure(draw_neighbours(found), out)}")
+
+
+def probe(
+    run: RunPath,
+    split: Annotated[str, typer.Option(help="val (validation images) or test.")] = "val",
+    neighbours: Annotated[int, typer.Option(help="Number of nearest neighbours.")] = 20,
+    labels: Annotated[float, typer.Option(help="Fraction of the training labels to use.")] = 1.0,
+    max_images: Annotated[int, typer.Option(help="Use at most this many training images. 0: all.")] = 0,
+    best: BestOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+) -> None:
+    """Evaluate a run's frozen features with k-nearest neighbours and a linear probe.
+
+    Example: vitascope probe runs/cifar10-dino --labels 0.1
+    """
+    from vitascope.evaluation.probe import evaluate_frozen_features as look
+    from vitascope.evaluation.report import format_split_name
+
+    model = load_model(run, best=best, device="auto")
+    with Console(stderr=True).status(
+        "Computing features. On a CPU this can take minutes; --max-images limits the images …"
+    ):
+        found = look(model, split, num_neighbours=neighbours, max_images=max_images, label_fraction=labels)
+    if as_json:
+        print(json.dumps(found.as_dict()))
+        return
+    print(f"Run: {model.run.path}")
+    rows = [
+        [f"k-nearest neighbours (k={found.neighbours})", f"{found.knn:.2%}", _format_interval(found.knn_interval)],
+        ["linear probe", f"{found.linear:.2%}", _format_interval(found.linear_interval)],
+    ]
+    title = f"Accuracy on {found.images:,} {format_split_name(found.split)} images, fitted on {found.known:,} training images"
+    create_console().print(
+        create_table(title, ["classifier", "accuracy", "95 % confidence interval"], rows, right_aligned=("accuracy",))
+    )
+    print(f"Feature spread: {found.spread:.3f} (0: collapsed, all images have the same features; 1: maximal)")
+
+
+def _format_interval(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.2%} to {interval[1]:.2%}"

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from vitascope.cli.console import create_console
 from vitascope.cli.evaluate import RunPath
-from vitascope.cli.tables import console
-from vitascope.recipe.reading import read_recipe, recipe_first
+from vitascope.recipe.reading import read_recipe, split_required_recipe_args
 from vitascope.recipe.schema import Recipe
 
-Words = Annotated[
+RecipeArguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RECIPE [KEY=VALUE]…",
@@ -23,17 +23,17 @@ Words = Annotated[
 
 
 def train(
-    words: Words = None,
+    words: RecipeArguments = None,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
 ) -> None:
     """Train a model from a recipe, a YAML file of settings. Results go to runs/<recipe>/<date>-seed<n>/.
 
     Example: vitascope train digits train.epochs=20 model.depth=4
     """
-    recipe = _read(words)
+    recipe = _read_recipe_arguments(words)
     from vitascope.training.train import train_recipe
 
-    _stoppable(lambda: train_recipe(recipe, runs, console()))
+    _run_interruptible(lambda: train_recipe(recipe, runs, create_console()))
 
 
 def resume(run: RunPath) -> None:
@@ -45,11 +45,11 @@ def resume(run: RunPath) -> None:
     from vitascope.training.train import resume_run
 
     found = open_run(run)
-    _stoppable(lambda: resume_run(found, console()))
+    _run_interruptible(lambda: resume_run(found, create_console()))
 
 
-def lr_find(
-    words: Words = None,
+def suggest_learning_rate(
+    words: RecipeArguments = None,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
         "lr-find.png"
     ),
@@ -58,32 +58,32 @@ def lr_find(
 
     Example: vitascope lr-find digits
     """
-    recipe = _read(words)
-    from vitascope.training.rate_finder import RULE, find_rate
+    recipe = _read_recipe_arguments(words)
+    from vitascope.training.rate_finder import RULE, find_learning_rate
 
-    found = find_rate(recipe, console())
-    found.draw(out)
-    end = f"The loss diverges above {found.broken:.2g}." if found.broken else "The loss did not diverge."
-    if found.suggested is None:
-        print(f"No suggestion: the loss hardly fell in {len(found.rates)} steps. {end}")
+    found = find_learning_rate(recipe, create_console())
+    found.save_figure(out)
+    end = f"The loss diverges above {found.divergence_lr:.2g}." if found.divergence_lr else "The loss did not diverge."
+    if found.suggested_lr is None:
+        print(f"No suggestion: the loss hardly fell in {len(found.learning_rates)} steps. {end}")
     else:
         muon = ""
         if recipe.train.optimizer == "muon":  # lr-find raises both rates in proportion
-            muon = f" train.muon_lr={recipe.train.muon_lr * found.suggested / recipe.train.lr:.2g}"
-        print(f"Suggested: train.lr={found.suggested:.2g}{muon}\nThis is {RULE} {end}")
+            muon = f" train.muon_lr={recipe.train.muon_lr * found.suggested_lr / recipe.train.lr:.2g}"
+        print(f"Suggested: train.lr={found.suggested_lr:.2g}{muon}\nThis is {RULE} {end}")
         if muon:
             print("train.muon_lr was raised in proportion to train.lr. Change both together.")
     print(f"Figure: {out}")
 
 
-def _read(words: list[str] | None) -> Recipe:
-    return read_recipe(*recipe_first(words))
+def _read_recipe_arguments(arguments: list[str] | None) -> Recipe:
+    return read_recipe(*split_required_recipe_args(arguments))
 
 
-def _stoppable(work: Callable[[], object]) -> None:
+def _run_interruptible(run_training: Callable[[], object]) -> None:
     """Run training. Ctrl-C and SIGTERM stop it after a save, with exit code 130."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        work()
+        run_training()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,52 +1,109 @@
-"""Images and draws -> varied images, a whole batch at once, each image by its own draw, on whatever device they are."""
+"""Augment a batch of images on its device, each image by its own random draws; MixUp and CutMix.
+
+MixUp (Zhang et al. 2018) blends two images, CutMix (Yun et al. 2019) pastes a rectangle of one into the other. Each
+image has its own kind and share; its partner is the image before it in the batch.
+"""
+
+from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
-from vitascope.data.colour import jitter
 from vitascope.data.config import NO_CROP, AugmentConfig
-from vitascope.data.draws import Draws
-from vitascope.data.randaugment import randaugment
-from vitascope.data.warp import cut_out, turn_and_stretch
+from vitascope.data.dataset import Labels
+from vitascope.data.image_ops import apply_colour_jitter, crop_and_resize, rotate_and_scale
+from vitascope.data.randaugment import apply_randaugment
+from vitascope.data.sampling import RandomDraws
 from vitascope.shapes import Images
 
 
-def flip(images: Tensor, chosen: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class MixedLabels:
+    """What the answer should be: the image's own class by `share`, its partner's by the rest."""
+
+    labels: Labels
+    partner_labels: Labels
+    lam: Float[Tensor, "image"]
+
+    def compute_probabilities(self, num_classes: int) -> Float[Tensor, "image class"]:
+        share = self.lam[:, None]
+        return share * F.one_hot(self.labels, num_classes) + (1 - share) * F.one_hot(self.partner_labels, num_classes)
+
+    def get_dominant_labels(self) -> Labels:
+        """The class with the larger share, against which a training accuracy is counted."""
+        return torch.where(self.lam >= 0.5, self.labels, self.partner_labels)
+
+
+def make_unmixed_labels(labels: Labels) -> MixedLabels:
+    return MixedLabels(labels, labels, torch.ones(len(labels), device=labels.device))
+
+
+def mix_images_and_labels(images: Images, labels: Labels, draws: Tensor) -> tuple[Images, MixedLabels]:
+    """`draw` per image: kind (0 none, 1 MixUp, 2 CutMix), own share, row, column. Partners are rolled by one."""
+    kind, share, row, column = draws.unbind(1)
+    partner = images.roll(1, dims=0)
+    box, cut_share = compute_cutmix_mask_and_lam(share, row, column, images.shape[2], images.shape[3])
+    share = torch.where(kind == 2, cut_share, torch.where(kind == 1, share, 1.0))
+    weight = share[:, None, None, None].to(images.dtype)
+    blended = images * weight + partner * (1 - weight)
+    is_cut = (kind == 2)[:, None, None, None]
+    mixed = torch.where(is_cut, torch.where(box, partner, images), blended)
+    return mixed, MixedLabels(labels, labels.roll(1), share)
+
+
+def compute_cutmix_mask_and_lam(
+    lam: Tensor, relative_row: Tensor, relative_column: Tensor, height: int, width: int
+) -> tuple[Tensor, Tensor]:
+    """Rectangles of 1 - share of the area around a drawn centre, clipped at the edges, and the share truly left."""
+    half = (1 - lam).sqrt() / 2
+    centre_row, centre_column = relative_row * height, relative_column * width
+    top, bottom = (centre_row - half * height).round().clamp(0), (centre_row + half * height).round().clamp(max=height)
+    left, right = (
+        (centre_column - half * width).round().clamp(0),
+        (centre_column + half * width).round().clamp(max=width),
+    )
+    box = make_box_masks(top, bottom, left, right, height, width)
+    return box, 1 - (bottom - top) * (right - left) / (height * width)
+
+
+def flip_selected(images: Tensor, is_selected: Tensor) -> Tensor:
     """Mirror the chosen images left to right."""
-    return torch.where(chosen[:, None, None, None], images.flip(-1), images)
+    return torch.where(is_selected[:, None, None, None], images.flip(-1), images)
 
 
-def shift(images: Tensor, offsets: Tensor, fill: str) -> Tensor:
+def shift_images(images: Tensor, offsets: Tensor, fill_mode: str) -> Tensor:
     """Move each image by its (rows, columns); what comes in at the edge is zero or the image mirrored."""
     for axis in (0, 1):
         size = images.shape[2 + axis]
         place = torch.arange(size, device=images.device) + offsets[:, axis, None]
         inside = (place >= 0) & (place < size)
-        place = size - 1 - (size - 1 - place.abs()).abs() if fill == "reflect" else place
+        place = size - 1 - (size - 1 - place.abs()).abs() if fill_mode == "reflect" else place
         place = place.clamp(0, size - 1)
         view = (-1, 1, size, 1) if axis == 0 else (-1, 1, 1, size)
         images = images.gather(2 + axis, place.view(view).expand_as(images))
-        if fill != "reflect":
+        if fill_mode != "reflect":
             images = images * inside.view(view)
     return images
 
 
-def erase(images: Images, draw: Tensor, chance: float, largest: float) -> Images:
+def erase_rectangles(images: Images, draws: Tensor, probability: float, max_area: float) -> Images:
     """Wipe a rectangle of 2 % to `largest` of the chosen (normalised) images; 0 is the data's mean.
 
     Zhong et al. 2020: aspect ratio log-uniform between 0.3 and 1/0.3. Draw: chosen, area, aspect, row, column.
     """
     height, width = images.shape[2:]
-    area = (0.02 + draw[:, 1] * max(0.0, largest - 0.02)) * height * width
-    stretch = torch.exp((draw[:, 2] * 2 - 1) * 1.2039728)  # ln(1/0.3)
+    area = (0.02 + draws[:, 1] * max(0.0, max_area - 0.02)) * height * width
+    stretch = torch.exp((draws[:, 2] * 2 - 1) * 1.2039728)  # ln(1/0.3)
     rows = (area * stretch).sqrt().round().clamp(1, height)
     columns = (area / stretch).sqrt().round().clamp(1, width)
-    top, left = (draw[:, 3] * (height - rows + 1)).floor(), (draw[:, 4] * (width - columns + 1)).floor()
-    box = boxes(top, top + rows, left, left + columns, height, width)
-    return images.masked_fill(box & (draw[:, 0] < chance)[:, None, None, None], 0.0)
+    top, left = (draws[:, 3] * (height - rows + 1)).floor(), (draws[:, 4] * (width - columns + 1)).floor()
+    box = make_box_masks(top, top + rows, left, left + columns, height, width)
+    return images.masked_fill(box & (draws[:, 0] < probability)[:, None, None, None], 0.0)
 
 
-def boxes(top: Tensor, bottom: Tensor, left: Tensor, right: Tensor, height: int, width: int) -> Tensor:
+def make_box_masks(top: Tensor, bottom: Tensor, left: Tensor, right: Tensor, height: int, width: int) -> Tensor:
     """image × 1 × height × width: True inside each image's rectangle."""
     row = torch.arange(height, device=top.device)
     column = torch.arange(width, device=top.device)
@@ -55,23 +112,23 @@ def boxes(top: Tensor, bottom: Tensor, left: Tensor, right: Tensor, height: int,
     return rows[:, None, :, None] & columns[:, None, None, :]
 
 
-def vary_stored(images: Tensor, draws: Draws, policy: AugmentConfig) -> Tensor:
+def flip_and_shift(images: Tensor, draws: RandomDraws, policy: AugmentConfig) -> Tensor:
     """What can be done to the stored bytes: mirror and move."""
     if "flip" in draws:
-        images = flip(images, draws["flip"])
+        images = flip_selected(images, draws["flip"])
     if "shift" in draws:
-        images = shift(images, draws["shift"], policy.shift_fill or "zero")
+        images = shift_images(images, draws["shift"], policy.shift_fill or "zero")
     return images
 
 
-def vary_pixels(
-    images: Tensor, draws: Draws, policy: AugmentConfig, crop_size: tuple[int, int] | None = None
+def augment_pixels(
+    images: Tensor, draws: RandomDraws, policy: AugmentConfig, crop_size: tuple[int, int] | None = None
 ) -> Images:
     """What is done to pixels between 0 and 1: cut out, turn and stretch, RandAugment, colour."""
     if "crop" in draws:
-        images = cut_out(images, draws["crop"], policy.crop_scale or NO_CROP, crop_size)
+        images = crop_and_resize(images, draws["crop"], policy.crop_scale or NO_CROP, crop_size)
     if "warp" in draws:
-        images = turn_and_stretch(images, draws["warp"])
+        images = rotate_and_scale(images, draws["warp"])
     if "operation" in draws:
-        images = randaugment(images, draws["operation"], draws["sign"], policy.magnitude or 0.0)
-    return jitter(images, draws)
+        images = apply_randaugment(images, draws["operation"], draws["sign"], policy.magnitude or 0.0)
+    return apply_colour_jitter(images, draws)

@@ -1,17 +1,17 @@
-"""Settings of the data and its augmentation, checked on construction, without importing torch."""
+"""Settings of the data, and the default augmentation of each data set, checked on construction, without torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
-from vitascope.errors import UserError, did_you_mean, speaks_for_itself
+from vitascope.errors import UserError, skip_beartype, suggest_choice
 
-BALANCES = ("none", "loss", "sampling")
-FILLS = ("zero", "reflect")
+BALANCE_MODES = ("none", "loss", "sampling")
+FILL_MODES = ("zero", "reflect")
 NO_CROP = (1.0, 1.0)
-FLIPS = ("random", "alternating")
+FLIP_MODES = ("random", "alternating")
 
 
-@speaks_for_itself
+@skip_beartype
 @dataclass(frozen=True)
 class AugmentConfig:
     """Random augmentation of training images, drawn per image. null: the default of the data set."""
@@ -39,52 +39,52 @@ class AugmentConfig:
 
     def __post_init__(self) -> None:
         for name in ("flip", "grayscale", "solarize", "erase", "erase_area", "mix_prob"):
-            _check_between(name, getattr(self, name), 0, 1)
-        _check_between("rotate", self.rotate, 0, 180)
-        _check_between("scale", self.scale, 0, 0.9)
+            _check_range(name, getattr(self, name), 0, 1)
+        _check_range("rotate", self.rotate, 0, 180)
+        _check_range("scale", self.scale, 0, 0.9)
         for name in ("brightness", "contrast", "saturation"):
-            _check_between(name, getattr(self, name), 0, 1)
-        _check_between("hue", self.hue, 0, 0.5)
-        _check_between("magnitude", self.magnitude, 0, 30)
-        _check_between("randaugment", self.randaugment, 0, 14)  # as many as there are operations
+            _check_range(name, getattr(self, name), 0, 1)
+        _check_range("hue", self.hue, 0, 0.5)
+        _check_range("magnitude", self.magnitude, 0, 30)
+        _check_range("randaugment", self.randaugment, 0, 14)  # as many as there are operations
         for name in ("shift", "mixup", "cutmix"):
-            _check_between(name, getattr(self, name), 0, 1000)
+            _check_range(name, getattr(self, name), 0, 1000)
         if self.crop_scale is not None:
-            object.__setattr__(self, "crop_scale", check_scale("data.augment.crop_scale", self.crop_scale))
-        for name, choices in (("shift_fill", FILLS), ("flip_mode", FLIPS)):
+            object.__setattr__(self, "crop_scale", check_crop_scale("data.augment.crop_scale", self.crop_scale))
+        for name, choices in (("shift_fill", FILL_MODES), ("flip_mode", FLIP_MODES)):
             said = getattr(self, name)
             if said is not None and said not in choices:
-                raise UserError(f"data.augment.{name}={said!r} is unknown. {did_you_mean(said, choices)}")
+                raise UserError(f"data.augment.{name}={said!r} is unknown. {suggest_choice(said, choices)}")
 
     @property
-    def crops(self) -> bool:
+    def uses_crops(self) -> bool:
         """Whether images are cropped at random."""
         return self.crop_scale is not None and self.crop_scale != NO_CROP
 
     @property
-    def in_effect(self) -> Mapping[str, float | tuple[float, float]]:
+    def active_settings(self) -> Mapping[str, float | tuple[float, float]]:
         """The settings that change an image: values other than 0, without details of a setting that is 0."""
         needs = {"magnitude": self.randaugment, "erase_area": self.erase}
         needs["mix_prob"] = self.mixup or self.cutmix
         said = {item.name: getattr(self, item.name) for item in fields(self)}
         used = {k: v for k, v in said.items() if isinstance(v, int | float) and v and needs.get(k, True)}
-        return used | ({"crop_scale": self.crop_scale} if self.crop_scale and self.crops else {})
+        return used | ({"crop_scale": self.crop_scale} if self.crop_scale and self.uses_crops else {})
 
     @property
     def description(self) -> str:
         """The settings that change an image, as text: "flip 0.5, shift 4"."""
         return ", ".join(
             f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value[0]:g} to {value[1]:g}"
-            for name, value in self.in_effect.items()
+            for name, value in self.active_settings.items()
         )
 
-    def filled_from(self, policy: "AugmentConfig") -> "AugmentConfig":
+    def fill_missing_from(self, policy: "AugmentConfig") -> "AugmentConfig":
         """These settings, with missing ones taken from the policy."""
         own = {item.name: getattr(self, item.name) for item in fields(self)}
         return AugmentConfig(**{k: getattr(policy, k) if v is None else v for k, v in own.items()})
 
 
-@speaks_for_itself
+@skip_beartype
 @dataclass(frozen=True)
 class DataConfig:
     """The data set and the part of it to use."""
@@ -106,18 +106,103 @@ class DataConfig:
             raise UserError(f"data.fraction={self.fraction} must be greater than 0 and at most 1.")
         if self.passes_per_epoch < 1:
             raise UserError(f"data.passes_per_epoch={self.passes_per_epoch} must be at least 1.")
-        if self.balance not in BALANCES:
-            raise UserError(f"data.balance={self.balance!r} is unknown. {did_you_mean(self.balance, BALANCES)}")
+        if self.balance not in BALANCE_MODES:
+            raise UserError(f"data.balance={self.balance!r} is unknown. {suggest_choice(self.balance, BALANCE_MODES)}")
 
 
-def _check_between(name: str, value: float | None, low: float, high: float) -> None:
+def _check_range(setting_name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise UserError(f"data.augment.{name}={value} must be at least {low:g} and at most {high:g}.")
+        raise UserError(f"data.augment.{setting_name}={value} must be at least {low:g} and at most {high:g}.")
 
 
-def check_scale(name: str, value: tuple[float, float]) -> tuple[float, float]:
+def check_crop_scale(setting_name: str, crop_scale: tuple[float, float]) -> tuple[float, float]:
     """Return a crop's range of areas as a tuple. Raise an error if it is not a range of fractions."""
-    found = tuple(value)
+    found = tuple(crop_scale)
     if len(found) != 2 or not 0 < found[0] <= found[1] <= 1:
-        raise UserError(f"{name}={list(found)} must be a range [from,to] of areas with 0 < from ≤ to ≤ 1.")
+        raise UserError(f"{setting_name}={list(found)} must be a range [from,to] of areas with 0 < from ≤ to ≤ 1.")
     return found
+
+
+NO_AUGMENTATION = AugmentConfig(
+    flip=0.0,
+    flip_mode="random",
+    shift=0,
+    shift_fill="zero",
+    crop_scale=NO_CROP,
+    rotate=0.0,
+    scale=0.0,
+    brightness=0.0,
+    contrast=0.0,
+    saturation=0.0,
+    hue=0.0,
+    grayscale=0.0,
+    solarize=0.0,
+    randaugment=0,
+    magnitude=9.0,
+    erase=0.0,
+    erase_area=0.33,
+    mixup=0.0,
+    cutmix=0.0,
+    mix_prob=1.0,
+)
+PHOTO_POLICY = replace(
+    NO_AUGMENTATION, flip=0.5, shift=4, brightness=0.2, contrast=0.2, saturation=0.2, cutmix=1.0, mix_prob=0.5
+)
+SYMBOL_POLICY = replace(NO_AUGMENTATION, shift=2)  # a user's grayscale images may be symbols: no flips by default
+POLICIES = {
+    "digits": replace(NO_AUGMENTATION, shift=1, rotate=6.0, scale=0.05, mixup=0.8, mix_prob=0.8),
+    "mnist": replace(NO_AUGMENTATION, shift=2, rotate=10.0, scale=0.1),
+    "fashion-mnist": replace(NO_AUGMENTATION, flip=0.5, shift=2, erase=0.25, cutmix=1.0, mix_prob=0.5),
+    "cifar10": PHOTO_POLICY,
+    "cifar100": PHOTO_POLICY,
+}
+DATASETS_WITHOUT_FLIPS = ("digits", "mnist")
+
+
+def resolve_augmentation(
+    requested: AugmentConfig, dataset_name: str, num_channels: int = 3, objective: str = "classify"
+) -> AugmentConfig:
+    """Complete the settings with the data set's policy; a user's own data gets the policy of photos or symbols."""
+    policy = POLICIES.get(dataset_name, PHOTO_POLICY if num_channels == 3 else SYMBOL_POLICY)
+    if objective != "classify":
+        _check_self_supervised_settings(requested, objective)
+        policy = _adapt_to_self_supervision(policy, objective, num_channels)
+    whole = requested.fill_missing_from(policy)
+    if dataset_name in DATASETS_WITHOUT_FLIPS and whole.flip:
+        raise UserError(
+            f"data.augment.flip={whole.flip} is not allowed for {dataset_name}: a mirrored digit is a different symbol. "
+            "Set it to 0."
+        )
+    if whole.flip_mode == "alternating" and (objective == "dino" or whole.flip not in (0.0, 0.5)):
+        why = "DINO draws a new crop each time" if objective == "dino" else f"data.augment.flip={whole.flip} is not 0.5"
+        raise UserError(
+            f"data.augment.flip_mode=alternating flips an image in every other pass, but {why}. Use flip_mode=random."
+        )
+    return whole
+
+
+def _adapt_to_self_supervision(policy: AugmentConfig, objective: str, num_channels: int) -> AugmentConfig:
+    """The policy without mixing and erasing. MAE uses only crops and flips (He et al. 2022, appendix A.1). DINO adds
+    colour jitter (Caron et al. 2021), without blur, which removes too much of 32 pixels; `dino` sets its crops."""
+    plain = replace(policy, mixup=0.0, cutmix=0.0, erase=0.0, randaugment=0)
+    if num_channels != 3:
+        return plain
+    plain = replace(plain, shift=0, brightness=0.0, contrast=0.0, saturation=0.0)
+    if objective == "mae":
+        return replace(plain, crop_scale=(0.2, 1.0))
+    return replace(plain, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2)
+
+
+def _check_self_supervised_settings(requested: AugmentConfig, objective: str) -> None:
+    if requested.mixup or requested.cutmix:
+        name = "mixup" if requested.mixup else "cutmix"
+        raise UserError(f"data.augment.{name} mixes labels, but train.objective={objective} uses none. Leave it out.")
+    for name in ("crop_scale",) if objective == "dino" else ("erase",):
+        if getattr(requested, name):
+            why = (
+                "its crops are set by dino.global_crops_scale and dino.local_crops_scale"
+                if objective == "dino"
+                else "it would have to reconstruct erased pixels"
+            )
+            value = getattr(requested, name)
+            raise UserError(f"data.augment.{name}={value} cannot be used with train.objective={objective}: {why}.")

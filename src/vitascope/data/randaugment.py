@@ -11,54 +11,72 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitascope.data.colour import brighten, change_contrast, saturate
-from vitascope.data.warp import warp
+from vitascope.data.image_ops import adjust_brightness, adjust_contrast, adjust_saturation, warp_images
 from vitascope.shapes import Images
 
 OPERATIONS = (
     *("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "saturation"),
     *("contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize"),
 )
-MOVES = OPERATIONS[1:6]
+AFFINE_OPERATIONS = OPERATIONS[1:6]
 
 
-def randaugment(images: Images, operation: Tensor, sign: Tensor, magnitude: float) -> Images:
+def apply_randaugment(images: Images, operation_indices: Tensor, signs: Tensor, magnitude: float) -> Images:
     """`operation` and `sign`: image × round; `magnitude` of 30."""
     images = images.clone()
-    for turn in range(operation.shape[1]):
-        chosen = {name: operation[:, turn] == number for number, name in enumerate(OPERATIONS)}
-        images = _one_round(images, chosen, sign[:, turn] * (magnitude / 30), magnitude / 30)
+    for turn in range(operation_indices.shape[1]):
+        chosen = {name: operation_indices[:, turn] == number for number, name in enumerate(OPERATIONS)}
+        images = _apply_one_round(images, chosen, signs[:, turn] * (magnitude / 30), magnitude / 30)
     return images
 
 
-def _one_round(images: Images, chosen: dict[str, Tensor], signed: Tensor, strength: float) -> Images:
-    moved = torch.stack([chosen[name] for name in MOVES]).any(0)
-    images = _changed(images, moved, move, torch.stack([torch.where(chosen[name], signed, 0.0) for name in MOVES], 1))
-    for name, change in (("brightness", brighten), ("saturation", saturate), ("contrast", change_contrast)):
-        images = _changed(images, chosen[name], change, 1 + 0.9 * signed)
-    images = _changed(images, chosen["sharpness"], sharpen, 1 + 0.9 * signed)
-    images = _changed(images, chosen["posterize"], lambda some: posterize(some, 8 - round(4 * strength)))
-    images = _changed(images, chosen["solarize"], lambda some: solarize(some, 1 - strength))
-    images = _changed(images, chosen["autocontrast"], autocontrast)
-    return _changed(images, chosen["equalize"], equalize)
+def _apply_one_round(
+    images: Images, masks_by_operation: dict[str, Tensor], signed_strengths: Tensor, strength: float
+) -> Images:
+    moved = torch.stack([masks_by_operation[name] for name in AFFINE_OPERATIONS]).any(0)
+    images = _apply_to_selected(
+        images,
+        moved,
+        shear_shift_rotate,
+        torch.stack([torch.where(masks_by_operation[name], signed_strengths, 0.0) for name in AFFINE_OPERATIONS], 1),
+    )
+    for name, change in (
+        ("brightness", adjust_brightness),
+        ("saturation", adjust_saturation),
+        ("contrast", adjust_contrast),
+    ):
+        images = _apply_to_selected(images, masks_by_operation[name], change, 1 + 0.9 * signed_strengths)
+    images = _apply_to_selected(images, masks_by_operation["sharpness"], adjust_sharpness, 1 + 0.9 * signed_strengths)
+    images = _apply_to_selected(
+        images, masks_by_operation["posterize"], lambda some: posterize(some, 8 - round(4 * strength))
+    )
+    images = _apply_to_selected(images, masks_by_operation["solarize"], lambda some: solarize(some, 1 - strength))
+    images = _apply_to_selected(images, masks_by_operation["autocontrast"], autocontrast)
+    return _apply_to_selected(images, masks_by_operation["equalize"], equalize)
 
 
-def _changed(images: Images, chosen: Tensor, change: Callable[..., Images], *amounts: Tensor) -> Images:
+def _apply_to_selected(
+    images: Images, is_selected: Tensor, transform: Callable[..., Images], *transform_args: Tensor
+) -> Images:
     """`change` to the images that are `chosen`. On a GPU to all, then selected: a recorded step has the same shapes
     every time. A CPU changes those alone, in place."""
     if images.device.type != "cpu" or torch.compiler.is_compiling():
-        return torch.where(chosen[:, None, None, None], change(images, *amounts), images)
-    where = chosen.nonzero()[:, 0]
+        return torch.where(is_selected[:, None, None, None], transform(images, *transform_args), images)
+    where = is_selected.nonzero()[:, 0]
     if len(where) == 0:
         return images
-    images[where] = change(images[where], *(amount[where] for amount in amounts))
+    images[where] = transform(images[where], *(amount[where] for amount in transform_args))
     return images
 
 
-def move(images: Images, amounts: Tensor) -> Images:
+def shear_shift_rotate(images: Images, signed_strengths: Tensor) -> Images:
     """Shear by 0.3, shift by 150/331 of the width, rotate by 30°, times the signed strengths (image × MOVES)."""
-    shear, shift, turn = amounts[:, :2] * 0.3, amounts[:, 2:4] * (150 / 331), amounts[:, 4] * math.radians(30)
-    return warp(images, turn, shear, torch.ones_like(turn), shift)
+    shear, shift, turn = (
+        signed_strengths[:, :2] * 0.3,
+        signed_strengths[:, 2:4] * (150 / 331),
+        signed_strengths[:, 4] * math.radians(30),
+    )
+    return warp_images(images, turn, shear, torch.ones_like(turn), shift)
 
 
 def solarize(images: Images, threshold: float) -> Images:
@@ -66,7 +84,7 @@ def solarize(images: Images, threshold: float) -> Images:
     return torch.where(images * 255 >= 255 * threshold, 1 - images, images)
 
 
-def sharpen(images: Images, factor: Tensor) -> Images:
+def adjust_sharpness(images: Images, factor: Tensor) -> Images:
     """Away from a blurred copy (Pillow's SMOOTH kernel); the outermost pixels stay."""
     blurred = images.clone()
     around = F.avg_pool2d(images, 3, stride=1) * 9

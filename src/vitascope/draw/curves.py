@@ -1,52 +1,97 @@
-"""Draw training and validation loss and accuracy over epochs."""
+"""Line figures: training curves, the curves of several runs, log-log panels."""
 
+from itertools import cycle
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator
 
-from vitascope.draw.look import caption, label, new_figure
 from vitascope.draw.palette import COLOURS
+from vitascope.draw.style import add_caption, choose_colours, create_figure, escape_mathtext, set_labels
 
-Points = list[tuple[float, float]]
-UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %", "teacher": "nats"}
-TITLES = {"teacher": "teacher distribution"}
-WITH_LABELS = (
+CurvePoints = list[tuple[float, float]]
+METRIC_UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %", "teacher": "nats"}
+METRIC_TITLES = {"teacher": "teacher distribution"}
+SUPERVISED_CAPTION = (
     "Training values are averaged over the epoch and include augmentation (also mixup and CutMix) and label smoothing. "
     "Training loss can therefore be higher than validation loss, and training accuracy lower."
 )
-WITHOUT_LABELS = (
+SELF_SUPERVISED_CAPTION = (
     "Trained without labels. Validation accuracy is measured with a linear probe and with k-nearest neighbours. "
 )
 
 
-def draw_curves(curves: dict[str, dict[str, Points]], title: str) -> Figure:
+def draw_learning_curves(curves: dict[str, dict[str, CurvePoints]], title: str) -> Figure:
     """Draw `curves[loss or accuracy][train or validation]`, lists of (epoch, value); accuracies are fractions."""
     without_labels = "k-nearest neighbours" in curves["accuracy"]
-    figure, panels = new_figure(len(curves), width=5.0 * len(curves), height=4.4)
+    figure, panels = create_figure(len(curves), width=5.0 * len(curves), height=4.4)
     for panel, (kind, lines) in zip(panels, curves.items(), strict=True):
         for colour, (name, points) in zip(COLOURS, ((n, p) for n, p in lines.items() if p), strict=False):
             name = "linear probe" if without_labels and name == "validation" else name
             marker = "o" if len(points) <= 20 else None
-            draw_line(panel, kind, points, color=colour, label=name, marker=marker, markersize=4)
+            draw_metric_line(panel, kind, points, color=colour, label=name, marker=marker, markersize=4)
         if any(lines.values()):
             panel.legend(frameon=False)
-        over_epochs(panel, kind)
+        format_epoch_panel(panel, kind)
     if without_labels:
         panels[0].set_ylabel("loss")
-    caption(figure, f"{title}. {WITHOUT_LABELS if without_labels else WITH_LABELS}")
+    add_caption(figure, f"{title}. {SELF_SUPERVISED_CAPTION if without_labels else SUPERVISED_CAPTION}")
     return figure
 
 
-def draw_line(panel: Axes, kind: str, points: Points, **style: Any) -> None:
+def draw_metric_line(panel: Axes, metric: str, points: CurvePoints, **line_style: Any) -> None:
     """Draw one line; accuracies are fractions and shown in percent."""
     if points:
         epochs, values = zip(*points, strict=True)
-        panel.plot(epochs, [value * (100 if kind == "accuracy" else 1) for value in values], **style)
+        panel.plot(epochs, [value * (100 if metric == "accuracy" else 1) for value in values], **line_style)
 
 
-def over_epochs(panel: Axes, kind: str) -> None:
+def format_epoch_panel(panel: Axes, metric: str) -> None:
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.grid(alpha=0.25)
-    label(panel, TITLES.get(kind, kind), "epoch", UNITS[kind])
+    set_labels(panel, METRIC_TITLES.get(metric, metric), "epoch", METRIC_UNITS[metric])
+
+
+def draw_run_comparison(curves_by_run: dict[str, dict[str, dict[str, CurvePoints]]], caption_text: str) -> Figure:
+    """Draw `runs[name][loss or accuracy][train or validation]`: validation solid, training thin and dashed."""
+    figure, panels = create_figure(2, width=11.0, height=4.8)
+    for panel, kind in zip(panels, ("loss", "accuracy"), strict=True):
+        for colour, curves in zip(cycle(COLOURS), curves_by_run.values(), strict=False):
+            for split, style, thick in (("train", "--", 0.9), ("validation", "-", 1.8)):
+                draw_metric_line(panel, kind, curves[kind][split], color=colour, linestyle=style, linewidth=thick)
+        format_epoch_panel(panel, kind)
+    lines = [
+        Line2D([], [], color=colour, label=escape_mathtext(name))
+        for colour, name in zip(cycle(COLOURS), curves_by_run, strict=False)
+    ]
+    lines += [Line2D([], [], color="#555555", linestyle="--", linewidth=0.9, label="training (dashed)")]
+    panels[1].legend(handles=lines, loc="lower right", fontsize=8)
+    add_caption(figure, caption_text)
+    return figure
+
+
+THREE_DECADES = 1000  # below three decades, the axis has ticks at 1, 2 and 5
+CurvesByName = dict[str, list[tuple[float, float]]]
+
+
+def draw_log_log_curves(
+    curves_by_quantity: dict[str, CurvesByName], *, x_label: str, title: str, caption_text: str
+) -> Figure:
+    """One panel per measured quantity, one line per implementation."""
+    figure, axes = create_figure(len(curves_by_quantity), width=9.5, height=4.6)
+    for panel, (y, curves) in zip(axes, curves_by_quantity.items(), strict=True):
+        for colour, (name, points) in zip(choose_colours(len(curves)), curves.items(), strict=True):
+            panel.loglog(*zip(*points, strict=True), marker="o", markersize=4, color=colour, label=name)
+        counts = [count for count, _ in next(iter(curves.values()))]
+        panel.set_xticks(counts, [f"{count:g}" for count in counts])
+        panel.minorticks_off()
+        sizes = [size for curve in curves.values() for _, size in curve]
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(sizes) < THREE_DECADES * min(sizes) else (1,)))
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.grid(alpha=0.25)
+        panel.legend(frameon=False)
+        set_labels(panel, f"{title}: {y.split(' in ')[0]}", x_label, y)
+    add_caption(figure, caption_text)
+    return figure

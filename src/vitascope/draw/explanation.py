@@ -1,66 +1,204 @@
-"""Draw explanations over an image: one panel per method with the patch grid and a colour bar."""
+"""Figures of explanations: maps over images, deletion and insertion curves, all heads, the stages of a forward pass."""
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.look import caption, plain
 from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
+from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_labels, shorten_name
 
-LAID_OVER = 0.65
+HEAT_MAP_ALPHA = 0.65
 
 
-def draw_explanations(image: NDArray, heats: dict[str, NDArray], first: str, text: str, columns: int = 4) -> Figure:
+def draw_explanations(
+    image: NDArray, heat_maps: dict[str, NDArray], image_title: str, caption_text: str, num_columns: int = 4
+) -> Figure:
     """Draw `image` (height × width × 1 or 3, 0 to 1) and heat maps (row × column); `first` is the image's title."""
-    rows = -(-(len(heats) + 1) // columns)
-    figure = Figure(figsize=(3.0 * columns, 2.9 * rows + 0.6), layout="constrained", dpi=150)
-    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    rows = -(-(len(heat_maps) + 1) // num_columns)
+    figure = Figure(figsize=(3.0 * num_columns, 2.9 * rows + 0.6), layout="constrained", dpi=150)
+    panels = figure.subplots(rows, num_columns, squeeze=False).flatten()
     for panel in panels:
         panel.axis("off")
-    show(panels[0], image)
-    lay_grid(panels[0], image, next(iter(heats.values())).shape)
-    panels[0].set_title(plain(first), fontsize=9)
-    for panel, (name, heat) in zip(panels[1:], heats.items(), strict=False):
-        show(panel, 0.45 + 0.4 * image.mean(-1, keepdims=True))  # faint and grey, so that colours show only the map
-        drawn = lay_over(panel, image, heat)
-        panel.set_title(plain(name), fontsize=9)
+    show_image(panels[0], image)
+    draw_patch_grid(panels[0], image, next(iter(heat_maps.values())).shape)
+    panels[0].set_title(escape_mathtext(image_title), fontsize=9)
+    for panel, (name, heat) in zip(panels[1:], heat_maps.items(), strict=False):
+        show_image(
+            panel, 0.45 + 0.4 * image.mean(-1, keepdims=True)
+        )  # faint and grey, so that colours show only the map
+        drawn = overlay_heat_map(panel, image, heat)
+        panel.set_title(escape_mathtext(name), fontsize=9)
         figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")
-    caption(figure, text)
+    add_caption(figure, caption_text)
     return figure
 
 
-def show(panel: Axes, image: NDArray) -> None:
+def show_image(panel: Axes, image: NDArray) -> None:
     shown = image if image.shape[-1] == 3 else image[..., 0]
-    panel.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=_extent(image))
+    panel.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=_compute_image_extent(image))
 
 
-def lay_over(panel: Axes, image: NDArray, heat: NDArray, top: float | None = None):
+def overlay_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None):
     """Draw a map over the image, one colour per patch: signed maps from blue to red, others from 0 up."""
-    if heat.min() < 0:
-        limit = top or max(float(np.abs(heat).max()), 1e-12)
+    if heat_map.min() < 0:
+        limit = max_value or max(float(np.abs(heat_map).max()), 1e-12)
         scale = {"cmap": DIVERGING, "vmin": -limit, "vmax": limit}
     else:
-        scale = {"cmap": SEQUENTIAL, "vmin": 0.0, "vmax": top or max(float(heat.max()), 1e-12)}
-    return panel.imshow(heat, alpha=LAID_OVER, interpolation="nearest", extent=_extent(image), **scale)
+        scale = {"cmap": SEQUENTIAL, "vmin": 0.0, "vmax": max_value or max(float(heat_map.max()), 1e-12)}
+    return panel.imshow(
+        heat_map, alpha=HEAT_MAP_ALPHA, interpolation="nearest", extent=_compute_image_extent(image), **scale
+    )
 
 
-def lay_grid(panel: Axes, image: NDArray, grid: tuple[int, ...]) -> None:
+def draw_patch_grid(panel: Axes, image: NDArray, grid_shape: tuple[int, ...]) -> None:
     height, width = image.shape[:2]
-    for row in range(1, grid[0]):
-        panel.axhline(row * height / grid[0], color=COLOURS[4], linewidth=0.6)
-    for column in range(1, grid[1]):
-        panel.axvline(column * width / grid[1], color=COLOURS[4], linewidth=0.6)
+    for row in range(1, grid_shape[0]):
+        panel.axhline(row * height / grid_shape[0], color=COLOURS[4], linewidth=0.6)
+    for column in range(1, grid_shape[1]):
+        panel.axvline(column * width / grid_shape[1], color=COLOURS[4], linewidth=0.6)
 
 
-def mark_patch(panel: Axes, image: NDArray, grid: tuple[int, int], place: tuple[int, int]) -> None:
+def mark_patch(panel: Axes, image: NDArray, grid_shape: tuple[int, int], patch_position: tuple[int, int]) -> None:
     """Draw a white frame with a black edge, visible on any colour."""
-    height, width = image.shape[0] / grid[0], image.shape[1] / grid[1]
-    left, top = place[1] * width, place[0] * height
+    height, width = image.shape[0] / grid_shape[0], image.shape[1] / grid_shape[1]
+    left, top = patch_position[1] * width, patch_position[0] * height
     x, y = [left, left + width, left + width, left, left], [top, top, top + height, top + height, top]
     panel.plot(x, y, color="black", linewidth=3)
     panel.plot(x, y, color="white", linewidth=1.2)
 
 
-def _extent(image: NDArray) -> tuple[float, float, float, float]:
+def _compute_image_extent(image: NDArray) -> tuple[float, float, float, float]:
     return (0.0, image.shape[1], image.shape[0], 0.0)
+
+
+LINE_COLOURS = (*COLOURS, "#000000")
+
+
+def draw_deletion_and_insertion(
+    deletion_curves: dict[str, NDArray],
+    insertion_curves: dict[str, NDArray],
+    method_order: list[str],
+    caption_text: str,
+) -> Figure:
+    """Draw the mean probability after each step. `order` fixes the colours; the random order is grey."""
+    figure, panels = create_figure(2, width=11.0, height=4.6)
+    titles = ("deletion (a lower curve is better)", "insertion (a higher curve is better)")
+    highest = 1.05 * max(float(curve.max()) for curve in (*deletion_curves.values(), *insertion_curves.values()))
+    for panel, curves, title, way in zip(
+        panels, (deletion_curves, insertion_curves), titles, ("made grey", "restored"), strict=True
+    ):
+        for name, curve in sorted(
+            curves.items(), key=lambda item: _compute_area_under_curve(item[1]), reverse=curves is insertion_curves
+        ):
+            colour = LINE_COLOURS[method_order.index(name) % len(LINE_COLOURS)] if name in method_order else "#999999"
+            style = "-" if name in method_order else ":"
+            steps = np.linspace(0, 100, len(curve))
+            panel.plot(
+                steps, curve, color=colour, linestyle=style, label=f"{name}  {_compute_area_under_curve(curve):.3f}"
+            )
+        panel.set_ylim(0, highest)
+        panel.legend(fontsize=8, title="method, area under the curve", title_fontsize=8)
+        set_labels(panel, title, f"patches {way}, in %", "probability of the explained class")
+    add_caption(figure, caption_text)
+    return figure
+
+
+def _compute_area_under_curve(curve: NDArray) -> float:
+    return float((curve.sum() - (curve[0] + curve[-1]) / 2) / (len(curve) - 1))
+
+
+def draw_attention_heads(
+    image: NDArray,
+    attention_maps: NDArray,
+    block_and_head_names: tuple[list[str], list[str]],
+    query_patch: tuple[int, int] | None,
+    image_title: str,
+    caption_text: str,
+) -> Figure:
+    """Draw `maps` (block × head × row × column) beside the image; `first` is the image's title.
+
+    `query` is the query patch; None is the token that the classifier reads. A block's scale ends at its largest value,
+    but at least at twice the value of uniform attention."""
+    blocks, heads, rows, columns = attention_maps.shape
+    figure = Figure(figsize=(1.25 * (heads + 2) + 1.0, 1.08 * blocks + 1.0), layout="constrained", dpi=150)
+    left, right = figure.subfigures(1, 2, width_ratios=[2, heads + 0.8]).flat  # pyright: ignore[reportAttributeAccessIssue]
+    _draw_image_with_query(left.subplots(1, 1), image, (rows, columns), query_patch, image_title)
+    panels = right.subplots(blocks, heads, squeeze=False)
+    for block in range(blocks):
+        top = max(float(attention_maps[block].max()), 2 / (rows * columns))
+        for head in range(heads):
+            panel = panels[block][head]
+            panel.set_xticks([])
+            panel.set_yticks([])
+            show_image(panel, np.zeros_like(image))
+            overlay_heat_map(panel, image, attention_maps[block, head], top).set_alpha(1.0)
+            if block == 0:
+                panel.set_title(escape_mathtext(block_and_head_names[1][head]), fontsize=8)
+            if head == 0:
+                panel.set_ylabel(escape_mathtext(block_and_head_names[0][block]), fontsize=8)
+        panels[block][-1].annotate(
+            f"{top:.3f}", (1.08, 0.5), xycoords="axes fraction", fontsize=8, va="center", annotation_clip=False
+        )
+    bar = right.colorbar(ScalarMappable(cmap=SEQUENTIAL), ax=panels, shrink=0.6, pad=0.09, aspect=40)
+    bar.set_ticks([0, 1], labels=["0", "block's\nmaximum"], fontsize=8)
+    add_caption(figure, caption_text)
+    return figure
+
+
+def _draw_image_with_query(
+    panel: Axes, image: NDArray, grid_shape: tuple[int, int], query_patch: tuple[int, int] | None, image_title: str
+) -> None:
+    panel.axis("off")
+    panel.set_anchor("N")
+    panel.set_title(escape_mathtext(image_title), fontsize=8)
+    show_image(panel, image)
+    draw_patch_grid(panel, image, grid_shape)
+    if query_patch is not None:
+        mark_patch(panel, image, grid_shape, query_patch)
+
+
+MAX_CLASSES = 12
+
+
+def draw_forward_pass(
+    image: NDArray,
+    grid_shape: tuple[int, int],
+    tokens: NDArray,
+    attention_map: NDArray,
+    probabilities: NDArray,
+    caption_text: str,
+    class_names: list[str] | None = None,
+) -> Figure:
+    """`image`: height × width (× 3); `tokens`: token × feature; `attention`: query × key; `answer`: probabilities."""
+    figure, panels = create_figure(5, width=15.0, height=3.7)
+    height, width = image.shape[:2]
+    for panel in panels[:2]:
+        panel.imshow(image, cmap="gray", interpolation="nearest")
+    set_labels(panels[0], "1  image", f"{width} pixels", f"{height} pixels")
+    set_labels(panels[1], "2  patches", f"grid of {grid_shape[0]}×{grid_shape[1]} patches", "")
+    for row in range(1, grid_shape[0]):
+        panels[1].axhline(row * height / grid_shape[0] - 0.5, color=COLOURS[4], linewidth=1.5)
+    for column in range(1, grid_shape[1]):
+        panels[1].axvline(column * width / grid_shape[1] - 0.5, color=COLOURS[4], linewidth=1.5)
+    limit = float(np.abs(tokens).max())
+    panels[2].imshow(tokens, cmap=DIVERGING, aspect="auto", vmin=-limit, vmax=limit, interpolation="nearest")
+    set_labels(panels[2], "3  tokens", f"{tokens.shape[1]} features", f"{tokens.shape[0]} tokens")
+    top = max(
+        float(attention_map.max()), 2 / len(attention_map)
+    )  # at least twice uniform attention, so that noise does not look like structure
+    shown = panels[3].imshow(attention_map, cmap=SEQUENTIAL, vmin=0, vmax=top, interpolation="nearest")
+    figure.colorbar(shown, ax=panels[3], shrink=0.8)
+    set_labels(panels[3], "4  attention", "key token", "query token")
+    shown_classes = np.sort(np.argsort(-probabilities)[:MAX_CLASSES])  # the most probable classes, in class order
+    names = [shorten_name(class_names[number], 14) if class_names else str(number) for number in shown_classes]
+    panels[4].barh(range(len(names)), probabilities[shown_classes] * 100, color=COLOURS[0])
+    panels[4].invert_yaxis()
+    panels[4].set_yticks(range(len(names)), [escape_mathtext(name) for name in names])
+    set_labels(panels[4], "5  prediction", "probability in %", "class")
+    for panel in panels[:4]:
+        panel.set_xticks([])
+        panel.set_yticks([])
+    add_caption(figure, caption_text)
+    return figure

@@ -15,19 +15,20 @@ from vitascope.draw.palette import COLOURS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STYLE = (
+PAGE_STYLE = (
     "body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em;line-height:1.5}"
     "td,th{padding:.2em .7em;text-align:left;border-bottom:1px solid #ddd}code{background:#f4f4f4}"
 )
 
 
-def html_table(columns: list[str], rows: list[list[str]], raw: Collection[str] = ()) -> str:
+def make_html_table(columns: list[str], rows: list[list[str]], html_columns: Collection[str] = ()) -> str:
     """Return an HTML table; cells are text, except in the columns `raw`, which hold HTML."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td>{cell if column in raw else escape(cell)}</td>" for column, cell in zip(columns, row, strict=True)
+            f"<td>{cell if column in html_columns else escape(cell)}</td>"
+            for column, cell in zip(columns, row, strict=True)
         )
         + "</tr>"
         for row in rows
@@ -35,29 +36,29 @@ def html_table(columns: list[str], rows: list[list[str]], raw: Collection[str] =
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def html_page(title: str, body: str) -> str:
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    return f'<!doctype html><html lang="en">{head}{body}</html>\n'
+def make_html_page(title: str, html_body: str) -> str:
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{PAGE_STYLE}</style>'
+    return f'<!doctype html><html lang="en">{head}{html_body}</html>\n'
 
 
-def picture(image: NDArray[np.uint8], width: int = 64) -> str:
+def encode_image_as_html(image: NDArray[np.uint8], width_pixels: int = 64) -> str:
     """Return an image (rows × columns × 1 or 3) as HTML, enlarged without smoothing."""
     file = io.BytesIO()
     Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(file, "PNG")
-    return _img(file.getvalue(), f'width="{width}" style="image-rendering: pixelated"')
+    return _make_img_tag(file.getvalue(), f'width="{width_pixels}" style="image-rendering: pixelated"')
 
 
-def drawn(figure: "Figure") -> str:
+def encode_figure_as_html(figure: "Figure") -> str:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=90)
-    return _img(file.getvalue(), 'style="max-width: 100%"')
+    return _make_img_tag(file.getvalue(), 'style="max-width: 100%"')
 
 
-def bar(name: str, share: float) -> str:
+def make_html_bar(label: str, fraction: float) -> str:
     """Return a name, a bar and the fraction `share` in percent."""
-    style = f"display:inline-block;height:0.7em;width:{80 * share:.0f}px;background:{COLOURS[0]}"
-    return f'{escape(name)} <span style="{style}"></span> {share:.1%}'
+    style = f"display:inline-block;height:0.7em;width:{80 * fraction:.0f}px;background:{COLOURS[0]}"
+    return f'{escape(label)} <span style="{style}"></span> {fraction:.1%}'
 
 
-def _img(data: bytes, attributes: str) -> str:
-    return f'<img src="data:image/png;base64,{b64encode(data).decode()}" {attributes}>'
+def _make_img_tag(png_bytes: bytes, html_attributes: str) -> str:
+    return f'<img src="data:image/png;base64,{b64encode(png_bytes).decode()}" {html_attributes}>'

@@ -4,98 +4,106 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.heatmap import heatmap
-from vitascope.draw.look import caption, label, new_figure, plain
+from vitascope.draw.images import draw_heatmap
 from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
+from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_labels
 
 
-def draw_blocks(
-    distance: NDArray, entropy: NDArray, norms: NDArray, likeness: NDArray, lens: NDArray, tokens: int, text: str
+def draw_block_statistics(
+    attention_distance: NDArray,
+    attention_entropy: NDArray,
+    token_norms: NDArray,
+    block_similarity: NDArray,
+    logit_lens_agreement: NDArray,
+    num_tokens: int,
+    caption_text: str,
 ) -> Figure:
     """Draw `distance`, `entropy` (block × head), `norms` (state × median, 95 %, maximum) and `lens` (state)."""
-    figure, panels = new_figure(3, width=12.0, height=7.4, rows=2)
+    figure, panels = create_figure(3, width=12.0, height=7.4, num_rows=2)
     panels[5].axis("off")
-    blocks = np.arange(1, len(distance) + 1)
+    blocks = np.arange(1, len(attention_distance) + 1)
     for panel, values, title, unit in (
-        (panels[0], distance, "attention distance", "mean distance in patches"),
-        (panels[1], entropy, "attention entropy", "entropy in nats"),
+        (panels[0], attention_distance, "attention distance", "mean distance in patches"),
+        (panels[1], attention_entropy, "attention entropy", "entropy in nats"),
     ):
         for head in range(values.shape[1]):
             panel.plot(blocks, values[:, head], "o", color=COLOURS[0], alpha=0.6)
         panel.plot(blocks, values.mean(1), "-", color=COLOURS[1], label="mean over heads")
-        label(panel, title, "block", unit)
+        set_labels(panel, title, "block", unit)
         panel.set_ylim(0, 1.3 * float(values.max()))
-    panels[1].axhline(np.log(tokens), color="#999999", linestyle=":", label="uniform attention")
+    panels[1].axhline(np.log(num_tokens), color="#999999", linestyle=":", label="uniform attention")
     for panel in panels[:2]:
         panel.legend(fontsize=8, loc="upper right")
     for column, (name, style) in enumerate((("median", "-"), ("95th percentile", "--"), ("maximum", ":"))):
-        panels[2].plot(range(len(norms)), norms[:, column], style, color=COLOURS[0], label=name)
-    label(panels[2], "token norms", "after block", "L2 norm")
+        panels[2].plot(range(len(token_norms)), token_norms[:, column], style, color=COLOURS[0], label=name)
+    set_labels(panels[2], "token norms", "after block", "L2 norm")
     panels[2].legend(fontsize=8)
     panels[2].set_ylim(0)
-    heatmap(
-        figure, panels[3], likeness, title="similarity between blocks", x="after block", y="after block",
-        colours=SEQUENTIAL, bar="linear CKA (1: same representation)",
+    draw_heatmap(
+        figure, panels[3], block_similarity, title="similarity between blocks", x_label="after block", y_label="after block",
+        colormap=SEQUENTIAL, colorbar_label="linear CKA (1: same representation)",
     )  # fmt: skip
-    panels[4].plot(range(len(lens)), 100 * lens, "o-", color=COLOURS[0])
-    label(panels[4], "early predictions (logit lens)", "after block", "equal to the final prediction, in %")
+    panels[4].plot(range(len(logit_lens_agreement)), 100 * logit_lens_agreement, "o-", color=COLOURS[0])
+    set_labels(panels[4], "early predictions (logit lens)", "after block", "equal to the final prediction, in %")
     panels[4].set_ylim(0, 102)
     for panel in (panels[0], panels[1]):
         panel.set_xticks(blocks)
-    caption(figure, text)
+    add_caption(figure, caption_text)
     return figure
 
 
-def draw_positions(likeness: NDArray, rows: int, columns: int, text: str) -> Figure:
+def draw_position_similarity(similarity: NDArray, num_rows: int, num_columns: int, caption_text: str) -> Figure:
     """Draw a grid of grids: each small grid shows one patch's position similarity to all patches."""
-    figure = Figure(figsize=(0.72 * columns + 1.6, 0.72 * rows + 0.9), layout="constrained", dpi=150)
-    panels = figure.subplots(rows, columns, squeeze=False)
-    grids, low = likeness.reshape(rows, columns, rows, columns), float(likeness.min())
+    figure = Figure(figsize=(0.72 * num_columns + 1.6, 0.72 * num_rows + 0.9), layout="constrained", dpi=150)
+    panels = figure.subplots(num_rows, num_columns, squeeze=False)
+    grids, low = similarity.reshape(num_rows, num_columns, num_rows, num_columns), float(similarity.min())
     scale = {"cmap": DIVERGING, "vmin": -1, "vmax": 1} if low < 0 else {"cmap": SEQUENTIAL, "vmin": low, "vmax": 1}
     drawn = None
-    for row in range(rows):
-        for column in range(columns):
+    for row in range(num_rows):
+        for column in range(num_columns):
             panel = panels[row][column]
             drawn = panel.imshow(grids[row, column], interpolation="nearest", **scale)
             panel.set_xticks([])
             panel.set_yticks([])
     if drawn is not None:
         figure.colorbar(drawn, ax=panels, shrink=0.6, label="cosine similarity")
-    caption(figure, text)
+    add_caption(figure, caption_text)
     return figure
 
 
-def draw_filters(filters: NDArray, shares: NDArray, text: str) -> Figure:
+def draw_filter_components(components: NDArray, variance_fractions: NDArray, caption_text: str) -> Figure:
     """Draw each component (height × width × 1 or 3), scaled around grey, with its fraction of the variance."""
-    columns = min(7, len(filters))
-    rows = -(-len(filters) // columns)
+    columns = min(7, len(components))
+    rows = -(-len(components) // columns)
     figure = Figure(figsize=(1.15 * columns, 1.3 * rows + 0.8), layout="constrained", dpi=150)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for panel in panels[len(filters) :]:
+    for panel in panels[len(components) :]:
         panel.axis("off")
-    for panel, part, share in zip(panels, filters, shares, strict=False):
+    for panel, part, share in zip(panels, components, variance_fractions, strict=False):
         shown = 0.5 + part / (2 * max(float(np.abs(part).max()), 1e-12))
         grey = shown.shape[-1] == 1
         panel.imshow(shown[..., 0] if grey else shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         panel.set_title(f"{share:.1%}", fontsize=8)
         panel.set_xticks([])
         panel.set_yticks([])
-    caption(figure, text)
+    add_caption(figure, caption_text)
     return figure
 
 
-def draw_map(places: NDArray, labels: list[int], classes: list[str], text: str) -> Figure:
+def draw_tsne_points(points: NDArray, labels: list[int], class_names: list[str], caption_text: str) -> Figure:
     """Draw one point per image; colour and marker show the class."""
-    figure, panels = new_figure(1, width=7.5, height=6.0)
+    figure, panels = create_figure(1, width=7.5, height=6.0)
     marks = "os^vDPX*<>"
-    for number, name in enumerate(classes):
-        mine = np.array([place for place, said in zip(places, labels, strict=True) if said == number])
+    for number, name in enumerate(class_names):
+        mine = np.array([place for place, said in zip(points, labels, strict=True) if said == number])
         if len(mine):
             colour, mark = COLOURS[number % len(COLOURS)], marks[number % len(marks)]
-            panels[0].scatter(mine[:, 0], mine[:, 1], s=14, color=colour, marker=mark, label=plain(name), alpha=0.7)
+            panels[0].scatter(
+                mine[:, 0], mine[:, 1], s=14, color=colour, marker=mark, label=escape_mathtext(name), alpha=0.7
+            )
     panels[0].set_xticks([])
     panels[0].set_yticks([])
-    label(panels[0], "t-SNE of pooled features", "", "")
+    set_labels(panels[0], "t-SNE of pooled features", "", "")
     panels[0].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), title="class")
-    caption(figure, text)
+    add_caption(figure, caption_text)
     return figure

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from vitascope.data.source import Labels
+from vitascope.data.dataset import Labels
 from vitascope.shapes import Logits
 
-BINS = 15
-COLDEST, HOTTEST = 0.05, 20.0
+NUM_BINS = 15
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
 
 @dataclass(frozen=True)
-class Bin:
+class CalibrationBin:
     """The images whose confidence lies above `low` and at most at `high`."""
 
     low: float
@@ -32,27 +32,27 @@ class Calibration:
     gap: float  # mean confidence − accuracy: above 0 the model is over-confident, below 0 under-confident
     loss: float  # mean −log probability of the true class
     brier: float  # Brier score, summed over classes: 0 to 2
-    bins: list[Bin]
+    bins: list[CalibrationBin]
 
 
 @dataclass(frozen=True)
-class Temperature:
+class TemperatureScaling:
     """Temperature scaling: logits are divided by `value`, so the predicted class does not change."""
 
     value: float
     fitted_on: int  # validation images
     ece: float  # on the evaluated images, after scaling
     loss: float
-    bins: list[Bin]
+    bins: list[CalibrationBin]
 
 
-def calibration(logits: Logits, labels: Labels, bins: int = BINS) -> Calibration:
+def compute_calibration(logits: Logits, labels: Labels, num_bins: int = NUM_BINS) -> Calibration:
     """Return the calibration over equal-width bins; computed in float64, because many values are close to 1."""
     shares = logits.double().softmax(1)
     confidence, said = shares.max(1)
     right = (said == labels).double()
     truth = F.one_hot(labels, shares.shape[1])
-    found = _bins(confidence, right, bins)
+    found = _bin_by_confidence(confidence, right, num_bins)
     gaps = [part.images * abs((part.accuracy or 0) - (part.confidence or 0)) for part in found]  # 0 where empty
     return Calibration(
         ece=sum(gaps) / len(labels),
@@ -63,15 +63,15 @@ def calibration(logits: Logits, labels: Labels, bins: int = BINS) -> Calibration
     )
 
 
-def _bins(confidence: torch.Tensor, right: torch.Tensor, count: int) -> list[Bin]:
+def _bin_by_confidence(confidence: torch.Tensor, correct: torch.Tensor, num_bins: int) -> list[CalibrationBin]:
     """Return bins of equal width; each excludes its lower and includes its upper edge."""
-    place = (torch.ceil(confidence * count).long() - 1).clamp(0, count - 1)
+    place = (torch.ceil(confidence * num_bins).long() - 1).clamp(0, num_bins - 1)
     found = []
-    for number in range(count):
+    for number in range(num_bins):
         inside = place == number
         images = int(inside.sum())
-        means = (confidence[inside].mean().item(), right[inside].mean().item()) if images else (None, None)
-        found.append(Bin(number / count, (number + 1) / count, images, *means))
+        means = (confidence[inside].mean().item(), correct[inside].mean().item()) if images else (None, None)
+        found.append(CalibrationBin(number / num_bins, (number + 1) / num_bins, images, *means))
     return found
 
 
@@ -87,13 +87,13 @@ def fit_temperature(logits: Logits, labels: Labels) -> float | None:
     def loss(log_temperature: float) -> float:
         return F.cross_entropy(wide / math.exp(log_temperature), labels).item()
 
-    low, high = math.log(COLDEST), math.log(HOTTEST)
+    low, high = math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)
     found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
     best = min((low, high, float(found.x)), key=loss)  # pyright: ignore[reportAttributeAccessIssue]
     return None if best - low < 0.01 or high - best < 0.01 else math.exp(best)
 
 
-def scaled(logits: Logits, labels: Labels, value: float, fitted_on: int) -> Temperature:
+def evaluate_temperature(logits: Logits, labels: Labels, temperature: float, num_fit_images: int) -> TemperatureScaling:
     """Return the calibration of these images with a temperature that was fitted on other images."""
-    after = calibration(logits.double() / value, labels)
-    return Temperature(value, fitted_on, after.ece, after.loss, after.bins)
+    after = compute_calibration(logits.double() / temperature, labels)
+    return TemperatureScaling(temperature, num_fit_images, after.ece, after.loss, after.bins)

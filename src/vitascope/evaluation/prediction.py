@@ -1,16 +1,166 @@
-"""Predictions: for each image a class and the probability of every class."""
+"""Read paths, Pillow images, arrays or tensors as images, and predict their classes with probabilities."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, overload
 
-from vitascope.data.source import UInt8Images
-from vitascope.draw.html import bar, html_table, picture
-from vitascope.errors import UserError
-from vitascope.evaluation.reading import Pictures
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitascope.data.dataset import UInt8Images
+from vitascope.data.sources.folder import convert_pil_image, list_image_files, try_read_image
+from vitascope.draw.html import encode_image_as_html, make_html_bar, make_html_table
+from vitascope.errors import UserError, format_count
+from vitascope.run.files import read_json
 from vitascope.shapes import Logits
 
-SHOWN = 24  # in a notebook
+EXPLANATIONS_FILE = "explanations.json"  # lists the files that `vitascope explain` wrote
+StoredShape = tuple[int, int, int]  # channels, rows, columns
+
+
+@dataclass(frozen=True)
+class LoadedImages:
+    """Images in order, their file names if they came from files, and the files that could not be read."""
+
+    images: UInt8Images
+    files: list[str] | None = None
+    unreadable_files: list[str] = field(default_factory=list)
+
+
+def read_image_files(paths: Iterable[Path], stored_shape: StoredShape) -> LoadedImages:
+    """Read files and folders. A named file must be readable; a folder must have at least one readable image."""
+    check_channels_readable(stored_shape)
+    kept: list[Tensor] = []
+    files: list[str] = []
+    broken: list[str] = []
+    for path, named in _list_image_files(paths):
+        image = try_read_image(path, (stored_shape[1], stored_shape[2]), stored_shape[0])
+        if isinstance(image, Tensor):
+            kept.append(image)
+            files.append(str(path))
+        elif named:
+            raise UserError(f"{path} cannot be read as an image ({image}).")
+        else:
+            broken.append(str(path))
+    if not kept:
+        raise UserError(f"No readable image among {format_count(len(broken), 'file')}, e.g. {broken[0]}.")
+    return LoadedImages(torch.stack(kept), files, broken)
+
+
+def convert_to_stored_images(images: Any, stored_shape: StoredShape) -> LoadedImages:
+    """Convert the argument of `predict` to stored images."""
+    if isinstance(images, str | os.PathLike | Image.Image):
+        images = [images]
+    if isinstance(images, np.ndarray):
+        return LoadedImages(_fit_to_stored_shape(_convert_array_to_tensor(images, stored_shape), stored_shape))
+    if isinstance(images, Tensor):
+        return LoadedImages(_fit_to_stored_shape(images, stored_shape))
+    items = list(images) if isinstance(images, Iterable) else [images]
+    if not items:
+        raise UserError("No images were given.")
+    if all(isinstance(item, str | os.PathLike) for item in items):
+        return read_image_files([Path(item) for item in items], stored_shape)
+    if all(isinstance(item, Image.Image) for item in items):
+        check_channels_readable(stored_shape)
+        return LoadedImages(
+            torch.stack(
+                [convert_pil_image(item, (stored_shape[1], stored_shape[2]), stored_shape[0]) for item in items]
+            )
+        )
+    if all(isinstance(item, np.ndarray | Tensor) for item in items):
+        tensors = [item if isinstance(item, Tensor) else _convert_array_to_tensor(item, stored_shape) for item in items]
+        return LoadedImages(torch.cat([_fit_to_stored_shape(tensor, stored_shape) for tensor in tensors]))
+    raise UserError(f"Images must be paths, Pillow images, arrays or tensors, not {type(items[0]).__name__}.")
+
+
+def check_channels_readable(stored_shape: StoredShape) -> None:
+    if stored_shape[0] not in (1, 3):
+        raise UserError(
+            f"The model needs {stored_shape[0]} channels; image files have 1 or 3. Pass tensors of shape {list(stored_shape)}."
+        )
+
+
+def _list_image_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
+    """Return each file and whether it was named itself; folders are expanded to their files."""
+    found = []
+    for path in paths:
+        if path.is_dir():
+            ours = {
+                told.parent / name
+                for told in path.rglob(EXPLANATIONS_FILE)
+                for name in _read_written_figure_names(told)
+            }
+            inside = [file for file in list_image_files(path) if file not in ours]
+            if not inside:
+                raise UserError(f"The folder {path} contains no images.")
+            found += [(file, False) for file in inside]
+        elif path.is_file():
+            found.append((path, True))
+        else:
+            raise UserError(f"There is no file or folder {path}.")
+    return found
+
+
+def _read_written_figure_names(explanations_path: Path) -> list[str]:
+    """Return the names of the figures that `vitascope explain` wrote, which are not input images."""
+    files = read_json(explanations_path).get("files", [])
+    return [Path(str(file)).name for file in files] if isinstance(files, list) else []
+
+
+def _convert_array_to_tensor(array: np.ndarray, stored_shape: StoredShape) -> Tensor:
+    """Convert an array with channels last (rows × columns × 1 to 4), or a batch, to a tensor with channels first."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if tensor.ndim == 2:
+        return tensor[None]
+    if tensor.ndim == 3 and tensor.shape[-1] <= 4:
+        return tensor.permute(2, 0, 1)
+    if tensor.ndim == 3 and stored_shape[0] == 1:
+        return tensor[:, None]
+    if tensor.ndim == 4 and tensor.shape[-1] <= 4:
+        return tensor.permute(0, 3, 1, 2)
+    raise UserError(
+        f"An array of shape {list(array.shape)} is not an image. Arrays need channels last: rows × columns × 1 to 4. "
+        "Tensors need channels first."
+    )
+
+
+def _fit_to_stored_shape(images: Tensor, stored_shape: StoredShape) -> UInt8Images:
+    """Return bytes of the stored shape. Other shapes are cropped, resized and put on white, like image files."""
+    images = _convert_to_uint8(images)
+    if tuple(images.shape[1:]) == stored_shape:
+        return images
+    check_channels_readable(stored_shape)
+    if images.shape[1] not in (1, 2, 3, 4):
+        raise UserError(f"The images have {images.shape[1]} channels; 1 to 4 are possible.")
+    arrays = (image.permute(1, 2, 0).squeeze(-1).numpy() for image in images)
+    pictures = (Image.fromarray(array) if images.shape[1] != 2 else Image.fromarray(array, "LA") for array in arrays)
+    return torch.stack(
+        [convert_pil_image(picture, (stored_shape[1], stored_shape[2]), stored_shape[0]) for picture in pictures]
+    )
+
+
+def _convert_to_uint8(images: Tensor) -> UInt8Images:
+    """Return bytes from 0 to 255, from bytes or from floats between 0 and 1."""
+    images = images.detach().cpu()
+    if images.ndim == 3:
+        images = images[None]
+    if images.ndim != 4 or not images.numel():
+        raise UserError(f"Images must have shape (batch ×) channels × rows × columns, not {list(images.shape)}.")
+    if images.dtype == torch.uint8:
+        return images
+    if not images.is_floating_point() or not 0 <= float(images.min()) <= float(images.max()) <= 1:
+        raise UserError(
+            "predict needs images that are not normalised: bytes from 0 to 255, or floats from 0 to 1. "
+            "For normalised images call the model itself: model(images)."
+        )
+    return (images * 255).round().byte()
+
+
+MAX_TABLE_ROWS = 24  # in a notebook
 
 
 @dataclass(frozen=True)
@@ -23,7 +173,7 @@ class Prediction:
     probabilities: dict[str, float]  # of every class, in the order of the run's classes
 
     @property
-    def likeliest(self) -> list[tuple[str, float]]:
+    def classes_by_probability(self) -> list[tuple[str, float]]:
         """All classes, the most probable first."""
         return sorted(self.probabilities.items(), key=lambda item: -item[1])
 
@@ -43,7 +193,7 @@ class Predictions(Sequence[Prediction]):
 
     items: list[Prediction]
     images: UInt8Images
-    broken: list[str] = field(default_factory=list)  # files of a folder that could not be read
+    unreadable_files: list[str] = field(default_factory=list)  # files of a folder that could not be read
 
     def __len__(self) -> int:
         return len(self.items)
@@ -54,7 +204,7 @@ class Predictions(Sequence[Prediction]):
     def __getitem__(self, index: slice) -> "Predictions": ...
     def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
         if isinstance(index, slice):
-            return Predictions(self.items[index], self.images[index], self.broken)
+            return Predictions(self.items[index], self.images[index], self.unreadable_files)
         return self.items[index]
 
     def __iter__(self) -> Iterator[Prediction]:
@@ -66,14 +216,14 @@ class Predictions(Sequence[Prediction]):
 
     def _repr_html_(self) -> str:
         rows = []
-        for item, image in list(zip(self.items, self.images, strict=True))[:SHOWN]:
-            likely = "<br>".join(bar(name, share) for name, share in item.likeliest[:3])
-            rows.append([picture(image.permute(1, 2, 0).numpy()), item.file or "", likely])
-        more = f"<p>… and {len(self) - SHOWN} more</p>" if len(self) > SHOWN else ""
-        return html_table(["image", "file", "prediction"], rows, raw=("image", "prediction")) + more
+        for item, image in list(zip(self.items, self.images, strict=True))[:MAX_TABLE_ROWS]:
+            likely = "<br>".join(make_html_bar(name, share) for name, share in item.classes_by_probability[:3])
+            rows.append([encode_image_as_html(image.permute(1, 2, 0).numpy()), item.file or "", likely])
+        more = f"<p>… and {len(self) - MAX_TABLE_ROWS} more</p>" if len(self) > MAX_TABLE_ROWS else ""
+        return make_html_table(["image", "file", "prediction"], rows, html_columns=("image", "prediction")) + more
 
 
-def predictions(logits: Logits, pictures: Pictures, classes: list[str]) -> Predictions:
+def build_predictions(logits: Logits, loaded_images: LoadedImages, classes: list[str]) -> Predictions:
     """Convert logits to predictions; the softmax is in float64, so that probabilities sum to 1."""
     if not classes:
         raise UserError(
@@ -83,5 +233,7 @@ def predictions(logits: Logits, pictures: Pictures, classes: list[str]) -> Predi
     for number, shares in enumerate(logits.double().softmax(1).tolist()):
         named = dict(zip(classes, shares, strict=True))
         label = max(named, key=named.__getitem__)
-        items.append(Prediction(pictures.files[number] if pictures.files else None, label, named[label], named))
-    return Predictions(items, pictures.images, pictures.broken)
+        items.append(
+            Prediction(loaded_images.files[number] if loaded_images.files else None, label, named[label], named)
+        )
+    return Predictions(items, loaded_images.images, loaded_images.unreadable_files)

@@ -1,36 +1,82 @@
-"""The result of an evaluation: its metrics and its images."""
+"""The result of an evaluation: confusion matrix, metrics per class, and the images with the worst errors."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from vitascope.data.dataset import Labels
 from vitascope.errors import format_count
-from vitascope.evaluation.calibration import Calibration, Temperature
-from vitascope.evaluation.choosing import Choice
-from vitascope.evaluation.confusion import ClassScore
-from vitascope.evaluation.intervals import wilson
-from vitascope.evaluation.robustness import Decline
+from vitascope.evaluation.calibration import Calibration, TemperatureScaling
+from vitascope.evaluation.eval_data import EvalData
+from vitascope.evaluation.intervals import wilson_interval
+from vitascope.evaluation.robustness import RobustnessCurve
 from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run
 
 
-def split_name(split: str) -> str:
+@dataclass(frozen=True)
+class ClassScore:
+    """Scores of one class; None where the denominator is 0."""
+
+    images: int
+    precision: float | None  # fraction of the images predicted as this class that belong to it
+    recall: float | None  # fraction of its images that are predicted correctly
+    f1: float | None  # harmonic mean of precision and recall
+    recall_interval: tuple[float, float]
+    taken_for: str | None  # the most frequent wrong prediction for its images
+
+
+def compute_confusion_matrix(labels: Labels, predicted_labels: Labels, num_classes: int) -> Tensor:
+    """Return class × class counts: rows are true classes, columns predicted classes."""
+    return torch.bincount(labels * num_classes + predicted_labels, minlength=num_classes**2).reshape(
+        num_classes, num_classes
+    )
+
+
+def compute_class_scores(confusion_matrix: Tensor, class_names: list[str]) -> dict[str, ClassScore]:
+    """Return the scores of each class from the counts that `confusion` returns."""
+    said, there, right = (
+        confusion_matrix.sum(0).tolist(),
+        confusion_matrix.sum(1).tolist(),
+        confusion_matrix.diagonal().tolist(),
+    )
+    wrong = confusion_matrix - confusion_matrix.diagonal().diag()
+    scores = {}
+    for number, name in enumerate(class_names):
+        most = int(wrong[number].argmax())
+        scores[name] = ClassScore(
+            there[number],
+            _divide_or_none(right[number], said[number]),
+            _divide_or_none(right[number], there[number]),
+            _divide_or_none(2 * right[number], said[number] + there[number]),
+            wilson_interval(right[number], there[number]),
+            class_names[most] if wrong[number, most] else None,
+        )
+    return scores
+
+
+def _divide_or_none(numerator: int, denominator: int) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def format_split_name(split: str) -> str:
     """Return the full name of a split, for sentences and captions."""
     return {"val": "validation", "train": "training"}.get(split, split)
 
 
 def describe_reduction(config: ModelConfig) -> str:
     """Describe token merging or dropping at inference; empty if all tokens are used."""
-    if not config.fewer:
+    if not config.token_reduction:
         return ""
-    removed = config.fewer_per_block
+    removed = config.num_removed_per_block
     limit = "" if min(removed) == max(removed) else "up to "
     return f"{limit}{format_count(max(removed), 'token')} {'merged' if config.merge_tokens else 'dropped'} per block"
 
 
 @dataclass(frozen=True)
-class Mistake:
+class Misclassification:
     """A wrong prediction: the image, its true and predicted class, and their probabilities."""
 
     index: int  # in the split
@@ -46,36 +92,36 @@ class Evaluation:
     """The metrics; `choice` holds the evaluated images."""
 
     run: Run
-    choice: Choice
+    eval_data: EvalData
     classes: list[str]
     views: int
-    weights: str  # last or best
-    opening: int | None  # 1 for this run's first use of these test images; None for other splits
+    weights_label: str  # last or best
+    test_use_count: int | None  # 1 for this run's first use of these test images; None for other splits
     seconds: float  # for the logits
     set_up_seconds: float  # for a first empty batch on a GPU
     wall_seconds: float | None  # from the start of the process to the last logit; None if it did other work before
     top5: float
-    confusion: Tensor
+    confusion_matrix: Tensor
     calibration: Calibration
-    temperature: Temperature | None
-    temperature_words: str  # the images it was fitted on, or a sentence: why there is none
+    temperature: TemperatureScaling | None
+    temperature_note: str  # the images it was fitted on, or a sentence: why there is none
     per_class: dict[str, ClassScore]
-    worst: list[Mistake]
+    worst_errors: list[Misclassification]
     reduction: str = ""  # token merging or dropping, such as "2 tokens dropped per block"; empty: none
-    robustness: dict[str, Decline] = field(default_factory=dict)  # empty with robust=False
+    robustness: dict[str, RobustnessCurve] = field(default_factory=dict)  # empty with robust=False
 
     @property
-    def right(self) -> int:
-        return int(self.confusion.diagonal().sum())
+    def num_correct(self) -> int:
+        return int(self.confusion_matrix.diagonal().sum())
 
     @property
     def accuracy(self) -> float:
-        return self.right / len(self.choice.images)
+        return self.num_correct / len(self.eval_data.samples)
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def accuracy_interval(self) -> tuple[float, float]:
         """95 % confidence interval of the accuracy (Wilson)."""
-        return wilson(self.right, len(self.choice.images))
+        return wilson_interval(self.num_correct, len(self.eval_data.samples))
 
     @property
     def loss(self) -> float:
@@ -86,8 +132,8 @@ class Evaluation:
         return self.calibration.ece
 
     def __repr__(self) -> str:
-        low, high = self.interval
-        what = f"{self.choice.split}, {len(self.choice.images):,} images, views={self.views}"
+        low, high = self.accuracy_interval
+        what = f"{self.eval_data.split}, {len(self.eval_data.samples):,} images, views={self.views}"
         return f"Evaluation({what}: accuracy {self.accuracy:.4f}, interval {low:.4f} to {high:.4f}, ece {self.ece:.4f})"
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,31 +141,31 @@ class Evaluation:
         told = asdict(self.calibration)
         return {
             "run": str(self.run.path),
-            "data": self.choice.data,
-            "split": self.choice.split,
-            "images": len(self.choice.images),
-            "skipped": self.choice.skipped,
+            "data": self.eval_data.data_name,
+            "split": self.eval_data.split,
+            "images": len(self.eval_data.samples),
+            "skipped": self.eval_data.unreadable_files,
             "views": self.views,
-            "weights": self.weights,
-            "opening": self.opening,
+            "weights": self.weights_label,
+            "opening": self.test_use_count,
             "seconds": round(self.seconds, 3),
             "wall_seconds": self.wall_seconds and round(self.wall_seconds, 2),
             "accuracy": self.accuracy,
-            "interval": list(self.interval),
+            "interval": list(self.accuracy_interval),
             "top5": self.top5,
             "loss": told.pop("loss"),
             "brier": told.pop("brier"),
             "ece": told.pop("ece"),
             "calibration": told,
             "temperature": asdict(self.temperature) if self.temperature else None,
-            "temperature_words": self.temperature_words,
+            "temperature_words": self.temperature_note,
             "per_class": {name: asdict(row) for name, row in self.per_class.items()},
-            "confusion": self.confusion.tolist(),
-            "worst": [asdict(mistake) for mistake in self.worst],
+            "confusion": self.confusion_matrix.tolist(),
+            "worst": [asdict(mistake) for mistake in self.worst_errors],
             "robustness": {name: asdict(decline) for name, decline in self.robustness.items()},
         }
 
     def _repr_html_(self) -> str:
-        from vitascope.evaluation.figures import as_html
+        from vitascope.evaluation.figures import format_evaluation_html
 
-        return as_html(self)
+        return format_evaluation_html(self)

@@ -1,23 +1,86 @@
-"""Measure the accuracy on corrupted images."""
+"""Corrupt images (noise, blur, shift, lower contrast) and measure the accuracy on them."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from vitascope.data.preparation import Preparation
-from vitascope.data.source import Split
-from vitascope.data.split import stratified_part
-from vitascope.evaluation.corruption import CORRUPTIONS, Corruption
-from vitascope.evaluation.intervals import wilson
+from vitascope.data.dataset import Split
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.data.splits import draw_stratified_subset
+from vitascope.evaluation.intervals import wilson_interval
+from vitascope.shapes import Images
 from vitascope.training.hardware import Hardware
-from vitascope.training.scoring import logits_of
+from vitascope.training.scoring import compute_logits
 
-MOST = 1000  # images; seventeen passes over more would take minutes on a laptop
-BATCH = 100  # fixed, because the noise depends on the batch
+CorruptionFunction = Callable[[Images, float, int], Images]  # images, level, a seed
+
+
+def add_noise(images: Images, level: float, seed: int) -> Images:
+    """Add Gaussian noise; `level` is its standard deviation (pixels go from 0 to 1)."""
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed)).to(images.device)
+    return (images + level * noise).clamp(0, 1)
+
+
+def blur_images(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001 - nothing is drawn
+    """Apply a Gaussian blur; `level` is its standard deviation in pixels."""
+    from torchvision.transforms.v2 import functional as tv  # seconds to import
+
+    half = min(math.ceil(3 * level), min(images.shape[2:]) - 1)
+    return tv.gaussian_blur(images, [2 * half + 1, 2 * half + 1], [level, level])
+
+
+def shift_images(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001
+    """Shift by `level` pixels, cycling through the four directions; edge pixels are repeated."""
+    step = int(level)
+    wide = F.pad(images, (step, step, step, step), mode="replicate")
+    height, width = images.shape[2:]
+    moved = images.clone()
+    for side, (down, right) in enumerate(((step, 2 * step), (step, 0), (2 * step, step), (0, step))):
+        moved[side::4] = wide[side::4, :, down : down + height, right : right + width]
+    return moved
+
+
+def reduce_contrast(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001
+    """Reduce the contrast by this fraction: pixels move towards the image's mean."""
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    return mean + (1 - level) * (images - mean)
 
 
 @dataclass(frozen=True)
-class Decline:
+class Corruption:
+    apply: CorruptionFunction
+    levels: tuple[float, ...]
+    unit: str
+    short_unit: str  # for tables
+    levels_in_pixels: bool = False  # of a 32-pixel image; larger images get larger levels
+
+    def scale_levels(self, image_size: tuple[int, int]) -> list[float]:
+        factor = max(1, round(min(image_size) / 32)) if self.levels_in_pixels else 1
+        return [level * factor for level in self.levels]
+
+
+CORRUPTIONS = {
+    "noise": Corruption(
+        add_noise, (0.05, 0.1, 0.15, 0.2), "noise standard deviation (pixels 0 to 1)", "std, pixels 0 to 1"
+    ),
+    "blur": Corruption(
+        blur_images, (0.5, 1.0, 1.5, 2.0), "blur standard deviation in pixels", "std, pixels", levels_in_pixels=True
+    ),
+    "shift": Corruption(shift_images, (1, 2, 3, 4), "shift in pixels", "pixels", levels_in_pixels=True),
+    "contrast": Corruption(reduce_contrast, (0.2, 0.4, 0.6, 0.8), "fraction of contrast removed", "fraction removed"),
+}
+
+
+MAX_IMAGES = 1000  # images; seventeen passes over more would take minutes on a laptop
+BATCH_SIZE = 100  # fixed, because the noise depends on the batch
+
+
+@dataclass(frozen=True)
+class RobustnessCurve:
     """Accuracy by level of one corruption; level 0 is the original image."""
 
     unit: str
@@ -27,38 +90,43 @@ class Decline:
     intervals: list[tuple[float, float]]
 
 
-def robustness(
-    model: nn.Module, split: Split, preparation: Preparation, hardware: Hardware, views: int = 1
-) -> dict[str, Decline]:
+def measure_robustness(
+    model: nn.Module, samples: Split, preprocessing: Preprocessing, hardware: Hardware, views: int = 1
+) -> dict[str, RobustnessCurve]:
     """Measure on at most 1000 images: a fixed, stratified subset."""
-    part = split.part(stratified_part(split.labels, min(1.0, MOST / len(split)), seed=0))
-    clean = _right(model, part, preparation, hardware, views, None, 0)
+    part = samples.select(draw_stratified_subset(samples.labels, min(1.0, MAX_IMAGES / len(samples)), seed=0))
+    clean = _count_correct(model, part, preprocessing, hardware, views, None, 0)
     declines = {}
     for name, corruption in CORRUPTIONS.items():
-        levels = corruption.levels_for(preparation.size)
-        right = [clean, *(_right(model, part, preparation, hardware, views, corruption, level) for level in levels)]
+        levels = corruption.scale_levels(preprocessing.size)
+        right = [
+            clean,
+            *(_count_correct(model, part, preprocessing, hardware, views, corruption, level) for level in levels),
+        ]
         shares = [count / len(part) for count in right]
-        spans = [wilson(count, len(part)) for count in right]
-        declines[name] = Decline(corruption.unit, len(part), [0.0, *levels], shares, spans)
+        spans = [wilson_interval(count, len(part)) for count in right]
+        declines[name] = RobustnessCurve(corruption.unit, len(part), [0.0, *levels], shares, spans)
     return declines
 
 
-def _right(
+def _count_correct(
     model: nn.Module,
-    part: Split,
-    preparation: Preparation,
+    samples: Split,
+    preprocessing: Preprocessing,
     hardware: Hardware,
     views: int,
     corruption: Corruption | None,
     level: float,
 ) -> int:
     right = 0
-    for number, (images, labels) in enumerate(zip(part.images.split(BATCH), part.labels.split(BATCH), strict=True)):
+    for number, (images, labels) in enumerate(
+        zip(samples.images.split(BATCH_SIZE), samples.labels.split(BATCH_SIZE), strict=True)
+    ):
 
         def prepare(stored: Tensor, seed: int = number) -> Tensor:
-            pixels = preparation.fit(stored)
-            return preparation.normalise(corruption.spoil(pixels, level, seed) if corruption else pixels)
+            pixels = preprocessing.scale_and_resize(stored)
+            return preprocessing.normalize(corruption.apply(pixels, level, seed) if corruption else pixels)
 
-        said = logits_of(model, images, prepare, hardware, views=views).argmax(1)
+        said = compute_logits(model, images, prepare, hardware, num_views=views).argmax(1)
         right += int((said == labels).sum())
     return right

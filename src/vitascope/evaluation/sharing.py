@@ -1,5 +1,6 @@
 """Save a trained model as a folder or Hugging Face repository, with a model card, and verify it."""
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -7,48 +8,54 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from vitascope.errors import UserError, did_you_mean, first_line
-from vitascope.evaluation.card import card
-from vitascope.evaluation.plain import apart, plain_copy
+from vitascope.errors import UserError, shorten_error_message, suggest_choice
+from vitascope.evaluation.fast import copy_as_plain_model, relative_error
 from vitascope.evaluation.trained import TrainedTransformer
-from vitascope.run.directory import refuse_run
-from vitascope.run.files import make_folder, write_json, write_whole
-from vitascope.run.weights import LAST, save_weights
-from vitascope.weights.forms import FORMS
+from vitascope.model.anatomy import count_parameters
+from vitascope.run.checkpoint import LAST_WEIGHTS, save_weights
+from vitascope.run.directory import ExternalModel, check_not_run_folder
+from vitascope.run.files import make_folder, write_atomically, write_json
+from vitascope.run.test_set_log import read_test_set_log
 from vitascope.weights.pretrained import open_weights
+from vitascope.weights.write_formats import CONVERTERS_BY_LIBRARY
 
-CLOSE = 1e-5  # relative to the largest logit
+if TYPE_CHECKING:
+    from vitascope.evaluation.trained import TrainedTransformer
 
 
-def save_pretrained(model: TrainedTransformer, folder: str | os.PathLike[str], *, form: str = "vitascope") -> Path:
+TOLERANCE = 1e-5  # relative to the largest logit
+
+
+def save_pretrained(model: TrainedTransformer, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:
     """Write config.json, model.safetensors and README.md for `vitascope.load`, timm or transformers (`form`).
 
     The files are first written to a temporary folder and loaded by that library. They are moved to `folder` only if
     the outputs equal the model's."""
-    if form not in FORMS:
-        raise UserError(f"form={form!r} is unknown. {did_you_mean(form, FORMS)}")
+    if library not in CONVERTERS_BY_LIBRARY:
+        raise UserError(f"form={library!r} is unknown. {suggest_choice(library, CONVERTERS_BY_LIBRARY)}")
     place = Path(folder).resolve()
-    refuse_run(place)
+    check_not_run_folder(place)
     weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    files, tensors = FORMS[form](model.facts, weights)
+    files, tensors = CONVERTERS_BY_LIBRARY[library](model.info, weights)
     make_folder(place.parent)
     try:
         with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as name:
             beside = Path(name)
             for file, said in files.items():
                 write_json(beside / file, said)
-            save_weights(beside / LAST, tensors)
-            write_whole(beside / "README.md", card(model, form))
-            check_saved(model, beside, form)
+            save_weights(beside / LAST_WEIGHTS, tensors)
+            write_atomically(beside / "README.md", format_model_card(model, library))
+            verify_saved_model(model, beside, library)
             make_folder(place)
             for file in sorted(beside.iterdir()):
                 file.replace(place / file.name)
     except OSError as error:
-        raise UserError(f"{place} could not be written: {error.strerror or first_line(error)}.") from error
+        raise UserError(f"{place} could not be written: {error.strerror or shorten_error_message(error)}.") from error
     return Path(folder)
 
 
@@ -56,7 +63,7 @@ def push_to_hub(
     model: TrainedTransformer,
     repository: str,
     *,
-    form: str = "vitascope",
+    library: str = "vitascope",
     private: bool = False,
     token: str | None = None,
 ) -> str:
@@ -64,47 +71,51 @@ def push_to_hub(
     from huggingface_hub import HfApi
 
     with TemporaryDirectory() as folder:
-        save_pretrained(model, folder, form=form)
+        save_pretrained(model, folder, library=library)
         api = HfApi(token=token)
         try:
             address = api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(repo_id=repository, folder_path=folder)
         except Exception as error:  # the hub's and the network's errors have no common name
             raise UserError(
-                f"{repository} could not be written to the hub ({first_line(error, 160)}). Log in with: hf auth login. "
+                f"{repository} could not be written to the hub ({shorten_error_message(error, 160)}). Log in with: hf auth login. "
                 "Or save a folder with save_pretrained and upload it yourself."
             ) from error
     return str(address)
 
 
 @torch.no_grad()
-def check_saved(model: TrainedTransformer, folder: Path, form: str) -> float:
+def verify_saved_model(model: TrainedTransformer, folder: Path, library: str) -> float:
     """Return the largest relative difference between the saved and the original model's logits.
 
     Raise a UserError if it exceeds rounding. The original is computed in float32, in evaluation mode."""
     shape = (model.config.in_chans, *model.config.image_shape)
     images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     try:
-        back = OPENERS[form](folder)
+        back = MODEL_LOADERS[library](folder)
         found = back(images)
     except Exception as error:  # a library's own errors have no common name
-        raise UserError(f"{form} cannot load the saved model ({first_line(error)}). {NOTHING}") from error
-    far = apart(found, plain_copy(model)(images))
-    if not far <= CLOSE:
-        raise UserError(f"Loaded by {form}, the saved model's logits differ (relative error {far:.1e}). {NOTHING}")
+        raise UserError(
+            f"{library} cannot load the saved model ({shorten_error_message(error)}). {NOT_WRITTEN_MESSAGE}"
+        ) from error
+    far = relative_error(found, copy_as_plain_model(model)(images))
+    if not far <= TOLERANCE:
+        raise UserError(
+            f"Loaded by {library}, the saved model's logits differ (relative error {far:.1e}). {NOT_WRITTEN_MESSAGE}"
+        )
     return far
 
 
-def _by_timm(folder: Path) -> Callable[[Tensor], Tensor]:
+def _load_with_timm(folder: Path) -> Callable[[Tensor], Tensor]:
     import timm
 
     return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
 
 
-def _by_transformers(folder: Path) -> Callable[[Tensor], Tensor]:
+def _load_with_transformers(folder: Path) -> Callable[[Tensor], Tensor]:
     """Load with transformers, or with Vitascope if transformers is not installed."""
     if find_spec("transformers") is None:
-        return open_weights(str(folder)).model()
+        return open_weights(str(folder)).build_model()
     from transformers import ViTForImageClassification
 
     with redirect_stderr(StringIO()):  # its progress bar
@@ -112,9 +123,105 @@ def _by_transformers(folder: Path) -> Callable[[Tensor], Tensor]:
     return lambda images: theirs(images).logits
 
 
-NOTHING = "Nothing was written. Please report this, with the model's settings."
-OPENERS: dict[str, Callable[[Path], Callable[[Tensor], Tensor]]] = {
-    "vitascope": lambda folder: open_weights(str(folder)).model(),
-    "timm": _by_timm,
-    "transformers": _by_transformers,
+NOT_WRITTEN_MESSAGE = "Nothing was written. Please report this, with the model's settings."
+MODEL_LOADERS: dict[str, Callable[[Path], Callable[[Tensor], Tensor]]] = {
+    "vitascope": lambda folder: open_weights(str(folder)).build_model(),
+    "timm": _load_with_timm,
+    "transformers": _load_with_transformers,
 }
+
+
+USAGE_CODE = {
+    "vitascope": 'from vitascope import load\n\nmodel = load("FOLDER")\nprint(model.predict("photo.png").labels)',
+    "timm": 'import timm\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True).eval()',
+    "transformers": (
+        "from transformers import ViTForImageClassification\n\n"
+        'model = ViTForImageClassification.from_pretrained("FOLDER").eval()'
+    ),
+}
+
+
+def format_model_card(model: "TrainedTransformer", library: str) -> str:
+    """Return Markdown with the header that the Hugging Face hub reads; all numbers come from the run's files."""
+    config = model.config
+    head = ["---", f"library_name: {library}", "pipeline_tag: image-classification", "tags: [vitascope, vit]", "---"]
+    size = f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"
+    what = (
+        f"A vision transformer with {count_parameters(config):,} parameters: {config.depth} blocks, width "
+        f"{config.embed_dim}, {config.num_heads} heads, {config.num_tokens} tokens. Its input is an image of {size} "
+        f"(channels × height × width). It predicts one of {len(model.classes)} classes: "
+        f"{', '.join(model.classes[:20])}"
+        f"{' …' if len(model.classes) > 20 else ''}."
+    )
+    prepared = model.info.preparation
+    use = (
+        f"```python\n{format_usage_code(library, 'FOLDER')}\n```\n\n"
+        f"Images are resized to {prepared.size[0]}×{prepared.size[1]} pixels, divided by 255 and normalised with mean "
+        f"{_format_decimals(prepared.mean)} and standard deviation {_format_decimals(prepared.std)}. The model always predicts "
+        "one of these classes, even for other images. Its probabilities are not calibrated."
+    )
+    parts = [
+        "\n".join(head),
+        f"# {model.run.recipe.name}",
+        what,
+        f"## Use\n\n{use}",
+        f"## Accuracy\n\n{_format_accuracy_section(model)}",
+        f"## Origin\n\n{_format_origin_section(model)}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+PROBE_NOTE = "Trained without labels. The classifier is a linear probe on the frozen features."
+
+
+def format_usage_code(library: str, folder: str) -> str:
+    """Return Python code that loads the folder."""
+    return USAGE_CODE[library].replace("FOLDER", folder)
+
+
+def _format_accuracy_section(model: "TrainedTransformer") -> str:
+    if isinstance(model.run, ExternalModel):
+        return "Not measured."
+    lines = [PROBE_NOTE] if model.info.probe else []
+    rows = [row for row in model.run.metrics if "val_accuracy" in row]
+    if rows and model.weights_label.startswith("best"):
+        best = max(rows, key=lambda row: row["knn_accuracy" if "knn_accuracy" in row else "val_accuracy"])
+        lines.append(
+            f"Validation accuracy {best['val_accuracy']:.2%} (epoch {best['epoch']}, the best of {len(rows)} "
+            "epochs; chosen on these images)."
+        )
+    elif rows:
+        lines.append(f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch).")
+    for opening in read_test_set_log(model.run):
+        if opening.is_finished_classifier_result:
+            data, split, views, weights = opening.settings
+            views_words = f", {views} views" if views > 1 else ""
+            which = "first evaluation" if opening.use_count == 1 else f"evaluation number {opening.use_count}"
+            lines.append(
+                f"{split.capitalize()} accuracy on {_shorten_absolute_path(data)}: {opening.result['accuracy']:.2%} ({weights} epoch's "
+                f"weights{views_words}; {which} on {'the test' if split == 'test' else 'these'} images)."
+            )
+    return "\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."
+
+
+def _format_origin_section(model: "TrainedTransformer") -> str:
+    if isinstance(model.run, ExternalModel):
+        return f"Weights: `{_shorten_absolute_path(model.run.model_ref)}`. Converted by Vitascope."
+    recipe, machine = model.run.recipe, model.run.machine
+    facts = ("commit", "versions", "training_images")
+    said: dict[str, Any] = {name: machine[name] for name in facts if machine.get(name)}
+    start = f", starting from `{_shorten_absolute_path(recipe.weights)}`" if recipe.weights else ", from scratch"
+    text = (
+        f"Trained by Vitascope: recipe `{recipe.name}`, data `{_shorten_absolute_path(recipe.data.name)}`, "
+        f"{recipe.train.epochs * recipe.data.passes_per_epoch} epochs, seed {recipe.train.seed}{start}."
+    )
+    return f"{text}\n\n```json\n{json.dumps(said, indent=1, default=str)}\n```" if said else text
+
+
+def _shorten_absolute_path(path_or_name: str) -> str:
+    """Return a path's last part: the full path exists only on this machine."""
+    return Path(path_or_name).name if Path(path_or_name).is_absolute() else path_or_name
+
+
+def _format_decimals(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.4f}" for value in values)

@@ -8,58 +8,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitascope.draw.html import html_table
+from vitascope.draw.html import make_html_table
 from vitascope.errors import UserError
 from vitascope.evaluation.evaluate import evaluate
-from vitascope.evaluation.fast import Fast, make_fast
-from vitascope.evaluation.prediction import Predictions, predictions
-from vitascope.evaluation.reading import Pictures, as_stored
+from vitascope.evaluation.fast import FastInference, prepare_fast_inference
+from vitascope.evaluation.prediction import LoadedImages, Predictions, build_predictions, convert_to_stored_images
 from vitascope.evaluation.report import Evaluation, describe_reduction
-from vitascope.model.anatomy import total_parameters
+from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.directory import Outside, Run, open_run, outside
-from vitascope.run.weights import load_weights, read_facts
+from vitascope.run.checkpoint import load_weights, read_model_info
+from vitascope.run.directory import ExternalModel, Run, create_external_model, open_run
 from vitascope.shapes import Features
-from vitascope.training.hardware import choose_device, hardware_of
-from vitascope.training.scoring import answers, logits_of
-from vitascope.training.views import check_views
-from vitascope.weights.facts import ModelFacts
-from vitascope.weights.files import ENDINGS
-from vitascope.weights.pretrained import ONLINE, open_weights
+from vitascope.training.hardware import choose_device, make_inference_hardware
+from vitascope.training.scoring import check_views, compute_logits, compute_outputs
+from vitascope.weights.files import WEIGHTS_SUFFIXES
+from vitascope.weights.model_info import ModelInfo
+from vitascope.weights.pretrained import ONLINE_PREFIXES, open_weights
 
 
 class TrainedTransformer(VisionTransformer):
     """A VisionTransformer that also predicts from unprepared images; `model(images)` expects normalised ones."""
 
-    def __init__(self, run: Run, facts: ModelFacts, weights: str = "last") -> None:
-        super().__init__(facts.model)
-        self.run, self.facts, self.weights = run, facts, weights
-        self.fast: Fast | None = None
+    def __init__(self, run: Run, model_info: ModelInfo, weights_label: str = "last") -> None:
+        super().__init__(model_info.model)
+        self.run, self.info, self.weights_label = run, model_info, weights_label
+        self.fast: FastInference | None = None
         self.notes: list[str] = []  # of external weights: what was assumed, left out or converted
 
     @property
     def name(self) -> str:
         """The run's path, or the name of the external weights."""
-        return self.run.word if isinstance(self.run, Outside) else str(self.run.path)
+        return self.run.model_ref if isinstance(self.run, ExternalModel) else str(self.run.path)
 
     @property
     def classes(self) -> list[str]:
-        return self.facts.classes
+        return self.info.classes
 
-    def pooled(self, images: Tensor) -> Features:
+    def compute_pooled_features(self, images: Tensor) -> Features:
         """Return the pooled features of each image; uses the fast version in evaluation mode without gradients."""
-        way = self.fast.pooled if self.fast and not self.training and not torch.is_grad_enabled() else None
-        return super().pooled(images) if way is None else way(images)
+        way = self.fast.compute_pooled if self.fast and not self.training and not torch.is_grad_enabled() else None
+        return super().compute_pooled_features(images) if way is None else way(images)
 
-    def answer_with(self, **fewer: int) -> None:
+    def set_token_reduction(self, **tokens_per_block: int) -> None:
         """Set merge_tokens or drop_tokens for inference; the weights do not change."""
-        if fewer:
-            self.config = replace(self.config, **fewer)
-            self.facts = replace(self.facts, model=self.config)
+        if tokens_per_block:
+            self.config = replace(self.config, **tokens_per_block)
+            self.info = replace(self.info, model=self.config)
             self.fast = None  # made for other settings
-            self.weights = self.weights.split(",")[0] + "".join(
-                f", {name}={count}" for name, count in fewer.items() if count
+            self.weights_label = self.weights_label.split(",")[0] + "".join(
+                f", {name}={count}" for name, count in tokens_per_block.items() if count
             )
 
     def predict(self, images: Any, *, views: int = 1) -> Predictions:
@@ -68,25 +66,29 @@ class TrainedTransformer(VisionTransformer):
         `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged."""
         if views != 1:
             check_views(self.run.recipe, views)
-        pictures = as_stored(images, self.facts.stored)
-        logits = logits_of(self, pictures.images, self.facts.preparation, hardware_of(self), views=views)
-        return predictions(logits, pictures, self.classes)
+        pictures = convert_to_stored_images(images, self.info.stored)
+        logits = compute_logits(
+            self, pictures.images, self.info.preparation, make_inference_hardware(self), num_views=views
+        )
+        return build_predictions(logits, pictures, self.classes)
 
     def features(self, images: Any) -> Features:
         """Return the pooled feature vector of each image, i.e. the classifier's input."""
-        return self.stored_features(as_stored(images, self.facts.stored).images)
+        return self.compute_stored_features(convert_to_stored_images(images, self.info.stored).images)
 
-    def predict_with_features(self, pictures: Pictures) -> tuple[Predictions | None, Features]:
+    def predict_with_features(self, loaded_images: LoadedImages) -> tuple[Predictions | None, Features]:
         """Return predictions and features from one forward pass; predictions are None without a classifier."""
-        features = self.stored_features(pictures.images)
+        features = self.compute_stored_features(loaded_images.images)
         if not self.classes:
             return None, features
         with torch.no_grad():
             logits = self.head(features.to(next(self.parameters()).device)).cpu()
-        return predictions(logits, pictures, self.classes), features
+        return build_predictions(logits, loaded_images, self.classes), features
 
-    def stored_features(self, stored: Tensor) -> Features:
-        return answers(self, self.pooled, stored, self.facts.preparation, hardware_of(self))
+    def compute_stored_features(self, stored_images: Tensor) -> Features:
+        return compute_outputs(
+            self, self.compute_pooled_features, stored_images, self.info.preparation, make_inference_hardware(self)
+        )
 
     def evaluate(
         self, split: str | None = None, *, data: str | None = None, views: int = 1, robust: bool = True
@@ -97,21 +99,21 @@ class TrainedTransformer(VisionTransformer):
         `robust=False` skips the corruption tests, which take most of the time.
         """
         told = {"split": split, "data": data, "views": views, "robust": robust}
-        return evaluate(self, self.run, self.facts, weights=self.weights, **told)
+        return evaluate(self, self.run, self.info, weights_label=self.weights_label, **told)
 
-    def save_pretrained(self, folder: str | os.PathLike[str], *, form: str = "vitascope") -> Path:
+    def save_pretrained(self, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:
         """Save config.json, model.safetensors and a model card in a folder; `form`: vitascope, timm or transformers."""
         from vitascope.evaluation.sharing import save_pretrained
 
-        return save_pretrained(self, folder, form=form)
+        return save_pretrained(self, folder, library=library)
 
     def push_to_hub(
-        self, repository: str, *, form: str = "vitascope", private: bool = False, token: str | None = None
+        self, repository: str, *, library: str = "vitascope", private: bool = False, token: str | None = None
     ) -> str:
         """Upload this folder as a repository to the Hugging Face hub. Returns its URL."""
         from vitascope.evaluation.sharing import push_to_hub
 
-        return push_to_hub(self, repository, form=form, private=private, token=token)
+        return push_to_hub(self, repository, library=library, private=private, token=token)
 
     @classmethod
     def from_pretrained(cls, weights: str | os.PathLike[str], *, device: str = "cpu") -> "TrainedTransformer":
@@ -121,17 +123,17 @@ class TrainedTransformer(VisionTransformer):
     def _repr_html_(self) -> str:
         config, reduction = self.config, describe_reduction(self.config)
         rows = [
-            ["weights", self.run.word]
-            if isinstance(self.run, Outside)
-            else ["run", f"{self.run.path}, {self.weights.split(',')[0]} epoch"],
+            ["weights", self.run.model_ref]
+            if isinstance(self.run, ExternalModel)
+            else ["run", f"{self.run.path}, {self.weights_label.split(',')[0]} epoch"],
             ["image", f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"],
             ["tokens", f"{config.num_tokens}{f', {reduction}' if reduction else ''}"],
             ["blocks", f"{config.depth}, width {config.embed_dim}, {config.num_heads} heads"],
-            ["parameters", f"{total_parameters(config):,}"],
-            ["inference", self.fast.how if self.fast else "float32"],
+            ["parameters", f"{count_parameters(config):,}"],
+            ["inference", self.fast.description if self.fast else "float32"],
             ["classes", ", ".join(self.classes[:12]) + (" …" if len(self.classes) > 12 else "")],
         ]
-        return html_table(["property", "value"], rows)
+        return make_html_table(["property", "value"], rows)
 
 
 def load(
@@ -150,21 +152,21 @@ def load(
     bfloat16, if measured to be faster with an accuracy loss of at most 0.2 percentage points. See `model.fast.how`.
     `merge_tokens`, `drop_tokens`: tokens to merge or drop in each block, instead of the run's own setting.
     """
-    model = _from_outside(str(run), best) if is_outside(run) else _from_run(open_run(run), best)
+    model = _load_external_weights(str(run), best) if is_external_weights(run) else _load_from_run(open_run(run), best)
     given = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
     if fewer := {name: count for name, count in given.items() if count is not None}:
-        model.answer_with(**fewer)
+        model.set_token_reduction(**fewer)
         _check_reduction(model.config)
     model = model.to(choose_device(device)).eval()
     if fast:
-        model.fast = make_fast(model, model.run, model.facts)
+        model.fast = prepare_fast_inference(model, model.run, model.info)
     return model
 
 
 def _check_reduction(config: ModelConfig) -> None:
     """Raise a UserError if a block cannot merge or drop so many tokens."""
-    for name, count in config.fewer.items():
-        if count > (most := config.fewer_per_block[0]):
+    for name, count in config.token_reduction.items():
+        if count > (most := config.num_removed_per_block[0]):
             verb = "merge" if name == "merge_tokens" else "drop"
             raise UserError(
                 f"{name}={count} is too large: the model has {config.num_patches} patches, and a block can {verb} at "
@@ -172,28 +174,30 @@ def _check_reduction(config: ModelConfig) -> None:
             )
 
 
-def is_outside(word: str | os.PathLike[str]) -> bool:
+def is_external_weights(model_ref: str | os.PathLike[str]) -> bool:
     """Whether this names external weights (a name, a file, or a folder that is not a run)."""
-    path = Path(word)
-    online = str(word).startswith(ONLINE)
+    path = Path(model_ref)
+    online = str(model_ref).startswith(ONLINE_PREFIXES)
     return (
-        online or path.suffix in ENDINGS or ((path / "config.json").is_file() and not (path / "recipe.yaml").exists())
+        online
+        or path.suffix in WEIGHTS_SUFFIXES
+        or ((path / "config.json").is_file() and not (path / "recipe.yaml").exists())
     )
 
 
-def _from_run(run: Run, best: bool) -> TrainedTransformer:
-    model = TrainedTransformer(run, read_facts(run), "best" if best else "last")
-    load_weights(model, run, best=best)
+def _load_from_run(run: Run, best: bool) -> TrainedTransformer:
+    model = TrainedTransformer(run, read_model_info(run), "best" if best else "last")
+    load_weights(model, run, use_best_epoch=best)
     return model
 
 
-def _from_outside(word: str, best: bool) -> TrainedTransformer:
+def _load_external_weights(model_ref: str, best: bool) -> TrainedTransformer:
     if best:
-        raise UserError(f"{word} has only one set of weights. Omit --best, which works only for runs.")
-    found = open_weights(word)
-    model = TrainedTransformer(outside(word, found.facts.model), found.facts)
+        raise UserError(f"{model_ref} has only one set of weights. Omit --best, which works only for runs.")
+    found = open_weights(model_ref)
+    model = TrainedTransformer(create_external_model(model_ref, found.info.model), found.info)
     model.load_state_dict(found.weights)
-    model.notes = found.told
+    model.notes = found.user_messages
     return model
 
 

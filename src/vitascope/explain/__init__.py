@@ -1,24 +1,30 @@
 """Explain predictions: attention maps, attribution methods, and how faithful they are."""
 
 from vitascope.explain.attribution import METHODS, explain, integrated_gradients, relevance, rollout
-from vitascope.explain.faithfulness import Faithfulness, deletion, insertion, measure, survives_random_weights
-from vitascope.explain.layout import Layout, layout_of
-from vitascope.explain.maps import attention_maps, each_batch, logits_and_maps
+from vitascope.explain.faithfulness import (
+    Faithfulness,
+    correlate_with_shuffled_weights,
+    deletion,
+    insertion,
+    measure_faithfulness,
+)
+from vitascope.explain.maps import attention_maps, compute_logits_and_maps, iterate_logits_and_maps
+from vitascope.explain.subject import TokenLayout, get_token_layout
 
 __all__ = [
     "METHODS",
     "Faithfulness",
-    "Layout",
+    "TokenLayout",
     "attention_maps",
+    "compute_logits_and_maps",
+    "correlate_with_shuffled_weights",
     "deletion",
-    "each_batch",
     "explain",
+    "get_token_layout",
     "insertion",
     "integrated_gradients",
-    "layout_of",
-    "logits_and_maps",
-    "measure",
+    "iterate_logits_and_maps",
+    "measure_faithfulness",
     "relevance",
     "rollout",
-    "survives_random_weights",
 ]

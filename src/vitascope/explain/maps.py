@@ -16,32 +16,32 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vitascope.errors import UserError
-from vitascope.model.scaled_dot_product import attention_maps as maps_of
+from vitascope.model.scaled_dot_product import compute_attention_maps as maps_of
 from vitascope.model.vit import VisionTransformer
-from vitascope.shapes import Images, Logits, Maps
+from vitascope.shapes import AttentionMaps, Images, Logits
 
-BATCH = 32
+BATCH_SIZE = 32
 # Largest allowed difference between the explicit and the fused output, relative to its maximum.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+MAX_RELATIVE_ERRORS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
-class Watching(TorchFunctionMode):
+class AttentionRecorder(TorchFunctionMode):
     """Record attention: while active, `maps` receives one tensor per attention call, in order.
 
     `edit(call, maps)` may return other maps, which the model then uses instead.
     """
 
-    def __init__(self, edit: Callable[[int, Tensor], Tensor] | None = None) -> None:
+    def __init__(self, edit_maps: Callable[[int, Tensor], Tensor] | None = None) -> None:
         super().__init__()
         self.maps: list[Tensor] = []
-        self.edit = edit
+        self.edit_maps = edit_maps
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        return self._attend(*args, **(kwargs or {}))
+        return self._attend_and_record(*args, **(kwargs or {}))
 
-    def _attend(
+    def _attend_and_record(
         self,
         query: Tensor,
         key: Tensor,
@@ -63,23 +63,23 @@ class Watching(TorchFunctionMode):
         maps = maps_of(query * factor if factor != 1.0 else query, key, mask)
         with torch.no_grad():
             fused = F.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
-            _check(maps @ value, fused, len(self.maps))
-        if self.edit:
-            maps = self.edit(len(self.maps), maps)
+            _check_maps_reproduce_output(maps @ value, fused, len(self.maps))
+        if self.edit_maps:
+            maps = self.edit_maps(len(self.maps), maps)
         self.maps.append(maps)
         return maps @ value
 
 
-def _check(written: Tensor, fused: Tensor, call: int) -> None:
-    far = (written - fused).abs().max() / fused.abs().max().clamp(min=1e-12)
-    if not far <= TOLERANCE.get(fused.dtype, 1e-4):
+def _check_maps_reproduce_output(explicit_output: Tensor, fused_output: Tensor, call_index: int) -> None:
+    far = (explicit_output - fused_output).abs().max() / fused_output.abs().max().clamp(min=1e-12)
+    if not far <= MAX_RELATIVE_ERRORS.get(fused_output.dtype, 1e-4):
         raise UserError(
-            f"Block {call + 1}: the attention maps do not reproduce the block's output (relative error {far:.1e})."
+            f"Block {call_index + 1}: the attention maps do not reproduce the block's output (relative error {far:.1e})."
         )
 
 
 @contextmanager
-def written_out(model: nn.Module) -> Iterator[None]:
+def force_fused_attention(model: nn.Module) -> Iterator[None]:
     """Make every attention layer call PyTorch's fused function, where it can be recorded; undone afterwards.
 
     timm and transformers can otherwise compute attention themselves, and our models can use other kernels."""
@@ -104,15 +104,15 @@ def written_out(model: nn.Module) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def logits_and_maps(
-    model: nn.Module, images: Images, edit: Callable[[int, Tensor], Tensor] | None = None
-) -> tuple[Logits, list[Maps]]:
+def compute_logits_and_maps(
+    model: nn.Module, images: Images, edit_maps: Callable[[int, Tensor], Tensor] | None = None
+) -> tuple[Logits, list[AttentionMaps]]:
     """Return the logits and all attention maps of one forward pass, with gradients."""
     if model.training:
         raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
-    watching = Watching(edit)
-    with written_out(model), watching:
-        answer = whole_forward(model, images)
+    watching = AttentionRecorder(edit_maps)
+    with force_fused_attention(model), watching:
+        answer = forward_all_tokens(model, images)
     if not watching.maps:
         raise UserError(
             f"{type(model).__name__} does not call torch's scaled_dot_product_attention, so its attention maps cannot "
@@ -121,34 +121,36 @@ def logits_and_maps(
     return answer, watching.maps
 
 
-def whole_forward(model: nn.Module, images: Images) -> Logits:
+def forward_all_tokens(model: nn.Module, images: Images) -> Logits:
     """Compute all tokens in every block; our forward pass skips unread tokens in the last block."""
     if isinstance(model, VisionTransformer):
         return model.forward_head(model.forward_features(images))
-    return model_answer(model, images)
+    return compute_logits(model, images)
 
 
-def model_answer(model: nn.Module, images: Images) -> Logits:
+def compute_logits(model: nn.Module, images: Images) -> Logits:
     """Return the model's logits; models of transformers wrap them in an object."""
     answer = model(images)
     return getattr(answer, "logits", answer)
 
 
 @torch.no_grad()
-def attention_maps(model: nn.Module, images: Images, *, batch: int = BATCH) -> list[Maps]:
+def attention_maps(model: nn.Module, images: Images, *, batch: int = BATCH_SIZE) -> list[AttentionMaps]:
     """One tensor per block, batch × head × query × key, in the model's own dtype; every row sums to 1.
 
     Works with unchanged models of Vitascope, timm and transformers, including fused attention. Processes `batch` images
     at a time and returns the maps of all images. Use `each_batch` if they do not fit into memory."""
-    parts = [maps for _, maps in each_batch(model, images, batch=batch)]
+    parts = [maps for _, maps in iterate_logits_and_maps(model, images, batch=batch)]
     return [torch.cat(blocks) for blocks in zip(*parts, strict=True)]
 
 
-def each_batch(model: nn.Module, images: Images, *, batch: int = BATCH) -> Iterator[tuple[Logits, list[Maps]]]:
+def iterate_logits_and_maps(
+    model: nn.Module, images: Images, *, batch: int = BATCH_SIZE
+) -> Iterator[tuple[Logits, list[AttentionMaps]]]:
     """Yield logits and maps, `batch` images at a time."""
     if images.ndim != 4 or not len(images):
         raise UserError(f"Images must have shape batch × channels × height × width, not {list(images.shape)}.")
     for some in images.split(batch):
         with torch.no_grad():
-            found = logits_and_maps(model, some)
+            found = compute_logits_and_maps(model, some)
         yield found

@@ -11,104 +11,105 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vitascope.draw.explanation import draw_explanations
-from vitascope.draw.gallery import draw_gallery
-from vitascope.draw.look import caption, label, new_figure
+from vitascope.draw.images import draw_gallery
 from vitascope.draw.palette import COLOURS, SEQUENTIAL
-from vitascope.explain.attribution import METHODS, Question, probabilities, targets_for
-from vitascope.explain.figures import TITLES, save_both
-from vitascope.explain.layout import layout_of
-from vitascope.explain.probing import Seen, images_of, look
-from vitascope.explain.subject import Subject
+from vitascope.draw.style import add_caption, create_figure, set_labels
+from vitascope.explain.attribution import METHODS, AttributionInputs, choose_target_classes, predict_probabilities
+from vitascope.explain.figures import TITLES, save_png_and_svg
+from vitascope.explain.model_figures import ProbeStatistics, compute_probe_statistics, load_run_images
+from vitascope.explain.subject import ExplainedModel, get_token_layout
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.files import write_whole
-from vitascope.run.weights import KEPT, load_file_into
+from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, load_weights_file
+from vitascope.run.files import write_atomically
 from vitascope.shapes import Images
 
-ENOUGH = 64  # images for the averages
-SHOWN = 3  # images in the strip
+MAX_PROBE_IMAGES = 64  # images for the averages
+NUM_SHOWN_IMAGES = 3  # images in the strip
 SHOWN_METHODS = ("attention", "relevance")
-FRAME = 700  # milliseconds
+FRAME_MILLISECONDS = 700  # milliseconds
 
 
-def kept_files(subject: Subject) -> dict[int, Path]:
+def find_snapshot_files(subject: ExplainedModel) -> dict[int, Path]:
     """Return the weight file of each epoch with a snapshot."""
-    if subject.run is None:
+    if subject.trained_run_model is None:
         return {}
-    files = sorted(subject.run.run.file(KEPT).glob("epoch-*.safetensors"))
+    files = sorted(subject.trained_run_model.run.get_path(SNAPSHOTS_FOLDER).glob("epoch-*.safetensors"))
     return {int(path.stem.removeprefix("epoch-")): path for path in files}
 
 
-def write_over_time(subject: Subject, images: Images, out: Path) -> list[Path]:
+def write_figures_over_epochs(subject: ExplainedModel, images: Images, output_folder: Path) -> list[Path]:
     """Write the figures; nothing if the run has fewer than two snapshots. Averages are over the run's own images."""
-    files = kept_files(subject)
+    files = find_snapshot_files(subject)
     if len(files) < 2 or not isinstance(subject.model, VisionTransformer):
         return []
-    own = images_of(subject)
-    shown, targets = images[:SHOWN], targets_for(subject.model, images[:SHOWN], None)
-    seen: dict[int, Seen] = {}
+    own = load_run_images(subject)
+    shown, targets = images[:NUM_SHOWN_IMAGES], choose_target_classes(subject.model, images[:NUM_SHOWN_IMAGES], None)
+    seen: dict[int, ProbeStatistics] = {}
     rows: list[list[np.ndarray]] = [[] for _ in shown]
     frames: list[Image.Image] = []
     for epoch, path in files.items():
-        then = replace(subject, model=_at(subject.model, path))
-        asked = Question(then.model, shown, targets, layout_of(then.model))
+        then = replace(subject, model=_load_snapshot(subject.model, path))
+        asked = AttributionInputs(then.model, shown, targets, get_token_layout(then.model))
         heats = {name: METHODS[name](asked) for name in SHOWN_METHODS}
         for row, heat in zip(rows, heats["relevance"], strict=True):
             row.append(colormaps[SEQUENTIAL]((heat / heat.max().clamp(min=1e-12)).clamp(min=0).numpy())[..., :3])
-        frames.append(_frame(then, shown, targets, heats, epoch))
+        frames.append(_draw_animation_frame(then, shown, targets, heats, epoch))
         if own is not None:
-            seen[epoch] = look(then, own[0][:ENOUGH])
-    pictures = subject.pictures(shown)
+            seen[epoch] = compute_probe_statistics(then, own[0][:MAX_PROBE_IMAGES])
+    pictures = subject.denormalize_images(shown)
     names = ["image", *(f"epoch {epoch}" for epoch in files)]
     rows_named = [subject.classes[int(target)] for target in targets]
     strip = [[picture, *row] for picture, row in zip(pictures, rows, strict=True)]
     text = "Relevance of each patch for the final prediction (named at the left), by epoch. "
     text += "In each map dark is 0 and yellow is the maximum."
-    written = save_both(draw_gallery(strip, rows_named, names, text), out / "over-time-strip")
+    written = save_png_and_svg(draw_gallery(strip, rows_named, names, text), output_folder / "over-time-strip")
     if seen:
-        written += save_both(_lines(seen, len(own[0][:ENOUGH]) if own else 0), out / "over-time-probes")
-    written.append(_animation(frames, out / "over-time.gif"))
+        written += save_png_and_svg(
+            _draw_probe_curves(seen, len(own[0][:MAX_PROBE_IMAGES]) if own else 0), output_folder / "over-time-probes"
+        )
+    written.append(_write_gif(frames, output_folder / "over-time.gif"))
     return written
 
 
-def _at(model: VisionTransformer, path: Path) -> VisionTransformer:
+def _load_snapshot(model: VisionTransformer, weights_path: Path) -> VisionTransformer:
     twin = VisionTransformer(model.config).eval()
-    load_file_into(twin, path)
+    load_weights_file(twin, weights_path)
     return twin
 
 
-def _frame(
-    then: Subject, shown: Images, targets: torch.Tensor, heats: dict[str, torch.Tensor], epoch: int
+def _draw_animation_frame(
+    subject: ExplainedModel, images: Images, targets: torch.Tensor, heatmaps: dict[str, torch.Tensor], epoch: int
 ) -> Image.Image:
     """Draw the first image's explanations after this epoch."""
-    picture = then.pictures(shown[:1])[0]
+    picture = subject.denormalize_images(images[:1])[0]
     with torch.no_grad():
-        chance = float(probabilities(then.model, shown[:1])[0, targets[0]])
-    mine = {TITLES[name]: heat[0].numpy() for name, heat in heats.items()}
-    said = f"epoch {epoch}\n{then.classes[int(targets[0])]}: {chance:.0%}"
+        chance = float(predict_probabilities(subject.model, images[:1])[0, targets[0]])
+    mine = {TITLES[name]: heat[0].numpy() for name, heat in heatmaps.items()}
+    said = f"epoch {epoch}\n{subject.classes[int(targets[0])]}: {chance:.0%}"
     figure = draw_explanations(
         picture,
         mine,
         said,
         "Attention, and relevance for the class, by epoch. Yellow is most important. The scale changes between epochs.",
-        columns=3,
+        num_columns=3,
     )
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=100)
     return Image.open(file).convert("P", palette=Image.Palette.ADAPTIVE)
 
 
-def _animation(frames: list[Image.Image], path: Path) -> Path:
+def _write_gif(frames: list[Image.Image], path: Path) -> Path:
     file = io.BytesIO()
-    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=FRAME, loop=0)
-    write_whole(path, file.getvalue())
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=FRAME_MILLISECONDS, loop=0)
+    write_atomically(path, file.getvalue())
     return path
 
 
-def _lines(seen: dict[int, Seen], images: int) -> Figure:
+def _draw_probe_curves(statistics_by_epoch: dict[int, ProbeStatistics], num_images: int) -> Figure:
     """Draw one line per block; early blocks are pale."""
-    figure, panels = new_figure(3, width=13.0, height=4.0)
-    epochs = list(seen)
-    depth = len(next(iter(seen.values())).distance)
+    figure, panels = create_figure(3, width=13.0, height=4.0)
+    epochs = list(statistics_by_epoch)
+    depth = len(next(iter(statistics_by_epoch.values())).distance)
     for panel, part, title, unit in (
         (panels[0], "distance", "attention distance", "mean distance in patches"),
         (panels[1], "entropy", "attention entropy", "entropy in nats"),
@@ -117,13 +118,13 @@ def _lines(seen: dict[int, Seen], images: int) -> Figure:
         for block in range(depth):
             values = [
                 100 * found.lens[block + 1].item() if part == "lens" else getattr(found, part)[block].mean().item()
-                for found in seen.values()
+                for found in statistics_by_epoch.values()
             ]
             shade = 0.25 + 0.75 * (block + 1) / depth
             panel.plot(epochs, values, "o-", color=COLOURS[0], alpha=shade, label=f"block {block + 1}")
-        label(panel, title, "epoch", unit)
+        set_labels(panel, title, "epoch", unit)
         panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
         panel.set_xticks(epochs)
     panels[2].legend(fontsize=7, ncols=2)
-    caption(figure, f"Means over heads and over {images} of the run's images, one line per block, by epoch.")
+    add_caption(figure, f"Means over heads and over {num_images} of the run's images, one line per block, by epoch.")
     return figure

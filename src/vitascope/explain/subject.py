@@ -1,62 +1,142 @@
-"""Load the model to explain, from a run, `timm:NAME` or a weights file, with its classes and preprocessing."""
+"""The model to explain: its classes and preprocessing, and the layout of its tokens."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from vitascope.data.preparation import Preparation
+from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
-from vitascope.evaluation.reading import Stored
+from vitascope.evaluation.prediction import StoredShape
 from vitascope.evaluation.trained import TrainedTransformer, load
-from vitascope.model.config import FEWER
-from vitascope.run.directory import Outside
-from vitascope.shapes import Images
-from vitascope.weights.any_model import of_timm
-from vitascope.weights.known import class_names
-from vitascope.weights.online import fetch_timm
+from vitascope.model.config import TOKEN_REDUCTION_SETTINGS
+from vitascope.model.vit import VisionTransformer
+from vitascope.run.directory import ExternalModel
+from vitascope.shapes import Images, PatchHeatmap
+from vitascope.weights.files import download_timm_model
+from vitascope.weights.model_info import make_class_names
+from vitascope.weights.pretrained import wrap_timm_model
 
 
 @dataclass(frozen=True)
-class Subject:
+class TokenLayout:
+    """`prefix` tokens come before the patches, the last `registers` of them are register tokens.
+
+    `reads_class`: the head reads the class token (0), else all patches."""
+
+    num_prefix_tokens: int
+    rows: int
+    columns: int
+    reads_class_token: bool
+    registers: int = 0
+
+    @property
+    def num_patches(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def prefix_name(self) -> str:
+        """The name of the tokens before the patches, for sentences; empty if there are none."""
+        names = [
+            name
+            for name, count in (("class", self.num_prefix_tokens - self.registers), ("register", self.registers))
+            if count
+        ]
+        return f"{' and '.join(names)} token{'s' if self.num_prefix_tokens > 1 else ''}" if names else ""
+
+    def get_token_index(self, row: int, column: int) -> int:
+        """Return the token index of the patch in this row and column, both counted from 0."""
+        if not (0 <= row < self.rows and 0 <= column < self.columns):
+            raise UserError(
+                f"There is no patch in row {row}, column {column}: the grid has rows 0 to {self.rows - 1} and columns "
+                f"0 to {self.columns - 1}."
+            )
+        return self.num_prefix_tokens + row * self.columns + column
+
+    def select_classifier_row(self, token_matrix: Tensor) -> Tensor:
+        """Return the row of the token that the head reads, or the mean over patches: (…, query, key) -> (…, key)."""
+        return (
+            token_matrix[..., 0, :]
+            if self.reads_class_token
+            else token_matrix[..., self.num_prefix_tokens :, :].mean(-2)
+        )
+
+    def reshape_to_grid(self, tokens: Tensor) -> PatchHeatmap:
+        """Arrange tokens as (batch, row, column), without the prefix tokens."""
+        return tokens[:, self.num_prefix_tokens :].unflatten(1, (self.rows, self.columns))
+
+
+def get_token_layout(model: nn.Module) -> TokenLayout:
+    if isinstance(model, VisionTransformer):
+        rows, columns = model.config.grid
+        config = model.config
+        return TokenLayout(config.num_prefix_tokens, rows, columns, config.global_pool == "token", config.reg_tokens)
+    embed: Any = getattr(model, "patch_embed", None)
+    if hasattr(embed, "grid_size") and hasattr(model, "num_prefix_tokens"):  # timm
+        prefix, pool = int(model.num_prefix_tokens), getattr(model, "global_pool", "token")  # pyright: ignore
+        rows, columns = embed.grid_size
+        register_tokens: Any = getattr(model, "reg_token", None)
+        registers = 0 if register_tokens is None else register_tokens.shape[1]
+        return TokenLayout(prefix, rows, columns, pool == "token" and prefix > 0, registers)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "patch_size") and hasattr(config, "image_size"):  # transformers
+        sides = [
+            _expand_to_pair(config.image_size)[axis] // _expand_to_pair(config.patch_size)[axis] for axis in (0, 1)
+        ]
+        registers = int(getattr(config, "num_register_tokens", 0) or 0)
+        return TokenLayout(1 + registers, sides[0], sides[1], reads_class_token=True, registers=registers)
+    raise UserError(
+        f"The patch grid of {type(model).__name__} is unknown. Use a model of Vitascope, timm or transformers."
+    )
+
+
+def _expand_to_pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+@dataclass(frozen=True)
+class ExplainedModel:
     name: str
     model: nn.Module
     classes: list[str]
-    preparation: Preparation
-    stored: Stored
+    preprocessing: Preprocessing
+    stored_shape: StoredShape
     notes: list[str] = field(default_factory=list)  # what was assumed about external weights
 
     @property
-    def run(self) -> TrainedTransformer | None:
+    def trained_run_model(self) -> TrainedTransformer | None:
         """The model if it comes from a run, else None."""
-        trained = isinstance(self.model, TrainedTransformer) and not isinstance(self.model.run, Outside)
+        trained = isinstance(self.model, TrainedTransformer) and not isinstance(self.model.run, ExternalModel)
         return self.model if trained else None  # pyright: ignore[reportReturnType]
 
-    def pictures(self, images: Images) -> list[NDArray]:
+    def denormalize_images(self, images: Images) -> list[NDArray]:
         """Undo the normalisation: height × width × channel, between 0 and 1."""
-        return [image.permute(1, 2, 0).numpy() for image in self.preparation.undone(images)]
+        return [image.permute(1, 2, 0).numpy() for image in self.preprocessing.denormalize(images)]
 
-    def number_of(self, target: str) -> int:
+    def find_class_index(self, class_name_or_index: str) -> int:
         """Return the index of a class, given by name or index."""
-        if target in self.classes:
-            return self.classes.index(target)
-        if target.isdigit() and int(target) < len(self.classes):
-            return int(target)
+        if class_name_or_index in self.classes:
+            return self.classes.index(class_name_or_index)
+        if class_name_or_index.isdigit() and int(class_name_or_index) < len(self.classes):
+            return int(class_name_or_index)
         some = ", ".join(self.classes[:10]) + (" …" if len(self.classes) > 10 else "")
-        raise UserError(f"There is no class '{target}'. Classes: {some}")
+        raise UserError(f"There is no class '{class_name_or_index}'. Classes: {some}")
 
 
-def open_subject(word: str, *, best: bool = False) -> Subject:
+def open_subject(model_ref: str, *, best: bool = False) -> ExplainedModel:
     """Load a model. Models of timm are used unchanged; all others are converted to Vitascope's."""
-    if word.startswith("timm:"):
-        return _from_timm(word.removeprefix("timm:"))
-    model = load(word, best=best)
-    if model.config.fewer:  # explanations use all tokens
-        model.answer_with(**dict.fromkeys(FEWER, 0))
-    return Subject(model.name, model, model.classes, model.facts.preparation, model.facts.stored, model.notes)
+    if model_ref.startswith("timm:"):
+        return _load_timm_model(model_ref.removeprefix("timm:"))
+    model = load(model_ref, best=best)
+    if model.config.token_reduction:  # explanations use all tokens
+        model.set_token_reduction(**dict.fromkeys(TOKEN_REDUCTION_SETTINGS, 0))
+    return ExplainedModel(model.name, model, model.classes, model.info.preparation, model.info.stored, model.notes)
 
 
-def _from_timm(name: str) -> Subject:
-    found = of_timm(fetch_timm(name), None)
-    stored = (len(found.preparation.mean), *found.preparation.size)
-    return Subject(f"timm:{name}", found.module, class_names(found.num_classes), found.preparation, stored)
+def _load_timm_model(timm_name: str) -> ExplainedModel:
+    found = wrap_timm_model(download_timm_model(timm_name), None)
+    stored = (len(found.preprocessing.mean), *found.preprocessing.size)
+    return ExplainedModel(
+        f"timm:{timm_name}", found.module, make_class_names(found.num_classes), found.preprocessing, stored
+    )

@@ -12,64 +12,75 @@ from typing import Any
 
 import torch
 
-from vitascope.data.preparation import Preparation
-from vitascope.data.source import Split
-from vitascope.export.description import described
-from vitascope.export.faithful import Ask, Judged, differences, images_to_compare, refuse_unfaithful
-from vitascope.export.onnx_file import OPSET, TOLERANCE, ask_onnx, check_onnx, trace
-from vitascope.export.speed import compare_speed
-from vitascope.export.written import Accuracy, Int8, Written, quietly
+from vitascope.data.dataset import Split
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.export.onnx_file import DEFAULT_OPSET, TOLERANCE, check_onnx_export_possible, load_onnx, trace_to_onnx
+from vitascope.export.report import AccuracyComparison, ExportReport, Int8Report, build_metadata, suppress_export_logs
+from vitascope.export.verify import (
+    ExportedModel,
+    RunSample,
+    compare_speed,
+    compute_relative_errors,
+    reject_inaccurate_export,
+    select_comparison_images,
+)
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.files import write_whole
+from vitascope.run.files import write_atomically
 from vitascope.shapes import Images, Logits
-from vitascope.weights.facts import ModelFacts
+from vitascope.weights.model_info import ModelInfo
 
-BATCH = 64
-SAFE = True  # weights of 7 bits: on processors without VNNI, sums of 8-bit products overflow 16 bits
-CALIBRATED_ON = 256  # training images for the static scales
-CHOSEN_ON = 1000  # training images on which the kind of quantisation is chosen
+BATCH_SIZE = 64
+REDUCE_RANGE = True  # weights of 7 bits: on processors without VNNI, sums of 8-bit products overflow 16 bits
+NUM_CALIBRATION_IMAGES = 256  # training images for the static scales
+NUM_SELECTION_IMAGES = 1000  # training images on which the kind of quantisation is chosen
 
 
 def write_int8(
     model: VisionTransformer,
-    facts: ModelFacts,
+    model_info: ModelInfo,
     path: Path,
     *,
-    run: str = "",
+    run_name: str = "",
     maps: bool = False,
-    opset: int = OPSET,
-    judged: Judged | None = None,
-    training: Split | None = None,
-) -> Written:
+    opset: int = DEFAULT_OPSET,
+    run_sample: RunSample | None = None,
+    training_samples: Split | None = None,
+) -> ExportReport:
     """Write a quantised file; the float32 file is verified first. Without training images: dynamic quantisation."""
-    check_onnx(model, path, opset)
+    check_onnx_export_possible(model, path, opset)
     with TemporaryDirectory() as folder:
         whole = Path(folder) / "model.onnx"
-        trace(model, whole, described(facts, run), maps=maps, opset=opset)
-        images, which = images_to_compare(model, facts.preparation, judged)
-        refuse_unfaithful(differences(model, ask_onnx(whole), images), TOLERANCE)
-        short, method = quantised(whole, facts.preparation, training)
-        apart = differences(model, ask_onnx(short), images)
-        accuracy = compared(ask_onnx(whole), ask_onnx(short), facts.preparation, *judged) if judged else None
-        ways = {"onnxruntime": ask_onnx(whole, threads=1), "onnxruntime, int8": ask_onnx(short, threads=1)}
+        trace_to_onnx(model, whole, build_metadata(model_info, run_name), maps=maps, opset=opset)
+        images, which = select_comparison_images(model, model_info.preparation, run_sample)
+        reject_inaccurate_export(compute_relative_errors(model, load_onnx(whole), images), TOLERANCE)
+        short, method = quantise_most_accurately(whole, model_info.preparation, training_samples)
+        apart = compute_relative_errors(model, load_onnx(short), images)
+        accuracy = (
+            compare_accuracy(load_onnx(whole), load_onnx(short), model_info.preparation, *run_sample)
+            if run_sample
+            else None
+        )
+        ways = {"onnxruntime": load_onnx(whole, num_threads=1), "onnxruntime, int8": load_onnx(short, num_threads=1)}
         speed, content = compare_speed(model, ways), short.read_bytes()
-        told = Int8(method, whole.stat().st_size, accuracy)
-    write_whole(path, content)
-    return Written(path, f"ONNX, opset {opset}, int8 ({method})", len(content), apart, which, speed, told)
+        told = Int8Report(method, whole.stat().st_size, accuracy)
+    write_atomically(path, content)
+    return ExportReport(path, f"ONNX, opset {opset}, int8 ({method})", len(content), apart, which, speed, told)
 
 
-def quantised(whole: Path, preparation: Preparation, training: Split | None) -> tuple[Path, str]:
+def quantise_most_accurately(
+    float32_path: Path, preprocessing: Preprocessing, training_samples: Split | None
+) -> tuple[Path, str]:
     """Return the quantised file with the best accuracy on training images, and its kind."""
-    if training is None:
-        return quantise_dynamic(whole), "dynamic"
-    some = training.evenly(CHOSEN_ON)
-    truth = logits_of(ask_onnx(whole), preparation, some)
-    calibration = preparation(training.evenly(CALIBRATED_ON).images)
-    files = {name: way(whole, calibration) for name, way in WAYS.items()}
+    if training_samples is None:
+        return quantise_dynamic(float32_path), "dynamic"
+    some = training_samples.select_evenly(NUM_SELECTION_IMAGES)
+    truth = compute_exported_logits(load_onnx(float32_path), preprocessing, some)
+    calibration = preprocessing(training_samples.select_evenly(NUM_CALIBRATION_IMAGES).images)
+    files = {name: way(float32_path, calibration) for name, way in QUANTISERS.items()}
 
     def worth(name: str) -> tuple[int, int, float]:
         """Rank by accuracy, then agreement with float32 predictions, then difference of the logits."""
-        said = logits_of(ask_onnx(files[name]), preparation, some)
+        said = compute_exported_logits(load_onnx(files[name]), preprocessing, some)
         right, alike = ((said.argmax(1) == wanted).sum().item() for wanted in (some.labels, truth.argmax(1)))
         return int(right), int(alike), -(said - truth).abs().mean().item()
 
@@ -77,37 +88,43 @@ def quantised(whole: Path, preparation: Preparation, training: Split | None) -> 
     return files[best], best
 
 
-def quantise_dynamic(whole: Path) -> Path:
+def quantise_dynamic(float32_path: Path) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    file, told = whole.with_name("dynamic.onnx"), {"per_channel": True, "op_types_to_quantize": ["MatMul"]}
-    with quietly():
-        quantize_dynamic(_without_shapes(whole), file, weight_type=QuantType.QInt8, reduce_range=SAFE, **told)
+    file, told = float32_path.with_name("dynamic.onnx"), {"per_channel": True, "op_types_to_quantize": ["MatMul"]}
+    with suppress_export_logs():
+        quantize_dynamic(
+            _load_onnx_without_shapes(float32_path),
+            file,
+            weight_type=QuantType.QInt8,
+            reduce_range=REDUCE_RANGE,
+            **told,
+        )
     return file
 
 
-def quantise_static(whole: Path, calibration: Images) -> Path:
+def quantise_static(float32_path: Path, calibration_images: Images) -> Path:
     """Quantise products with weights only; query × key and attention × value stay float32."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):
         """Yield training images in batches."""
 
-        batches = iter(calibration.split(BATCH))
+        batches = iter(calibration_images.split(BATCH_SIZE))
 
         def get_next(self) -> Any:
             images = next(self.batches, None)
             return None if images is None else {"images": images.numpy()}
 
-    file = whole.with_name("static.onnx")
-    with quietly():
+    file = float32_path.with_name("static.onnx")
+    with suppress_export_logs():
         quantize_static(
-            _without_shapes(whole),
+            _load_onnx_without_shapes(float32_path),
             file,
             Reader(),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
-            reduce_range=SAFE,
+            reduce_range=REDUCE_RANGE,
             weight_type=QuantType.QInt8,
             activation_type=QuantType.QUInt8,
             op_types_to_quantize=["MatMul"],
@@ -116,27 +133,35 @@ def quantise_static(whole: Path, calibration: Images) -> Path:
     return file
 
 
-WAYS: dict[str, Callable[[Path, Images], Path]] = {
+QUANTISERS: dict[str, Callable[[Path, Images], Path]] = {
     "dynamic": lambda whole, calibration: quantise_dynamic(whole),
     "static": quantise_static,
 }
 
 
-def compared(whole: Ask, short: Ask, preparation: Preparation, split: Split, which: str) -> Accuracy:
+def compare_accuracy(
+    float32_model: ExportedModel,
+    int8_model: ExportedModel,
+    preprocessing: Preprocessing,
+    samples: Split,
+    samples_description: str,
+) -> AccuracyComparison:
     """Compare the accuracy of both files on the same images."""
-    said = [logits_of(ask, preparation, split).argmax(1) for ask in (whole, short)]
-    right = [(answers == split.labels).float().mean().item() for answers in said]
-    return Accuracy(len(split), which, *right, agreement=(said[0] == said[1]).float().mean().item())
+    said = [compute_exported_logits(ask, preprocessing, samples).argmax(1) for ask in (float32_model, int8_model)]
+    right = [(answers == samples.labels).float().mean().item() for answers in said]
+    return AccuracyComparison(
+        len(samples), samples_description, *right, agreement=(said[0] == said[1]).float().mean().item()
+    )
 
 
-def logits_of(ask: Ask, preparation: Preparation, split: Split) -> Logits:
-    return torch.cat([ask(preparation(stored))[0] for stored in split.images.split(BATCH)])
+def compute_exported_logits(exported_model: ExportedModel, preprocessing: Preprocessing, samples: Split) -> Logits:
+    return torch.cat([exported_model(preprocessing(stored))[0] for stored in samples.images.split(BATCH_SIZE)])
 
 
-def _without_shapes(whole: Path) -> Any:
+def _load_onnx_without_shapes(onnx_path: Path) -> Any:
     """Remove the stored shapes: onnxruntime's quantiser transposes matrices and then rejects them."""
     import onnx
 
-    model = onnx.load(whole)
+    model = onnx.load(onnx_path)
     del model.graph.value_info[:]
     return model

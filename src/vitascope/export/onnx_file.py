@@ -9,96 +9,106 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitascope.errors import UserError, first_line
-from vitascope.export.answering import answering, any_batch, example
-from vitascope.export.description import described
-from vitascope.export.faithful import OUTPUTS, Ask, Judged, differences, images_to_compare, refuse_unfaithful
-from vitascope.export.speed import compare_speed
-from vitascope.export.written import Written, check_place, quietly
-from vitascope.model.anatomy import total_parameters
+from vitascope.errors import UserError, shorten_error_message
+from vitascope.export.export_model import build_export_model, make_dynamic_batch_shapes, make_example_images
+from vitascope.export.report import ExportReport, build_metadata, check_output_path, suppress_export_logs
+from vitascope.export.verify import (
+    OUTPUT_NAMES,
+    ExportedModel,
+    RunSample,
+    compare_speed,
+    compute_relative_errors,
+    reject_inaccurate_export,
+    select_comparison_images,
+)
+from vitascope.model.anatomy import count_parameters
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.files import write_whole
-from vitascope.weights.facts import ModelFacts
+from vitascope.run.files import write_atomically
+from vitascope.weights.model_info import ModelInfo
 
-PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-ENDING = ".onnx"
-OPSET = 20
-OPSETS = range(18, 26)  # supported by the exporter and by onnxruntime
+REQUIRED_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+SUFFIX = ".onnx"
+DEFAULT_OPSET = 20
+SUPPORTED_OPSETS = range(18, 26)  # supported by the exporter and by onnxruntime
 TOLERANCE = 1e-4  # relative to the largest logit
-LARGEST = 2**31  # bytes in one ONNX file
+MAX_FILE_BYTES = 2**31  # bytes in one ONNX file
 
 
 def write_onnx(
     model: VisionTransformer,
-    facts: ModelFacts,
+    model_info: ModelInfo,
     path: Path,
     *,
-    run: str = "",
+    run_name: str = "",
     maps: bool = False,
-    opset: int = OPSET,
-    judged: Judged | None = None,
-) -> Written:
+    opset: int = DEFAULT_OPSET,
+    run_sample: RunSample | None = None,
+) -> ExportReport:
     """Write `images` (float32, prepared) -> `logits`, and optionally `maps`: batch × block × head × query × key."""
-    check_onnx(model, path, opset)
+    check_onnx_export_possible(model, path, opset)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
-        trace(model, file, described(facts, run), maps=maps, opset=opset)
-        images, which = images_to_compare(model, facts.preparation, judged)
-        apart = differences(model, ask_onnx(file), images)
-        refuse_unfaithful(apart, TOLERANCE)
-        speed = compare_speed(model, {"onnxruntime": ask_onnx(file, threads=1)})
+        trace_to_onnx(model, file, build_metadata(model_info, run_name), maps=maps, opset=opset)
+        images, which = select_comparison_images(model, model_info.preparation, run_sample)
+        apart = compute_relative_errors(model, load_onnx(file), images)
+        reject_inaccurate_export(apart, TOLERANCE)
+        speed = compare_speed(model, {"onnxruntime": load_onnx(file, num_threads=1)})
         content = file.read_bytes()
-    write_whole(path, content)
-    return Written(path, f"ONNX, opset {opset}", len(content), apart, which, speed)
+    write_atomically(path, content)
+    return ExportReport(path, f"ONNX, opset {opset}", len(content), apart, which, speed)
 
 
-def check_onnx(model: VisionTransformer, path: Path, opset: int) -> None:
+def check_onnx_export_possible(model: VisionTransformer, path: Path, opset: int) -> None:
     """Check the packages, the opset, the size and the path before exporting."""
-    lacking = [name for name in PACKAGES if find_spec(name) is None]
+    lacking = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
     if lacking:
         raise UserError(f'ONNX export needs {" and ".join(lacking)}. Install with: pip install "vitascope[onnx]"')
-    if opset not in OPSETS:
-        raise UserError(f"--opset {opset} is not supported. Choose one from {OPSETS[0]} to {OPSETS[-1]}.")
-    weights = 4 * total_parameters(model.config)
-    if weights > LARGEST:
+    if opset not in SUPPORTED_OPSETS:
+        raise UserError(
+            f"--opset {opset} is not supported. Choose one from {SUPPORTED_OPSETS[0]} to {SUPPORTED_OPSETS[-1]}."
+        )
+    weights = 4 * count_parameters(model.config)
+    if weights > MAX_FILE_BYTES:
         raise UserError(
             f"The weights have {weights / 2**30:.1f} GiB; an ONNX file can hold 2 GiB. Use: vitascope export torch"
         )
-    check_place(path, ENDING)
+    check_output_path(path, SUFFIX)
 
 
-def trace(model: VisionTransformer, file: Path, words: dict[str, str], *, maps: bool, opset: int) -> None:
+def trace_to_onnx(
+    model: VisionTransformer, onnx_path: Path, metadata: dict[str, str], *, maps: bool, opset: int
+) -> None:
     """Trace the model to ONNX operators, without references to our source code."""
-    twin = answering(model, maps=maps)
-    with quietly():
+    twin = build_export_model(model, maps=maps)
+    with suppress_export_logs():
         program: Any = torch.onnx.export(
             twin,
-            (example(twin),),
+            (make_example_images(twin),),
             dynamo=True,
             verbose=False,
             opset_version=opset,
             input_names=["images"],
-            output_names=list(OUTPUTS[: 1 + maps]),
-            dynamic_shapes=any_batch(),
+            output_names=list(OUTPUT_NAMES[: 1 + maps]),
+            dynamic_shapes=make_dynamic_batch_shapes(),
         )
         program.model.graph.metadata_props.clear()
         for node in program.model.graph.all_nodes():
             node.metadata_props.clear()
-        program.model.metadata_props.update(words)
-        program.save(file, external_data=False)
+        program.model.metadata_props.update(metadata)
+        program.save(onnx_path, external_data=False)
 
 
-def ask_onnx(file: Path, threads: int = 0) -> Ask:
+def load_onnx(onnx_path: Path, num_threads: int = 0) -> ExportedModel:
     """Return the file as a function, run by onnxruntime on the CPU; 0 threads: its default."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = num_threads
     options.log_severity_level = 3  # errors only
     try:
-        session: Any = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        session: Any = onnxruntime.InferenceSession(onnx_path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no name of their own
-        reason = first_line(error, 200)
+        reason = shorten_error_message(error, 200)
         raise UserError(f"onnxruntime {onnxruntime.__version__} cannot read the file: {reason}") from error
 
     def ask(images: Tensor) -> Sequence[Tensor]:

@@ -8,50 +8,60 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from vitascope.export.answering import answering, any_batch, example
-from vitascope.export.description import FILE, described
-from vitascope.export.faithful import Ask, Judged, differences, images_to_compare, refuse_unfaithful
-from vitascope.export.speed import compare_speed
-from vitascope.export.written import Written, check_place, quietly
+from vitascope.export.export_model import build_export_model, make_dynamic_batch_shapes, make_example_images
+from vitascope.export.report import METADATA_FILE, ExportReport, build_metadata, check_output_path, suppress_export_logs
+from vitascope.export.verify import (
+    ExportedModel,
+    RunSample,
+    compare_speed,
+    compute_relative_errors,
+    reject_inaccurate_export,
+    select_comparison_images,
+)
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.files import write_whole
-from vitascope.weights.facts import ModelFacts
+from vitascope.run.files import write_atomically
+from vitascope.weights.model_info import ModelInfo
 
-ENDING = ".pt2"
+SUFFIX = ".pt2"
 TOLERANCE = 1e-5  # relative to the largest logit
 
 
 def write_torch(
-    model: VisionTransformer, facts: ModelFacts, path: Path, *, run: str = "", judged: Judged | None = None
-) -> Written:
+    model: VisionTransformer,
+    model_info: ModelInfo,
+    path: Path,
+    *,
+    run_name: str = "",
+    run_sample: RunSample | None = None,
+) -> ExportReport:
     """Write the file: prepared images -> logits. Its metadata is in vitascope.json inside the file."""
-    check_place(path, ENDING)
+    check_output_path(path, SUFFIX)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.pt2"
-        trace(model, file, described(facts, run))
-        ask = ask_torch(file)
-        images, which = images_to_compare(model, facts.preparation, judged)
-        apart = differences(model, ask, images)
-        refuse_unfaithful(apart, TOLERANCE)
+        trace_to_torch_export(model, file, build_metadata(model_info, run_name))
+        ask = load_torch_export(file)
+        images, which = select_comparison_images(model, model_info.preparation, run_sample)
+        apart = compute_relative_errors(model, ask, images)
+        reject_inaccurate_export(apart, TOLERANCE)
         speed = compare_speed(model, {"torch.export": ask})
         content = file.read_bytes()
-    write_whole(path, content)
-    return Written(path, "torch.export", len(content), apart, which, speed)
+    write_atomically(path, content)
+    return ExportReport(path, "torch.export", len(content), apart, which, speed)
 
 
-def trace(model: VisionTransformer, file: Path, words: dict[str, str]) -> None:
+def trace_to_torch_export(model: VisionTransformer, pt2_path: Path, metadata: dict[str, str]) -> None:
     """Trace the model with torch.export, without references to our source code."""
-    twin = answering(model)
-    with quietly():
-        program = torch.export.export(twin, (example(twin),), dynamic_shapes=any_batch())
+    twin = build_export_model(model)
+    with suppress_export_logs():
+        program = torch.export.export(twin, (make_example_images(twin),), dynamic_shapes=make_dynamic_batch_shapes())
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)
-        torch.export.save(program, file, extra_files={FILE: json.dumps(words, ensure_ascii=False)})
+        torch.export.save(program, pt2_path, extra_files={METADATA_FILE: json.dumps(metadata, ensure_ascii=False)})
 
 
-def ask_torch(file: Path) -> Ask:
-    with quietly():
-        module = torch.export.load(file).module()
+def load_torch_export(pt2_path: Path) -> ExportedModel:
+    with suppress_export_logs():
+        module = torch.export.load(pt2_path).module()
 
     @torch.no_grad()
     def ask(images: Tensor) -> Sequence[Tensor]:

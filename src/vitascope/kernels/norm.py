@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitascope.kernels.sums import sum_shares
+from vitascope.kernels.reduce import sum_partial_gradients
 
-PROGRAMS = 1024  # each goes through many rows on the way back, and sums its share of the weight's gradient
-ELEMENTS = 2048  # of a tile
+MAX_PROGRAMS = 1024  # each goes through many rows on the way back, and sums its share of the weight's gradient
+TILE_ELEMENTS = 2048  # of a tile
 
 
 @triton.jit
-def _steady(x, inside, WIDTH: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr):
+def _normalize_rows(x, inside, WIDTH: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr):
     """Rows without their mean (for LayerNorm) times one over their size, and that factor."""
     if CENTRE:
         x = tl.where(inside, x - (tl.sum(x, 1) / WIDTH)[:, None], 0.0)
@@ -28,7 +28,7 @@ def _steady(x, inside, WIDTH: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.conste
 
 
 @triton.jit
-def _forward(
+def _norm_kernel(
     x, weight, bias, out, COUNT,
     WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
@@ -36,7 +36,7 @@ def _forward(
     feature = tl.arange(0, TILE)[None, :]
     known, inside = feature < WIDTH, (row < COUNT) & (feature < WIDTH)
     here = tl.load(x + row * WIDTH + feature, mask=inside, other=0.0).to(tl.float32)
-    here, _ = _steady(here, inside, WIDTH, CENTRE, EPS)
+    here, _ = _normalize_rows(here, inside, WIDTH, CENTRE, EPS)
     here *= tl.load(weight + feature, mask=known, other=0.0)
     if CENTRE:
         here += tl.load(bias + feature, mask=known, other=0.0)
@@ -44,7 +44,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _norm_backward_kernel(
     gradient, x, weight, to_x, sums, COUNT, STEPS,
     WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
@@ -58,7 +58,7 @@ def _backward(
         place = row * WIDTH + feature
         here = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         above = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
-        steady, factor = _steady(here, inside, WIDTH, CENTRE, EPS)
+        steady, factor = _normalize_rows(here, inside, WIDTH, CENTRE, EPS)
         weight_sum += above * steady
         bias_sum += above
         above *= scale
@@ -74,54 +74,58 @@ def _backward(
 
 
 @torch.library.custom_op("vitascope::norm", mutates_args=())
-def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+def layer_or_rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, output_dtype: torch.dtype) -> Tensor:
     """LayerNorm where there is a bias, else RMSNorm, over the last axis; written as `dtype`."""
-    x, out = x.contiguous(), torch.empty(x.shape, dtype=dtype, device=x.device)
-    width, tile, rows = _tile(x)
+    x, out = x.contiguous(), torch.empty(x.shape, dtype=output_dtype, device=x.device)
+    width, tile, rows = _choose_tile(x)
     count = x.numel() // width
-    _forward[(triton.cdiv(count, rows),)](x, weight, bias, out, count, width, tile, rows, bias is not None, eps)
+    _norm_kernel[(triton.cdiv(count, rows),)](x, weight, bias, out, count, width, tile, rows, bias is not None, eps)
     return out
 
 
 @torch.library.custom_op("vitascope::norm_backward", mutates_args=())
-def norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, centre: bool, eps: float) -> tuple[Tensor, Tensor]:
+def layer_or_rms_norm_backward(
+    grad_output: Tensor, x: Tensor, weight: Tensor, subtract_mean: bool, eps: float
+) -> tuple[Tensor, Tensor]:
     """Gradients of x and, in rows, of the weight and of the bias where there is one."""
-    x, gradient = x.contiguous(), gradient.contiguous()
-    width, tile, rows = _tile(x)
+    x, grad_output = x.contiguous(), grad_output.contiguous()
+    width, tile, rows = _choose_tile(x)
     count = x.numel() // width
-    programs = min(PROGRAMS, triton.cdiv(count, rows))
-    to_x, sums = torch.empty_like(x), x.new_empty(programs, 1 + centre, width, dtype=torch.float32)
+    programs = min(MAX_PROGRAMS, triton.cdiv(count, rows))
+    to_x, sums = torch.empty_like(x), x.new_empty(programs, 1 + subtract_mean, width, dtype=torch.float32)
     steps = triton.cdiv(count, rows * programs)
-    _backward[(programs,)](gradient, x, weight, to_x, sums, count, steps, width, tile, rows, centre, eps)
-    return to_x, sum_shares(sums)
+    _norm_backward_kernel[(programs,)](
+        grad_output, x, weight, to_x, sums, count, steps, width, tile, rows, subtract_mean, eps
+    )
+    return to_x, sum_partial_gradients(sums)
 
 
-def _tile(x: Tensor) -> tuple[int, int, int]:
+def _choose_tile(x: Tensor) -> tuple[int, int, int]:
     tile = triton.next_power_of_2(x.shape[-1])
-    return x.shape[-1], tile, max(1, ELEMENTS // tile)
+    return x.shape[-1], tile, max(1, TILE_ELEMENTS // tile)
 
 
-@norm.register_fake
+@layer_or_rms_norm.register_fake
 def _(x, *rest):
     *_, dtype = rest
     return torch.empty(x.shape, dtype=dtype, device=x.device)
 
 
-@norm_backward.register_fake
+@layer_or_rms_norm_backward.register_fake
 def _(_, x, weight, centre, __):
     return x.new_empty(x.shape), x.new_empty(1 + centre, len(weight), dtype=torch.float32)
 
 
-def _remember(ctx, inputs, output):
+def _save_for_backward(ctx, inputs, output):
     del output
     x, weight, bias, ctx.eps, _ = inputs
     ctx.centre = bias is not None
     ctx.save_for_backward(x, weight)
 
 
-def _pass_back(ctx, gradient):
-    to_x, sums = norm_backward(gradient, *ctx.saved_tensors, ctx.centre, ctx.eps)
+def _compute_gradients(ctx, grad_output):
+    to_x, sums = layer_or_rms_norm_backward(grad_output, *ctx.saved_tensors, ctx.centre, ctx.eps)
     return to_x, sums[0], sums[1] if ctx.centre else None, None, None
 
 
-norm.register_autograd(_pass_back, setup_context=_remember)
+layer_or_rms_norm.register_autograd(_compute_gradients, setup_context=_save_for_backward)

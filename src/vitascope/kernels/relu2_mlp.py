@@ -15,15 +15,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitascope.kernels.sums import sum_shares
+from vitascope.kernels.reduce import sum_partial_gradients
 
-ROWS, COLUMNS, DEEP = 128, 128, 64  # of a tile: tokens, hidden features, and features at a time
-ON_CHIP = (128, 256)  # widths for which a tile of tokens stays in registers
-HIDDEN = 64  # hidden features at a time there
+ROWS, COLUMNS, FEATURES_PER_STEP = 128, 128, 64  # of a tile: tokens, hidden features, and features at a time
+ON_CHIP_WIDTHS = (128, 256)  # widths for which a tile of tokens stays in registers
+HIDDEN_PER_STEP = 64  # hidden features at a time there
 
 
 @triton.jit
-def _widen(
+def _linear_relu2_kernel(
     tokens, weight, bias, out, COUNT,
     WIDE: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
@@ -44,7 +44,7 @@ def _widen(
 
 
 @triton.jit
-def _widen_backward(
+def _linear_relu2_backward_kernel(
     gradient, weight, bent, out, sums, COUNT,
     WIDE: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
@@ -67,7 +67,7 @@ def _widen_backward(
 
 
 @triton.jit
-def _through(
+def _on_chip_mlp_kernel(
     tokens, weight1, bias1, weight2, bias2, out, COUNT,
     WIDE: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
@@ -93,77 +93,108 @@ def relu2_mlp(tokens: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Te
     """(…, width) -> (…, width); matrices output × input as in nn.Linear, of any precision."""
     rows = tokens.reshape(-1, tokens.shape[-1]).contiguous()
     first, second = weight1.to(rows.dtype), weight2.to(rows.dtype)
-    if not torch.is_grad_enabled() and rows.shape[1] in ON_CHIP:
-        return mlp_on_chip(rows, first, bias1, second, bias2).view(tokens.shape)
-    return narrow(rows, first, bias1, second, bias2)[0].view(tokens.shape)
+    if not torch.is_grad_enabled() and rows.shape[1] in ON_CHIP_WIDTHS:
+        return relu2_mlp_on_chip(rows, first, bias1, second, bias2).view(tokens.shape)
+    return relu2_mlp_with_hidden(rows, first, bias1, second, bias2)[0].view(tokens.shape)
 
 
 @torch.library.custom_op("vitascope::relu2_mlp_on_chip", mutates_args=())
-def mlp_on_chip(rows: Tensor, first: Tensor, bias1: Tensor | None, second: Tensor, bias2: Tensor | None) -> Tensor:
-    out, (count, width) = torch.empty_like(rows), rows.shape
-    settings = {"WIDE": first.shape[0], "WIDTH": width, "BIAS": bias1 is not None, "ROWS": ROWS, "HIDDEN": HIDDEN}
-    _through[(triton.cdiv(count, ROWS),)](
-        rows, first, bias1, second, bias2, out, count, num_warps=8, num_stages=2, **settings
+def relu2_mlp_on_chip(
+    tokens: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
+) -> Tensor:
+    out, (count, width) = torch.empty_like(tokens), tokens.shape
+    settings = {
+        "WIDE": weight1.shape[0],
+        "WIDTH": width,
+        "BIAS": bias1 is not None,
+        "ROWS": ROWS,
+        "HIDDEN": HIDDEN_PER_STEP,
+    }
+    _on_chip_mlp_kernel[(triton.cdiv(count, ROWS),)](
+        tokens, weight1, bias1, weight2, bias2, out, count, num_warps=8, num_stages=2, **settings
     )
     return out
 
 
 @torch.library.custom_op("vitascope::relu2_mlp", mutates_args=())
-def narrow(
-    rows: Tensor, first: Tensor, bias1: Tensor | None, second: Tensor, bias2: Tensor | None
+def relu2_mlp_with_hidden(
+    tokens: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The output, and the bent hidden layer for the way back."""
-    (count, width), wide = rows.shape, first.shape[0]
-    bent = rows.new_empty(count, wide)
-    tile = {"ROWS": ROWS, "COLUMNS": COLUMNS, "DEEP": DEEP, "num_warps": 4, "num_stages": 2 if width <= 256 else 3}
-    _widen[_tiles(count, wide)](rows, first, bias1, bent, count, wide, width, bias1 is not None, **tile)
-    return F.linear(bent, second, None if bias2 is None else bias2.to(rows.dtype)), bent
+    (count, width), wide = tokens.shape, weight1.shape[0]
+    bent = tokens.new_empty(count, wide)
+    tile = {
+        "ROWS": ROWS,
+        "COLUMNS": COLUMNS,
+        "DEEP": FEATURES_PER_STEP,
+        "num_warps": 4,
+        "num_stages": 2 if width <= 256 else 3,
+    }
+    _linear_relu2_kernel[_compute_launch_grid(count, wide)](
+        tokens, weight1, bias1, bent, count, wide, width, bias1 is not None, **tile
+    )
+    return F.linear(bent, weight2, None if bias2 is None else bias2.to(tokens.dtype)), bent
 
 
 @torch.library.custom_op("vitascope::relu2_mlp_backward", mutates_args=())
-def narrow_backward(gradient: Tensor, bent: Tensor, second: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
+def relu2_hidden_backward(
+    grad_output: Tensor, hidden: Tensor, weight2: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor]:
     """Gradients of the hidden layer before it was bent, and of its bias where it has one."""
-    (count, wide), width = bent.shape, second.shape[0]
-    tiles = triton.cdiv(count, ROWS) if bias else 0
-    out, sums = torch.empty_like(bent), bent.new_empty(tiles, wide, dtype=torch.float32)
-    _widen_backward[_tiles(count, wide)](
-        gradient, second, bent, out, sums, count, wide, width, bias, ROWS, COLUMNS, DEEP, num_warps=4, num_stages=3
+    (count, wide), width = hidden.shape, weight2.shape[0]
+    tiles = triton.cdiv(count, ROWS) if has_bias else 0
+    out, sums = torch.empty_like(hidden), hidden.new_empty(tiles, wide, dtype=torch.float32)
+    _linear_relu2_backward_kernel[_compute_launch_grid(count, wide)](
+        grad_output,
+        weight2,
+        hidden,
+        out,
+        sums,
+        count,
+        wide,
+        width,
+        has_bias,
+        ROWS,
+        COLUMNS,
+        FEATURES_PER_STEP,
+        num_warps=4,
+        num_stages=3,
     )
-    return out, sum_shares(sums)
+    return out, sum_partial_gradients(sums)
 
 
-def _tiles(count: int, wide: int) -> tuple[int]:
-    return (triton.cdiv(count, ROWS) * (wide // COLUMNS),)
+def _compute_launch_grid(num_tokens: int, hidden_width: int) -> tuple[int]:
+    return (triton.cdiv(num_tokens, ROWS) * (hidden_width // COLUMNS),)
 
 
-@mlp_on_chip.register_fake
+@relu2_mlp_on_chip.register_fake
 def _(rows, *_):
     return torch.empty_like(rows)
 
 
-@narrow.register_fake
+@relu2_mlp_with_hidden.register_fake
 def _(rows, first, *_):
     return torch.empty_like(rows), rows.new_empty(rows.shape[0], first.shape[0])
 
 
-@narrow_backward.register_fake
+@relu2_hidden_backward.register_fake
 def _(_, bent, *__):
     return torch.empty_like(bent), bent.new_empty(bent.shape[1], dtype=torch.float32)
 
 
-def _remember(ctx, inputs, output):
+def _save_for_backward(ctx, inputs, output):
     rows, first, bias1, second, bias2 = inputs
     ctx.biases = bias1 is not None, bias2 is not None
     ctx.set_materialize_grads(False)  # nobody asks for the hidden layer's
     ctx.save_for_backward(rows, first, second, output[1])
 
 
-def _pass_back(ctx, gradient, _):
+def _compute_gradients(ctx, grad_output, _):
     rows, first, second, bent = ctx.saved_tensors
-    gradient = gradient.contiguous()
-    hidden, bias1 = narrow_backward(gradient, bent, second, ctx.biases[0])
-    bias2 = gradient.sum(0, dtype=torch.float32) if ctx.biases[1] else None
-    return hidden @ first, hidden.T @ rows, bias1 if ctx.biases[0] else None, gradient.T @ bent, bias2
+    grad_output = grad_output.contiguous()
+    hidden, bias1 = relu2_hidden_backward(grad_output, bent, second, ctx.biases[0])
+    bias2 = grad_output.sum(0, dtype=torch.float32) if ctx.biases[1] else None
+    return hidden @ first, hidden.T @ rows, bias1 if ctx.biases[0] else None, grad_output.T @ bent, bias2
 
 
-narrow.register_autograd(_pass_back, setup_context=_remember)
+relu2_mlp_with_hidden.register_autograd(_compute_gradients, setup_context=_save_for_backward)

@@ -11,7 +11,7 @@ from math import prod
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 
-BYTES_PER_NUMBER = 4  # float32
+BYTES_PER_FLOAT = 4  # float32
 
 
 @dataclass(frozen=True)
@@ -26,174 +26,220 @@ class Stage:
 
     @property
     def bytes(self) -> int:
-        return prod(self.shape) * BYTES_PER_NUMBER
+        return prod(self.shape) * BYTES_PER_FLOAT
 
 
-def anatomy(config: ModelConfig, *, batch: int = 1, tokens: int | None = None) -> list[Stage]:
+def list_stages(config: ModelConfig, *, batch_size: int = 1, num_tokens: int | None = None) -> list[Stage]:
     """All stages in order. `tokens` follows that many tokens from the first block on, leaving the image out."""
-    for name, value in (("batch", batch), ("tokens", tokens)):
+    for name, value in (("batch", batch_size), ("tokens", num_tokens)):
         if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1.")
-    start = _embedding(config, batch) if tokens is None else [_tokens(config, batch, tokens, parameters=0)]
-    count = config.num_tokens if tokens is None else tokens
+    start = (
+        _list_embedding_stages(config, batch_size)
+        if num_tokens is None
+        else [_make_input_tokens_stage(config, batch_size, num_tokens, num_parameters=0)]
+    )
+    count = config.num_tokens if num_tokens is None else num_tokens
     blocks: list[Stage] = []
-    for index, fewer in enumerate(config.fewer_per_block if tokens is None else [0] * config.depth):
-        blocks += _block(config, batch, count, count - fewer, f"blocks.{index}.")
+    for index, fewer in enumerate(config.num_removed_per_block if num_tokens is None else [0] * config.depth):
+        blocks += _list_block_stages(config, batch_size, count, count - fewer, f"blocks.{index}.")
         count -= fewer
-    return start + blocks + _head(config, batch, count)
+    return start + blocks + _list_head_stages(config, batch_size, count)
 
 
-def _embedding(config: ModelConfig, batch: int) -> list[Stage]:
+def _list_embedding_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
     rows = 0 if config.no_embed_class else config.num_prefix_tokens
     table = rows + config.num_patches if config.absolute_positions == "learned" else 0
     return [
-        Stage("image", ["batch", "channel", "height", "width"], [batch, config.in_chans, *config.image_shape]),
-        *(_convolutions(config, batch) if config.tokenizer == "conv" else _patches(config, batch)),
-        _tokens(config, batch, config.num_tokens, parameters=(config.num_prefix_tokens + table) * config.embed_dim),
+        Stage("image", ["batch", "channel", "height", "width"], [batch_size, config.in_chans, *config.image_shape]),
+        *(
+            _list_convolution_stages(config, batch_size)
+            if config.tokenizer == "conv"
+            else _list_patch_stages(config, batch_size)
+        ),
+        _make_input_tokens_stage(
+            config, batch_size, config.num_tokens, num_parameters=(config.num_prefix_tokens + table) * config.embed_dim
+        ),
     ]
 
 
-def _patches(config: ModelConfig, batch: int) -> list[Stage]:
+def _list_patch_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
     shifts = config.tokenizer == "spt"
     channels = config.in_chans * (5 if shifts else 1)
     pixels = channels * prod(config.patch_shape)
-    embedded = _linear("patch_embed", "feature", batch, config.num_patches, pixels, config.embed_dim, True)
-    found = [Stage("patches", ["batch", "patch", "pixel value"], [batch, config.num_patches, pixels])]
+    embedded = _make_linear_stage(
+        "patch_embed", "feature", batch_size, config.num_patches, pixels, config.embed_dim, True
+    )
+    found = [Stage("patches", ["batch", "patch", "pixel value"], [batch_size, config.num_patches, pixels])]
     if shifts:
-        shape = [batch, channels, *config.image_shape]
+        shape = [batch_size, channels, *config.image_shape]
         found.insert(0, Stage("shifted", ["batch", "channel", "height", "width"], shape))
         found.append(replace(found[-1], name="patch_embed.norm", parameters=2 * pixels))
     return [*found, replace(embedded, axes=["batch", "patch", "feature"])]
 
 
-def _convolutions(config: ModelConfig, batch: int) -> list[Stage]:
+def _list_convolution_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
     """Each layer's cost is at full size; what is shown is the picture after pooling."""
     height, width = config.image_shape
     found = []
     for layer, (before, after) in enumerate(pairwise(config.conv_channels)):
         weights, pixels = 9 * before * after, (height >> layer) * (width >> layer)
-        shape = [batch, after, height >> layer + 1, width >> layer + 1]
+        shape = [batch_size, after, height >> layer + 1, width >> layer + 1]
         axes = ["batch", "channel", "height", "width"]
-        found.append(Stage(f"patch_embed.layers.{3 * layer}", axes, shape, weights, 2 * batch * weights * pixels))
-    shape = [batch, config.num_patches, config.embed_dim]
+        found.append(Stage(f"patch_embed.layers.{3 * layer}", axes, shape, weights, 2 * batch_size * weights * pixels))
+    shape = [batch_size, config.num_patches, config.embed_dim]
     return [*found, Stage("patch_embed", ["batch", "patch", "feature"], shape)]
 
 
-def _tokens(config: ModelConfig, batch: int, count: int, *, parameters: int) -> Stage:
-    return Stage("tokens", ["batch", "token", "feature"], [batch, count, config.embed_dim], parameters=parameters)
+def _make_input_tokens_stage(config: ModelConfig, batch_size: int, num_tokens: int, *, num_parameters: int) -> Stage:
+    return Stage(
+        "tokens", ["batch", "token", "feature"], [batch_size, num_tokens, config.embed_dim], parameters=num_parameters
+    )
 
 
-def _block(config: ModelConfig, batch: int, tokens: int, after: int, prefix: str) -> list[Stage]:
+def _list_block_stages(
+    config: ModelConfig, batch_size: int, num_tokens: int, num_tokens_after: int, name_prefix: str
+) -> list[Stage]:
     """`after`: tokens that are left for the MLP, where some are merged or dropped."""
     return [
-        *_norm(config, prefix + "norm1", batch, tokens),
-        *_attention(config, batch, tokens, prefix + "attn."),
-        *_layer_scale(config, prefix + "ls1", batch, tokens),
-        _vector_stage(config, prefix + "residual1", batch, tokens),
-        *(_fewer(config, batch, tokens, after, prefix) if after < tokens else []),
-        *_norm(config, prefix + "norm2", batch, after),
-        *_mlp(config, batch, after, prefix + "mlp."),
-        *_layer_scale(config, prefix + "ls2", batch, after),
-        _vector_stage(config, prefix + "residual2", batch, after),
+        *_list_norm_stages(config, name_prefix + "norm1", batch_size, num_tokens),
+        *_list_attention_stages(config, batch_size, num_tokens, name_prefix + "attn."),
+        *_list_layer_scale_stages(config, name_prefix + "ls1", batch_size, num_tokens),
+        _make_token_stage(config, name_prefix + "residual1", batch_size, num_tokens),
+        *(
+            _list_token_reduction_stages(config, batch_size, num_tokens, num_tokens_after, name_prefix)
+            if num_tokens_after < num_tokens
+            else []
+        ),
+        *_list_norm_stages(config, name_prefix + "norm2", batch_size, num_tokens_after),
+        *_list_mlp_stages(config, batch_size, num_tokens_after, name_prefix + "mlp."),
+        *_list_layer_scale_stages(config, name_prefix + "ls2", batch_size, num_tokens_after),
+        _make_token_stage(config, name_prefix + "residual2", batch_size, num_tokens_after),
     ]
 
 
-def _fewer(config: ModelConfig, batch: int, tokens: int, after: int, prefix: str) -> list[Stage]:
-    left = _vector_stage(config, prefix + ("merged" if config.merge_tokens else "kept"), batch, after)
+def _list_token_reduction_stages(
+    config: ModelConfig, batch_size: int, num_tokens: int, num_tokens_after: int, name_prefix: str
+) -> list[Stage]:
+    left = _make_token_stage(
+        config, name_prefix + ("merged" if config.merge_tokens else "kept"), batch_size, num_tokens_after
+    )
     if not config.merge_tokens:
         return [left]
-    patches = tokens - config.num_prefix_tokens
+    patches = num_tokens - config.num_prefix_tokens
     sides = [(patches + 1) // 2, patches // 2]
-    meeting = 2 * batch * prod(sides) * config.head_width
-    return [Stage(prefix + "likeness", ["batch", "first", "second"], [batch, *sides], flops=meeting), left]
+    meeting = 2 * batch_size * prod(sides) * config.head_width
+    return [Stage(name_prefix + "likeness", ["batch", "first", "second"], [batch_size, *sides], flops=meeting), left]
 
 
-def _attention(config: ModelConfig, batch: int, tokens: int, prefix: str) -> list[Stage]:
+def _list_attention_stages(config: ModelConfig, batch_size: int, num_tokens: int, name_prefix: str) -> list[Stage]:
     width, heads, head_width = config.embed_dim, config.num_heads, config.head_width
-    per_head = (["batch", "head", "token", "head_dim"], [batch, heads, tokens, head_width])
+    per_head = (["batch", "head", "token", "head_dim"], [batch_size, heads, num_tokens, head_width])
     weights = width * width + width * config.qkv_bias
-    qk_norm = _norm_parameters(config, head_width) if config.qk_norm else 0
+    qk_norm = _count_norm_parameters(config, head_width) if config.qk_norm else 0
     scales = heads if config.attention == "lsa" else 0
-    projecting = 2 * batch * tokens * width * width
-    meeting = 2 * batch * tokens * tokens * width
+    projecting = 2 * batch_size * num_tokens * width * width
+    meeting = 2 * batch_size * num_tokens * num_tokens * width
     stages = [
-        Stage(prefix + "query", *per_head, parameters=weights + qk_norm, flops=projecting),
-        Stage(prefix + "key", *per_head, parameters=weights + qk_norm, flops=projecting),
-        Stage(prefix + "value", *per_head, parameters=weights, flops=projecting),
-        Stage(prefix + "maps", ["batch", "head", "query", "key"], [batch, heads, tokens, tokens], scales, meeting),
-        Stage(prefix + "heads", *per_head, flops=meeting),
-        Stage(prefix + "joined", ["batch", "token", "feature"], [batch, tokens, width]),
+        Stage(name_prefix + "query", *per_head, parameters=weights + qk_norm, flops=projecting),
+        Stage(name_prefix + "key", *per_head, parameters=weights + qk_norm, flops=projecting),
+        Stage(name_prefix + "value", *per_head, parameters=weights, flops=projecting),
+        Stage(
+            name_prefix + "maps",
+            ["batch", "head", "query", "key"],
+            [batch_size, heads, num_tokens, num_tokens],
+            scales,
+            meeting,
+        ),
+        Stage(name_prefix + "heads", *per_head, flops=meeting),
+        Stage(name_prefix + "joined", ["batch", "token", "feature"], [batch_size, num_tokens, width]),
     ]
     if config.output_projection:
-        stages.append(_linear(prefix + "proj", "feature", batch, tokens, width, width, config.proj_bias))
+        stages.append(
+            _make_linear_stage(name_prefix + "proj", "feature", batch_size, num_tokens, width, width, config.proj_bias)
+        )
     return stages
 
 
-def _mlp(config: ModelConfig, batch: int, tokens: int, prefix: str) -> list[Stage]:
+def _list_mlp_stages(config: ModelConfig, batch_size: int, num_tokens: int, name_prefix: str) -> list[Stage]:
     width, wide = config.embed_dim, config.hidden_width
     hidden = wide // 2 if config.mlp == "swiglu" else wide
     return [
-        _linear(prefix + "fc1", "hidden", batch, tokens, width, wide, config.proj_bias),
-        Stage(prefix + "activation", ["batch", "token", "hidden"], [batch, tokens, hidden]),
-        _linear(prefix + "fc2", "feature", batch, tokens, hidden, width, config.proj_bias),
+        _make_linear_stage(name_prefix + "fc1", "hidden", batch_size, num_tokens, width, wide, config.proj_bias),
+        Stage(name_prefix + "activation", ["batch", "token", "hidden"], [batch_size, num_tokens, hidden]),
+        _make_linear_stage(name_prefix + "fc2", "feature", batch_size, num_tokens, hidden, width, config.proj_bias),
     ]
 
 
-def _head(config: ModelConfig, batch: int, tokens: int) -> list[Stage]:
+def _list_head_stages(config: ModelConfig, batch_size: int, num_tokens: int) -> list[Stage]:
     width, pooled = config.embed_dim, ["batch", "feature"]
     pools_first = config.global_pool == "avg"
-    patches = max(0, tokens - config.num_prefix_tokens)
+    patches = max(0, num_tokens - config.num_prefix_tokens)
     scores = config.global_pool == "seq"
-    stages = [] if pools_first else _norm(config, "norm", batch, tokens)
+    stages = [] if pools_first else _list_norm_stages(config, "norm", batch_size, num_tokens)
     stages.append(
         Stage(
-            "pool", pooled, [batch, width], parameters=scores * (width + 1), flops=scores * 2 * batch * patches * width
+            "pool",
+            pooled,
+            [batch_size, width],
+            parameters=scores * (width + 1),
+            flops=scores * 2 * batch_size * patches * width,
         )
     )
-    norm = _norm_parameters(config, width)
+    norm = _count_norm_parameters(config, width)
     if pools_first and norm:
-        stages.append(Stage("fc_norm", pooled, [batch, width], parameters=norm))
+        stages.append(Stage("fc_norm", pooled, [batch_size, width], parameters=norm))
     if config.num_classes:
         classes = config.num_classes
-        weights, flops = (width + 1) * classes, 2 * batch * width * classes
-        stages.append(Stage("head", ["batch", "class"], [batch, classes], parameters=weights, flops=flops))
+        weights, flops = (width + 1) * classes, 2 * batch_size * width * classes
+        stages.append(Stage("head", ["batch", "class"], [batch_size, classes], parameters=weights, flops=flops))
     return stages
 
 
-def total_parameters(config: ModelConfig) -> int:
-    return sum(stage.parameters for stage in anatomy(config))
+def count_parameters(config: ModelConfig) -> int:
+    return sum(stage.parameters for stage in list_stages(config))
 
 
-def total_flops(config: ModelConfig, seen: int | None = None) -> int:
+def count_flops(config: ModelConfig, num_visible_patches: int | None = None) -> int:
     """Of one image's forward pass, all tokens, as papers count; with `seen`, of so many patches, all being embedded."""
-    if seen is None:
-        return sum(stage.flops for stage in anatomy(config))
-    blocks = anatomy(config, tokens=config.num_prefix_tokens + seen)
-    return sum(stage.flops for stage in [*_embedding(config, 1), *blocks])
+    if num_visible_patches is None:
+        return sum(stage.flops for stage in list_stages(config))
+    blocks = list_stages(config, num_tokens=config.num_prefix_tokens + num_visible_patches)
+    return sum(stage.flops for stage in [*_list_embedding_stages(config, 1), *blocks])
 
 
-def _linear(name: str, axis: str, batch: int, tokens: int, inputs: int, outputs: int, bias: bool) -> Stage:
+def _make_linear_stage(
+    name: str, output_axis: str, batch_size: int, num_tokens: int, in_features: int, out_features: int, has_bias: bool
+) -> Stage:
     return Stage(
         name,
-        ["batch", "token", axis],
-        [batch, tokens, outputs],
-        parameters=inputs * outputs + outputs * bias,
-        flops=2 * batch * tokens * inputs * outputs,
+        ["batch", "token", output_axis],
+        [batch_size, num_tokens, out_features],
+        parameters=in_features * out_features + out_features * has_bias,
+        flops=2 * batch_size * num_tokens * in_features * out_features,
     )
 
 
-def _norm(config: ModelConfig, name: str, batch: int, tokens: int) -> list[Stage]:
-    parameters = _norm_parameters(config, config.embed_dim)
-    return [_vector_stage(config, name, batch, tokens, parameters)] if parameters else []
+def _list_norm_stages(config: ModelConfig, name: str, batch_size: int, num_tokens: int) -> list[Stage]:
+    parameters = _count_norm_parameters(config, config.embed_dim)
+    return [_make_token_stage(config, name, batch_size, num_tokens, parameters)] if parameters else []
 
 
-def _layer_scale(config: ModelConfig, name: str, batch: int, tokens: int) -> list[Stage]:
-    return [] if config.init_values is None else [_vector_stage(config, name, batch, tokens, config.embed_dim)]
+def _list_layer_scale_stages(config: ModelConfig, name: str, batch_size: int, num_tokens: int) -> list[Stage]:
+    return (
+        []
+        if config.init_values is None
+        else [_make_token_stage(config, name, batch_size, num_tokens, config.embed_dim)]
+    )
 
 
-def _vector_stage(config: ModelConfig, name: str, batch: int, tokens: int, parameters: int = 0) -> Stage:
-    return Stage(name, ["batch", "token", "feature"], [batch, tokens, config.embed_dim], parameters=parameters)
+def _make_token_stage(
+    config: ModelConfig, name: str, batch_size: int, num_tokens: int, num_parameters: int = 0
+) -> Stage:
+    return Stage(
+        name, ["batch", "token", "feature"], [batch_size, num_tokens, config.embed_dim], parameters=num_parameters
+    )
 
 
-def _norm_parameters(config: ModelConfig, width: int) -> int:
+def _count_norm_parameters(config: ModelConfig, width: int) -> int:
     return {"layernorm": 2, "rmsnorm": 1, "none": 0}[config.norm] * width

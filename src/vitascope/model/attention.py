@@ -7,16 +7,26 @@ from torch.nn import functional as F
 
 from vitascope import kernels
 from vitascope.errors import UserError
-from vitascope.model.config import check_heads
+from vitascope.model.config import check_num_heads
 from vitascope.model.inputs import check_tokens
-from vitascope.model.masks import additive, causal_mask, check_mask, other_mask
 from vitascope.model.norm import make_norm
-from vitascope.model.rotary import rotate
-from vitascope.model.scaled_dot_product import BACKENDS, attend_fused, attention_maps, preferring
-from vitascope.shapes import Asked, Heads, Maps, Queries, Rotation, Sizes, Tokens
+from vitascope.model.positions import rotate_heads
+from vitascope.model.scaled_dot_product import (
+    BACKENDS,
+    attend_fused,
+    causal_mask,
+    check_mask,
+    compute_attention_maps,
+    off_diagonal_mask,
+    prefer_sdpa_backend,
+    to_additive_mask,
+)
+from vitascope.shapes import AttentionMaps, HeadTokens, OutputTokens, Queries, RotaryTable, Tokens, TokenSizes
 
-PARTS = "batch token (part head width) -> part batch head token width"
-WRITTEN = "written"  # a kernel that is none: for many models at once, over which the fused ones cannot be batched
+PACKED_HEADS_PATTERN = "batch token (part head width) -> part batch head token width"
+UNFUSED_KERNEL = (
+    "written"  # a kernel that is none: for many models at once, over which the fused ones cannot be batched
+)
 
 
 class SelfAttention(nn.Module):
@@ -48,7 +58,7 @@ class SelfAttention(nn.Module):
         proj_drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        check_heads(embed_dim, num_heads)
+        check_num_heads(embed_dim, num_heads)
         if causal and local:
             raise UserError("With causal and local, the first token has no token to attend to. Choose one of them.")
         self.embed_dim, self.num_heads, self.causal = embed_dim, num_heads, causal
@@ -63,126 +73,143 @@ class SelfAttention(nn.Module):
         self.kernel = "default"
 
     def forward(
-        self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None, first: int | None = None
-    ) -> Asked:
+        self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None, num_outputs: int | None = None
+    ) -> OutputTokens:
         """With `first`, only so many tokens, counted from the front, look around; the others are not asked for."""
         check_tokens(tokens, self.embed_dim)
-        if first is not None:
-            return self.gather(*self.queries_keys_values(tokens, rotation, first), mask)
+        if num_outputs is not None:
+            return self.attend_and_project(*self.compute_queries_keys_values(tokens, rotation, num_outputs), mask)
         packed = self.qkv(tokens)
         plain = mask is None and not self.causal and self.scale is None and not (self.training and self.attn_drop.p)
-        if plain and self._fits(packed) and kernels.is_short(packed):
+        if plain and self._can_use_triton_kernel(packed) and kernels.can_use_short_attention(packed):
             from vitascope.kernels.short_attention import short_attention
 
-            return self.proj_drop(self.proj(short_attention(packed, *self._for_kernels(rotation))))
-        return self.gather(*self._ready(packed, rotation), mask)
+            return self.proj_drop(self.proj(short_attention(packed, *self._collect_kernel_args(rotation))))
+        return self.attend_and_project(*self._normalize_and_rotate_packed(packed, rotation), mask)
 
-    def gather(
-        self, query: Queries, key: Heads, value: Heads, mask: Tensor | None = None, sizes: Sizes | None = None
-    ) -> Asked:
+    def attend_and_project(
+        self,
+        query: Queries,
+        key: HeadTokens,
+        value: HeadTokens,
+        mask: Tensor | None = None,
+        token_sizes: TokenSizes | None = None,
+    ) -> OutputTokens:
         """What the tokens that ask get from all, by the fused kernel; `sizes`: each stands for so many (`crowded`)."""
         sure = mask is None and key.shape[2] > 1  # our own mask leaves everyone somebody to look at
-        mask = self.whole_mask(mask, key) if sizes is None else self.crowded(sizes, key)
+        mask = self.combine_masks(mask, key) if token_sizes is None else self.compute_size_bias(token_sizes, key)
         mask = mask if mask is None else mask[..., : query.shape[2], :]
         dropout = self.attn_drop.p if self.training else 0.0
-        if self.kernel == WRITTEN and not dropout:
+        if self.kernel == UNFUSED_KERNEL and not dropout:
             if self.causal and mask is None:
                 mask = causal_mask(key.shape[2], key.device)[: query.shape[2]]
-            return self.join(attention_maps(query, key, mask) @ value)
-        with preferring(self.kernel):
-            gathered = attend_fused(query, key, value, mask, causal=self.causal, dropout=dropout, sure=sure)
-        return self.join(gathered)
+            return self.concat_and_project_heads(compute_attention_maps(query, key, mask) @ value)
+        with prefer_sdpa_backend(self.kernel):
+            gathered = attend_fused(
+                query, key, value, mask, causal=self.causal, dropout_rate=dropout, skip_empty_row_check=sure
+            )
+        return self.concat_and_project_heads(gathered)
 
-    def maps(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> Maps:
+    def maps(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> AttentionMaps:
         """First half: who looks at whom. (batch, head, query, key), rows sum to 1."""
         check_tokens(tokens, self.embed_dim)
-        query, key, _ = self.queries_keys_values(tokens, rotation)
-        mask = self.whole_mask(mask, key)
+        query, key, _ = self.compute_queries_keys_values(tokens, rotation)
+        mask = self.combine_masks(mask, key)
         if mask is None and self.causal:
             mask = causal_mask(tokens.shape[1], tokens.device)
-        return attention_maps(query, key, mask)
+        return compute_attention_maps(query, key, mask)
 
-    def mix(self, maps: Maps, tokens: Tokens) -> Tokens:
+    def mix(self, maps: AttentionMaps, tokens: Tokens) -> Tokens:
         """Second half: gather the values along the maps, join the heads, project."""
         check_tokens(tokens, self.embed_dim)
-        _, _, value = self.queries_keys_values(tokens)
-        return self.join(self.attn_drop(maps) @ value)
+        _, _, value = self.compute_queries_keys_values(tokens)
+        return self.concat_and_project_heads(self.attn_drop(maps) @ value)
 
-    def queries_keys_values(
-        self, tokens: Tokens, rotation: Rotation | None = None, first: int | None = None
-    ) -> tuple[Queries, Heads, Heads]:
+    def compute_queries_keys_values(
+        self, tokens: Tokens, rotation: RotaryTable | None = None, num_queries: int | None = None
+    ) -> tuple[Queries, HeadTokens, HeadTokens]:
         """What each token (or only the first ones) asks for, what each offers and hands over, per head."""
-        if first is None:
-            return self._ready(self.qkv(tokens), rotation)
+        if num_queries is None:
+            return self._normalize_and_rotate_packed(self.qkv(tokens), rotation)
         weights = self.qkv.weight.tensor_split([self.embed_dim])
         biases = (None, None) if self.qkv.bias is None else self.qkv.bias.tensor_split([self.embed_dim])
         asked, offered = (
-            F.linear(t, w, b) for t, w, b in zip((tokens[:, :first], tokens), weights, biases, strict=True)
+            F.linear(t, w, b) for t, w, b in zip((tokens[:, :num_queries], tokens), weights, biases, strict=True)
         )
         query = rearrange(asked, "batch token (head width) -> batch head token width", head=self.num_heads)
-        key, value = rearrange(offered, PARTS, part=2, head=self.num_heads)
-        return self._meeting(query, key, value, rotation)
+        key, value = rearrange(offered, PACKED_HEADS_PATTERN, part=2, head=self.num_heads)
+        return self._normalize_and_rotate(query, key, value, rotation)
 
-    def _ready(self, packed: Tensor, rotation: Rotation | None) -> tuple[Queries, Heads, Heads]:
+    def _normalize_and_rotate_packed(
+        self, packed_qkv: Tensor, rotation: RotaryTable | None
+    ) -> tuple[Queries, HeadTokens, HeadTokens]:
         """The packed projection, per head, as queries and keys meet: by our kernel, or step by step."""
-        if not self._fits(packed):
-            query, key, value = rearrange(packed, PARTS, part=3, head=self.num_heads)
-            return self._meeting(query, key, value, rotation)
-        from vitascope.kernels.ready_heads import ready_heads
+        if not self._can_use_triton_kernel(packed_qkv):
+            query, key, value = rearrange(packed_qkv, PACKED_HEADS_PATTERN, part=3, head=self.num_heads)
+            return self._normalize_and_rotate(query, key, value, rotation)
+        from vitascope.kernels.qk_norm_rope import qk_norm_rope
 
-        query, key, value = (part.transpose(1, 2) for part in ready_heads(packed, *self._for_kernels(rotation)))
-        return self._scaled(query), key, value
+        query, key, value = (
+            part.transpose(1, 2) for part in qk_norm_rope(packed_qkv, *self._collect_kernel_args(rotation))
+        )
+        return self._apply_learned_scale(query), key, value
 
-    def _meeting(
-        self, query: Queries, key: Heads, value: Heads, rotation: Rotation | None
-    ) -> tuple[Queries, Heads, Heads]:
+    def _normalize_and_rotate(
+        self, query: Queries, key: HeadTokens, value: HeadTokens, rotation: RotaryTable | None
+    ) -> tuple[Queries, HeadTokens, HeadTokens]:
         query, key = self.q_norm(query), self.k_norm(key)
         if rotation is not None:
-            query, key = rotate(query, rotation[..., : query.shape[2], :]), rotate(key, rotation)
-        return self._scaled(query), key, value
+            query, key = rotate_heads(query, rotation[..., : query.shape[2], :]), rotate_heads(key, rotation)
+        return self._apply_learned_scale(query), key, value
 
-    def _scaled(self, query: Queries) -> Queries:
+    def _apply_learned_scale(self, query: Queries) -> Queries:
         """With LSA's learned scale: attention divides by √width, which is undone."""
         if self.scale is None:
             return query
         return query * (self.scale * query.shape[-1] ** 0.5).to(query.dtype)[:, None, None]
 
-    def _fits(self, packed: Tensor) -> bool:
+    def _can_use_triton_kernel(self, packed_qkv: Tensor) -> bool:
         norm_fits = isinstance(self.q_norm, nn.RMSNorm | nn.Identity)
-        return self.kernel == "own" and norm_fits and kernels.can_attend(packed, self.embed_dim // self.num_heads)
+        return (
+            self.kernel == "own"
+            and norm_fits
+            and kernels.can_fuse_attention(packed_qkv, self.embed_dim // self.num_heads)
+        )
 
-    def _for_kernels(self, rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, int, float]:
+    def _collect_kernel_args(
+        self, rotation: RotaryTable | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, int, float]:
         """What they need besides the packed projection: the norms' weights, the angles, heads, the norm's ε."""
         query, key = (norm.weight if isinstance(norm, nn.RMSNorm) else None for norm in (self.q_norm, self.k_norm))
         eps = self.q_norm.eps if isinstance(self.q_norm, nn.RMSNorm) else None
         return query, key, None if rotation is None else rotation.contiguous(), self.num_heads, eps or 0.0
 
-    def join(self, heads: Queries) -> Asked:
+    def concat_and_project_heads(self, head_outputs: Queries) -> OutputTokens:
         """Put the heads' outputs side by side and let the projection mix them."""
-        joined = rearrange(heads, "batch head token width -> batch token (head width)")
+        joined = rearrange(head_outputs, "batch head token width -> batch token (head width)")
         return self.proj_drop(self.proj(joined))
 
-    def whole_mask(self, mask: Tensor | None, key: Heads) -> Tensor | None:
+    def combine_masks(self, mask: Tensor | None, key: HeadTokens) -> Tensor | None:
         """The caller's mask with a head axis, and this layer's own folded in; None leaves the fast path free."""
         tokens = key.shape[2]
         if mask is None:
-            return None if self.scale is None else other_mask(tokens, key.device)
+            return None if self.scale is None else off_diagonal_mask(tokens, key.device)
         mask = mask[:, None] if mask.ndim == 3 else mask
         check_mask(mask, torch.Size([*key.shape[:3], tokens]))
         if not self.causal and self.scale is None:
             return mask
-        own = (causal_mask if self.causal else other_mask)(tokens, key.device)
-        return mask & own if mask.dtype == torch.bool else mask + additive(own)
+        own = (causal_mask if self.causal else off_diagonal_mask)(tokens, key.device)
+        return mask & own if mask.dtype == torch.bool else mask + to_additive_mask(own)
 
-    def crowded(self, sizes: Sizes, key: Heads) -> Tensor:
+    def compute_size_bias(self, token_sizes: TokenSizes, key: HeadTokens) -> Tensor:
         """Added to the scores where tokens stand for many: they are looked at as often as those would be.
 
         A local token does not look at itself, but at the others that it stands for."""
-        bias = sizes.log().to(key.dtype)[:, None, None, :]
+        bias = token_sizes.log().to(key.dtype)[:, None, None, :]
         if self.scale is None:
             return bias
         own = torch.eye(key.shape[2], dtype=torch.bool, device=key.device)
-        return torch.where(own, (sizes - 1).log().to(key.dtype)[:, None, None, :], bias)
+        return torch.where(own, (token_sizes - 1).log().to(key.dtype)[:, None, None, :], bias)
 
     @property
     def W_Q(self) -> Tensor:

@@ -18,14 +18,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from vitascope.draw.growth import Curves, draw_growth
-from vitascope.model.exact import exact_float32
+from vitascope.draw.curves import CurvesByName, draw_log_log_curves
+from vitascope.model.precision import disable_tf32
 from vitascope.model.scaled_dot_product import attend, attend_fused
 
-WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"written out": attend, "fused": attend_fused}
+IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"written out": attend, "fused": attend_fused}
 LABELS = {"written out": "explicit", "fused": "fused"}  # for tables and figures; the keys are also in stored results
 TOKEN_COUNTS = (64, 128, 256, 512, 1024, 2048, 4096)
-GPU_COUNTS = (512, 1024, 2048, 4096, 8192, 16384)  # with fewer than 4096 a large one mostly waits for work
+GPU_TOKEN_COUNTS = (512, 1024, 2048, 4096, 8192, 16384)  # with fewer than 4096 a large one mostly waits for work
 CAPTION = (
     "Forward pass of attention alone, batch 1, float32. Explicit attention stores the attention maps. The fused kernel "
     "computes the same result without storing them."
@@ -34,7 +34,7 @@ THEORY = "In theory, time grows with tokens². Memory grows with tokens² (expli
 
 
 @dataclass(frozen=True)
-class Cost:
+class AttentionCost:
     """One measurement: the time of the fastest call, and the peak memory without the inputs."""
 
     way: str
@@ -43,66 +43,77 @@ class Cost:
     peak_bytes: int
 
 
-def token_counts(heads: int, device: str = "cpu") -> tuple[int, ...]:
+def choose_token_counts(num_heads: int, device: str = "cpu") -> tuple[int, ...]:
     """Enough tokens to show quadratic growth. On a GPU: only counts whose maps fit three times in free memory."""
     if not device.startswith("cuda"):
         return TOKEN_COUNTS
     free = torch.cuda.mem_get_info()[0]
-    return tuple(count for count in GPU_COUNTS if 3 * 4 * heads * count**2 < free)
+    return tuple(count for count in GPU_TOKEN_COUNTS if 3 * 4 * num_heads * count**2 < free)
 
 
-def measure_attention(heads: int, width: int, counts: tuple[int, ...], device: str = "cpu") -> list[Cost]:
+def measure_attention_costs(
+    num_heads: int, head_width: int, token_counts: tuple[int, ...], device: str = "cpu"
+) -> list[AttentionCost]:
     """Forward pass, batch 1, float32, for each way and token count."""
     costs = []
-    with exact_float32():
-        for tokens in counts:
-            query, key, value = torch.randn(3, 1, heads, tokens, width, device=device)
-            for way, function in WAYS.items():
-                call = _closed(function, query, key, value)
-                costs.append(Cost(way, tokens, _seconds(call, device), _peak_bytes(call, device)))
+    with disable_tf32():
+        for tokens in token_counts:
+            query, key, value = torch.randn(3, 1, num_heads, tokens, head_width, device=device)
+            for way, function in IMPLEMENTATIONS.items():
+                call = _bind_inputs(function, query, key, value)
+                costs.append(
+                    AttentionCost(way, tokens, _measure_seconds(call, device), _measure_peak_bytes(call, device))
+                )
     return costs
 
 
-def measure_parts(images: int, tokens: int, *, width: int, heads: int, device: str = "cpu") -> dict[str, float]:
+def measure_seconds_by_part(
+    num_images: int, num_tokens: int, *, embed_dim: int, num_heads: int, device: str = "cpu"
+) -> dict[str, float]:
     """Seconds of a forward pass in float32: the four projections, and attention between them in both versions."""
-    given = torch.randn(images, tokens, width, device=device)
-    layers = [torch.nn.Linear(width, 3 * width, device=device), torch.nn.Linear(width, width, device=device)]
-    query, key, value = torch.randn(3, images, heads, tokens, width // heads, device=device)
-    with exact_float32():
-        found = {"the four projections": _seconds(lambda: [layer(given) for layer in layers][-1], device)}
-        for way, function in WAYS.items():
-            found[f"maps and gathering {way}"] = _seconds(_closed(function, query, key, value), device)
+    given = torch.randn(num_images, num_tokens, embed_dim, device=device)
+    layers = [
+        torch.nn.Linear(embed_dim, 3 * embed_dim, device=device),
+        torch.nn.Linear(embed_dim, embed_dim, device=device),
+    ]
+    query, key, value = torch.randn(3, num_images, num_heads, num_tokens, embed_dim // num_heads, device=device)
+    with disable_tf32():
+        found = {"the four projections": _measure_seconds(lambda: [layer(given) for layer in layers][-1], device)}
+        for way, function in IMPLEMENTATIONS.items():
+            found[f"maps and gathering {way}"] = _measure_seconds(_bind_inputs(function, query, key, value), device)
     return found
 
 
-def exponent(counts: list[int], values: list[float]) -> float:
+def fit_growth_exponent(token_counts: list[int], values: list[float]) -> float:
     """The slope of log(value) over log(count) through the larger half of the counts, by least squares."""
-    pairs = list(zip(counts, values, strict=True))[len(counts) // 2 :]
+    pairs = list(zip(token_counts, values, strict=True))[len(token_counts) // 2 :]
     points = [(math.log(count), math.log(value)) for count, value in pairs]
     centre = sum(x for x, _ in points) / len(points)
     return sum((x - centre) * y for x, y in points) / sum((x - centre) ** 2 for x, _ in points)
 
 
-def exponents(costs: list[Cost]) -> dict[str, dict[str, float]]:
+def fit_exponents_by_implementation(costs: list[AttentionCost]) -> dict[str, dict[str, float]]:
     """Per way, how seconds and peak_bytes grow."""
     found = {}
-    for way in WAYS:
+    for way in IMPLEMENTATIONS:
         own = [cost for cost in costs if cost.way == way]
         fields = {name: [float(getattr(cost, name)) for cost in own] for name in ("seconds", "peak_bytes")}
-        found[way] = {name: exponent([cost.tokens for cost in own], values) for name, values in fields.items()}
+        found[way] = {
+            name: fit_growth_exponent([cost.tokens for cost in own], values) for name, values in fields.items()
+        }
     return found
 
 
-def describe_fit(costs: list[Cost]) -> str:
+def describe_fit(costs: list[AttentionCost]) -> str:
     """The range of the fit, as a sentence."""
     counts = sorted({cost.tokens for cost in costs})
     return f"log-log slope from {counts[len(counts) // 2]} to {counts[-1]} tokens, including fixed overhead."
 
 
-def draw_costs(costs: list[Cost], title: str) -> Figure:
-    fits = exponents(costs)
-    curves = {way: [cost for cost in costs if cost.way == way] for way in WAYS}
-    panels: dict[str, Curves] = {
+def draw_costs(costs: list[AttentionCost], title: str) -> Figure:
+    fits = fit_exponents_by_implementation(costs)
+    curves = {way: [cost for cost in costs if cost.way == way] for way in IMPLEMENTATIONS}
+    panels: dict[str, CurvesByName] = {
         panel: {
             f"{LABELS[way]} (tokens^{fits[way][name]:.2f})": [
                 (cost.tokens, getattr(cost, name) * factor) for cost in curve
@@ -111,31 +122,31 @@ def draw_costs(costs: list[Cost], title: str) -> Figure:
         }
         for panel, name, factor in (("time in ms", "seconds", 1e3), ("peak memory in MiB", "peak_bytes", 2.0**-20))
     }
-    return draw_growth(
-        panels, x="tokens", title=title, caption_text=f"{CAPTION} Legend: {describe_fit(costs)} {THEORY}"
+    return draw_log_log_curves(
+        panels, x_label="tokens", title=title, caption_text=f"{CAPTION} Legend: {describe_fit(costs)} {THEORY}"
     )
 
 
-def _closed(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Tensor]:
+def _bind_inputs(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Tensor]:
     return lambda: function(*inputs)
 
 
 @torch.inference_mode()
-def _seconds(call: Callable[[], Tensor], device: str, calls: int = 7) -> float:
+def _measure_seconds(call: Callable[[], Tensor], device: str, num_calls: int = 7) -> float:
     """Seconds of the fastest of several calls, which is disturbed least by other programs."""
     call()
     times = []
-    for _ in range(calls):
-        _wait(device)
+    for _ in range(num_calls):
+        _synchronize_device(device)
         start = time.perf_counter()
         call()
-        _wait(device)
+        _synchronize_device(device)
         times.append(time.perf_counter() - start)
     return min(times)
 
 
 @torch.inference_mode()
-def _peak_bytes(call: Callable[[], Tensor], device: str) -> int:
+def _measure_peak_bytes(call: Callable[[], Tensor], device: str) -> int:
     if device.startswith("cuda"):
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -144,10 +155,10 @@ def _peak_bytes(call: Callable[[], Tensor], device: str) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter on stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
-    return _peak_of_trace(profiler)
+    return _compute_peak_bytes(profiler)
 
 
-def _peak_of_trace(profiler: profile) -> int:
+def _compute_peak_bytes(profiler: profile) -> int:
     """The highest sum of allocations so far, from the allocator's own events."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -161,6 +172,6 @@ def _peak_of_trace(profiler: profile) -> int:
     return peak
 
 
-def _wait(device: str) -> None:
+def _synchronize_device(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()

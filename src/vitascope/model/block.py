@@ -1,14 +1,16 @@
-"""Tokens -> Tokens: one transformer block, attention and then the MLP, each added to what came in."""
+"""Tokens -> Tokens: a transformer block: attention, then the MLP, each added to its input.
 
+Huang et al. 2016; per image and scaled up by what is kept, as in timm, so that the expectation is unchanged.
+"""
+
+import torch
 from torch import Tensor, nn
 
 from vitascope.model.attention import SelfAttention
 from vitascope.model.config import ModelConfig
-from vitascope.model.drop_path import DropPath
-from vitascope.model.layer_scale import LayerScale
 from vitascope.model.mlp import Mlp
 from vitascope.model.norm import make_norm
-from vitascope.shapes import Asked, Rotation, Tokens
+from vitascope.shapes import OutputTokens, RotaryTable, Tokens
 
 
 class Block(nn.Module):
@@ -24,7 +26,7 @@ class Block(nn.Module):
         self.mlp = Mlp(
             embed_dim=config.embed_dim,
             hidden_width=config.hidden_width,
-            kind=config.mlp,
+            activation=config.mlp,
             bias=config.proj_bias,
             drop_rate=config.proj_drop_rate,
         )
@@ -32,11 +34,15 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path_rate)
 
     def forward(
-        self, tokens: Tokens, mask: Tensor | None = None, rotation: Rotation | None = None, first: int | None = None
-    ) -> Asked:
+        self,
+        tokens: Tokens,
+        mask: Tensor | None = None,
+        rotation: RotaryTable | None = None,
+        num_outputs: int | None = None,
+    ) -> OutputTokens:
         """With `first`, only so many tokens come out, counted from the front: what nobody reads is not computed."""
-        gathered = self.attn(self.norm1(tokens), mask, rotation, first)
-        tokens = self.drop_path1(tokens[:, :first], self.ls1(gathered))
+        gathered = self.attn(self.norm1(tokens), mask, rotation, num_outputs)
+        tokens = self.drop_path1(tokens[:, :num_outputs], self.ls1(gathered))
         return self.drop_path2(tokens, self.ls2(self.mlp(self.norm2(tokens))))
 
 
@@ -59,3 +65,33 @@ def make_attention(config: ModelConfig) -> SelfAttention:
 
 def make_layer_scale(config: ModelConfig) -> nn.Module:
     return nn.Identity() if config.init_values is None else LayerScale(config.embed_dim, config.init_values)
+
+
+class DropPath(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, tokens: Tokens, branch: Tokens) -> Tokens:
+        """The tokens and, where it is kept, the branch."""
+        if self.rate == 0.0 or not self.training:
+            return tokens + branch
+        keep = 1.0 - self.rate
+        kept = branch.new_empty(branch.shape[0], 1, 1).bernoulli_(keep)
+        return torch.addcmul(tokens, branch, kept / keep)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:g}"
+
+
+class LayerScale(nn.Module):
+    def __init__(self, embed_dim: int, init_value: float) -> None:
+        super().__init__()
+        self.init_value = init_value
+        self.gamma = nn.Parameter(torch.full((embed_dim,), float(init_value)))
+
+    def forward(self, tokens: Tokens) -> Tokens:
+        return (tokens * self.gamma).to(tokens.dtype)
+
+    def extra_repr(self) -> str:
+        return f"start={self.init_value:g}"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from vitascope.errors import UserError, did_you_mean, speaks_for_itself
+from vitascope.errors import UserError, skip_beartype, suggest_choice
 
 Size = int | tuple[int, int]
 
@@ -19,7 +19,7 @@ OLD_INITIALIZERS = {
 }  # in files of older versions; their weights are trained already
 TOKENIZERS = ("patch", "spt", "conv")
 ATTENTIONS = ("plain", "lsa")
-FEWER = ("merge_tokens", "drop_tokens")  # change inference, not training
+TOKEN_REDUCTION_SETTINGS = ("merge_tokens", "drop_tokens")  # change inference, not training
 CONV_CHANNELS = 64  # between the layers of tokenizer=conv (Hassani et al. 2021)
 CHOICES = {
     "tokenizer": TOKENIZERS,
@@ -32,7 +32,7 @@ CHOICES = {
 }
 
 
-@speaks_for_itself
+@skip_beartype
 @dataclass(frozen=True)
 class ModelConfig:
     """Settings of one model. The defaults are those of timm's vit_base_patch16_224."""
@@ -81,10 +81,10 @@ class ModelConfig:
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         self._check_types()
         self._check_ranges()
-        self._check_sizes()
-        self._check_tokens()
-        self._check_small_data()
-        self._check_fewer()
+        self._check_divisibility()
+        self._check_norm_and_pooling()
+        self._check_tokenizer_attention_init()
+        self._check_token_reduction()
 
     @property
     def image_shape(self) -> tuple[int, int]:
@@ -122,12 +122,12 @@ class ModelConfig:
         return self.num_prefix_tokens + self.num_patches
 
     @property
-    def fewer(self) -> dict[str, int]:
+    def token_reduction(self) -> dict[str, int]:
         """The setting that reduces tokens at inference, merge_tokens or drop_tokens, if one is on."""
-        return {name: getattr(self, name) for name in FEWER if getattr(self, name)}
+        return {name: getattr(self, name) for name in TOKEN_REDUCTION_SETTINGS if getattr(self, name)}
 
     @property
-    def fewer_per_block(self) -> list[int]:
+    def num_removed_per_block(self) -> list[int]:
         """Number of tokens that each block removes at inference. At most half of the patches can be merged."""
         found, patches = [], self.num_patches
         least = 2 if self.attention == "lsa" and not self.num_prefix_tokens else 1  # with lsa a token needs another one
@@ -152,11 +152,11 @@ class ModelConfig:
         return "none" if first == "rotary" else first
 
     @property
-    def rotary(self) -> bool:
+    def uses_rotary(self) -> bool:
         return self.positions.endswith("rotary")
 
     @property
-    def has_chance(self) -> bool:
+    def uses_dropout(self) -> bool:
         """Whether dropout or stochastic depth is active in training."""
         rates = (self.drop_rate, self.pos_drop_rate, self.proj_drop_rate, self.attn_drop_rate, self.drop_path_rate)
         return any(rates)
@@ -171,10 +171,12 @@ class ModelConfig:
             kinds: tuple[Any, ...] = get_args(field.type) or (field.type,)
             value = getattr(self, field.name)
             if isinstance(value, bool) and bool not in kinds:
-                raise UserError(f"{field.name}={value} is true or false, but {field.name} must be {_kind_name(kinds)}.")
+                raise UserError(
+                    f"{field.name}={value} is true or false, but {field.name} must be {_describe_types(kinds)}."
+                )
             accepted = kinds + ((int,) if float in kinds else ())
             if field.name not in ("img_size", "patch_size") and not isinstance(value, accepted):
-                raise UserError(f"{field.name}={value!r} is not {_kind_name(kinds)}.")
+                raise UserError(f"{field.name}={value!r} is not {_describe_types(kinds)}.")
 
     def _check_ranges(self) -> None:
         for name in ("in_chans", "embed_dim", "depth", "num_heads"):
@@ -194,16 +196,16 @@ class ModelConfig:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UserError(
-                    f"{name}={getattr(self, name)!r} is unknown. {did_you_mean(getattr(self, name), choices)}"
+                    f"{name}={getattr(self, name)!r} is unknown. {suggest_choice(getattr(self, name), choices)}"
                 )
 
-    def _check_sizes(self) -> None:
+    def _check_divisibility(self) -> None:
         for image, patch in zip(self.image_shape, self.patch_shape, strict=True):
             if image % patch:
                 divisors = ", ".join(str(number) for number in range(1, image + 1) if image % number == 0)
                 size = f"img_size={self.img_size}" if image == self.img_size else f"{image} of img_size={self.img_size}"
                 raise UserError(f"patch_size={patch} does not divide {size}. Choose patch_size from {divisors}.")
-        check_heads(self.embed_dim, self.num_heads, width_factor=4 if self.rotary else 1)
+        check_num_heads(self.embed_dim, self.num_heads, width_factor=4 if self.uses_rotary else 1)
         if self.hidden_width < 1:
             raise UserError(f"mlp_ratio={self.mlp_ratio} × embed_dim={self.embed_dim} must be at least 1.")
         if self.mlp == "swiglu" and self.hidden_width % 2:
@@ -217,7 +219,7 @@ class ModelConfig:
                 f"positions={self.positions} needs embed_dim to be a multiple of {factor}, not {self.embed_dim}."
             )
 
-    def _check_tokens(self) -> None:
+    def _check_norm_and_pooling(self) -> None:
         if self.qk_norm and self.norm == "none":
             raise UserError("qk_norm=true needs a norm, but norm=none. Choose norm=layernorm or norm=rmsnorm.")
         if self.global_pool == "token" and not self.class_token:
@@ -230,13 +232,13 @@ class ModelConfig:
                 "depend on the image. Choose global_pool=avg or seq."
             )
 
-    def _check_fewer(self) -> None:
-        if len(self.fewer) > 1:
+    def _check_token_reduction(self) -> None:
+        if len(self.token_reduction) > 1:
             raise UserError("merge_tokens and drop_tokens cannot be combined. Set one of them to 0.")
-        if self.fewer and self.causal:
+        if self.token_reduction and self.causal:
             raise UserError("merge_tokens and drop_tokens change the order of tokens, so causal=true is not supported.")
 
-    def _check_small_data(self) -> None:
+    def _check_tokenizer_attention_init(self) -> None:
         rows, columns = self.patch_shape
         if self.tokenizer == "conv" and (rows != columns or rows < 2 or rows & (rows - 1)):
             raise UserError(
@@ -253,14 +255,14 @@ class ModelConfig:
                 f"initialize={self.initialize} sets the output projection, but output_projection=false. "
                 "Choose initialize=timm."
             )
-        if self.initialize == "conv_like" and not (self.rotary and self.qkv_bias):
+        if self.initialize == "conv_like" and not (self.uses_rotary and self.qkv_bias):
             raise UserError(
                 "initialize=conv_like needs rotary positions and biases of queries and keys. Choose "
                 "positions=learned+rotary and qkv_bias=true, or initialize=timm."
             )
 
 
-def check_heads(embed_dim: int, num_heads: int, *, width_factor: int = 1) -> None:
+def check_num_heads(embed_dim: int, num_heads: int, *, width_factor: int = 1) -> None:
     """Raise an error unless num_heads divides embed_dim into heads whose width is a multiple of width_factor."""
     if embed_dim < 1 or num_heads < 1:
         raise UserError(f"embed_dim={embed_dim} and num_heads={num_heads} must be at least 1.")
@@ -284,16 +286,18 @@ def as_pair(size: Size) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def check_size(name: str, value: Any) -> Size:
+def check_size(setting_name: str, value: Any) -> Size:
     """A size as an int or a pair of ints, at least 1 each; lists (from YAML) become tuples."""
     pair = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
     if len(pair) != 2 or any(isinstance(side, bool) or not isinstance(side, int) for side in pair):
-        raise UserError(f"{name}={value!r} is not a size. Give one number of pixels, or a pair (rows, columns).")
+        raise UserError(
+            f"{setting_name}={value!r} is not a size. Give one number of pixels, or a pair (rows, columns)."
+        )
     if min(pair) < 1:
-        raise UserError(f"{name}={value} is too small. It must be at least 1.")
+        raise UserError(f"{setting_name}={value} is too small. It must be at least 1.")
     return value if isinstance(value, int) else pair
 
 
-def _kind_name(kinds: tuple[object, ...]) -> str:
+def _describe_types(accepted_types: tuple[object, ...]) -> str:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return next((word for kind, word in words.items() if kind in kinds), "a size")
+    return next((word for kind, word in words.items() if kind in accepted_types), "a size")

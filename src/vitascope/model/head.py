@@ -5,44 +5,44 @@ from collections.abc import Callable
 from torch import nn
 
 from vitascope.model.config import ModelConfig
-from vitascope.shapes import Features, Sizes, Tokens
+from vitascope.shapes import Features, Tokens, TokenSizes
 
 
 class ClassTokenPool(nn.Module):
     """The first token, which gathered from all others."""
 
-    def forward(self, tokens: Tokens, _: Sizes | None = None) -> Features:
+    def forward(self, tokens: Tokens, _: TokenSizes | None = None) -> Features:
         return tokens[:, 0]
 
 
 class MeanPool(nn.Module):
     """The mean over patches; class and register tokens stay out."""
 
-    def __init__(self, prefix: int) -> None:
+    def __init__(self, num_prefix_tokens: int) -> None:
         super().__init__()
-        self.prefix = prefix
+        self.num_prefix_tokens = num_prefix_tokens
 
-    def forward(self, tokens: Tokens, sizes: Sizes | None = None) -> Features:
-        patches = tokens[:, self.prefix :]
-        if sizes is None:
+    def forward(self, tokens: Tokens, token_sizes: TokenSizes | None = None) -> Features:
+        patches = tokens[:, self.num_prefix_tokens :]
+        if token_sizes is None:
             return patches.mean(dim=1)
-        sizes = sizes[:, self.prefix :, None]
-        return ((patches * sizes).sum(dim=1) / sizes.sum(dim=1)).to(tokens.dtype)
+        token_sizes = token_sizes[:, self.num_prefix_tokens :, None]
+        return ((patches * token_sizes).sum(dim=1) / token_sizes.sum(dim=1)).to(tokens.dtype)
 
 
 class SequencePool(nn.Module):
     """A weighted mean over patches with learned weights (Hassani et al. 2021, CCT, section 3.2)."""
 
-    def __init__(self, prefix: int, embed_dim: int) -> None:
+    def __init__(self, num_prefix_tokens: int, embed_dim: int) -> None:
         super().__init__()
-        self.prefix = prefix
+        self.num_prefix_tokens = num_prefix_tokens
         self.score = nn.Linear(embed_dim, 1)
 
-    def forward(self, tokens: Tokens, sizes: Sizes | None = None) -> Features:
-        patches = tokens[:, self.prefix :]
+    def forward(self, tokens: Tokens, token_sizes: TokenSizes | None = None) -> Features:
+        patches = tokens[:, self.num_prefix_tokens :]
         scores = self.score(patches)
-        if sizes is not None:
-            scores = scores + sizes[:, self.prefix :, None].log().to(scores.dtype)
+        if token_sizes is not None:
+            scores = scores + token_sizes[:, self.num_prefix_tokens :, None].log().to(scores.dtype)
         weights = scores.softmax(dim=1)
         return (weights * patches).sum(dim=1)
 

@@ -7,7 +7,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 
 
-def check_images(images: Tensor, config: ModelConfig, dtype: torch.dtype) -> None:
+def check_images(images: Tensor, config: ModelConfig, weight_dtype: torch.dtype) -> None:
     """Images must be float, batch × channel × height × width, of the size and channels the model was built for."""
     if images.ndim != 4:
         hint = " Add a batch axis: images[None]." if images.ndim == 3 else ""
@@ -27,8 +27,8 @@ def check_images(images: Tensor, config: ModelConfig, dtype: torch.dtype) -> Non
         )
     if not images.is_floating_point():
         raise UserError(f"The images are {images.dtype}; the model needs floats. Convert them: images.float() / 255.")
-    if images.dtype != dtype and not torch.is_autocast_enabled(images.device.type):
-        raise UserError(f"The images are {images.dtype}, the weights {dtype}. Make them equal: images.to(…).")
+    if images.dtype != weight_dtype and not torch.is_autocast_enabled(images.device.type):
+        raise UserError(f"The images are {images.dtype}, the weights {weight_dtype}. Make them equal: images.to(…).")
 
 
 def check_tokens(tokens: Tensor, embed_dim: int) -> None:

@@ -20,11 +20,11 @@ class LoraProjection(nn.Module):
         self.bias = projection.bias
         self.lora_down = nn.Parameter(projection.weight.new_empty(2, rank, width).uniform_(-(width**-0.5), width**-0.5))
         self.lora_up = nn.Parameter(projection.weight.new_zeros(2, width, rank))  # queries, values
-        self.strength = alpha / rank
+        self.scaling = alpha / rank
 
     @property
     def weight(self) -> Tensor:
-        query, value = self.strength * torch.bmm(self.lora_up, self.lora_down)
+        query, value = self.scaling * torch.bmm(self.lora_up, self.lora_down)
         return self.base + torch.cat([query, torch.zeros_like(query), value])
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def add_lora(model: nn.Module, rank: int, alpha: float) -> None:
             module.qkv = LoraProjection(module.qkv, rank, alpha)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def plain_state(model: nn.Module) -> dict[str, Tensor]:
+def merge_lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state dict with additions merged into the weights: what a model without them loads."""
     state = model.state_dict()
     for name, module in model.named_modules():

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope import kernels
-from vitascope.model.precision import narrowed
+from vitascope.model.precision import to_autocast_dtype
 from vitascope.shapes import Tokens
 
 
@@ -29,19 +29,19 @@ class Mlp(nn.Module):
 
     KERNELS = ("default", "fused")
 
-    def __init__(self, *, embed_dim: int, hidden_width: int, kind: str, bias: bool, drop_rate: float) -> None:
+    def __init__(self, *, embed_dim: int, hidden_width: int, activation: str, bias: bool, drop_rate: float) -> None:
         super().__init__()
         self.fc1 = nn.Linear(embed_dim, hidden_width, bias=bias)
-        self.activation = ACTIVATIONS[kind]
+        self.activation = ACTIVATIONS[activation]
         self.drop = nn.Dropout(drop_rate)
-        self.fc2 = nn.Linear(hidden_width // 2 if kind == "swiglu" else hidden_width, embed_dim, bias=bias)
+        self.fc2 = nn.Linear(hidden_width // 2 if activation == "swiglu" else hidden_width, embed_dim, bias=bias)
         self.kernel = "default"
 
     def forward(self, tokens: Tokens) -> Tokens:
         dropping = self.training and self.drop.p > 0
         if self.kernel == "fused" and self.activation is relu_squared and not dropping:
-            narrow = narrowed(tokens)
-            if kernels.can_bend(narrow, self.fc1.out_features):
+            narrow = to_autocast_dtype(tokens)
+            if kernels.can_fuse_mlp(narrow, self.fc1.out_features):
                 from vitascope.kernels.relu2_mlp import relu2_mlp
 
                 return relu2_mlp(narrow, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)

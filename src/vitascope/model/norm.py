@@ -5,8 +5,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from vitascope import kernels
-from vitascope.errors import UserError, did_you_mean
-from vitascope.model.precision import product_dtype
+from vitascope.errors import UserError, suggest_choice
+from vitascope.model.precision import resolve_autocast_dtype
 
 
 class LayerNorm(nn.LayerNorm):
@@ -16,8 +16,8 @@ class LayerNorm(nn.LayerNorm):
     kernel = "default"
 
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self.kernel == "fused" and kernels.can_run(features):
-            return fused_norm(features, self.weight, self.bias, self.eps)
+        if self.kernel == "fused" and kernels.can_run_triton(features):
+            return apply_fused_norm(features, self.weight, self.bias, self.eps)
         return super().forward(features)
 
 
@@ -28,8 +28,8 @@ class RMSNorm(nn.RMSNorm):
     kernel = "default"
 
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self.kernel == "fused" and kernels.can_run(features):
-            return fused_norm(features, self.weight, None, self.eps or 0.0)
+        if self.kernel == "fused" and kernels.can_run_triton(features):
+            return apply_fused_norm(features, self.weight, None, self.eps or 0.0)
         if features.dtype.itemsize < self.weight.dtype.itemsize:  # the same numbers as PyTorch's, faster
             return super().forward(features.to(self.weight.dtype)).to(features.dtype)
         return super().forward(features)
@@ -42,13 +42,13 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 }
 
 
-def make_norm(name: str, width: int, eps: float) -> nn.Module:
-    if name not in NORMS:
-        raise UserError(f"norm={name!r} is unknown. {did_you_mean(name, NORMS)}")
-    return NORMS[name](width, eps)
+def make_norm(norm_name: str, width: int, eps: float) -> nn.Module:
+    if norm_name not in NORMS:
+        raise UserError(f"norm={norm_name!r} is unknown. {suggest_choice(norm_name, NORMS)}")
+    return NORMS[norm_name](width, eps)
 
 
-def fused_norm(features: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    from vitascope.kernels.norm import norm
+def apply_fused_norm(features: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    from vitascope.kernels.norm import layer_or_rms_norm
 
-    return norm(features, weight, bias, eps, product_dtype(features))
+    return layer_or_rms_norm(features, weight, bias, eps, resolve_autocast_dtype(features))

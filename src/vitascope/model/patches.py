@@ -54,7 +54,7 @@ def unpatchify(patches: Tensor, patch_size: Size, grid: tuple[int, int] | None =
     )
 
 
-def shifted(images: Tensor, patch_size: Size) -> Images:
+def concat_shifted_copies(images: Tensor, patch_size: Size) -> Images:
     """(batch, channel, …) -> (batch, 5 · channel, …): the image, then what stands half a patch above left, above right,
     below left and below right of every pixel; 0 beyond the border (Lee, Lee & Song 2021, section 3.2)."""
     down, right = (side // 2 for side in as_pair(check_size("patch_size", patch_size)))
@@ -87,17 +87,17 @@ class ShiftedPatchEmbed(PatchEmbed):
         self.norm = nn.LayerNorm(self.proj.weight[0].numel())
 
     def forward(self, images: Images) -> PatchTokens:
-        patches = self.norm(patchify(shifted(images, self.patch_size), self.patch_size))
+        patches = self.norm(patchify(concat_shifted_copies(images, self.patch_size), self.patch_size))
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
 
 class ConvEmbed(nn.Module):
     """Images -> PatchTokens: 3×3 convolutions, each halved by pooling, so that tokens overlap (CCT, section 3.3)."""
 
-    def __init__(self, channels: list[int]) -> None:
+    def __init__(self, layer_channels: list[int]) -> None:
         super().__init__()
         self.layers = nn.Sequential()
-        for before, after in pairwise(channels):
+        for before, after in pairwise(layer_channels):
             convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
             nn.init.kaiming_normal_(convolution.weight)
             self.layers.extend([convolution, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)])

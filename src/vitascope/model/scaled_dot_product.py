@@ -1,10 +1,13 @@
-"""Scaled dot-product attention, written out and with fused kernels.
+"""Scaled dot-product attention, written out and with fused kernels, and attention masks.
 
-    maps = softmax(query · keyᵀ / √width)        one row per query, summing to 1 over the keys
+maps = softmax(query · keyᵀ / √width)        one row per query, summing to 1 over the keys
     output = maps · value
 
 (Vaswani et al. 2017, equation 1.) All three are tensors of any leading axes; the value width may differ from the
 key width, and there may be more keys than queries.
+
+In `nn.MultiheadAttention` True means the opposite: convert its masks with `~mask`. A float mask is added to the
+scores: 0 changes nothing, -inf forbids attention.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitascope.errors import UserError
-from vitascope.model.masks import check_mask, fill_empty_rows
+from vitascope.shapes import AttentionMask
 
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -25,20 +28,22 @@ BACKENDS = {
 }
 
 
-def preferring(kernel: str) -> AbstractContextManager[object]:
+def prefer_sdpa_backend(backend_name: str) -> AbstractContextManager[object]:
     """Context in which PyTorch prefers this fused kernel, and uses another one where it is not available."""
-    if kernel not in BACKENDS:
+    if backend_name not in BACKENDS:
         return nullcontext()
-    return sdpa_kernel([BACKENDS[kernel], *(other for name, other in BACKENDS.items() if name != kernel)], True)
+    return sdpa_kernel(
+        [BACKENDS[backend_name], *(other for name, other in BACKENDS.items() if name != backend_name)], True
+    )
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """(…, query, width), (…, key, width), (…, key, value width) -> (…, query, value width), written out."""
-    _check(query, key, value)
-    return attention_maps(query, key, mask) @ value
+    _check_qkv_shapes(query, key, value)
+    return compute_attention_maps(query, key, mask) @ value
 
 
-def attention_maps(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+def compute_attention_maps(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
     """(…, query, width), (…, key, width) -> (…, query, key): rows sum to 1, or to 0 where everything is masked."""
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)  # scaled first: float16 would overflow
     if mask is None:
@@ -56,20 +61,20 @@ def attend_fused(
     mask: Tensor | None = None,
     *,
     causal: bool = False,
-    dropout: float = 0.0,
-    sure: bool = False,
+    dropout_rate: float = 0.0,
+    skip_empty_row_check: bool = False,
 ) -> Tensor:
     """The same as `attend`, by PyTorch's fused kernels: the maps never reach memory.
 
     `sure`: every query has at least one unmasked key, so empty rows need no check."""
-    if mask is None or sure:
-        return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, is_causal=causal)
+    if mask is None or skip_empty_row_check:
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout_rate, is_causal=causal)
     check_mask(mask, torch.Size([*query.shape[:-1], key.shape[-2]]))
     mask, empty = fill_empty_rows(mask, query.dtype)
-    return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout).masked_fill(empty, 0.0)
+    return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout_rate).masked_fill(empty, 0.0)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_qkv_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     shapes = [list(tensor.shape) for tensor in (query, key, value)]
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise UserError("Queries, keys and values need at least two axes: token × feature.")
@@ -81,3 +86,46 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
         torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     except RuntimeError as error:
         raise UserError(f"The leading axes of queries, keys and values cannot be broadcast: {shapes}.") from error
+
+
+def causal_mask(num_tokens: int, device: torch.device | None = None) -> AttentionMask:
+    """(query, key): True on and below the diagonal. A token attends to itself and earlier tokens."""
+    return torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril()
+
+
+def off_diagonal_mask(num_tokens: int, device: torch.device | None = None) -> AttentionMask:
+    """(query, key): True off the diagonal. A token attends to all other tokens."""
+    return ~torch.eye(num_tokens, dtype=torch.bool, device=device)
+
+
+def to_additive_mask(mask: AttentionMask, blocked_value: float = float("-inf")) -> Tensor:
+    """The same mask as numbers to add to the scores: 0 where attention is allowed, `blocked` elsewhere."""
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, blocked_value)
+
+
+def check_mask(mask: Tensor, scores_shape: torch.Size) -> None:
+    """A mask must be boolean or float, and broadcast to the scores it masks."""
+    if not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise UserError(
+            f"A mask must be boolean (True: may attend) or float (added to the scores); this one is {mask.dtype}."
+        )
+    sides = zip(reversed(mask.shape), reversed(scores_shape), strict=False)
+    if not 2 <= mask.ndim <= len(scores_shape) or any(side not in (1, full) for side, full in sides):
+        raise UserError(
+            f"A mask of shape {list(mask.shape)} does not fit scores of shape {list(scores_shape)}: its last axes are "
+            "query × key. To hide keys per image, give it as mask[:, None, None, :]."
+        )
+
+
+def fill_empty_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a mask in which every query has a key, and the queries that had none: set their output to zero.
+
+    Softmax over an empty set is NaN in the forward and backward pass. Such a query therefore attends to all keys, and
+    its output is zeroed afterwards.
+    """
+    if mask.dtype == torch.bool:
+        empty = ~mask.any(dim=-1, keepdim=True)
+        return mask | empty, empty
+    mask = mask.to(dtype)  # first: what is finite in float32 may be -inf in float16
+    empty = ~(mask > torch.finfo(dtype).min).any(dim=-1, keepdim=True)
+    return mask.masked_fill(empty, 0.0), empty

@@ -3,18 +3,24 @@
 import torch
 from torch import Tensor
 
-from vitascope.shapes import PatchTokens, Prefix, Tokens
+from vitascope.shapes import PatchTokens, PrefixTokens, Tokens
 
 
-def join_prefix(class_token: Tensor | None, registers: Tensor | None) -> Prefix | None:
+def concat_prefix_tokens(class_token: Tensor | None, register_tokens: Tensor | None) -> PrefixTokens | None:
     """Class token first, then registers; nothing where the model has neither."""
-    parts = [part for part in (class_token, registers) if part is not None]
+    parts = [part for part in (class_token, register_tokens) if part is not None]
     return torch.cat(parts, dim=1) if parts else None
 
 
-def assemble(patches: PatchTokens, prefix: Prefix | None, positions: Tensor | None) -> Tokens:
+def assemble_tokens(
+    patch_tokens: PatchTokens, prefix_tokens: PrefixTokens | None, position_table: Tensor | None
+) -> Tokens:
     """Prefix and patches in one sequence. A table as long as the patches alone leaves the prefix without positions."""
-    if positions is not None and positions.shape[1] == patches.shape[1]:
-        patches, positions = patches + positions, None
-    tokens = patches if prefix is None else torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], dim=1)
-    return tokens if positions is None else tokens + positions
+    if position_table is not None and position_table.shape[1] == patch_tokens.shape[1]:
+        patch_tokens, position_table = patch_tokens + position_table, None
+    tokens = (
+        patch_tokens
+        if prefix_tokens is None
+        else torch.cat([prefix_tokens.expand(patch_tokens.shape[0], -1, -1), patch_tokens], dim=1)
+    )
+    return tokens if position_table is None else tokens + position_table

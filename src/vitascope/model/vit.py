@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitascope.errors import UserError
-from vitascope.model import fewer
+from vitascope.model import token_merging as fewer
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
 from vitascope.model.head import POOLS
@@ -13,11 +13,10 @@ from vitascope.model.initialize import INITIALIZERS
 from vitascope.model.inputs import check_images, check_tokens
 from vitascope.model.norm import make_norm
 from vitascope.model.patches import TOKENIZERS
-from vitascope.model.positions import position_table
-from vitascope.model.precision import narrowed
-from vitascope.model.rotary import rotation
-from vitascope.model.tokens import assemble, join_prefix
-from vitascope.shapes import Asked, Features, Images, Logits, Rotation, Sizes, Tokens
+from vitascope.model.positions import make_position_table, make_rotary_table
+from vitascope.model.precision import to_autocast_dtype
+from vitascope.model.tokens import assemble_tokens, concat_prefix_tokens
+from vitascope.shapes import Features, Images, Logits, OutputTokens, RotaryTable, Tokens, TokenSizes
 
 
 class VisionTransformer(nn.Module):
@@ -36,8 +35,8 @@ class VisionTransformer(nn.Module):
         self.patch_embed = TOKENIZERS[config.tokenizer](config)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
-        self._hold("pos_embed", position_table(config))
-        self._hold("rotation", self._rotation() if config.rotary else None)
+        self._register_table("pos_embed", make_position_table(config))
+        self._register_table("rotation", self._make_rotary_table() if config.uses_rotary else None)
         self.pos_drop = nn.Dropout(config.pos_drop_rate)
         self.blocks = nn.ModuleList([Block(config, rate) for rate in config.drop_path_rates])
         # Mean pooling normalises after pooling, the others before, as in timm.
@@ -52,16 +51,16 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Tensor) -> Logits:
         """Same as forward_head(forward_features(images)), without computing tokens that the head ignores. At inference,
         tokens are merged or dropped if the config sets it."""
-        return self.head(self.pooled(images))
+        return self.head(self.compute_pooled_features(images))
 
-    def pooled(self, images: Tensor) -> Features:
+    def compute_pooled_features(self, images: Tensor) -> Features:
         """The input of the classifier: one feature vector per image."""
         check_images(images, self.config, next(self.patch_embed.parameters()).dtype)
         first = 1 if self.config.global_pool == "token" else None
-        if not self.training and self.config.fewer:
-            tokens, sizes = fewer.encode(self, self.embed(images), first)
-            return self.forward_head(tokens, pre_logits=True, sizes=sizes)
-        return self.forward_head(self.encode(self.embed(images), first=first), pre_logits=True)
+        if not self.training and self.config.token_reduction:
+            tokens, sizes = fewer.encode_with_reduction(self, self.embed(images), first)
+            return self.forward_head(tokens, pre_logits=True, token_sizes=sizes)
+        return self.forward_head(self.encode(self.embed(images), num_outputs=first), pre_logits=True)
 
     def forward_features(self, images: Tensor) -> Tokens:
         """(batch, channel, height, width) -> all tokens of the last block, normalised as the head expects them."""
@@ -70,13 +69,13 @@ class VisionTransformer(nn.Module):
 
     def embed(self, images: Images) -> Tokens:
         """Images -> the first block's tokens: patches projected, prefix in front, positions added."""
-        prefix = join_prefix(self.cls_token, self.reg_token)
-        tokens = self.pos_drop(assemble(self.patch_embed(images), prefix, self.pos_embed))
-        return narrowed(tokens)  # under autocast the tokens between the blocks have its format too
+        prefix = concat_prefix_tokens(self.cls_token, self.reg_token)
+        tokens = self.pos_drop(assemble_tokens(self.patch_embed(images), prefix, self.pos_embed))
+        return to_autocast_dtype(tokens)  # under autocast the tokens between the blocks have its format too
 
     def encode(
-        self, tokens: Tensor, mask: Tensor | None = None, first: int | None = None, rotation: Tensor | None = None
-    ) -> Asked:
+        self, tokens: Tensor, mask: Tensor | None = None, num_outputs: int | None = None, rotation: Tensor | None = None
+    ) -> OutputTokens:
         """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C).
 
         With `first`, the last block returns only the first so many tokens. `rotation` replaces the model's own rotation
@@ -89,27 +88,36 @@ class VisionTransformer(nn.Module):
                 f"{turned.shape[-2]} tokens of a {self.config.grid[0]}×{self.config.grid[1]} grid."
             )
         for number, block in enumerate(self.blocks, start=1):
-            tokens = self._run(block, tokens, mask, turned, first if number == len(self.blocks) else None)
+            tokens = self._run_block(block, tokens, mask, turned, num_outputs if number == len(self.blocks) else None)
         return self.norm(tokens)
 
-    def forward_head(self, tokens: Asked, pre_logits: bool = False, sizes: Sizes | None = None) -> Features | Logits:
+    def forward_head(
+        self, tokens: OutputTokens, pre_logits: bool = False, token_sizes: TokenSizes | None = None
+    ) -> Features | Logits:
         """Tokens -> Logits, or pooled features with `pre_logits`; `sizes`: number of patches merged into each token."""
-        features = self.head_drop(self.fc_norm(self.pool(tokens, sizes)))
+        features = self.head_drop(self.fc_norm(self.pool(tokens, token_sizes)))
         return features if pre_logits else self.head(features)
 
-    def _run(
-        self, block: nn.Module, tokens: Tokens, mask: Tensor | None, turned: Rotation | None, first: int | None
-    ) -> Asked:
+    def _run_block(
+        self,
+        block: nn.Module,
+        tokens: Tokens,
+        mask: Tensor | None,
+        rotation: RotaryTable | None,
+        num_outputs: int | None,
+    ) -> OutputTokens:
         if self.config.grad_checkpointing and self.training:
-            chance = self.config.has_chance
-            return checkpoint(block, tokens, mask, turned, first, use_reentrant=False, preserve_rng_state=chance)
-        return block(tokens, mask, turned, first)
+            chance = self.config.uses_dropout
+            return checkpoint(
+                block, tokens, mask, rotation, num_outputs, use_reentrant=False, preserve_rng_state=chance
+            )
+        return block(tokens, mask, rotation, num_outputs)
 
-    def _rotation(self) -> Tensor:
+    def _make_rotary_table(self) -> Tensor:
         config = self.config
-        return rotation(config.grid, config.head_width, config.rotary_base, config.num_prefix_tokens)
+        return make_rotary_table(config.grid, config.head_width, config.rotary_base, config.num_prefix_tokens)
 
-    def _hold(self, name: str, table: Tensor | None) -> None:
+    def _register_table(self, name: str, table: Tensor | None) -> None:
         """Learned tables are parameters; fixed ones follow the model from device to device but are not saved."""
         if isinstance(table, nn.Parameter):
             self.register_parameter(name, table)

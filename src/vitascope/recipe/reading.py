@@ -1,72 +1,137 @@
-"""Read a recipe by name or path, apply key=value settings, and check the result."""
+"""Read a recipe by name or path, apply key=value overrides, and check the result; settings of older versions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vitascope.errors import UserError, did_you_mean
-from vitascope.model.config import ModelConfig
-from vitascope.recipe.renames import check_names, convert_settings, is_old
+from vitascope.errors import UserError, suggest_choice
+from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import flat, settings_of
+from vitascope.recipe.writing import flatten_sections, format_setting_values
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_HOMES = {
+
+RENAMED = {
+    "data.augment.flip_by": "data.augment.flip_mode",
+    "data.augment.crop": "data.augment.crop_scale",
+    "data.augment.crop_most": "data.augment.crop_scale",
+    "data.augment.grey": "data.augment.grayscale",
+    "data.augment.mix_share": "data.augment.mix_prob",
+    "data.repeat": "data.passes_per_epoch",
+    "train.accumulate": "train.grad_accum_steps",
+    "train.capture": "train.cuda_graph",
+    "train.keep": "train.weight_snapshots",
+    "train.watch": "train.probe_every",
+    "train.distill_how": "train.distill_type",
+    "train.distill_share": "train.distill_alpha",
+    "train.small_share": "train.patch_share_until",
+    "dino.global_area": "dino.global_crops_scale",
+    "dino.local_area": "dino.local_crops_scale",
+    "dino.centre_momentum": "dino.center_momentum",
+    "mae.mask": "mae.mask_ratio",
+    "mae.normalise": "mae.norm_pix_loss",
+}
+REMOVED = ("train.small_size", "data.augment.mix_until")
+RENAMED_VALUES: dict[str, dict[str, str]] = {
+    "data.augment.flip_mode": {"chance": "random", "turns": "alternating"},
+    "model.initialize": {"local": "conv_like"},
+}
+REMOVED_VALUES = {"model.initialize": ("silent",)}
+RENAME_NOTES = {
+    "data.augment.flip_by": " Its values are random and alternating.",
+    "data.augment.crop": " It is a range such as [0.2,1.0].",
+    "data.augment.crop_most": " It is a range such as [0.2,1.0].",
+}
+
+
+def check_setting_names(settings: Iterable[tuple[str, str]]) -> None:
+    """Reject names and values of older versions and give the new ones."""
+    for name, value in settings:
+        if name in RENAMED:
+            raise UserError(f"{name} was renamed to {RENAMED[name]}.{RENAME_NOTES.get(name, '')}")
+        if name in REMOVED:
+            raise UserError(f"{name} was removed. Leave it out.")
+        if value in RENAMED_VALUES.get(name, {}):
+            raise UserError(f"{name}={value} was renamed to {name}={RENAMED_VALUES[name][value]}.")
+        if value in REMOVED_VALUES.get(name, ()):
+            raise UserError(f"{name}={value} was removed. Leave it out.")
+
+
+def has_renamed_settings(setting_names: Iterable[str]) -> bool:
+    """Whether a complete recipe has names that only older versions wrote."""
+    return any(name in RENAMED or name in REMOVED for name in setting_names)
+
+
+def convert_old_settings(old_settings: dict[str, Any]) -> dict[str, Any]:
+    """Convert `section.setting` -> value to the names of this version, without removed settings."""
+    new = {RENAMED.get(name, name): value for name, value in old_settings.items() if name not in REMOVED}
+    for name, values in RENAMED_VALUES.items():
+        if name in new:
+            new[name] = values.get(new[name], new[name])
+    if new.get("model.initialize") in OLD_INITIALIZERS:
+        new["model.initialize"] = OLD_INITIALIZERS[new["model.initialize"]]
+    low, high = old_settings.get("data.augment.crop"), old_settings.get("data.augment.crop_most")
+    if low is not None or high is not None:
+        new["data.augment.crop_scale"] = [low, 1.0 if high is None else high] if low else [1.0, 1.0]
+    return new
+
+
+_SECTION_CLASSES = {
     "model": "ModelConfig",
     "data": "DataConfig",
     "train": "TrainConfig",
     "dino": "DinoConfig",
     "mae": "MaeConfig",
 }
-YES_OR_NO = ("true", "false", "yes", "no", "on", "off", "1", "0")
-RECIPES = Path(__file__).parent.parent / "recipes"
+BOOLEAN_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+RECIPES_FOLDER = Path(__file__).parent.parent / "recipes"
 
 
-def recipe_names() -> list[str]:
+def list_recipe_names() -> list[str]:
     """Return the names of the recipes that ship with the package."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    return sorted(path.stem for path in RECIPES_FOLDER.glob("*.yaml"))
 
 
 def describe_recipe(name: str) -> str:
     """Return the first comment line of a recipe that ships with the package."""
-    with (RECIPES / f"{name}.yaml").open(encoding="utf-8") as file:
+    with (RECIPES_FOLDER / f"{name}.yaml").open(encoding="utf-8") as file:
         return file.readline().removeprefix("#").strip()
 
 
-def find_recipe(name: str) -> Path:
+def find_recipe_path(name_or_path: str) -> Path:
     """Return the path of a recipe, given its name or path."""
-    if name in recipe_names():
-        return RECIPES / f"{name}.yaml"
-    if Path(name).is_file():
-        return Path(name)
-    if Path(name).suffix in (".yaml", ".yml"):
-        raise UserError(f"There is no recipe file '{name}'.")
+    if name_or_path in list_recipe_names():
+        return RECIPES_FOLDER / f"{name_or_path}.yaml"
+    if Path(name_or_path).is_file():
+        return Path(name_or_path)
+    if Path(name_or_path).suffix in (".yaml", ".yml"):
+        raise UserError(f"There is no recipe file '{name_or_path}'.")
     raise UserError(
-        f"There is no recipe '{name}'. {did_you_mean(name, recipe_names())} A path to a .yaml file works too."
+        f"There is no recipe '{name_or_path}'. {suggest_choice(name_or_path, list_recipe_names())} A path to a .yaml file works too."
     )
 
 
-def split_words(words: list[str]) -> tuple[str | None, list[str]]:
+def split_recipe_args(args: list[str]) -> tuple[str | None, list[str]]:
     """Split arguments into recipe and settings. A first argument without '=' is the recipe."""
-    if words and "=" not in words[0]:
-        return words[0], words[1:]
-    return None, words
+    if args and "=" not in args[0]:
+        return args[0], args[1:]
+    return None, args
 
 
-def recipe_first(words: Sequence[str] | None) -> tuple[str, list[str]]:
+def split_required_recipe_args(args: Sequence[str] | None) -> tuple[str, list[str]]:
     """Split arguments into recipe and settings; the recipe is required."""
-    if not words or "=" in words[0]:
-        width = max(map(len, recipe_names()))
-        listed = "\n".join(f"  {name:<{width}}  {describe_recipe(name)}" for name in recipe_names())
+    if not args or "=" in args[0]:
+        width = max(map(len, list_recipe_names()))
+        listed = "\n".join(f"  {name:<{width}}  {describe_recipe(name)}" for name in list_recipe_names())
         raise UserError(f"Give a recipe first: one of these, or a path to a .yaml file.\n{listed}")
-    return words[0], list(words[1:])
+    return args[0], list(args[1:])
 
 
-def read_recipe(name: str | None, overrides: Sequence[str] = (), *, convert_old: bool = False) -> Recipe:
+def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, convert_old_names: bool = False) -> Recipe:
     """Return a recipe, or the defaults if `name` is None, with key=value overrides. All keys and values are checked.
 
     Setting names of older versions are rejected, or converted with `convert_old` (for the recipe of an old run)."""
@@ -76,52 +141,52 @@ def read_recipe(name: str | None, overrides: Sequence[str] = (), *, convert_old:
 
     for word in overrides:
         if "=" not in word or word.startswith("="):
-            hint = " The recipe must come first." if word in recipe_names() else ""
+            hint = " The recipe must come first." if word in list_recipe_names() else ""
             raise UserError(f"'{word}' is not a setting. Write key=value, such as model.depth=8.{hint}")
         if word == "weights=recipe:":
             raise UserError("weights=recipe: names no recipe. Write weights=recipe:NAME, such as recipe:digits-mae.")
-        if "_scale=" in word and not _is_pair(word):
+        if "_scale=" in word and not _has_pair_value(word):
             raise UserError(f"{word} must be a range, such as {word.partition('=')[0]}=[0.4,1].")
         if word.endswith("=???"):  # OmegaConf's marker for a missing value, which it would ignore
             raise UserError(f"{word} is not a value. Leave the setting out for its default.")
-    schema = _schema()
+    schema = _build_schema()
     try:
-        path = find_recipe(name) if name else None
-        layers = [OmegaConf.create({"name": path.stem}), _load_file(path, convert_old)] if path else []
-        told = settings_of(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
+        path = find_recipe_path(name_or_path) if name_or_path else None
+        layers = [OmegaConf.create({"name": path.stem}), _load_recipe_file(path, convert_old_names)] if path else []
+        told = format_setting_values(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
         settings = [*told.items(), *((key, value) for key, _, value in (word.partition("=") for word in overrides))]
-        check_names(settings)
+        check_setting_names(settings)
         for key, value in settings:
-            if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in YES_OR_NO:
+            if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in BOOLEAN_VALUES:
                 raise UserError(f"{key} must be true or false, not {value or 'empty'}.")  # OmegaConf reads 2 as true
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
         return OmegaConf.to_object(merged)  # pyright: ignore[reportReturnType]
     except OmegaConfBaseException as error:
-        raise UserError(_sentence(error, schema)) from error
+        raise UserError(_format_config_error(error, schema)) from error
     except (OSError, UnicodeDecodeError, TypeError) as error:
         raise UserError(
-            f"The recipe {name} cannot be read ({error}). It must be a YAML text file of settings."
+            f"The recipe {name_or_path} cannot be read ({error}). It must be a YAML text file of settings."
         ) from error
     except YAMLError as error:
         raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
 
 
 @cache
-def _schema() -> "DictConfig":
+def _build_schema() -> "DictConfig":
     """Return the schema, built once. Merging does not change it."""
     from omegaconf import OmegaConf
 
     return OmegaConf.structured(Recipe)
 
 
-def has_old_names(path: Path) -> bool:
+def has_old_setting_names(recipe_path: Path) -> bool:
     """Return whether a run's recipe has setting names of an older version."""
     from omegaconf import OmegaConf
 
-    return is_old(settings_of(OmegaConf.to_container(_load_file(path))))  # pyright: ignore[reportArgumentType]
+    return has_renamed_settings(format_setting_values(OmegaConf.to_container(_load_recipe_file(recipe_path))))  # pyright: ignore[reportArgumentType]
 
 
-def _load_file(path: Path, convert_old: bool = False) -> "DictConfig":
+def _load_recipe_file(path: Path, convert_old_names: bool = False) -> "DictConfig":
     """Load a recipe file. Reject an empty file, and sections without settings."""
     from omegaconf import DictConfig, OmegaConf
 
@@ -129,39 +194,39 @@ def _load_file(path: Path, convert_old: bool = False) -> "DictConfig":
     if not said:
         raise UserError(f"The recipe {path} is empty.")
     if not isinstance(said, DictConfig):
-        raise UserError(f"The recipe {path} must contain sections of settings: {', '.join(_HOMES)}.")
-    for name in _HOMES:
+        raise UserError(f"The recipe {path} must contain sections of settings: {', '.join(_SECTION_CLASSES)}.")
+    for name in _SECTION_CLASSES:
         if name in said and not isinstance(said[name], DictConfig):
             raise UserError(f"The recipe {path}: {name} must contain settings, one per line below it.")
-    return _convert_file(said) if convert_old else said
+    return _rename_old_settings(said) if convert_old_names else said
 
 
-def _convert_file(recipe: "DictConfig") -> "DictConfig":
+def _rename_old_settings(recipe: "DictConfig") -> "DictConfig":
     """Convert a recipe to the setting names of this version."""
     from omegaconf import DictConfig, OmegaConf
 
     new = DictConfig({})
-    for name, value in convert_settings(flat(OmegaConf.to_container(recipe))).items():  # pyright: ignore[reportArgumentType]
+    for name, value in convert_old_settings(flatten_sections(OmegaConf.to_container(recipe))).items():  # pyright: ignore[reportArgumentType]
         OmegaConf.update(new, name, value)
     return new
 
 
-def _is_pair(word: str) -> bool:
-    text = word.partition("=")[2].strip()
+def _has_pair_value(override: str) -> bool:
+    text = override.partition("=")[2].strip()
     return text[:1] in "[(" and text[-1:] in "])" and text.count(",") == 1
 
 
-def read_model(name: str | None, overrides: Sequence[str] = ()) -> ModelConfig:
+def read_model_config(name_or_path: str | None, overrides: Sequence[str] = ()) -> ModelConfig:
     """Return the model of a recipe. Model settings may omit the section: depth=8."""
     known = {field.name for field in fields(Recipe)}
     words = [
         word if "=" not in word.lstrip("=") or word.split("=")[0].split(".")[0] in known else f"model.{word}"
         for word in overrides
     ]
-    return read_recipe(name, words).model
+    return read_recipe(name_or_path, words).model
 
 
-def _sentence(error: Exception, schema: "DictConfig") -> str:
+def _format_config_error(error: Exception, schema: "DictConfig") -> str:
     """Convert OmegaConf's error to one sentence: the setting, the problem and the nearest key."""
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError
@@ -177,12 +242,12 @@ def _sentence(error: Exception, schema: "DictConfig") -> str:
             if last in OmegaConf.select(schema, part):
                 return f"There is no setting '{key}'. Did you mean {part}.{last}?"
         section = "".join(f"{parent}." for parent in parents)
-        return f"There is no setting '{key}'. {did_you_mean(last, [str(name) for name in level], section)}"
+        return f"There is no setting '{key}'. {suggest_choice(last, [str(name) for name in level], section)}"
     for kind, words in (("Integer", "a whole number"), ("Float", "a number")):
         if f"could not be converted to {kind}" in first:
             first = f"{first.split(chr(39))[1]} is not {words}"
     if "type hint" in first:  # Python's type hints do not help users
         value = first.split("'")[1] if "'" in first else "that"
-        first = f"{value} has the wrong type. See {_HOMES.get(key.split('.')[0], 'Recipe')}"
+        first = f"{value} has the wrong type. See {_SECTION_CLASSES.get(key.split('.')[0], 'Recipe')}"
         first += ". Write a pair as [32,64]" if "size" in key else ""
     return f"{key}: {first}." if key else f"{first}."

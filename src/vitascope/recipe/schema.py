@@ -3,13 +3,12 @@
 from dataclasses import dataclass, field
 
 from vitascope.data.config import DataConfig
-from vitascope.errors import UserError, speaks_for_itself
+from vitascope.errors import UserError, skip_beartype
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.pretrain import DinoConfig, MaeConfig
-from vitascope.recipe.train import TrainConfig
+from vitascope.recipe.train import DinoConfig, MaeConfig, TrainConfig
 
 
-@speaks_for_itself
+@skip_beartype
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a run."""
@@ -31,7 +30,7 @@ class Recipe:
             what = f"train.tune={self.train.tune}" if self.train.tune != "full" else f"train.freeze={self.train.freeze}"
             raise UserError(f"{what} freezes pretrained weights, but there are none. Set weights=….")
         if self.train.objective != "classify":
-            self._check_without_labels()
+            self._check_self_supervised()
         if self.data.augment.flip_mode == "alternating" and self.data.balance == "sampling":
             raise UserError(
                 "data.augment.flip_mode=alternating does not work with data.balance=sampling, which draws images at "
@@ -49,7 +48,7 @@ class Recipe:
                     f"{name}.… needs train.objective={name}, but train.objective={self.train.objective} is set."
                 )
 
-    def _check_without_labels(self) -> None:
+    def _check_self_supervised(self) -> None:
         train, model, objective = self.train, self.model, self.train.objective
         plain = {"patience": 0, "distill": None, "tune": "full", "freeze": 0, "patch_share": 1.0}
         for name, wanted in plain.items():
@@ -62,9 +61,9 @@ class Recipe:
             raise UserError(
                 f"data.balance={self.data.balance} needs labels, but train.objective={objective} has none. Remove it."
             )
-        if model.fewer:
+        if model.token_reduction:
             raise UserError(
-                f"model.{next(iter(model.fewer))} is for inference, not for train.objective={objective}. Remove it."
+                f"model.{next(iter(model.token_reduction))} is for inference, not for train.objective={objective}. Remove it."
             )
         if objective == "dino":
             if train.ema:
@@ -76,13 +75,13 @@ class Recipe:
                     f"train.grad_accum_steps={train.grad_accum_steps} does not work with dino.batch_norm, which needs "
                     "the whole batch. Set train.grad_accum_steps=1 or dino.batch_norm=false."
                 )
-            _check_crops(self.dino, model)
+            _check_dino_crops(self.dino, model)
         else:
-            _check_masking(model)
+            _check_mae_masking(model)
 
 
 def _check_patch_share(train: TrainConfig, model: ModelConfig) -> None:
-    setting, seen = f"train.patch_share={train.patch_share}", train.seen_patches(model.num_patches)
+    setting, seen = f"train.patch_share={train.patch_share}", train.count_kept_patches(model.num_patches)
     if not train.patch_share_until:
         raise UserError(f"{setting} has no effect with train.patch_share_until=0. Remove one of them.")
     if train.patience:
@@ -95,7 +94,7 @@ def _check_patch_share(train: TrainConfig, model: ModelConfig) -> None:
         raise UserError(f"{setting} keeps one token, but attention=lsa needs at least two. Choose a larger value.")
 
 
-def _check_crops(dino: DinoConfig, model: ModelConfig) -> None:
+def _check_dino_crops(dino: DinoConfig, model: ModelConfig) -> None:
     size, (rows, columns) = dino.local_size, model.patch_shape
     if dino.local_crops:
         if size % rows or size % columns or size > min(model.image_shape):
@@ -103,23 +102,23 @@ def _check_crops(dino: DinoConfig, model: ModelConfig) -> None:
                 f"dino.local_size={size} must be a multiple of patch_size={model.patch_size} and at most "
                 f"img_size={model.img_size}."
             )
-        _check_crop_positions(size, model)
+        _check_model_accepts_crops(size, model)
     if dino.teacher_momentum == 1:
         raise UserError("dino.teacher_momentum=1 never updates the teacher. The default is 0.996.")
 
 
-def _check_crop_positions(size: int, model: ModelConfig) -> None:
+def _check_model_accepts_crops(crop_size: int, model: ModelConfig) -> None:
     """Check that the model works with crops that have fewer patches than its images."""
     rows, columns = model.patch_shape
     if model.absolute_positions == "sinusoidal":
         raise UserError("positions=sinusoidal does not work with local crops. Choose positions=sincos2d or learned.")
-    if model.attention == "lsa" and (size // rows) * (size // columns) + model.num_prefix_tokens < 2:
+    if model.attention == "lsa" and (crop_size // rows) * (crop_size // columns) + model.num_prefix_tokens < 2:
         raise UserError(
-            f"A crop of dino.local_size={size} is one token, but attention=lsa needs two or more. Choose a larger size."
+            f"A crop of dino.local_size={crop_size} is one token, but attention=lsa needs two or more. Choose a larger size."
         )
 
 
-def _check_masking(model: ModelConfig) -> None:
+def _check_mae_masking(model: ModelConfig) -> None:
     if model.tokenizer != "patch":
         raise UserError(
             f"train.objective=mae masks patches, but with tokenizer={model.tokenizer} tokens overlap. "

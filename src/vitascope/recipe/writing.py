@@ -8,59 +8,62 @@ from typing import Any
 
 from vitascope.recipe.schema import Recipe
 
-SECTIONS = ("dino", "mae")  # each is for the objective of the same name
+OBJECTIVE_SECTIONS = ("dino", "mae")  # each is for the objective of the same name
 
 
-def recipe_yaml(recipe: Recipe) -> str:
+def format_recipe_yaml(recipe: Recipe) -> str:
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(recipe_sections(recipe))
+    return OmegaConf.to_yaml(convert_recipe_to_dict(recipe))
 
 
-def recipe_sections(recipe: Recipe, every: bool = False) -> dict[str, Any]:
+def convert_recipe_to_dict(recipe: Recipe, all_sections: bool = False) -> dict[str, Any]:
     """Return all settings as plain values, without the sections of unused objectives unless `every`."""
-    unused = [] if every else [name for name in SECTIONS if name != recipe.train.objective]
+    unused = [] if all_sections else [name for name in OBJECTIVE_SECTIONS if name != recipe.train.objective]
     return {key: value for key, value in asdict(recipe).items() if key not in unused}
 
 
-def chosen_settings(recipe: Recipe, every: bool = False) -> dict[str, Any]:
+def find_non_default_settings(recipe: Recipe, all_sections: bool = False) -> dict[str, Any]:
     """Return the settings that differ from the defaults. They identify a run or a study across versions."""
-    return _without(recipe_sections(recipe, every), _defaults())
+    return _remove_defaults(convert_recipe_to_dict(recipe, all_sections), _get_default_settings())
 
 
 @cache
-def _defaults() -> dict[str, Any]:
-    return recipe_sections(Recipe(), every=True)
+def _get_default_settings() -> dict[str, Any]:
+    return convert_recipe_to_dict(Recipe(), all_sections=True)
 
 
-def flat(sections: dict[str, Any], before: str = "") -> dict[str, Any]:
+def flatten_sections(sections: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten sections to `section.setting` -> value."""
     found: dict[str, Any] = {}
     for name, value in sections.items():
-        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+        found |= flatten_sections(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found
 
 
-def settings_of(sections: dict[str, Any]) -> dict[str, str]:
+def format_setting_values(sections: dict[str, Any]) -> dict[str, str]:
     """Return `section.setting` -> value as typed on the command line."""
-    return {name: word(value) for name, value in flat(sections).items()}
+    return {name: format_value(value) for name, value in flatten_sections(sections).items()}
 
 
-def short_name(said: Any, digits: int = 16) -> str:
+def hash_values(values: Any, num_digits: int = 16) -> str:
     """Return a hash of plain values in hexadecimal digits."""
-    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=digits // 2).hexdigest()
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=num_digits // 2).hexdigest()
 
 
-def _without(said: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+def _remove_defaults(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Return only the values that differ from `plain`, section by section."""
-    other = {key: value for key, value in said.items() if value != plain[key]}
-    return {key: _without(value, plain[key]) if isinstance(value, dict) else value for key, value in other.items()}
+    other = {key: value for key, value in settings.items() if value != defaults[key]}
+    return {
+        key: _remove_defaults(value, defaults[key]) if isinstance(value, dict) else value
+        for key, value in other.items()
+    }
 
 
-def word(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value as typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(word, value))}]"
+        return f"[{','.join(map(format_value, value))}]"
     return "null" if value is None else str(value)

@@ -4,69 +4,71 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitascope.errors import UserError, did_you_mean
-from vitascope.records.arms import format_mean
+from vitascope.errors import UserError, suggest_choice
+from vitascope.records.ablation import format_mean
 from vitascope.records.record import Record, read_record
 
 
-def accuracy_words(record: Record) -> str:
+def format_accuracy(record: Record) -> str:
     """The mean over seeds with its 95 % confidence interval; the values themselves with one or two seeds."""
     return format_mean(record.test_accuracy)
 
 
-def seconds_words(seconds: list[float]) -> str:
+def format_seconds_range(seconds: list[float]) -> str:
     """One number if the seeds agree after rounding (seconds, tenths below ten), else the range."""
     low, high = (f"{value:.{0 if value >= 10 else 1}f}" for value in (min(seconds), max(seconds)))
     return low if low == high else f"{low}–{high}"
 
 
-def wall_words(record: Record) -> str:
+def format_wall_seconds(record: Record) -> str:
     """The longest known wall-clock time of the seeds, as for cold seconds."""
     known = record.known_wall_seconds
-    return seconds_words([max(known)]) if known else "–"
+    return format_seconds_range([max(known)]) if known else "–"
 
 
-def millions(number: int) -> str:
-    return f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number / 1e3:.0f} k"
+def format_count(count: int) -> str:
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
 
 
-def linked(path: Path, record: Record) -> str:
+def format_record_link(record_path: Path, record: Record) -> str:
     """A record's name as a link to its file; `{results}` is replaced by the folder's path relative to the page."""
-    return f"[{record.name}]({{results}}/{path.name})"
+    return f"[{record.name}]({{results}}/{record_path.name})"
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def format_markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def find_records(folder: Path) -> dict[str, list[Path]]:
+def find_records(results_folder: Path) -> dict[str, list[Path]]:
     """Record name -> its files, one per machine. A record has seeds and one test accuracy per seed."""
     found: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob("*.json")):
-        said = read_file(path)
+    for path in sorted(results_folder.glob("*.json")):
+        said = read_results_file(path)
         if "test_accuracy" in said and "seeds" in said:
             found.setdefault(said["name"], []).append(path)
     return found
 
 
-def records_named(folder: Path, names: list[str]) -> list[tuple[Path, Record]]:
+def read_records(results_folder: Path, record_names: list[str]) -> list[tuple[Path, Record]]:
     """The named records, or all records."""
-    known = find_records(folder)
-    for name in names:
+    known = find_records(results_folder)
+    for name in record_names:
         if name not in known:
-            hint = did_you_mean(name, known) if known else "The folder has no records. Write one with: vitascope record"
-            raise UserError(f"There is no record '{name}' in {folder}. {hint}")
-    return [(path, read_record(path)) for name in names or sorted(known) for path in known[name]]
+            hint = (
+                suggest_choice(name, known) if known else "The folder has no records. Write one with: vitascope record"
+            )
+            raise UserError(f"There is no record '{name}' in {results_folder}. {hint}")
+    return [(path, read_record(path)) for name in record_names or sorted(known) for path in known[name]]
 
 
-def rows_of(folder: Path, names: list[str]) -> list[dict[str, Any]]:
-    if not names:
+def read_benchmark_rows(results_folder: Path, record_names: list[str]) -> list[dict[str, Any]]:
+    if not record_names:
         raise UserError("This kind of results mark needs the name of a record.")
-    return [row for name in names for row in read_file(folder / f"{name}.json").get("rows", [])]
+    return [row for name in record_names for row in read_results_file(results_folder / f"{name}.json").get("rows", [])]
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_results_file(path: Path) -> dict[str, Any]:
     try:
         return {**json.loads(path.read_text(encoding="utf-8"))}
     except (OSError, ValueError, TypeError) as error:

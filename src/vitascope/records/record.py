@@ -9,18 +9,24 @@ from statistics import mean
 from typing import Any
 
 from vitascope.errors import UserError
-from vitascope.evaluation.openings import Opening, first_result
 from vitascope.evaluation.trained import load
-from vitascope.model.anatomy import total_parameters
+from vitascope.model.anatomy import count_parameters
+from vitascope.recipe.differences import flatten_recipe, format_train_command
 from vitascope.recipe.schema import Recipe
-from vitascope.records.belonging import check_one_thing, check_same, facts_of
-from vitascope.records.settings import command_for, flat_settings
-from vitascope.records.track import published, stages_before, track_of
+from vitascope.records.track import (
+    check_all_equal,
+    check_runs_match,
+    determine_track,
+    get_portable_recipe,
+    list_previous_stages,
+    read_checked_machine_info,
+)
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import machine_name, made_on
-from vitascope.run.metrics import Row, steady_seconds, whole_seconds
-from vitascope.training.views import check_views
+from vitascope.run.machine import get_machine_name, get_run_machine_name
+from vitascope.run.metrics import MetricsRow, sum_epoch_seconds, sum_seconds_without_setup
+from vitascope.run.test_set_log import EvalLogEntry, find_first_test_result
+from vitascope.training.scoring import check_views
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Record:
     wall_seconds: list[float | None] | None = None
 
     @property
-    def accuracy(self) -> float:
+    def mean_test_accuracy(self) -> float:
         return mean(self.test_accuracy)
 
     @property
@@ -65,78 +71,88 @@ class Record:
 
     @property
     def machine_name(self) -> str:
-        return machine_name(self.machine, self.hardware["device"])
+        return get_machine_name(self.machine, self.hardware["device"])
 
 
-def make_record(runs: list[Run], name: str, *, views: int = 1, commit: str | None = None) -> Record:
+def make_record(runs: list[Run], record_name: str, *, views: int = 1, commit: str | None = None) -> Record:
     """Evaluate on the test set only runs that were not evaluated like this before; the first result counts."""
-    facts = [facts_of(run) for run in runs]
-    check_one_thing(runs, facts, commit)
-    recipe = published(runs[0])
+    facts = [read_checked_machine_info(run) for run in runs]
+    check_runs_match(runs, facts, commit)
+    recipe = get_portable_recipe(runs[0])
     check_views(recipe, views)
-    found = [_scored(run, views) for run in runs]
-    check_same("test images", [str(opening.data_hash) for opening in found])
-    where = made_on(facts[0])
-    after = [_test_seconds(opening, where) for opening in found]
+    found = [_get_first_test_evaluation(run, views) for run in runs]
+    check_all_equal("test images", [str(opening.data_hash) for opening in found])
+    where = get_run_machine_name(facts[0])
+    after = [_get_test_seconds(opening, where) for opening in found]
     seeds = [run.recipe.train.seed for run in runs]
     rows = [run.metrics for run in runs]
-    before = [[stage.metrics for stage in stages_before(run)] for run in runs]  # that counts too
+    before = [[stage.metrics for stage in list_previous_stages(run)] for run in runs]  # that counts too
     return Record(
-        name=name,
+        name=record_name,
         recipe=recipe.name,
         data=Path(recipe.data.name).name,
-        track=track_of(runs[0]),
-        params=total_parameters(recipe.model),
+        track=determine_track(runs[0]),
+        params=count_parameters(recipe.model),
         tokens=recipe.model.num_tokens,
         epochs=rows[0][-1]["epoch"] * recipe.data.passes_per_epoch,
         training_images=facts[0].get("training_images", rows[0][-1]["images_seen"] // rows[0][-1]["epoch"]),
         images_seen=sum(part[-1]["images_seen"] for part in (*before[0], rows[0])),
         views=views,
         seeds=seeds,
-        test_accuracy=[opening.found["accuracy"] for opening in found],
-        top5=[opening.found["top5"] for opening in found],
-        ece=[opening.found["ece"] for opening in found],
-        recall={label: [opening.found["recall"][label] for opening in found] for label in found[0].found["recall"]},
-        openings=[opening.number for opening in found],
-        seconds=_together(steady_seconds, before, rows, after),
-        cold_seconds=_together(whole_seconds, before, rows, [_test_seconds(one, where, cold=True) for one in found]),
+        test_accuracy=[opening.result["accuracy"] for opening in found],
+        top5=[opening.result["top5"] for opening in found],
+        ece=[opening.result["ece"] for opening in found],
+        recall={label: [opening.result["recall"][label] for opening in found] for label in found[0].result["recall"]},
+        openings=[opening.use_count for opening in found],
+        seconds=_sum_run_seconds(sum_seconds_without_setup, before, rows, after),
+        cold_seconds=_sum_run_seconds(
+            sum_epoch_seconds, before, rows, [_get_test_seconds(one, where, include_setup=True) for one in found]
+        ),
         hardware=facts[0]["hardware"],
         machine=facts[0]["machine"],
         versions=facts[0]["versions"],
         commit=facts[0]["commit"] or commit,
         date=max(fact["date"] for fact in facts),
-        command="; ".join([*map(_stage_command, stages_before(runs[0])), _command(recipe, seeds, name, views)]),
-        settings=flat_settings(recipe) | {"train.seed": seeds},
+        command="; ".join(
+            [
+                *map(_format_stage_command, list_previous_stages(runs[0])),
+                _format_record_command(recipe, seeds, record_name, views),
+            ]
+        ),
+        settings=flatten_recipe(recipe) | {"train.seed": seeds},
         wall_seconds=_list_wall_seconds(runs, found, where),
     )
 
 
-def _together(
-    count: Callable[[list[Row]], float], before: list[list[list[Row]]], rows: list[list[Row]], after: list[float]
+def _sum_run_seconds(
+    sum_rows: Callable[[list[MetricsRow]], float],
+    previous_stage_rows: list[list[list[MetricsRow]]],
+    run_rows: list[list[MetricsRow]],
+    test_seconds: list[float],
 ) -> list[float]:
     """Per run: the sum over its earlier stages, its own epochs and the test evaluation."""
-    parts = zip(before, rows, after, strict=True)
-    return [round(sum(map(count, early)) + count(own) + more, 2) for early, own, more in parts]
+    parts = zip(previous_stage_rows, run_rows, test_seconds, strict=True)
+    return [round(sum(map(sum_rows, early)) + sum_rows(own) + more, 2) for early, own, more in parts]
 
 
-def _stage_command(stage: Run) -> str:
+def _format_stage_command(stage_run: Run) -> str:
     """The command that trains an earlier stage again."""
-    return command_for(published(stage), [stage.recipe.train.seed])
+    return format_train_command(get_portable_recipe(stage_run), [stage_run.recipe.train.seed])
 
 
-def _command(recipe: Recipe, seeds: list[int], name: str, views: int) -> str:
+def _format_record_command(recipe: Recipe, seeds: list[int], record_name: str, views: int) -> str:
     runs = " ".join(f"runs/{recipe.name}/*-seed{seed}" for seed in seeds)
     more = f" --views {views}" if views > 1 else ""
-    return f"{command_for(recipe, seeds)}; vitascope record {runs} --name {name}{more}"
+    return f"{format_train_command(recipe, seeds)}; vitascope record {runs} --name {record_name}{more}"
 
 
-def write_record(record: Record, folder: Path) -> Path:
+def write_record(record: Record, results_folder: Path) -> Path:
     """Write NAME.json, or NAME.MACHINE.json if NAME.json is from another machine. A file of the same machine is
     replaced."""
-    make_folder(folder)
-    path = folder / f"{record.name}.json"
+    make_folder(results_folder)
+    path = results_folder / f"{record.name}.json"
     if path.is_file() and read_record(path).machine_name != record.machine_name:
-        path = folder / f"{record.name}.{_slug(record.machine_name)}.json"
+        path = results_folder / f"{record.name}.{_make_slug(record.machine_name)}.json"
     write_json(path, asdict(record))
     return path
 
@@ -148,46 +164,48 @@ def read_record(path: Path) -> Record:
         raise UserError(f"{path} is not a record written by vitascope record ({type(error).__name__}).") from error
 
 
-def check_name(name: str) -> None:
+def check_record_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise UserError(f"--name {name} cannot be a file name. Use letters, digits, - and _.")
 
 
-def _scored(run: Run, views: int) -> Opening:
+def _get_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
     """The first evaluation on the test set counts; a run without one is evaluated now."""
-    known = first_result(run, views)
+    known = find_first_test_result(run, views)
     if known is None:
         load(run, device="auto").evaluate(views=views, robust=False)
-        known = first_result(run, views)
-    if known is None or "recall" not in known.found:
+        known = find_first_test_result(run, views)
+    if known is None or "recall" not in known.result:
         raise UserError(
             f"{run.path} was evaluated by an older version, which stored too little. Train this seed again."
         )
     return known
 
 
-def _test_seconds(opening: Opening, machine: str, *, cold: bool = False) -> float:
+def _get_test_seconds(log_entry: EvalLogEntry, machine_name: str, *, include_setup: bool = False) -> float:
     """The seconds of the test evaluation, if the run's machine computed it; `cold` adds the set-up time."""
-    if opening.machine not in (None, machine):
+    if log_entry.machine not in (None, machine_name):
         return 0.0
-    return opening.found["seconds"] + (opening.found.get("set_up_seconds", 0.0) if cold else 0.0)
+    return log_entry.result["seconds"] + (log_entry.result.get("set_up_seconds", 0.0) if include_setup else 0.0)
 
 
-def _list_wall_seconds(runs: list[Run], found: list[Opening], machine: str) -> list[float | None] | None:
+def _list_wall_seconds(
+    runs: list[Run], log_entries: list[EvalLogEntry], machine_name: str
+) -> list[float | None] | None:
     """One value per seed; None if no value is known."""
-    seconds = [_sum_wall_seconds(run, opening, machine) for run, opening in zip(runs, found, strict=True)]
+    seconds = [_sum_wall_seconds(run, opening, machine_name) for run, opening in zip(runs, log_entries, strict=True)]
     return None if all(value is None for value in seconds) else seconds
 
 
-def _sum_wall_seconds(run: Run, opening: Opening, machine: str) -> float | None:
+def _sum_wall_seconds(run: Run, log_entry: EvalLogEntry, machine_name: str) -> float | None:
     """Earlier stages, training and evaluation, if all are known and from one machine."""
-    seconds = opening.found.get("wall_seconds")
-    if seconds is None or opening.machine not in (None, machine):
+    seconds = log_entry.result.get("wall_seconds")
+    if seconds is None or log_entry.machine not in (None, machine_name):
         return None
-    trained = stages_before(run) + ([] if opening.found.get("wall_includes_training") else [run])
+    trained = list_previous_stages(run) + ([] if log_entry.result.get("wall_includes_training") else [run])
     known = [part.machine["wall_seconds"] for part in trained if "wall_seconds" in part.machine]
     return round(seconds + sum(known), 2) if len(known) == len(trained) else None
 
 
-def _slug(name: str) -> str:
+def _make_slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,127 +1,173 @@
 """Markdown tables and sentences from records, for README and docs."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from vitascope.records import measured
-from vitascope.records.arms import CONFIDENCE, ENOUGH, explain_mean
+from vitascope.model.config import ModelConfig
+from vitascope.recipe.schema import Recipe
+from vitascope.recipe.train import TrainConfig
+from vitascope.records import benchmark_tables as measured
+from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL, describe_mean_format
 from vitascope.records.reading import (
-    accuracy_words,
-    linked,
-    markdown,
-    millions,
-    records_named,
-    seconds_words,
-    wall_words,
+    format_accuracy,
+    format_count,
+    format_markdown_table,
+    format_record_link,
+    format_seconds_range,
+    format_wall_seconds,
+    read_records,
 )
 from vitascope.records.record import Record
-from vitascope.records.work import work
+from vitascope.training.hardware import count_train_flops_per_image
 
 
-def table(folder: Path, names: list[str]) -> str:
+def compute_flops_per_image(record: Record) -> float:
+    """Training FLOPs per image, forward and backward, averaged over epochs that see only part of each image."""
+    model = ModelConfig(**_read_section_settings(record, "model", ModelConfig))
+    return count_train_flops_per_image(
+        Recipe(name="any", model=model, train=TrainConfig(**_read_section_settings(record, "train", TrainConfig)))
+    )
+
+
+def _read_section_settings(record: Record, section: str, config_class: type) -> dict[str, Any]:
+    """The settings of one section that the record has; older records have fewer."""
+    known = [field.name for field in fields(config_class) if field.name != "seed"]
+    found = {key: record.settings[f"{section}.{key}"] for key in known if f"{section}.{key}" in record.settings}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+
+
+def format_flops_table(results_folder: Path, record_names: list[str]) -> str:
+    """Accuracy, seconds and FLOPs, one row per record trained from scratch with labels."""
+    rows, counts = [], []
+    for path, record in read_records(results_folder, record_names):
+        if record.track in ("pure", "tokenizer"):
+            counts.append(len(record.seeds))
+            flops, seen = compute_flops_per_image(record), record.images_seen
+            rows.append(
+                [
+                    format_record_link(path, record),
+                    str(len(record.seeds)),
+                    format_accuracy(record),
+                    format_seconds_range(record.seconds),
+                    format_count(seen),
+                    f"{flops / 1e9:.2f}",
+                    f"{flops * seen / 1e15:.2f}",
+                ]
+            )
+    head = ["record", "seeds", f"test accuracy ({describe_mean_format(counts)})", "seconds", "images seen"]
+    return format_markdown_table([*head, "training GFLOPs per image", "training PFLOPs"], rows)
+
+
+def format_records_table(results_folder: Path, record_names: list[str]) -> str:
     """One row per record and machine; a wall-clock column if any record has that time."""
-    rows, found = [], records_named(folder, names)
-    accuracy = f"test accuracy ({explain_mean(len(record.seeds) for _, record in found)})"
+    rows, found = [], read_records(results_folder, record_names)
+    accuracy = f"test accuracy ({describe_mean_format(len(record.seeds) for _, record in found)})"
     head = ["record", "parameters", "tokens", "images seen", "views", "seeds", accuracy, "seconds", "cold"]
     has_wall = any(record.known_wall_seconds for _, record in found)
     for path, record in found:
         rows.append(
             [
-                linked(path, record),
-                millions(record.params),
+                format_record_link(path, record),
+                format_count(record.params),
                 str(record.tokens),
-                millions(record.images_seen),
+                format_count(record.images_seen),
                 str(record.views),
                 str(len(record.seeds)),
-                f"**{accuracy_words(record)}**",
-                seconds_words(record.seconds),
-                seconds_words([max(record.cold_seconds)]),
-                *([wall_words(record)] if has_wall else []),
+                f"**{format_accuracy(record)}**",
+                format_seconds_range(record.seconds),
+                format_seconds_range([max(record.cold_seconds)]),
+                *([format_wall_seconds(record)] if has_wall else []),
                 record.machine_name,
             ]
         )
-    return markdown([*head, *(["wall clock"] if has_wall else []), "machine"], rows)
+    return format_markdown_table([*head, *(["wall clock"] if has_wall else []), "machine"], rows)
 
 
-def targets(folder: Path, names: list[str]) -> str:
+def format_targets_table(results_folder: Path, target_specs: list[str]) -> str:
     """Targets and what was recorded. A name is RECORD:PERCENT:SECONDS:SEEDS; the slowest seed counts."""
     rows, counts = [], []
-    found = [(word.split(":"), item) for word in names for item in records_named(folder, [word.partition(":")[0]])]
+    found = [
+        (word.split(":"), item)
+        for word in target_specs
+        for item in read_records(results_folder, [word.partition(":")[0]])
+    ]
     has_wall = any(record.known_wall_seconds for _, (_, record) in found)
     for (_, percent, most, seeds), (path, record) in found:
         counts.append(len(record.seeds))
         reached = (
-            100 * record.accuracy >= float(percent)
+            100 * record.mean_test_accuracy >= float(percent)
             and max(record.seconds) <= float(most)
             and len(record.seeds) >= int(seeds)
         )
         rows.append(
             [
-                linked(path, record),
-                f"{percent} % in {most} s, {_counted(int(seeds))}",
-                f"**{accuracy_words(record)}**",
+                format_record_link(path, record),
+                f"{percent} % in {most} s, {_format_seed_count(int(seeds))}",
+                f"**{format_accuracy(record)}**",
                 f"**{max(record.seconds):.1f}**",
                 f"{max(record.cold_seconds):.0f}",
-                *([wall_words(record)] if has_wall else []),
-                _counted(len(record.seeds)),
+                *([format_wall_seconds(record)] if has_wall else []),
+                _format_seed_count(len(record.seeds)),
                 "yes" if reached else "no",
             ]
         )
-    head = ["record", "target", f"test accuracy ({explain_mean(counts)})", "seconds (slowest seed)", "cold"]
-    return markdown([*head, *(["wall clock"] if has_wall else []), "seeds", "reached"], rows)
+    head = ["record", "target", f"test accuracy ({describe_mean_format(counts)})", "seconds (slowest seed)", "cold"]
+    return format_markdown_table([*head, *(["wall clock"] if has_wall else []), "seeds", "reached"], rows)
 
 
-def cards(folder: Path, names: list[str]) -> str:
+def format_card_links(results_folder: Path, record_names: list[str]) -> str:
     """Links to the model cards."""
-    found = [path.stem for path, _ in records_named(folder, names)]
+    found = [path.stem for path, _ in read_records(results_folder, record_names)]
     return ", ".join(f"[{stem}]({{cards}}/{stem}.md)" for stem in found)
 
 
-def sentence(folder: Path, names: list[str]) -> str:
+def format_result_sentence(results_folder: Path, record_names: list[str]) -> str:
     """Accuracy, time and machine, for the comment at the top of a recipe."""
     return "; ".join(
-        f"{accuracy_words(record)} test accuracy on {record.data} ({_interval_words(record)}, last epoch, "
+        f"{format_accuracy(record)} test accuracy on {record.data} ({_format_seeds_and_interval(record)}, last epoch, "
         f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
-        f"{seconds_words(record.seconds)} s{' (compiled)' if record.hardware.get('compiled') else ''}, "
-        f"{seconds_words([max(record.cold_seconds)])} s cold, "
-        f"{f'{wall_words(record)} s wall clock, ' if record.known_wall_seconds else ''}{record.machine_name}"
-        for _, record in records_named(folder, names)
+        f"{format_seconds_range(record.seconds)} s{' (compiled)' if record.hardware.get('compiled') else ''}, "
+        f"{format_seconds_range([max(record.cold_seconds)])} s cold, "
+        f"{f'{format_wall_seconds(record)} s wall clock, ' if record.known_wall_seconds else ''}{record.machine_name}"
+        for _, record in read_records(results_folder, record_names)
     )
 
 
-def _interval_words(record: Record) -> str:
+def _format_seeds_and_interval(record: Record) -> str:
     seeds = len(record.seeds)
-    return f"{CONFIDENCE}, {seeds} seeds" if seeds >= ENOUGH else _counted(seeds)
+    return f"{CI_LABEL}, {seeds} seeds" if seeds >= MIN_SEEDS_FOR_INTERVAL else _format_seed_count(seeds)
 
 
-def _counted(seeds: int) -> str:
-    return "1 seed" if seeds == 1 else f"{seeds} seeds"
+def _format_seed_count(num_seeds: int) -> str:
+    return "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
 
 
-def accuracy(folder: Path, names: list[str]) -> str:
-    return "; ".join(accuracy_words(record) for _, record in records_named(folder, names))
+def format_accuracies(results_folder: Path, record_names: list[str]) -> str:
+    return "; ".join(format_accuracy(record) for _, record in read_records(results_folder, record_names))
 
 
-KINDS: dict[str, Callable[[Path, list[str]], str]] = {
-    "table": table,
-    "targets": targets,
-    "cards": cards,
-    "sentence": sentence,
-    "accuracy": accuracy,
-    "bench": measured.bench,
-    "bars": measured.bars,
-    "races": measured.races,
-    "growth": measured.growth,
-    "faithfulness": measured.faithfulness,
-    "cost": measured.cost,
-    "pretrained": measured.pretrained,
-    "odd-size": measured.odd_size,
-    "small-data": measured.small_data,
-    "speedrun": measured.speedrun,
-    "tuning": measured.tuning,
-    "together": measured.together,
-    "fewer-tokens": measured.fewer_tokens,
-    "pretraining": measured.pretraining,
-    "features": measured.features,
-    "work": work,
+RESULT_FORMATTERS: dict[str, Callable[[Path, list[str]], str]] = {
+    "table": format_records_table,
+    "targets": format_targets_table,
+    "cards": format_card_links,
+    "sentence": format_result_sentence,
+    "accuracy": format_accuracies,
+    "bench": measured.format_benchmark_table,
+    "bars": measured.format_target_accuracy_table,
+    "races": measured.format_gpu_benchmark_table,
+    "growth": measured.format_scaling_table,
+    "faithfulness": measured.format_faithfulness_table,
+    "cost": measured.format_attention_map_cost,
+    "pretrained": measured.format_pretrained_table,
+    "odd-size": measured.format_image_size_table,
+    "small-data": measured.format_small_data_table,
+    "speedrun": measured.format_speedrun_table,
+    "tuning": measured.format_tuning_table,
+    "together": measured.format_batched_runs_table,
+    "fewer-tokens": measured.format_token_reduction_table,
+    "pretraining": measured.format_pretraining_table,
+    "features": measured.format_feature_probe_table,
+    "work": format_flops_table,
 }

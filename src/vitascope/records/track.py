@@ -1,19 +1,23 @@
-"""The track of a run, which says which runs it may be compared with, and its earlier stages.
+"""The track of a run, and checks that runs may be combined into one record.
 
 pure: non-overlapping patches, attention and MLP, trained from scratch. tokenizer: shifted patches or convolutions. ssl:
 self-supervised pretraining on the same data. teacher: distillation from another model. pretrained: weights from another
 data set. staged: supervised pretraining on the same data.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vitascope.errors import UserError
+from vitascope.recipe.differences import find_differing_settings
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run, is_run
+from vitascope.run.machine import get_run_machine_name
 
 
-def stage_before(run: Run) -> Run | None:
+def find_previous_stage(run: Run) -> Run | None:
     """The run whose weights this one started from; None if it started from scratch or from a weights file."""
     word = run.recipe.weights
     if not word:
@@ -28,20 +32,20 @@ def stage_before(run: Run) -> Run | None:
     return None
 
 
-def stages_before(run: Run) -> list[Run]:
+def list_previous_stages(run: Run) -> list[Run]:
     """All earlier stages, the first one first."""
-    before = stage_before(run)
-    return [] if before is None else [*stages_before(before), before]
+    before = find_previous_stage(run)
+    return [] if before is None else [*list_previous_stages(before), before]
 
 
-def track_of(run: Run) -> str:
-    recipe, before = run.recipe, stage_before(run)
+def determine_track(run: Run) -> str:
+    recipe, before = run.recipe, find_previous_stage(run)
     if recipe.train.distill:
         return "teacher"
     if before is not None:
         if before.recipe.data.name != recipe.data.name:
             return "pretrained"
-        earlier = track_of(before)
+        earlier = determine_track(before)
         return "staged" if earlier in ("pure", "tokenizer") else earlier
     if recipe.weights:
         return "pretrained"
@@ -50,7 +54,60 @@ def track_of(run: Run) -> str:
     return "pure" if recipe.model.tokenizer == "patch" else "tokenizer"
 
 
-def published(run: Run) -> Recipe:
+def get_portable_recipe(run: Run) -> Recipe:
     """The run's recipe; an earlier stage is given by its recipe name instead of its path."""
-    before = stage_before(run)
+    before = find_previous_stage(run)
     return run.recipe if before is None else replace(run.recipe, weights=f"recipe:{before.recipe.name}")
+
+
+REQUIRED_MACHINE_KEYS = ("machine", "hardware", "versions", "commit", "date", "data_hash")
+
+
+def read_checked_machine_info(run: Run) -> dict[str, Any]:
+    """The machine, versions and commit that the run itself stored."""
+    if not run.is_finished:
+        raise UserError(f"{run.path} is not finished. Resume it with: vitascope resume {run.path}")
+    if not run.metrics:
+        raise UserError(f"{run.path} has no metrics.jsonl, so its training time is unknown. Train it again.")
+    if (company := run.metrics[-1].get("together", 1)) > 1:
+        raise UserError(
+            f"{run.path} was trained in one batch of {company} runs, so its own time is unknown. Train it alone."
+        )
+    said = run.machine
+    if missing := [key for key in REQUIRED_MACHINE_KEYS if key not in said]:
+        raise UserError(f"{run.path}/machine.json has no {missing[0]}, so the run cannot be recorded. Train it again.")
+    for later in said.get("resumed", []):
+        if any(later[key] != said[key] for key in ("machine", "commit", "versions")):
+            raise UserError(
+                f"{run.path} was resumed on another machine, at another commit or with other versions. Train it again."
+            )
+    return said
+
+
+def check_runs_match(runs: list[Run], machine_infos: list[dict[str, Any]], commit: str | None) -> None:
+    """Runs in one record may differ only in their seed."""
+    seeds = [run.recipe.train.seed for run in runs]
+    if repeated := [seed for seed in set(seeds) if seeds.count(seed) > 1]:
+        raise UserError(f"Seed {repeated[0]} is given more than once. A record has one run per seed.")
+    stages = [stage for run in runs if (stage := find_previous_stage(run))]
+    for recipes in ([get_portable_recipe(run) for run in runs], [stage.recipe for stage in stages]):
+        if other := [key for key in find_differing_settings(recipes) if key != "train.seed"] if recipes else []:
+            raise UserError(f"The runs differ in {', '.join(other[:4])}. A record is one recipe with several seeds.")
+    check_all_equal("machines", [get_run_machine_name(fact) for fact in machine_infos])
+    check_all_equal("commits", [str(fact["commit"]) for fact in machine_infos])
+    check_all_equal("versions of torch", [str(fact["versions"].get("torch")) for fact in machine_infos])
+    for what in ("precision", "compiled", "captured"):
+        check_all_equal(f"values of {what}", [str(fact["hardware"].get(what)) for fact in machine_infos])
+    check_all_equal("numbers of images seen", [str(run.metrics[-1]["images_seen"]) for run in runs])
+    check_all_equal("training images", [str(fact.get("whole_data_hash")) for fact in machine_infos])
+    own = machine_infos[0]["commit"]
+    if own and commit and own != commit:
+        raise UserError(f"--commit {commit[:12]}: the runs were made at commit {own[:12]}. Leave --commit out.")
+
+
+def check_all_equal(quantity_name: str, values: Iterable[str]) -> None:
+    different = list(dict.fromkeys(values))
+    if len(different) > 1:
+        raise UserError(
+            f"The runs have different {quantity_name}: {different[0]} and {different[1]}. Record them separately."
+        )

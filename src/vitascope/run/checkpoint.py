@@ -1,39 +1,110 @@
-"""Save and load checkpoints (resume.pt): plain containers and tensors only."""
+"""Save and load checkpoints (resume.pt) and model weights (safetensors and config.json)."""
 
 import io
+import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
-from vitascope.errors import UserError
-from vitascope.run.directory import Run
-from vitascope.run.files import write_whole
+from vitascope.errors import UserError, shorten_error_message
+from vitascope.run.directory import Run, check_not_run_folder, is_run
+from vitascope.run.files import make_folder, write_atomically, write_json
+from vitascope.weights.model_info import ModelInfo, parse_model_info
 
-MARK = "vitascope-resume-1"
+FORMAT_MARK = "vitascope-resume-1"
 
 
 def save_checkpoint(run: Run, state: dict[str, Any]) -> None:
     buffer = io.BytesIO()
-    torch.save({"mark": MARK} | state, buffer)
-    write_whole(run.file("resume.pt"), buffer.getvalue())
+    torch.save({"mark": FORMAT_MARK} | state, buffer)
+    write_atomically(run.get_path("resume.pt"), buffer.getvalue())
 
 
 def load_checkpoint(run: Run) -> dict[str, Any] | None:
     """Load the checkpoint; None if the run stopped before its first checkpoint, so it restarts from its seed."""
-    path = run.file("resume.pt")
+    path = run.get_path("resume.pt")
     if not path.is_file():
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, OSError, ValueError) as error:
         raise UserError(
-            f"{path} is incomplete or not a Vitascope checkpoint. Nothing was changed. {_way_out(run)}"
+            f"{path} is incomplete or not a Vitascope checkpoint. Nothing was changed. {_format_restart_hint(run)}"
         ) from error
-    if not isinstance(state, dict) or state.get("mark") != MARK or "identity" not in state:
-        raise UserError(f"{path} was not written by this version of Vitascope. Nothing was changed. {_way_out(run)}")
+    if not isinstance(state, dict) or state.get("mark") != FORMAT_MARK or "identity" not in state:
+        raise UserError(
+            f"{path} was not written by this version of Vitascope. Nothing was changed. {_format_restart_hint(run)}"
+        )
     return state
 
 
-def _way_out(run: Run) -> str:
+def _format_restart_hint(run: Run) -> str:
     return f"To restart the run from the beginning, move the file away and run: vitascope resume {run.path}"
+
+
+LAST_WEIGHTS, BEST_WEIGHTS = "model.safetensors", "best.safetensors"
+SNAPSHOTS_FOLDER = "kept"  # folder of the weight snapshots (train.weight_snapshots)
+
+
+def save_model_info(run: Run, model_info: ModelInfo) -> None:
+    write_json(run.get_path("config.json"), model_info.as_dict())
+
+
+def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    write_atomically(path, save({name: tensor.contiguous().cpu() for name, tensor in weights.items()}))
+
+
+def save_model_folder(folder: Path, model_info: ModelInfo, weights: dict[str, Tensor]) -> None:
+    """Save a model folder for `weights=FOLDER`, `vitascope.load` and every command."""
+    check_not_run_folder(folder)
+    make_folder(folder)
+    write_json(folder / "config.json", model_info.as_dict())
+    save_weights(folder / LAST_WEIGHTS, weights)
+
+
+def read_model_info(run: Run) -> ModelInfo:
+    path = run.get_path("config.json")
+    if not path.is_file():
+        raise UserError(
+            f"{run.path} has no config.json: training never started. Start it with: vitascope resume {run.path}"
+        )
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is incomplete ({type(error).__name__}). Restore the file, or train again.") from error
+    return parse_model_info(said, str(path))
+
+
+def load_weights(model: nn.Module, run: Run, *, use_best_epoch: bool = False) -> None:
+    """Load the weights of the last epoch, or of the best epoch on validation images."""
+    path = run.get_path(BEST_WEIGHTS if use_best_epoch else LAST_WEIGHTS)
+    if not path.is_file():
+        way = (
+            "data.validation was 0, so no best epoch exists."
+            if use_best_epoch
+            else f"Resume it with: vitascope resume {run.path}"
+        )
+        raise UserError(
+            f"{run.path} has no {path.name}. {way}{'' if use_best_epoch else _format_finished_run_hint(run)}"
+        )
+    load_weights_file(model, path)
+
+
+def _format_finished_run_hint(run: Run) -> str:
+    """Return a hint to the newest finished run of the same recipe."""
+    ended = sorted(path.parent for path in run.path.resolve().parent.glob(f"*/{LAST_WEIGHTS}") if is_run(path.parent))
+    return f", or use a finished run: {run.path.parent / ended[-1].name}" if ended else ""
+
+
+def load_weights_file(model: nn.Module, path: Path) -> None:
+    try:
+        model.load_state_dict(load_file(path))
+    except (SafetensorError, RuntimeError) as error:
+        raise UserError(
+            f"{path} is incomplete or does not match its config.json: {shorten_error_message(error)}"
+        ) from error

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from vitascope.data.config import AugmentConfig, DataConfig
-from vitascope.draw.html import drawn, html_table
+from vitascope.draw.html import encode_figure_as_html, make_html_table
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.reading import has_old_names, read_recipe
+from vitascope.recipe.reading import has_old_setting_names, read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import recipe_yaml
-from vitascope.run.files import make_folder, read_json, write_whole
-from vitascope.run.metrics import curves_of, read_metrics
+from vitascope.recipe.writing import format_recipe_yaml
+from vitascope.run.files import make_folder, read_json, write_atomically
+from vitascope.run.metrics import extract_curves, read_metrics
 
-_MIRRORED = AugmentConfig(flip=0.5)
+_FLIP_AUGMENTATION = AugmentConfig(flip=0.5)
 
 
 @dataclass(frozen=True)
@@ -28,78 +28,83 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        return read_recipe(str(self.file("recipe.yaml")), convert_old=True)
+        return read_recipe(str(self.get_path("recipe.yaml")), convert_old_names=True)
 
     @property
     def is_from_older_version(self) -> bool:
-        return has_old_names(self.file("recipe.yaml"))
+        return has_old_setting_names(self.get_path("recipe.yaml"))
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """One row per finished epoch."""
-        return read_metrics(self.file("metrics.jsonl"))
+        return read_metrics(self.get_path("metrics.jsonl"))
 
     @property
     def machine(self) -> dict[str, Any]:
         """Machine and versions of the run; empty if they cannot be read."""
-        return read_json(self.file("machine.json"))
+        return read_json(self.get_path("machine.json"))
 
     @property
-    def finished(self) -> bool:
-        return self.file("model.safetensors").is_file()
+    def is_finished(self) -> bool:
+        return self.get_path("model.safetensors").is_file()
 
-    def file(self, name: str) -> Path:
-        return self.path / name
+    def get_path(self, file_name: str) -> Path:
+        return self.path / file_name
 
     def _repr_html_(self) -> str:
         """Show path, results and learning curves in a notebook."""
-        from vitascope.draw.curves import draw_curves  # imports matplotlib
+        from vitascope.draw.curves import draw_learning_curves  # imports matplotlib
 
         rows = self.metrics
         last = {name: f"{value:.4g}" for name, value in (rows[-1] if rows else {}).items()}
-        facts = [["run", str(self.path)], ["finished", "yes" if self.finished else "no"], *map(list, last.items())]
-        picture = drawn(draw_curves(curves_of(rows), self.recipe.name)) if rows else ""
-        return html_table(["run", ""], facts) + picture
+        facts = [["run", str(self.path)], ["finished", "yes" if self.is_finished else "no"], *map(list, last.items())]
+        picture = encode_figure_as_html(draw_learning_curves(extract_curves(rows), self.recipe.name)) if rows else ""
+        return make_html_table(["run", ""], facts) + picture
 
     def __fspath__(self) -> str:
         return str(self.path)
 
 
 @dataclass(frozen=True)
-class Outside(Run):
+class ExternalModel(Run):
     """A model from pretrained weights, without a run. `path` is the folder for its evaluations."""
 
-    word: str
-    model: ModelConfig
+    model_ref: str
+    model_config: ModelConfig
 
     @property
     def recipe(self) -> Recipe:
         # Published weights were usually trained with flips.
-        return Recipe(name=self.path.name, weights=self.word, model=self.model, data=DataConfig(augment=_MIRRORED))
+        return Recipe(
+            name=self.path.name,
+            weights=self.model_ref,
+            model=self.model_config,
+            data=DataConfig(augment=_FLIP_AUGMENTATION),
+        )
 
 
-def outside(word: str, model: ModelConfig) -> Outside:
+def create_external_model(model_ref: str, model_config: ModelConfig) -> ExternalModel:
     """Return pretrained weights with a folder for their evaluations: hf:user/model -> evaluated/hf-user-model.
 
     A file or folder gives its own name. A file called model.safetensors gives the name of its folder too."""
-    path, name = Path(word), word
+    path, name = Path(model_ref), model_ref
     if path.exists():
         name = path.resolve().name.removesuffix(path.suffix)
         if path.is_file() and name in ("model", "pytorch_model"):
             name = f"{path.resolve().parent.name}-{name}"
-    return Outside(Path("evaluated") / re.sub(r"[^\w.-]+", "-", name).strip("-."), word, model)
+    return ExternalModel(Path("evaluated") / re.sub(r"[^\w.-]+", "-", name).strip("-."), model_ref, model_config)
 
 
-def refuse_run(folder: Path) -> None:
+def check_not_run_folder(folder: Path) -> None:
     """Reject a run as the output folder of a model: both have files of the same names."""
     if (folder / "recipe.yaml").exists():
         raise UserError(f"{folder} is a run, and its files would be overwritten. Choose another folder.")
 
 
-def new_run(recipe: Recipe, runs: Path) -> Run:
+def create_run(recipe: Recipe, runs_folder: Path) -> Run:
     """Create a new run folder with the complete recipe."""
     stem = f"{datetime.now():%Y-%m-%d_%H-%M-%S}-seed{recipe.train.seed}"
-    folder = runs / recipe.name
+    folder = runs_folder / recipe.name
     make_folder(folder, "Choose another folder with --runs.")
     for extra in ("", *(f"-{number}" for number in range(2, 1000))):
         try:
@@ -111,7 +116,7 @@ def new_run(recipe: Recipe, runs: Path) -> Run:
                 f"No run can be created in {folder}: {error.strerror}. Choose another folder with --runs."
             ) from error
         run = Run(folder / (stem + extra))
-        write_whole(run.file("recipe.yaml"), recipe_yaml(recipe))
+        write_atomically(run.get_path("recipe.yaml"), format_recipe_yaml(recipe))
         return run
     raise UserError(f"{folder} already has 1,000 runs that started in this second. Try again.")
 

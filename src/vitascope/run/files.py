@@ -8,7 +8,7 @@ from typing import Any
 from vitascope.errors import UserError
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str) -> None:
     """Write to a temporary file, then rename it, so that no reader sees a partial file."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -23,7 +23,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def append_line(path: Path, value: dict[str, Any]) -> None:
+def append_json_line(path: Path, value: dict[str, Any]) -> None:
     """Append one JSON line; start a new line if the last one is incomplete."""
     try:
         with open(path, "a+b") as file:
@@ -46,8 +46,8 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
         raise UserError(f"{path} could not be written: {error.strerror}. Files written before are intact.") from error
 
 
-def make_folder(path: Path, advice: str = "") -> None:
+def make_folder(path: Path, error_hint: str = "") -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"The folder {path} could not be created: {error.strerror}. {advice}".strip()) from error
+        raise UserError(f"The folder {path} could not be created: {error.strerror}. {error_hint}".strip()) from error

@@ -8,54 +8,54 @@ import sys
 import time
 from functools import cache
 
-SECONDS = 60
-ROUNDS = 12
-HOPELESS = 3  # times slower than float32: stop after two rounds
+TIMEOUT_SECONDS = 60
+NUM_ROUNDS = 12
+MAX_SLOWDOWN = 3  # times slower than float32: stop after two rounds
 
 
 @cache
-def bf16_speedup() -> float:
+def measure_bf16_speedup() -> float:
     """Return the speed-up of bfloat16 in training; 0 if it does not work."""
-    return _asked("bfloat16", "train")
+    return _run_probe_process("bfloat16", "train")
 
 
 @cache
-def answering_speedup(form: str, width: int, threads: int) -> float:
+def measure_inference_speedup(number_format: str, embed_dim: int, num_threads: int) -> float:
     """Return the speed-up of int8 or bfloat16 at inference for this width; 0 if it does not work."""
-    return _asked(form, "answer", str(width), str(threads))
+    return _run_probe_process(number_format, "answer", str(embed_dim), str(num_threads))
 
 
-def _asked(*words: str) -> float:
+def _run_probe_process(*args: str) -> float:
     try:
         done = subprocess.run(
-            [sys.executable, __file__, *words], capture_output=True, text=True, timeout=SECONDS, check=True
+            [sys.executable, __file__, *args], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True
         )
         return float(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return 0.0
 
 
-def _measure(form: str, task: str, width: int = 256, threads: int = 0) -> float:
+def _measure_speedup(number_format: str, task: str, embed_dim: int = 256, num_threads: int = 0) -> float:
     import torch
 
-    if threads:
-        torch.set_num_threads(threads)
-    plain, tokens = torch.nn.Linear(width, 4 * width), torch.randn(2048, width)
+    if num_threads:
+        torch.set_num_threads(num_threads)
+    plain, tokens = torch.nn.Linear(embed_dim, 4 * embed_dim), torch.randn(2048, embed_dim)
     if task == "train":
-        narrow, narrow_tokens = torch.nn.Linear(width, 4 * width).bfloat16(), tokens.bfloat16()
+        narrow, narrow_tokens = torch.nn.Linear(embed_dim, 4 * embed_dim).bfloat16(), tokens.bfloat16()
         ways = [lambda: plain(tokens).sum().backward(), lambda: narrow(narrow_tokens).sum().backward()]
-    elif form == "int8":
+    elif number_format == "int8":
         from vitascope.model.int8 import Int8Linear
 
         small = Int8Linear(plain)
         ways = [lambda: plain(tokens), lambda: small(tokens)]
     else:
-        narrow = torch.nn.Linear(width, 4 * width).bfloat16()
+        narrow = torch.nn.Linear(embed_dim, 4 * embed_dim).bfloat16()
         ways = [lambda: plain(tokens), lambda: narrow(tokens.bfloat16()).float()]
     times: list[list[float]] = [[], []]
     with torch.set_grad_enabled(task == "train"):
-        for done in range(ROUNDS):
-            if done > 1 and min(times[1]) > HOPELESS * min(times[0]):
+        for done in range(NUM_ROUNDS):
+            if done > 1 and min(times[1]) > MAX_SLOWDOWN * min(times[0]):
                 break
             for way, taken in zip(ways, times, strict=True):  # alternate, so that both have the same noise
                 start = time.perf_counter()
@@ -66,4 +66,4 @@ def _measure(form: str, task: str, width: int = 256, threads: int = 0) -> float:
 
 if __name__ == "__main__":
     form, task, *numbers = sys.argv[1:]
-    print(_measure(form, task, *map(int, numbers)))
+    print(_measure_speedup(form, task, *map(int, numbers)))

@@ -7,13 +7,13 @@ from statistics import median
 from typing import Any
 
 from vitascope.errors import UserError
-from vitascope.run.files import write_whole
+from vitascope.run.files import write_atomically
 
-Row = dict[str, Any]
+MetricsRow = dict[str, Any]
 LOSS_AND_ACCURACY = ("loss", "accuracy")
 
 
-def read_metrics(path: Path) -> list[Row]:
+def read_metrics(path: Path) -> list[MetricsRow]:
     """Read all complete lines; skip an incomplete last line."""
     if not path.is_file():
         return []
@@ -31,74 +31,77 @@ def read_metrics(path: Path) -> list[Row]:
     return rows
 
 
-def forget_after(path: Path, epoch: int) -> list[Row]:
+def truncate_metrics_after(path: Path, epoch: int) -> list[MetricsRow]:
     """Delete the lines after an epoch, because a resumed run writes them again."""
     rows = [row for row in read_metrics(path) if row["epoch"] <= epoch]
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
     return rows
 
 
-class Events:
+class TensorBoardWriter:
     """TensorBoard's event file, rewritten from the metrics when a run is resumed, so that no step appears twice."""
 
-    def __init__(self, folder: Path, rows: list[Row]) -> None:
+    def __init__(self, folder: Path, rows: list[MetricsRow]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self.writer = SummaryWriter(str(folder))
         for row in rows:
-            self.add(row)
+            self.log_epoch(row)
 
-    def add(self, row: Row) -> None:
-        for name, value in row.items():
+    def log_epoch(self, metrics: MetricsRow) -> None:
+        for name, value in metrics.items():
             if name not in ("epoch", "step") and isinstance(value, int | float) and math.isfinite(value):
                 self.writer.add_scalar(
-                    name.replace("train_", "train/").replace("val_", "validation/"), value, row["step"]
+                    name.replace("train_", "train/").replace("val_", "validation/"), value, metrics["step"]
                 )
 
     def close(self) -> None:
         self.writer.close()
 
 
-def draw_run_curves(path: Path, rows: list[Row], title: str) -> None:
+def draw_run_curves(path: Path, rows: list[MetricsRow], title: str) -> None:
     """Draw training and validation loss and accuracy over epochs."""
-    from vitascope.draw.curves import draw_curves  # imports matplotlib
-    from vitascope.draw.look import save
+    from vitascope.draw.curves import draw_learning_curves  # imports matplotlib
+    from vitascope.draw.style import save_figure
 
-    save(draw_curves(curves_of(rows), title), path)
+    save_figure(draw_learning_curves(extract_curves(rows), title), path)
 
 
-def curves_of(rows: list[Row]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def extract_curves(rows: list[MetricsRow]) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Return `[loss or accuracy][train or validation]`: (epoch, value), for DINO also `[teacher]`."""
-    kinds = {kind: _lines(rows, {"train": f"train_{kind}", "validation": f"val_{kind}"}) for kind in LOSS_AND_ACCURACY}
+    kinds = {
+        kind: _extract_lines(rows, {"train": f"train_{kind}", "validation": f"val_{kind}"})
+        for kind in LOSS_AND_ACCURACY
+    }
     if any("knn_accuracy" in row for row in rows):
-        kinds["accuracy"] |= _lines(rows, {"k-nearest neighbours": "knn_accuracy"})
+        kinds["accuracy"] |= _extract_lines(rows, {"k-nearest neighbours": "knn_accuracy"})
     if any("teacher_entropy" in row for row in rows):
-        kinds["teacher"] = _lines(
+        kinds["teacher"] = _extract_lines(
             rows, {"entropy": "teacher_entropy", "KL divergence": "divergence", "ln K (uniform)": "uniform_loss"}
         )
     return kinds
 
 
-def _lines(rows: list[Row], names: dict[str, str]) -> dict[str, list[tuple[float, float]]]:
-    return {word: [(row["epoch"], row[name]) for row in rows if name in row] for word, name in names.items()}
+def _extract_lines(rows: list[MetricsRow], metric_by_label: dict[str, str]) -> dict[str, list[tuple[float, float]]]:
+    return {word: [(row["epoch"], row[name]) for row in rows if name in row] for word, name in metric_by_label.items()}
 
 
-def whole_seconds(rows: list[Row]) -> float:
+def sum_epoch_seconds(rows: list[MetricsRow]) -> float:
     """Return the seconds of all epochs, including compilation and CUDA graph capture."""
     return sum(row["seconds"] for row in rows)
 
 
-def steady_seconds(rows: list[Row]) -> float:
+def sum_seconds_without_setup(rows: list[MetricsRow]) -> float:
     """Return the seconds of all epochs without set-up: the first epoch counts like the median of the next three."""
-    return sum(steady_times(rows))
+    return sum(list_seconds_without_setup(rows))
 
 
-def steady_times(rows: list[Row], name: str = "seconds") -> list[float]:
+def list_seconds_without_setup(rows: list[MetricsRow], column: str = "seconds") -> list[float]:
     """Return the seconds of each epoch without set-up. Creating and whitening the weights counts."""
-    seconds = [row[name] for row in rows]
-    prepared = rows[0].get("prepared_seconds", 0.0) if rows and name == "seconds" else 0.0
+    seconds = [row[column] for row in rows]
+    prepared = rows[0].get("prepared_seconds", 0.0) if rows and column == "seconds" else 0.0
     if len(seconds) > 1:
         seconds[0] = prepared + min(seconds[0] - prepared, median(seconds[1:4]))
     return seconds

@@ -15,15 +15,15 @@ from vitascope.run.directory import Run
 class Tracker(Protocol):
     """Receives the metrics of every epoch."""
 
-    def add(self, row: dict[str, Any]) -> None: ...
+    def log_epoch(self, metrics: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
-class Wandb:
+class WandbTracker:
     """Keeps the same id when a run is resumed."""
 
     def __init__(self, wandb: ModuleType, recipe: Recipe, run: Run) -> None:
-        self.session = wandb.init(
+        self.wandb_run = wandb.init(
             project="vitascope",
             name=run.path.name,
             id=run.path.name,
@@ -32,14 +32,14 @@ class Wandb:
             dir=str(run.path),
         )
 
-    def add(self, row: dict[str, Any]) -> None:
-        self.session.log(row, step=row["step"])
+    def log_epoch(self, metrics: dict[str, Any]) -> None:
+        self.wandb_run.log(metrics, step=metrics["step"])
 
     def close(self) -> None:
-        self.session.finish()
+        self.wandb_run.finish()
 
 
-class Mlflow:
+class MlflowTracker:
     def __init__(self, mlflow: ModuleType, recipe: Recipe, run: Run) -> None:
         self.mlflow = mlflow
         mlflow.set_experiment(f"vitascope-{recipe.name}")
@@ -49,24 +49,27 @@ class Mlflow:
             {f"{part}.{key}": value for part, config in parts.items() for key, value in asdict(config).items()}
         )
 
-    def add(self, row: dict[str, Any]) -> None:
-        self.mlflow.log_metrics({key: value for key, value in row.items() if key != "step"}, step=row["step"])
+    def log_epoch(self, metrics: dict[str, Any]) -> None:
+        self.mlflow.log_metrics({key: value for key, value in metrics.items() if key != "step"}, step=metrics["step"])
 
     def close(self) -> None:
         self.mlflow.end_run()
 
 
-TRACKERS: dict[str, Callable[[ModuleType, Recipe, Run], Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
+TRACKER_CLASSES: dict[str, Callable[[ModuleType, Recipe, Run], Tracker]] = {
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+}
 
 
 def open_trackers(recipe: Recipe, run: Run) -> list[Tracker]:
-    return [TRACKERS[name](_module(name), recipe, run) for name in recipe.train.track]
+    return [TRACKER_CLASSES[name](_import_tracker_package(name), recipe, run) for name in recipe.train.track]
 
 
-def _module(name: str) -> ModuleType:
+def _import_tracker_package(package: str) -> ModuleType:
     try:
-        return import_module(name)
+        return import_module(package)
     except ImportError as error:
         raise UserError(
-            f"train.track names {name}, which is not installed. Install it with: pip install 'vitascope[{name}]'"
+            f"train.track names {package}, which is not installed. Install it with: pip install 'vitascope[{package}]'"
         ) from error

@@ -9,35 +9,35 @@ from pathlib import Path
 from vitascope.run.directory import Run
 
 TRAIN, EVALUATE = "train", "evaluate"
-TICK = 0.05  # seconds by which the operating system's clocks may disagree
-_imported = time.monotonic()
-_begun: list[tuple[str, Path]] = []  # (task, run) in the order in which this process began them
+CLOCK_TOLERANCE_SECONDS = 0.05  # seconds by which the operating system's clocks may disagree
+_import_time = time.monotonic()
+_started_tasks: list[tuple[str, Path]] = []  # (task, run) in the order in which this process began them
 
 
 def begin_task(task: str, run: Run) -> None:
     """Note that this process works on a run. Call it before `measure_task_seconds`."""
-    _begun.append((task, run.path.resolve()))
+    _started_tasks.append((task, run.path.resolve()))
 
 
 def measure_task_seconds(run: Run) -> float | None:
     """Seconds from the process's start until now; None where they include other work than this run's.
 
     Other work is another run, the same task twice, or a user who types commands."""
-    tasks = [task for task, path in _begun if path == run.path.resolve()]
-    is_alone = len(tasks) == len(_begun) and tasks in ([TRAIN], [EVALUATE], [TRAIN, EVALUATE])
+    tasks = [task for task, path in _started_tasks if path == run.path.resolve()]
+    is_alone = len(tasks) == len(_started_tasks) and tasks in ([TRAIN], [EVALUATE], [TRAIN, EVALUATE])
     return measure_wall_seconds() if is_alone and not hasattr(sys, "ps1") else None
 
 
-def was_trained_here(run: Run) -> bool:
+def is_trained_by_this_process(run: Run) -> bool:
     """Whether this process trained the run, so that its wall-clock seconds include the training."""
-    return (TRAIN, run.path.resolve()) in _begun
+    return (TRAIN, run.path.resolve()) in _started_tasks
 
 
 def measure_wall_seconds() -> float | None:
     """Seconds since this process was started; None where the operating system does not say when that was."""
     seconds = _read_linux_seconds() if sys.platform == "linux" else None
-    seconds = _ask_psutil_seconds() if seconds is None else seconds
-    is_possible = seconds is not None and seconds >= time.monotonic() - _imported - TICK
+    seconds = _read_psutil_seconds() if seconds is None else seconds
+    is_possible = seconds is not None and seconds >= time.monotonic() - _import_time - CLOCK_TOLERANCE_SECONDS
     return seconds if is_possible else None
 
 
@@ -50,7 +50,7 @@ def _read_linux_seconds() -> float | None:
         return None
 
 
-def _ask_psutil_seconds() -> float | None:
+def _read_psutil_seconds() -> float | None:
     """From psutil, which is optional."""
     try:
         return time.time() - import_module("psutil").Process().create_time()

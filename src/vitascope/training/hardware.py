@@ -1,31 +1,41 @@
-"""Choose device, precision and compilation. Each `auto` is decided once and stored in the run."""
+"""Choose device, precision and compilation, and keep freed memory. Each `auto` is decided once and stored in the run.
 
+glibc takes every block above a threshold straight from the system and gives it back when it is freed. A model's
+activations are such blocks, so each step pays for touching millions of new pages; a forward pass of 256×8 on a thousand
+images took 1.6 times as long (docs/experiments.md). Other systems' allocators keep freed memory by themselves.
+"""
+
+import ctypes
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from vitascope.errors import UserError
-from vitascope.model.anatomy import total_flops
-from vitascope.model.config import FEWER, ModelConfig
-from vitascope.model.exact import exact_float32
-from vitascope.model.masked import decoder_config
+from vitascope.model.anatomy import count_flops
+from vitascope.model.config import TOKEN_REDUCTION_SETTINGS, ModelConfig
+from vitascope.model.precision import disable_tf32
+from vitascope.model.pretraining import make_decoder_config
 from vitascope.recipe.schema import Recipe
-from vitascope.run.format_probe import bf16_speedup
+from vitascope.run.format_probe import measure_bf16_speedup
 
-Part = TypeVar("Part", bound=Callable[..., Any])
-EAGER_RATE = 1.4e14  # FLOP/s of an uncompiled, recorded step on an H200; only to guess whether compiling pays
-CROWD_RATE = 7e13  # and of five models of 256 × 6 at once; of smaller ones less
+CallableT = TypeVar("CallableT", bound=Callable[..., Any])
+EAGER_FLOPS_PER_SECOND = (
+    1.4e14  # FLOP/s of an uncompiled, recorded step on an H200; only to guess whether compiling pays
+)
+BATCHED_FLOPS_PER_SECOND = 7e13  # and of five models of 256 × 6 at once; of smaller ones less
 # Seconds such a step takes at least; MAE's has many kernels, each with little to do.
-EAGER_STEP = {"classify": 0.003, "dino": 0.003, "mae": 0.012}
-COMPILE_PAYS_AFTER = 60.0  # seconds of that: a guess; compiling takes some 30 and then saves up to half
-CLEARLY_FASTER = 1.3
-MANY_MODELS = 1024  # of different shapes that one process compiles
-ALL_THREADS = torch.get_num_threads()  # before any run changes it
-ONE_THREAD_BELOW = 1.0e10  # FLOPs of a step: below, threads wait for each other longer than they work
+MIN_EAGER_STEP_SECONDS = {"classify": 0.003, "dino": 0.003, "mae": 0.012}
+MIN_SECONDS_TO_COMPILE = 60.0  # seconds of that: a guess; compiling takes some 30 and then saves up to half
+MIN_BF16_SPEEDUP = 1.3
+RECOMPILE_LIMIT = 1024  # of different shapes that one process compiles
+DEFAULT_NUM_THREADS = torch.get_num_threads()  # before any run changes it
+MIN_FLOPS_FOR_THREADS = 1.0e10  # FLOPs of a step: below, threads wait for each other longer than they work
 
 
 @dataclass(frozen=True)
@@ -43,26 +53,26 @@ class Hardware:
     def dtype(self) -> torch.dtype:
         return getattr(torch, self.precision)
 
-    def compile(self, part: Part) -> Part:
+    def compile(self, module_or_function: CallableT) -> CallableT:
         """For the sizes it meets (left open, many models cannot be traced at once); unchanged where nothing is."""
         if not self.compiled:
-            return part
+            return module_or_function
         # By itself PyTorch compiles a function for eight models and runs the ninth as it is, with a warning.
-        torch._dynamo.config.recompile_limit = MANY_MODELS
-        torch._dynamo.config.accumulated_recompile_limit = MANY_MODELS
+        torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+        torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        return torch.compile(part, dynamic=False)  # pyright: ignore[reportReturnType]
+        return torch.compile(module_or_function, dynamic=False)  # pyright: ignore[reportReturnType]
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device, dtype=self.dtype, enabled=self.precision != "float32")
 
 
-def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int = 1) -> Hardware:
+def choose_hardware(recipe: Recipe, model: nn.Module, num_images: int, num_batched_runs: int = 1) -> Hardware:
     """`images`: all images of the run, to estimate whether compilation saves time; `models`: number of batched runs."""
     device = choose_device(recipe.train.device)
-    flops = training_flops(recipe)
-    threads = recipe.train.threads or ALL_THREADS
-    if device == "cpu" and not recipe.train.threads and flops * recipe.train.batch_size < ONE_THREAD_BELOW:
+    flops = count_train_flops_per_image(recipe)
+    threads = recipe.train.threads or DEFAULT_NUM_THREADS
+    if device == "cpu" and not recipe.train.threads and flops * recipe.train.batch_size < MIN_FLOPS_FOR_THREADS:
         threads = 1
     torch.set_num_threads(threads)
     precision = recipe.train.precision
@@ -70,11 +80,11 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int =
         precision = choose_precision(device, model)
     compiled = recipe.train.compile == "always"
     if recipe.train.compile == "auto" and device == "cuda":
-        batch, least = recipe.train.batch_size, EAGER_STEP[recipe.train.objective]
-        rate = EAGER_RATE if models == 1 else CROWD_RATE
-        compiled = images / batch * max(least, flops * batch * models / rate) > COMPILE_PAYS_AFTER
+        batch, least = recipe.train.batch_size, MIN_EAGER_STEP_SECONDS[recipe.train.objective]
+        rate = EAGER_FLOPS_PER_SECOND if num_batched_runs == 1 else BATCHED_FLOPS_PER_SECOND
+        compiled = num_images / batch * max(least, flops * batch * num_batched_runs / rate) > MIN_SECONDS_TO_COMPILE
     # Loss scaling asks the host at every step; blocks computed again ask for the generator's state.
-    again = recipe.model.grad_checkpointing and recipe.model.has_chance
+    again = recipe.model.grad_checkpointing and recipe.model.uses_dropout
     can_capture = device == "cuda" and precision != "float16" and not again
     if recipe.train.cuda_graph == "always" and not can_capture:
         without = "no float16" if not again else "no model.grad_checkpointing with dropout"
@@ -85,52 +95,52 @@ def choose_hardware(recipe: Recipe, model: nn.Module, images: int, models: int =
     return Hardware(device, precision, compiled, captured, threads)
 
 
-def training_flops(recipe: Recipe) -> float:
+def count_train_flops_per_image(recipe: Recipe) -> float:
     """FLOPs per training image: the forward pass, and twice as much for the backward pass."""
-    return 3 * total_flops(_learning(recipe)) * passes(recipe)
+    return 3 * count_flops(_make_training_model_config(recipe)) * count_forward_passes_per_image(recipe)
 
 
-def _learning(recipe: Recipe) -> ModelConfig:
+def _make_training_model_config(recipe: Recipe) -> ModelConfig:
     """The model config in training: tokens are merged or dropped only at inference."""
-    return replace(recipe.model, **dict.fromkeys(FEWER, 0))
+    return replace(recipe.model, **dict.fromkeys(TOKEN_REDUCTION_SETTINGS, 0))
 
 
-def passes(recipe: Recipe) -> float:
+def count_forward_passes_per_image(recipe: Recipe) -> float:
     """Forward passes of a full image per training image, without DINO's head."""
-    model = _learning(recipe)
+    model = _make_training_model_config(recipe)
     if recipe.train.objective == "dino":  # two large crops, also by the teacher, forward only; and the small ones
         height, width = model.image_shape
         return 2 + 2 / 3 + recipe.dino.local_crops * recipe.dino.local_size**2 / (height * width)
     if recipe.train.objective == "mae":
         mae = recipe.mae
-        decoder = decoder_config(model, mae.decoder_dim, mae.decoder_depth, mae.decoder_heads)
-        return 1 - mae.mask_ratio + total_flops(decoder) / total_flops(model)
+        decoder = make_decoder_config(model, mae.decoder_dim, mae.decoder_depth, mae.decoder_heads)
+        return 1 - mae.mask_ratio + count_flops(decoder) / count_flops(model)
     train = recipe.train
-    if train.patch_share_epochs:
-        less = total_flops(model, train.seen_patches(model.num_patches))
-        return 1 - train.patch_share_epochs / train.epochs * (1 - less / total_flops(model))
+    if train.num_patch_share_epochs:
+        less = count_flops(model, train.count_kept_patches(model.num_patches))
+        return 1 - train.num_patch_share_epochs / train.epochs * (1 - less / count_flops(model))
     return 1.0
 
 
-def hardware_of(model: nn.Module) -> Hardware:
+def make_inference_hardware(model: nn.Module) -> Hardware:
     """For evaluation and prediction: the model's device, float32, not compiled."""
     device = next(model.parameters()).device.type
-    return Hardware(device, "float32", compiled=False, captured=False, threads=ALL_THREADS)
+    return Hardware(device, "float32", compiled=False, captured=False, threads=DEFAULT_NUM_THREADS)
 
 
-def exact_products(hardware: Hardware) -> AbstractContextManager[None]:
+def disable_tf32_for_float32(hardware: Hardware) -> AbstractContextManager[None]:
     """Context that disables TF32 if the precision is float32."""
-    return exact_float32() if hardware.precision == "float32" else nullcontext()
+    return disable_tf32() if hardware.precision == "float32" else nullcontext()
 
 
-def choose_device(asked: str) -> str:
+def choose_device(requested: str) -> str:
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if asked == "auto":
+    if requested == "auto":
         return next(name for name, here in present.items() if here)
-    if not present.get(asked):
+    if not present.get(requested):
         here = ", ".join(name for name, there in present.items() if there)
-        raise UserError(f"The device {asked} is not available. Choose one of auto, {here}.")
-    return asked
+        raise UserError(f"The device {requested} is not available. Choose one of auto, {here}.")
+    return requested
 
 
 def choose_precision(device: str, model: nn.Module) -> str:
@@ -139,4 +149,20 @@ def choose_precision(device: str, model: nn.Module) -> str:
         return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
     if device != "cpu" or sum(weight.numel() for weight in model.parameters()) < 1_000_000:
         return "float32"  # small models spend their time elsewhere
-    return "bfloat16" if bf16_speedup() > CLEARLY_FASTER else "float32"
+    return "bfloat16" if measure_bf16_speedup() > MIN_BF16_SPEEDUP else "float32"
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LARGEST_THRESHOLD = 2**31 - 1
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """For the whole process, once; True where it could be asked for."""
+    if sys.platform != "linux":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # musl has none
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_THRESHOLD)) and bool(mallopt(M_TRIM_THRESHOLD, LARGEST_THRESHOLD))

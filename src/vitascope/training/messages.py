@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from vitascope.data.folder import has_colour, read_size
+from vitascope.data.sources.folder import has_colour, read_size
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import word
+from vitascope.recipe.writing import format_value
 from vitascope.run.directory import Run
 
 
@@ -15,7 +15,7 @@ def describe_file_conversion(file: Path, model: ModelConfig) -> str | None:
     parts, to_grey = [], model.in_chans == 1 and has_colour(file)
     before, after = ("×".join(map(str, size)) for size in (read_size(file), model.image_shape))
     if before != after:
-        setting = f"model.img_size={word(model.img_size)}"
+        setting = f"model.img_size={format_value(model.img_size)}"
         parts.append(f"resized from {before} (size of the first image) to {after} ({setting})")
     if to_grey:
         parts.append("converted from colour to grayscale (model.in_chans=1)")
@@ -55,7 +55,7 @@ def summarize(run: Run, has_test: bool, *, suggest_evaluation: bool = True) -> s
     if "val_accuracy" in last:
         what = "validation accuracy" if "train_accuracy" in last else "linear probe on validation images"
         text += f", {what} {last['val_accuracy']:.2%} (last epoch)"
-    text += f"\nCurves: {run.file('curves.png')}"
+    text += f"\nCurves: {run.get_path('curves.png')}"
     if not suggest_evaluation:
         return text
     how = "To measure the test accuracy, run:" if has_test else "There are no test images. For more metrics, run:"

@@ -8,118 +8,127 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vitascope.data.draws import one_step
-from vitascope.draw.look import caption, label, new_figure, save
+from vitascope.data.sampling import select_step_draws
 from vitascope.draw.palette import COLOURS
+from vitascope.draw.style import add_caption, create_figure, save_figure, set_labels
 from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
-from vitascope.training.feeding import EpochLoader
-from vitascope.training.optimizers import set_rates
-from vitascope.training.schedule import Values, step_values
+from vitascope.training.loader import EpochLoader
+from vitascope.training.optim.build import set_learning_rates
+from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
 from vitascope.training.session import Session, start_session
-from vitascope.training.step import Tally, train_step
-from vitascope.training.train import decided
+from vitascope.training.step import MetricSums, train_step
+from vitascope.training.train import prepare_run
 
-LOWEST, HIGHEST, STEPS, SMOOTHING = 1e-5, 1.0, 300, 0.9
-FELL = 0.98  # the loss must fall below this fraction of its start for a suggestion
-BROKE = 1.1
+MIN_LR, MAX_LR, NUM_STEPS, SMOOTHING = 1e-5, 1.0, 300, 0.9
+REQUIRED_LOSS_RATIO = 0.98  # the loss must fall below this fraction of its start for a suggestion
+DIVERGED_LOSS_RATIO = 1.1
 RULE = "one third of the learning rate with the lowest loss."
 
 
 @dataclass(frozen=True)
-class RateCurve:
+class LearningRateCurve:
     """Smoothed loss at each learning rate of AdamW. Other rates, such as Muon's, grow in proportion."""
 
-    rates: list[float]
+    learning_rates: list[float]
     losses: list[float]
 
     @property
-    def lowest(self) -> int:
+    def lowest_loss_index(self) -> int:
         return min(range(len(self.losses)), key=self.losses.__getitem__)
 
     @property
-    def suggested(self) -> float | None:
+    def suggested_lr(self) -> float | None:
         """A third of the rate with the lowest loss: nearly the fastest, with a safety margin. None if the loss hardly
         fell, because its minimum is then random."""
-        fell = self.losses[self.lowest] < FELL * self.losses[0]
-        return self.rates[self.lowest] / 3 if fell else None
+        fell = self.losses[self.lowest_loss_index] < REQUIRED_LOSS_RATIO * self.losses[0]
+        return self.learning_rates[self.lowest_loss_index] / 3 if fell else None
 
     @property
-    def broken(self) -> float | None:
+    def divergence_lr(self) -> float | None:
         """The first rate after the minimum at which the loss is 10 % above it; the last rate before it was NaN; else
         None."""
-        high = BROKE * self.losses[self.lowest]
-        pairs = list(zip(self.rates, self.losses, strict=True))[self.lowest :]
-        last = self.rates[-1] if len(self.rates) < STEPS else None
+        high = DIVERGED_LOSS_RATIO * self.losses[self.lowest_loss_index]
+        pairs = list(zip(self.learning_rates, self.losses, strict=True))[self.lowest_loss_index :]
+        last = self.learning_rates[-1] if len(self.learning_rates) < NUM_STEPS else None
         return next((rate for rate, loss in pairs if loss > high), last)
 
-    def draw(self, path: Path) -> Path:
-        figure, [panel] = new_figure(1, width=7.0, height=4.4)
-        panel.semilogx(self.rates, self.losses, color=COLOURS[0])
-        if self.suggested:
-            panel.axvline(self.suggested, color=COLOURS[1], linestyle="--", label=f"suggested {self.suggested:.2g}")
-        if self.broken:
-            panel.axvline(self.broken, color=COLOURS[3], linestyle=":", label=f"loss diverges above {self.broken:.2g}")
-        if self.suggested or self.broken:
+    def save_figure(self, path: Path) -> Path:
+        figure, [panel] = create_figure(1, width=7.0, height=4.4)
+        panel.semilogx(self.learning_rates, self.losses, color=COLOURS[0])
+        if self.suggested_lr:
+            panel.axvline(
+                self.suggested_lr, color=COLOURS[1], linestyle="--", label=f"suggested {self.suggested_lr:.2g}"
+            )
+        if self.divergence_lr:
+            panel.axvline(
+                self.divergence_lr,
+                color=COLOURS[3],
+                linestyle=":",
+                label=f"loss diverges above {self.divergence_lr:.2g}",
+            )
+        if self.suggested_lr or self.divergence_lr:
             panel.legend(frameon=False)
         panel.grid(alpha=0.25)
-        label(
+        set_labels(
             panel, "Training loss at increasing learning rates", "learning rate (train.lr)", "training loss, smoothed"
         )
-        caption(figure, self._describe())
-        return save(figure, path)
+        add_caption(figure, self._describe())
+        return save_figure(figure, path)
 
     def _describe(self) -> str:
         text = "One training step per learning rate, from small to large. On the left, the loss hardly falls."
-        if self.broken:
+        if self.divergence_lr:
             text += " Right of the dotted line the loss diverges."
-        if self.suggested:
+        if self.suggested_lr:
             text += f" Suggested: {RULE}"
         return text
 
 
-def find_rate(recipe: Recipe, console: Console) -> RateCurve:
+def find_learning_rate(recipe: Recipe, console: Console) -> LearningRateCurve:
     """Raise the learning rate until the loss is far above its minimum, NaN or infinite."""
     if recipe.train.objective == "dino":
         raise UserError(
             "lr-find does not support DINO: its loss also falls when the model collapses. "
             "Compare a few rates with vitascope study."
         )
-    recipe, data, adapted = decided(recipe, console)
+    recipe, data, adapted = prepare_run(recipe, console)
     recipe = replace(recipe, train=replace(recipe.train, cuda_graph="never"))  # the rate changes at every step
-    session = start_session(recipe, data, weights=adapted.weights if adapted else None)
+    session = start_session(recipe, data, initial_weights=adapted.weights if adapted else None)
     rates, losses, average, best = [], [], 0.0, math.inf
-    for number, loss in enumerate(_losses(session)):
+    for number, loss in enumerate(_train_with_rising_lr(session)):
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
         smooth = average / (1 - SMOOTHING ** (number + 1))
         if not math.isfinite(loss) or smooth > 4 * best:
             break
         best = min(best, smooth)
-        rates.append(_rate(number))
+        rates.append(_compute_lr_at_step(number))
         losses.append(smooth)
     if not rates:
         raise UserError("The first loss is NaN or infinite. Check the data and the model settings.")
-    return RateCurve(rates, losses)
+    return LearningRateCurve(rates, losses)
 
 
-def _rate(number: int) -> float:
-    return LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
+def _compute_lr_at_step(step: int) -> float:
+    return MIN_LR * (MAX_LR / MIN_LR) ** (step / (NUM_STEPS - 1))
 
 
-def _losses(session: Session) -> Iterator[float]:
+def _train_with_rising_lr(session: Session) -> Iterator[float]:
     """Yield the loss of each step while the rate grows."""
     loader, number = EpochLoader(session), 0
-    session.objective.stage = session.objective.stage_of(session.recipe.train.epochs - 1)  # whole images
+    session.objective.phase = session.objective.get_phase(session.recipe.train.epochs - 1)  # whole images
     try:
         for epoch in count():
-            order, draws = loader.next(epoch)
+            order, draws = loader.fetch_epoch_plan(epoch)
             for step in range(session.steps_per_epoch):
-                if number == STEPS:
+                if number == NUM_STEPS:
                     return
-                set_rates(session.optimizers, _rate(number) / session.recipe.train.lr)
-                tally = Tally.empty(session)
-                values: Values = {**step_values(number, STEPS, session.recipe)}
-                train_step(session, *loader.batch(order[step]), one_step(draws, step), tally, number, values)
+                set_learning_rates(session.optimizers, _compute_lr_at_step(number) / session.recipe.train.lr)
+                tally = MetricSums.empty(session)
+                values: ScheduleValues = {**compute_schedule_values(number, NUM_STEPS, session.recipe)}
+                train_step(
+                    session, *loader.load_batch(order[step]), select_step_draws(draws, step), tally, number, values
+                )
                 yield tally.loss.item()
                 number += 1
     finally:

@@ -1,23 +1,27 @@
-"""A model and stored images -> logits, loss and accuracy, the same for any batch size."""
+"""Compute logits, loss and accuracy of stored images, averaged over test-time views."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.data.preparation import Preparation
-from vitascope.data.source import Split, UInt8Images
+from vitascope.data.dataset import Split, UInt8Images
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.schema import Recipe
 from vitascope.shapes import Images, Logits
-from vitascope.training.allocator import keep_freed_memory
-from vitascope.training.hardware import Hardware, exact_products
-from vitascope.training.views import average_logits
+from vitascope.training.hardware import Hardware, disable_tf32_for_float32, keep_freed_memory
 
-BATCH = 1000
-MEMORY = {"cpu": 2**25}  # bytes for a batch's activations: on a CPU what its caches hold; the answers stay the same
-ELSEWHERE = 2**30
+MAX_BATCH_SIZE = 1000
+ACTIVATION_BYTES = {
+    "cpu": 2**25
+}  # bytes for a batch's activations: on a CPU what its caches hold; the answers stay the same
+DEFAULT_ACTIVATION_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -26,30 +30,32 @@ class Score:
 
     loss: float
     accuracy: float
-    images: int
+    num_images: int
 
 
-def logits_of(
+def compute_logits(
     model: nn.Module,
     images: UInt8Images,
-    prepare: Callable[[UInt8Images], Images],
+    preprocess: Callable[[UInt8Images], Images],
     hardware: Hardware,
     *,
-    batch: int | None = None,
-    views: int = 1,
+    batch_size: int | None = None,
+    num_views: int = 1,
 ) -> Logits:
     """All logits in float32, on the CPU, averaged over the views (`training/views.py`)."""
-    return answers(model, lambda prepared: average_logits(model, prepared, views), images, prepare, hardware, batch)
+    return compute_outputs(
+        model, lambda prepared: average_logits(model, prepared, num_views), images, preprocess, hardware, batch_size
+    )
 
 
 @torch.no_grad()
-def answers(
+def compute_outputs(
     model: nn.Module,
-    ask: Callable[[Tensor], Tensor],
+    forward: Callable[[Tensor], Tensor],
     images: UInt8Images,
-    prepare: Callable[[UInt8Images], Images],
+    preprocess: Callable[[UInt8Images], Images],
     hardware: Hardware,
-    batch: int | None = None,
+    batch_size: int | None = None,
 ) -> Tensor:
     """What the model, asked so, says to prepared images: without dropout, as float32, on the CPU."""
     if hardware.device == "cpu":
@@ -57,25 +63,97 @@ def answers(
     was_training = model.training
     model.eval()
     try:
-        with hardware.autocast(), exact_products(hardware):
+        with hardware.autocast(), disable_tf32_for_float32(hardware):
             parts = [
-                ask(prepare(part.to(hardware.device, non_blocking=True))).float()
-                for part in images.split(batch or batch_for(model, hardware.device))
+                forward(preprocess(part.to(hardware.device, non_blocking=True))).float()
+                for part in images.split(batch_size or choose_batch_size(model, hardware.device))
             ]
     finally:
         model.train(was_training)
     return torch.cat(parts).cpu()
 
 
-def batch_for(model: nn.Module, device: str) -> int:
+def choose_batch_size(model: nn.Module, device: str) -> int:
     """A thousand images, fewer where a token's features, widened four times in the MLP, would fill the memory."""
     if not isinstance(model, VisionTransformer):
-        return BATCH
-    memory = MEMORY.get(device, ELSEWHERE)
-    return max(1, min(BATCH, memory // (32 * model.config.num_tokens * model.config.embed_dim)))
+        return MAX_BATCH_SIZE
+    memory = ACTIVATION_BYTES.get(device, DEFAULT_ACTIVATION_BYTES)
+    return max(1, min(MAX_BATCH_SIZE, memory // (32 * model.config.num_tokens * model.config.embed_dim)))
 
 
-def score(model: nn.Module, split: Split, preparation: Preparation, hardware: Hardware) -> Score:
-    logits, labels = logits_of(model, split.images, preparation, hardware), split.labels.cpu()
+def score_model(model: nn.Module, split: Split, preprocessing: Preprocessing, hardware: Hardware) -> Score:
+    logits, labels = compute_logits(model, split.images, preprocessing, hardware), split.labels.cpu()
     right = (logits.argmax(1) == labels).sum().item()
     return Score(F.cross_entropy(logits, labels).item(), right / len(labels), len(labels))
+
+
+class View(NamedTuple):
+    """One copy of the image. Pixel (r, c) of the copy is pixel (r, c) + shift of the image; then it is mirrored."""
+
+    shift: tuple[int, int]  # rows, columns: each −1, 0 or 1
+    mirrored: bool  # left to right
+    weight: int  # relative to the other views of the same number
+
+
+NO_SHIFT = (0, 0)
+DIAGONAL_SHIFTS = ((-1, -1), (1, 1), (-1, 1), (1, -1))
+
+
+def _add_mirror_views(weight_by_shift: dict[tuple[int, int], int]) -> tuple[View, ...]:
+    """Each shift once as it is and once mirrored, with the same weight."""
+    return tuple(
+        View(shift, mirrored, weight) for shift, weight in weight_by_shift.items() for mirrored in (False, True)
+    )
+
+
+# Six and ten views are those of the CNN speedruns (Jordan 2024, airbench: mirror and translate by one pixel).
+VIEWS: dict[int, tuple[View, ...]] = {
+    1: (View(NO_SHIFT, mirrored=False, weight=1),),
+    2: _add_mirror_views({NO_SHIFT: 1}),
+    6: _add_mirror_views({NO_SHIFT: 2, (-1, -1): 1, (1, 1): 1}),
+    10: _add_mirror_views(dict.fromkeys((NO_SHIFT, *DIAGONAL_SHIFTS), 1)),
+}
+VIEW_DESCRIPTIONS = {
+    1: "one view of each image",
+    2: "the image and its mirror image, averaged",
+    6: "the image, two copies shifted by one pixel at half weight and the mirror images of all three, averaged",
+    10: "the image, four copies shifted diagonally by one pixel and the mirror images of all five, averaged",
+}
+
+
+def check_views(recipe: Recipe, num_views: int) -> None:
+    """Raise an error for an unknown number of views, and for views that the run was not trained with."""
+    if num_views not in VIEWS:
+        raise UserError(
+            f"views={num_views} is not available. Choose 1 (the image), 2 (also its mirror image), 6 or 10 (also shifted "
+            "by one pixel)."
+        )
+    augment = recipe.data.augment
+    if not augment.flip and any(view.mirrored for view in VIEWS[num_views]):
+        raise UserError(
+            f"views={num_views} adds the mirror image, but this run was trained with data.augment.flip=0. Use views=1."
+        )
+    if not augment.shift and any(view.shift != NO_SHIFT for view in VIEWS[num_views]):
+        raise UserError(
+            f"views={num_views} adds shifted images, but this run was trained with data.augment.shift=0. Use views=2."
+        )
+
+
+def average_logits(model: Callable[[Images], Tensor], images: Images, num_views: int) -> Logits:
+    """The weighted mean over all views of prepared images, in float32."""
+    chosen = VIEWS[num_views]
+    copies = zip(chosen, make_views(images, chosen), strict=True)
+    total = reduce(torch.add, (view.weight * model(copy).float() for view, copy in copies))
+    return total / sum(view.weight for view in chosen)
+
+
+def make_views(images: Images, views: tuple[View, ...]) -> Iterator[Images]:
+    """The copies of prepared images, one after the other. One mirrored pixel comes in at each edge."""
+    height, width = images.shape[2:]
+    is_shifted = any(view.shift != NO_SHIFT for view in views)
+    padded = F.pad(images, (1, 1, 1, 1), mode="reflect") if is_shifted else images
+    for (row, column), mirrored, _ in views:
+        copy = images
+        if (row, column) != NO_SHIFT:
+            copy = padded[:, :, 1 + row : 1 + row + height, 1 + column : 1 + column + width]
+        yield copy.flip(-1) if mirrored else copy.contiguous()

@@ -1,7 +1,9 @@
-"""Recipe and data -> everything that changes while learning, as one thing that can be copied, saved and restored."""
+"""The state of a training run: everything that changes, as one object that can be copied, saved and restored."""
 
+import copy
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -10,25 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitascope.data.statistics import data_hash
-from vitascope.data.training_data import TrainingData
+from vitascope.data.splits import TrainingData
+from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError
-from vitascope.model.lora import plain_state
+from vitascope.model.lora import merge_lora_state_dict
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import chosen_settings, short_name
-from vitascope.training.adamw import Optimizer
-from vitascope.training.allocator import keep_freed_memory
-from vitascope.training.averaging import Average
-from vitascope.training.copying import copied
-from vitascope.training.dino import GLOBALS
-from vitascope.training.hardware import Hardware, choose_hardware
-from vitascope.training.kernels import Use, choose_kernels, use_kernels
-from vitascope.training.objective import Inputs, Learning, Objective
-from vitascope.training.objectives import make_objective
-from vitascope.training.optimizers import make_optimizers
-from vitascope.training.tuning import set_learning, train_mode
-from vitascope.training.whitening import whiten
+from vitascope.recipe.writing import find_non_default_settings, hash_values
+from vitascope.training.hardware import Hardware, choose_hardware, keep_freed_memory
+from vitascope.training.initial_weights import whiten_patch_embedding
+from vitascope.training.kernel_choice import KernelWorkload, choose_kernels, set_kernels
+from vitascope.training.objectives.build import make_objective
+from vitascope.training.objectives.dino import NUM_GLOBAL_CROPS
+from vitascope.training.objectives.objective import Batch, Learning, Objective
+from vitascope.training.optim.adamw import Optimizer
+from vitascope.training.optim.build import make_optimizers, set_train_mode, set_trainable_parameters
+from vitascope.training.optim.ema import AveragedModel
 
 
 @dataclass
@@ -41,75 +40,75 @@ class Session:
     model: VisionTransformer
     objective: Objective
     optimizers: list[Optimizer]
-    average: Average[VisionTransformer] | None
+    ema: AveragedModel[VisionTransformer] | None
     scaler: torch.amp.GradScaler
     prepared_seconds: float = 0.0  # making the weights, and learning from the images before the first step
-    set_up_seconds: float = 0.0  # choosing precision and kernels, moving to the device
+    setup_seconds: float = 0.0  # choosing precision and kernels, moving to the device
     epoch: int = 0
     step: int = 0
     best_accuracy: float = -1.0
     best_epoch: int = 0
-    best: dict[str, torch.Tensor] | None = None  # the weights of the best epoch on validation
+    best_weights: dict[str, torch.Tensor] | None = None  # the weights of the best epoch on validation
 
     @cached_property
-    def identity(self) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         """Short names for the recipe and the training images: a checkpoint fits no others."""
-        recipe = short_name(chosen_settings(self.recipe))
-        data = data_hash(self.data.train.images, self.data.train.labels)
+        recipe = hash_values(find_non_default_settings(self.recipe))
+        data = compute_data_hash(self.data.train.images, self.data.train.labels)
         return {"recipe": recipe, "data": data, "teacher": self.objective.fingerprint}
 
     @cached_property
-    def prepare(self) -> Callable[..., Inputs]:
+    def prepare_batch(self) -> Callable[..., Batch]:
         """The objective's: dozens to hundreds of small kernels a step, so compiled where the model is."""
-        return self.hardware.compile(self.objective.prepare)
+        return self.hardware.compile(self.objective.prepare_batch)
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         return min(self.recipe.train.batch_size, len(self.data.train))
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self.data.train) * self.recipe.data.passes_per_epoch // self.batch
+        return len(self.data.train) * self.recipe.data.passes_per_epoch // self.batch_size
 
     @property
-    def steps(self) -> int:
+    def total_steps(self) -> int:
         return self.steps_per_epoch * self.recipe.train.epochs
 
     @property
-    def answering(self) -> nn.Module:
+    def eval_model(self) -> nn.Module:
         """The model that is evaluated and saved: averaged if averaging is on."""
-        return self.average.model if self.average else self.model
+        return self.ema.model if self.ema else self.model
 
-    def keep_best(self, accuracy: float) -> None:
+    def store_best_weights(self, accuracy: float) -> None:
         self.best_accuracy, self.best_epoch = accuracy, self.epoch
-        self.best = {name: tensor.clone() for name, tensor in plain_state(self.answering).items()}
+        self.best_weights = {name: tensor.clone() for name, tensor in merge_lora_state_dict(self.eval_model).items()}
 
-    def snapshot(self, old: dict[str, Any] | None = None) -> dict[str, Any]:
+    def copy_state(self, old_copy: dict[str, Any] | None = None) -> dict[str, Any]:
         """A copy of everything that changes, on the device it is on; in the place of an old one, which is faster."""
-        return copied(self._changing(), old)
+        return copy_state(self._collect_state(), old_copy)
 
-    def _changing(self) -> dict[str, Any]:
+    def _collect_state(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
             "step": self.step,
             "best_accuracy": self.best_accuracy,
             "best_epoch": self.best_epoch,
-            "best": self.best,
+            "best": self.best_weights,
             "hardware": asdict(self.hardware),
-            "identity": self.identity,
+            "identity": self.fingerprints,
             "model": self.model.state_dict(),
-            "extra": self.objective.extra.state_dict(),
-            "average": self.average.model.state_dict() if self.average else None,
+            "extra": self.objective.extra_module.state_dict(),
+            "average": self.ema.model.state_dict() if self.ema else None,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "scaler": self.scaler.state_dict(),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state() if self.hardware.device == "cuda" else None,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        if state["hardware"]["device"] != self.hardware.device:
+    def restore_state(self, checkpoint: dict[str, Any]) -> None:
+        if checkpoint["hardware"]["device"] != self.hardware.device:
             raise UserError(
-                f"The run was trained on {state['hardware']['device']}, but this device is {self.hardware.device}, so "
+                f"The run was trained on {checkpoint['hardware']['device']}, but this device is {self.hardware.device}, so "
                 "the result would differ. Resume it there, or start a new run from its recipe.yaml."
             )
         changed = {
@@ -118,76 +117,80 @@ class Session:
             "teacher": "the teacher's weights have",
         }
         for what, words in changed.items():
-            if state["identity"].get(what, "") != self.identity[what]:
+            if checkpoint["identity"].get(what, "") != self.fingerprints[what]:
                 raise UserError(
                     f"The run cannot be resumed: {words} changed since then. Start a new run from its recipe.yaml."
                 )
-        self.epoch, self.step = state["epoch"], state["step"]
-        self.best_accuracy, self.best_epoch, self.best = state["best_accuracy"], state["best_epoch"], state["best"]
-        self.model.load_state_dict(state["model"])
-        self.objective.extra.load_state_dict(state.get("extra", {}))
-        if self.average:
-            self.average.model.load_state_dict(state["average"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+        self.epoch, self.step = checkpoint["epoch"], checkpoint["step"]
+        self.best_accuracy, self.best_epoch, self.best_weights = (
+            checkpoint["best_accuracy"],
+            checkpoint["best_epoch"],
+            checkpoint["best"],
+        )
+        self.model.load_state_dict(checkpoint["model"])
+        self.objective.extra_module.load_state_dict(checkpoint.get("extra", {}))
+        if self.ema:
+            self.ema.model.load_state_dict(checkpoint["average"])
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.scaler.load_state_dict(state["scaler"])
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] is not None:
-            torch.cuda.set_rng_state(state["cuda_rng"])
+        self.scaler.load_state_dict(checkpoint["scaler"])
+        torch.set_rng_state(checkpoint["rng"])
+        if checkpoint["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(checkpoint["cuda_rng"])
 
 
-def _with_kernels(
-    hardware: Hardware, recipe: Recipe, model: VisionTransformer, images: int, decided: Hardware | None
+def _choose_and_set_kernels(
+    hardware: Hardware, recipe: Recipe, model: VisionTransformer, num_images: int, earlier_hardware: Hardware | None
 ) -> Hardware:
     """On CUDA: measure the fastest kernels for the model's shapes, or use an earlier choice."""
     warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # the backward thread says so, once
     torch.backends.cuda.matmul.allow_tf32 = True
-    use = training_use(recipe, images, hardware.dtype, hardware.compiled)
-    hardware = replace(hardware, kernels=decided.kernels if decided else choose_kernels(model, use))
-    use_kernels(model, hardware.kernels)
+    use = make_training_workload(recipe, num_images, hardware.dtype, hardware.compiled)
+    hardware = replace(hardware, kernels=earlier_hardware.kernels if earlier_hardware else choose_kernels(model, use))
+    set_kernels(model, hardware.kernels)
     return hardware
 
 
-def training_use(recipe: Recipe, images: int, dtype: torch.dtype, compiled: bool) -> Use:
+def make_training_workload(recipe: Recipe, num_images: int, dtype: torch.dtype, compiled: bool) -> KernelWorkload:
     """What the kernels of a training with so many images are chosen for."""
-    batch = min(recipe.train.batch_size, images) // recipe.train.grad_accum_steps
-    batch *= GLOBALS if recipe.train.objective == "dino" else 1
-    return Use(batch, dtype, training=True, compiled=compiled)
+    batch = min(recipe.train.batch_size, num_images) // recipe.train.grad_accum_steps
+    batch *= NUM_GLOBAL_CROPS if recipe.train.objective == "dino" else 1
+    return KernelWorkload(batch, dtype, training=True, compiled=compiled)
 
 
-def _with_weights(recipe: Recipe, data: TrainingData, weights: dict[str, Tensor] | None) -> VisionTransformer:
+def _build_model(recipe: Recipe, data: TrainingData, initial_weights: dict[str, Tensor] | None) -> VisionTransformer:
     torch.manual_seed(recipe.train.seed)
     model = VisionTransformer(recipe.model)
-    if weights is not None:
-        model.load_state_dict(weights)
+    if initial_weights is not None:
+        model.load_state_dict(initial_weights)
     if recipe.train.whiten:
-        whiten(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
+        whiten_patch_embedding(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
     return model
 
 
 def start_session(
     recipe: Recipe,
     data: TrainingData,
-    decided: Hardware | None = None,
-    weights: dict[str, Tensor] | None = None,
-    models: int = 1,
+    earlier_hardware: Hardware | None = None,
+    initial_weights: dict[str, Tensor] | None = None,
+    num_batched_runs: int = 1,
 ) -> Session:
     """Initialise the weights from the seed, or use the given ones. `decided`: an earlier choice of device, precision
     and compilation. `models`: number of batched runs, which affects that choice."""
     began = time.monotonic()
-    model = _with_weights(recipe, data, weights)
+    model = _build_model(recipe, data, initial_weights)
     prepared = time.monotonic() - began
-    set_learning(model, recipe.train)
+    set_trainable_parameters(model, recipe.train)
     images = recipe.train.epochs * recipe.data.passes_per_epoch * len(data.train)
-    hardware = decided or choose_hardware(recipe, model, images, models)
+    hardware = earlier_hardware or choose_hardware(recipe, model, images, num_batched_runs)
     torch.set_num_threads(hardware.threads)
     if hardware.device == "cpu":
         keep_freed_memory()
     model = model.to(hardware.device)
-    train_mode(model)
+    set_train_mode(model)
     if hardware.device == "cuda":
-        hardware = _with_kernels(hardware, recipe, model, len(data.train), decided)
-    average = Average(model) if recipe.train.ema else None
+        hardware = _choose_and_set_kernels(hardware, recipe, model, len(data.train), earlier_hardware)
+    average = AveragedModel(model) if recipe.train.ema else None
     learning = Learning(recipe, data, hardware, model, average)
     objective = make_objective(learning)
     set_up = time.monotonic() - began - prepared
@@ -197,9 +200,47 @@ def start_session(
         hardware,
         model,
         objective,
-        make_optimizers(model, recipe.train, objective.extra),
-        learning.average,
+        make_optimizers(model, recipe.train, objective.extra_module),
+        learning.ema,
         torch.amp.GradScaler(hardware.device, enabled=hardware.precision == "float16"),
         prepared,
         set_up,
     )
+
+
+def copy_state(state: dict[str, Any], old_copy: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy. An old one of the same structure is written over and handed back."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    try:
+        same = _substitute_old_tensors(state, old_copy, pairs)
+    except LookupError:
+        return copy.deepcopy(state)
+    groups: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for kept, new in pairs:
+        groups[new.device, new.dtype].append((kept, new))
+    for group in groups.values():
+        kept, new = ([pair[side] for pair in group] for side in (0, 1))
+        torch._foreach_copy_(kept, new)  # pyright: ignore[reportPrivateImportUsage]
+    return same
+
+
+def _substitute_old_tensors(state: Any, old_copy: Any, tensor_pairs: list[tuple[Tensor, Tensor]]) -> Any:
+    """`new` with the old one's tensors in the place of its own, and which belongs to which; LookupError: unlike."""
+    if isinstance(state, Tensor):
+        if not isinstance(old_copy, Tensor) or (old_copy.shape, old_copy.dtype, old_copy.device) != (
+            state.shape,
+            state.dtype,
+            state.device,
+        ):
+            raise LookupError
+        tensor_pairs.append((old_copy, state.detach()))
+        return old_copy
+    if isinstance(state, dict):
+        if not isinstance(old_copy, dict) or state.keys() != old_copy.keys():
+            raise LookupError
+        return {name: _substitute_old_tensors(value, old_copy[name], tensor_pairs) for name, value in state.items()}
+    if isinstance(state, list):
+        if not isinstance(old_copy, list) or len(state) != len(old_copy):
+            raise LookupError
+        return [_substitute_old_tensors(*both, tensor_pairs) for both in zip(state, old_copy, strict=True)]
+    return copy.copy(state)

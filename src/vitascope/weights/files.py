@@ -1,25 +1,37 @@
-"""Read the tensors of a weights file. Code in the file is never executed."""
+"""Read the tensors of a weights file without executing code; download weights of timm and Hugging Face by name."""
 
+import os
 import re
+import socket
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitascope.errors import UserError, first_line
+from vitascope.errors import UserError, shorten_error_message
+from vitascope.weights.model_info import WeightsMetadata
 
-ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
+WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 # Where training scripts put a model's weights inside a checkpoint; averaged ones and DINO's teacher are those to use.
-INSIDE = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "student")
-WRAPPERS = ("module.", "_orig_mod.", "backbone.", "model.")  # of DistributedDataParallel, torch.compile, DINO, others
+CHECKPOINT_KEYS = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "student")
+WRAPPER_PREFIXES = (
+    "module.",
+    "_orig_mod.",
+    "backbone.",
+    "model.",
+)  # of DistributedDataParallel, torch.compile, DINO, others
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+def read_weights_file(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     """The model's weights in float32 without wrapper prefixes, and the names of other tensors in the file."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
@@ -29,17 +41,19 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
         inside = ", ".join(str(name) for name in list(found)[:5])
         raise UserError(
             f"{path} contains no named tensors; it contains {inside or 'nothing'}. "
-            f"Save the model's state_dict(), directly or under one of {', '.join(INSIDE)}."
+            f"Save the model's state_dict(), directly or under one of {', '.join(CHECKPOINT_KEYS)}."
         )
     if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
         raise UserError(f"{path}: {broken} contains NaN or infinite values, so the weights cannot be used.")
-    return unwrapped({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
+    return remove_wrapper_prefixes({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
 
 
-def unwrapped(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def remove_wrapper_prefixes(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Remove prefixes: model.backbone.blocks.0 … -> blocks.0 …. Tensors outside the wrapped model are removed."""
     left_out: list[str] = []
-    while wrapper := next((start for start in WRAPPERS if any(name.startswith(start) for name in tensors)), None):
+    while wrapper := next(
+        (start for start in WRAPPER_PREFIXES if any(name.startswith(start) for name in tensors)), None
+    ):
         left_out += [name for name in tensors if not name.startswith(wrapper)]
         tensors = {name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)}
     return tensors, sorted(left_out)
@@ -50,7 +64,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(
-            f"{path} is not a complete safetensors file ({first_line(error)}). Download it again."
+            f"{path} is not a complete safetensors file ({shorten_error_message(error)}). Download it again."
         ) from error
 
 
@@ -62,21 +76,121 @@ def _read_pickle(path: Path) -> dict[str, Any]:
     except UnpicklingError as error:
         if "unsupported global" in str(error).lower() or path.read_bytes()[:1] == b"\x80":
             raise UserError(
-                f"{path} contains Python objects other than tensors{_named(error)}. Nothing was executed. "
+                f"{path} contains Python objects other than tensors{_format_refused_object(error)}. Nothing was executed. "
                 "Save only the model's state_dict(), or use a .safetensors file."
             ) from error
         raise UserError(
             f"{path} cannot be read as weights: it is not a complete PyTorch file. Download it again."
         ) from error
     except Exception as error:  # torch and zipfile have errors of their own
-        raise UserError(f"{path} cannot be read as weights ({first_line(error)}). Download it again.") from error
-    for name in INSIDE:
+        raise UserError(
+            f"{path} cannot be read as weights ({shorten_error_message(error)}). Download it again."
+        ) from error
+    for name in CHECKPOINT_KEYS:
         if isinstance(found, dict) and isinstance(found.get(name), dict):
             found = found[name]
     return found if isinstance(found, dict) else {}
 
 
-def _named(error: Exception) -> str:
+def _format_refused_object(unpickling_error: Exception) -> str:
     """Which object, where PyTorch says it: GLOBAL argparse.Namespace."""
-    found = re.search(r"GLOBAL ([\w.]+)", str(error))
+    found = re.search(r"GLOBAL ([\w.]+)", str(unpickling_error))
     return f" ({found.group(1)})" if found else ""
+
+
+CONNECT_TIMEOUT_SECONDS = 5.0  # seconds
+
+
+def download_timm_model(model_name: str) -> nn.Module:
+    """timm's own model with its published weights."""
+    import timm
+
+    if not timm.is_model(model_name):
+        near = timm.list_models(f"*{model_name}*")[:3] or get_close_matches(
+            model_name, timm.list_models(), 3, cutoff=0.3
+        )
+        raise UserError(f"timm has no model '{model_name}'. It has {', '.join(near)}, …")
+    try:
+        with use_cache_if_offline():
+            return timm.create_model(model_name, pretrained=True).eval()
+    except Exception as error:  # the hub's and the network's errors have no common name
+        raise UserError(
+            f"The timm weights {model_name} could not be downloaded ({_describe_download_error(error)}). To work offline, download config.json "
+            f"and model.safetensors of the repository timm/{_add_pretrained_tag(model_name)} on another machine. Put both in one folder "
+            f"here, and use its path instead of timm:{model_name}."
+        ) from error
+
+
+@contextmanager
+def use_cache_if_offline() -> Iterator[None]:
+    """If the hub cannot be reached, use its cache at once instead of retrying for a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not _is_reachable(constants.ENDPOINT)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _is_reachable(url: str) -> bool:
+    parts = urlsplit(url)
+    if any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
+        return True  # a proxy is set, so a direct connection says nothing
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 443), timeout=CONNECT_TIMEOUT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def read_timm_metadata(timm_model: Any) -> WeightsMetadata:
+    """Settings and normalisation of a timm model."""
+    from timm.data.config import resolve_model_data_config
+    from timm.models.vision_transformer import Block, VisionTransformer
+
+    if type(timm_model) is not VisionTransformer:  # a subclass computes something else
+        raise UserError(f"timm's {type(timm_model).__name__} is not a plain ViT.")
+    first: Any = timm_model.blocks[0] if len(timm_model.blocks) else None
+    if type(first) is not Block or getattr(timm_model.patch_embed, "img_size", None) is None:
+        part = type(timm_model.patch_embed if type(first) is Block else first).__name__
+        raise UserError(f"This timm model is not a plain ViT: it has {part}.")
+    said: dict[str, Any] = resolve_model_data_config(timm_model)
+    size = tuple(timm_model.patch_embed.img_size)
+    settings = {
+        "img_size": size[0] if size[0] == size[1] else size,
+        "num_heads": first.attn.num_heads,
+        "norm_eps": getattr(first.norm1, "eps", 1e-6),
+        "global_pool": timm_model.global_pool,
+    }
+    return WeightsMetadata(settings, None, tuple(said["mean"]), tuple(said["std"]), "timm")
+
+
+def download_hub_repository(repository_name: str) -> Path:
+    """A Hugging Face repository's config and weights, from its cache or from the network -> a folder."""
+    from huggingface_hub import snapshot_download
+
+    files = ["config.json", "preprocessor_config.json", "model.safetensors", "pytorch_model.bin"]
+    try:
+        with use_cache_if_offline():
+            return Path(snapshot_download(repository_name, allow_patterns=files))
+    except Exception as error:  # the hub's and the network's errors have no common name
+        raise UserError(
+            f"The repository {repository_name} could not be downloaded ({_describe_download_error(error)}). To work offline, download its "
+            "config.json and model.safetensors on another machine. Put both in one folder here, and use its path."
+        ) from error
+
+
+def _add_pretrained_tag(model_name: str) -> str:
+    import timm
+
+    config = timm.get_pretrained_cfg(model_name)
+    return f"{model_name.split('.')[0]}.{config.tag}" if config is not None and config.tag else model_name
+
+
+def _describe_download_error(error: Exception) -> str:
+    words = str(error)
+    if "offline" in words or "local cache" in words or "outgoing traffic" in words:
+        return "the Hugging Face Hub cannot be reached, and the files are not in the cache"
+    return shorten_error_message(error)[:120]

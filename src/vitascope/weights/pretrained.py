@@ -1,177 +1,266 @@
-"""Open the weights of a plain ViT from `timm:NAME`, `hf:REPO`, a file or a folder, with timm's parameter names."""
+"""Open pretrained weights or any trained classifier: `timm:NAME`, `hf:REPO`, a file or a folder."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitascope.data.preparation import Preparation
+from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig, Size, check_size
 from vitascope.model.vit import VisionTransformer
-from vitascope.weights.building import fill_timm
-from vitascope.weights.facts import ModelFacts
-from vitascope.weights.files import ENDINGS, read_tensors
-from vitascope.weights.folders import read_folder, readable
-from vitascope.weights.known import Known, class_names, imagenet_normalisation, unique
-from vitascope.weights.names import to_timm_names
-from vitascope.weights.online import fetch_repository, fetch_timm, known_of_timm
-from vitascope.weights.sizes import check_fits, config_of
+from vitascope.weights.files import (
+    WEIGHTS_SUFFIXES,
+    download_hub_repository,
+    download_timm_model,
+    read_timm_metadata,
+    read_weights_file,
+)
+from vitascope.weights.folders import (
+    build_timm_from_config,
+    find_weights_file,
+    is_model_folder,
+    load_timm_weights,
+    read_config_json,
+    read_model_folder,
+)
+from vitascope.weights.infer_config import check_weights_fit, infer_config
+from vitascope.weights.model_info import (
+    ModelInfo,
+    WeightsMetadata,
+    get_default_normalisation,
+    make_class_names,
+    make_names_unique,
+    match_channel_count,
+)
+from vitascope.weights.parameter_names import convert_to_timm_names
 
-ONLINE = ("timm:", "hf:")
-SAME = 1e-4  # relative to the largest logit: rounding is far below, another activation above
+ONLINE_PREFIXES = ("timm:", "hf:")
+MAX_RELATIVE_DIFFERENCE = 1e-4  # relative to the largest logit: rounding is far below, another activation above
 IMAGENET_CLASSES = "class names of ImageNet, because there are 1000 classes"
-HOW = "Use timm:NAME, hf:REPO, a file (.safetensors, .pth), a folder with config.json, or a run."
+ACCEPTED_WEIGHTS_HELP = "Use timm:NAME, hf:REPO, a file (.safetensors, .pth), a folder with config.json, or a run."
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class PretrainedModel:
     """A trained model: weights in float32, sizes, classes, preparation, and the assumptions made."""
 
     name: str
     library: str  # whose names the weights had
-    facts: ModelFacts
+    info: ModelInfo
     weights: dict[str, Tensor]
-    assumed: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)  # weights that our model has no place for
+    assumptions: list[str] = field(default_factory=list)
+    dropped_names: list[str] = field(default_factory=list)  # weights that our model has no place for
     notes: list[str] = field(default_factory=list)
 
     @property
-    def told(self) -> list[str]:
+    def user_messages(self) -> list[str]:
         """Lines for the user: assumptions, removed weights and notes."""
-        left_out = [f"removed: {', '.join(self.dropped)}"] if self.dropped else []
-        return [f"assumed: {words}" for words in self.assumed] + left_out + [f"note: {words}" for words in self.notes]
+        left_out = [f"removed: {', '.join(self.dropped_names)}"] if self.dropped_names else []
+        return (
+            [f"assumed: {words}" for words in self.assumptions] + left_out + [f"note: {words}" for words in self.notes]
+        )
 
-    def model(self) -> VisionTransformer:
+    def build_model(self) -> VisionTransformer:
         """The model with these weights, in eval mode."""
-        return ready(self.facts.model, self.weights)
+        return build_eval_model(self.info.model, self.weights)
 
 
-def ready(config: ModelConfig, weights: dict[str, Tensor]) -> VisionTransformer:
+def build_eval_model(config: ModelConfig, weights: dict[str, Tensor]) -> VisionTransformer:
     built = VisionTransformer(config)
     built.load_state_dict(weights)
     return built.eval()
 
 
-def open_weights(word: str, *, num_heads: int | None = None, img_size: Size | None = None) -> Pretrained:
+def open_weights(model_ref: str, *, num_heads: int | None = None, img_size: Size | None = None) -> PretrainedModel:
     """Open what `weights=` accepts. `num_heads`, `img_size`: used if the weights do not define them."""
     if img_size is not None:
         img_size = check_size("img_size", img_size)
-    given = Given(num_heads, img_size)
-    if word.startswith("timm:"):
-        return _from_timm(word, given)
-    if word.startswith("hf:"):
-        return _from_folder(fetch_repository(word.removeprefix("hf:")), word, given)
-    path = Path(word).expanduser()
+    given = UserOverrides(num_heads, img_size)
+    if model_ref.startswith("timm:"):
+        return _open_timm_model(model_ref, given)
+    if model_ref.startswith("hf:"):
+        return _open_model_folder(download_hub_repository(model_ref.removeprefix("hf:")), model_ref, given)
+    path = Path(model_ref).expanduser()
     if path.is_dir():
-        return _from_folder(path, word, given)
-    if path.suffix in ENDINGS and readable(path.parent):
-        return _beside_config(path, word, given)
-    if path.suffix in ENDINGS:
-        tensors, beside = read_tensors(path)
-        return named(tensors, str(path), given.added_to(Known(), word), beside=beside, asked_size=img_size)
+        return _open_model_folder(path, model_ref, given)
+    if path.suffix in WEIGHTS_SUFFIXES and is_model_folder(path.parent):
+        return _open_file_with_config(path, model_ref, given)
+    if path.suffix in WEIGHTS_SUFFIXES:
+        tensors, beside = read_weights_file(path)
+        return pretrained_from_state_dict(
+            tensors,
+            str(path),
+            given.add_to_metadata(WeightsMetadata(), model_ref),
+            extra_dropped=beside,
+            requested_size=img_size,
+        )
     if path.exists():
-        raise UserError(f"{word} is not a weights file: its name must end in {', '.join(ENDINGS)}. {HOW}")
-    raise UserError(f"There are no weights '{word}'. {HOW}")
+        raise UserError(
+            f"{model_ref} is not a weights file: its name must end in {', '.join(WEIGHTS_SUFFIXES)}. {ACCEPTED_WEIGHTS_HELP}"
+        )
+    raise UserError(f"There are no weights '{model_ref}'. {ACCEPTED_WEIGHTS_HELP}")
 
 
 @dataclass(frozen=True)
-class Given:
+class UserOverrides:
     """Settings of the weights that the user gives."""
 
     num_heads: int | None = None
     img_size: Size | None = None  # used only if nothing else defines it
 
-    def added_to(self, known: Known, word: str) -> Known:
+    def add_to_metadata(self, metadata: WeightsMetadata, model_ref: str) -> WeightsMetadata:
         """Add the user's settings to `known`. A contradiction with config.json is an error."""
         if self.num_heads is None:
-            return known
-        self.check(known.settings.get("num_heads", self.num_heads), word)
-        return replace(known, settings=known.settings | {"num_heads": self.num_heads})
+            return metadata
+        self.check_num_heads(metadata.settings.get("num_heads", self.num_heads), model_ref)
+        return replace(metadata, settings=metadata.settings | {"num_heads": self.num_heads})
 
-    def check(self, heads: int, word: str) -> None:
-        if self.num_heads not in (None, heads):
+    def check_num_heads(self, actual_num_heads: int, model_ref: str) -> None:
+        if self.num_heads not in (None, actual_num_heads):
             raise UserError(
-                f"{word} has num_heads={heads}, so num_heads={self.num_heads} would be a different model. "
+                f"{model_ref} has num_heads={actual_num_heads}, so num_heads={self.num_heads} would be a different model. "
                 "Leave num_heads out."
             )
 
 
-def named(
-    tensors: dict[str, Tensor],
+def pretrained_from_state_dict(
+    state_dict: dict[str, Tensor],
     name: str,
-    known: Known | None = None,
+    metadata: WeightsMetadata | None = None,
     *,
-    beside: list[str] | None = None,
-    asked_size: Size | None = None,
-) -> Pretrained:
+    extra_dropped: list[str] | None = None,
+    requested_size: Size | None = None,
+) -> PretrainedModel:
     """Convert any library's state dict. `known`: further facts, from config.json or from the user."""
-    known = known or Known()
-    renamed = to_timm_names(tensors, name)
-    settings = renamed.settings | known.settings
-    config, assumed = config_of(renamed.weights, renamed.library, name, asked_size=asked_size, **settings)
-    facts, dropped = facts_for(config, known, assumed), [*(beside or []), *renamed.dropped]
-    return Pretrained(name, known.library or renamed.library, facts, renamed.weights, assumed, dropped, renamed.notes)
+    metadata = metadata or WeightsMetadata()
+    renamed = convert_to_timm_names(state_dict, name)
+    settings = renamed.settings | metadata.settings
+    config, assumed = infer_config(renamed.weights, renamed.library, name, requested_size=requested_size, **settings)
+    facts, dropped = make_model_info(config, metadata, assumed), [*(extra_dropped or []), *renamed.dropped_names]
+    return PretrainedModel(
+        name, metadata.library or renamed.library, facts, renamed.weights, assumed, dropped, renamed.notes
+    )
 
 
-def facts_for(config: ModelConfig, known: Known, assumed: list[str]) -> ModelFacts:
-    mean, std = known.mean, known.std
+def make_model_info(config: ModelConfig, metadata: WeightsMetadata, assumptions: list[str]) -> ModelInfo:
+    mean, std = metadata.mean, metadata.std
     if mean is None or std is None or {len(mean), len(std)} != {config.in_chans}:
-        mean, std = imagenet_normalisation(config.in_chans)
-        assumed.append(f"images normalised with mean {_round(mean)}, standard deviation {_round(std)}")
-    classes = unique(known.classes) if known.classes and len(known.classes) == config.num_classes else None
+        mean, std = get_default_normalisation(config.in_chans)
+        assumptions.append(
+            f"images normalised with mean {_format_values(mean)}, standard deviation {_format_values(std)}"
+        )
+    classes = (
+        make_names_unique(metadata.classes)
+        if metadata.classes and len(metadata.classes) == config.num_classes
+        else None
+    )
     if classes is None:
-        classes = class_names(config.num_classes)
+        classes = make_class_names(config.num_classes)
         if config.num_classes == 1000:
-            assumed.append(IMAGENET_CLASSES)
+            assumptions.append(IMAGENET_CLASSES)
     stored = (config.in_chans, *config.image_shape)
-    return ModelFacts(config, classes, Preparation(config.image_shape, tuple(mean), tuple(std)), stored)
+    return ModelInfo(config, classes, Preprocessing(config.image_shape, tuple(mean), tuple(std)), stored)
 
 
-def _from_folder(path: Path, word: str, given: Given, file: Path | None = None) -> Pretrained:
-    found = read_folder(path, file)
-    where = str(file or path)
-    if isinstance(found.known, ModelFacts):
-        given.check(found.known.model.num_heads, word)
-        check_fits(found.tensors, found.known.model, where)
-        return Pretrained(word, "vitascope", found.known, found.tensors, dropped=found.beside)
-    known = given.added_to(found.known, word)
-    made = replace(named(found.tensors, where, known, beside=found.beside, asked_size=given.img_size), name=word)
-    if found.theirs is not None:
-        check_answer(made, fill_timm(found.theirs, made.weights, where))
+def _open_model_folder(
+    folder: Path, model_ref: str, overrides: UserOverrides, weights_path: Path | None = None
+) -> PretrainedModel:
+    found = read_model_folder(folder, weights_path)
+    where = str(weights_path or folder)
+    if isinstance(found.metadata, ModelInfo):
+        overrides.check_num_heads(found.metadata.model.num_heads, model_ref)
+        check_weights_fit(found.tensors, found.metadata.model, where)
+        return PretrainedModel(model_ref, "vitascope", found.metadata, found.tensors, dropped_names=found.extra_names)
+    known = overrides.add_to_metadata(found.metadata, model_ref)
+    made = replace(
+        pretrained_from_state_dict(
+            found.tensors, where, known, extra_dropped=found.extra_names, requested_size=overrides.img_size
+        ),
+        name=model_ref,
+    )
+    if found.timm_model is not None:
+        check_same_output(made, load_timm_weights(found.timm_model, made.weights, where))
     return made
 
 
-def _beside_config(file: Path, word: str, given: Given) -> Pretrained:
+def _open_file_with_config(weights_path: Path, model_ref: str, overrides: UserOverrides) -> PretrainedModel:
     """A weights file in a folder with config.json, such as best.safetensors of a run."""
-    config = file.parent / "config.json"
+    config = weights_path.parent / "config.json"
     try:
-        found = _from_folder(file.parent, word, given, file)
+        found = _open_model_folder(weights_path.parent, model_ref, overrides, weights_path)
     except UserError as error:
         hint = f"It was read with {config}. If that belongs to another model, move the weights to their own folder."
         raise UserError(f"{error} {hint}") from error
     return replace(found, notes=[*found.notes, f"sizes, classes and normalisation are from {config}"])
 
 
-def _from_timm(word: str, given: Given) -> Pretrained:
-    theirs = fetch_timm(word.removeprefix("timm:"))
-    found = named(theirs.state_dict(), word, given.added_to(known_of_timm(theirs), word))
-    check_answer(found, theirs)
+def _open_timm_model(model_ref: str, overrides: UserOverrides) -> PretrainedModel:
+    theirs = download_timm_model(model_ref.removeprefix("timm:"))
+    found = pretrained_from_state_dict(
+        theirs.state_dict(), model_ref, overrides.add_to_metadata(read_timm_metadata(theirs), model_ref)
+    )
+    check_same_output(found, theirs)
     return found
 
 
-def check_answer(found: Pretrained, theirs: Any) -> None:
+def check_same_output(pretrained: PretrainedModel, reference_model: Any) -> None:
     """Compare the outputs for one image, and raise an error if the model is not a plain ViT."""
-    images = torch.randn(1, *found.facts.stored, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(1, *pretrained.info.stored, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        wanted, told = theirs.eval()(images), found.model()(images)
-    if wanted.shape != told.shape or not (wanted - told).abs().max() <= SAME * wanted.abs().max().clamp(min=1e-6):
+        wanted, told = reference_model.eval()(images), pretrained.build_model()(images)
+    if wanted.shape != told.shape or not (
+        wanted - told
+    ).abs().max() <= MAX_RELATIVE_DIFFERENCE * wanted.abs().max().clamp(min=1e-6):
         raise UserError(
-            f"{found.name} is not a plain ViT: with the same weights, Vitascope's model gives a different output."
+            f"{pretrained.name} is not a plain ViT: with the same weights, Vitascope's model gives a different output."
         )
 
 
-def _round(values: Any) -> str:
+def _format_values(values: Any) -> str:
     return "/".join(f"{value:.3g}" for value in values)
+
+
+@dataclass(frozen=True)
+class AnyModel:
+    """In eval mode. `classes`: their names, None where only their number is known."""
+
+    module: nn.Module
+    preprocessing: Preprocessing
+    num_classes: int
+    classes: list[str] | None
+
+
+def open_any(model_ref: str) -> AnyModel:
+    """`timm:NAME` and folders that timm saved go through timm; everything else is what `weights=` takes."""
+    if model_ref.startswith("timm:"):
+        return wrap_timm_model(download_timm_model(model_ref.removeprefix("timm:")), None)
+    path = (
+        download_hub_repository(model_ref.removeprefix("hf:"))
+        if model_ref.startswith("hf:")
+        else Path(model_ref).expanduser()
+    )
+    said = read_config_json(path)  # `open_weights` reports what is wrong with it
+    if "architecture" in said:
+        model = load_timm_weights(
+            build_timm_from_config(said, path), read_weights_file(find_weights_file(path))[0], str(path)
+        )
+        return wrap_timm_model(model, said.get("label_names"))
+    found = open_weights(model_ref)
+    return AnyModel(found.build_model(), found.info.preparation, found.info.model.num_classes, found.info.classes)
+
+
+def wrap_timm_model(timm_model: Any, class_names: list[str] | None) -> AnyModel:
+    """Read preparation and classes of a timm model. Channels and image size come from the network itself."""
+    from timm.data.config import resolve_model_data_config
+
+    said: dict[str, Any] = resolve_model_data_config(timm_model)
+    size = getattr(getattr(timm_model, "patch_embed", None), "img_size", None) or said["input_size"][1:]
+    first = next((part for part in timm_model.modules() if isinstance(part, nn.Conv2d)), None)
+    channels = first.in_channels if first is not None else said["input_size"][0]
+    mean, std = (match_channel_count(said[name], channels) for name in ("mean", "std"))
+    usable = class_names is not None and len(class_names) == timm_model.num_classes == len(set(class_names))
+    preparation = Preprocessing((int(size[0]), int(size[1])), mean, std)
+    return AnyModel(timm_model.eval(), preparation, timm_model.num_classes, class_names if usable else None)

@@ -1,0 +1,1 @@
+"""Coursework: exercises, the checker that names mistakes, and the five sheets."""

@@ -1,0 +1,204 @@
+"""The part `transformer-block`: attention, then the MLP, each normalised first and added (Dosovitskiy et al. 2021)."""
+
+from itertools import product
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.coursework.checker.argument_names import guess_argument_roles, split_identifier
+from vitascope.coursework.checker.attention_layers import (
+    CorrectVariant,
+    get_norm_parameters,
+    get_reference_weights,
+    list_attention_mistakes,
+    list_attention_variants,
+    select_attention_layers,
+)
+from vitascope.coursework.checker.feed_forward import (
+    apply_feed_forward,
+    find_mlp_layers,
+    list_module_activation_variants,
+)
+from vitascope.coursework.checker.heads import AttentionModuleChecker
+from vitascope.coursework.checker.instances import ModuleFactory
+from vitascope.coursework.checker.masks import list_mask_formats
+from vitascope.coursework.checker.part import (
+    CallConvention,
+    Case,
+    NamedTensors,
+    choose_default_mask_kind,
+    make_allowed_mask,
+)
+from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake, multi_head_attention
+from vitascope.coursework.checker.weights import LinearLayer, WeightsByRole, find_linear_layers, find_norms
+
+BLOCK_MISTAKES = [
+    SimulatedMistake("norm-after", {"order": "after"}),
+    SimulatedMistake("norm-after", {"order": "on-branch"}),
+    *(SimulatedMistake("missing-residual", {"added": which}) for which in ("", "1", "2", "normed")),
+    *(SimulatedMistake("missing-norm", {"normed": which}) for which in ("", "1", "2")),
+]
+
+
+BlockWeights = tuple[WeightsByRole, LinearLayer, LinearLayer]
+_BLOCK_WEIGHTS_CACHE: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], BlockWeights]] = WeakKeyDictionary()
+
+
+def find_block_weights(module: nn.Module, options: ReferenceOptions, num_heads: int, width: int) -> BlockWeights:
+    """Attention's weights and the MLP's two maps; remembered where no gradient is wanted."""
+    if torch.is_grad_enabled():
+        return _collect_block_weights(module, options, num_heads, width)
+    known, key = (
+        _BLOCK_WEIGHTS_CACHE.setdefault(module, {}),
+        (options["assignment"], options.get("rows"), num_heads, width),
+    )
+    if key not in known:
+        known[key] = _collect_block_weights(module, options, num_heads, width)
+    return known[key]
+
+
+def _collect_block_weights(module: nn.Module, options: ReferenceOptions, num_heads: int, width: int) -> BlockWeights:
+    maps = find_linear_layers(module)
+    attending = select_attention_layers(maps, width)
+    first, second = find_mlp_layers([one for one in maps if all(one is not other for other in attending)], width)
+    return get_reference_weights(attending, options, num_heads), first, second
+
+
+def run_reference_block(
+    x: Tensor, module: nn.Module, num_heads: int, allowed_mask: Tensor | None, options: ReferenceOptions
+) -> Tensor:
+    """x + attention(norm(x)), then x + mlp(norm(x)); the weights are those of the user's module."""
+    weights, first, second = find_block_weights(module, options, num_heads, x.shape[-1])
+    if options.get("causal"):
+        allowed_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+
+    def attention(y: Tensor) -> Tensor:
+        return multi_head_attention((y, y, y), weights, num_heads, allowed_mask, options)
+
+    def mlp(y: Tensor) -> Tensor:
+        return apply_feed_forward(y, first, second, options["bend"])
+
+    norms = get_block_norms(module, options.get("norms_swapped", False))
+    for number, layer in (("1", attention), ("2", mlp)):
+        norm = norms[int(number) - 1] if number in options.get("normed", "12") else None
+        x = _apply_residual_branch(x, layer, norm, number in options.get("added", "12"), options)
+    return x
+
+
+def _apply_residual_branch(
+    x: Tensor, layer: Any, norm: nn.Module | None, has_residual: bool, options: ReferenceOptions
+) -> Tensor:
+    def normal(y: Tensor) -> Tensor:
+        return y if norm is None else F.layer_norm(y, y.shape[-1:], *get_norm_parameters(norm))
+
+    if options.get("order") == "after":
+        return normal(x + layer(x) if has_residual else layer(x))
+    if options.get("order") == "on-branch":
+        return x + normal(layer(x)) if has_residual else normal(layer(x))
+    if options.get("added") == "normed":
+        return normal(x) + layer(normal(x))
+    return x + layer(normal(x)) if has_residual else layer(normal(x))
+
+
+def get_block_norms(module: nn.Module, swapped: bool) -> list[nn.Module | None]:
+    """Attention's norm and the MLP's: as they were made, or the other way round; one may serve both."""
+    norms: list[nn.Module | None] = [norm for _, norm in find_norms(module)]
+    if len(norms) < 2:
+        return [*norms, *norms] if norms else [None, None]
+    return [norms[1], norms[0]] if swapped else norms[:2]
+
+
+def list_block_variants(module: nn.Module, width: int) -> list[CorrectVariant]:
+    """List the correct variants: attention, activation function, and which norm belongs to which layer."""
+    attending = list_attention_variants(module, select_attention_layers(find_linear_layers(module), width))
+    swaps: list[CorrectVariant] = [({}, ())]
+    if len(find_norms(module)) > 1:
+        names = [name for name, _ in find_norms(module)][1::-1]
+        swaps.append(
+            ({"norms_swapped": True}, (f"{names[0]} is the norm before attention, {names[1]} the norm before the MLP",))
+        )
+    return [
+        ({**bend, **chosen, **swap}, (*bend_words, *words, *swap_words))
+        for (swap, swap_words), (chosen, words), (bend, bend_words) in product(
+            swaps, attending, list_module_activation_variants(module)
+        )
+    ]
+
+
+def find_missing_block_layers(module: nn.Module, width: int, has_heads: bool) -> list[SimulatedMistake]:
+    """List the layers that are missing."""
+    found = []
+    attending = select_attention_layers(find_linear_layers(module), width)
+    weights = get_reference_weights(attending, list_attention_variants(module, attending)[0][0], 1)
+    if has_heads and "wo" not in weights:
+        found.append(SimulatedMistake("missing-output-projection", {"projected": False}))
+    if not find_norms(module):
+        found.append(SimulatedMistake("missing-norm", {"normed": ""}))
+    return found
+
+
+def list_block_mistakes(module: nn.Module, width: int, *, has_mask: bool = False) -> list[SimulatedMistake]:
+    maps = select_attention_layers(find_linear_layers(module), width)
+    return [*BLOCK_MISTAKES, *list_attention_mistakes(module, maps, has_mask=has_mask)]
+
+
+class TransformerBlockChecker(AttentionModuleChecker):
+    """A class or an instance."""
+
+    part = "transformer-block"
+    max_variants_per_mistake = 3
+    axis_order_groups = (("batch", "token"),)
+
+    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+        self.name = name
+        sizes = {"width": 12, "heads": 3, "hidden": 20, "ratio": 2, "dropout": 0.1, "batch_first": True, "length": 16}
+        sizes |= {"key_width": 4, "value_width": 4}
+        self.module_factory = ModuleFactory(user_code, sizes, ("width", "heads", "hidden"))
+        self.sample_module = self.module_factory.get_module({})
+        self.argument_roles = guess_argument_roles(self.sample_module.forward)
+        masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
+        self.mask_formats = list_mask_formats(masks[0], type(self.sample_module), mask_polarity) if masks else []
+        self.default_mask_kind = choose_default_mask_kind(self.sample_module.forward, self.argument_roles)
+
+    def get_reference_name(self) -> str:
+        return "nn.TransformerEncoderLayer(norm_first=True)"
+
+    def _get_grid_sizes(self, num_rows: int, num_columns: int) -> dict[str, int]:
+        return {}
+
+    @property
+    def width(self) -> int:
+        return self.module_factory.fixed_sizes.get("width", 12)
+
+    def run_reference(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    ) -> Tensor:
+        x = inputs["x"]
+        allowed = make_allowed_mask(case, x.shape[1], x.shape[1])
+        return run_reference_block(x, self.get_module(case), case.sizes["heads"], allowed, options)
+
+    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+        return list_block_variants(self.sample_module, self.width)
+
+    def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
+        return find_missing_block_layers(self.sample_module, self.width, self.module_factory.has_heads)
+
+    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+        there = {switch.mistake_id for switch in self.find_missing_layers(convention)}
+        found = list_block_mistakes(self.sample_module, self.width, has_mask=bool(self.mask_formats))
+        return [switch for switch in found if switch.mistake_id not in there]
+
+    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+        lines = super().describe_evidence(convention, user_result, reference_result)
+        known = {"weight", "bias"}
+        odd = [
+            n for n, p in self.sample_module.named_parameters() if p.ndim == 1 and not known & set(split_identifier(n))
+        ]
+        return (
+            [*lines, f"The module has parameters that a standard block does not have: {', '.join(odd)}."]
+            if odd
+            else lines
+        )

@@ -1,0 +1,212 @@
+"""Compare the user's code with the reference: every case, float32, the gradient, eval and train mode."""
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitascope.coursework.checker.part import CallConvention, Case, NamedTensors, NoDropoutMode, PartChecker
+from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+from vitascope.coursework.checker.report import CheckRow
+from vitascope.errors import shorten_error_message
+
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-4}  # of the largest number
+
+
+@dataclass
+class Diagnosis:
+    """The way, the choices and the mistakes that reproduce the user's numbers."""
+
+    convention: CallConvention
+    variant_options: ReferenceOptions
+    assumptions: tuple[str, ...]
+    simulated_mistakes: tuple[SimulatedMistake, ...] = ()
+
+    @property
+    def options(self) -> ReferenceOptions:
+        return dict(self.variant_options) | {
+            k: v for switch in self.simulated_mistakes for k, v in switch.options.items()
+        }
+
+
+@dataclass
+class CachedRunner:
+    """The user's results, each computed once."""
+
+    checker: PartChecker
+    user_results: dict[tuple[Any, ...], Tensor | Exception] = field(default_factory=dict)
+    inputs_by_case: dict[str, NamedTensors] = field(default_factory=dict)
+    agreement_cache: dict[tuple[Any, ...], bool] = field(default_factory=dict)
+    dropout_mode: NoDropoutMode = field(default_factory=NoDropoutMode)
+
+    def get_inputs(self, case: Case) -> NamedTensors:
+        if case.name not in self.inputs_by_case:
+            self.inputs_by_case[case.name] = {
+                k: v.to(self.checker.dtype) for k, v in self.checker.make_inputs(case).items()
+            }
+        return self.inputs_by_case[case.name]
+
+    def run_user_code(self, convention: CallConvention, case: Case) -> Tensor | Exception:
+        key = (select_relevant_settings(convention, case), case.name)
+        if key not in self.user_results:
+            self.user_results[key] = try_user_code(
+                self.checker, convention, case, self.get_inputs(case), self.dropout_mode
+            )
+        return self.user_results[key]
+
+    def run_reference(self, convention: CallConvention, case: Case, options: ReferenceOptions) -> Tensor | Exception:
+        try:
+            with torch.no_grad():
+                return self.checker.run_reference(convention, case, self.get_inputs(case), options)
+        except (RuntimeError, ValueError, IndexError) as error:
+            return error
+
+
+def select_relevant_settings(convention: CallConvention, case: Case) -> tuple[tuple[str, Any], ...]:
+    """What of a way matters in a case: where nothing is masked, the mask's form does not."""
+    return tuple(
+        (name, value) for name, value in convention.settings.items() if case.mask_kind is not None or name != "form"
+    )
+
+
+def try_user_code(
+    checker: PartChecker,
+    convention: CallConvention,
+    case: Case,
+    inputs: NamedTensors,
+    dropout_mode: NoDropoutMode | None,
+) -> Tensor | Exception:
+    """Run the user's code on copies of the inputs; return the result or the exception."""
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            copies = {name: tensor.clone() for name, tensor in inputs.items()}
+            if dropout_mode is None:
+                return checker.run_user_code(convention, case, copies)
+            with dropout_mode:
+                return checker.run_user_code(convention, case, copies)
+    except (Exception, SystemExit) as error:
+        return error if isinstance(error, Exception) else RuntimeError(f"the code exited the program: {error!r}")
+
+
+def is_same_result(user_result: Tensor | Exception, reference_result: Tensor | Exception, tolerance: float) -> bool:
+    """Close everywhere; two failures agree too."""
+    if isinstance(user_result, Exception) or isinstance(reference_result, Exception):
+        return isinstance(user_result, Exception) and isinstance(reference_result, Exception)
+    if user_result.shape != reference_result.shape:
+        return False
+    user_result, reference_result = user_result.double(), reference_result.double()
+    size = reference_result.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if reference_result.numel() else 0.0
+    return torch.allclose(user_result, reference_result, rtol=0.0, atol=tolerance * max(size, 1e-3), equal_nan=True)
+
+
+def has_random_output(
+    checker: PartChecker, convention: CallConvention, case: Case, dropout_mode: NoDropoutMode | None = None
+) -> bool:
+    """Other numbers for the same input, in eval mode."""
+    given = {name: tensor.to(checker.dtype) for name, tensor in checker.make_inputs(case).items()}
+    results = [try_user_code(checker, convention, case, given, dropout_mode) for _ in range(3)]
+    return not all(is_same_result(results[0], other, 1e-9) for other in results[1:])
+
+
+SKIPPED_NOTE = "not checked, because the forward pass is wrong"
+NUM_TRAIN_MODE_DRAWS = 40  # repetitions in train mode
+
+
+def run_all_checks(runner: CachedRunner, mistake_free: Diagnosis, is_random: bool) -> list[CheckRow]:
+    """Check every case, float32, the gradient, eval and train mode."""
+    subject, way = runner.checker, mistake_free.convention
+    rows = []
+    for case in subject.list_cases():
+        theirs = runner.run_user_code(way, case)
+        holds = isinstance(theirs, Tensor) and is_same_result(
+            theirs, runner.run_reference(way, case, mistake_free.variant_options), TOLERANCE[subject.dtype]
+        )
+        note = (
+            "" if isinstance(theirs, Tensor) else f"raises {type(theirs).__name__}: {shorten_error_message(theirs, 70)}"
+        )
+        optional = "" if case.required else "(optional)" if holds else "(optional, does not count)"
+        rows.append(CheckRow(case.name, holds, f"{note} {optional}".strip()))
+    rows.append(
+        CheckRow(
+            f"{str(subject.dtype).removeprefix('torch.')}, compared with {subject.get_reference_name()}", rows[0].holds
+        )
+    )
+    if subject.dtype == torch.float64:
+        rows.append(_check_float32(subject, mistake_free))
+    rows.append(_check_gradient(subject, mistake_free, rows[0].holds is True))
+    rows.append(CheckRow("eval mode: same result on every call", not is_random))
+    rows.append(_check_train_mode(subject, mistake_free, rows[0].holds is True))
+    return [row for row in rows if row.check]
+
+
+def _check_float32(checker: PartChecker, mistake_free: Diagnosis) -> CheckRow:
+    case = next(case for case in checker.list_cases() if case.required)
+    checker.dtype = torch.float32
+    try:
+        bench = CachedRunner(checker)
+        theirs = bench.run_user_code(mistake_free.convention, case)
+        holds = isinstance(theirs, Tensor) and is_same_result(
+            theirs,
+            bench.run_reference(mistake_free.convention, case, mistake_free.variant_options),
+            TOLERANCE[torch.float32],
+        )
+        note = f"raises {shorten_error_message(theirs, 70)}" if isinstance(theirs, Exception) else ""
+        return CheckRow("float32", holds, note)
+    finally:
+        checker.dtype = torch.float64
+
+
+def _check_train_mode(checker: PartChecker, mistake_free: Diagnosis, is_forward_correct: bool) -> CheckRow:
+    case = next(case for case in checker.list_cases() if case.required)
+    checker.training = True
+    try:
+        if not is_forward_correct:
+            return CheckRow("train mode", None, SKIPPED_NOTE)
+        ours = CachedRunner(checker).run_reference(mistake_free.convention, case, mistake_free.variant_options)
+        drawn = [
+            CachedRunner(checker).run_user_code(mistake_free.convention, case) for _ in range(NUM_TRAIN_MODE_DRAWS)
+        ]
+        if any(is_same_result(theirs, ours, TOLERANCE[checker.dtype]) for theirs in drawn):
+            return CheckRow("train mode, dropout disabled", True)
+        random = not all(is_same_result(drawn[0], other, 1e-9) for other in drawn[1:])  # e.g. stochastic depth
+        return (
+            CheckRow("train mode", None, "not compared, because the result is random")
+            if random
+            else CheckRow("train mode", False)
+        )
+    finally:
+        checker.training = False
+
+
+def _check_gradient(checker: PartChecker, mistake_free: Diagnosis, is_forward_correct: bool) -> CheckRow:
+    """Compare the gradients of a weighted sum of the outputs with respect to the inputs and the weights."""
+    case = next(case for case in checker.list_cases() if case.required)
+    leaves = {name: tensor.to(checker.dtype).requires_grad_() for name, tensor in checker.make_inputs(case).items()}
+    leaves = {name: tensor for name, tensor in leaves.items() if tensor.is_floating_point()}
+    if not is_forward_correct or not leaves:
+        return CheckRow("gradient", None, SKIPPED_NOTE) if leaves else CheckRow("", None)
+    weights = [p for p in checker.get_user_parameters(mistake_free.convention, case) if p.requires_grad]
+    with warnings.catch_warnings(), NoDropoutMode(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        outs = [
+            checker.run_user_code(mistake_free.convention, case, leaves),
+            checker.run_reference(mistake_free.convention, case, leaves, mistake_free.variant_options),
+        ]
+        sums = [(out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum() for out in outs]
+    if not sums[0].requires_grad:
+        return CheckRow("gradient", False, "There is no gradient. Does the code use detach(), .data or no_grad?")
+    wanted = [*leaves.values(), *weights]
+    theirs, ours = (torch.autograd.grad(total, wanted, allow_unused=True) for total in sums)
+    zero = torch.zeros((), dtype=checker.dtype)
+    alike = [
+        is_same_result(
+            zero.expand_as(leaf) if one is None else one,
+            zero.expand_as(leaf) if other is None else other,
+            10 * TOLERANCE[checker.dtype],
+        )
+        for one, other, leaf in zip(theirs, ours, wanted, strict=True)
+    ]
+    return CheckRow("gradient", all(alike), "" if all(alike) else "Does the code use detach(), .data or no_grad?")

@@ -1,0 +1,222 @@
+"""The part `class-token`, and image embedding with a switch for every mistake."""
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.coursework.checker.argument_names import call_by_roles, guess_argument_roles, normalize_identifier
+from vitascope.coursework.checker.dot_product import select_output
+from vitascope.coursework.checker.instances import ModuleFactory
+from vitascope.coursework.checker.part import CallConvention, Case, NamedTensors, PartChecker, draw_inputs
+from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+
+PIXEL_ORDERS = {  # orders of the numbers inside a patch, all of them right
+    "chw": "channel, row, column",
+    "hwc": "row, column, channel",
+    "cwh": "channel, column, row",
+    "whc": "column, row, channel",
+}
+AXIS_NAMES = {"c": "channel", "h": "height", "w": "width"}
+INTERLEAVED_PATTERNS = {
+    "both": "batch channel (height row) (width column)",
+    "rows": "batch channel (height row) (column width)",
+    "columns": "batch channel (row height) (width column)",
+}
+PATCH_MISTAKES = [
+    SimulatedMistake("patches-in-column-order", {"order": "(column row)"}),
+    *(
+        SimulatedMistake("pixels-interleaved", {"cut": how})
+        for how in (*INTERLEAVED_PATTERNS, "strips", "channel strips")
+    ),
+]
+CLASS_TOKEN_MISTAKES = [
+    SimulatedMistake("class-token-at-end", {"class_at": how}) for how in ("end", "end, read first", "start, read last")
+]
+POSITION_MISTAKES = [
+    SimulatedMistake("position-misplaced", {"position": how})
+    for how in ("before", "end", "none", "not-class", "rolled", "class-only", "twice", "each-block")
+]
+
+
+def extract_patches(images: Tensor, patch_size: int, options: ReferenceOptions) -> Tensor:
+    """(batch, channel, height, width) -> (batch, patch, pixel)."""
+    batch, channels, height, width = images.shape
+    count, pixels = (height // patch_size) * (width // patch_size), options.get("pixels", "chw")
+    cut = options.get("cut")
+    if cut == "strips":
+        return images.reshape(batch, count, -1)
+    if cut == "channel strips":
+        return images.reshape(batch, channels, count, patch_size * patch_size).transpose(1, 2).flatten(2)
+    left = INTERLEAVED_PATTERNS.get(cut or "", "batch channel (row height) (column width)")
+    inner = " ".join(AXIS_NAMES[letter] for letter in pixels)
+    right = f"batch {options.get('order', '(row column)')} ({inner})"
+    return rearrange(images, f"{left} -> {right}", height=patch_size, width=patch_size)
+
+
+def assemble_tokens(
+    patch_tokens: Tensor, class_token: Tensor | None, position_table: Tensor | None, options: ReferenceOptions
+) -> Tensor:
+    """Class token in front, positions added; a table for patches only leaves the class token as it is."""
+    position = options.get("position")
+    first = None if class_token is None else class_token.reshape(1, 1, -1).expand(len(patch_tokens), 1, -1)
+    if position_table is not None:
+        position_table = position_table.reshape(1, *position_table.shape[-2:])
+        inside = position_table[:, : patch_tokens.shape[1] + (0 if first is None else 1)]
+        if first is None or position_table.shape[1] == patch_tokens.shape[1]:
+            return _concat_class_token(
+                patch_tokens + (0 if position in ("none", "end", "each-block") else position_table), first, options
+            )
+        if position == "before":
+            return _concat_class_token(patch_tokens + inside[:, : patch_tokens.shape[1]], first, options)
+        if position == "not-class":
+            return _concat_class_token(patch_tokens + inside[:, 1:], first, options)
+        if position == "class-only":
+            return _concat_class_token(patch_tokens, first + inside[:, :1], options)
+        inside = inside.roll(1, 1) if position == "rolled" else inside * (2 if position == "twice" else 1)
+        tokens = _concat_class_token(patch_tokens, first, options)
+        return tokens if position in ("none", "end", "each-block") else tokens + inside
+    return _concat_class_token(patch_tokens, first, options)
+
+
+def _concat_class_token(patch_tokens: Tensor, class_token: Tensor | None, options: ReferenceOptions) -> Tensor:
+    if class_token is None:
+        return patch_tokens
+    at_end = options.get("class_at", "").startswith("end")
+    return torch.cat([patch_tokens, class_token] if at_end else [class_token, patch_tokens], dim=1)
+
+
+def select_class_token(tokens: Tensor, options: ReferenceOptions) -> Tensor:
+    """Return the token that the user's head reads as the class token."""
+    return tokens[:, -1 if options.get("class_at") in ("end", "start, read last") else 0]
+
+
+def project_patches(patches: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution's or a linear layer's weight, as the same linear map."""
+    return F.linear(patches, weight.flatten(1), bias)
+
+
+CLASS_TOKEN_SHAPES = {"1×1×feature": (1, 1), "feature": (), "1×feature": (1,)}
+
+
+class ClassTokenChecker(PartChecker):
+    """f(tokens, class_token[, positions]), or a module that owns its token."""
+
+    part = "class-token"
+
+    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+        self.name, self.user_code = name, user_code
+        self.is_module = isinstance(user_code, type | nn.Module)
+        if self.is_module:
+            sizes = {"width": 12, "patches": 9, "length": 9, "dropout": 0.1, "image": 12, "patch": 4, "channels": 3}
+            self.module_factory = ModuleFactory(user_code, sizes, ("width", "patches"))
+        else:
+            self.argument_roles = _guess_class_token_roles(user_code)
+
+    def get_reference_name(self) -> str:
+        return "torch.cat"
+
+    def list_cases(self) -> list[Case]:
+        cases = [Case("nine patches", {"batch": 2, "tokens": 9, "width": 12})]
+        if self.is_module:
+            return cases
+        return [*cases, Case("one patch", {"batch": 3, "tokens": 1, "width": 5})]
+
+    def list_tiny_cases(self) -> list[Case]:
+        return [] if self.is_module else [Case("two patches", {"batch": 1, "tokens": 2, "width": 1}, tiny=True)]
+
+    def make_inputs(self, case: Case) -> NamedTensors:
+        s = case.sizes
+        shapes: dict[str, tuple[int, ...]] = {"x": (s["batch"], s["tokens"], s["width"])}
+        if not self.is_module:
+            shapes["token"] = (1, 1, s["width"])
+            if "positions" in self.argument_roles.values():
+                shapes["positions"] = (1, s["tokens"] + 1, s["width"])
+        return draw_inputs(case, shapes)
+
+    def list_convention_groups(self) -> list[list[CallConvention]]:
+        axes = "the tokens have shape batch × token × feature"
+        if self.is_module:
+            return [[CallConvention((axes,), {"shape": ()})]]
+        return [
+            [CallConvention((axes, f"the class token has shape {name}"), {"shape": shape})]
+            for name, shape in CLASS_TOKEN_SHAPES.items()
+        ]
+
+    def as_passed(self, way: CallConvention, case: Case, inputs: NamedTensors) -> NamedTensors:
+        if self.is_module:
+            return inputs
+        return inputs | {"token": inputs["token"].reshape(*way.settings["shape"], case.sizes["width"])}
+
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+        s = case.sizes
+        wanted = (s["batch"], s["tokens"] + 1, s["width"])
+        if self.is_module:
+            return select_output(self.module_factory.get_module({}, self.dtype, self.training)(inputs["x"]), wanted)
+        return select_output(
+            call_by_roles(self.user_code, self.as_passed(convention, case, inputs), self.argument_roles), wanted
+        )
+
+    def run_reference(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    ) -> Tensor:
+        token, table = inputs.get("token"), inputs.get("positions")
+        if self.is_module:
+            token, table = find_token_and_positions(
+                self.module_factory.get_module({}, self.dtype), case.sizes["tokens"], 12
+            )
+        return assemble_tokens(inputs["x"], token, table, options)
+
+    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+        there = {"before", "not-class", "none", "rolled", "class-only", "twice"}
+        return [
+            CLASS_TOKEN_MISTAKES[0],
+            *(switch for switch in POSITION_MISTAKES if switch.options["position"] in there),
+        ]
+
+    def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
+        return list(self.module_factory.get_module({}, self.dtype).parameters()) if self.is_module else []
+
+    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+        if user_result.shape != reference_result.shape:
+            return [f"The output has shape {list(user_result.shape)} instead of {list(reference_result.shape)}."]
+        good = [
+            n for n in range(reference_result.shape[1]) if torch.allclose(user_result[:, n], reference_result[:, n])
+        ]
+        indices = f": indices {good}" if good else ""
+        return [f"{len(good)} of {reference_result.shape[1]} tokens are correct{indices}."]
+
+
+def find_token_and_positions(module: nn.Module, num_patches: int, width: int) -> tuple[Tensor | None, Tensor | None]:
+    """A module's class token and position table, by name and shape."""
+    plain = [(n, t) for part in module.modules() for n, t in vars(part).items() if isinstance(t, Tensor)]
+    named = [*module.named_parameters(), *module.named_buffers(), *plain]
+    tables = {n: p for n, p in named if p.is_floating_point()}
+    alone = {n: t for n, t in tables.items() if t.numel() == width and t.ndim != 1} | {
+        n: t for n, t in tables.items() if t.numel() == width and _is_class_token_name(n)
+    }
+    token = next((t for n, t in alone.items() if _is_class_token_name(n)), next(iter(alone.values()), None))
+    long = {n: t for n, t in tables.items() if t.ndim in (2, 3) and t.shape[-1] == width and t.numel() > width}
+    placed = [t for n, t in long.items() if any(word in normalize_identifier(n) for word in ("pos", "pe"))]
+    fitting = [t for t in placed if t.numel() // width >= num_patches]
+    return token, fitting[0].reshape(-1, width) if fitting else None
+
+
+def _is_class_token_name(name: str) -> bool:
+    return "cls" in normalize_identifier(name) or "class" in normalize_identifier(name)
+
+
+def _guess_class_token_roles(function: Any) -> dict[str, str]:
+    roles = guess_argument_roles(function)
+    for name in roles:
+        if "pos" in normalize_identifier(name):
+            roles[name] = "positions"
+        elif _is_class_token_name(name):
+            roles[name] = "token"
+    if "token" not in roles.values():
+        roles[list(roles)[1 if len(roles) > 1 else 0]] = "token"
+    if "x" not in roles.values():
+        roles[next(name for name in roles if roles[name] not in ("token", "positions"))] = "x"
+    return roles

@@ -1,0 +1,229 @@
+"""The part `feed-forward`: Linear, activation, Linear, as in nn.TransformerEncoderLayer."""
+
+import inspect
+import re
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.coursework.checker.argument_names import (
+    call_by_roles,
+    get_source,
+    guess_argument_roles,
+    split_identifier,
+)
+from vitascope.coursework.checker.attention_layers import CorrectVariant, get_norm_parameters
+from vitascope.coursework.checker.dot_product import select_output
+from vitascope.coursework.checker.instances import ModuleFactory, has_constructor_argument
+from vitascope.coursework.checker.part import CallConvention, Case, NamedTensors, PartChecker, draw_inputs, observe
+from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+from vitascope.coursework.checker.weights import LinearLayer, find_linear_layers, find_norms
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "GELU": F.gelu,
+    "ReLU": F.relu,
+    "GELU (tanh approximation)": lambda x: F.gelu(x, approximate="tanh"),
+    "SiLU": F.silu,
+    "tanh": torch.tanh,
+    "squared ReLU": lambda x: F.relu(x).square(),
+    "GELU (sigmoid approximation)": lambda x: x * torch.sigmoid(1.702 * x),
+    "leaky ReLU": F.leaky_relu,
+    "ELU": F.elu,
+}
+
+
+def apply_feed_forward(
+    x: Tensor, first_layer: LinearLayer, second_layer: LinearLayer, activation: str, untransposed_layers: str = ""
+) -> Tensor:
+    """Compute Linear, activation, Linear."""
+    weights = [
+        one.weight.T if str(n) in untransposed_layers else one.weight
+        for n, one in enumerate((first_layer, second_layer), 1)
+    ]
+    return F.linear(ACTIVATIONS[activation](F.linear(x, weights[0], first_layer.bias)), weights[1], second_layer.bias)
+
+
+def list_activation_variants(description_prefix: str = "") -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    return [
+        ({"bend": bend}, () if bend == "GELU" else (f"{description_prefix}the activation function is {bend}",))
+        for bend in ACTIVATIONS
+    ]
+
+
+def list_module_activation_variants(module: nn.Module) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    """List all activation functions; those not named in the module's layers or source are marked as rare."""
+    texts = [get_source(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch.")]
+    text = "".join([*texts, *map(str, module.modules())]).lower()
+    spoken = [name for name in ACTIVATIONS if re.search(rf"(?<![a-z]){name.split()[0].lower()}", text)]
+    if "approximate='tanh'" not in text and 'approximate="tanh"' not in text and "0.044715" not in text:
+        spoken = [name for name in spoken if name != "GELU (tanh approximation)"]
+    if "1.702" not in text:
+        spoken = [name for name in spoken if name != "GELU (sigmoid approximation)"]
+    likely = spoken or list(ACTIVATIONS)[:2]
+    return [
+        (bend if bend["bend"] in likely else {**bend, "rare_bend": True}, words)
+        for bend, words in list_activation_variants()
+    ]
+
+
+class FeedForwardChecker(PartChecker):
+    """A class, an instance, or a function f(x, w1, b1, w2, b2)."""
+
+    part = "feed-forward"
+
+    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+        self.name, self.user_code = name, user_code
+        self.is_module = isinstance(user_code, type | nn.Module)
+        if self.is_module:
+            sizes = {"width": 6, "hidden": 10, "dropout": 0.1, "ratio": 2}
+            self.module_factory = ModuleFactory(user_code, sizes, ("width", "hidden"))
+            self.module_factory.fixed_sizes.pop("heads", None)
+            self.sample_module = self.module_factory.get_module({})
+            self.has_hidden_argument = isinstance(user_code, type) and has_constructor_argument(
+                user_code, "hidden", sizes
+            )
+        else:
+            self.argument_roles = _guess_mlp_roles(user_code)
+
+    def get_reference_name(self) -> str:
+        return "nn.Linear + activation + nn.Linear"
+
+    def list_cases(self) -> list[Case]:
+        cases = [
+            Case("five tokens", {"batch": 2, "tokens": 5, "width": 6, "hidden": 10}),
+            Case("other sizes", {"batch": 3, "tokens": 7, "width": 5, "hidden": 9}),
+            Case("one token", {"batch": 2, "tokens": 1, "width": 6, "hidden": 10}),
+        ]
+        return self._adapt_cases(cases)
+
+    def list_tiny_cases(self) -> list[Case]:
+        grown = [(1, 1), (1, 2), (2, 3)]
+        cases = [Case(f"width {d}, hidden width {h}", _make_tiny_sizes(d, h), tiny=True) for d, h in grown]
+        return self._adapt_cases(cases)
+
+    def _adapt_cases(self, cases: list[Case]) -> list[Case]:
+        if not self.is_module:
+            return cases
+        return [fitted for case in cases if (fitted := self.module_factory.adapt_case(case)) is not None]
+
+    def make_inputs(self, case: Case) -> NamedTensors:
+        s = case.sizes
+        shapes: dict[str, tuple[int, ...]] = {"x": (s["batch"], s["tokens"], s["width"])}
+        if not self.is_module:
+            wanted = {"w1": (s["hidden"], s["width"]), "b1": (s["hidden"],)}
+            wanted |= {"w2": (s["width"], s["hidden"]), "b2": (s["width"],)}
+            shapes |= {role: shape for role, shape in wanted.items() if role in self.argument_roles.values()}
+        return draw_inputs(case, shapes)
+
+    def list_convention_groups(self) -> list[list[CallConvention]]:
+        axes = "the input has shape batch × token × feature"
+        if self.is_module:
+            return [[CallConvention((axes,), {"flipped": False})]]
+        words = "the weights have shape input × output (x @ W)"
+        return [[CallConvention((axes,), {"flipped": False})], [CallConvention((axes, words), {"flipped": True})]]
+
+    def get_module(self, case: Case) -> nn.Module:
+        return self.module_factory.get_module(case.sizes, self.dtype, self.training)
+
+    def as_passed(self, way: CallConvention, case: Case, inputs: NamedTensors) -> NamedTensors:
+        return {name: x.T if way.settings["flipped"] and name[0] == "w" else x for name, x in inputs.items()}
+
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+        if self.is_module:
+            return select_output(self.get_module(case)(inputs["x"]), tuple(inputs["x"].shape))
+        values = self.as_passed(convention, case, inputs) | {"dropout": 0.0, "training": self.training}
+        return select_output(call_by_roles(self.user_code, values, self.argument_roles), tuple(inputs["x"].shape))
+
+    def run_reference(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    ) -> Tensor:
+        x = inputs["x"]
+        if not self.is_module:
+            maps = [LinearLayer(str(n), inputs[f"w{n}"], inputs.get(f"b{n}")) for n in (1, 2)]
+            return apply_feed_forward(x, maps[0], maps[1], options["bend"], options.get("untransposed", ""))
+        module = self.get_module(case)
+        first, second = find_mlp_layers(find_linear_layers(module), x.shape[-1])
+        inner = x
+        if options.get("norm_inside"):
+            inner = F.layer_norm(x, x.shape[-1:], *get_norm_parameters(find_norms(module)[0][1]))
+        out = apply_feed_forward(inner, first, second, options["bend"], options.get("untransposed", ""))
+        return out + x if options.get("added") else out
+
+    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+        if not self.is_module:
+            return list(list_activation_variants())
+        norms = (
+            [({"norm_inside": True}, ("the module normalises its input itself",))]
+            if find_norms(self.sample_module)
+            else []
+        )
+        added = [({}, ()), ({"added": True}, ("the module adds the residual connection itself",))]
+        return [
+            ({**bend, **norm, **more}, (*words, *norm_words, *more_words))
+            for (bend, words), (norm, norm_words), (more, more_words) in product(
+                list_module_activation_variants(self.sample_module), [*norms, ({}, ())], added
+            )
+        ]
+
+    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+        return [SimulatedMistake("weight-not-transposed", {"untransposed": which}) for which in ("12", "1", "2")]
+
+    def get_example_weights(self, case: Case) -> NamedTensors:
+        return dict(self.get_module(case).named_parameters()) if self.is_module else {}
+
+    def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
+        return list(self.get_module(case).parameters()) if self.is_module else []
+
+    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+        case = self.list_cases()[0]
+        x = {name: tensor.to(self.dtype) for name, tensor in self.make_inputs(case).items()}
+        one = self.run_user_code(convention, case, x | {"x": x["x"][:, :1]})
+        same = one.shape == user_result[:, :1].shape and torch.allclose(one, user_result[:, :1], atol=1e-4)
+        lines = [observe(same, "Each token is processed independently", "Tokens are not processed independently")]
+        if self.is_module and len(find_linear_layers(self.sample_module)) != 2:
+            lines.append(f"The module has {len(find_linear_layers(self.sample_module))} linear layers instead of two.")
+        return lines
+
+
+def find_mlp_layers(linear_layers: list[LinearLayer], width: int) -> tuple[LinearLayer, LinearLayer]:
+    """Return the layer that increases the width and the layer that reduces it."""
+    wide = [one for one in linear_layers if one.shape[1] == width and one.shape[0] != width]
+    narrow = [one for one in linear_layers if one.shape[0] == width and one.shape[1] != width]
+    if (
+        any(one.is_raw_parameter for one in linear_layers)
+        and wide
+        and narrow
+        and linear_layers.index(wide[0]) > linear_layers.index(narrow[0])
+    ):
+        wide, narrow = [_transpose_layer(narrow[0])], [_transpose_layer(wide[0])]  # raw matrices, input × output
+    if not wide and not narrow and len(linear_layers) >= 2:
+        return linear_layers[-2], linear_layers[-1]
+    if not wide or not narrow:
+        raise RuntimeError("the MLP needs two linear layers: width to hidden width, and hidden width to width")
+    return wide[0], narrow[-1]
+
+
+def _make_tiny_sizes(width: int, hidden_width: int) -> dict[str, int]:
+    return {"batch": 1, "tokens": 1, "width": width, "hidden": hidden_width}
+
+
+def _transpose_layer(layer: LinearLayer) -> LinearLayer:
+    return LinearLayer(layer.name, layer.weight.T, layer.bias, layer.is_raw_parameter)
+
+
+def _guess_mlp_roles(function: Any) -> dict[str, str]:
+    """x first; weights and biases by their names and order."""
+    roles = guess_argument_roles(function)
+    names = [name for name in roles if roles[name] not in ("dropout", "training")]
+    required = [
+        n for n in names if inspect.signature(function).parameters[n].default in (inspect.Parameter.empty, None)
+    ]
+    roles[required[0]] = "x"
+    biases = [n for n in required[1:] if n.lower().startswith("b") or "bias" in split_identifier(n)]
+    weights = [n for n in required[1:] if n not in biases]
+    roles |= {name: f"w{number}" for number, name in enumerate(weights[:2], 1)}
+    return roles | {name: f"b{number}" for number, name in enumerate(biases[:2], 1)}

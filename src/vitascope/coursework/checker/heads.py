@@ -1,0 +1,244 @@
+"""The parts `multi-head-attention` and `self-attention-2d`, as modules: against nn.MultiheadAttention."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.coursework.checker.argument_names import get_source, guess_argument_roles
+from vitascope.coursework.checker.attention_layers import (
+    CorrectVariant,
+    get_norm_parameters,
+    get_reference_weights,
+    guess_single_row_mistake,
+    list_attention_mistakes,
+    list_attention_variants,
+)
+from vitascope.coursework.checker.dot_product import describe_attention_evidence, select_output
+from vitascope.coursework.checker.instances import ModuleFactory
+from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_mask_formats
+from vitascope.coursework.checker.part import (
+    ALONE,
+    LARGE_MASKED_SCORES,
+    NOT_ALONE,
+    CallConvention,
+    Case,
+    NamedTensors,
+    PartChecker,
+    choose_default_mask_kind,
+    draw_inputs,
+    make_allowed_mask,
+    make_tiny_attention_cases,
+    observe,
+)
+from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake, multi_head_attention
+from vitascope.coursework.checker.weights import find_linear_layers, find_norms
+
+AXIS_ORDERS = {
+    "batch": "the input has shape batch × token × feature",
+    "token": "the input has shape token × batch × feature, as in nn.MultiheadAttention",
+    "single": "the input has shape token × feature",
+    "grid": "the input has shape batch × channel × height × width",
+    "grid-last": "the input has shape batch × height × width × channel",
+}
+
+
+class AttentionModuleChecker(PartChecker):
+    """A class or an instance with weights of its own."""
+
+    part = "multi-head-attention"
+    axis_order_groups: tuple[tuple[str, ...], ...] = (("batch", "token"), ("single",))
+
+    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+        self.name = name
+        sizes = {"width": 12, "heads": 3, "dropout": 0.1, "batch_first": True, "length": 16}
+        self.module_factory = ModuleFactory(user_code, sizes | {"key_width": 4, "value_width": 4})
+        self.sample_module = self.module_factory.get_module({"width": 12, "heads": 3})
+        self.argument_roles = guess_argument_roles(self.sample_module.forward)
+        masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
+        self.mask_formats = list_mask_formats(masks[0], type(self.sample_module), mask_polarity) if masks else []
+        self.default_mask_kind = choose_default_mask_kind(self.sample_module.forward, self.argument_roles)
+        if isinstance(self.sample_module, nn.MultiheadAttention):
+            self.mask_formats = ["blocked"]
+
+    def get_reference_name(self) -> str:
+        return "nn.MultiheadAttention"
+
+    def list_cases(self) -> list[Case]:
+        def sizes(width: int, heads: int, batch: int, tokens: int) -> dict[str, int]:
+            return {"batch": batch, "width": width, "heads": heads, "rows": 1, "columns": tokens}
+
+        cases = [
+            Case("three heads, five tokens", sizes(12, 3, 2, 5) | self._get_grid_sizes(2, 3), self.default_mask_kind),
+            Case("one head", sizes(8, 1, 2, 4) | self._get_grid_sizes(2, 2), self.default_mask_kind),
+            Case("other sizes", sizes(15, 5, 3, 7) | self._get_grid_sizes(3, 5), self.default_mask_kind),
+            Case("one token", sizes(12, 3, 2, 1) | self._get_grid_sizes(1, 1), self.default_mask_kind),
+        ]
+        if self.mask_formats:
+            masked = sizes(12, 3, 2, 5) | self._get_grid_sizes(2, 3)
+            cases += [Case("mask", masked, "random"), Case(LARGE_MASKED_SCORES, masked, "loud")]
+        return [fitted for case in cases if (fitted := self.module_factory.adapt_case(case)) is not None]
+
+    def _get_grid_sizes(self, num_rows: int, num_columns: int) -> dict[str, int]:
+        return {} if self.part == "multi-head-attention" else {"rows": num_rows, "columns": num_columns}
+
+    def list_tiny_cases(self) -> list[Case]:
+        grown = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2), (4, 2, 3)]
+        cases = make_tiny_attention_cases(grown, self.default_mask_kind)
+        return [fitted for case in cases if (fitted := self.module_factory.adapt_case(case)) is not None]
+
+    def make_inputs(self, case: Case) -> NamedTensors:
+        s = case.sizes
+        given = draw_inputs(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
+        if case.mask_kind == "loud":  # the masked last token is 300 times larger
+            given["x"][:, -1] *= 300.0
+        return given
+
+    def list_convention_groups(self) -> list[list[CallConvention]]:
+        return [
+            [
+                CallConvention(
+                    (AXIS_ORDERS[axes],) if form is None else (AXIS_ORDERS[axes], MASK_FORMATS[form][0]),
+                    {"axes": axes, "form": form},
+                )
+                for axes in group
+                for form in self.mask_formats or [None]
+            ]
+            for group in self._list_axis_order_groups()
+        ]
+
+    def _list_axis_order_groups(self) -> list[tuple[str, ...]]:
+        return (
+            [("token",)] if getattr(self.sample_module, "batch_first", None) is False else list(self.axis_order_groups)
+        )
+
+    def get_module(self, case: Case) -> nn.Module:
+        return self.module_factory.get_module(case.sizes, self.dtype, self.training)
+
+    def as_passed(self, way: CallConvention, case: Case, inputs: NamedTensors) -> NamedTensors:
+        return {"x": self.convert_to_user_axes(inputs["x"], way.settings["axes"], case)}
+
+    def as_returned(self, way: CallConvention, case: Case, result: Tensor) -> Tensor:
+        return self.convert_to_user_axes(result, way.settings["axes"], case)
+
+    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+        module, axes = self.get_module(case), convention.settings["axes"]
+        x = self.as_passed(convention, case, inputs)["x"]
+        values: dict[str, Any] = dict.fromkeys(("x", "q", "k", "v"), x) | {"heads": case.sizes["heads"]}
+        allowed = make_allowed_mask(case, inputs["x"].shape[1], inputs["x"].shape[1])
+        if allowed is None:
+            return self.convert_from_user_axes(
+                select_output(self.call_module(module, values), tuple(x.shape)), axes, case
+            )
+        mask, error = MASK_FORMATS[convention.settings["form"]][1](allowed, self.dtype), None
+        for tried in list_broadcast_masks(mask, (case.sizes["batch"], case.sizes["heads"])):
+            try:
+                result = self.call_module(module, values | {"mask": tried})
+                return self.convert_from_user_axes(select_output(result, tuple(x.shape)), axes, case)
+            except (RuntimeError, ValueError, IndexError, AssertionError) as raised:
+                error = error or raised
+        raise error or RuntimeError("no mask shape was accepted")
+
+    def call_module(self, module: nn.Module, values_by_role: dict[str, Any]) -> Any:
+        """Call the module by argument roles; a required argument with an unknown name gets the tokens."""
+        named, parameters = {}, inspect.signature(module.forward).parameters
+        for argument, role in self.argument_roles.items():
+            required = parameters[argument].default is inspect.Parameter.empty
+            if role in values_by_role and (required or role == "mask"):
+                named[argument] = values_by_role[role]
+            elif required:
+                named[argument] = values_by_role["x"]
+        return module(**named) if named else module(values_by_role["x"])
+
+    def convert_to_user_axes(self, x: Tensor, axis_order: str, case: Case) -> Tensor:
+        return {"batch": x, "token": x.transpose(0, 1), "single": x[0]}[axis_order]
+
+    def convert_from_user_axes(self, x: Tensor, axis_order: str, case: Case) -> Tensor:
+        if axis_order == "token" and x.ndim == 3:
+            return x.transpose(0, 1)
+        return x[None] if axis_order == "single" else x
+
+    def run_reference(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    ) -> Tensor:
+        module, x = self.get_module(case), inputs["x"]
+        x = x[:1] if convention.settings["axes"] == "single" else x
+        allowed = make_allowed_mask(case, x.shape[1], x.shape[1])
+        if options.get("causal"):
+            own = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+            allowed = own if allowed is None else allowed & own
+        if options.get("norm_inside"):
+            x = F.layer_norm(x, x.shape[-1:], *get_norm_parameters(find_norms(module)[0][1]))
+        weights = get_reference_weights(find_linear_layers(module), options, case.sizes["heads"])
+        return multi_head_attention((x, x, x), weights, case.sizes["heads"], allowed, options)
+
+    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
+        found = list_attention_variants(self.sample_module, find_linear_layers(self.sample_module))
+        if find_norms(self.sample_module):
+            inside = [
+                (dict(o) | {"norm_inside": True}, (*w, "the module normalises its input itself")) for o, w in found
+            ]
+            return [*inside, *found]
+        return found
+
+    def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
+        found = list_attention_mistakes(
+            self.sample_module, find_linear_layers(self.sample_module), has_mask=bool(self.mask_formats)
+        )
+        return [
+            s for s in found if s.mistake_id != "missing-output-projection" or not self.find_missing_layers(convention)
+        ]
+
+    def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
+        """Detect a missing output projection; it is optional for a single head."""
+        maps = find_linear_layers(self.sample_module)
+        weights = get_reference_weights(maps, self.list_correct_variants(convention)[0][0], 3)
+        if self.module_factory.has_heads and "wo" not in weights:
+            return [SimulatedMistake("missing-output-projection", {"projected": False})]
+        return []
+
+    def get_example_weights(self, case: Case) -> NamedTensors:
+        return dict(self.get_module(case).named_parameters())
+
+    def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
+        return list(self.get_module(case).parameters())
+
+    def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
+        return guess_single_row_mistake(get_source(type(self.sample_module)))
+
+    def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
+        lines = describe_attention_evidence(self, convention, user_result, reference_result)
+        case = self.list_cases()[0]
+        x = self.make_inputs(case)["x"].to(self.dtype)
+        order = torch.arange(x.shape[1]).flip(0)
+        same = torch.allclose(
+            self.run_user_code(convention, case, {"x": x[:, order]}), user_result[:, order], atol=1e-4
+        )
+        other = (
+            "Permuting the tokens does not permute the output in the same way (wrong unless the attention is causal)."
+        )
+        lines.append("Permuting the tokens permutes the output in the same way (correct)." if same else other)
+        alone = self.run_user_code(convention, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])})
+        apart = torch.allclose(alone[:1], user_result[:1], atol=1e-4)
+        return [*lines, observe(apart, ALONE, NOT_ALONE)]
+
+
+class Attention2dChecker(AttentionModuleChecker):
+    """Self-attention over all positions of a feature map."""
+
+    part = "self-attention-2d"
+    axis_order_groups = (("grid",), ("grid-last",))
+
+    def get_reference_name(self) -> str:
+        return "nn.MultiheadAttention over all positions"
+
+    def convert_to_user_axes(self, x: Tensor, axis_order: str, case: Case) -> Tensor:
+        grid = x.unflatten(1, (case.sizes["rows"], case.sizes["columns"]))
+        return grid.permute(0, 3, 1, 2) if axis_order == "grid" else grid
+
+    def convert_from_user_axes(self, x: Tensor, axis_order: str, case: Case) -> Tensor:
+        if x.ndim == 3:
+            return x
+        return x.permute(0, 2, 3, 1).flatten(1, 2) if axis_order == "grid" else x.flatten(1, 2)

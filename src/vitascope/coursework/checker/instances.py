@@ -1,0 +1,186 @@
+"""Create instances of a user's class: choose constructor arguments by name, in several sizes, with random weights."""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitascope.coursework.checker.argument_names import NUM_HEADS_NAMES, normalize_identifier
+from vitascope.coursework.checker.part import Case, fork_seeded_rng, randomize_weights
+from vitascope.coursework.checker.weights import find_linear_layers, find_norms
+
+ARGUMENT_NAMES_BY_ROLE = {
+    "width": "embeddim dmodel dim modeldim embdim embeddingdim embsize embedsize nembd hiddensize width d dimmodel "
+    "features embed emb indim inputdim infeatures embeddingsize inputsize nfeatures dembed latentdim tokendim insize "
+    "embdims embeddims dimension featuredim indims dimin din numfeatures outdim outputdim outfeatures dimout dout "
+    "outputsize embedding size hiddend tokenwidth hiddenwidth",
+    "channels": "inchannels inchans channels numchannels nchannels inchan inch colours colors inputchannels c "
+    "inputchans imagechannels imgchannels",
+    "hidden": "hiddendim mlpdim ffdim dff ffndim dimfeedforward feedforwarddim hidden hiddenfeatures mlphidden "
+    "ffhidden "
+    "mlpwidth ffwidth hiddenwidth mlpsize dimff intermediatesize dinner innerdim dhidden mlphiddendim hiddenunits dmlp",
+    "ratio": "mlpratio ratio expansion mult ffmult expansionfactor forwardexpansion multiplier expand hiddenratio",
+    "dropout": "dropout drop droprate dropoutrate pdrop attndrop dropoutp attndropout projdrop p pdropout resdropout "
+    "embdropout ffdropout attndroprate projdroprate attentiondropout posdroprate dropprob",
+    "image": "img imgsize imagesize size inputresolution resolution imageside imgdim",
+    "patch": "patchsize patch patchside patchdim",
+    "classes": "numclasses nclasses classes outdim outputdim outd nclass numlabels numclass outfeatures nout",
+    "depth": "depth numlayers nlayers layers nblocks numblocks blocks nlayer numencoderlayers nblock n l",
+    "patches": "numpatches npatchestotal seqlength numpatch patchcount npatch",
+    "side": "npatches patchesperside",
+    "length": "maxlen maxlength blocksize contextlength seqlen contextsize maxseqlen numtokens maxtokens length "
+    "sequencelength ntokens maxposition numpositions npositions maxpositions positions ctxlen t",
+    "key_width": "headdim dk headsize keydim headwidth dhead dimhead dkey dq dqk dimk qkdim keywidth",
+    "value_width": "dv valuedim dimv dvalue valuewidth",
+    "temperature": "temperature temp",
+    "batch_first": "batchfirst",
+    "chw": "chw",
+}
+ROLE_BY_ARGUMENT_NAME = {name: role for role, names in ARGUMENT_NAMES_BY_ROLE.items() for name in names.split()}
+
+
+class UnknownArgumentError(TypeError):
+    """A required constructor argument has an unknown meaning."""
+
+
+def guess_size_role(argument_name: str, all_argument_names: set[str], sizes: Mapping[str, Any]) -> str | None:
+    """Which of our sizes an argument means; a hidden_dim beside an embed_dim is the feed-forward layer's."""
+    word = normalize_identifier(argument_name)
+    if word in NUM_HEADS_NAMES and not (word == "h" and "heads" not in sizes):
+        return "heads"
+    role = ROLE_BY_ARGUMENT_NAME.get(word)
+    if role is None and "drop" in word:
+        role = "dropout"
+    if word in ("hiddendim", "hidden", "hiddensize", "hiddenwidth") and "hidden" in sizes:
+        first = {
+            o
+            for o in all_argument_names
+            if o != word and ROLE_BY_ARGUMENT_NAME.get(o) == "width" and o not in ("outdim", "outputdim")
+        }
+        role = "hidden" if first else "width"
+    elif role == "hidden" and "hidden" not in sizes:
+        role = "width"
+    if role == "channels" and "channels" not in sizes:
+        role = "width"
+    if word in ("outdim", "outputdim", "outfeatures", "outd") and "classes" in sizes:
+        role = "classes"
+    if word == "size":
+        role = "image" if "image" in sizes else "width"
+    return role
+
+
+def choose_constructor_arguments(
+    cls: type, sizes: Mapping[str, Any], size_order: tuple[str, ...] = ("width", "heads")
+) -> dict[str, Any]:
+    """The constructor's arguments by name; required ones that say nothing get the sizes not yet used, in order."""
+    parameters = list(inspect.signature(cls).parameters.values())
+    given, unknown, used = {}, [], set()
+    others = {normalize_identifier(parameter.name) for parameter in parameters}
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        role = guess_size_role(parameter.name, others, sizes)
+        if normalize_identifier(parameter.name) == "p" and type(parameter.default) is int and "patch" in sizes:
+            role = "patch"
+        if role is not None and role in sizes:
+            if role == "ratio" and parameter.default is not parameter.empty:
+                continue
+            given[parameter.name], used = sizes[role], used | {role}
+        elif parameter.default is parameter.empty:
+            unknown.append(parameter.name)
+    left = [role for role in size_order if role not in used and role in sizes]
+    if len(unknown) > len(left):
+        raise UnknownArgumentError(
+            f"the constructor argument {unknown[len(left)]!r} of {cls.__name__} has an unknown meaning"
+        )
+    return given | {name: sizes[role] for name, role in zip(unknown, left, strict=False)}
+
+
+def build_instance(cls: type, sizes: Mapping[str, Any], size_order: tuple[str, ...] = ("width", "heads")) -> nn.Module:
+    """An instance with our sizes."""
+    return cls(**choose_constructor_arguments(cls, sizes, size_order))
+
+
+def has_constructor_argument(cls: type, role: str, sizes: Mapping[str, Any]) -> bool:
+    """Tell whether the constructor asks for it."""
+    names = list(inspect.signature(cls).parameters)
+    return any(guess_size_role(name, {normalize_identifier(n) for n in names}, sizes) == role for name in names)
+
+
+def find_num_heads(module: nn.Module) -> int | None:
+    """The number of heads that an instance remembers, itself or in one of its parts."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if type(value) is int and normalize_identifier(name) in NUM_HEADS_NAMES:
+                return value
+    return None
+
+
+class ModuleFactory:
+    """Instances of one class, created once for each size and dtype."""
+
+    def __init__(
+        self, user_code: Any, sizes: Mapping[str, Any], size_order: tuple[str, ...] = ("width", "heads")
+    ) -> None:
+        self.user_code, self.sizes, self.size_order = user_code, dict(sizes), size_order
+        self.module_cache: dict[tuple[Any, ...], nn.Module] = {}
+        self.fixed_sizes: dict[str, int] = {}
+        if isinstance(user_code, nn.Module):
+            self.fixed_sizes = {"width": infer_width(user_code), "heads": find_num_heads(user_code) or 1}
+            self.has_heads = find_num_heads(user_code) is not None
+        else:
+            self.has_heads = (
+                has_constructor_argument(user_code, "heads", self.sizes)
+                or "heads" in size_order[: self._count_inferred_sizes()]
+            )
+            if not self.has_heads:
+                self.fixed_sizes = {"heads": find_num_heads(self.get_module({})) or 1}
+                self.has_heads = self.fixed_sizes["heads"] > 1
+
+    def _count_inferred_sizes(self) -> int:
+
+        asked = choose_constructor_arguments(self.user_code, self.sizes, self.size_order)
+        return 2 if list(asked.values()).count(self.sizes.get("heads")) else 0
+
+    def get_module(
+        self, sizes: Mapping[str, int], dtype: torch.dtype = torch.float64, training: bool = False
+    ) -> nn.Module:
+        """Return an instance, by default in eval mode."""
+        wanted = {name: sizes.get(name, size) for name, size in self.sizes.items()}
+        for narrow in {"key_width", "value_width"} & wanted.keys():
+            wanted[narrow] = wanted["width"] // wanted["heads"]
+        key = (*wanted.values(), dtype)
+        if key not in self.module_cache:
+            with fork_seeded_rng("building"):
+                fresh = isinstance(self.user_code, nn.Module)
+                module = (
+                    copy.deepcopy(self.user_code) if fresh else build_instance(self.user_code, wanted, self.size_order)
+                )
+            module = module.to(dtype=torch.float64)
+            randomize_weights(module)
+            self.module_cache[key] = module.to(dtype=dtype)
+        return self.module_cache[key].train(training)
+
+    def adapt_case(self, case: Case) -> Case | None:
+        """The case with sizes that cannot be changed put in; None where it would not be a new one."""
+        sizes = dict(case.sizes) | {name: size for name, size in self.fixed_sizes.items() if name in case.sizes}
+        if sizes == dict(case.sizes):
+            return case
+        if case.tiny or case.name == "one head":
+            return None
+        if sizes["width"] % sizes["heads"]:
+            return None
+        return replace(case, sizes=sizes, name=case.name.replace("three heads, ", ""))
+
+
+def infer_width(module: nn.Module) -> int:
+    """The features an instance works with: its norm's, or its first linear map's input."""
+    for _, norm in find_norms(module):
+        if isinstance(norm, nn.LayerNorm):
+            return int(norm.normalized_shape[-1])
+    maps = find_linear_layers(module)
+    return maps[0].shape[1] if maps else 12

@@ -1,0 +1,82 @@
+"""Write exercise files with gaps to fill in, and count sheet E's points for correct parts."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from vitascope.coursework.checker.report import CheckReport
+from vitascope.errors import UserError, suggest_choice
+
+SKELETONS = files("vitascope.coursework") / "skeletons"
+EXERCISES = {
+    "attention": "scaled dot-product attention with a mask (sheets A, B)",
+    "multi-head-attention": "multi-head attention as a module (sheets B, C)",
+    "self-attention-2d": "self-attention over the positions of a feature map (sheet E)",
+    "causal-mask": "a mask that blocks attention to later tokens (sheet C)",
+    "patchify": "split images into patches (sheet E)",
+    "sinusoidal-positions": "sinusoidal position embeddings (sheet D)",
+    "feed-forward": "the MLP that is applied to every token (sheet E)",
+    "transformer-block": "attention and MLP with pre-norm and residual connections (sheet E)",
+    "class-token": "prepend the class token (sheets A, C)",
+    "vit": "the complete vision transformer (sheet E)",
+    "sheet-e": "all code of sheet E in one file (14 of its 20 points)",
+}
+UNCHECKED_POINTS_NOTE = (
+    "Sheet E has 20 points. 14 points are for code and can be checked here. "
+    "6 points are for reaching 25, 50 and 70 % accuracy and cannot be checked here."
+)
+SHEET_E = {"self-attention-2d", "feed-forward", "transformer-block", "patchify", "vit"}  # parts with points
+
+
+class TaskPoints(NamedTuple):
+    """A task of sheet E, the points given, and the points possible."""
+
+    what: str
+    given: int
+    of: int
+
+
+def write_exercise_file(exercise_name: str, output_path: Path | None = None) -> Path:
+    """Write the file of an exercise; an existing file is never overwritten."""
+    if exercise_name not in EXERCISES:
+        raise UserError(f"There is no exercise {exercise_name}. {suggest_choice(exercise_name, EXERCISES)}")
+    path = output_path or Path(exercise_name.replace("-", "_") + ".py")
+    if path.exists():
+        raise UserError(f"{path} already exists. Choose another file name with --out.")
+    text = (SKELETONS / f"{exercise_name}.txt").read_text(encoding="utf-8")
+    path.write_text(text.replace("FILE", path.name), encoding="utf-8")
+    return path
+
+
+def grade_sheet_e(reports: list[CheckReport]) -> list[TaskPoints]:
+    """Count sheet E's 14 points for code; of several versions of a part, a correct one counts."""
+    best = {report.part: report for report in sorted(reports, key=lambda report: report.passed)}
+    grid, whole = best.get("self-attention-2d"), best.get("vit")
+    written = grid is not None and not any("fused" in note for note in grid.notes)
+    return [
+        TaskPoints("SelfAttention2d: all layers are present", int(_has_all_layers(grid)), 1),
+        TaskPoints(
+            "SelfAttention2d: correct with one head", 3 * int(written and _has_passed_check(grid, "one head")), 3
+        ),
+        TaskPoints(
+            "SelfAttention2d: correct with several heads", 2 * int(written and grid is not None and grid.passed), 2
+        ),
+        TaskPoints("feed-forward layer", int(_is_correct(best.get("feed-forward"))), 1),
+        TaskPoints("transformer block", 2 * int(_is_correct(best.get("transformer-block"))), 2),
+        TaskPoints("VisionTransformer: all layers are present", 2 * int(_has_all_layers(whole)), 2),
+        TaskPoints("VisionTransformer: patchify", 2 * int(_is_correct(best.get("patchify"))), 2),
+        TaskPoints("VisionTransformer: forward", int(_is_correct(whole)), 1),
+    ]
+
+
+def _is_correct(report: CheckReport | None) -> bool:
+    return report is not None and report.passed
+
+
+def _has_all_layers(report: CheckReport | None) -> bool:
+    """Whether the code ran and no layer is missing."""
+    return report is not None and bool(report.table) and not any("missing-" in name for name in report.mistakes)
+
+
+def _has_passed_check(report: CheckReport | None, check_name: str) -> bool:
+    return report is not None and any(row.check == check_name and row.passed is True for row in report.table)

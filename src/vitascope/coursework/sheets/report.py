@@ -1,0 +1,112 @@
+"""Write a sheet's report as Markdown and as a single HTML page."""
+
+import re
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vitascope.draw.html import encode_figure_as_html, make_html_page, make_html_table
+from vitascope.draw.style import save_figure
+from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
+from vitascope.records.reading import format_markdown_table
+from vitascope.run.files import make_folder, write_atomically, write_json
+from vitascope.run.machine import collect_machine_info
+
+
+@dataclass
+class SheetReport:
+    """The parts of a report in order, each as Markdown and HTML; `numbers` are the measurements."""
+
+    sheet_letter: str
+    title: str
+    quick: bool
+    folder: Path
+    sections: list[tuple[str, str]] = field(default_factory=list)
+    measurements: dict[str, Any] = field(default_factory=dict)
+    tables: list[dict[str, Any]] = field(default_factory=list)  # as printed on the page
+
+    def add_heading(self, text: str) -> None:
+        self.sections.append((f"## {text}", f"<h2>{escape(text)}</h2>"))
+
+    def add_text(self, text: str) -> None:
+        text = " ".join(text.split())
+        self.sections.append((text, f"<p>{_format_inline_html(text)}</p>"))
+
+    def add_code(self, text: str) -> None:
+        self.sections.append((f"```\n{text}\n```", f"<pre>{escape(text)}</pre>"))
+
+    def add_table(self, header: list[str], rows: list[list[str]]) -> None:
+        self.sections.append((format_markdown_table(header, rows), make_html_table(header, rows)))
+        self.tables.append({"head": header, "rows": rows})
+
+    def add_figure(self, name: str, figure: Figure) -> None:
+        make_folder(self.folder, "Choose another folder with --out.")
+        file = f"{self.sheet_letter}-{name}.png"
+        save_figure(figure, self.folder / file)
+        self.sections.append((f"![{name.replace('-', ' ')}]({file})", f"<p>{encode_figure_as_html(figure)}</p>"))
+
+    def add_questions(self, **placeholder_values: Any) -> None:
+        """Add the sheet's questions and answers from questions/SHEET.md; `numbers` fill the {} placeholders."""
+        self.add_heading("The questions")
+        place = resources.files("vitascope.coursework.sheets") / "questions" / f"{self.sheet_letter}.md"
+        for part in place.read_text(encoding="utf-8").split("## ")[1:]:
+            question, _, answer = part.partition("\n")
+            question, answer = question.strip(), " ".join(answer.split()).format(**placeholder_values)
+            self.sections.append(
+                (f"**{question}** {answer}", f"<p><b>{escape(question)}</b> {_format_inline_html(answer)}</p>")
+            )
+
+    def write_pages(self, machine_names: list[str], git_commit: str | None = None) -> Path:
+        """Write SHEET.md, SHEET.html and SHEET.json and return the page's path. `machines` trained the runs; this one
+        writes the report."""
+        make_folder(self.folder, "Choose another folder with --out.")
+        machine, title = collect_machine_info(git_commit), f"Sheet {self.sheet_letter}: {self.title}"
+        made = f"{_format_provenance(self.sheet_letter, self.quick, machine_names)} {_explain_interval(self.measurements.get('seeds'))}"
+        first = [(f"# {title}", f"<h1>{escape(title)}</h1>"), (made, f"<p>{_format_inline_html(made)}</p>")]
+        lines, body = zip(*first, *self.sections, strict=True)
+        write_atomically(self.folder / f"{self.sheet_letter}.md", "\n\n".join(lines) + "\n")
+        write_atomically(
+            self.folder / f"{self.sheet_letter}.html", make_html_page(f"Sheet {self.sheet_letter}", "".join(body))
+        )
+        command = f"vitascope sheet {self.sheet_letter}{' --quick' if self.quick else ''}"
+        told = {
+            "sheet": self.sheet_letter,
+            "quick": self.quick,
+            "command": command,
+            "runs_on": machine_names,
+        } | self.measurements
+        told |= {"tables": self.tables, "written_on": machine}
+        write_json(self.folder / f"{self.sheet_letter}.json", told)
+        return self.folder / f"{self.sheet_letter}.html"
+
+
+def _format_provenance(sheet_letter: str, quick: bool, machine_names: list[str]) -> str:
+    short = (
+        "Shortened: fewer epochs, seeds and images than the sheet requires, and smaller models. The numbers are not "
+        "comparable with those of a full report. "
+        if quick
+        else ""
+    )
+    return (
+        f"{short}Made by `vitascope sheet {sheet_letter}{' --quick' if quick else ''}` on {', '.join(machine_names)}."
+    )
+
+
+def _explain_interval(num_seeds: int | None) -> str:
+    if num_seeds is not None and num_seeds < MIN_SEEDS_FOR_INTERVAL:
+        return "One seed." if num_seeds == 1 else "Two seeds: both values are shown, in the order of the seeds."
+    return f"± is the 95 % confidence interval of the mean over {num_seeds or 'the'} seeds (Student's t)."
+
+
+def _format_inline_html(text: str) -> str:
+    """Escape the text and mark `code`."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def format_shape(tensor: Tensor) -> str:
+    return " × ".join(map(str, tensor.shape))

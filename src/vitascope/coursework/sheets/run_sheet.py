@@ -1,0 +1,53 @@
+"""Run a coursework sheet and write its report."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from vitascope.coursework.sheets import a, b, c, d, e
+from vitascope.coursework.sheets.experiments import QUICK_SEEDS, SheetExperiments
+from vitascope.coursework.sheets.report import SheetReport
+from vitascope.errors import UserError
+from vitascope.run.files import read_json
+from vitascope.training.hardware import choose_device
+
+SHEET_MODULES = {"A": a, "B": b, "C": c, "D": d, "E": e}
+
+
+def run_sheet(
+    sheet_letter: str,
+    output_folder: Path,
+    *,
+    num_seeds: int | None = None,
+    quick: bool = False,
+    device: str = "auto",
+    max_batched_runs: int | None = None,
+    weights_ref: str | None = None,
+    git_commit: str | None = None,
+    console: Console,
+) -> Path:
+    """Run a sheet, or resume it, and return the path of its page."""
+    sheet = SHEET_MODULES.get(sheet_letter.upper())
+    if sheet is None:
+        raise UserError(f"There is no sheet {sheet_letter}. Choose one of {', '.join(SHEET_MODULES)}.")
+    count = num_seeds if num_seeds is not None else QUICK_SEEDS if quick else 5
+    if count < 1:
+        raise UserError(f"--seeds {count} must be at least 1.")
+    if max_batched_runs is not None and max_batched_runs < 1:
+        raise UserError(f"--batch-runs {max_batched_runs} must be at least 1.")
+    choose_device(device)  # reports a missing device before anything is written
+    sheet_letter = sheet_letter.upper()
+    if weights_ref is not None and sheet_letter != "D":
+        raise UserError(f"--weights is only for sheet D. Sheet {sheet_letter} uses no pretrained weights.")
+    if quick and read_json(output_folder / f"{sheet_letter}.json").get("quick") is False:
+        raise UserError(
+            f"{output_folder / f'{sheet_letter}.md'} is a full report. Choose another folder for the quick one with --out."
+        )
+    work = output_folder / f"{sheet_letter}-{'quick' if quick else 'full'}"
+    report = SheetReport(sheet_letter, sheet.TITLE, quick, output_folder)
+    lab = SheetExperiments(
+        work, count, quick, console, device, max_batched_runs, weights_ref, experiments=sheet.EXPERIMENTS
+    )
+    report.measurements["seeds"] = count
+    sheet.run(lab, report)
+    return report.write_pages(lab.machine_names, git_commit)

@@ -1,0 +1,1 @@
+"""Read data sets from folders, array files, or by name."""

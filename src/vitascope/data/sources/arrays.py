@@ -1,0 +1,144 @@
+"""Read data sets from array files: .npz in the layout of Keras, MNIST's idx files, and the built-in digits.
+
+From UCI's "Optical Recognition of Handwritten Digits" (CC BY 4.0; E. Alpaydin, C. Kaynak, 1998). Pixel values of
+0 to 16 are scaled to 0 to 255. Training and test images are the halves of scikit-learn's `train_test_split` with
+`test_size=0.5, random_state=0, stratify=labels`; a test compares them with scikit-learn's.
+"""
+
+import gzip
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitascope.data.data_root import find_first_existing
+from vitascope.data.dataset import DataSource, Split
+from vitascope.errors import UserError
+
+ARRAY_NAMES = {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")}
+
+
+def open_npz(
+    path: Path, dataset_name: str | None = None, class_names: list[str] | None = None, *, for_training: bool = True
+) -> DataSource:
+    """Without `classes`, the class names are the numbers in y_train, or in y_test if there is no training split."""
+    names = _list_array_names(path)
+    splits = tuple(split for split, keys in ARRAY_NAMES.items() if all(key in names for key in keys))
+    wanted = ARRAY_NAMES["train"] if for_training or "test" not in splits else ARRAY_NAMES["test"]
+    if missing := [key for key in wanted if key not in names]:
+        raise UserError(f"{path} has no {' and no '.join(missing)}; it contains {', '.join(names) or 'nothing'}.")
+    key = ARRAY_NAMES[splits[0]][1]
+    labels = _read_array(path, key)
+    if not np.issubdtype(labels.dtype, np.integer) or not labels.size:
+        raise UserError(f"{key} in {path} must contain integers, one per image; its type is {labels.dtype}.")
+    count = int(labels.max()) + 1
+    if count < 2 and for_training:
+        raise UserError(f"{key} in {path} has only one class. Training needs at least two.")
+    numbers = [str(number) for number in range(count)]
+    told = class_names or numbers
+    return DataSource(
+        dataset_name or path.stem,
+        told,
+        lambda split: _load_split(path, split, len(told)),
+        splits,
+        has_class_names=bool(class_names),
+    )
+
+
+def _load_split(path: Path, split_name: str, num_classes: int) -> Split:
+    images_key, labels_key = ARRAY_NAMES[split_name]
+    images, labels = _read_array(path, images_key), _read_array(path, labels_key).reshape(-1)
+    if images.dtype != np.uint8:
+        raise UserError(f"{images_key} in {path} has type {images.dtype}; images must be uint8, 0 to 255.")
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.shape[-1] not in (1, 3):
+        raise UserError(
+            f"{images_key} in {path} has shape {images.shape}; "
+            "it must be image × height × width, or image × height × width × channel with 1 or 3 channels."
+        )
+    if len(images) != len(labels) or not len(images):
+        raise UserError(f"{path} has {len(images)} images and {len(labels)} labels in its {split_name} split.")
+    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= num_classes:
+        raise UserError(f"{labels_key} in {path} must contain integers from 0 to {num_classes - 1}.")
+    pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+    return Split(pixels, torch.from_numpy(labels.astype(np.int64)))
+
+
+def _list_array_names(path: Path) -> list[str]:
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is not a complete .npz file.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return list(file)
+    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} cannot be read as an .npz file ({error}).") from error
+
+
+def _read_array(path: Path, array_name: str) -> NDArray[Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return file[array_name]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{array_name} cannot be read from {path} ({error}).") from error
+
+
+SPLIT_PREFIXES = {"train": "train", "test": "t10k"}
+FILE_ENDINGS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+
+
+def list_idx_folders(root: Path, dataset_name: str, torchvision_name: str) -> list[Path]:
+    """ROOT/NAME as published, or torchvision's ROOT/Name/raw."""
+    return [root / dataset_name, root / torchvision_name / "raw"]
+
+
+def find_idx_folder(root: Path, dataset_name: str, torchvision_name: str) -> Path | None:
+    """The first folder that holds all four files."""
+    for folder in list_idx_folders(root, dataset_name, torchvision_name):
+        if all(_find_idx_file(folder, split, kind) for split in SPLIT_PREFIXES for kind in FILE_ENDINGS):
+            return folder
+    return None
+
+
+def read_idx_split(folder: Path, split_name: str) -> Split:
+    images, labels = (read_idx_file(_find_idx_file(folder, split_name, kind)) for kind in FILE_ENDINGS)
+    if len(images) != len(labels):
+        raise UserError(f"{folder} has {len(images)} images but {len(labels)} labels in its {split_name} split.")
+    return Split(images[:, None], labels.long())
+
+
+def read_idx_file(path: Path | None) -> Tensor:
+    """The format: two zero bytes, type 8 (uint8), number of axes, each axis as 4 bytes big-endian, then the bytes."""
+    if path is None:
+        raise UserError("An idx file is missing.")
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        axes = raw[3]
+        shape = np.frombuffer(raw, ">i4", count=axes, offset=4)
+        values = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
+        raise UserError(f"{path} is not a complete idx file ({error}). Delete it and download it again.") from error
+    return torch.from_numpy(values.copy())
+
+
+def _find_idx_file(folder: Path, split_name: str, file_ending: str) -> Path | None:
+    name = f"{SPLIT_PREFIXES[split_name]}-{file_ending}"
+    return find_first_existing([folder / f"{name}.gz", folder / name, folder / name.replace("-idx", ".idx")])
+
+
+DIGITS_FILE = Path(__file__).with_name("digits.npz")
+
+
+def open_digits() -> DataSource:
+    return DataSource("digits", [str(number) for number in range(10)], load_digits_split)
+
+
+def load_digits_split(split_name: str) -> Split:
+    with np.load(DIGITS_FILE) as arrays:
+        images, labels = arrays[f"{split_name}_images"], arrays[f"{split_name}_labels"]
+    return Split(torch.from_numpy(images)[:, None], torch.from_numpy(labels).long())

@@ -1,0 +1,158 @@
+"""Data sets by name: read from the data root in any common layout, or downloaded with torchvision."""
+
+import pickle
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitascope.data.dataset import DataSource, Split
+from vitascope.data.sources.arrays import find_idx_folder, open_npz, read_idx_split
+from vitascope.errors import UserError
+
+FASHION_MNIST_CLASSES = [
+    "T-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+]
+CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+@dataclass(frozen=True)
+class PublishedDataset:
+    """Facts about a published data set that do not need its files."""
+
+    class_names: list[str]
+    torchvision_class: str  # torchvision's class, which downloads
+    expected_files: str  # what to put under the root where nothing can be downloaded
+    description: str
+
+    def load_with_torchvision(self, root: str, **options: Any) -> Any:
+        """Call torchvision's class. It is imported here because the import takes seconds."""
+        from torchvision import datasets
+
+        return getattr(datasets, self.torchvision_class)(root, **options)
+
+
+PUBLISHED_DATASETS = {
+    "mnist": PublishedDataset(
+        [str(number) for number in range(10)],
+        "MNIST",
+        "mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz (four files), or mnist.npz",
+        "handwritten digits, 28×28 grayscale, 60,000 training and 10,000 test images",
+    ),
+    "fashion-mnist": PublishedDataset(
+        FASHION_MNIST_CLASSES,
+        "FashionMNIST",
+        "fashion-mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz (four files), or fashion-mnist.npz",
+        "clothes, 28×28 grayscale, 60,000 training and 10,000 test images",
+    ),
+    "cifar10": PublishedDataset(
+        CIFAR10_CLASSES,
+        "CIFAR10",
+        "cifar-10-batches-py/ (from cifar-10-python.tar.gz), or cifar10.npz",
+        "photos of 10 classes, 32×32 colour, 50,000 training and 10,000 test images",
+    ),
+    "cifar100": PublishedDataset(
+        [str(number) for number in range(100)],
+        "CIFAR100",
+        "cifar-100-python/ (from cifar-100-python.tar.gz), or cifar100.npz",
+        "photos of 100 classes, 32×32 colour, 50,000 training and 10,000 test images",
+    ),
+}
+DAMAGED_FILE_ERRORS = (
+    RuntimeError,
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    pickle.UnpicklingError,
+)  # what torn files raise
+IDX_TORCHVISION_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+
+
+def open_published_dataset(dataset_name: str, data_folder: Path, *, download: bool) -> DataSource:
+    """Open the data set below `root`. If it is missing and `download` is set, download it first."""
+    found = find_published_dataset(dataset_name, data_folder)
+    if found is None and download:
+        _download_dataset(dataset_name, data_folder)
+        found = find_published_dataset(dataset_name, data_folder)
+    if found is None:
+        raise UserError(
+            f"There is no {dataset_name} in {data_folder}. {_format_missing_message(dataset_name, data_folder)}"
+        )
+    return found
+
+
+def find_published_dataset(dataset_name: str, data_folder: Path) -> DataSource | None:
+    """Open the data set if it is below `root`, else return None."""
+    facts = PUBLISHED_DATASETS[dataset_name]
+    if (data_folder / f"{dataset_name}.npz").is_file():
+        return open_npz(data_folder / f"{dataset_name}.npz", dataset_name, facts.class_names)
+    if dataset_name in IDX_TORCHVISION_NAMES and (
+        place := find_idx_folder(data_folder, dataset_name, IDX_TORCHVISION_NAMES[dataset_name])
+    ):
+        return DataSource(dataset_name, facts.class_names, lambda split: read_idx_split(place, split))
+    if dataset_name in CIFAR_FOLDERS:
+        for base in (data_folder, data_folder / dataset_name):
+            if (base / CIFAR_FOLDERS[dataset_name]).is_dir():
+                return DataSource(
+                    dataset_name,
+                    _read_cifar_class_names(dataset_name, base),
+                    lambda split, base=base: _load_cifar_split(dataset_name, base, split),
+                )
+    return None
+
+
+def _load_cifar_split(dataset_name: str, parent_folder: Path, split_name: str) -> Split:
+    try:
+        data = PUBLISHED_DATASETS[dataset_name].load_with_torchvision(
+            str(parent_folder), train=split_name == "train", download=False
+        )
+    except DAMAGED_FILE_ERRORS as error:
+        raise UserError(
+            f"{parent_folder / CIFAR_FOLDERS[dataset_name]} is incomplete or damaged ({error}). Delete it and download it again."
+        ) from error
+    return Split(torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(data.targets))
+
+
+def _read_cifar_class_names(dataset_name: str, parent_folder: Path) -> list[str]:
+    try:
+        return list(
+            PUBLISHED_DATASETS[dataset_name]
+            .load_with_torchvision(str(parent_folder), train=False, download=False)
+            .classes
+        )
+    except DAMAGED_FILE_ERRORS:
+        return PUBLISHED_DATASETS[dataset_name].class_names
+
+
+def _download_dataset(dataset_name: str, data_folder: Path) -> None:
+    print(f"{dataset_name} is not in {data_folder}. Downloading it.", file=sys.stderr, flush=True)
+    try:
+        data_folder.mkdir(parents=True, exist_ok=True)
+        PUBLISHED_DATASETS[dataset_name].load_with_torchvision(str(data_folder), download=True)
+    except (OSError, RuntimeError) as error:  # no network, a refused folder, a checksum that does not fit
+        raise UserError(
+            f"{dataset_name} could not be downloaded ({_reason(error)}). {_format_missing_message(dataset_name, data_folder)}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The last line of torchvision's error: with several mirrors, the lines before name the addresses."""
+    lines = [line.strip(" <>") for line in str(error).splitlines()]
+    return next((line for line in reversed(lines) if line), type(error).__name__)[:120]
+
+
+def _format_missing_message(dataset_name: str, data_folder: Path) -> str:
+    return f"Put into {data_folder}: {PUBLISHED_DATASETS[dataset_name].expected_files}. Or set data.root or VITASCOPE_DATA to the folder that contains it."

@@ -1,0 +1,110 @@
+"""Draw small images in rows, columns or tiles, and matrices as heat maps."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitascope.draw.palette import COLOURS
+from vitascope.draw.style import add_caption, count_caption_lines, escape_mathtext, set_labels, wrap_text
+
+MAX_TITLE_WIDTH = 26  # characters of a tile's title that fit above it
+
+
+def draw_gallery(
+    image_rows: list[list[NDArray]], row_names: Sequence[str], column_names: Sequence[str], caption_text: str
+) -> Figure:
+    """Draw rows of images (height × width × 1 or 3, from 0 to 1) with row and column names."""
+    columns = len(image_rows[0])
+    figure = Figure(figsize=(1.25 * columns, 1.3 * len(image_rows) + 0.8), layout="constrained", dpi=150)
+    panels = figure.subplots(len(image_rows), columns, squeeze=False)
+    for row, images in enumerate(image_rows):
+        for column, image in enumerate(images):
+            panel = panels[row][column]
+            _show_image(panel, image)
+            if row == 0:
+                panel.set_title(escape_mathtext(column_names[column]), fontsize=9)
+            if column == 0:
+                panel.set_ylabel(escape_mathtext(row_names[row]), fontsize=9)
+    add_caption(figure, caption_text)
+    return figure
+
+
+def draw_image_tiles(
+    images: list[NDArray],
+    titles: Sequence[str],
+    caption_text: str,
+    *,
+    framed_index: int | None = None,
+    num_columns: int = 6,
+) -> Figure:
+    """Draw images as tiles, each with its title; the tile `framed` gets a frame."""
+    num_columns = min(num_columns, max(len(images), 3))
+    rows = -(-len(images) // num_columns)
+    titles = [wrap_text(title, MAX_TITLE_WIDTH) for title in titles]
+    lines = max(title.count("\n") for title in titles)
+    height = (2.0 + 0.15 * lines) * rows + 0.4 + 0.15 * count_caption_lines(caption_text, 1.75 * num_columns)
+    figure = Figure(figsize=(1.75 * num_columns, height), layout="constrained", dpi=150)
+    panels = figure.subplots(rows, num_columns, squeeze=False).flatten()
+    for panel in panels[len(images) :]:
+        panel.axis("off")
+    for panel, image, said in zip(panels, images, titles, strict=False):
+        _show_image(panel, image)
+        panel.set_title(escape_mathtext(said), fontsize=8)
+    if framed_index is not None:
+        panels[framed_index].spines[:].set(color=COLOURS[1], linewidth=3)
+    add_caption(figure, caption_text)
+    return figure
+
+
+def save_mosaic(image_rows: Sequence[NDArray], path: Path, zoom_factor: int = 4, gap_pixels: int = 2) -> Path:
+    """Rows of images (image × height × width × 1 or 3, between 0 and 1) as one small PNG without text."""
+    lines = []
+    for images in image_rows:
+        wide = np.pad(images, ((0, 0), (gap_pixels, gap_pixels), (gap_pixels, gap_pixels), (0, 0)), constant_values=1.0)
+        lines.append(np.concatenate(list(wide), axis=1))
+    pixels = (np.concatenate(lines) * 255).round().astype(np.uint8).repeat(zoom_factor, 0).repeat(zoom_factor, 1)
+    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(path)
+    return path
+
+
+def _show_image(panel: Axes, image: NDArray) -> None:
+    panel.imshow(
+        image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+    )
+    panel.set_xticks([])
+    panel.set_yticks([])
+
+
+def draw_heatmap(
+    figure: Figure,
+    panel: Axes,
+    values: NDArray,
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    colormap: str,
+    colorbar_label: str | None = None,
+    value_format: str | None = None,
+) -> None:
+    """Draw rows downwards, columns to the right. `numbers` is a format such as '{:.2f}'; None writes no values."""
+    picture = panel.imshow(
+        values, cmap=colormap, aspect="auto" if value_format is None else "equal", interpolation="nearest"
+    )
+    set_labels(panel, title, x_label, y_label)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if colorbar_label is not None:
+        figure.colorbar(picture, ax=panel, label=colorbar_label)
+    if value_format is not None:
+        middle = (values.max() + values.min()) / 2
+        for row, line in enumerate(values):
+            for column, value in enumerate(line):
+                colour = "black" if value > middle else "white"
+                panel.text(column, row, value_format.format(value), ha="center", va="center", color=colour, fontsize=9)

@@ -1,0 +1,177 @@
+"""Statistics of a model: attention distance and entropy of heads, token norms, similarity of blocks."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitascope.errors import UserError
+from vitascope.explain.maps import BATCH_SIZE, AttentionRecorder, force_fused_attention, forward_all_tokens
+from vitascope.explain.subject import TokenLayout
+from vitascope.model.vit import VisionTransformer
+from vitascope.shapes import AttentionMaps, Features, HeadValues, Images, Logits, Tokens
+
+
+def attention_distance(maps: AttentionMaps, layout: TokenLayout) -> HeadValues:
+    """Mean attention distance of each head, in patches: image × head.
+
+    Attention to class and register tokens is excluded and the rest normalised to sum to 1. Otherwise a head that mostly
+    attends to the class token would seem local (the well-known figure of Keras does not exclude them)."""
+    rows = torch.arange(layout.rows, dtype=maps.dtype, device=maps.device)
+    columns = torch.arange(layout.columns, dtype=maps.dtype, device=maps.device)
+    places = torch.cartesian_prod(rows, columns)
+    distance = torch.cdist(places, places)
+    between = maps[..., layout.num_prefix_tokens :, layout.num_prefix_tokens :]
+    between = between / between.sum(-1, keepdim=True).clamp(min=1e-12)
+    return (between * distance).sum(-1).mean(-1)
+
+
+def attention_entropy(maps: AttentionMaps) -> HeadValues:
+    """Attention entropy of each head in nats: 0 if every query attends to one token, ln(tokens) if uniform."""
+    return -torch.xlogy(maps, maps).sum(-1).mean(-1)
+
+
+def position_embedding_similarity(model: nn.Module, layout: TokenLayout) -> Tensor:
+    """Cosine similarity between the position embeddings of every two patches: patch × patch."""
+    table = getattr(model, "pos_embed", None)
+    if table is None:
+        embeddings = getattr(getattr(model, "vit", None), "embeddings", None)
+        table = getattr(embeddings, "position_embeddings", None)
+    if not isinstance(table, Tensor):
+        raise UserError("The model has no position embedding, so there is nothing to compare.")
+    table = table.detach().flatten(0, -2)[-layout.num_patches :]
+    table = table / table.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return table @ table.T
+
+
+def compute_patch_filter_components(model: nn.Module, num_components: int = 28) -> tuple[Images, Tensor]:
+    """Principal components of the patch embedding's filters (count × channel × height × width) and their variance.
+
+    With shifted patch tokenization (SPT) only the filters of the unshifted image are used."""
+    weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if weight is None:
+        raise UserError(f"{type(model).__name__} has no convolutional patch embedding.")
+    if isinstance(model, VisionTransformer):
+        weight = weight[:, : model.config.in_chans]
+    flat = weight.detach().float().flatten(1)
+    _, sizes, parts = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    shares = sizes**2 / (sizes**2).sum()
+    return parts[:num_components].unflatten(1, weight.shape[1:]), shares[:num_components]
+
+
+@torch.no_grad()
+def record_hidden_states(model: nn.Module, images: Images) -> list[Tokens]:
+    """Return all tokens at the input of the first block and after each block."""
+    watching, seen, hooks = AttentionRecorder(), [], []
+    blocks = find_blocks(model)
+
+    def before(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen.append(inputs[0])
+
+    def after(_: nn.Module, __: object, output: Any) -> None:
+        seen.append(output if isinstance(output, Tensor) else output[0])
+
+    hooks = [blocks[0].register_forward_pre_hook(before), *(block.register_forward_hook(after) for block in blocks)]
+    try:
+        with force_fused_attention(model), watching:
+            forward_all_tokens(model, images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks: the longest list of modules of one type."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential) and len(module)]
+    alike = [found for found in lists if len({type(part) for part in found}) == 1]
+    if not alike:
+        raise UserError(f"{type(model).__name__} has no list of blocks.")
+    return list(max(alike, key=len))
+
+
+def token_norms(tokens: Tokens) -> Tensor:
+    """L2 norm of each token; very large norms often hold information about the whole image (Darcet et al. 2024)."""
+    return tokens.norm(dim=-1)
+
+
+def pool_features(tokens: Tokens, layout: TokenLayout) -> Features:
+    """Return the input of the classifier: the class token, or the mean of the patches."""
+    return tokens[:, 0] if layout.reads_class_token else tokens[:, layout.num_prefix_tokens :].mean(1)
+
+
+def logit_lens(model: nn.Module, tokens: Tokens) -> Logits:
+    """Logit lens: apply the final norm, pooling and head to an earlier block's tokens."""
+    final, classify = _get_final_norm_and_classifier(model)
+    return classify(final(tokens))
+
+
+def logit_lens_per_token(model: Any, tokens: Tokens) -> Tensor:
+    """Logit lens of single tokens: batch × token × class."""
+    final, _ = _get_final_norm_and_classifier(model)
+    if hasattr(model, "vit"):
+        return model.classifier(final(tokens))
+    return model.head(model.fc_norm(final(tokens)))
+
+
+def _get_final_norm_and_classifier(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    """Return the final norm and the classifier of a model of Vitascope, timm or transformers."""
+    if hasattr(model, "forward_head") and isinstance(getattr(model, "norm", None), nn.Module):
+        return model.norm, model.forward_head
+    if hasattr(model, "vit") and hasattr(model, "classifier"):
+        return model.vit.layernorm, lambda tokens: model.classifier(tokens[:, 0])
+    raise UserError(
+        f"The classifier of {type(model).__name__} is unknown. Use a model of Vitascope, timm or transformers."
+    )
+
+
+def project_features_to_rgb(tokens: Tokens, layout: TokenLayout) -> Tensor:
+    """The patches' three largest principal components as red, green and blue: image × row × column × 3."""
+    patches = tokens[:, layout.num_prefix_tokens :].flatten(0, 1).double()
+    centred = patches - patches.mean(0)
+    _, _, parts = torch.linalg.svd(centred, full_matrices=False)
+    found = centred @ parts[:3].T
+    low, high = found.quantile(0.02, dim=0), found.quantile(0.98, dim=0)
+    found = ((found - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    return found.unflatten(0, (len(tokens), layout.rows, layout.columns))
+
+
+class MinibatchCKA:
+    """Linear CKA between every two blocks, batch by batch with the unbiased HSIC (Nguyen et al. 2021)."""
+
+    def __init__(self, num_states: int) -> None:
+        self.hsic_sums = torch.zeros(num_states, num_states, dtype=torch.float64)
+
+    def add_batch(self, features_per_state: list[Features]) -> None:
+        """One row per image, at least four images."""
+        if len(features_per_state[0]) < 4:
+            raise UserError(
+                f"The similarity of blocks needs batches of at least 4 images, not {len(features_per_state[0])}."
+            )
+        grams = [_compute_gram_without_diagonal(part.double().cpu()) for part in features_per_state]
+        self.hsic_sums += torch.tensor(
+            [[_unbiased_hsic(first, second) for second in grams] for first in grams], dtype=torch.float64
+        )
+
+    def compute_matrix(self) -> Tensor:
+        own = self.hsic_sums.diagonal().clamp(min=1e-12).sqrt()
+        return self.hsic_sums / (own[:, None] * own)
+
+
+def _compute_gram_without_diagonal(features: Tensor) -> Tensor:
+    gram = features @ features.T
+    return gram - torch.diag(gram.diagonal())
+
+
+def _unbiased_hsic(first_gram: Tensor, second_gram: Tensor) -> float:
+    n = len(first_gram)
+    trace, sums = (first_gram * second_gram).sum(), first_gram.sum() * second_gram.sum() / ((n - 1) * (n - 2))
+    cross = 2 / (n - 2) * (first_gram.sum(0) * second_gram.sum(0)).sum()
+    return float((trace + sums - cross) / (n * (n - 3)))
+
+
+def iterate_equal_batches(images: Images, batch_size: int = BATCH_SIZE) -> Iterator[Images]:
+    """Yield batches of equal size, so that each has the same weight; a smaller last batch is dropped."""
+    parts = images.split(batch_size)
+    yield from parts if len(parts) == 1 or len(parts[-1]) == batch_size else parts[:-1]

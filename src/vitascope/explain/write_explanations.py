@@ -1,0 +1,33 @@
+"""Write all output of `vitascope explain`: figures, and explanations.json with the numbers."""
+
+import json
+from pathlib import Path
+
+from vitascope.evaluation.prediction import EXPLANATIONS_FILE, LoadedImages
+from vitascope.explain.figures import ExplainReport, ExplainRequest, write_explanations
+from vitascope.explain.model_figures import load_run_images, write_probes_if_possible
+from vitascope.explain.over_time import write_figures_over_epochs
+from vitascope.explain.subject import ExplainedModel
+from vitascope.run.files import write_atomically
+
+
+def write_explanations_and_probes(
+    subject: ExplainedModel,
+    loaded_images: LoadedImages,
+    request: ExplainRequest,
+    output_folder: Path,
+    *,
+    analysis: bool = True,
+    split: str | None = None,
+) -> ExplainReport:
+    """Write everything; `analysis` adds statistics of the model on the run's images of `split` and over its epochs."""
+    own = (
+        load_run_images(subject, split) if analysis else None
+    )  # first: a wrong split is reported before anything is drawn
+    written = write_explanations(subject, loaded_images, request, output_folder)
+    if analysis:
+        written.files += write_probes_if_possible(subject, own, loaded_images.images, output_folder)
+        written.files += write_figures_over_epochs(subject, subject.preprocessing(loaded_images.images), output_folder)
+    written.files.append(output_folder / EXPLANATIONS_FILE)
+    write_atomically(output_folder / EXPLANATIONS_FILE, json.dumps(written.as_dict(), indent=1) + "\n")
+    return written

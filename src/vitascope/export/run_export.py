@@ -1,0 +1,51 @@
+"""Export a run's model to a file, and verify it on the run's own images."""
+
+from pathlib import Path
+
+from vitascope.data.dataset import Split
+from vitascope.errors import UserError, suggest_choice
+from vitascope.evaluation.eval_data import load_run_split, sample_run_images
+from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.export.int8 import write_int8
+from vitascope.export.onnx_file import DEFAULT_OPSET, write_onnx
+from vitascope.export.report import ExportReport
+from vitascope.export.torch_file import write_torch
+from vitascope.run.directory import ExternalModel, Run
+
+MAX_COMPARED_IMAGES = 1000  # images at most
+DEFAULT_FILE_NAMES = {"onnx": "model.onnx", "int8": "model-int8.onnx", "torch": "model.pt2"}
+
+
+def export_run(
+    model: TrainedTransformer,
+    file_format: str,
+    output_path: Path | None = None,
+    *,
+    maps: bool = False,
+    opset: int | None = None,
+) -> ExportReport:
+    """Export as `form`: onnx, int8 (ONNX) or torch; to RUN/export/ by default. Test images are never used."""
+    if file_format not in DEFAULT_FILE_NAMES:
+        raise UserError(f"There is no form '{file_format}'. {suggest_choice(file_format, DEFAULT_FILE_NAMES)}")
+    run, facts = model.run, model.info
+    path = output_path or run.get_path("export") / DEFAULT_FILE_NAMES[file_format]
+    told = {"run": _format_run_name(run), "judged": sample_run_images(run, facts, MAX_COMPARED_IMAGES)}
+    if file_format == "torch":
+        return write_torch(model, facts, path, **told)
+    told |= {"maps": maps, "opset": DEFAULT_OPSET if opset is None else opset}
+    if file_format == "onnx":
+        return write_onnx(model, facts, path, **told)
+    return write_int8(model, facts, path, training_samples=_load_training_images(model), **told)
+
+
+def _format_run_name(run: Run) -> str:
+    """Return the run's name, e.g. digits/2026-…-seed0, or the name of external weights."""
+    name = run.path.resolve().name
+    return name if isinstance(run, ExternalModel) else f"{run.recipe.name}/{name}"
+
+
+def _load_training_images(model: TrainedTransformer) -> Split | None:
+    try:
+        return load_run_split(model.run, model.info, "train")
+    except UserError:  # the data is missing or has changed
+        return None

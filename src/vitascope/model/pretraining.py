@@ -1,0 +1,143 @@
+"""Modules for training without labels: MAE's encoder and decoder, patch dropout, DINO's projection head.
+
+He et al. 2022 (arXiv 2111.06377), section 3: the encoder sees the visible patches alone; a small decoder gets its
+tokens and a mask token at every hidden place, and paints the pixels.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.model.block import Block
+from vitascope.model.config import ModelConfig
+from vitascope.model.norm import make_norm
+from vitascope.model.positions import make_sincos2d_table
+from vitascope.model.vit import VisionTransformer
+from vitascope.shapes import Features, Logits, OutputTokens, Patches, PatchNoise, TokenIndices, Tokens, VisibleIndices
+
+
+def count_visible_patches(num_patches: int, mask_ratio: float) -> int:
+    """How many patches stay visible: the nearest whole number, at least one, and at least one is hidden."""
+    return min(num_patches - 1, max(1, num_patches - round(num_patches * mask_ratio)))
+
+
+def select_visible_patches(noise: PatchNoise, num_visible: int) -> tuple[VisibleIndices, TokenIndices]:
+    """The `count` patches of least noise, and for every patch its place among (visible, then hidden) ones."""
+    order = noise.argsort(dim=1)
+    return order[:, :num_visible], order.argsort(dim=1)
+
+
+def encode_visible_patches(model: VisionTransformer, images: Tensor, visible_indices: VisibleIndices) -> OutputTokens:
+    """Class and register tokens, then the visible patches in the order given, through all blocks."""
+    prefix = model.config.num_prefix_tokens
+    front = torch.arange(prefix, device=visible_indices.device).expand(len(visible_indices), -1)
+    chosen = torch.cat([front, prefix + visible_indices], dim=1)
+    tokens = model.embed(images)
+    tokens = tokens.gather(1, chosen[..., None].expand(-1, -1, tokens.shape[2]))
+    turned = None if model.rotation is None else model.rotation[:, chosen][:, :, None]
+    return model.encode(tokens, rotation=turned)
+
+
+class PatchDropout(nn.Module):
+    """A model that answers from some patches of each image: those with the least noise (Liu et al. 2023)."""
+
+    def __init__(self, model: VisionTransformer, num_visible: int) -> None:
+        super().__init__()
+        self.model, self.num_visible = model, num_visible
+
+    def forward(self, images: Tensor, noise: PatchNoise) -> Logits:
+        visible, _ = select_visible_patches(noise, self.num_visible)
+        return self.model.forward_head(encode_visible_patches(self.model, images, visible))
+
+
+def make_decoder_config(encoder_config: ModelConfig, embed_dim: int, depth: int, num_heads: int) -> ModelConfig:
+    """The decoder's blocks beside this encoder."""
+    return replace(
+        encoder_config,
+        embed_dim=embed_dim, depth=depth, num_heads=num_heads, mlp_ratio=4.0, mlp="gelu", positions="sincos2d",
+        attention="plain", initialize="timm", attn_drop_rate=0.0, proj_drop_rate=0.0,
+    )  # fmt: skip
+
+
+class MaeDecoder(nn.Module):
+    """The encoder's tokens -> a patch of pixels for every place."""
+
+    positions: Tensor
+
+    def __init__(self, encoder_config: ModelConfig, *, embed_dim: int, depth: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_prefix_tokens = encoder_config.num_prefix_tokens
+        own = make_decoder_config(encoder_config, embed_dim, depth, num_heads)
+        # Mean pooling leaves the normalising to what comes after the encoder.
+        unnormalised = encoder_config.global_pool == "avg"
+        self.norm_in = (
+            make_norm(encoder_config.norm, encoder_config.embed_dim, encoder_config.norm_eps)
+            if unnormalised
+            else nn.Identity()
+        )
+        self.embed = nn.Linear(encoder_config.embed_dim, embed_dim)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
+        table = F.pad(make_sincos2d_table(encoder_config.grid, embed_dim).float(), (0, 0, self.num_prefix_tokens, 0))
+        self.register_buffer("positions", table[None], persistent=False)
+        self.blocks = nn.ModuleList([Block(own) for _ in range(depth)])
+        self.norm = make_norm(encoder_config.norm, embed_dim, encoder_config.norm_eps)
+        self.pred = nn.Linear(
+            embed_dim, encoder_config.in_chans * encoder_config.patch_shape[0] * encoder_config.patch_shape[1]
+        )
+        self._initialize_weights()
+
+    def forward(self, tokens: Tokens, restore_indices: TokenIndices) -> Patches:
+        """`places`: where each patch stands among the visible tokens and, behind them, the hidden."""
+        tokens = self.embed(self.norm_in(tokens))
+        hidden = self.mask_token.to(tokens.dtype).expand(
+            len(tokens), self.num_prefix_tokens + restore_indices.shape[1] - tokens.shape[1], -1
+        )
+        crowd = torch.cat([tokens[:, self.num_prefix_tokens :], hidden], dim=1)
+        patches = crowd.gather(1, restore_indices[..., None].expand(-1, -1, crowd.shape[2]))
+        tokens = torch.cat([tokens[:, : self.num_prefix_tokens], patches], dim=1) + self.positions.to(tokens.dtype)
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.pred(self.norm(tokens[:, self.num_prefix_tokens :]))
+
+    def _initialize_weights(self) -> None:
+        """Xavier's rule, as MAE's."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias) if module.bias is not None else None
+        nn.init.normal_(self.mask_token, std=0.02)
+
+
+class PrototypeHead(nn.Module):
+    """Three layers, a narrow normalised one, and cosines with the prototypes: answers between -1 and 1.
+
+    The prototypes have length 1 always (the authors' `norm_last_layer`), so only their directions learn. With
+    `batch_norm` (the authors' choice for convolutional networks) the hidden layers see each image beside the others of
+    its batch: what all have in common, which is most of what a young ViT says of small images, falls away."""
+
+    def __init__(
+        self, *, embed_dim: int, hidden_width: int, bottleneck_width: int, num_prototypes: int, batch_norm: bool = False
+    ) -> None:
+        super().__init__()
+        widths = [embed_dim, hidden_width, hidden_width]
+        self.layers = nn.Sequential()
+        for before, after in pairwise(widths):
+            self.layers.append(nn.Linear(before, after, bias=not batch_norm))  # batch norm would undo the bias
+            if batch_norm:
+                self.layers.append(nn.BatchNorm1d(after, track_running_stats=False))
+            self.layers.append(nn.GELU())
+        self.layers.append(nn.Linear(hidden_width, bottleneck_width))
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias) if layer.bias is not None else None
+        self.prototypes = nn.Parameter(F.normalize(torch.randn(num_prototypes, bottleneck_width), dim=1))
+
+    def forward(self, features: Features) -> Logits:
+        return F.linear(F.normalize(self.layers(features), dim=1), self._normalize_prototypes())
+
+    def _normalize_prototypes(self) -> Tensor:
+        return F.normalize(self.prototypes, dim=1)

@@ -1,0 +1,100 @@
+"""Train several runs of one shape as one batched computation; each leaves a run folder of its own."""
+
+import math
+import shutil
+import time
+from pathlib import Path
+
+import torch
+
+from vitascope.errors import UserError
+from vitascope.model.lora import merge_lora_state_dict
+from vitascope.recipe.schema import Recipe
+from vitascope.run.checkpoint import save_weights
+from vitascope.run.directory import Run, create_run
+from vitascope.run.metrics import draw_run_curves
+from vitascope.training.engines.batchable import check_batchable
+from vitascope.training.engines.batched import BatchedTraining
+from vitascope.training.hardware import DEFAULT_NUM_THREADS, choose_device, count_train_flops_per_image
+from vitascope.training.loop import finish_epoch, format_divergence_error, make_metrics_row, save_weight_snapshot
+from vitascope.training.session import Session, start_session
+from vitascope.training.train import make_console, prepare_run, write_run_info
+
+BATCHED_RUNS_LIMIT = 32
+GPU_SATURATION_FLOPS = (
+    1.5e12  # FLOPs of a step that keep a GPU busy: a model that has as many gains nothing from company
+)
+
+
+def max_batched_runs(recipe: Recipe) -> int:
+    """How many runs like this one should learn together: 1 where they cannot, or where it gains nothing."""
+    try:
+        check_batchable([recipe])
+    except UserError:
+        return 1
+    if choose_device(recipe.train.device) != "cuda":  # two cores are busy with one
+        return 1
+    return max(
+        1,
+        min(
+            BATCHED_RUNS_LIMIT,
+            int(GPU_SATURATION_FLOPS / (count_train_flops_per_image(recipe) * recipe.train.batch_size)),
+        ),
+    )
+
+
+def train_batched_runs(recipes: list[Recipe], runs_folder: Path) -> list[Run | UserError]:
+    """In the order of the recipes; a run whose loss is no number any more is an error, and the others go on."""
+    quiet = make_console(quiet=True)
+    sessions: list[Session] = []
+    for recipe in recipes:
+        recipe, data, _ = prepare_run(recipe, quiet)
+        first = sessions[0].hardware if sessions else None
+        sessions.append(start_session(recipe, data, first, num_batched_runs=len(recipes)))
+    crowd = BatchedTraining(sessions)
+    made = [create_run(session.recipe, runs_folder) for session in sessions]
+    try:
+        return _train_all_epochs(crowd, made)
+    except BaseException:
+        for run in made:  # without a checkpoint nobody can go on with them
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    finally:
+        crowd.close()
+        torch.set_num_threads(DEFAULT_NUM_THREADS)
+
+
+def _train_all_epochs(batched_training: BatchedTraining, new_runs: list[Run]) -> list[Run | UserError]:
+    runs: list[Run | UserError] = [*new_runs]
+    for run, session in zip(new_runs, batched_training.sessions, strict=True):
+        write_run_info(run, session)
+    for epoch in range(batched_training.train_config.epochs):
+        _train_one_epoch(batched_training, runs, epoch)
+    for run, session in zip(runs, batched_training.sessions, strict=True):
+        if isinstance(run, Run):
+            draw_run_curves(
+                run.get_path("curves.png"), run.metrics, f"{session.recipe.name}, seed {session.recipe.train.seed}"
+            )
+            save_weights(run.get_path("model.safetensors"), merge_lora_state_dict(session.eval_model))
+    return runs
+
+
+def _train_one_epoch(batched_training: BatchedTraining, runs: list[Run | UserError], epoch: int) -> None:
+    start = time.monotonic()
+    losses, rights = batched_training.train_epoch(epoch).tolist()  # waits for the device
+    seconds = time.monotonic() - start
+    batched_training.copy_weights_to_sessions()
+    scores = batched_training.validate()
+    share = (time.monotonic() - start) / len(runs)
+    for number, (session, looked) in enumerate(zip(batched_training.sessions, scores, strict=True)):
+        run = runs[number]
+        session.epoch, session.step = epoch + 1, (epoch + 1) * batched_training.steps_per_epoch
+        if not isinstance(run, Run):
+            continue
+        if not math.isfinite(losses[number] + looked.get("val_loss", 0.0)):
+            runs[number] = UserError(format_divergence_error("The loss became NaN or infinite", epoch + 1, session))
+            continue
+        told = {"train_loss": losses[number], "train_accuracy": rights[number]}
+        row = make_metrics_row(session, session.epoch, told, seconds, len(runs)) | {"together": len(runs)}
+        finish_epoch(session, run, row | looked, share)
+        save_weight_snapshot(session, run)

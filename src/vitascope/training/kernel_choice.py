@@ -1,0 +1,244 @@
+"""Choose the fastest kernels for a model on a GPU: from tables for known shapes, or by a short measurement.
+
+`kernel_choices.json` beside this file is that table. `python -m benchmarks.kernel_table` measures it on a GPU.
+"""
+
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.torch_version import TorchVersion
+
+from vitascope.data.data_root import get_cache_folder
+from vitascope.errors import UserError
+from vitascope.model.block import Block
+from vitascope.model.mlp import Mlp, relu_squared
+from vitascope.model.norm import LayerNorm, RMSNorm
+from vitascope.model.vit import VisionTransformer
+from vitascope.run.files import make_folder, read_json, write_json
+
+SHIPPED_TABLE_PATH = Path(__file__).with_name("kernel_choices.json")
+KernelTable = dict[str, str]  # a key's text -> the fastest kernel's name
+KEY_PATTERN = re.compile(
+    r"(?P<gpu>.+), torch (?P<torch_version>\S+): (?P<layer>.+), (?P<shape>\d+(?:×\d+)*), (?P<dtype>\S+), "
+    r"(?P<task>training|inference), of (?P<kernels>\S*)"
+)
+
+
+@dataclass(frozen=True)
+class KernelKey:
+    """What a measurement depends on. Its text form is the key in JSON files."""
+
+    gpu: str
+    torch_version: str
+    layer: str  # the module's class and the settings that change its kernels
+    shape: tuple[int, ...]  # of the tokens
+    dtype: str
+    task: str  # training or inference
+    kernels: tuple[str, ...]  # those that were compared: a new kernel needs a new measurement
+
+    def __str__(self) -> str:
+        machine, shape = f"{self.gpu}, torch {self.torch_version}", "×".join(map(str, self.shape))
+        return f"{machine}: {self.layer}, {shape}, {self.dtype}, {self.task}, of {'/'.join(self.kernels)}"
+
+    @classmethod
+    def parse(cls, text: str) -> "KernelKey | None":
+        """The key of a text form; None where the text is none."""
+        match = KEY_PATTERN.fullmatch(text)
+        if match is None:
+            return None
+        shape = tuple(int(size) for size in match["shape"].split("×"))
+        names = {name: match[name] for name in ("gpu", "torch_version", "layer", "dtype", "task")}
+        return cls(**names, shape=shape, kernels=tuple(match["kernels"].split("/")))
+
+
+def look_up_fastest_kernel(key: KernelKey) -> str | None:
+    """The fastest kernel's name; None where nobody has measured this GPU and shape, or only other kernels."""
+    own, shipped = read_local_kernel_table(), read_kernel_table(SHIPPED_TABLE_PATH)
+    found = (own.get(str(key)), shipped.get(str(key)), _look_up_other_torch_version(key, shipped))
+    return next((name for name in found if name in key.kernels), None)
+
+
+def _look_up_other_torch_version(key: KernelKey, kernel_table: KernelTable) -> str | None:
+    """From the newest torch version with which this GPU and shape were measured."""
+    parsed = {known: name for text, name in kernel_table.items() if (known := KernelKey.parse(text))}
+    same = {
+        TorchVersion(known.torch_version): name
+        for known, name in parsed.items()
+        if _is_same_except_torch_version(known, key)
+    }
+    return same[max(same)] if same else None
+
+
+def _is_same_except_torch_version(key: KernelKey, other_key: KernelKey) -> bool:
+    return replace(key, torch_version=other_key.torch_version) == other_key
+
+
+def read_kernel_table(path: Path) -> KernelTable:
+    """Empty where the file is missing or torn."""
+    return {key: name for key, name in read_json(path).items() if isinstance(name, str)}
+
+
+def read_local_kernel_table() -> KernelTable:
+    """This machine's own measurements."""
+    return read_kernel_table(get_local_table_path())
+
+
+def store_fastest_kernel(key: KernelKey, kernel_name: str) -> None:
+    """Remember a measurement for the next run; where the file cannot be written, it is made again."""
+    try:
+        make_folder(get_local_table_path().parent)
+        write_json(get_local_table_path(), read_local_kernel_table() | {str(key): kernel_name})
+    except UserError:
+        pass
+
+
+def get_local_table_path() -> Path:
+    return get_cache_folder() / "kernels.json"
+
+
+WARM_UP_CALLS, CALLS_PER_GRAPH, NUM_TIMED_REPLAYS = 3, 5, 10
+KernelByLayer = dict[str, str]  # attention, mlp and norm -> the kernel's name
+
+
+@dataclass(frozen=True)
+class KernelWorkload:
+    """What the kernels are chosen for."""
+
+    batch_size: int
+    dtype: torch.dtype
+    training: bool
+    compiled: bool
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A layer whose kernel is chosen, and what it is called with."""
+
+    module: Any  # has KERNELS
+    tokens: Tensor
+    extra_args: tuple[object, ...] = ()
+
+
+def choose_kernels(model: VisionTransformer, workload: KernelWorkload) -> KernelByLayer:
+    """On a CPU PyTorch's own. Norms in a compiled model too: a compiler fuses them with what surrounds them."""
+    return {
+        name: _look_up_or_measure_kernel(part, workload) for name, part in list_kernel_layers(model, workload).items()
+    }
+
+
+def list_kernel_layers(model: VisionTransformer, workload: KernelWorkload) -> dict[str, LayerCall]:
+    """The layers of a block whose kernels can be chosen, by name; none on a CPU."""
+    block, config = model.blocks[0], model.config
+    weight = next(model.parameters())
+    if not weight.is_cuda or not isinstance(block, Block):
+        return {}
+    tokens = torch.randn(
+        workload.batch_size, config.num_tokens, config.embed_dim, device=weight.device, dtype=workload.dtype
+    )
+    parts = {"attention": LayerCall(block.attn, tokens, (None, model.rotation))}
+    if block.mlp.activation is relu_squared:
+        parts["mlp"] = LayerCall(block.mlp, tokens)
+    if not workload.compiled and config.norm != "none":
+        parts["norm"] = LayerCall(block.norm1, tokens)
+    return parts
+
+
+def set_kernels(model: nn.Module, kernel_by_layer: KernelByLayer) -> None:
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.attn.kernel = kernel_by_layer.get("attention", "default")
+        elif isinstance(module, Mlp):
+            module.kernel = kernel_by_layer.get("mlp", "default")
+        elif isinstance(module, LayerNorm | RMSNorm):
+            module.kernel = kernel_by_layer.get("norm", "default")
+
+
+def _look_up_or_measure_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
+    """As measured earlier, here or where the shipped table was made; else measured now and remembered."""
+    key = make_kernel_key(layer_call, workload)
+    known = look_up_fastest_kernel(key)
+    if known is None:
+        known = measure_fastest_kernel(layer_call, workload)
+        store_fastest_kernel(key, known)
+    return known
+
+
+def measure_fastest_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
+    """The name of the kernel that takes the least time. The random state stays as it was, also where dropout draws."""
+    devices = [layer_call.tokens.device] if layer_call.tokens.is_cuda else []
+    with torch.random.fork_rng(devices):
+        times = {name: _measure_kernel_milliseconds(layer_call, name, workload) for name in layer_call.module.KERNELS}
+    return min(times, key=lambda name: times[name])
+
+
+def make_kernel_key(layer_call: LayerCall, workload: KernelWorkload) -> KernelKey:
+    return KernelKey(
+        gpu=torch.cuda.get_device_name(),
+        torch_version=str(torch.__version__),
+        layer=_describe_layer(layer_call),
+        shape=tuple(layer_call.tokens.shape),
+        dtype=str(workload.dtype),
+        task="training" if workload.training else "inference",
+        kernels=tuple(layer_call.module.KERNELS),
+    )
+
+
+def _describe_layer(layer_call: LayerCall) -> str:
+    """The module's class, and of attention the settings that change its kernels."""
+    module, text = layer_call.module, type(layer_call.module).__name__
+    if hasattr(module, "num_heads"):
+        settings = {"local": module.scale is not None, "causal": module.causal, "dropout": module.attn_drop.p > 0}
+        text += f" of {module.num_heads} heads, {module.q_norm}"
+        text += "".join(f", {name}" for name, is_set in settings.items() if is_set)
+    return text + (", turned" if any(isinstance(other, Tensor) for other in layer_call.extra_args) else "")
+
+
+def _measure_kernel_milliseconds(layer_call: LayerCall, kernel_name: str, workload: KernelWorkload) -> float:
+    """Infinite where the kernel does not work here."""
+    tokens, tried = layer_call.tokens, deepcopy(layer_call.module).train(workload.training)
+    tried.kernel = kernel_name
+    inputs = tokens.detach().clone().requires_grad_(workload.training)
+    weights = [weight for weight in tried.parameters() if weight.requires_grad]
+
+    autocast = torch.autocast(tokens.device.type, workload.dtype, enabled=workload.dtype != torch.float32)
+
+    def work() -> None:
+        with torch.set_grad_enabled(workload.training), autocast:
+            answer = tried(inputs, *layer_call.extra_args)
+        if workload.training:
+            torch.autograd.grad(answer, [inputs, *weights], torch.ones_like(answer))
+
+    try:
+        return measure_cuda_graph_milliseconds(work)
+    except Exception:  # whatever a compiler or a driver says: there are other kernels
+        return inf
+
+
+def measure_cuda_graph_milliseconds(function: Callable[[], object]) -> float:
+    """The least of a few rounds, as one CUDA graph: what it costs the device, without the starting."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(WARM_UP_CALLS):
+            function()
+    beside.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=beside):
+        for _ in range(CALLS_PER_GRAPH):
+            function()
+    times = []
+    for _ in range(NUM_TIMED_REPLAYS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / CALLS_PER_GRAPH)
+    return min(times)

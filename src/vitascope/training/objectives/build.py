@@ -1,0 +1,12 @@
+"""Build the objective that `train.objective` names."""
+
+from vitascope.training.objectives.classify import Classify
+from vitascope.training.objectives.dino import Dino
+from vitascope.training.objectives.mae import Mae
+from vitascope.training.objectives.objective import Learning, Objective
+
+OBJECTIVES: dict[str, type[Objective]] = {"classify": Classify, "dino": Dino, "mae": Mae}
+
+
+def make_objective(learning: Learning) -> Objective:
+    return OBJECTIVES[learning.recipe.train.objective](learning)

@@ -1,0 +1,140 @@
+"""Masked autoencoder: reconstruct hidden patches from visible ones (He et al. 2022, arXiv 2111.06377)."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vitascope.data.dataset import Labels, UInt8Images
+from vitascope.data.sampling import RandomDraws
+from vitascope.model.patches import patchify, unpatchify
+from vitascope.model.pretraining import (
+    MaeDecoder,
+    count_visible_patches,
+    encode_visible_patches,
+    select_visible_patches,
+)
+from vitascope.model.vit import VisionTransformer
+from vitascope.run.files import make_folder
+from vitascope.shapes import Images, Patches, PatchNoise, TokenIndices
+from vitascope.training.objectives.collapse import Alarm, detect_collapse
+from vitascope.training.objectives.feature_metrics import FeatureEvaluator
+from vitascope.training.objectives.objective import Batch, Learning, Objective, StepMetrics
+from vitascope.training.optim.schedule import ScheduleValues
+
+EPS = 1e-6
+FIGURE_FOLDER = "reconstructions"  # a folder of the run
+ROW_TITLES = ("image", "visible", "reconstructed")
+CAPTION = (
+    "{:.0%} of the patches are hidden (grey). The encoder gets the visible patches; the decoder reconstructs the "
+    "hidden ones. With mae.norm_pix_loss, reconstructed patches are shown with their true mean and contrast."
+)
+
+
+def make_target_pixels(patches: Patches, normalise: bool) -> Patches:
+    """The decoder's target: the pixels of each patch, normalised by the patch's mean and standard deviation or not."""
+    if not normalise:
+        return patches
+    variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+    return (patches - mean) / (variance + EPS).sqrt()
+
+
+def mae_loss(
+    predicted_patches: Patches, target_patches: Patches, patch_ranks: TokenIndices, num_visible: int
+) -> Tensor:
+    """Mean squared error over the pixels of hidden patches, in float32."""
+    hidden = (patch_ranks >= num_visible).float()
+    wrong = (predicted_patches.float() - target_patches.float()).square().mean(-1)
+    return (wrong * hidden).sum() / hidden.sum()
+
+
+class MaskedAutoencoder(nn.Module):
+    """Images and a random number per patch -> pixels of all patches, and which of them were hidden."""
+
+    def __init__(self, model: VisionTransformer, decoder: MaeDecoder, num_visible: int) -> None:
+        super().__init__()
+        self.model, self.decoder, self.num_visible = model, decoder, num_visible
+
+    def forward(self, images: Tensor, patch_noise: PatchNoise) -> tuple[Patches, TokenIndices]:
+        visible, places = select_visible_patches(patch_noise, self.num_visible)
+        return self.decoder(encode_visible_patches(self.model, images, visible), places), places
+
+
+class Mae(Objective):
+    """`extra` is the decoder. No mixing, no colour changes: crops and mirror images (appendix A.1)."""
+
+    selection_metric = "knn_accuracy"
+
+    def __init__(self, learning: Learning) -> None:
+        super().__init__(learning)
+        config, model = learning.recipe.mae, learning.model
+        decoder = MaeDecoder(
+            model.config, embed_dim=config.decoder_dim, depth=config.decoder_depth, num_heads=config.decoder_heads
+        ).to(learning.hardware.device)
+        self.config, self.extra_module = config, decoder
+        self.num_visible = count_visible_patches(model.config.num_patches, config.mask_ratio)
+        self.autoencoder = MaskedAutoencoder(model, decoder, self.num_visible)
+        self.compiled_autoencoder = learning.hardware.compile(self.autoencoder)
+        self.feature_evaluator = FeatureEvaluator(learning)
+
+    def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
+        return super().make_random_draws(num_steps, batch_size, epoch) | self.make_patch_noise(
+            num_steps, batch_size, epoch
+        )
+
+    def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
+        policy = self.learning.recipe.data.augment
+        return self.learning.preprocessing.augment(images, draws, policy), draws["noise"]
+
+    def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues) -> StepMetrics:
+        images, noise = batch
+        with self.learning.hardware.autocast():
+            said, places = self.compiled_autoencoder(images, noise)
+        wanted = make_target_pixels(patchify(images, self.learning.model.config.patch_size), self.config.norm_pix_loss)
+        return {"train_loss": mae_loss(said, wanted, places, self.num_visible)}
+
+    def validate(self, epoch: int) -> dict[str, float]:
+        return self.feature_evaluator.evaluate_features(epoch)
+
+    def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
+        return detect_collapse(metrics, self.learning.recipe.train.epochs)
+
+    def save_figures(self, run_folder: Path, epoch: int) -> None:
+        """Draw reconstructions, always of the same images with the same hidden patches."""
+        if not self.config.pictures:
+            return
+        from vitascope.draw.images import draw_gallery, save_mosaic  # imports matplotlib
+        from vitascope.draw.style import save_figure
+
+        data = self.learning.data
+        split = (data.validation or data.train).select_evenly(self.config.pictures)
+        images = data.preprocessing(split.images.to(self.learning.hardware.device))
+        rows = [
+            data.preprocessing.denormalize(part).permute(0, 2, 3, 1).cpu().numpy()
+            for part in self.reconstruct_images(images)
+        ]
+        make_folder(run_folder / FIGURE_FOLDER)
+        save_mosaic(rows, run_folder / FIGURE_FOLDER / f"epoch-{epoch:04d}.png")
+        if epoch == self.learning.recipe.train.epochs:
+            gallery = draw_gallery(
+                [list(row) for row in rows], ROW_TITLES, [""] * len(images), CAPTION.format(self.config.mask_ratio)
+            )
+            save_figure(gallery, run_folder / "reconstructions.png")
+
+    @torch.no_grad()
+    def reconstruct_images(self, images: Images) -> tuple[Images, Images, Images]:
+        """The images, their visible patches (the rest is 0), and the reconstruction of the hidden patches. With
+        norm_pix_loss each patch gets its true mean and standard deviation back."""
+        config = self.learning.model.config
+        patches = patchify(images, config.patch_size)
+        noise = torch.rand(patches.shape[:2], generator=torch.Generator().manual_seed(0)).to(images.device)
+        was_training = self.autoencoder.training
+        said, places = self.autoencoder.eval()(images, noise)
+        self.autoencoder.train(was_training)
+        if self.config.norm_pix_loss:
+            variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+            said = said * (variance + EPS).sqrt() + mean
+        hidden = (places >= self.num_visible)[..., None]
+        parts = (torch.where(hidden, 0.0, patches), torch.where(hidden, said, patches))
+        visible, whole = (unpatchify(part, config.patch_size, config.grid) for part in parts)
+        return images, visible, whole

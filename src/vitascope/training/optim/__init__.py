@@ -1,0 +1,1 @@
+"""Optimizers, schedules, and the moving average of the weights."""

@@ -1,0 +1,132 @@
+"""Build the optimizers of a model: trainable parameters, weight decay, learning rates by layer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitascope.errors import UserError
+from vitascope.model.lora import add_lora
+from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.train import TrainConfig
+from vitascope.training.optim.adamw import AdamW, Optimizer, ParamGroup
+from vitascope.training.optim.muon import Muon, num_packed_matrices
+
+NO_DECAY_NAMES = ("cls_token", "reg_token", "pos_embed", "mask_token", "prototypes")
+
+
+def make_optimizers(model: nn.Module, config: TrainConfig, extra_module: nn.Module | None = None) -> list[Optimizer]:
+    """AdamW for all, or Muon for the blocks' matrices and AdamW for the rest. `scale` is each group's rate factor;
+    `decayed`: the decay changes from step to step, and `decay_weights` does it."""
+    depth = 1 + max(
+        (int(name.split(".")[1]) for name, _ in model.named_parameters() if name[:7] == "blocks."), default=0
+    )
+    beside = extra_module.named_parameters("extra") if extra_module is not None else ()
+    named = [item for item in (*model.named_parameters(), *beside) if item[1].requires_grad]
+    scales = {name: config.layer_decay ** (depth + 1 - get_layer_index(name, depth)) for name, _ in named}
+    muon = [item for item in named if config.optimizer == "muon" and is_block_matrix(*item)]
+    taken = {name for name, _ in muon}
+    rest = [item for item in named if item[0] not in taken]
+    changing = config.final_weight_decay is not None
+    decay = 0.0 if changing else config.weight_decay
+
+    def decaying(name: str, weight: nn.Parameter) -> dict[str, Any]:
+        decayed = has_weight_decay(name, weight)
+        return {"weight_decay": decay * decayed, "decayed": changing and decayed}
+
+    groups = _make_param_groups(rest, scales, decaying)
+    optimizers: list[Optimizer] = [AdamW(groups, config.lr, config.betas)]
+    if muon:
+        groups = _make_param_groups(
+            muon, scales, lambda name, _: {"parts": num_packed_matrices(name), "decayed": changing}
+        )
+        optimizers.append(Muon(groups, config.muon_lr, config.momentum, decay))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"] * group["scale"]
+    return optimizers
+
+
+def get_layer_index(param_name: str, depth: int) -> int:
+    """0 for the embedding, 1 … depth for the blocks, depth + 1 for what follows (BEiT's counting)."""
+    if param_name.startswith("blocks."):
+        return int(param_name.split(".")[1]) + 1
+    return 0 if param_name.split(".")[0] in (*NO_DECAY_NAMES, "patch_embed") else depth + 1
+
+
+def has_weight_decay(param_name: str, weight: nn.Parameter) -> bool:
+    return weight.ndim >= 2 and param_name.split(".")[-1] not in NO_DECAY_NAMES
+
+
+def is_block_matrix(param_name: str, weight: nn.Parameter) -> bool:
+    return ".blocks." in f".{param_name}" and weight.ndim == 2
+
+
+def set_learning_rates(optimizers: list[Optimizer], lr_factor: float | Tensor) -> None:
+    """Every group's rate: its peak times the schedule's factor; in place where rates live on the device."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if isinstance(lr_factor, Tensor):
+                group["lr"].copy_(group["peak"] * lr_factor)
+            else:
+                group["lr"] = group["peak"] * lr_factor
+
+
+@torch.no_grad()
+def apply_weight_decay(optimizers: list[Optimizer], weight_decay: float | Tensor) -> None:
+    """Before the step, as AdamW does it: every decayed weight shrinks by its rate times the decay."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if group["decayed"]:
+                torch._foreach_mul_(group["params"], 1 - group["lr"] * weight_decay)  # pyright: ignore
+
+
+def _make_param_groups(
+    named_params: list[tuple[str, nn.Parameter]], lr_scales: dict[str, float], make_settings: Any
+) -> list[ParamGroup]:
+    """Parameters with the same settings and rate factor together."""
+    groups: dict[tuple[object, ...], ParamGroup] = {}
+    for name, weight in named_params:
+        own = make_settings(name, weight) | {"scale": lr_scales[name]}
+        groups.setdefault(tuple(own.items()), {"params": [], **own})["params"].append(weight)
+    return list(groups.values())
+
+
+def set_trainable_parameters(model: VisionTransformer, config: TrainConfig) -> None:
+    """Set requires_grad of every parameter, and add LoRA. The classifier is always trained."""
+    depth = model.config.depth
+    if config.freeze > depth:
+        raise UserError(f"train.freeze={config.freeze} is too large: the model has {depth} blocks.")
+    if config.tune == "lora":
+        add_lora(model, config.lora_rank, config.lora_alpha)
+    for name, weight in model.named_parameters():
+        weight.requires_grad = _is_trainable(name, config, depth)
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise UserError("No parameter would be trained: the model has no classifier (num_classes=0).")
+
+
+def _is_trainable(param_name: str, config: TrainConfig, depth: int) -> bool:
+    if param_name.startswith("head."):
+        return True
+    if config.freeze and get_layer_index(param_name, depth) <= config.freeze:
+        return False
+    return config.tune == "full" or (config.tune == "lora" and ".lora_" in param_name)
+
+
+def set_train_mode(model: VisionTransformer) -> None:
+    """Set training mode. Frozen parts stay in eval mode, without dropout and stochastic depth."""
+    model.train()
+    tokens = (model.cls_token, model.reg_token, model.pos_embed)
+    embedding = [*model.patch_embed.parameters(), *(weight for weight in tokens if weight is not None)]
+    if not any(weight.requires_grad for weight in embedding):
+        model.patch_embed.eval()
+        model.pos_drop.eval()
+    for block in model.blocks:
+        if not any(weight.requires_grad for weight in block.parameters()):
+            block.eval()
+
+
+def count_trainable_parameters(model: nn.Module) -> tuple[int, int]:
+    """(trainable parameters, all parameters)."""
+    weights = list(model.parameters())
+    return sum(weight.numel() for weight in weights if weight.requires_grad), sum(weight.numel() for weight in weights)

@@ -1,0 +1,167 @@
+"""Infer ModelConfig from weights with timm's names. Settings that the shapes do not define are assumed and reported."""
+
+import math
+import re
+from typing import Any
+
+from torch import Tensor
+
+from vitascope.errors import UserError
+from vitascope.model.config import ModelConfig, Size, as_pair
+from vitascope.model.vit import VisionTransformer
+
+HEAD_WIDTH = 64  # of published plain ViTs, but for those of HEADS
+# Width -> heads: ViT-so400m, ViT-H, ViT-g and ViT-G; AIMv2's larger ones.
+NUM_HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 2048: 16, 3072: 24}
+NORM_EPS_BY_LIBRARY = {"transformers": 1e-12}  # their ViT's; everybody else's is 1e-6
+
+
+def infer_config(
+    weights: dict[str, Tensor],
+    library: str,
+    source_name: str,
+    *,
+    requested_size: Size | None = None,
+    **known_settings: Any,
+) -> tuple[ModelConfig, list[str]]:
+    """Return the config and the assumptions made. `known`: settings from config.json or the user; they come first.
+
+    `asked_size`: the image size, if nothing else defines it."""
+    needed = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight")
+    missing = [name for name in needed if name not in weights]
+    if missing:
+        raise UserError(f"{source_name} is not a plain ViT: it has no {missing[0]}.")
+    width, channels, rows, columns = weights["patch_embed.proj.weight"].shape
+    registers = weights["reg_token"].shape[1] if "reg_token" in weights else 0
+    settings: dict[str, Any] = {
+        "patch_size": rows if rows == columns else (rows, columns),
+        "in_chans": channels,
+        "num_classes": weights["head.weight"].shape[0] if "head.weight" in weights else 0,
+        "embed_dim": width,
+        "depth": 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks.")),
+        "class_token": "cls_token" in weights,
+        "reg_tokens": registers,
+        **_infer_block_settings(weights, width),
+    }
+    settings["global_pool"] = _infer_pooling(weights)
+    assumed: list[str] = []
+    settings |= _infer_image_size(weights, settings, known_settings, requested_size, assumed, source_name)
+    settings |= _infer_num_heads(width, known_settings, assumed, source_name)
+    settings["norm_eps"] = known_settings.get("norm_eps", NORM_EPS_BY_LIBRARY.get(library, 1e-6))
+    if "norm_eps" not in known_settings:
+        assumed.append(f"norm_eps={settings['norm_eps']:g} (as in {library}'s ViTs)")
+    config = ModelConfig(**(settings | {name: value for name, value in known_settings.items() if value is not None}))
+    check_weights_fit(weights, config, source_name)
+    return config, assumed
+
+
+def check_weights_fit(weights: dict[str, Tensor], config: ModelConfig, source_name: str) -> None:
+    """Raise an error unless names and shapes match the model of this config."""
+    wanted = VisionTransformer(config).state_dict()
+    extra, missing = sorted(set(weights) - set(wanted)), sorted(set(wanted) - set(weights))
+    if extra or missing:
+        found = (("has the unexpected weights", extra), ("lacks", missing))
+        words = [f"{what} {', '.join(names[:3])}" for what, names in found if names]
+        raise UserError(f"{source_name} does not fit a plain ViT: it {' and '.join(words)}.")
+    for name, weight in weights.items():
+        if weight.shape != wanted[name].shape:
+            raise UserError(
+                f"{source_name}: {name} has shape {list(weight.shape)}, but the other weights require "
+                f"{list(wanted[name].shape)}."
+            )
+
+
+def _infer_block_settings(weights: dict[str, Tensor], embed_dim: int) -> dict[str, Any]:
+    wide, narrow = (weights.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2"))
+    gated = wide is not None and narrow is not None and wide.shape[0] == 2 * narrow.shape[1]
+    return {
+        "mlp_ratio": weights["blocks.0.mlp.fc1.weight"].shape[0] / embed_dim,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in weights,
+        "proj_bias": "blocks.0.mlp.fc1.bias" in weights,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in weights,
+        "init_values": 1.0 if "blocks.0.ls1.gamma" in weights else None,
+        "norm": "layernorm" if "blocks.0.norm1.bias" in weights else "rmsnorm",
+        "mlp": "swiglu" if gated else "gelu",
+    }
+
+
+def _infer_pooling(weights: dict[str, Tensor]) -> str:
+    if any(re.match(r"pool\.score", name) for name in weights):
+        return "seq"
+    return "avg" if "fc_norm.weight" in weights or "cls_token" not in weights else "token"
+
+
+def _infer_image_size(
+    weights: dict[str, Tensor],
+    settings: dict[str, Any],
+    known_settings: dict[str, Any],
+    requested_size: Size | None,
+    assumptions: list[str],
+    source_name: str,
+) -> dict[str, Any]:
+    """Infer the image size from the number of positions, assuming a square; else use the requested size if it fits."""
+    table, (rows, columns) = weights.get("pos_embed"), as_pair(settings["patch_size"])
+    size = known_settings.get("img_size", requested_size)
+    if table is None:
+        if size is None:
+            raise UserError(
+                f"{source_name} has no pos_embed, so its image size is unknown. {_format_setting_hint('img_size=32', source_name)}"
+            )
+        if "img_size" not in known_settings:
+            assumptions.append(f"img_size={size} (as requested, because the weights do not define it)")
+        return {"positions": "none", "img_size": size}
+    prefix, places = int(settings["class_token"]) + settings["reg_tokens"], table.shape[1]
+    if "img_size" not in known_settings and (
+        side := _infer_grid_side(places, prefix, settings["reg_tokens"], known_settings)
+    ):
+        size = side * rows if rows == columns else (side * rows, side * columns)
+        assumptions.append(f"img_size={size} (a square grid of {side}×{side} patches)")
+        return {"img_size": size, "no_embed_class": prefix > 0 and side * side == places}
+    patches = (as_pair(size)[0] // rows) * (as_pair(size)[1] // columns) if size is not None else 0
+    if "img_size" not in known_settings and patches not in (places, places - prefix):
+        raise UserError(
+            f"{source_name}: {places} positions do not form a square grid, so the image size is unknown. "
+            f"{_format_setting_hint('img_size=[rows,columns]', source_name)}"
+        )
+    if "img_size" not in known_settings:
+        assumptions.append(f"img_size={size} (as requested, because {places} positions do not form a square grid)")
+    return {"img_size": size, "no_embed_class": prefix > 0 and patches == places}
+
+
+def _infer_grid_side(
+    num_positions: int, num_prefix_tokens: int, num_registers: int, known_settings: dict[str, Any]
+) -> int | None:
+    """Of the square grid. Nine positions and five tokens in front: 3×3 patches, for published models with registers
+    give positions to patches alone; without registers all tokens have one."""
+    counts = (
+        [num_positions, num_positions - num_prefix_tokens]
+        if num_registers
+        else [num_positions - num_prefix_tokens, num_positions]
+    )
+    if "no_embed_class" in known_settings:
+        counts = [num_positions if known_settings["no_embed_class"] else num_positions - num_prefix_tokens]
+    return next((math.isqrt(count) for count in counts if count > 0 and math.isqrt(count) ** 2 == count), None)
+
+
+def _infer_num_heads(
+    embed_dim: int, known_settings: dict[str, Any], assumptions: list[str], source_name: str
+) -> dict[str, Any]:
+    if known_settings.get("num_heads") is not None:
+        return {}
+    if embed_dim in NUM_HEADS_BY_WIDTH:
+        assumptions.append(
+            f"num_heads={NUM_HEADS_BY_WIDTH[embed_dim]} (as in published ViTs with embed_dim {embed_dim})"
+        )
+        return {"num_heads": NUM_HEADS_BY_WIDTH[embed_dim]}
+    if embed_dim % HEAD_WIDTH:
+        raise UserError(
+            f"{source_name}: embed_dim={embed_dim} is not a multiple of {HEAD_WIDTH}, so num_heads is unknown. "
+            f"{_format_setting_hint('num_heads=', source_name)}"
+        )
+    assumptions.append(f"num_heads={embed_dim // HEAD_WIDTH} (embed_dim {embed_dim} / {HEAD_WIDTH} per head)")
+    return {"num_heads": embed_dim // HEAD_WIDTH}
+
+
+def _format_setting_hint(missing_setting: str, source_name: str) -> str:
+    """Tell the user how to set what the weights do not define, once for all commands."""
+    return f"Set it with vitascope adapt {source_name} {missing_setting} --out FOLDER, then use that folder."

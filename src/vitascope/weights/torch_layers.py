@@ -1,0 +1,121 @@
+"""PyTorch's layers <-> ours: `nn.MultiheadAttention` and SelfAttention, `nn.TransformerEncoderLayer` and Block."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitascope.errors import UserError
+from vitascope.model.attention import SelfAttention
+from vitascope.model.block import Block, LayerScale
+from vitascope.model.config import ModelConfig
+from vitascope.model.mlp import ACTIVATIONS
+
+ATTENTION_NAME_PREFIXES = {"in_proj_": "qkv.", "out_proj.": "proj."}  # both pack queries, keys and values in this order
+BLOCK_NAME_PREFIXES = {f"self_attn.{theirs}": f"attn.{ours}" for theirs, ours in ATTENTION_NAME_PREFIXES.items()}
+BLOCK_NAME_PREFIXES |= {"linear1.": "mlp.fc1.", "linear2.": "mlp.fc2.", "norm1.": "norm1.", "norm2.": "norm2."}
+
+
+def from_torch(layer: nn.Module) -> SelfAttention | Block:
+    """A layer of ours that computes the same as PyTorch's, with a copy of its weights."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return _convert_attention_from_torch(layer)
+    if isinstance(layer, nn.TransformerEncoderLayer):
+        return _convert_block_from_torch(layer)
+    raise UserError(
+        f"{type(layer).__name__} has no counterpart. Give an nn.MultiheadAttention or an nn.TransformerEncoderLayer."
+    )
+
+
+def to_torch(layer: nn.Module) -> nn.MultiheadAttention | nn.TransformerEncoderLayer:
+    """PyTorch's layer (batch first) that computes the same as ours, with a copy of its weights."""
+    if isinstance(layer, SelfAttention):
+        if layer.proj_drop.p:
+            raise UserError("nn.MultiheadAttention has no dropout after its projection. Set proj_drop_rate=0.")
+        return _convert_attention_to_torch(layer)
+    if isinstance(layer, Block):
+        return _convert_block_to_torch(layer)
+    raise UserError(f"{type(layer).__name__} has no counterpart in PyTorch. Give a SelfAttention or a Block.")
+
+
+def _convert_attention_from_torch(layer: nn.MultiheadAttention) -> SelfAttention:
+    if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
+        raise UserError(
+            "Only plain self-attention can be converted, without kdim, vdim, add_bias_kv and add_zero_attn."
+        )
+    bias = layer.in_proj_bias is not None
+    ours = SelfAttention(
+        layer.embed_dim, layer.num_heads, qkv_bias=bias, proj_bias=bias, attn_drop_rate=layer.dropout
+    ).to(layer.in_proj_weight)
+    ours.load_state_dict(_replace_name_prefixes(layer.state_dict(), ATTENTION_NAME_PREFIXES))
+    return ours.train(layer.training)
+
+
+def _convert_attention_to_torch(layer: SelfAttention) -> nn.MultiheadAttention:
+    plain = isinstance(layer.proj, nn.Linear) and isinstance(layer.q_norm, nn.Identity) and not layer.causal
+    if not plain:
+        raise UserError(
+            "nn.MultiheadAttention needs an output projection and supports neither QK-norm nor causal attention."
+        )
+    bias = layer.qkv.bias is not None
+    if bias != (layer.proj.bias is not None):
+        raise UserError("nn.MultiheadAttention has one bias setting. Make qkv_bias and proj_bias equal.")
+    theirs = nn.MultiheadAttention(
+        layer.embed_dim, layer.num_heads, dropout=layer.attn_drop.p, bias=bias, batch_first=True
+    ).to(layer.qkv.weight)
+    theirs.load_state_dict(_replace_name_prefixes(layer.state_dict(), _invert_mapping(ATTENTION_NAME_PREFIXES)))
+    return theirs.train(layer.training)
+
+
+def _convert_block_from_torch(layer: nn.TransformerEncoderLayer) -> Block:
+    if not layer.norm_first:
+        raise UserError("Vitascope's block is pre-norm. Make the layer with norm_first=True.")
+    if layer.activation not in (F.gelu, "gelu"):
+        raise UserError("Vitascope's block uses GELU. Make the layer with activation='gelu'.")
+    if layer.linear1.bias is None:
+        raise UserError(
+            "Without bias, PyTorch's norms have none either, but Vitascope's norms do. Make the layer with bias=True."
+        )
+    width = layer.linear1.in_features
+    config = ModelConfig(
+        embed_dim=width,
+        num_heads=layer.self_attn.num_heads,
+        mlp_ratio=layer.linear1.out_features / width,
+        norm_eps=layer.norm1.eps,
+        attn_drop_rate=layer.self_attn.dropout,
+        proj_drop_rate=layer.dropout.p,
+    )
+    ours = Block(config).to(layer.linear1.weight)
+    ours.load_state_dict(_replace_name_prefixes(layer.state_dict(), BLOCK_NAME_PREFIXES))
+    return ours.train(layer.training)
+
+
+def _convert_block_to_torch(layer: Block) -> nn.TransformerEncoderLayer:
+    plain = layer.mlp.activation is ACTIVATIONS["gelu"] and not isinstance(layer.ls1, LayerScale)
+    if not isinstance(layer.norm1, nn.LayerNorm) or not plain:
+        raise UserError("nn.TransformerEncoderLayer supports only LayerNorm and GELU, without LayerScale.")
+    if layer.drop_path1.rate or not layer.attn.attn_drop.p == layer.attn.proj_drop.p == layer.mlp.drop.p:
+        raise UserError("nn.TransformerEncoderLayer has a single dropout rate and no stochastic depth.")
+    attention = _convert_attention_to_torch(layer.attn)  # refuses what has no counterpart
+    if attention.in_proj_bias is None:
+        raise UserError("Without bias, nn.TransformerEncoderLayer's norms have none either, but Vitascope's norms do.")
+    theirs = nn.TransformerEncoderLayer(
+        attention.embed_dim,
+        attention.num_heads,
+        layer.mlp.fc1.out_features,
+        dropout=layer.mlp.drop.p,
+        activation="gelu",
+        layer_norm_eps=layer.norm1.eps,
+        batch_first=True,
+        norm_first=True,
+    ).to(layer.mlp.fc1.weight)
+    theirs.load_state_dict(_replace_name_prefixes(layer.state_dict(), _invert_mapping(BLOCK_NAME_PREFIXES)))
+    return theirs.train(layer.training)
+
+
+def _replace_name_prefixes(state_dict: dict[str, Tensor], new_prefixes: dict[str, str]) -> dict[str, Tensor]:
+    """The same tensors under the other library's names."""
+    prefix = {name: next(start for start in new_prefixes if name.startswith(start)) for name in state_dict}
+    return {new_prefixes[prefix[name]] + name.removeprefix(prefix[name]): tensor for name, tensor in state_dict.items()}
+
+
+def _invert_mapping(mapping: dict[str, str]) -> dict[str, str]:
+    return {ours: theirs for theirs, ours in mapping.items()}

@@ -67,7 +67,7 @@ def main() -> None:
     plan = CPU_PLAN if asked.device == "cpu" else GPU_PLAN
     batches = {shape: asked.batch or plan.batch_sizes.get(shape, 32) for shape in asked.shapes or plan.batch_sizes}
     given = {name: getattr(asked, name) for name in ("rounds", "calls", "precision") if getattr(asked, name)}
-    plan = replace(plan, batches=batches, **given)
+    plan = replace(plan, batch_sizes=batches, **given)
     out = asked.out or RESULTS_FOLDER / f"bench-{asked.device}.json"
     record: dict[str, Any] = {
         "name": out.stem,

@@ -62,7 +62,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         tree = _export_commit_or_exit(asked.against, Path(folder)) if asked.against else None
         for row, arms in select_guarded_rows(record):
-            other = replace(arms[0], tree=tree) if tree else arms[1]
+            other = replace(arms[0], source_tree=tree) if tree else arms[1]
             times = time_implementations(
                 row["shape"],
                 row["task"],

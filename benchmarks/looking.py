@@ -22,8 +22,8 @@ def run_unfused_forward(model: VisionTransformer, images: torch.Tensor) -> torch
     tokens = model.embed(images)
     for part in model.blocks:
         block: Any = part
-        query, key, value = block.attn.queries_keys_values(block.norm1(tokens), model.rotation)
-        tokens = tokens + block.attn.join(attend(query, key, value))
+        query, key, value = block.attn.compute_queries_keys_values(block.norm1(tokens), model.rotation)
+        tokens = tokens + block.attn.concat_and_project_heads(attend(query, key, value))
         tokens = tokens + block.mlp(block.norm2(tokens))
     return model.forward_head(model.norm(tokens))
 

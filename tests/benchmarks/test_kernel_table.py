@@ -26,7 +26,7 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(kernel_table, "choose_device", lambda asked: asked)
 
     def tell_parts(model, use):
-        tokens = torch.zeros(use.batch, model.config.num_tokens, model.config.embed_dim)
+        tokens = torch.zeros(use.batch_size, model.config.num_tokens, model.config.embed_dim)
         parts = {"attention": LayerCall(model.blocks[0].attn, tokens)}
         return parts if use.compiled else parts | {"norm": LayerCall(model.blocks[0].norm1, tokens)}
 
@@ -47,7 +47,7 @@ def test_every_shape_of_training_and_fast_answers_is_measured_once_and_merged_so
     words = ["kernel_table", "--recipes", "cifar10-94", "--set", *SMALL, "--out", str(table)]
     monkeypatch.setattr(sys, "argv", words)
     kernel_table.main()
-    uses = [(type(part.module), use.batch, use.training) for part, use in fake_gpu]
+    uses = [(type(part.module), use.batch_size, use.training) for part, use in fake_gpu]
     assert len(uses) == len(set(uses)) == 5
     attention = [(batch, training) for kind, batch, training in uses if kind is SelfAttention]
     assert attention[:3] == [(12, True), (1, False), (SMALL_BATCH_SIZE, False)] and attention[3][0] > SMALL_BATCH_SIZE

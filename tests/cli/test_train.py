@@ -57,7 +57,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
             signal.raise_signal(signal.SIGINT)
         return prepare(*args)
 
-    monkeypatch.setattr(Classify, "prepare", prepare_and_interrupt)
+    monkeypatch.setattr(Classify, "prepare_batch", prepare_and_interrupt)
     answer = vitascope("train", "digits", *WORDS, "train.epochs=4000")
     assert answer.code == 130 and "Interrupted. To resume: vitascope resume runs/digits/" in answer.out
     run = open_run("runs/digits")

@@ -124,7 +124,7 @@ def test_the_probe_stops_early_where_a_format_is_hopeless(monkeypatch, hopeless,
 class ByHand(CudaGraphInference):
     """Instead of a graph, the model itself on the static batch."""
 
-    def _record(self, size, like):
+    def _capture_graph(self, size, like):
         inputs, output = torch.zeros(size, *like.shape[1:]), torch.zeros(size, self.model.config.embed_dim)
 
         class Graph:
@@ -140,7 +140,7 @@ class ByHand(CudaGraphInference):
 def test_any_number_of_images_goes_through_static_batches(count, used) -> None:
     model = VisionTransformer(ModelConfig(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2)).eval()
     pictures = images_for(model, count)
-    recorded = ByHand(model, many=50)
+    recorded = ByHand(model, full_batch_size=50)
     with torch.no_grad():
         torch.testing.assert_close(recorded(pictures), model.float().compute_pooled_features(pictures))
     assert set(recorded.captured_graphs) == used

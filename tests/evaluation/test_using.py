@@ -191,7 +191,7 @@ def test_files_that_are_no_images_are_named_in_every_answer(run, tmp_path) -> No
 def test_a_torn_line_among_the_openings_is_a_look_without_a_result(run) -> None:
     from vitascope.run.test_set_log import read_test_set_log
 
-    run.file("test-openings.jsonl").write_bytes(b'{"opening": 1, "when": "20\xff')
+    run.get_path("test-openings.jsonl").write_bytes(b'{"opening": 1, "when": "20\xff')
     found = vitascope.load(run).evaluate(robust=False)
     assert found.test_use_count == 2
     assert [bool(opening.result) for opening in read_test_set_log(run)] == [False, True]
@@ -305,7 +305,7 @@ def test_a_mirror_image_is_not_shown_to_a_model_that_never_saw_one(run) -> None:
             ask(vitascope.load(run))
     with pytest.raises(UserError, match="views=3"):
         vitascope.load(run).evaluate(views=3)
-    assert not run.file("test-openings.jsonl").exists(), "a refused look is no look"
+    assert not run.get_path("test-openings.jsonl").exists(), "a refused look is no look"
 
 
 def test_features_are_what_the_classifier_sees_and_are_written_with_their_files(run, tmp_path) -> None:
@@ -351,7 +351,7 @@ def test_the_image_most_like_a_training_image_is_itself(run, tmp_path) -> None:
     assert first.similarities == sorted(first.similarities, reverse=True) and len(first.labels) == 5
     assert first.labels[0] == model.classes[int(train.labels[17])]
     again = find_similar_images(model, tmp_path / "one.png", None, 5)  # from the features kept in the run
-    assert run.file("features.npz").is_file() and again.similarities == pytest.approx(first.similarities)
+    assert run.get_path("features.npz").is_file() and again.similarities == pytest.approx(first.similarities)
     with torch.no_grad():
         model.fc_norm.weight.mul_(-1)  # other weights: the kept features must not answer for them
     assert find_similar_images(model, tmp_path / "one.png", None, 1).similarities[0] == pytest.approx(1, abs=1e-5)
@@ -373,7 +373,7 @@ def test_a_run_answers_with_fewer_tokens_when_asked(run) -> None:
     assert shares[0] != shares[1]
     found = merged.evaluate("test", robust=False)
     assert found.weights_label == "last, merge_tokens=2"
-    assert "merge_tokens=2" in run.file("test-openings.jsonl").read_text()
+    assert "merge_tokens=2" in run.get_path("test-openings.jsonl").read_text()
     assert vitascope.load(run).config == whole.config
     quick = vitascope.load(run, fast=True)
     quick.set_token_reduction(drop_tokens=3)

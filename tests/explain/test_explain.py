@@ -120,9 +120,7 @@ def test_maps_that_do_not_make_the_output_are_refused(monkeypatch) -> None:
     model = made()
     from vitascope.explain import maps
 
-    monkeypatch.setattr(
-        maps, "compute_attention_maps", lambda query, key, mask: torch.softmax(query @ key.mT, -1)
-    )  # no scale
+    monkeypatch.setattr(maps, "maps_of", lambda query, key, mask: torch.softmax(query @ key.mT, -1))  # no scale
     with pytest.raises(UserError, match="Block 1: the attention maps do not reproduce the block's output"):
         attention_maps(model, pictures(model))
 

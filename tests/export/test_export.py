@@ -178,7 +178,7 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
 
     def spied(*words, **more):
         source = real(*words, **more)
-        return replace(source, load=lambda split: opened.append(split) or source.load_split(split))
+        return replace(source, load_split=lambda split: opened.append(split) or source.load_split(split))
 
     monkeypatch.setattr(training_data, "open_data_source", spied)
     model = load(run)
@@ -224,7 +224,7 @@ def test_a_file_with_other_weights_is_refused_and_what_was_there_stays(run, tmp_
         file.write_bytes(content)
 
     for module, write in ((onnx_file, write_onnx), (int8, write_int8)):
-        monkeypatch.setattr(module, "trace", sabotaged)
+        monkeypatch.setattr(module, "trace_to_onnx", sabotaged)
         with pytest.raises(UserError, match=r"logits differ from the model's \(relative error .* No file was written"):
             write(model, model.info, path)
     assert path.read_text() == "an older file" and list(tmp_path.iterdir()) == [path]

@@ -179,11 +179,10 @@ class Rounded(torch.nn.Linear):
 @pytest.mark.parametrize("side", [4, 12])  # 16 tokens: all in one kernel; 144: the heads made ready
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_the_module_attends_the_same_with_and_without_the_kernel(qk_norm, side, unchecked_shapes, monkeypatch) -> None:
-    from vitascope.kernels import qk_norm_rope as ready_heads
-    from vitascope.kernels import short_attention
+    from vitascope.kernels import qk_norm_rope, short_attention
 
     used = []
-    for kernel in (ready_heads, short_attention):
+    for kernel in (qk_norm_rope, short_attention):
         name = kernel.__name__.rsplit(".", 1)[-1]
         real = getattr(kernel, name)
         monkeypatch.setattr(kernel, name, lambda *given, name=name, real=real: used.append(name) or real(*given))
@@ -196,7 +195,7 @@ def test_the_module_attends_the_same_with_and_without_the_kernel(qk_norm, side, 
     if DEVICE == "cpu" and side == 12:  # PyTorch's attention in bfloat16 would end the process on some CPUs
         monkeypatch.setattr(F, "scaled_dot_product_attention", in_float32(F.scaled_dot_product_attention))
     found = attention(tokens, rotation=table)
-    assert found.dtype == torch.bfloat16 and used == ["short_attention" if side == 4 else "ready_heads"]
+    assert found.dtype == torch.bfloat16 and used == ["short_attention" if side == 4 else "qk_norm_rope"]
     attention.qkv = exact
     assert apart(found, attention(tokens, rotation=table)) < 2 * ROUNDED  # float32: not the kernel's, so the plain way
 

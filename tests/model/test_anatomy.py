@@ -57,7 +57,7 @@ def test_shapes_are_a_real_models() -> None:
     shapes = {stage.name: stage.shape for stage in list_stages(config, batch_size=2)}
     whole, images = VisionTransformer(config), torch.randn(2, 3, 8, 8)
     tokens, attention = whole.embed(images), whole.blocks[0].attn
-    query, key, value = attention.queries_keys_values(tokens)
+    query, key, value = attention.compute_queries_keys_values(tokens)
     assert shapes["patch_embed"] == list(whole.patch_embed(images).shape)
     assert shapes["tokens"] == list(tokens.shape)
     assert shapes["blocks.0.attn.query"] == shapes["blocks.0.attn.key"] == list(query.shape) == list(key.shape)

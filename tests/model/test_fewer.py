@@ -64,7 +64,7 @@ def test_merging_twins_changes_nothing(pool, attention, monkeypatch) -> None:
         torch.nn.init.normal_(weight, std=0.3)  # so that attention is far from uniform
     fewer = VisionTransformer(replace(config, merge_tokens=4)).double().eval()
     fewer.load_state_dict(model.state_dict())
-    monkeypatch.setattr(ModelConfig, "fewer_per_block", [4, 0, 0])  # the four twins meet in the first block
+    monkeypatch.setattr(ModelConfig, "num_removed_per_block", [4, 0, 0])  # the four twins meet in the first block
     images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     twins = images.clone()
     twins[..., :8, 4:8], twins[..., :8, 12:] = images[..., :8, :4], images[..., :8, 8:12]

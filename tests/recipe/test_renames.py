@@ -109,7 +109,7 @@ def test_an_old_run_predicts_evaluates_and_explains(old_run, vitascope, tmp_path
 
 
 def test_an_old_run_that_was_interrupted_is_not_resumed(old_run) -> None:
-    old_run.file("model.safetensors").unlink()
+    old_run.get_path("model.safetensors").unlink()
     with pytest.raises(UserError, match="was made by an older version of Vitascope and cannot be resumed"):
         vitascope.resume(old_run.path, quiet=True)
 

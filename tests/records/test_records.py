@@ -60,7 +60,7 @@ def test_a_gpus_first_batch_counts_in_the_cold_seconds_only() -> None:
     opening = EvalLogEntry(1, 1, "digits", "test", 1, "last", "Box", None, found)
     assert _get_test_seconds(opening, "Box") == 0.5 and _get_test_seconds(opening, "Box", include_setup=True) == 2.5
     assert _get_test_seconds(opening, "Another", include_setup=True) == 0.0
-    older = replace(opening, found={"accuracy": 0.9, "seconds": 0.5})
+    older = replace(opening, result={"accuracy": 0.9, "seconds": 0.5})
     assert _get_test_seconds(older, "Box", include_setup=True) == 0.5
 
 

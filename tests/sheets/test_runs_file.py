@@ -30,5 +30,7 @@ def test_every_recorded_run_is_found(recipe) -> None:
     lines = [line for line in LINES if line["recipe"] == recipe]
     assert len(lines) > 20
     for line in lines:
-        made = read_design(recipe, [*words_of(line), "train.device=auto"], 5, judge=line["judge"], allow_single=True)
+        made = read_design(
+            recipe, [*words_of(line), "train.device=auto"], 5, eval_split=line["judge"], allow_single=True
+        )
         assert compute_run_key(made, {}, line["seed"]) == line["key"], line["run"]

@@ -175,11 +175,11 @@ def test_of_many_one_that_the_storage_refuses_is_reported_and_the_others_are_kep
     queue, real = TrialQueue(made, get_default_storage_url(tmp_path), "study"), TrialQueue.finish_trial
 
     def finish(self, trial, value):
-        if trial.cell["train.lr"] == "2e-3":
+        if trial.settings["train.lr"] == "2e-3":
             raise OSError("the server is away")
         real(self, trial, value)
 
-    monkeypatch.setattr(TrialQueue, "finish", finish)
+    monkeypatch.setattr(TrialQueue, "finish_trial", finish)
     told = list(run_trials(queue, tmp_path, max_runs_per_batch=3))
     assert [one.failure_reason for one in told] == [None, "OSError: the server is away", None]
 
@@ -208,7 +208,7 @@ def test_another_study_of_the_same_name_is_refused_and_what_differs_is_said(tmp_
             read_design("digits", ["model.embed_dim=16,32", *first[1:]], 1), get_default_storage_url(tmp_path), "study"
         )
     with pytest.raises(UserError, match="--split was val, now test"):
-        TrialQueue(read_design("digits", first, 1, judge="test"), get_default_storage_url(tmp_path), "study")
+        TrialQueue(read_design("digits", first, 1, eval_split="test"), get_default_storage_url(tmp_path), "study")
     TrialQueue(
         read_design("digits", ["train.lr=1e-4..1e-2"], 2, num_search_trials=3),
         get_default_storage_url(tmp_path),
@@ -333,8 +333,8 @@ WORKER = """
 import os, sys, time
 from pathlib import Path
 from vitascope.study import workers as running
-from vitascope.study.design import design
-from vitascope.study.queue import Queue
+from vitascope.study.design import read_design
+from vitascope.study.queue import TrialQueue
 
 ready = Path(sys.argv[2])
 
@@ -346,14 +346,14 @@ def wait_for_both(name):  # however long each takes
 def measured(queue, trial, folder):
     wait_for_both("took-a-trial")
     time.sleep(0.01)
-    trial.note("results", {str(trial.seeds[0]): {"accuracy": 0.5}})
+    trial.set_attribute("results", {str(trial.seeds[0]): {"accuracy": 0.5}})
     return 0.5
 
-running._measure = measured
-queue = Queue(design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6), sys.argv[1], "shared")
+running._train_and_score_trial = measured
+queue = TrialQueue(read_design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6), sys.argv[1], "shared")
 wait_for_both("started")
-for told in running.work_off(queue, Path(".")):
-    print(told.number, sorted(told.cell.items()), told.seeds, flush=True)
+for told in running.run_trials(queue, Path(".")):
+    print(told.trial_number, sorted(told.settings.items()), told.seeds, flush=True)
 """
 
 
@@ -650,7 +650,7 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
         assert len(told) == 6 and not any(one.failure_reason for one in told)
         found.append(collect_results(queue.design, queue.trials))
     alone, many = found
-    for one, other in zip(alone.cells, many.cells, strict=True):
+    for one, other in zip(alone.combinations, many.combinations, strict=True):
         assert one.settings == other.settings and list(other.results) == [1, 2, 3]
         for seed, result in one.results.items():
             curves = other.results[seed]["curves"]
@@ -660,7 +660,9 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
     lines = [file.read_text().splitlines() for file in (tmp_path / "many").rglob("metrics.jsonl")]
     rows = [json.loads(line) for own in lines for line in own]
     assert {row["together"] for row in rows} == {6}  # they did learn together
-    assert "in one batch" not in alone.clock and "Up to 6 runs were trained in one batch" in "".join(format_notes(many))
+    assert "in one batch" not in alone.timing_note and "Up to 6 runs were trained in one batch" in "".join(
+        format_notes(many)
+    )
     runs = sorted((tmp_path / "many").rglob("model.safetensors"))
     assert len(runs) == 6 and vitascope.load(runs[0].parent).evaluate(robust=False).accuracy > 0
 
@@ -681,7 +683,7 @@ def test_where_learning_together_does_not_work_each_learns_alone(tmp_path, monke
         crowds.append(weakref.ref(crowd))
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(BatchedTraining, "epoch", out_of_memory)
+    monkeypatch.setattr(BatchedTraining, "train_epoch", out_of_memory)
     held, real = [], running._run_single_trial
     monkeypatch.setattr(running, "_run_single_trial", lambda *given: held.append(crowds[0]()) or real(*given))
     queue = TrialQueue(

@@ -17,7 +17,7 @@ QUIET = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0}  # chance inside 
 class ReplayedByHand(CudaGraphStep):
     """Instead of a graph, the same Python step again."""
 
-    def _record(self) -> None:
+    def _capture_cuda_graph(self) -> None:
         before = self.session.copy_state()
         self._run_warm_up_steps()
         restore_in_place(self.session, before)

@@ -29,7 +29,7 @@ def steps(tmp_path_factory) -> dict:
 @pytest.mark.parametrize(
     ("way", "parts"),
     [
-        ("classify", {"prepare", "VisionTransformer", "judged"}),
+        ("classify", {"prepare_batch", "VisionTransformer", "compute_loss_and_accuracy"}),
         ("mae", {"prepare"}),
         ("dino", {"prepare"}),
         ("together", {"_given", "_losses", "_update"}),

@@ -117,8 +117,8 @@ def stepped(tmp_path, steps: int, **settings):
 def test_the_centre_moves_a_tenth_towards_what_the_teacher_said(tmp_path) -> None:
     session, _ = session_of(tmp_path, **DINO)
     heads, said = session.objective.heads, []
-    real = session.objective.teacher.forward
-    session.objective.teacher.forward = lambda crops: said.append(real(crops)) or said[-1]
+    real = session.objective.teacher_network.forward
+    session.objective.teacher_network.forward = lambda crops: said.append(real(crops)) or said[-1]
     loader = EpochLoader(session)
     loader.start_epoch(0, MetricSums.empty(session))(0)
     loader.close()

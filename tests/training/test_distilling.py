@@ -196,7 +196,7 @@ def test_numbers_are_names_where_both_sides_have_them_and_none_where_one_has(tmp
     assert order_of(tmp_path / "a", numbers, sorted(numbers)) == [int(name) for name in sorted(numbers)]
     named = ["cat", "dog", "owl"]
     assert order_of(tmp_path / "a", ["LABEL_0", "LABEL_1", "LABEL_2"], named) is None
-    assert order_of(tmp_path / "a", named, ["0", "1", "2"], named=False) is None
+    assert order_of(tmp_path / "a", named, ["0", "1", "2"], has_class_names=False) is None
     assert order_of(tmp_path / "a", [*named, "cow"], named) is None  # four names for three classes say nothing
 
 

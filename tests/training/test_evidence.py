@@ -111,7 +111,7 @@ def test_a_pretraining_run_answers_explains_and_exports_like_any_other(pretraine
     scored = json.loads(vitascope("evaluate", run, "--split", "val", "--quick", "--json").out)
     assert scored["accuracy"] == pytest.approx(pretrained.metrics[-1]["val_accuracy"], abs=1e-6)
     assert vitascope("export", "onnx", run, "--out", str(tmp_path / "x.onnx")).code == 0
-    image = pretrained.file("reconstructions/epoch-0001.png")
+    image = pretrained.get_path("reconstructions/epoch-0001.png")
     assert vitascope("explain", run, str(image), "--out", str(tmp_path / "seen")).code == 0
     assert vitascope("export", "folder", run, "--out", str(tmp_path / "folder")).code == 0
     assert "The classifier is a linear probe" in (tmp_path / "folder" / "README.md").read_text()
@@ -126,10 +126,10 @@ def test_probe_tells_neighbours_and_linear_and_notes_a_look_at_test_images(pretr
     found = json.loads(vitascope("probe", run, "--json").out)
     assert found["linear"] == pytest.approx(pretrained.metrics[-1]["val_accuracy"], abs=0.012)
     assert found["knn"] == pytest.approx(pretrained.metrics[-1]["knn_accuracy"], abs=0.012)
-    before = pretrained.file("test-openings.jsonl").exists()
+    before = pretrained.get_path("test-openings.jsonl").exists()
     few = json.loads(vitascope("probe", run, "--split", "test", "--labels", "0.1", "--json").out)
     assert few["known"] == 80 and few["split"] == "test"
-    assert not before and '"probe, last"' in pretrained.file("test-openings.jsonl").read_text()
+    assert not before and '"probe, last"' in pretrained.get_path("test-openings.jsonl").read_text()
     assert summarize_run(pretrained).test_accuracy is None  # a probe's number is not the run's
 
 
@@ -156,7 +156,7 @@ def test_fine_tuning_begins_with_a_new_classifier_and_the_learnt_blocks(pretrain
     run = tiny_run(tmp_path, **{"weights": pretrained.path, "data.fraction": 0.1}, **still)
     report = json.loads(run.get_path("adaptation.json").read_text())
     assert report["new"] == ["head.weight", "head.bias"] and "from a linear probe" in report["dropped"][0]
-    before, after = load_file(pretrained.file("model.safetensors")), load_file(run.get_path("model.safetensors"))
+    before, after = load_file(pretrained.get_path("model.safetensors")), load_file(run.get_path("model.safetensors"))
     torch.testing.assert_close(after["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0)
     assert not torch.allclose(after["head.weight"], before["head.weight"])
     assert json.loads(run.get_path("config.json").read_text())["probe"] is False
@@ -181,7 +181,7 @@ def test_one_recipe_names_both_stages_and_the_first_is_not_repeated(tmp_path, ca
     vitascope.train(str(later), runs=tmp_path / "runs", quiet=True, **{"train.seed": 4, "train.lr": 2e-3})
     assert len(list((tmp_path / "runs" / "before").iterdir())) == 1
     with monkeypatch.context() as patched:
-        patched.setattr(Mae, "look", stopped_by_hand)
+        patched.setattr(Mae, "validate", stopped_by_hand)
         with pytest.raises(KeyboardInterrupt):
             vitascope.train(str(later), runs=tmp_path / "runs", **{"train.seed": 5})
     vitascope.train(str(later), runs=tmp_path / "runs", quiet=True, **{"train.seed": 5})

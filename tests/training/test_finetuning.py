@@ -219,7 +219,7 @@ def test_every_epoch_of_a_linear_probe_sees_the_same_features(start, tmp_path, m
         seen.append([block.training for block in loader.session.model.blocks])
         return real(loader, epoch, tally)
 
-    monkeypatch.setattr(loop.EpochLoader, "start", noted)
+    monkeypatch.setattr(loop.EpochLoader, "start_epoch", noted)
     tiny_run(tmp_path, weights=start.path, **{"train.tune": "head", "model.drop_path_rate": 0.3})
     assert seen == [[False, False]] * 3  # validation between the epochs leaves other modes
 
@@ -243,7 +243,7 @@ def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, t
     [session], adapted = sessions, load_pretrained_weights(recipe)
     body = {name: weight for name, weight in session.model.state_dict().items() if not name.startswith("head.")}
     assert body and all(torch.equal(weight, adapted.weights[name]) for name, weight in body.items())
-    assert session.data.preparation == adapted.info.preparation
+    assert session.data.preprocessing == adapted.info.preparation
     assert learning(session.model) == {"head.weight", "head.bias"}
     assert not any(block.training for block in session.model.blocks)
 
@@ -277,4 +277,4 @@ def test_data_without_names_keeps_the_classifier_and_says_so(start) -> None:
     assert not made.report.new and "because the data has no class names to compare" in made.report.notes[-1]
     data = open_training_data(start.recipe.data, start.recipe.model.image_shape, 1, 0)
     assert get_class_names(data) == data.classes
-    assert get_class_names(replace(data, source=replace(data.source, named=False))) is None
+    assert get_class_names(replace(data, source=replace(data.source, has_class_names=False))) is None

@@ -62,7 +62,7 @@ def test_three_models_together_are_three_models_alone(tmp_path, way) -> None:
     crowd.close()
     crowd.copy_weights_to_sessions()
     for number, (session, single) in enumerate(zip(crowd.sessions, alone, strict=True)):
-        for name, weight in single.answering.state_dict().items():
+        for name, weight in single.eval_model.state_dict().items():
             torch.testing.assert_close(session.eval_model.state_dict()[name], weight, atol=1e-9, rtol=1e-7)
         assert any(not torch.equal(start[number][name], w) for name, w in single.model.state_dict().items())
     assert losses.shape == (3,) and losses.isfinite().all() and len(losses.unique()) == 3

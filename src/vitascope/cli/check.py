@@ -52,7 +52,7 @@ def check(
 
         if part not in PARTS:
             raise UserError(f"There is no part {part}. {suggest_choice(part, PARTS)}")
-    limits = {"part": part, "seconds": seconds, "memory": memory}
+    limits = {"part": part, "time_limit_seconds": seconds, "memory_limit_gib": memory}
     code = (
         _check_all_files(folder, limits, as_json)
         if folder is not None

@@ -13,7 +13,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command("positions")
 def draw_positions(
     kind: Annotated[str, typer.Option(help="sinusoidal (1-D), sincos2d or rotary.")] = "sinusoidal",
     length: Annotated[int | None, typer.Option(help="Number of positions (sinusoidal only).", min=1)] = None,
@@ -40,7 +40,7 @@ def draw_positions(
         raise UserError(f"--kind {kind} is unknown. {suggest_choice(kind, ('sinusoidal', 'sincos2d', 'rotary'))}")
 
 
-@app.command()
+@app.command("mask")
 def draw_mask(
     tokens: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1000)] = 5,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("mask.png"),
@@ -53,7 +53,7 @@ def draw_mask(
     print(f"Figure: {draw_causal_mask(tokens, out)}")
 
 
-@app.command()
+@app.command("story")
 def draw_forward_pass(
     words: Annotated[
         list[str] | None,
@@ -88,7 +88,7 @@ def draw_shifted_images(
     print(f"Figure: {draw_shifted_copies(image, patch_size, out)}")
 
 
-@app.command()
+@app.command("fewer")
 def draw_fewer_tokens(
     model: Annotated[str, typer.Argument(help="A run or pretrained weights.")],
     image: Annotated[Path, typer.Argument(help="An image file.")],

@@ -21,7 +21,7 @@ app = typer.Typer(
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
-@app.command()
+@app.command("onnx")
 def export_onnx(
     run: RunPath,
     out: Annotated[
@@ -39,7 +39,7 @@ def export_onnx(
     _export_and_print(run, "int8" if int8 else "onnx", out, as_json, with_attention_maps=maps, opset=opset)
 
 
-@app.command()
+@app.command("torch")
 def export_torch(
     run: RunPath,
     out: Annotated[Path | None, typer.Option(help="Output file. Default: RUN/export/model.pt2.")] = None,
@@ -49,7 +49,7 @@ def export_torch(
     _export_and_print(run, "torch", out, as_json)
 
 
-@app.command()
+@app.command("folder")
 def export_folder(
     run: RunPath,
     out: Annotated[Path, typer.Option(help="Output folder.")],
@@ -64,7 +64,7 @@ def export_folder(
     print(f"Folder: {place}\n\n{format_usage_code(target_library, str(place))}")
 
 
-@app.command()
+@app.command("hub")
 def push_to_hub(
     run: RunPath,
     repository: Annotated[str, typer.Argument(metavar="REPO", help="Repository name, such as user/my-model.")],

@@ -60,7 +60,7 @@ def study(
     seconds = None if budget is None else _parse_duration(budget)
     from vitascope.study.design import read_design
 
-    made = read_design(recipe, settings, seeds, num_search_trials=search, judge=split)
+    made = read_design(recipe, settings, seeds, num_search_trials=search, eval_split=split)
     called = name or _make_study_name(recipe, made.varied_settings)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", called):
         raise UserError(f"--name {called} cannot name a folder. Use letters, digits, - and _.")

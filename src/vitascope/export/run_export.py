@@ -29,7 +29,7 @@ def export_run(
         raise UserError(f"There is no form '{file_format}'. {suggest_choice(file_format, DEFAULT_FILE_NAMES)}")
     run, facts = model.run, model.info
     path = output_path or run.get_path("export") / DEFAULT_FILE_NAMES[file_format]
-    told = {"run": _format_run_name(run), "judged": sample_run_images(run, facts, MAX_COMPARED_IMAGES)}
+    told = {"run_name": _format_run_name(run), "run_sample": sample_run_images(run, facts, MAX_COMPARED_IMAGES)}
     if file_format == "torch":
         return write_torch(model, facts, path, **told)
     told |= {"maps": maps, "opset": DEFAULT_OPSET if opset is None else opset}

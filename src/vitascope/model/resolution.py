@@ -27,7 +27,7 @@ class ResolutionAdapter(nn.Module):
         self.num_outputs = 1 if config.global_pool == "token" else None
         grid = (image_size[0] // config.patch_shape[0], image_size[1] // config.patch_shape[1])
         prefix = config.num_prefix_tokens
-        self.register_buffer("resampling", _make_resampling_matrix(config, grid), persistent=False)
+        self.register_buffer("resampling_matrix", _make_resampling_matrix(config, grid), persistent=False)
         turned = make_rotary_table(grid, config.head_width, config.rotary_base, prefix) if config.uses_rotary else None
         self.register_buffer("rotation", turned, persistent=False)
 

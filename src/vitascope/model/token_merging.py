@@ -75,7 +75,7 @@ def assign_patches_to_tokens(model: "VisionTransformer", images: Images) -> Toke
     """Which token each patch belongs to at the end, batch × patch; -1: it was dropped. For pictures."""
     tokens = model.embed(images)
     everyone = torch.eye(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1, -1)
-    crowd = run_blocks_with_reduction(model, replace(_make_singleton_groups(tokens), members=everyone), None)
+    crowd = run_blocks_with_reduction(model, replace(_make_singleton_groups(tokens), patch_membership=everyone), None)
     found = everyone if crowd.patch_membership is None else crowd.patch_membership
     told = torch.where(found.sum(1) > 0, found.argmax(1), -1)
     return told[:, model.config.num_prefix_tokens :]

@@ -13,7 +13,7 @@ from vitascope.records.ablation import (
     format_difference,
     format_mean,
 )
-from vitascope.records.reading import format_count, format_markdown_table, read_benchmark_rows, read_results_file
+from vitascope.records.reading import abbreviate_count, format_markdown_table, read_benchmark_rows, read_results_file
 from vitascope.run.machine import get_machine_name
 
 
@@ -115,7 +115,7 @@ def format_small_data_table(results_folder: Path, record_names: list[str]) -> st
             size, seeds, score = arm.rows[0]["parameters"], len(arm.rows), _format_column_mean(arm.rows, "accuracy")
             counts.append(seeds)
             lines.append(
-                [arm.name, format_count(size), str(seeds), score, arm.baseline_name or "–", worth, arm.verdict]
+                [arm.name, abbreviate_count(size), str(seeds), score, arm.baseline_name or "–", worth, arm.verdict]
             )
     head = ["model", "parameters", "seeds", f"accuracy ({describe_mean_format(counts)})", "compared with"]
     return format_markdown_table(
@@ -151,7 +151,7 @@ def format_tuning_table(results_folder: Path, record_names: list[str]) -> str:
     for arm in compare_arms(read_benchmark_rows(results_folder, record_names)):
         row, seconds = arm.rows[0], mean(row["steady_seconds"] for row in arm.rows)
         score, learnt = f"{100 * arm.mean_accuracy:.2f} %", f"{mean(row['train_accuracy'] for row in arm.rows):.1%}"
-        seen, speed = format_count(row["images_seen"]), f"{mean(row['images_per_second'] for row in arm.rows):,.0f}"
+        seen, speed = abbreviate_count(row["images_seen"]), f"{mean(row['images_per_second'] for row in arm.rows):,.0f}"
         lines.append([arm.name, str(row["tokens"]), seen, speed, f"{seconds:.1f}", str(len(arm.rows)), learnt, score])
     head = ["run", "tokens", "images seen", "images/s", "seconds", "seeds"]
     return format_markdown_table([*head, "training accuracy", "mean held-out accuracy"], lines)
@@ -240,7 +240,7 @@ def format_target_accuracy_table(results_folder: Path, record_names: list[str]) 
                 [
                     f"`{row['recipe']}`",
                     f"{get_machine_name(machine, device)}, {compiled}",
-                    format_count(row["images_seen"]),
+                    abbreviate_count(row["images_seen"]),
                     f"{row['bar']:.2%}",
                     "not reached" if passed is None else f"{passed:.1f}",
                     f"{row['test_accuracy']:.2%}",

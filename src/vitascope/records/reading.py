@@ -26,7 +26,7 @@ def format_wall_seconds(record: Record) -> str:
     return format_seconds_range([max(known)]) if known else "–"
 
 
-def format_count(count: int) -> str:
+def abbreviate_count(count: int) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
 
 

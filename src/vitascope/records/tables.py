@@ -11,8 +11,8 @@ from vitascope.recipe.train import TrainConfig
 from vitascope.records import benchmark_tables as measured
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL, describe_mean_format
 from vitascope.records.reading import (
+    abbreviate_count,
     format_accuracy,
-    format_count,
     format_markdown_table,
     format_record_link,
     format_seconds_range,
@@ -51,7 +51,7 @@ def format_flops_table(results_folder: Path, record_names: list[str]) -> str:
                     str(len(record.seeds)),
                     format_accuracy(record),
                     format_seconds_range(record.seconds),
-                    format_count(seen),
+                    abbreviate_count(seen),
                     f"{flops / 1e9:.2f}",
                     f"{flops * seen / 1e15:.2f}",
                 ]
@@ -70,9 +70,9 @@ def format_records_table(results_folder: Path, record_names: list[str]) -> str:
         rows.append(
             [
                 format_record_link(path, record),
-                format_count(record.params),
+                abbreviate_count(record.params),
                 str(record.tokens),
-                format_count(record.images_seen),
+                abbreviate_count(record.images_seen),
                 str(record.views),
                 str(len(record.seeds)),
                 f"**{format_accuracy(record)}**",

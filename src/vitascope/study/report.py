@@ -12,7 +12,7 @@ from vitascope.draw.study import draw_accuracy_by_setting, draw_accuracy_heatmap
 from vitascope.draw.style import save_figure
 from vitascope.errors import format_count
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
-from vitascope.records.reading import format_count, format_markdown_table
+from vitascope.records.reading import abbreviate_count, format_markdown_table
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.study.design import Design
 from vitascope.study.results import CombinationResults, PairedDifference, StudyResults
@@ -68,8 +68,8 @@ def build_results_table(results: StudyResults) -> tuple[list[str], list[list[str
                 "–" if other is None else _format_difference(other),
                 "best" if cell is results.best_combination else "" if other is None else other.verdict,
                 "–" if train is None else f"{100 * train:.1f} %",
-                format_count(round(cell.compute_mean("parameters"))),
-                format_count(round(cell.compute_mean("flops"))),
+                abbreviate_count(round(cell.compute_mean("parameters"))),
+                abbreviate_count(round(cell.compute_mean("flops"))),
                 cell.formatted_seconds,
             ]
         )

@@ -33,7 +33,7 @@ def load_pretrained_weights(recipe: Recipe, class_names: list[str] | None = None
     # A linear probe was trained with labels that this run may have to do without.
     keep = not found.info.probe
     made = adapt(found, classes=class_names, keep_classifier=keep, seed=recipe.train.seed, **settings)
-    made = replace(made, facts=replace(made.info, probe=False))
+    made = replace(made, info=replace(made.info, probe=False))
     if class_names is not None or "head.weight" in made.report.new:
         return made
     note = "the classifier was kept, because the data has no class names to compare"

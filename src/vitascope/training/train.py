@@ -131,10 +131,10 @@ def resume_run(run: Run, console: Console, callbacks: Sequence[RunCallback] = ()
     recipe, state = run.recipe, load_checkpoint(run)
     data, weights = open_data(recipe, console), None
     if recipe.weights and state:
-        data = replace(data, preparation=read_model_info(run).preparation)
+        data = replace(data, preprocessing=read_model_info(run).preparation)
     elif recipe.weights:  # interrupted before its first checkpoint: start again from the pretrained weights
         adapted = load_pretrained_weights(recipe, get_class_names(data))
-        data, weights = replace(data, preparation=adapted.info.preparation), adapted.weights
+        data, weights = replace(data, preprocessing=adapted.info.preparation), adapted.weights
     session = start_session(recipe, data, _read_earlier_hardware(run, state), weights)
     if state:
         session.restore_state(state)
@@ -178,7 +178,7 @@ def prepare_run(recipe: Recipe, console: Console) -> tuple[Recipe, TrainingData,
     adapted = load_pretrained_weights(recipe, get_class_names(data))
     _print_model_changes(recipe.model, adapted.info.model, console)
     recipe = replace(recipe, model=adapted.info.model, weights=resolve_weights_path(recipe.weights))
-    data = replace(data, preparation=adapted.info.preparation)  # the normalisation that the weights were trained with
+    data = replace(data, preprocessing=adapted.info.preparation)  # the normalisation that the weights were trained with
     console.print(format_adaptation_report(adapted.report), highlight=False, soft_wrap=True)
     if warning := make_leakage_warning(recipe):
         console.print(warning, highlight=False, soft_wrap=True)

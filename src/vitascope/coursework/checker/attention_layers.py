@@ -81,7 +81,7 @@ def get_reference_weights(linear_layers: list[LinearLayer], options: ReferenceOp
     """The weights for the reference, with a wrong cut where one is switched on."""
     chosen = options["assignment"]
     if "rows" in options:
-        chosen = replace(chosen, rows=options["rows"])
+        chosen = replace(chosen, row_order=options["rows"])
     return assign_weights(linear_layers, chosen, num_heads)
 
 

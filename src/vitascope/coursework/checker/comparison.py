@@ -131,14 +131,14 @@ def run_all_checks(runner: CachedRunner, mistake_free: Diagnosis, is_random: boo
         rows.append(CheckRow(case.name, holds, f"{note} {optional}".strip()))
     rows.append(
         CheckRow(
-            f"{str(subject.dtype).removeprefix('torch.')}, compared with {subject.get_reference_name()}", rows[0].holds
+            f"{str(subject.dtype).removeprefix('torch.')}, compared with {subject.get_reference_name()}", rows[0].passed
         )
     )
     if subject.dtype == torch.float64:
         rows.append(_check_float32(subject, mistake_free))
-    rows.append(_check_gradient(subject, mistake_free, rows[0].holds is True))
+    rows.append(_check_gradient(subject, mistake_free, rows[0].passed is True))
     rows.append(CheckRow("eval mode: same result on every call", not is_random))
-    rows.append(_check_train_mode(subject, mistake_free, rows[0].holds is True))
+    rows.append(_check_train_mode(subject, mistake_free, rows[0].passed is True))
     return [row for row in rows if row.check]
 
 

@@ -211,7 +211,7 @@ def make_crash_report(checker: PartChecker, runner: CachedRunner) -> CheckReport
         else f"It raised an error for every input. {words}"
     )
     report = CheckReport(checker.part, checker.name, False, named, evidence=[told])
-    if re.search(r"\b(np|numpy)\.", get_source(getattr(checker, "thing", None))):
+    if re.search(r"\b(np|numpy)\.", get_source(getattr(checker, "user_code", None))):
         report.evidence.append(
             "The code uses NumPy, but its inputs are PyTorch tensors. Use PyTorch functions instead."
         )

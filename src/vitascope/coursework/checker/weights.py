@@ -69,7 +69,7 @@ def _collect_linear_layers(module: nn.Module) -> list[LinearLayer]:
                     LinearLayer(prefix + name, _flatten_weight(prefix + name, parameter), None, is_raw_parameter=True)
                 )
     for one in found:
-        if one.raw:
+        if one.is_raw_parameter:
             one.bias = _find_bias(one.name, raw_biases)
     return [part for one in found for part in _split_paired_layer(one)]
 

@@ -64,7 +64,7 @@ class SheetExperiments:
             recipe_name,
             [*overrides, f"train.device={self.device}"],
             self.num_seeds,
-            judge=eval_split,
+            eval_split=eval_split,
             allow_single=True,
         )
         varied = "".join(f" {key}={','.join(values)}" for key, values in made.values_by_setting.items())
@@ -106,7 +106,7 @@ class SheetExperiments:
 
     def copy_for_single_run(self) -> "SheetExperiments":
         """For a single run, trained alone, whose seconds include the set-up."""
-        return replace(self, seeds=1, together=1)
+        return replace(self, num_seeds=1, max_batched_runs=1)
 
     def find_run(self, study_name: str, **settings: object) -> Run:
         """The first finished run of a study with these settings, such as data.fraction=0.8."""

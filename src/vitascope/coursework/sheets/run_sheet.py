@@ -49,5 +49,5 @@ def run_sheet(
         work, count, quick, console, device, max_batched_runs, weights_ref, experiments=sheet.EXPERIMENTS
     )
     report.measurements["seeds"] = count
-    sheet.run(lab, report)
+    sheet.run_experiments(lab, report)
     return report.write_pages(lab.machine_names, git_commit)

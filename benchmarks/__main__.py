@@ -11,6 +11,7 @@ import torch
 from benchmarks.contenders import SHAPES
 from benchmarks.matrix_rate import measure_matrix_flops_per_second
 from benchmarks.race import Implementation, ImplementationTimes, compute_speedup, percentile, time_implementations
+from benchmarks.records import Row
 from vitascope.model.anatomy import count_flops
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
@@ -25,10 +26,7 @@ TIMM_IMPLEMENTATIONS = [
 VITASCOPE_MODELS = [Implementation("ours"), Implementation("ours", compiled=True)]
 VITASCOPE_WHOLE_STEPS = [Implementation("ours", task="step"), Implementation("ours", compiled=True, task="step")]
 NUM_LATENCY_ROUNDS = 60  # single predictions of each implementation
-SHAPES_WITH_PEERS = (
-    "256×8",
-    "ViT-B/16",
-)  # on a GPU, other shapes are compared with timm only
+SHAPES_WITH_PEERS = ("256×8", "ViT-B/16")  # on a GPU, other shapes are compared with timm only
 
 
 @dataclass(frozen=True)
@@ -63,28 +61,28 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="libraries to leave out")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    plan = CPU_PLAN if asked.device == "cpu" else GPU_PLAN
-    batches = {shape: asked.batch or plan.batch_sizes.get(shape, 32) for shape in asked.shapes or plan.batch_sizes}
-    given = {name: getattr(asked, name) for name in ("rounds", "calls", "precision") if getattr(asked, name)}
-    plan = replace(plan, batch_sizes=batches, **given)
-    out = asked.out or RESULTS_FOLDER / f"bench-{asked.device}.json"
+    args = parser.parse_args()
+    plan = CPU_PLAN if args.device == "cpu" else GPU_PLAN
+    batches = {shape: args.batch or plan.batch_sizes.get(shape, 32) for shape in args.shapes or plan.batch_sizes}
+    overrides = {name: getattr(args, name) for name in ("rounds", "calls", "precision") if getattr(args, name)}
+    plan = replace(plan, batch_sizes=batches, **overrides)
+    out = args.out or RESULTS_FOLDER / f"bench-{args.device}.json"
     record: dict[str, Any] = {
         "name": out.stem,
-        "command": f"python -m benchmarks --device {asked.device} --shapes {' '.join(batches)}",
-        "device": asked.device,
+        "command": f"python -m benchmarks --device {args.device} --shapes {' '.join(batches)}",
+        "device": args.device,
         "precision": plan.precision,
         "threads": torch.get_num_threads(),
         "rounds": plan.rounds,
         "calls": plan.calls,
-        "matrix_rate": measure_matrix_flops_per_second(asked.device, plan.precision),
+        "matrix_rate": measure_matrix_flops_per_second(args.device, plan.precision),
         "rows": [],
-    } | collect_machine_info(asked.commit)
+    } | collect_machine_info(args.commit)
     for shape in batches:
-        for task in asked.tasks:
-            if task == "latency" and asked.device == "cuda" and shape not in SHAPES_WITH_PEERS:
+        for task in args.tasks:
+            if task == "latency" and args.device == "cuda" and shape not in SHAPES_WITH_PEERS:
                 continue
-            record["rows"] += benchmark_task(shape, task, asked, plan, record["matrix_rate"])
+            record["rows"] += benchmark_task(shape, task, args, plan, record["matrix_rate"])
             make_folder(out.parent)
             write_json(out, record)
     print(f"Record: {out}")
@@ -92,7 +90,7 @@ def main() -> None:
 
 def benchmark_task(
     shape_name: str, task: str, args: argparse.Namespace, plan: BenchmarkPlan, matrix_flops_per_second: float
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Run one benchmark; return one row per implementation."""
     arms = [
         arm if arm.precision != "float32" else replace(arm, precision=plan.precision)
@@ -102,45 +100,53 @@ def benchmark_task(
     batch = 1 if task == "latency" else plan.batch_sizes[shape_name]
     rounds, calls = (NUM_LATENCY_ROUNDS, 1) if task == "latency" else (plan.rounds, plan.calls)
     times = time_implementations(
-        shape_name, "train" if task == "train" else "infer", arms,
-        batch_size=batch, num_rounds=rounds, calls_per_round=calls, device=args.device, num_threads=torch.get_num_threads(),
-    )  # fmt: skip
-    usual = [
+        shape_name,
+        "train" if task == "train" else "infer",
+        arms,
+        batch_size=batch,
+        num_rounds=rounds,
+        calls_per_round=calls,
+        device=args.device,
+        num_threads=torch.get_num_threads(),
+    )
+    default_peers = [
         arm for arm in arms if arm == Implementation(arm.library, precision=plan.precision) and arm.library != "ours"
     ]
-    running = [times[arm.name] for arm in usual if not times[arm.name].failure_reason]
+    running = [times[arm.name] for arm in default_peers if not times[arm.name].failure_reason]
     fastest = min(running, key=lambda peer: median(peer.seconds_per_round), default=None)
-    beside = {
+    reference_times = {
         "times_timm": times.get(Implementation("timm", precision=plan.precision).name),
         "times_timm_compiled": times.get(Implementation("timm", compiled=True, precision=plan.precision).name),
         "times_fastest_peer": fastest,
     }
     print(f"\n{shape_name}  {task}, batch {batch}")
-    rows = [make_row(shape_name, task, batch, arm, times[arm.name], beside, matrix_flops_per_second) for arm in arms]
-    for found in rows:
-        print(format_row(found), flush=True)
+    rows = [
+        make_row(shape_name, task, batch, arm, times[arm.name], reference_times, matrix_flops_per_second)
+        for arm in arms
+    ]
+    for row in rows:
+        print(format_row(row), flush=True)
     return rows
 
 
 def _list_implementations(shape_name: str, task: str, device: str) -> list[Implementation]:
-    """On a GPU our training is the whole step; on a CPU also the model alone, and timm in bfloat16."""
+    """List what is timed: on a GPU Vitascope's whole step; on a CPU also the model alone, and timm in bfloat16."""
     if device == "cpu":
-        narrow = [Implementation("timm", precision="bfloat16")]
         return [
             *VITASCOPE_MODELS,
             *(VITASCOPE_WHOLE_STEPS if task == "train" else [Implementation("ours", task="fast")]),
             *TIMM_IMPLEMENTATIONS,
             *PEER_IMPLEMENTATIONS,
-            *narrow,
+            Implementation("timm", precision="bfloat16"),
         ]
     if task != "train":
-        ours = [Implementation("ours", task="fast")]
+        vitascope = [Implementation("ours", task="fast")]
     elif shape_name == "256×8":
-        ours = [*VITASCOPE_WHOLE_STEPS, Implementation("ours", compiled=True, task="recipe")]
+        vitascope = [*VITASCOPE_WHOLE_STEPS, Implementation("ours", compiled=True, task="recipe")]
     else:
-        ours = [VITASCOPE_WHOLE_STEPS[1]]
+        vitascope = [VITASCOPE_WHOLE_STEPS[1]]
     return [
-        *ours,
+        *vitascope,
         Implementation("timm"),
         Implementation("timm", compiled=True),
         *(PEER_IMPLEMENTATIONS if shape_name in SHAPES_WITH_PEERS else []),
@@ -148,7 +154,7 @@ def _list_implementations(shape_name: str, task: str, device: str) -> list[Imple
 
 
 def choose_guarded_implementation(task: str, device: str) -> Implementation:
-    """Our arm for `make guard`: on a CPU the model alone, on a GPU the whole step."""
+    """Return Vitascope's implementation for `make guard`: on a CPU the model alone, on a GPU the whole step."""
     if device == "cpu":
         return Implementation("ours")
     return VITASCOPE_WHOLE_STEPS[1] if task == "train" else Implementation("ours", task="fast")
@@ -162,9 +168,9 @@ def make_row(
     times: ImplementationTimes,
     reference_times: dict[str, ImplementationTimes | None],
     matrix_flops_per_second: float,
-) -> dict[str, Any]:
-    """One row of the record. TFLOP/s use the FLOPs of the full network for every implementation."""
-    found: dict[str, Any] = {
+) -> Row:
+    """Return one row of the record. TFLOP/s use the FLOPs of the full network for every implementation."""
+    row: Row = {
         "shape": shape_name,
         "task": task,
         "batch": batch_size,
@@ -172,22 +178,22 @@ def make_row(
         "library": implementation.library,
     }
     if times.failure_reason:
-        return found | {"broken": times.failure_reason}
+        return row | {"broken": times.failure_reason}
     seconds = median(times.seconds_per_round)
-    work = count_flops(SHAPES[shape_name]) * (3 if task == "train" else 1) * batch_size / seconds
-    return found | {
+    flops_per_second = count_flops(SHAPES[shape_name]) * (3 if task == "train" else 1) * batch_size / seconds
+    return row | {
         "images_per_second": round(batch_size / seconds, 1),
         "milliseconds": round(1e3 * seconds, 3),
         "p99_milliseconds": round(1e3 * percentile(times.seconds_per_round, 0.99), 3),
-        "tflops_per_second": round(work / 1e12, 3),
-        "share_of_matrix_rate": round(work / matrix_flops_per_second, 3),
-        **{name: _compute_rounded_speedup(theirs, times) for name, theirs in reference_times.items()},
+        "tflops_per_second": round(flops_per_second / 1e12, 3),
+        "share_of_matrix_rate": round(flops_per_second / matrix_flops_per_second, 3),
+        **{name: _compute_rounded_speedup(reference, times) for name, reference in reference_times.items()},
         "peak_mib": round(times.peak_bytes / 2**20),
         "ready_seconds": times.setup_seconds,
     }
 
 
-def format_row(row: dict[str, Any]) -> str:
+def format_row(row: Row) -> str:
     if "broken" in row:
         return f"  {row['who']:<48} {row['broken']}"
     return (
@@ -202,8 +208,8 @@ def format_row(row: dict[str, Any]) -> str:
 def _compute_rounded_speedup(
     reference_times: ImplementationTimes | None, candidate_times: ImplementationTimes
 ) -> float | None:
-    found = compute_speedup(reference_times, candidate_times) if reference_times else None
-    return None if found is None else round(found, 3)
+    speedup = compute_speedup(reference_times, candidate_times) if reference_times else None
+    return None if speedup is None else round(speedup, 3)
 
 
 if __name__ == "__main__":

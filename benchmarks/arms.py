@@ -8,7 +8,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from benchmarks.records import Row
 from vitascope import load, train
+from vitascope.draw.benchmark_figures import TimePoint
 from vitascope.model.anatomy import count_flops, count_parameters
 from vitascope.run.metrics import list_seconds_without_setup, sum_epoch_seconds, sum_seconds_without_setup
 from vitascope.training.hardware import count_forward_passes_per_image
@@ -23,19 +25,19 @@ def train_and_measure(
     view_counts: Sequence[int] = (1,),
     with_curve: bool = False,
     runs_folder: Path | None = None,
-) -> dict[str, Any]:
+) -> Row:
     """Train and evaluate one arm. With `--tune` the accuracy is measured on validation images, else on test images.
 
     The accuracy is that of the first number of views; with several, the row has each."""
     start = time.perf_counter()
     run = train(recipe_name, runs=runs_folder or args.runs, quiet=True, **settings)
-    cold, rows, model = time.perf_counter() - start, run.metrics, run.recipe.model
+    cold_seconds, rows, model = time.perf_counter() - start, run.metrics, run.recipe.model
     trained = load(run, device=args.device)
     split = "val" if args.tune else "test"
     if split == "val" and list(view_counts) == [1]:
         scores = {1: rows[-1]["val_accuracy"]}
     else:
-        scores = {number: trained.evaluate(split, robust=False, views=number).accuracy for number in view_counts}
+        scores = {views: trained.evaluate(split, robust=False, views=views).accuracy for views in view_counts}
     score = scores[view_counts[0]]
     row = {"accuracy": round(score, 5), "parameters": count_parameters(model), "tokens": model.num_tokens}
     row |= {
@@ -44,24 +46,25 @@ def train_and_measure(
         "lr": run.recipe.train.lr,
     }
     row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows) * run.recipe.data.passes_per_epoch}
-    row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold, 1)}
+    row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold_seconds, 1)}
     row |= {"seconds": round(sum_epoch_seconds(rows), 1), "steady_seconds": round(sum_seconds_without_setup(rows), 2)}
-    spent = sum(list_seconds_without_setup(rows, "train_seconds"))  # also if the first epochs use fewer patches
-    row |= {"train_seconds": round(spent, 2), "images_per_second": round(rows[-1]["images_seen"] / spent)}
+    train_seconds = sum(list_seconds_without_setup(rows, "train_seconds"))  # also if the first epochs use fewer patches
+    row |= {"train_seconds": round(train_seconds, 2)}
+    row |= {"images_per_second": round(rows[-1]["images_seen"] / train_seconds)}
     row |= {"val_loss": round(rows[-1]["val_loss"], 4)} if "val_loss" in rows[-1] else {}
     row |= {"accuracy_by_views": scores} if len(view_counts) > 1 else {}
     row |= {"compiled": run.machine["hardware"]["compiled"]}
     row |= {"curve": compute_accuracy_over_time(rows)} if with_curve else {}
     size = f"{row['parameters']:,} parameters, {row['steady_seconds']} s, {row['images_per_second']:,} images/s"
-    shown = " / ".join(f"{found:.2%}" for found in scores.values())
-    print(f"{arm_name:42s} seed {run.recipe.train.seed}: {shown}, {size}", flush=True)
+    accuracies = " / ".join(f"{score:.2%}" for score in scores.values())
+    print(f"{arm_name:42s} seed {run.recipe.train.seed}: {accuracies}, {size}", flush=True)
     del trained
     gc.collect()  # a CUDA graph keeps its memory in a reference cycle
     return row
 
 
-def compute_accuracy_over_time(metric_rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Per epoch: training seconds so far, without set-up and validation, and the validation accuracy."""
+def compute_accuracy_over_time(metric_rows: list[Row]) -> list[TimePoint]:
+    """Return, per epoch, training seconds so far, without set-up and validation, and the validation accuracy."""
     times = accumulate(list_seconds_without_setup(metric_rows, "train_seconds"))
     points = zip(times, (row["val_accuracy"] for row in metric_rows), strict=True)
-    return [(round(time, 3), round(accuracy, 4)) for time, accuracy in points]
+    return [TimePoint(round(seconds, 3), round(accuracy, 4)) for seconds, accuracy in points]

@@ -21,10 +21,10 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    model = load(asked.run)
+    args = parser.parse_args()
+    model = load(args.run)
     split = open_eval_data(model.run, model.info, "test", None).samples  # explained, not used for an accuracy
-    some = split.select_evenly(asked.images)
+    some = split.select_evenly(args.images)
     images, start = model.info.preparation(some.images), time.perf_counter()
     rows: list[dict[str, Any]] = [
         asdict(row) for row in measure_faithfulness(model, images, on_method_start=lambda name: print(name, flush=True))
@@ -33,15 +33,15 @@ def main() -> None:
         if row["method"] in METHODS:
             row["alike_with_shuffled_weights"] = correlate_with_shuffled_weights(model, images, row["method"])
     record = {
-        "name": f"explain-{asked.name}",
-        "command": f"python -m benchmarks.faithfulness RUN --name {asked.name} --images {asked.images}",
+        "name": f"explain-{args.name}",
+        "command": f"python -m benchmarks.faithfulness RUN --name {args.name} --images {args.images}",
         "recipe": model.run.recipe.name,
         "epochs": model.run.recipe.train.epochs,
-        "images": asked.images,
+        "images": args.images,
         "seconds": round(time.perf_counter() - start, 1),
         "rows": rows,
-    } | collect_machine_info(asked.commit)
-    out = asked.out or RESULTS_FOLDER / f"explain-{asked.name}.json"
+    } | collect_machine_info(args.commit)
+    out = args.out or RESULTS_FOLDER / f"explain-{args.name}.json"
     make_folder(out.parent)
     write_json(out, record)
     for row in rows:

@@ -8,11 +8,10 @@ import argparse
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
-from benchmarks.records import write_record
+from benchmarks.records import Row, write_record
 from benchmarks.timing import synchronize_device
 from vitascope import load
 from vitascope.evaluation.eval_data import sample_run_images
@@ -20,51 +19,53 @@ from vitascope.evaluation.prediction import convert_to_stored_images
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.model.anatomy import count_flops
 
+TokenReduction = dict[str, int]  # merge_tokens or drop_tokens -> tokens per block; empty: no reduction
 
-def list_token_reductions(num_tokens: int, depth: int) -> list[dict[str, int]]:
+
+def list_token_reductions(num_tokens: int, depth: int) -> list[TokenReduction]:
     """No reduction, and reductions per block that remove about 1/8, 1/4, 1/2 and 3/4 of the tokens in total."""
-    each = sorted({max(1, round(share * num_tokens / depth)) for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4)})
-    return [{}, *({name: count} for name in ("merge_tokens", "drop_tokens") for count in each)]
+    counts = sorted({max(1, round(fraction * num_tokens / depth)) for fraction in (1 / 8, 1 / 4, 1 / 2, 3 / 4)})
+    return [{}, *({name: count} for name in ("merge_tokens", "drop_tokens") for count in counts)]
 
 
 @torch.no_grad()
 def measure_token_reductions(
     model: TrainedTransformer, images: torch.Tensor, labels: torch.Tensor | None, num_rounds: int, batch_size: int
-) -> list[dict[str, Any]]:
-    whole, device = model.config, next(model.parameters()).device.type
-    found = list_token_reductions(whole.num_patches, whole.depth)
-    logits: list[list[torch.Tensor]] = [[] for _ in found]
-    times: list[list[float]] = [[] for _ in found]
-    for number in range(num_rounds + 1):  # the first round warms up and gives the predictions
-        for turn, some in enumerate(images.split(batch_size)):
-            # Every batch with every method, in rotating order, so that noise affects all methods equally.
-            for way in ((turn + place) % len(found) for place in range(len(found))):
-                model.set_token_reduction(**({"merge_tokens": 0, "drop_tokens": 0} | found[way]))
+) -> list[Row]:
+    device = next(model.parameters()).device.type
+    reductions = list_token_reductions(model.config.num_patches, model.config.depth)
+    logits: list[list[torch.Tensor]] = [[] for _ in reductions]
+    times: list[list[float]] = [[] for _ in reductions]
+    for round_index in range(num_rounds + 1):  # the first round warms up and gives the predictions
+        for batch_index, batch in enumerate(images.split(batch_size)):
+            # Every batch with every reduction, in rotating order, so that noise affects all equally.
+            for index in ((batch_index + offset) % len(reductions) for offset in range(len(reductions))):
+                model.set_token_reduction(**({"merge_tokens": 0, "drop_tokens": 0} | reductions[index]))
                 synchronize_device(device)
                 start = time.perf_counter()
-                answer = model(some)
+                batch_logits = model(batch)
                 synchronize_device(device)
-                if number:
-                    times[way].append((time.perf_counter() - start) / len(some))
+                if round_index:
+                    times[index].append((time.perf_counter() - start) / len(batch))
                 else:
-                    logits[way].append(answer.float().cpu())
+                    logits[index].append(batch_logits.float().cpu())
     return [
-        _make_row(model, settings, torch.cat(logits[way]), torch.cat(logits[0]), times[way], times[0], labels)
-        for way, settings in enumerate(found)
+        _make_row(model, settings, torch.cat(logits[index]), torch.cat(logits[0]), times[index], times[0], labels)
+        for index, settings in enumerate(reductions)
     ]
 
 
 def _make_row(
     model: TrainedTransformer,
-    reduction: dict[str, int],
+    reduction: TokenReduction,
     logits: torch.Tensor,
     full_logits: torch.Tensor,
     seconds_per_image: list[float],
     full_seconds_per_image: list[float],
     labels: torch.Tensor | None,
-) -> dict[str, Any]:
+) -> Row:
     model.set_token_reduction(**({"merge_tokens": 0, "drop_tokens": 0} | reduction))
-    row: dict[str, Any] = {"way": next(iter(reduction), "all tokens"), "per_block": next(iter(reduction.values()), 0)}
+    row: Row = {"way": next(iter(reduction), "all tokens"), "per_block": next(iter(reduction.values()), 0)}
     row |= {"tokens_at_the_end": model.config.num_tokens - sum(model.config.num_removed_per_block)}
     row |= {"gflops": round(count_flops(model.config) / 1e9, 4)}
     row |= {"same_answers": round((logits.argmax(1) == full_logits.argmax(1)).float().mean().item(), 4)}
@@ -81,35 +82,35 @@ def _make_row(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--images", help="folder of images; default: the run's own held-out images")
+    parser.add_argument("--images", help="folder of images; default: the run's held-out images")
     parser.add_argument("--most", type=int, default=1000, help="maximum number of images")
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
-    model = load(asked.model, device=asked.device)
-    if asked.images:
-        stored, labels = convert_to_stored_images(asked.images, model.info.stored).images[: asked.most], None
+    args = parser.parse_args()
+    model = load(args.model, device=args.device)
+    if args.images:
+        stored, labels = convert_to_stored_images(args.images, model.info.stored).images[: args.most], None
     else:
-        own = sample_run_images(model.run, model.info, asked.most)
-        if own is None:
+        sample = sample_run_images(model.run, model.info, args.most)
+        if sample is None:
             raise SystemExit("The run's images cannot be found. Give --images FOLDER.")
-        stored, labels = own[0].images, own[0].labels
+        stored, labels = sample[0].images, sample[0].labels
     images = model.info.preparation(stored).to(next(model.parameters()).device)
     write_record(
-        asked.out,
-        asked.commit,
-        command=f"python -m benchmarks.fewer_tokens MODEL{' --images FOLDER' if asked.images else ''} "
-        f"--most {asked.most} --batch {asked.batch} --rounds {asked.rounds}",
-        model=Path(asked.model).name,
+        args.out,
+        args.commit,
+        command=f"python -m benchmarks.fewer_tokens MODEL{' --images FOLDER' if args.images else ''} "
+        f"--most {args.most} --batch {args.batch} --rounds {args.rounds}",
+        model=Path(args.model).name,
         images=len(images),
         pixels=list(images.shape[1:]),
         device=next(model.parameters()).device.type,
-        rows=measure_token_reductions(model, images, labels, asked.rounds, asked.batch),
+        rows=measure_token_reductions(model, images, labels, args.rounds, args.batch),
     )
-    print(f"Record: {asked.out}")
+    print(f"Record: {args.out}")
 
 
 if __name__ == "__main__":

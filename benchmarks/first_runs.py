@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.worker import synchronize_device
+from benchmarks.records import Row
+from benchmarks.timing import synchronize_device
 from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import count_parameters
 from vitascope.recipe.reading import read_recipe
@@ -17,9 +18,10 @@ from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
 from vitascope.training.loader import EpochLoader
+from vitascope.training.prepare import make_console, open_data
 from vitascope.training.session import start_session
 from vitascope.training.step import MetricSums
-from vitascope.training.train import make_console, open_data, train_recipe
+from vitascope.training.train import train_recipe
 
 TARGET_ACCURACIES = {"mnist": 0.9461, "sheet-a": 0.9461, "cifar10": 0.70}  # the targets of sheets A and E
 
@@ -30,26 +32,26 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit")
-    asked = parser.parse_args()
-    settings = [word for word in asked.recipes if "=" in word]
-    names = [word for word in asked.recipes if "=" not in word]
-    recorded = [word for word in settings if not word.startswith("data.root=")]  # the path of the data is not recorded
+    args = parser.parse_args()
+    settings = [argument for argument in args.recipes if "=" in argument]
+    names = [argument for argument in args.recipes if "=" not in argument]
+    recorded = [setting for setting in settings if not setting.startswith("data.root=")]  # a path of this machine
     record: dict[str, Any] = {
-        "name": asked.out.stem,
+        "name": args.out.stem,
         "command": f"python -m benchmarks.first_runs {' '.join(names + recorded)}",
     }
-    record |= collect_machine_info(asked.commit) | {"rows": []}
+    record |= collect_machine_info(args.commit) | {"rows": []}
     for name in names:
-        record["rows"].append(train_and_measure(name, settings, asked.runs))
-        make_folder(asked.out.parent)
-        write_json(asked.out, record)
+        record["rows"].append(train_and_measure(name, settings, args.runs))
+        make_folder(args.out.parent)
+        write_json(args.out, record)
 
 
-def train_and_measure(recipe_name: str, overrides: list[str], runs_folder: Path) -> dict[str, Any]:
+def train_and_measure(recipe_name: str, overrides: list[str], runs_folder: Path) -> Row:
     start = time.monotonic()
     run = train_recipe(read_recipe(recipe_name, overrides), runs_folder, make_console(quiet=True))
-    cold = time.monotonic() - start
-    found, rows, recipe = load(run, device="auto").evaluate(), run.metrics, run.recipe
+    cold_seconds = time.monotonic() - start
+    evaluation, rows, recipe = load(run, device="auto").evaluate(), run.metrics, run.recipe
     row = {
         "recipe": recipe_name,
         "track": "pure",
@@ -59,9 +61,9 @@ def train_and_measure(recipe_name: str, overrides: list[str], runs_folder: Path)
         "views": 1,
         "seed": recipe.train.seed,
         "validation": recipe.data.validation,
-        "test_accuracy": found.accuracy,
+        "test_accuracy": evaluation.accuracy,
         "seconds": round(sum(row["seconds"] for row in rows), 2),
-        "cold_seconds": round(cold, 2),
+        "cold_seconds": round(cold_seconds, 2),
         "images_per_second": rows[-1]["images_per_second"],
         "hardware": run.machine["hardware"],
         "overhead": round(measure_loop_overhead(run), 4),
@@ -75,32 +77,32 @@ def train_and_measure(recipe_name: str, overrides: list[str], runs_folder: Path)
     return row
 
 
-def compute_seconds_to_accuracy(metric_rows: list[dict[str, Any]], target_accuracy: float) -> float | None:
-    """Seconds, including validation, until the validation accuracy first exceeded the target."""
-    passed = 0.0
+def compute_seconds_to_accuracy(metric_rows: list[Row], target_accuracy: float) -> float | None:
+    """Return the seconds, including validation, until the validation accuracy first exceeded the target."""
+    seconds = 0.0
     for row in metric_rows:
-        passed += row["seconds"]
+        seconds += row["seconds"]
         if row["val_accuracy"] > target_accuracy:
-            return round(passed, 2)
+            return round(seconds, 2)
     return None
 
 
 def measure_loop_overhead(run: Run, num_rounds: int = 5) -> float:
-    """1 - (bare step time × steps) / (epoch time without validation), measured by repeating the steps alone."""
+    """Return 1 - (bare step time × steps) / (epoch time without validation), measured by repeating the steps alone."""
     session = start_session(run.recipe, open_data(run.recipe, make_console(quiet=True)))
-    loader, tally = EpochLoader(session), MetricSums.empty(session)
-    step_on, times = loader.start_epoch(0, tally), []
+    loader, metric_sums = EpochLoader(session), MetricSums.empty(session)
+    run_step, times = loader.start_epoch(0, metric_sums), []
     for _ in range(num_rounds):
         loader.reset_step_counters()
         synchronize_device(session.hardware.device)
         start = time.monotonic()
         for step in range(session.steps_per_epoch):
-            step_on(step)
+            run_step(step)
         synchronize_device(session.hardware.device)
         times.append(time.monotonic() - start)
     loader.close()
-    later = sorted(row["train_seconds"] for row in run.metrics[len(run.metrics) // 2 :])
-    return 1 - sorted(times)[num_rounds // 2] / later[len(later) // 2]
+    epoch_seconds = sorted(row["train_seconds"] for row in run.metrics[len(run.metrics) // 2 :])
+    return 1 - sorted(times)[num_rounds // 2] / epoch_seconds[len(epoch_seconds) // 2]
 
 
 if __name__ == "__main__":

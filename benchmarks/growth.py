@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.__main__ import RESULTS_FOLDER
+from benchmarks.records import Record, Row
 from benchmarks.timing import time_calls
 from benchmarks.whole_step import build_training_step, make_cifar10_config
 from vitascope import ModelConfig
@@ -42,18 +43,18 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path)
-    asked = parser.parse_args()
-    out = asked.out or RESULTS_FOLDER / f"bench-growth-{asked.device}.json"
+    args = parser.parse_args()
+    out = args.out or RESULTS_FOLDER / f"bench-growth-{args.device}.json"
     record: dict[str, Any] = {
         "name": out.stem,
-        "command": f"python -m benchmarks.growth --device {asked.device}",
-        "device": asked.device,
-        "base": BASE_SIZES[asked.device],
+        "command": f"python -m benchmarks.growth --device {args.device}",
+        "device": args.device,
+        "base": BASE_SIZES[args.device],
         "rows": [],
         "exponents": {},
-    } | collect_machine_info(asked.commit)
-    for axis, values in SIZES_BY_DEVICE[asked.device].items():
-        rows = [measure_step(axis, value, asked.device) for value in values]
+    } | collect_machine_info(args.commit)
+    for axis, values in SIZES_BY_DEVICE[args.device].items():
+        rows = [measure_step(axis, value, args.device) for value in values]
         record["rows"] += rows
         record["exponents"][axis] = {
             name: round(fit_exponent(values, [row[name] for row in rows]), 2) for name in ("milliseconds", "flops")
@@ -62,23 +63,23 @@ def main() -> None:
         print(f"{axis}: exponent of time {fitted['milliseconds']}, of FLOPs {fitted['flops']}", flush=True)
     make_folder(out.parent)
     write_json(out, record)
-    picture = draw_step_times(record, asked.picture or IMAGES_FOLDER / f"growth-{asked.device}.png")
+    picture = draw_step_times(record, args.picture or IMAGES_FOLDER / f"growth-{args.device}.png")
     print(f"Record: {out}\nFigure: {picture}")
 
 
-def measure_step(size_name: str, value: int, device: str) -> dict[str, Any]:
-    """Median time of a step of cifar10's network with one size changed."""
-    here = BASE_SIZES[device] | {size_name: value}
-    shape = make_model_config(here)
+def measure_step(size_name: str, value: int, device: str) -> Row:
+    """Measure the median time of a step of cifar10's network with one size changed."""
+    sizes = BASE_SIZES[device] | {size_name: value}
+    config = make_model_config(sizes)
     precision = "bfloat16" if device == "cuda" else "float32"
     gc.collect()  # free the memory of the step before
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    asked = argparse.Namespace(batch=here["batch"], device=device, precision=precision, compiled=False, threads=0)
-    seconds = median(time_calls(build_training_step(shape, asked), device, NUM_REPEATS)[2:])
-    work = 3 * count_flops(shape) * here["batch"]
-    row = {"axis": size_name, **here, "milliseconds": round(1e3 * seconds, 3), "flops": work}
+    args = argparse.Namespace(batch=sizes["batch"], device=device, precision=precision, compiled=False, threads=0)
+    seconds = median(time_calls(build_training_step(config, args), device, NUM_REPEATS)[2:])
+    flops = 3 * count_flops(config) * sizes["batch"]
+    row = {"axis": size_name, **sizes, "milliseconds": round(1e3 * seconds, 3), "flops": flops}
     if device == "cuda":
         row["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
     print(row, flush=True)
@@ -96,14 +97,14 @@ def make_model_config(sizes: dict[str, int]) -> ModelConfig:
 
 
 def fit_exponent(sizes: list[int], costs: list[float]) -> float:
-    """The slope of log cost over log size, by least squares: cost ~ size^slope."""
+    """Return the slope of log cost over log size, by least squares: cost ~ size^slope."""
     x, y = torch.tensor(sizes).double().log(), torch.tensor(costs).double().log()
     x, y = x - x.mean(), y - y.mean()
     return ((x * y).sum() / (x * x).sum()).item()
 
 
-def draw_step_times(record: dict[str, Any], figure_path: Path) -> Path:
-    """One log-log panel per size: milliseconds per step, with the fitted exponent."""
+def draw_step_times(record: Record, figure_path: Path) -> Path:
+    """Draw one log-log panel per size: milliseconds per step, with the fitted exponent."""
     figure, panels = create_figure(4, width=11, height=3.2)
     for panel, (axis, fitted) in zip(panels, record["exponents"].items(), strict=True):
         rows = [row for row in record["rows"] if row["axis"] == axis]
@@ -118,11 +119,11 @@ def draw_step_times(record: dict[str, Any], figure_path: Path) -> Path:
             f"{axis} (FLOPs ~ {axis}^{fitted['flops']})",
             "ms per step",
         )
-    rest = ", ".join(f"{name} {value}" for name, value in record["base"].items())
+    base = ", ".join(f"{name} {value}" for name, value in record["base"].items())
     machine = get_machine_name(record["machine"], record["device"])
     add_caption(
         figure,
-        f"Training step of cifar10's network, not compiled, {machine}. Base: {rest}; each panel changes one size.",
+        f"Training step of cifar10's network, not compiled, {machine}. Base: {base}; each panel changes one size.",
     )
     return save_figure(figure, figure_path)
 

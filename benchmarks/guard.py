@@ -10,12 +10,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from benchmarks.__main__ import RESULTS_FOLDER, choose_guarded_implementation
 from benchmarks.race import Implementation, compute_speedup, time_implementations
+from benchmarks.records import Record, Row
 from benchmarks.trees import export_commit
 from vitascope.errors import UserError
 from vitascope.run.machine import get_device_names, get_machine_name
@@ -23,22 +24,31 @@ from vitascope.run.machine import get_device_names, get_machine_name
 MIN_RELATIVE_SPEED = 0.9  # fraction of the recorded ratio; allows for the noise of a short benchmark
 
 
-def get_record_device(record: dict[str, Any]) -> str:
-    """The record's device; older records have it only in their command."""
+class GuardedRow(NamedTuple):
+    row: Row
+    vitascope: Implementation
+    timm: Implementation
+
+
+def get_record_device(record: Record) -> str:
+    """Return the record's device; older records have it only in their command."""
     return record.get("device") or ("cuda" if "--device cuda" in record["command"] else "cpu")
 
 
-def select_guarded_rows(record: dict[str, Any]) -> list[tuple[dict[str, Any], list[Implementation]]]:
-    """The recorded rows to measure again, each with our arm and timm's."""
-    found = []
+def select_guarded_rows(record: Record) -> list[GuardedRow]:
+    """Return the recorded rows to measure again."""
+    guarded = []
     for row in record["rows"]:
-        arms = [
-            replace(a, precision=record["precision"])
-            for a in (choose_guarded_implementation(row["task"], get_record_device(record)), Implementation("timm"))
-        ]
-        if row["who"] == arms[0].name and row["task"] != "latency":
-            found.append((row, arms))
-    return found
+        vitascope, timm = (
+            replace(implementation, precision=record["precision"])
+            for implementation in (
+                choose_guarded_implementation(row["task"], get_record_device(record)),
+                Implementation("timm"),
+            )
+        )
+        if row["who"] == vitascope.name and row["task"] != "latency":
+            guarded.append(GuardedRow(row, vitascope, timm))
+    return guarded
 
 
 def main() -> None:
@@ -46,40 +56,39 @@ def main() -> None:
     parser.add_argument("--record", type=Path, default=RESULTS_FOLDER / "bench-cpu.json")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(
-        "--against", metavar="COMMIT", help="compare with our code at that commit instead of the record"
+        "--against", metavar="COMMIT", help="compare with Vitascope's code at that commit instead of the record"
     )
-    asked = parser.parse_args()
-    record = json.loads(asked.record.read_text(encoding="utf-8"))
-    there, here = (
+    args = parser.parse_args()
+    record = json.loads(args.record.read_text(encoding="utf-8"))
+    recorded_machine, this_machine = (
         get_machine_name(machine, get_record_device(record)) for machine in (record["machine"], get_device_names())
     )
-    if there != here and not asked.against:
+    if recorded_machine != this_machine and not args.against:
         sys.exit(
-            f"The record is from {there}, this machine is {here}, and ratios differ between machines. Record this "
-            "machine (make bench), or compare with an older commit: python -m benchmarks.guard --against COMMIT."
+            f"The record is from {recorded_machine}, this machine is {this_machine}, and ratios differ between "
+            "machines. Record this machine (make bench), or compare with an older commit: "
+            "python -m benchmarks.guard --against COMMIT."
         )
     slower = []
     with TemporaryDirectory() as folder:
-        tree = _export_commit_or_exit(asked.against, Path(folder)) if asked.against else None
-        for row, arms in select_guarded_rows(record):
-            other = replace(arms[0], source_tree=tree) if tree else arms[1]
+        tree = _export_commit_or_exit(args.against, Path(folder)) if args.against else None
+        for row, vitascope, timm in select_guarded_rows(record):
+            reference = replace(vitascope, source_tree=tree) if tree else timm
             times = time_implementations(
                 row["shape"],
                 row["task"],
-                [arms[0], other],
+                [vitascope, reference],
                 batch_size=row["batch"],
-                num_rounds=asked.rounds,
+                num_rounds=args.rounds,
                 calls_per_round=record["calls"],
                 device=get_record_device(record),
                 num_threads=torch.get_num_threads(),
             )
-            today, wanted = (
-                compute_speedup(times[other.name], times[arms[0].name]) or 0.0,
-                1.0 if tree else row["times_timm"],
-            )
-            words = f"the speed at {asked.against}" if tree else f"timm's speed now, {wanted:.2f}× recorded"
-            print(f"{row['shape']} {row['task']}: {today:.2f}× {words}", flush=True)
-            slower += [f"{row['shape']} {row['task']}"] if today < MIN_RELATIVE_SPEED * wanted else []
+            speedup = compute_speedup(times[reference.name], times[vitascope.name]) or 0.0
+            recorded = 1.0 if tree else row["times_timm"]
+            description = f"the speed at {args.against}" if tree else f"timm's speed now, {recorded:.2f}× recorded"
+            print(f"{row['shape']} {row['task']}: {speedup:.2f}× {description}", flush=True)
+            slower += [f"{row['shape']} {row['task']}"] if speedup < MIN_RELATIVE_SPEED * recorded else []
     if slower:
         sys.exit(f"Slower than before: {', '.join(slower)}.")
 

@@ -35,40 +35,38 @@ UNLIMITED_IMAGES = 10**9  # no recipe's batch is larger than its data
 
 
 def find_model_config(recipe: Recipe) -> ModelConfig:
-    """The model of the recipe or of its earlier stage; pretrained weights would determine another one."""
+    """Return the model of the recipe or of its earlier stage; a recipe with pretrained weights is an error."""
     if recipe.weights and not recipe.weights.startswith(STAGE_PREFIX):
-        raise UserError(
-            f"{recipe.name} takes its model from {recipe.weights}. Choose recipes with a model of their own."
-        )
+        raise UserError(f"{recipe.name} takes its model from {recipe.weights}. Choose recipes that define their model.")
     return make_first_stage_recipe(recipe).model if recipe.weights and recipe.model == ModelConfig() else recipe.model
 
 
 def list_kernel_uses(recipe: Recipe, model: VisionTransformer) -> Iterator[tuple[VisionTransformer, KernelWorkload]]:
-    """Every model and use for which training and fast inference of this recipe choose kernels."""
+    """List every model and workload for which training and fast inference of this recipe choose kernels."""
     precision = recipe.train.precision
     precision = choose_precision("cuda", model) if precision == "auto" else precision
     for compiled in (False, True):  # equal except for norms, which the compiler fuses
         yield model, make_training_workload(recipe, UNLIMITED_IMAGES, getattr(torch, precision), compiled)
-    answers = CudaGraphInference(deepcopy(model).eval())
-    for size in answers.batch_sizes:
-        yield answers.model, make_inference_kernel_use(size)
+    inference = CudaGraphInference(deepcopy(model).eval())
+    for size in inference.batch_sizes:
+        yield inference.model, make_inference_kernel_use(size)
 
 
 def measure_kernel_choices(recipe: Recipe, known_choices: KernelTable) -> KernelTable:
-    """The fastest kernel for every unknown shape of the recipe."""
+    """Measure the fastest kernel for every unknown shape of the recipe."""
     torch.manual_seed(0)
-    model, found = VisionTransformer(find_model_config(recipe)).cuda().train(), {}
-    for used, use in list_kernel_uses(recipe, model):
-        for part in list_kernel_layers(used, use).values():
-            key = str(make_kernel_key(part, use))
-            if key not in known_choices and key not in found:
-                found[key] = measure_fastest_kernel(part, use)
-                print(f"{found[key]:10s} {key}", flush=True)
-    return found
+    model, choices = VisionTransformer(find_model_config(recipe)).cuda().train(), {}
+    for used_model, workload in list_kernel_uses(recipe, model):
+        for layer in list_kernel_layers(used_model, workload).values():
+            key = str(make_kernel_key(layer, workload))
+            if key not in known_choices and key not in choices:
+                choices[key] = measure_fastest_kernel(layer, workload)
+                print(f"{choices[key]:10s} {key}", flush=True)
+    return choices
 
 
 def write_kernel_choices(path: Path, choices: KernelTable) -> None:
-    """With sorted keys, so that a change shows as few lines."""
+    """Write the table with sorted keys, so that a change shows as few lines."""
     write_json(path, dict(sorted(choices.items())))
 
 
@@ -78,17 +76,17 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings for all recipes")
     parser.add_argument("--out", type=Path, default=SHIPPED_TABLE_PATH, help="the table to extend")
     parser.add_argument("--again", action="store_true", help="also measure known shapes")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        recipes = [read_recipe(name, asked.set) for name in asked.recipes]
+        recipes = [read_recipe(name, args.set) for name in args.recipes]
         choose_device("cuda")
-        table = read_kernel_table(asked.out)
+        table = read_kernel_table(args.out)
         for recipe in recipes:
-            table |= measure_kernel_choices(recipe, {} if asked.again else table)
-            write_kernel_choices(asked.out, table)  # after each recipe, so that an interruption loses little
+            table |= measure_kernel_choices(recipe, {} if args.again else table)
+            write_kernel_choices(args.out, table)  # after each recipe, so that an interruption loses little
     except UserError as error:
         parser.error(str(error))
-    print(f"{len(table)} choices: {asked.out}")
+    print(f"{len(table)} choices: {args.out}")
 
 
 if __name__ == "__main__":

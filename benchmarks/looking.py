@@ -18,7 +18,7 @@ from vitascope.explain.maps import BATCH_SIZE
 
 @torch.no_grad()
 def run_unfused_forward(model: VisionTransformer, images: torch.Tensor) -> torch.Tensor:
-    """A forward pass with unfused attention softmax(QKᵀ)V, the reference for the cost of the maps."""
+    """Run a forward pass with unfused attention softmax(QKᵀ)V, the reference for the cost of the maps."""
     tokens = model.embed(images)
     for part in model.blocks:
         block: Any = part
@@ -29,12 +29,12 @@ def run_unfused_forward(model: VisionTransformer, images: torch.Tensor) -> torch
 
 
 def measure_attention_map_cost(model: VisionTransformer, images: torch.Tensor, num_rounds: int = 7) -> list[float]:
-    """Time of the maps divided by the time of an unfused forward pass, per round."""
+    """Return the time of the maps divided by the time of an unfused forward pass, per round."""
     ratios = []
     for _ in range(num_rounds):
         times = [time.perf_counter()]
-        for some in images.split(BATCH_SIZE):
-            run_unfused_forward(model, some)
+        for batch in images.split(BATCH_SIZE):
+            run_unfused_forward(model, batch)
         times.append(time.perf_counter())
         attention_maps(model, images)
         times.append(time.perf_counter())
@@ -46,20 +46,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, default=RESULTS_FOLDER / "explain-cost.json")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     model = VisionTransformer(SHAPES["256×8"]).eval()
     ratios = measure_attention_map_cost(model, torch.randn(256, 3, 32, 32))
     times = round(median(ratios), 2)
     write_record(
-        asked.out,
-        asked.commit,
+        args.out,
+        args.commit,
         command="python -m benchmarks.looking",
         shape="256×8",
         images=256,
         times_a_written_out_forward=times,
         rounds=[round(ratio, 3) for ratio in ratios],
     )
-    print(f"All maps cost {times} times an unfused forward pass. Record: {asked.out}")
+    print(f"All maps cost {times} times an unfused forward pass. Record: {args.out}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ training images are used, and each run is evaluated once on the test images.
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,10 +18,20 @@ from benchmarks.records import write_record
 from vitascope import load, train
 from vitascope.model.anatomy import count_flops
 
-DATA_SIZES = {  # image, patch of the coarse and of the fine grid, channels, epochs, batch
-    "mnist": (28, 4, 2, 1, 5, 256),
-    "cifar10": (32, 4, 2, 3, 10, 256),
-    "tiny10": (64, 8, 4, 3, 20, 128),
+
+class DataSize(NamedTuple):
+    image_size: int
+    coarse_patch_size: int
+    fine_patch_size: int
+    num_channels: int
+    epochs: int
+    batch_size: int
+
+
+DATA_SIZES = {
+    "mnist": DataSize(28, 4, 2, 1, 5, 256),
+    "cifar10": DataSize(32, 4, 2, 3, 10, 256),
+    "tiny10": DataSize(64, 8, 4, 3, 20, 128),
 }
 MODEL_SETTINGS = {"embed_dim": 192, "depth": 12, "num_heads": 3, "drop_path_rate": 0.1}
 ARMS = ("scratch", "adapted", "adapted, fine grid", "resized up")
@@ -30,7 +40,7 @@ BEST_LEARNING_RATES = {
     "adapted": 1e-3,
     "adapted, fine grid": 1e-3,
     "resized up": 5e-4,
-}  # the best of TRIED
+}  # the best of TRIED_LEARNING_RATES
 TRIED_LEARNING_RATES = {
     "scratch": [1e-3],
     "adapted": [5e-4, 1e-3, 2e-3],
@@ -43,29 +53,32 @@ def make_settings(data_name: str, arm_name: str, args: argparse.Namespace, learn
     image, coarse, fine, channels, epochs, batch = DATA_SIZES[data_name]
     size = (224, 16) if arm_name == "resized up" else (image, fine if "fine" in arm_name else coarse)
     folder = args.photos / "train" if data_name == "tiny10" else data_name
-    chosen = {"data.name": folder, "data.validation": 0.1 if args.tune else 0, "model.in_chans": channels}
-    chosen |= {"model.img_size": size[0], "model.patch_size": size[1], "train.epochs": args.epochs or epochs}
-    chosen |= {f"model.{name}": value for name, value in MODEL_SETTINGS.items()} | {
+    settings = {"data.name": folder, "data.validation": 0.1 if args.tune else 0, "model.in_chans": channels}
+    settings |= {"model.img_size": size[0], "model.patch_size": size[1], "train.epochs": args.epochs or epochs}
+    settings |= {f"model.{name}": value for name, value in MODEL_SETTINGS.items()} | {
         "train.batch_size": batch,
         "train.lr": learning_rate,
     }
     if arm_name == "scratch":
-        return chosen | {"weights": None, "train.layer_decay": 1.0}
-    return chosen | {"weights": args.weights, "train.layer_decay": 0.75}
+        return settings | {"weights": None, "train.layer_decay": 1.0}
+    return settings | {"weights": args.weights, "train.layer_decay": 0.75}
 
 
 def train_and_measure(
     data_name: str, arm_name: str, seed: int, learning_rate: float, args: argparse.Namespace
 ) -> dict[str, Any]:
     start = time.perf_counter()
-    chosen = make_settings(data_name, arm_name, args, learning_rate) | {"train.seed": seed, "train.device": args.device}
-    run = train("cifar10-finetune", runs=args.runs, quiet=True, **chosen)
+    settings = make_settings(data_name, arm_name, args, learning_rate) | {
+        "train.seed": seed,
+        "train.device": args.device,
+    }
+    run = train("cifar10-finetune", runs=args.runs, quiet=True, **settings)
     seconds, rows = time.perf_counter() - start, run.metrics
     if args.tune:
         score = rows[-1]["val_accuracy"]
     else:
-        judged = str(args.photos / "val") if data_name == "tiny10" else None
-        score = load(run.path, device=args.device).evaluate(data=judged, robust=False).accuracy
+        test_data = str(args.photos / "val") if data_name == "tiny10" else None
+        score = load(run.path, device=args.device).evaluate(data=test_data, robust=False).accuracy
     config = run.recipe.model
     row = {
         "data": data_name,
@@ -97,26 +110,24 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs-pretrained"))
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, default=RESULTS_FOLDER / "pretrained.json")
-    asked = parser.parse_args()
-    asked.weights = str(Path(asked.weights).resolve()) if Path(asked.weights).exists() else asked.weights
+    args = parser.parse_args()
+    args.weights = str(Path(args.weights).resolve()) if Path(args.weights).exists() else args.weights
     rows = []
-    for data in asked.data:
-        for arm in asked.arms:
-            for rate in TRIED_LEARNING_RATES[arm] if asked.tune else [BEST_LEARNING_RATES[arm]]:
-                rows += [
-                    train_and_measure(data, arm, seed, rate, asked) for seed in ([0] if asked.tune else asked.seeds)
-                ]
+    for data in args.data:
+        for arm in args.arms:
+            for rate in TRIED_LEARNING_RATES[arm] if args.tune else [BEST_LEARNING_RATES[arm]]:
+                rows += [train_and_measure(data, arm, seed, rate, args) for seed in ([0] if args.tune else args.seeds)]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    words = f"--data {' '.join(asked.data)} --seeds {' '.join(map(str, asked.seeds))}{' --tune' if asked.tune else ''}"
+    options = f"--data {' '.join(args.data)} --seeds {' '.join(map(str, args.seeds))}{' --tune' if args.tune else ''}"
     write_record(
-        asked.out,
-        asked.commit,
-        command=f"python -m benchmarks.pretrained --weights FILE {words}",
-        weights=Path(asked.weights).name,
+        args.out,
+        args.commit,
+        command=f"python -m benchmarks.pretrained --weights FILE {options}",
+        weights=Path(args.weights).name,
         device=device,
         rows=rows,
     )
-    print(f"Record: {asked.out}")
+    print(f"Record: {args.out}")
 
 
 if __name__ == "__main__":

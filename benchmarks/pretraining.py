@@ -17,7 +17,7 @@ from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.arms import train_and_measure
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope import load, train
-from vitascope.draw.study import draw_accuracy_by_label_fraction
+from vitascope.draw.benchmark_figures import draw_accuracy_by_label_fraction
 from vitascope.draw.style import save_figure
 from vitascope.evaluation.probe import evaluate_frozen_features
 from vitascope.model.anatomy import count_flops
@@ -38,34 +38,31 @@ def make_common_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def pretrain_or_find_run(pretraining_method: str, seed: int, args: argparse.Namespace) -> Run:
     """Pretrain without labels, or return an existing run."""
-    wanted = {"dino": args.dino_epochs, "mae": args.mae_epochs}[pretraining_method]
-    for place in sorted(
-        (args.runs / f"{args.data}-{pretraining_method}").glob(f"*-seed{seed}/model.safetensors"), reverse=True
-    ):
-        recipe = Run(place.parent).recipe
-        if recipe.data.validation == make_common_settings(args)["data.validation"] and wanted in (
-            None,
-            recipe.train.epochs,
-        ):
-            return Run(place.parent)
-    chosen: dict[str, Any] = make_common_settings(args) | {"train.seed": seed}
-    if wanted:
-        chosen["train.epochs"] = wanted
-    return train(f"{args.data}-{pretraining_method}", runs=args.runs, quiet=False, **chosen)
+    epochs = {"dino": args.dino_epochs, "mae": args.mae_epochs}[pretraining_method]
+    folder = args.runs / f"{args.data}-{pretraining_method}"
+    for path in sorted(folder.glob(f"*-seed{seed}/model.safetensors"), reverse=True):
+        recipe = Run(path.parent).recipe
+        has_same_data = recipe.data.validation == make_common_settings(args)["data.validation"]
+        if has_same_data and epochs in (None, recipe.train.epochs):
+            return Run(path.parent)
+    settings: dict[str, Any] = make_common_settings(args) | {"train.seed": seed}
+    if epochs:
+        settings["train.epochs"] = epochs
+    return train(f"{args.data}-{pretraining_method}", runs=args.runs, quiet=False, **settings)
 
 
 def evaluate_features(pretraining_method: str, run: Run, args: argparse.Namespace) -> dict[str, Any]:
     """Evaluate the frozen features on test images (with --tune: validation images)."""
-    found = evaluate_frozen_features(load(run, device=args.device), "val" if args.tune else "test")
+    result = evaluate_frozen_features(load(run, device=args.device), "val" if args.tune else "test")
     row = {
         "arm": ARM_BY_METHOD[pretraining_method],
         "kind": "features",
         "seed": run.recipe.train.seed,
-        "knn": round(found.knn, 4),
+        "knn": round(result.knn, 4),
     }
     row |= {
-        "linear": round(found.linear, 4),
-        "spread": round(found.spread, 4),
+        "linear": round(result.linear, 4),
+        "spread": round(result.spread, 4),
         "seconds": round(sum_epoch_seconds(run.metrics), 1),
     }
     row |= {
@@ -78,7 +75,7 @@ def evaluate_features(pretraining_method: str, run: Run, args: argparse.Namespac
 
 
 def count_training_flops(run: Run) -> float:
-    """Training FLOPs of a run: forward and backward (twice forward), for all crops or visible patches."""
+    """Return the training FLOPs of a run: forward and backward (twice forward), for all crops or visible patches."""
     return (
         3.0
         * count_flops(run.recipe.model)
@@ -94,22 +91,30 @@ def finetune_and_measure(
     pretrained_run: Run | None,
     epoch_factor: float,
     args: argparse.Namespace,
-) -> dict:
-    """Fine-tune one arm; `more`: factor on the usual number of epochs."""
+) -> dict[str, Any]:
+    """Fine-tune one arm; `epoch_factor`: factor on the usual number of epochs."""
     steps = args.steps if label_fraction == 1 else max(1, round(args.steps * args.fewer))
     images = args.images * (0.9 if args.tune else 1) * label_fraction
-    passes_over = max(1, round(epoch_factor * steps * args.batch / max(images, args.batch)))
-    repeat = max(1, round(passes_over / MAX_EPOCHS))
-    epochs = max(1, round(passes_over / repeat))
-    chosen = make_common_settings(args) | {"data.fraction": label_fraction, "train.epochs": epochs, "train.seed": seed}
-    chosen |= {"data.passes_per_epoch": repeat}
-    chosen |= {"train.batch_size": args.batch, "train.compile": args.compile}
+    num_passes = max(1, round(epoch_factor * steps * args.batch / max(images, args.batch)))
+    passes_per_epoch = max(1, round(num_passes / MAX_EPOCHS))
+    epochs = max(1, round(num_passes / passes_per_epoch))
+    settings = make_common_settings(args) | {
+        "data.fraction": label_fraction,
+        "train.epochs": epochs,
+        "train.seed": seed,
+    }
+    settings |= {"data.passes_per_epoch": passes_per_epoch}
+    settings |= {"train.batch_size": args.batch, "train.compile": args.compile}
     if pretrained_run is not None:
-        chosen |= {"weights": str(pretrained_run.path.resolve()), "train.layer_decay": args.layer_decay}
-        chosen |= {"train.muon_lr": args.muon_lr, "train.lr": args.lr}
+        settings |= {"weights": str(pretrained_run.path.resolve()), "train.layer_decay": args.layer_decay}
+        settings |= {"train.muon_lr": args.muon_lr, "train.lr": args.lr}
     row = {"arm": arm_name, "kind": "fine-tuned", "labels": label_fraction, "seed": seed}
     row |= train_and_measure(
-        f"{arm_name}, {label_fraction:.0%} of the labels", args.data, chosen, args, runs_folder=args.runs / "finetuned"
+        f"{arm_name}, {label_fraction:.0%} of the labels",
+        args.data,
+        settings,
+        args,
+        runs_folder=args.runs / "finetuned",
     )
     return row | {"flops": 3.0 * row["flops"] * row["passes"] * row["images_seen"]}  # of the whole training
 
@@ -120,10 +125,10 @@ def measure_seed(seed: int, args: argparse.Namespace, record: GrowingRecord) -> 
     for start, run in starts.items():
         if not record.has_row(arm=ARM_BY_METHOD[start], kind="features", seed=seed):
             record.add_row(evaluate_features(start, run, args))
-    for share in args.labels:
+    for fraction in args.labels:
         for arm, run in {SCRATCH_ARM: None, **{ARM_BY_METHOD[start]: run for start, run in starts.items()}}.items():
-            if not record.has_row(arm=arm, labels=share, seed=seed):
-                record.add_row(finetune_and_measure(arm, share, seed, run, 1.0, args))
+            if not record.has_row(arm=arm, labels=fraction, seed=seed):
+                record.add_row(finetune_and_measure(arm, fraction, seed, run, 1.0, args))
 
 
 def measure_equal_compute(seed: int, label_fraction: float, args: argparse.Namespace, record: GrowingRecord) -> None:
@@ -134,11 +139,13 @@ def measure_equal_compute(seed: int, label_fraction: float, args: argparse.Names
         return
     if not any(row["kind"] == "features" and row["seed"] == seed for row in record.rows):
         raise SystemExit(f"--only-longer needs --go-on with a record of seed {seed}'s pretraining.")
-    usual = next(row for row in record.rows if row["arm"] == SCRATCH_ARM and row.get("labels") == label_fraction)
-    before = [row["flops"] for row in record.rows if row["kind"] == "features" and row["seed"] == seed]
-    more = 1 + max(before) / usual["flops"]
-    row = finetune_and_measure(EQUAL_COMPUTE_ARM, label_fraction, seed, None, min(more, args.longest), args)
-    record.add_row(row | {"times_as_long": min(more, args.longest), "equal_compute": more <= args.longest})
+    scratch_row = next(row for row in record.rows if row["arm"] == SCRATCH_ARM and row.get("labels") == label_fraction)
+    pretraining_flops = [row["flops"] for row in record.rows if row["kind"] == "features" and row["seed"] == seed]
+    epoch_factor = 1 + max(pretraining_flops) / scratch_row["flops"]
+    row = finetune_and_measure(EQUAL_COMPUTE_ARM, label_fraction, seed, None, min(epoch_factor, args.longest), args)
+    record.add_row(
+        row | {"times_as_long": min(epoch_factor, args.longest), "equal_compute": epoch_factor <= args.longest}
+    )
 
 
 def main() -> None:
@@ -166,18 +173,18 @@ def main() -> None:
     parser.add_argument("--layer-decay", type=float, default=0.8)
     add_run_options(parser, runs_folder="runs-pretraining", record_path=RESULTS_FOLDER / "pretraining.json")
     parser.add_argument("--draw", type=Path, help="draw this record to --out (.png) instead of training")
-    asked = parser.parse_args()
-    if asked.draw:
-        rows = json.loads(asked.draw.read_text(encoding="utf-8"))["rows"]
-        save_figure(draw_accuracy_by_label_fraction([row for row in rows if row["kind"] == "fine-tuned"]), asked.out)
+    args = parser.parse_args()
+    if args.draw:
+        rows = json.loads(args.draw.read_text(encoding="utf-8"))["rows"]
+        save_figure(draw_accuracy_by_label_fraction([row for row in rows if row["kind"] == "fine-tuned"]), args.out)
         return
-    record = GrowingRecord("benchmarks.pretraining", asked)
-    for seed in asked.seeds if not asked.only_longer else ():
-        measure_seed(seed, asked, record)
-    for seed, share in itertools.product(asked.seeds if asked.starts and asked.longer else (), asked.labels):
-        measure_equal_compute(seed, share, asked, record)
+    record = GrowingRecord("benchmarks.pretraining", args)
+    for seed in args.seeds if not args.only_longer else ():
+        measure_seed(seed, args, record)
+    for seed, fraction in itertools.product(args.seeds if args.starts and args.longer else (), args.labels):
+        measure_equal_compute(seed, fraction, args, record)
     record.write()
-    print(f"Record: {asked.out}")
+    print(f"Record: {args.out}")
 
 
 if __name__ == "__main__":

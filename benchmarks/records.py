@@ -11,6 +11,8 @@ from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
 from vitascope.training.hardware import choose_device
 
+Row = dict[str, Any]  # one row of a record, with stored keys
+Record = dict[str, Any]  # contents of a record file
 ORIGIN_KEYS = ("command", "commit", "date")
 UNRECORDED_OPTIONS = ("--out", "--runs", "--commit", "--go-on")
 
@@ -39,23 +41,23 @@ def add_run_options(parser: argparse.ArgumentParser, *, runs_folder: str, record
 
 
 class GrowingRecord:
-    """A record that is written after every row. `asked` has the options of `add_run_options`, and `data`."""
+    """A record that is written after every row. `args`: the options of `add_run_options`, and `data`."""
 
     def __init__(self, module: str, args: argparse.Namespace) -> None:
         self.module, self.args = module, args
-        known = [json.loads(place.read_text(encoding="utf-8")) for place in args.go_on]
-        self.rows: list[dict[str, Any]] = []
-        for row in (row for record in known for row in record["rows"]):
+        earlier_records: list[Record] = [json.loads(path.read_text(encoding="utf-8")) for path in args.go_on]
+        self.rows: list[Row] = []
+        for row in (row for record in earlier_records for row in record["rows"]):
             if row not in self.rows:
                 self.rows.append(row)
-        every = [earlier for record in known for earlier in _list_origins(record)]
-        before = [earlier for place, earlier in enumerate(every) if earlier not in every[:place]]
-        self.origins = {"went_on_from": before} if before else {}
+        all_origins = [origin for record in earlier_records for origin in _list_origins(record)]
+        origins = [origin for index, origin in enumerate(all_origins) if origin not in all_origins[:index]]
+        self.origins = {"went_on_from": origins} if origins else {}
 
     def has_row(self, **row_values: Any) -> bool:
         return any(all(row.get(key) == value for key, value in row_values.items()) for row in self.rows)
 
-    def add_row(self, row: dict[str, Any]) -> None:
+    def add_row(self, row: Row) -> None:
         self.rows.append(row)
         self.write()
 
@@ -73,22 +75,22 @@ class GrowingRecord:
         )
 
 
-def _list_origins(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The origin of a record's rows: the records it continued, and its own command."""
+def _list_origins(record: Record) -> list[Row]:
+    """Return the origin of a record's rows: the records it continued, and its own command."""
     earlier = record.get("went_on_from", [])
     return [*([earlier] if isinstance(earlier, dict) else earlier), {k: record.get(k) for k in ORIGIN_KEYS}]
 
 
 def format_typed_command(module_name: str) -> str:
-    """The command as typed, without folders of this machine."""
+    """Return the command as typed, without folders of this machine."""
     return f"python -m {module_name} {shlex.join(_remove_unrecorded_options(sys.argv[1:]))}".strip()
 
 
 def _remove_unrecorded_options(arguments: list[str]) -> list[str]:
-    """The arguments without folders of this machine and without the commit."""
-    kept, hiding = [], False
-    for word in arguments:
-        hiding = word in UNRECORDED_OPTIONS if word.startswith("--") else hiding
-        if not hiding:
-            kept.append(word)
-    return kept
+    """Return the arguments without folders of this machine and without the commit."""
+    recorded, is_unrecorded = [], False
+    for argument in arguments:
+        is_unrecorded = argument in UNRECORDED_OPTIONS if argument.startswith("--") else is_unrecorded
+        if not is_unrecorded:
+            recorded.append(argument)
+    return recorded

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.arms import train_and_measure
 from benchmarks.records import GrowingRecord, add_run_options
-from vitascope.draw.study import draw_setting_effects
+from vitascope.draw.benchmark_figures import SettingEffect, draw_setting_effects
 from vitascope.draw.style import save_figure
 from vitascope.records.ablation import compare_arms, list_gains_in_points
 
@@ -56,35 +56,35 @@ RECIPE_ARMS = ("plain", "+ SPT", "+ LSA", "CCT tokenizer and pooling")
 
 def make_settings(arm_name: str, args: argparse.Namespace) -> dict[str, Any]:
     epochs = round(args.epochs / args.labels)
-    chosen: dict[str, Any] = {"data.name": args.data, "data.validation": 0.1 if args.tune else 0}
-    chosen |= {"data.fraction": args.labels, "train.epochs": epochs, "train.device": args.device}
-    chosen |= {"train.compile": args.compile}
-    own = ARMS[arm_name]
+    settings: dict[str, Any] = {"data.name": args.data, "data.validation": 0.1 if args.tune else 0}
+    settings |= {"data.fraction": args.labels, "train.epochs": epochs, "train.device": args.device}
+    settings |= {"train.compile": args.compile}
+    model_settings = ARMS[arm_name]
     if args.base == "recipe":
-        own = {name: value for name, value in own.items() if name not in ("mlp_ratio",)}
+        model_settings = {name: value for name, value in model_settings.items() if name not in ("mlp_ratio",)}
     else:
-        own = PLAIN_MODEL | own
-        chosen |= {f"train.{name}": value for name, value in PLAIN_TRAINING.items()}
-        chosen |= {f"data.augment.{name}": value for name, value in PLAIN_AUGMENTATION.items()}
+        model_settings = PLAIN_MODEL | model_settings
+        settings |= {f"train.{name}": value for name, value in PLAIN_TRAINING.items()}
+        settings |= {f"data.augment.{name}": value for name, value in PLAIN_AUGMENTATION.items()}
     if args.lr:
-        chosen["train.lr"] = args.lr
-    return chosen | {f"model.{name}": value for name, value in own.items()}
+        settings["train.lr"] = args.lr
+    return settings | {f"model.{name}": value for name, value in model_settings.items()}
 
 
 def measure_arm(arm_name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    about = {"arm": arm_name, "base": args.base, "labels": args.labels, "seed": seed}
-    return about | train_and_measure(arm_name, args.recipe, make_settings(arm_name, args) | {"train.seed": seed}, args)
+    row = {"arm": arm_name, "base": args.base, "labels": args.labels, "seed": seed}
+    return row | train_and_measure(arm_name, args.recipe, make_settings(arm_name, args) | {"train.seed": seed}, args)
 
 
 def draw_records(record_paths: list[Path], figure_path: Path) -> None:
-    """One panel per record."""
+    """Draw one panel per record."""
     panels = {}
     for path in record_paths:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        first, worth = said["rows"][0], compare_arms(said["rows"])
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        first, arms = rows[0], compare_arms(rows)
         labels = f"{first['labels']:.0%} of the labels"
-        title = f"{labels}\nplain: {100 * worth[0].mean_accuracy:.1f} %"
-        panels[title] = list_gains_in_points(worth)
+        title = f"{labels}\nplain: {100 * arms[0].mean_accuracy:.1f} %"
+        panels[title] = [SettingEffect(*gain) for gain in list_gains_in_points(arms)]
     save_figure(
         draw_setting_effects(
             panels,
@@ -111,19 +111,17 @@ def main() -> None:
     parser.add_argument("--lr", type=float)
     add_run_options(parser, runs_folder="runs-small-data", record_path=RESULTS_FOLDER / "small-data.json")
     parser.add_argument("--draw", nargs="+", type=Path, help="draw these records to --out (.png) instead of training")
-    asked = parser.parse_args()
-    if asked.draw:
-        draw_records(asked.draw, asked.out)
+    args = parser.parse_args()
+    if args.draw:
+        draw_records(args.draw, args.out)
         return
-    arms = asked.arms or (
-        FEW_LABELS_ARMS if asked.labels < 1 else RECIPE_ARMS if asked.base == "recipe" else list(ARMS)
-    )
-    record = GrowingRecord("benchmarks.small_data", asked)
-    for arm, seed in ((arm, seed) for arm in arms for seed in asked.seeds):
+    arms = args.arms or (FEW_LABELS_ARMS if args.labels < 1 else RECIPE_ARMS if args.base == "recipe" else list(ARMS))
+    record = GrowingRecord("benchmarks.small_data", args)
+    for arm, seed in ((arm, seed) for arm in arms for seed in args.seeds):
         if not record.has_row(arm=arm, seed=seed):
-            record.add_row(measure_arm(arm, seed, asked))
+            record.add_row(measure_arm(arm, seed, args))
     record.write()
-    print(f"Record: {asked.out}")
+    print(f"Record: {args.out}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.arms import train_and_measure
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.data.config import resolve_augmentation
-from vitascope.draw.study import draw_accuracy_over_time, draw_setting_effects
+from vitascope.draw.benchmark_figures import SettingEffect, TimePoint, draw_accuracy_over_time, draw_setting_effects
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError, suggest_choice
 from vitascope.recipe.reading import read_recipe
@@ -143,18 +143,19 @@ def draw_speed_records(record_paths: list[Path], figure_path: Path) -> None:
     rows = [row for path, said in found.items() if "rows" in said for row in _get_checked_rows(path, said)]
     lines = {arm.name: arm.rows[0]["curve"] for arm in compare_arms(rows)}
     published = [read_record(path) for path, said in found.items() if "rows" not in said]
-    dots = {record.name: (mean(record.seconds), record.mean_test_accuracy) for record in published}
+    dots = {record.name: TimePoint(mean(record.seconds), record.mean_test_accuracy) for record in published}
     save_figure(draw_accuracy_over_time(lines, dots), figure_path)
 
 
 def draw_part_effects(record_path: Path, figure_path: Path) -> None:
-    """The effect of removing each part."""
+    """Draw the effect of removing each part."""
     rows = _get_checked_rows(record_path, read_results_file(record_path))
     arms = compare_arms(rows, estimate_residual_noise(rows))
-    worth = sorted(list_gains_in_points(arms), key=lambda found: found[1])
+    effects = [SettingEffect(*gain) for gain in list_gains_in_points(arms)]
+    effects.sort(key=lambda effect: effect.difference_points)
     save_figure(
         draw_setting_effects(
-            {f"Effect of each change ({arms[0].name}: {100 * arms[0].mean_accuracy:.2f} %)": worth}, EFFECTS_CAPTION
+            {f"Effect of each change ({arms[0].name}: {100 * arms[0].mean_accuracy:.2f} %)": effects}, EFFECTS_CAPTION
         ),
         figure_path,
     )
@@ -198,13 +199,13 @@ def main() -> None:
     parser.add_argument("--draw", nargs="+", type=Path, help="draw accuracy over time of these records to --out (.png)")
     parser.add_argument("--draw-parts", type=Path, help="draw the effect of this record's arms to --out (.png)")
     parser.set_defaults(tune=True, compile=None)
-    asked = parser.parse_args()
-    if unknown := [arm for arm in asked.arms if arm not in ARMS]:
+    args = parser.parse_args()
+    if unknown := [arm for arm in args.arms if arm not in ARMS]:
         parser.error(f"There is no arm '{unknown[0]}'. {suggest_choice(unknown[0], ARMS)}")
-    if asked.compile not in (None, "always", "never"):
-        parser.error(f"--compile {asked.compile}: choose always or never, because auto would compile only some arms")
+    if args.compile not in (None, "always", "never"):
+        parser.error(f"--compile {args.compile}: choose always or never, because auto would compile only some arms")
     try:
-        _run_benchmark(asked)
+        _run_benchmark(args)
     except UserError as error:
         parser.error(str(error))
 
@@ -213,20 +214,20 @@ def _run_benchmark(args: argparse.Namespace) -> None:
     if args.draw or args.draw_parts:
         draw_requested_figures(args)
         return
-    said = read_recipe(args.recipe, args.set)  # rejects unknown settings
-    args.data = args.data or said.data.name
+    recipe = read_recipe(args.recipe, args.set)  # rejects unknown settings
+    args.data = args.data or recipe.data.name
     compiled = args.compile or ("always" if choose_device(args.device) == "cuda" else "never")
     common = {"train.device": args.device, "train.compile": compiled, "data.validation": 0.1}
     common["data.name"] = args.data
-    common |= dict(word.split("=", 1) for word in args.set)
+    common |= dict(setting.split("=", 1) for setting in args.set)
     record = GrowingRecord("benchmarks.speedrun", args)
     arms = select_valid_arms(args.recipe, common, args.arms, args.views)
     for arm, seed in ((arm, seed) for seed in args.seeds for arm in arms):
         name = make_row_name(arm, args.called)
         if not record.has_row(arm=name, seed=seed):
             settings = common | ARMS[arm] | {"train.seed": seed}
-            found = train_and_measure(name, args.recipe, settings, args, view_counts=args.views, with_curve=True)
-            record.add_row({"arm": name, "seed": seed} | found)
+            row = train_and_measure(name, args.recipe, settings, args, view_counts=args.views, with_curve=True)
+            record.add_row({"arm": name, "seed": seed} | row)
     record.write()
     print(f"Record: {args.out}")
 

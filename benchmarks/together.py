@@ -20,8 +20,8 @@ from benchmarks.records import format_typed_command, write_record
 from vitascope.model.anatomy import count_flops, count_parameters
 from vitascope.recipe.reading import read_recipe
 from vitascope.training.engines.batched import BatchedTraining
+from vitascope.training.prepare import make_console, prepare_run
 from vitascope.training.session import start_session
-from vitascope.training.train import make_console, prepare_run
 
 MODEL_OVERRIDES = ["model.img_size=28", "model.patch_size=7", "model.in_chans=1", "model.embed_dim=64", "model.depth=4"]
 MODEL_OVERRIDES += ["model.num_heads=2", "model.class_token=false", "model.global_pool=avg", "train.batch_size=256"]
@@ -29,31 +29,34 @@ MODEL_OVERRIDES += ["data.augment.shift=0"]
 
 
 def measure_batched_models(num_models: int, compiled: bool, args: argparse.Namespace) -> dict[str, Any]:
-    words = ["train.epochs=3", f"train.compile={'always' if compiled else 'never'}"]
-    words += [] if args.recipe else [*MODEL_OVERRIDES, f"data.name={args.data}"]
-    base, data, _ = prepare_run(read_recipe(args.recipe or "sheet-d", words), make_console(quiet=True))
+    overrides = ["train.epochs=3", f"train.compile={'always' if compiled else 'never'}"]
+    overrides += [] if args.recipe else [*MODEL_OVERRIDES, f"data.name={args.data}"]
+    base, data, _ = prepare_run(read_recipe(args.recipe or "sheet-d", overrides), make_console(quiet=True))
     sessions = []
     for seed in range(num_models):
         recipe = replace(base, train=replace(base.train, seed=seed))
         sessions.append(start_session(recipe, data, sessions[0].hardware if sessions else None))
     start = time.perf_counter()
-    crowd = BatchedTraining(sessions)
-    crowd.train_epoch(0).tolist()
-    cold = time.perf_counter() - start
+    batched = BatchedTraining(sessions)
+    batched.train_epoch(0).loss.tolist()
+    cold_seconds = time.perf_counter() - start
     times = []
     for epoch in (1, 2):
-        crowd._load_epoch(epoch)  # random draws are made before the steps
+        batched._load_epoch(epoch)  # random draws are made before the steps
         start = time.perf_counter()
-        for _ in range(crowd.steps_per_epoch):
-            crowd.cuda_graph.replay() if crowd.cuda_graph else crowd._run_step()
-        crowd.metric_sums.tolist()
+        for _ in range(batched.steps_per_epoch):
+            batched.cuda_graph.replay() if batched.cuda_graph else batched._run_step()
+        batched.metric_sums.tolist()
         times.append(time.perf_counter() - start)
-    images = num_models * crowd.steps_per_epoch * crowd.batch_size
+    images = num_models * batched.steps_per_epoch * batched.batch_size
     flops = 3 * count_flops(base.model) * images / min(times)
     row = {"models": num_models, "compiled": compiled, "attention": sessions[0].model.blocks[0].attn.kernel}
     row |= {"images_per_second": round(images / min(times)), "tflops": round(flops / 1e12, 1)}
-    row |= {"milliseconds_a_step": round(1e3 * min(times) / crowd.steps_per_epoch, 3), "cold_seconds": round(cold, 1)}
-    return row | {"parameters": count_parameters(base.model), "batch": crowd.batch_size}
+    row |= {
+        "milliseconds_a_step": round(1e3 * min(times) / batched.steps_per_epoch, 3),
+        "cold_seconds": round(cold_seconds, 1),
+    }
+    return row | {"parameters": count_parameters(base.model), "batch": batched.batch_size}
 
 
 def main() -> None:
@@ -65,23 +68,25 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, default=RESULTS_FOLDER / "together-cuda.json")
     parser.add_argument("--one", action="store_true", help="measure in this process and print (used internally)")
-    asked = parser.parse_args()
-    if asked.one:
-        print(json.dumps(measure_batched_models(asked.models[0], bool(asked.compiled[0]), asked)))
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure_batched_models(args.models[0], bool(args.compiled[0]), args)))
         return
     rows = []
-    for compiled in asked.compiled:
-        for models in asked.models:
-            words = ["--one", "--models", str(models), "--compiled", str(compiled), "--data", asked.data]
-            words += ["--recipe", asked.recipe] if asked.recipe else []
-            done = subprocess.run([sys.executable, "-m", "benchmarks.together", *words], capture_output=True, text=True)
+    for compiled in args.compiled:
+        for models in args.models:
+            options = ["--one", "--models", str(models), "--compiled", str(compiled), "--data", args.data]
+            options += ["--recipe", args.recipe] if args.recipe else []
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.together", *options], capture_output=True, text=True
+            )
             if done.returncode:
                 print(f"{models} models, compiled={compiled}: failed\n{done.stderr[-1500:]}", flush=True)
                 continue
             rows.append(json.loads(done.stdout.splitlines()[-1]))
             print(rows[-1], flush=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    write_record(asked.out, asked.commit, command=format_typed_command("benchmarks.together"), device=device, rows=rows)
+    write_record(args.out, args.commit, command=format_typed_command("benchmarks.together"), device=device, rows=rows)
 
 
 if __name__ == "__main__":

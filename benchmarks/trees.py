@@ -15,8 +15,8 @@ def find_commit_hash(commit: str) -> str | None:
     """Return the full hash of a commit, or None if this repository has no such commit."""
     if commit.startswith("-"):  # git would read it as an option
         return None
-    found = _run_git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
-    return found.decode().strip() if found else None
+    full_hash = _run_git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
+    return full_hash.decode().strip() if full_hash else None
 
 
 def export_commit(commit: str, folder: Path) -> Path:
@@ -46,7 +46,7 @@ def make_empty_folder(folder: Path) -> None:
 
 
 def has_vitascope_package(folder: Path) -> bool:
-    """Whether a folder holds a tree of this project."""
+    """Return whether a folder holds a tree of this project."""
     return (folder / "src" / "vitascope" / "__init__.py").is_file()
 
 

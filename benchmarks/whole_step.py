@@ -1,4 +1,4 @@
-"""Our whole training step, as `vitascope train` runs it: batch, augmentation, forward, backward, optimizer, average."""
+"""Build Vitascope's whole training step: batch, augmentation, forward, backward, optimizer, weight average."""
 
 import argparse
 from collections.abc import Callable
@@ -21,28 +21,34 @@ STEPS_PER_EPOCH = 20  # in the synthetic epoch that is repeated
 
 
 def make_cifar10_config() -> ModelConfig:
-    """The model of the recipe cifar10: 64 tokens, mean pooling, rotary positions, QK-norm, RMSNorm, squared ReLU; with
-    stochastic depth, as in the first records, so that records stay comparable."""
+    """Return the model of the recipe cifar10 with stochastic depth, as in the first records.
+
+    It has 64 tokens, mean pooling, rotary positions, QK-norm, RMSNorm and squared ReLU."""
     return replace(read_recipe("cifar10", []).model, drop_path_rate=0.1)
 
 
 def build_training_step(model_config: ModelConfig, args: argparse.Namespace) -> Callable[[], object]:
-    """CIFAR-10's default augmentation and AdamW on random images, which take the same time as real ones."""
-    words = [f"train.batch_size={args.batch}", "train.optimizer=adamw", f"train.device={args.device}", "train.ema=0"]
-    words += [f"train.precision={args.precision}", f"train.compile={'always' if args.compiled else 'never'}"]
-    words += [f"train.threads={args.threads or torch.get_num_threads()}"]
-    recipe = read_recipe("cifar10", words)
+    """Build a step with CIFAR-10's default augmentation and AdamW. Random images take the same time as real ones."""
+    overrides = [
+        f"train.batch_size={args.batch}",
+        "train.optimizer=adamw",
+        f"train.device={args.device}",
+        "train.ema=0",
+    ]
+    overrides += [f"train.precision={args.precision}", f"train.compile={'always' if args.compiled else 'never'}"]
+    overrides += [f"train.threads={args.threads or torch.get_num_threads()}"]
+    recipe = read_recipe("cifar10", overrides)
     augment = resolve_augmentation(AugmentConfig(), "cifar10")
     recipe = replace(recipe, model=model_config, data=replace(recipe.data, augment=augment))
     session = start_session(recipe, _make_random_data(model_config, args.batch * STEPS_PER_EPOCH))
-    loader, tally = EpochLoader(session), MetricSums.empty(session)
-    step, number = loader.start_epoch(0, tally), count()
+    loader, metric_sums = EpochLoader(session), MetricSums.empty(session)
+    run_step, call_indices = loader.start_epoch(0, metric_sums), count()
 
     def call() -> None:
-        at = next(number) % STEPS_PER_EPOCH
-        if at == 0:
+        step = next(call_indices) % STEPS_PER_EPOCH
+        if step == 0:
             loader.reset_step_counters()
-        step(at)
+        run_step(step)
 
     return call
 
@@ -52,6 +58,6 @@ def _make_random_data(model_config: ModelConfig, num_images: int) -> TrainingDat
     pixels = torch.randint(256, (num_images, 3, *model_config.image_shape), generator=generator, dtype=torch.uint8)
     labels = torch.randint(model_config.num_classes, (num_images,), generator=generator)
     split = Split(pixels, labels)
-    classes = [str(number) for number in range(model_config.num_classes)]
+    classes = [str(index) for index in range(model_config.num_classes)]
     source = DataSource("noise", classes, lambda part: split, ("train",))
     return TrainingData(source, split, None, Preprocessing(model_config.image_shape, (0.5,) * 3, (0.25,) * 3), "noise")

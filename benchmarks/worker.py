@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from benchmarks.timing import synchronize_device
 from vitascope import ModelConfig
 from vitascope.training.hardware import keep_freed_memory
 
+TimedCall = Callable[[], object]
 TASKS = ("train", "infer", "step", "recipe", "fast")
 
 
@@ -32,28 +34,28 @@ def main() -> None:
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0)
-    asked = parser.parse_args()
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries may print; the parent reads only our answers
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
+    args = parser.parse_args()
+    replies, sys.stdout = sys.stdout, sys.stderr  # libraries may print; the parent reads only the replies
+    if args.threads:
+        torch.set_num_threads(args.threads)
     start = time.perf_counter()
-    call = build_timed_call(asked)
+    call = build_timed_call(args)
     call()
-    synchronize_device(asked.device)
-    print(json.dumps({"ready": round(time.perf_counter() - start, 2)}), file=answers, flush=True)
+    synchronize_device(args.device)
+    print(json.dumps({"ready": round(time.perf_counter() - start, 2)}), file=replies, flush=True)
     for line in sys.stdin:
         if line.strip() == "end":
             break
         start = time.perf_counter()
         for _ in range(int(line)):
             call()
-        synchronize_device(asked.device)
-        print(json.dumps((time.perf_counter() - start) / int(line)), file=answers, flush=True)
-    print(json.dumps({"peak_bytes": get_peak_bytes(asked.device)}), file=answers, flush=True)
+        synchronize_device(args.device)
+        print(json.dumps((time.perf_counter() - start) / int(line)), file=replies, flush=True)
+    print(json.dumps({"peak_bytes": get_peak_bytes(args.device)}), file=replies, flush=True)
 
 
-def build_timed_call(args: argparse.Namespace) -> Callable[[], object]:
-    """Build the timed call. Ours runs as in `vitascope`, the others as their users would run them."""
+def build_timed_call(args: argparse.Namespace) -> TimedCall:
+    """Build the timed call. Vitascope runs as in `vitascope`, other libraries as their users would run them."""
     shape = SHAPES[args.shape]
     if args.library == "ours" and args.device == "cpu":
         keep_freed_memory()
@@ -66,16 +68,16 @@ def build_timed_call(args: argparse.Namespace) -> Callable[[], object]:
     if args.task == "fast":
         return build_fast_inference_call(model, images)
     dtype = getattr(torch, args.precision)
-    made = build_training_call if args.task == "train" else build_inference_call
-    return made(
+    build_call = build_training_call if args.task == "train" else build_inference_call
+    return build_call(
         model, images, labels, torch.autocast(args.device, dtype, enabled=dtype != torch.float32), args.compiled
     )
 
 
 def build_training_call(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor, autocast: torch.autocast, compiled: bool
-) -> Callable[[], object]:
-    """Forward, cross-entropy, backward, fused AdamW."""
+) -> TimedCall:
+    """Build a training step: forward, cross-entropy, backward, fused AdamW."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     forward = torch.compile(model) if compiled else model
@@ -92,7 +94,7 @@ def build_training_call(
 
 def build_inference_call(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor, autocast: torch.autocast, compiled: bool
-) -> Callable[[], object]:
+) -> TimedCall:
     del labels
     model.eval()
     forward = torch.compile(model) if compiled else model
@@ -105,8 +107,8 @@ def build_inference_call(
     return call
 
 
-def build_fast_inference_call(model: nn.Module, images: torch.Tensor) -> Callable[[], object]:
-    """As after `vitascope.load(run, fast=True)`."""
+def build_fast_inference_call(model: nn.Module, images: torch.Tensor) -> TimedCall:
+    """Build inference as after `vitascope.load(run, fast=True)`."""
     from vitascope import VisionTransformer
     from vitascope.evaluation.fast import build_fastest_feature_function
 
@@ -121,14 +123,20 @@ def build_fast_inference_call(model: nn.Module, images: torch.Tensor) -> Callabl
     return call
 
 
-def _make_random_batch(model_config: ModelConfig, batch_size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+class RandomBatch(NamedTuple):
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+def _make_random_batch(model_config: ModelConfig, batch_size: int, device: str) -> RandomBatch:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch_size, 3, *model_config.image_shape, generator=generator)
-    return images.to(device), torch.randint(model_config.num_classes, (batch_size,), generator=generator).to(device)
+    labels = torch.randint(model_config.num_classes, (batch_size,), generator=generator)
+    return RandomBatch(images.to(device), labels.to(device))
 
 
 def get_peak_bytes(device: str) -> int:
-    """Peak bytes: allocated by torch on a GPU, resident size of the process on a CPU."""
+    """Return the peak bytes: allocated by torch on a GPU, resident size of the process on a CPU."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""What all tests share: checked shapes, quiet threads, repeatable draws, the command line as a function."""
+"""Shared fixtures: checked tensor shapes, few threads, fixed random state, the command line as a function."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.fixture(autouse=True)
 def fixed_random_state() -> Iterator[None]:
-    """The same random draws in every test, and the same number of threads after it."""
+    """Set the same random seed before every test, and restore the number of threads after it."""
     threads = torch.get_num_threads()
     torch.manual_seed(0)
     yield
@@ -55,10 +55,10 @@ class Answer:
 def vitascope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
     """`vitascope("anatomy", "depth=2")` runs the command line in this process."""
 
-    def call(*words: str) -> Answer:
+    def run_command(*arguments: str) -> Answer:
         from vitascope.cli import main
 
-        monkeypatch.setattr(sys, "argv", ["vitascope", *words])
+        monkeypatch.setattr(sys, "argv", ["vitascope", *arguments])
         capsys.readouterr()
         try:
             main()
@@ -68,4 +68,4 @@ def vitascope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         captured = capsys.readouterr()
         return Answer(code, captured.out, captured.err)
 
-    return call
+    return run_command

@@ -1,4 +1,4 @@
-"""Which modules annotate tensor shapes: their functions are checked at every call, elsewhere pyright is enough."""
+"""Find the modules that annotate tensor shapes. Their functions are checked at every call in tests."""
 
 import re
 from pathlib import Path

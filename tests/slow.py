@@ -1,4 +1,4 @@
-"""Parameters of a test of which only some belong to `make test`; `make test-slow` runs the others."""
+"""Mark some parameters of a test as slow: `make test` skips them, `make test-slow` runs them."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -7,5 +7,5 @@ import pytest
 
 
 def slow_except(values: Iterable[Any], fast: Collection[Any]) -> list[Any]:
-    """The values for `pytest.mark.parametrize`; those that are not in `fast` are marked slow."""
+    """Return the values for `pytest.mark.parametrize`; those that are not in `fast` are marked slow."""
     return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]

@@ -1,4 +1,4 @@
-"""The program's sentences use the field's words: banned words are rejected in help, messages, captions and figures."""
+"""Texts and names use the field's words: banned words and bare participles are rejected."""
 
 import ast
 import re
@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sorted((ROOT / "src").rglob("*.py"))
+CODE = [*PYTHON, *sorted((ROOT / "benchmarks").rglob("*.py"))]
 PAGES = sorted(path for path in (ROOT / "src").rglob("*") if path.suffix in (".js", ".html", ".txt"))
 # Personification, metaphors and words with a private meaning; docs/glossary.md has the terms to use instead.
 BANNED = re.compile(
@@ -17,6 +18,11 @@ BANNED = re.compile(
     r"answers? rightly|on the way|the reader|want a word)\b",
     re.IGNORECASE,
 )
+# Function names that are no imperative: participles ("settled", "_shown"), adverbs ("quietly"), gerunds ("judging").
+PARTICIPLE = re.compile(
+    r"_?[a-z]+(ed|[^h]en|ing|ly)|_?(told|said|found|shown|kept|made|held|left|built|cut|drawn|known|seen)"
+)
+VERBS = {"embed", "feed", "shed", "open", "listen", "apply", "supply", "multiply", "string", "bring"}
 EXAMPLES = {
     "told": "A temperature told to the model",
     "by chance": "flipped by chance",
@@ -64,3 +70,28 @@ def test_a_banned_word_is_found(word: str, sentence: str) -> None:
     assert [line for line, text in find_sentences(source, with_docstrings=False) if BANNED.search(text)] == [3]
     assert [line for line, text in find_sentences(source, with_docstrings=True) if BANNED.search(text)] == [2, 3]
     assert word in sentence
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_have_no_banned_words(path: Path) -> None:
+    docstrings = find_docstrings(ast.parse(path.read_text(encoding="utf-8")))
+    matches = [f"line {node.lineno}: {match[0]!r}" for node in docstrings if (match := BANNED.search(str(node.value)))]
+    assert not matches
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_function_names_are_no_bare_participles(path: Path) -> None:
+    assert find_participles(path.read_text(encoding="utf-8")) == []
+
+
+def find_participles(source: str) -> list[str]:
+    """Return the names of functions that are one participle, gerund or adverb. Properties may be participles."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    plain = [node.name for node in functions if "property" not in {ast.unparse(item) for item in node.decorator_list}]
+    return [name for name in plain if PARTICIPLE.fullmatch(name) and name.strip("_") not in VERBS]
+
+
+def test_a_participle_is_found_and_a_verb_is_not() -> None:
+    names = ["settled", "_shown", "quietly", "judging", "told", "embed", "open", "load_checkpoint", "train"]
+    source = "".join(f"def {name}(): ...\n" for name in names) + "@property\ndef finished(): ...\n"
+    assert find_participles(source) == ["settled", "_shown", "quietly", "judging", "told"]

@@ -1,4 +1,4 @@
-"""The checker of shapes and types in tests: beartype, with an int where a float is wanted (PEP 484's numeric tower)."""
+"""Check shapes and types in tests with beartype. An int is accepted for a float (PEP 484's numeric tower)."""
 
 from beartype import BeartypeConf, beartype
 

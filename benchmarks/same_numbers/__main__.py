@@ -137,10 +137,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="train only these settings")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs there")
     parser.add_argument("--export", type=Path, metavar="FOLDER", help="write the commit's tree there and end")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
         with ExitStack() as stack:
-            code = run_comparison(asked, stack)
+            code = run_comparison(args, stack)
     except UserError as error:
         parser.error(str(error))
     sys.exit(code)

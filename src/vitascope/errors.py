@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TypeVar
 
-SHORT = 4  # letters; words of this length are similar to many others
+MIN_SIMILARITY = 0.7  # difflib ratio; below it the nearest name is usually not the one that was meant
+MIN_PREFIX_LENGTH = 3  # letters; a shorter beginning fits too many names
 ConfigClass = TypeVar("ConfigClass", bound=type)
 
 
@@ -15,8 +16,12 @@ class UserError(ValueError):
 def suggest_choice(unknown_value: str, choices: Iterable[str], prefix: str = "") -> str:
     """Return 'Did you mean depth?' if a choice is similar, otherwise the list of choices. `prefix` is not compared."""
     choices = sorted(choices)
-    near = get_close_matches(unknown_value, choices, n=1, cutoff=0.6 if len(unknown_value) > SHORT else 0.7)
-    return f"Did you mean {prefix}{near[0]}?" if near else f"Choose one of {', '.join(prefix + c for c in choices)}."
+    similar = get_close_matches(unknown_value, choices, n=1, cutoff=MIN_SIMILARITY)
+    if not similar and len(unknown_value) >= MIN_PREFIX_LENGTH:
+        similar = [choice for choice in choices if choice.startswith(unknown_value)]
+    return (
+        f"Did you mean {prefix}{similar[0]}?" if similar else f"Choose one of {', '.join(prefix + c for c in choices)}."
+    )
 
 
 def format_count(count: int, noun: str) -> str:

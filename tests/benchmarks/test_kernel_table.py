@@ -39,7 +39,7 @@ def fake_gpu(monkeypatch):
     return measured
 
 
-def test_every_shape_of_training_and_fast_answers_is_measured_once_and_merged_sorted(
+def test_every_shape_of_training_and_fast_inference_is_measured_once_and_merged_sorted(
     fake_gpu, monkeypatch, tmp_path
 ) -> None:
     table = tmp_path / "table.json"

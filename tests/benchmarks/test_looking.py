@@ -6,7 +6,7 @@ from benchmarks.looking import measure_attention_map_cost, run_unfused_forward
 from tests.explain.test_explain import KINDS, made, pictures
 
 
-def test_the_written_out_forward_is_the_model() -> None:
+def test_the_unfused_forward_pass_equals_the_model() -> None:
     for settings in KINDS.values():
         model = made(**settings)
         if not model.config.causal:

@@ -26,7 +26,7 @@ def test_every_library_builds_the_same_network(library) -> None:
 
 
 @pytest.mark.slow
-def test_a_race_times_everyone_in_every_round() -> None:
+def test_every_implementation_is_timed_in_every_round() -> None:
     arms = [Implementation("ours"), Implementation("timm"), Implementation("ours", task="step")]
     found = time_implementations("16×2", "train", arms, batch_size=4, num_rounds=3, num_threads=1)
     for times in found.values():
@@ -36,7 +36,7 @@ def test_a_race_times_everyone_in_every_round() -> None:
 
 
 @pytest.mark.slow
-def test_a_contender_that_dies_is_out_and_the_others_go_on() -> None:
+def test_a_worker_that_ends_is_left_out_and_the_others_continue() -> None:
     found = time_implementations(
         "16×2",
         "infer",
@@ -60,7 +60,7 @@ def test_the_exponent_is_the_slope_of_the_logarithms() -> None:
     assert fit_exponent([1, 10], [5.0, 5.0]) == pytest.approx(0)
 
 
-def test_a_point_of_growth_changes_one_thing() -> None:
+def test_one_measurement_of_growth_changes_one_size() -> None:
     base = BASE_SIZES["cpu"]
     wide, deep = make_model_config(base | {"width": 256}), make_model_config(base | {"depth": 2})
     assert (wide.embed_dim, wide.depth, wide.num_tokens) == (256, base["depth"], 64)
@@ -70,11 +70,12 @@ def test_a_point_of_growth_changes_one_thing() -> None:
 
 
 @pytest.mark.parametrize("name", ["bench-cpu", "bench-cuda", "bench-cuda-more"])
-def test_the_guard_finds_what_to_run_again_in_every_record(name) -> None:
+def test_the_guard_selects_rows_of_every_record(name) -> None:
     record = json.loads((RESULTS_FOLDER / f"{name}.json").read_text())
-    found = select_guarded_rows(record)
-    assert {row["task"] for row, _ in found} == {"train", "infer"}
-    assert all(row["times_timm"] > 0 and [arm.library for arm in arms] == ["ours", "timm"] for row, arms in found)
+    guarded = select_guarded_rows(record)
+    assert {item.row["task"] for item in guarded} == {"train", "infer"}
+    assert all(item.row["times_timm"] > 0 for item in guarded)
+    assert all((item.vitascope.library, item.timm.library) == ("ours", "timm") for item in guarded)
     assert get_record_device(record) == ("cpu" if name == "bench-cpu" else "cuda")
 
 

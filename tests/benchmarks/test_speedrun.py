@@ -14,7 +14,7 @@ SEEN = [("long", 1, 0.7), ("short", 1, 0.6), ("long", 2, 0.9)]
 COMMON = {"data.validation": 0.1, "data.name": "cifar10", "train.compile": "never"}
 
 
-def test_arms_that_change_nothing_or_cannot_be_are_left_out_and_named(capsys) -> None:
+def test_arms_without_effect_or_with_invalid_settings_are_left_out_and_named(capsys) -> None:
     names = ["as it is", "local start", "timm's start", "no rotary positions", "flips by turns", "flips by chance"]
     assert speedrun.select_valid_arms("cifar10-94", COMMON, names, [2]) == [
         "as it is",
@@ -27,26 +27,26 @@ def test_arms_that_change_nothing_or_cannot_be_are_left_out_and_named(capsys) ->
     assert speedrun.select_valid_arms("cifar10-tokenizer", COMMON, names[1:3], [2]) == ["local start"]
 
 
-def test_every_part_of_the_fast_recipe_that_was_tuned_can_be_taken_back() -> None:
+def test_every_tuned_part_of_the_fast_recipe_can_be_removed() -> None:
     stages = (Path(speedrun.__file__).parent / "borrowed.sh").read_text()
     back = stages.partition('ARMS="')[2].partition('"')[0].splitlines()
     assert len(back) > 10 and speedrun.select_valid_arms("cifar10-94", COMMON, back, [2]) == back
 
 
-def test_a_bundle_of_changes_is_held_against_the_bundle_it_adds_to() -> None:
+def test_a_combination_of_changes_is_compared_with_the_combination_it_extends() -> None:
     rows = [{"arm": name, "seed": 1, "accuracy": 0.9} for name in ("as it is", "lean", "lean, free", "lean, free, 3")]
     bases = [arm.baseline_name for arm in compare_arms(rows)]
     assert bases == ["", "as it is", "lean", "lean, free"]
 
 
-def test_a_recipe_with_other_settings_is_called_so_and_its_arms_are_held_against_it() -> None:
+def test_a_recipe_with_other_settings_is_named_and_its_arms_are_compared_with_it() -> None:
     names = [speedrun.make_row_name(arm, base) for base in ("60 passes", "as it is") for arm in ("as it is", "GELU")]
     assert names == ["60 passes", "60 passes, GELU", "as it is", "GELU"]
     rows = [{"arm": name, "seed": 1, "accuracy": 0.9} for name in ["first", *names]]
     assert [arm.baseline_name for arm in compare_arms(rows)] == ["", "first", "60 passes", "first", "first"]
 
 
-def test_the_way_there_is_a_line_for_each_arm_and_a_dot_for_each_record(tmp_path, monkeypatch) -> None:
+def test_accuracy_over_time_has_a_line_per_arm_and_a_dot_per_record(tmp_path, monkeypatch) -> None:
     rows = [{"arm": arm, "seed": seed, "accuracy": score, "curve": [[1, 0.5], [2, score]]} for arm, seed, score in SEEN]
     (tmp_path / "tuned.json").write_text(json.dumps({"rows": rows}))
     drawn = []
@@ -59,7 +59,7 @@ def test_the_way_there_is_a_line_for_each_arm_and_a_dot_for_each_record(tmp_path
     assert list(dots) == ["cifar10"] and dots["cifar10"] == pytest.approx((64.20, 0.95937), abs=1e-2)
 
 
-def test_what_the_datas_policy_says_counts_as_the_recipes() -> None:
+def test_the_default_augmentation_of_the_data_counts_as_part_of_the_recipe() -> None:
     assert speedrun.select_valid_arms(
         "cifar10-tokenizer", COMMON, ["zeros come in at the edge", "mirrored pixels come in at the edge"], [1]
     ) == ["mirrored pixels come in at the edge"]
@@ -79,7 +79,7 @@ def test_what_the_datas_policy_says_counts_as_the_recipes() -> None:
         (["--draw", "nowhere.json"], "Give a file for the figure"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(monkeypatch, capsys, words, said) -> None:
+def test_invalid_options_are_refused_in_a_sentence(monkeypatch, capsys, words, said) -> None:
     monkeypatch.setattr(sys, "argv", ["speedrun", *words])
     with pytest.raises(SystemExit) as stopped:
         speedrun.main()

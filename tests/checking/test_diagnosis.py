@@ -1,4 +1,4 @@
-"""Every mistake is named; PyTorch's own layers are right; two mistakes are never called right."""
+"""Every known mistake is named, in at least two differently written variants."""
 
 from pathlib import Path
 
@@ -9,20 +9,20 @@ import vitascope
 from vitascope.coursework.checker.mistakes import MISTAKES
 
 VARIANTS = [
-    (name, part, thing)
+    (name, part, user_code)
     for bank in (wrong_attention.WRONG, wrong_models.WRONG)
     for name, variants in bank.items()
-    for part, thing in variants
+    for part, user_code in variants
 ]
 
 
-@pytest.mark.parametrize(("name", "part", "thing"), VARIANTS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_mistake_is_named_and_nothing_else(
-    name: str, part: str, thing: object, request: pytest.FixtureRequest
+@pytest.mark.parametrize(("name", "part", "user_code"), VARIANTS, ids=lambda value: getattr(value, "__name__", value))
+def test_exactly_the_mistake_in_the_code_is_named(
+    name: str, part: str, user_code: object, request: pytest.FixtureRequest
 ) -> None:
     if part in ("vit", "transformer-block"):  # many computations
         request.getfixturevalue("unchecked_shapes")
-    report = vitascope.check(thing, part)
+    report = vitascope.check(user_code, part)
     assert report.mistakes == [name]
     assert not report.passed and report.hints == [MISTAKES[name].hint]
     assert report.first_difference or name == "dropout-in-eval"

@@ -1,4 +1,4 @@
-"""Wrong attentions as readers write them: for every mistake at least two, written differently."""
+"""Wrong attentions as students write them: at least two differently written variants of every mistake."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Wrong blocks, patches, positions and models as readers write them."""
+"""Wrong blocks, patches, positions and models as students write them."""
 
 import math
 

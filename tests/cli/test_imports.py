@@ -41,7 +41,7 @@ def list_imports(code: str, *words: str, cwd: Path = ROOT) -> set[str]:
 @pytest.mark.parametrize(
     "code", ["import vitascope", "from vitascope import ModelConfig; ModelConfig()"], ids=["import", "config"]
 )
-def test_what_needs_no_torch_does_not_import_it(code: str) -> None:
+def test_modules_that_need_no_torch_do_not_import_it(code: str) -> None:
     listing = f"import json, sys\n{code}\nprint(json.dumps([name for name in {SLOW!r} if name in sys.modules]))"
     assert list_imports(listing) == set()
 
@@ -59,14 +59,14 @@ def test_a_command_that_computes_nothing_imports_no_torch(words: str, allowed: t
     assert list_imports(LIST_IMPORTS, *words.split()) <= set(allowed)
 
 
-def test_training_and_predicting_import_neither_the_compiler_nor_what_they_do_not_use(tmp_path) -> None:
+def test_training_and_predicting_import_neither_the_compiler_nor_unused_packages(tmp_path) -> None:
     words = ["train", "digits", "train.epochs=1", "train.device=cpu", "--runs", "runs"]
     assert list_imports(LIST_IMPORTS, *words, cwd=tmp_path) == {"torch", "omegaconf", "tensorboard", "matplotlib"}
     [image] = (ROOT / "docs/images").glob("positions.png")
     assert list_imports(LIST_IMPORTS, "predict", "runs/digits", str(image), cwd=tmp_path) == {"torch"}
 
 
-def test_learning_without_labels_imports_no_compiler_either(tmp_path) -> None:
+def test_self_supervised_training_imports_no_compiler(tmp_path) -> None:
     """Its linear probe is fitted by PyTorch's L-BFGS."""
     words = ["train", "digits-mae", "train.epochs=1", "train.device=cpu", "model.depth=1", "--runs", "runs"]
     assert "torch._dynamo" not in list_imports(LIST_IMPORTS, *words, cwd=tmp_path)

@@ -23,7 +23,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_training_evaluating_and_going_on(vitascope, here) -> None:
+def test_training_evaluating_and_resuming(vitascope, here) -> None:
     answer = vitascope("train", "digits", *WORDS)
     assert answer.code == 0, answer.err
     assert "epoch 3/3" in answer.out and "curves.png" in answer.out
@@ -47,7 +47,7 @@ def signals():
         signal.signal(number, handler)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signals) -> None:
+def test_ctrl_c_saves_and_prints_how_to_resume(vitascope, here, monkeypatch, signals) -> None:
     """The signal comes in the middle of the third epoch."""
     prepare, steps = Classify.prepare_batch, []
 
@@ -83,11 +83,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(vitascope, here, monkeypatch, signal
         (("train", "digits", "model.in_chans=4"), "Only 1 channel and 3 channels can be converted"),
         (("train", "digits", "name=../out"), "is not a valid folder name"),
         (("train", "mnist", "data.root=nowhere", "data.download=false"), "There is no mnist in nowhere"),
-        (("train", "digits", "data.name=nothing"), "There is no data set 'nothing'"),
+        (("train", "digits", "data.name=nothing"), "There is no data set and no folder named 'nothing'"),
         (("resume", "nothing"), "There is no run nothing"),
         (("evaluate", "nothing"), "There is no run nothing"),
         (("data", "describe", "cifar"), "Did you mean cifar10?"),
         (("data", "preview", "digits", "data.augment.flip=1"), "a mirrored digit is a different symbol"),
+        (("data", "preview", "digits", "train.lr=3"), "train.lr has no effect on the augmentation"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -105,7 +106,7 @@ def test_without_a_recipe_each_recipe_is_described(vitascope, here) -> None:
     assert "  mnist              MNIST with a small pure ViT, 49 tokens." in lines
 
 
-def test_images_of_a_folder_are_said_to_be_shrunk(vitascope, here) -> None:
+def test_resizing_images_of_a_folder_is_reported(vitascope, here) -> None:
     for name in ("red", "blue"):
         for number in range(4):
             (here / "photos" / name).mkdir(parents=True, exist_ok=True)
@@ -116,13 +117,13 @@ def test_images_of_a_folder_are_said_to_be_shrunk(vitascope, here) -> None:
     assert "and converted from colour to grayscale (model.in_chans=1)" in answer.out
 
 
-def test_a_place_that_cannot_be_written_is_told(vitascope, here) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(vitascope, here) -> None:
     (here / "runs").write_text("a file, not a folder")
     answer = vitascope("train", "digits", *WORDS)
     assert answer.code == 2 and "could not be created" in answer.err
 
 
-def test_a_full_disk_is_told_and_nothing_written_before_is_lost(vitascope, here, monkeypatch) -> None:
+def test_a_full_disk_is_reported_and_earlier_files_are_kept(vitascope, here, monkeypatch) -> None:
     import vitascope.run.files as files
 
     real, count = os.fsync, []
@@ -152,29 +153,29 @@ def test_finding_a_rate_draws_and_suggests(vitascope, here) -> None:
         assert picture.width > 600
 
 
-def test_a_rate_is_not_suggested_where_nothing_was_learnt() -> None:
+def test_no_rate_is_suggested_if_the_loss_does_not_fall() -> None:
     from vitascope.training.rate_finder import NUM_STEPS, LearningRateCurve
 
     flat = LearningRateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.29, 2.30, 2.9])
     assert flat.suggested_lr is None and flat.divergence_lr == 1e-2
     steady = LearningRateCurve([1e-3] * NUM_STEPS, [2.0] * NUM_STEPS)
-    assert steady.divergence_lr is None and "diverges" not in steady._describe()
+    assert steady.divergence_lr is None and "above its minimum" not in steady._make_caption()
     torn = LearningRateCurve([1e-3, 1e-2], [2.0, 1.0])  # the next loss was NaN
-    assert torn.divergence_lr == 1e-2 and "Right of the dotted line" in torn._describe()
+    assert torn.divergence_lr == 1e-2 and "Right of the dotted line" in torn._make_caption()
     assert LearningRateCurve([1e-5, 1e-4, 1e-3, 1e-2], [2.30, 2.0, 1.5, 1.7]).suggested_lr == pytest.approx(1e-3 / 3)
 
 
 def test_the_preview_says_how_images_are_mixed() -> None:
-    from vitascope.cli.figures import _describe
+    from vitascope.cli.augmentation_preview import describe_augmentation
     from vitascope.data.config import NO_AUGMENTATION, POLICIES
 
-    digits = _describe(None, [], POLICIES["digits"])
+    digits = describe_augmentation(None, [], POLICIES["digits"])
     assert digits.startswith("with the default augmentation of this data (shift 1")
     assert "With mixup, a version is a weighted average" in digits and "CutMix" not in digits
-    photos = _describe(None, ["data.augment.flip=0"], POLICIES["cifar10"])
+    photos = describe_augmentation(None, ["data.augment.flip=0"], POLICIES["cifar10"])
     assert "changed by data.augment.flip=0" in photos and "With CutMix, a rectangle" in photos
     assert "mixup" not in photos and photos.endswith("The labels are mixed in the same proportion.")
-    assert _describe("digits-dino", [], NO_AUGMENTATION) == "as in recipe digits-dino (no augmentation)."
+    assert describe_augmentation("digits-dino", [], NO_AUGMENTATION) == "as in recipe digits-dino (no augmentation)."
 
 
 def test_data_is_listed_described_and_previewed(vitascope, here) -> None:

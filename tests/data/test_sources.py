@@ -1,4 +1,4 @@
-"""Where images come from: every layout, every odd image, every missing file."""
+"""Data sources: every layout, unusual images, missing files."""
 
 import gzip
 import pickle
@@ -23,32 +23,32 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not on this machine")
 
 
-def source(name: str, root: Path | None = None, size=(8, 8), channels: int = 3, **settings):
+def open_source(name: str, root: Path | None = None, size=(8, 8), channels: int = 3, **settings):
     return open_data_source(
         DataConfig(name=str(name), root=root and str(root), download=False, **settings), size, channels
     )
 
 
 def test_digits_are_embedded_in_two_fixed_stratified_halves() -> None:
-    digits = source("digits")
+    digits = open_source("digits")
     train, test = digits.load_split("train"), digits.load_split("test")
     assert (len(train), len(test)) == (898, 899)
     assert train.images.shape[1:] == (1, 8, 8) and train.images.max() == 255
     assert (torch.bincount(train.labels) - torch.bincount(test.labels)).abs().max() <= 1
-    assert torch.equal(train.images, source("digits").load_split("train").images)
+    assert torch.equal(train.images, open_source("digits").load_split("train").images)
 
 
 def test_the_shipped_digits_are_scikit_learn_s() -> None:
-    """Pixels, labels and the split: the same bytes as when scikit-learn made them at every start."""
+    """Pixels, labels and the split are those of scikit-learn."""
     datasets = pytest.importorskip("sklearn.datasets")
     from sklearn.model_selection import train_test_split
 
     pixels, labels = datasets.load_digits(return_X_y=True)
     halves = train_test_split(np.arange(len(labels)), test_size=0.5, random_state=0, stratify=labels)
     for split, index in zip(("train", "test"), halves, strict=True):
-        found = source("digits").load_split(split)
+        data = open_source("digits").load_split(split)
         expected = (torch.as_tensor(pixels[index]).reshape(-1, 1, 8, 8) * (255 / 16)).round().to(torch.uint8)
-        assert torch.equal(found.images, expected) and found.labels.tolist() == labels[index].tolist()
+        assert torch.equal(data.images, expected) and data.labels.tolist() == labels[index].tolist()
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
@@ -64,19 +64,19 @@ def test_idx_files_are_read_in_both_layouts_zipped_or_not(tmp_path, folder, endi
     for part in ("train", "t10k"):
         write_idx(tmp_path / folder / f"{part}-images-idx3-ubyte{ending}", images)
         write_idx(tmp_path / folder / f"{part}-labels-idx1-ubyte{ending}", np.arange(5, dtype=np.uint8))
-    split = source("mnist", tmp_path).load_split("test")
+    split = open_source("mnist", tmp_path).load_split("test")
     assert torch.equal(split.images[:, 0], torch.from_numpy(images))
     assert split.labels.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_torn_idx_file_is_refused(tmp_path) -> None:
+def test_an_incomplete_idx_file_is_an_error(tmp_path) -> None:
     for part in ("train", "t10k"):
         for kind in ("images-idx3", "labels-idx1"):
             write_idx(tmp_path / "mnist" / f"{part}-{kind}-ubyte.gz", np.zeros((3, 2, 2), np.uint8))
     torn = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
     torn.write_bytes(torn.read_bytes()[:-9])
     with pytest.raises(UserError, match="is not a complete idx file"):
-        source("mnist", tmp_path).load_split("train")
+        open_source("mnist", tmp_path).load_split("train")
 
 
 def test_cifar_is_read_in_torchvisions_layout(tmp_path, monkeypatch) -> None:
@@ -87,7 +87,7 @@ def test_cifar_is_read_in_torchvisions_layout(tmp_path, monkeypatch) -> None:
         (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": [3, 7]}))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": PUBLISHED_DATASETS["cifar10"].class_names}))
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    split = source("cifar10", tmp_path).load_split("train")
+    split = open_source("cifar10", tmp_path).load_split("train")
     assert split.images.shape == (10, 3, 32, 32) and split.labels.tolist() == [3, 7] * 5
     assert torch.equal(split.images[0].flatten(), torch.from_numpy(pixels[0]))
 
@@ -95,11 +95,11 @@ def test_cifar_is_read_in_torchvisions_layout(tmp_path, monkeypatch) -> None:
 def test_an_npz_file_is_read_by_path_and_by_name(tmp_path) -> None:
     x, y = np.zeros((4, 5, 6, 3), np.uint8), np.array([[0], [1], [2], [1]], np.uint8)
     np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
-    by_path, by_name = source(tmp_path / "cifar10.npz"), source("cifar10", tmp_path)
+    by_path, by_name = open_source(tmp_path / "cifar10.npz"), open_source("cifar10", tmp_path)
     assert (by_path.classes, by_name.classes) == (["0", "1", "2"], PUBLISHED_DATASETS["cifar10"].class_names)
     assert by_path.load_split("test").images.shape == by_name.load_split("test").images.shape == (2, 3, 5, 6)
     np.savez(tmp_path / "grey.npz", x_train=x[..., 0], y_train=y)
-    grey = source(tmp_path / "grey.npz")
+    grey = open_source(tmp_path / "grey.npz")
     assert grey.load_split("train").images.shape == (4, 1, 5, 6) and grey.split_names == ("train",)
 
 
@@ -115,24 +115,24 @@ def test_an_npz_file_is_read_by_path_and_by_name(tmp_path) -> None:
         ({"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.zeros(2, int)}, "has only one class"),
     ],
 )
-def test_an_npz_file_that_does_not_fit_is_refused(tmp_path, arrays, sentence) -> None:
+def test_an_npz_file_with_wrong_arrays_is_an_error(tmp_path, arrays, sentence) -> None:
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(UserError, match=sentence):
-        source(tmp_path / "data.npz").load_split("train")
+        open_source(tmp_path / "data.npz").load_split("train")
 
 
-def test_a_file_that_is_no_npz_is_refused(tmp_path) -> None:
+def test_a_file_that_is_no_npz_is_an_error(tmp_path) -> None:
     (tmp_path / "data.npz").write_text("hello")
     with pytest.raises(UserError, match=r"is not a complete \.npz file"):
-        source(tmp_path / "data.npz")
+        open_source(tmp_path / "data.npz")
 
 
-def picture(path: Path, mode: str = "RGB", size=(12, 8), **settings) -> None:
+def save_image(path: Path, mode: str = "RGB", size=(12, 8), **settings) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size).save(path, **settings)
 
 
-def test_a_folder_of_class_folders_with_odd_images(tmp_path) -> None:
+def test_a_folder_of_class_folders_with_unusual_images(tmp_path) -> None:
     for name, mode in (
         ("a.png", "RGB"),
         ("b.png", "L"),
@@ -141,17 +141,17 @@ def test_a_folder_of_class_folders_with_odd_images(tmp_path) -> None:
         ("e.png", "I;16"),
         ("f.jpg", "RGB"),
     ):
-        picture(tmp_path / "cat" / name, mode)
-        picture(tmp_path / "dog" / "deep" / name, mode)
+        save_image(tmp_path / "cat" / name, mode)
+        save_image(tmp_path / "dog" / "deep" / name, mode)
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
-    found = source(tmp_path)
-    split = found.load_split("train")
-    assert found.classes == ["cat", "dog"] and found.skipped_paths == []
+    data = open_source(tmp_path)
+    split = data.load_split("train")
+    assert data.classes == ["cat", "dog"] and data.skipped_paths == []
     assert split.images.shape == (12, 3, 8, 8) and torch.bincount(split.labels).tolist() == [6, 6]
-    assert source(tmp_path, channels=1).load_split("train").images.shape == (12, 1, 8, 8)
+    assert open_source(tmp_path, channels=1).load_split("train").images.shape == (12, 1, 8, 8)
 
 
-def test_colours_are_told_from_grey_saved_in_colours(tmp_path) -> None:
+def test_gray_images_in_colour_files_are_recognised(tmp_path) -> None:
     shades = np.tile(np.arange(64, dtype=np.uint8)[:, None] * 3, (1, 64))
     tinted = np.stack([shades, shades + 8, shades], axis=2)  # as paper in a scanner
     Image.fromarray(tinted).save(tmp_path / "grey.jpg")
@@ -159,24 +159,24 @@ def test_colours_are_told_from_grey_saved_in_colours(tmp_path) -> None:
     assert not has_colour(tmp_path / "grey.jpg") and has_colour(tmp_path / "colours.jpg")
 
 
-def test_broken_images_are_named_and_skipped_or_refused_when_strict(tmp_path) -> None:
+def test_unreadable_images_are_reported_and_skipped_or_an_error_when_strict(tmp_path) -> None:
     for name in ("cat", "dog"):
-        picture(tmp_path / name / "good.png")
-    whole = (tmp_path / "cat" / "good.png").read_bytes()
-    (tmp_path / "cat" / "torn.png").write_bytes(whole[: len(whole) // 2])
+        save_image(tmp_path / name / "good.png")
+    png_bytes = (tmp_path / "cat" / "good.png").read_bytes()
+    (tmp_path / "cat" / "torn.png").write_bytes(png_bytes[: len(png_bytes) // 2])
     (tmp_path / "dog" / "empty.jpg").write_bytes(b"")
-    found = source(tmp_path)
-    assert len(found.load_split("train")) == 2
-    assert sorted(Path(name).name for name in found.skipped_paths) == ["empty.jpg", "torn.png"]
+    data = open_source(tmp_path)
+    assert len(data.load_split("train")) == 2
+    assert sorted(Path(name).name for name in data.skipped_paths) == ["empty.jpg", "torn.png"]
     with pytest.raises(UserError, match=r"torn.png cannot be read .*In all, 2 image\(s\) cannot be read"):
-        source(tmp_path, strict=True).load_split("train")
+        open_source(tmp_path, strict=True).load_split("train")
 
 
-def test_an_image_is_turned_upright_and_keeps_its_range(tmp_path) -> None:
+def test_an_image_is_rotated_by_exif_and_keeps_its_range(tmp_path) -> None:
     wide = Image.new("L", (8, 4))
     wide.paste(255, (0, 0, 4, 4))  # left half white
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90° clockwise: the left becomes the top
+    exif[0x0112] = 6  # rotate by 90° clockwise: the left becomes the top
     wide.save(tmp_path / "turned.png", exif=exif)
     upright = read_image(tmp_path / "turned.png", (8, 4), 1)
     assert upright[0, :4].min() == 255 and upright[0, 4:].max() == 0
@@ -191,51 +191,51 @@ def test_train_val_and_test_folders_are_the_splits(tmp_path) -> None:
     for split, count in (("train", 3), ("val", 2), ("test", 1)):
         for name in ("cat", "dog"):
             for number in range(count):
-                picture(tmp_path / split / name / f"{number}.png")
-    found = source(tmp_path)
-    assert found.split_names == ("train", "val", "test")
-    assert [len(found.load_split(split)) for split in found.split_names] == [6, 4, 2]
+                save_image(tmp_path / split / name / f"{number}.png")
+    data = open_source(tmp_path)
+    assert data.split_names == ("train", "val", "test")
+    assert [len(data.load_split(split)) for split in data.split_names] == [6, 4, 2]
 
 
 def test_a_class_may_be_called_train(tmp_path) -> None:
     for name in ("bus", "train"):
-        picture(tmp_path / name / "a.png")
-    assert source(tmp_path).classes == ["bus", "train"]
+        save_image(tmp_path / name / "a.png")
+    assert open_source(tmp_path).classes == ["bus", "train"]
 
 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda root: picture(root / "cat" / "a.png"), "needs at least two class folders; it has cat"),
+        (lambda root: save_image(root / "cat" / "a.png"), "needs at least two class folders; it has cat"),
         (lambda root: root.mkdir(exist_ok=True), "needs at least two class folders; it has none"),
-        (lambda root: (picture(root / "cat" / "a.png"), (root / "dog").mkdir()), "has no readable image for dog"),
+        (lambda root: (save_image(root / "cat" / "a.png"), (root / "dog").mkdir()), "has no readable image for dog"),
         (
             lambda root: [
-                picture(root / part / "a.png") for part in ("train/cat", "train/dog", "test/cat", "test/cow")
+                save_image(root / part / "a.png") for part in ("train/cat", "train/dog", "test/cat", "test/cow")
             ],
             "must have the same classes as train. Found in only one of them: cow, dog",
         ),
     ],
     ids=["one class", "empty", "empty class", "other classes"],
 )
-def test_a_folder_that_cannot_be_learnt_from_is_refused(tmp_path, make, sentence) -> None:
+def test_a_folder_without_training_classes_is_an_error(tmp_path, make, sentence) -> None:
     make(tmp_path / "data")
     with pytest.raises(UserError, match=sentence):
-        source(tmp_path / "data").load_split("train")
+        open_source(tmp_path / "data").load_split("train")
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("cifar", "There is no data set 'cifar'. Did you mean cifar10?"),
+        ("cifar", "There is no data set and no folder named 'cifar'. Did you mean cifar10?"),
         ("mnist", ": mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"),
         ("cifar10", "cifar-10-batches-py/"),
         (__file__, "neither a folder of class folders nor an .npz file"),
     ],
 )
-def test_missing_data_is_told_with_what_to_put_where(tmp_path, name, sentence) -> None:
+def test_missing_data_is_an_error_that_names_the_files_to_add(tmp_path, name, sentence) -> None:
     with pytest.raises(UserError) as caught:
-        source(name, tmp_path)
+        open_source(name, tmp_path)
     assert sentence in str(caught.value)
 
 
@@ -263,23 +263,23 @@ def test_statistics_by_hand() -> None:
     images = torch.tensor([0, 255, 255, 255], dtype=torch.uint8).view(2, 1, 1, 2)
     mean, std = compute_mean_and_std(images)
     assert mean.item() == pytest.approx(0.75) and std.item() == pytest.approx(0.75**0.5 * 0.5)
-    prints = compute_fingerprints(torch.stack([images[0], images[1], images[0]]))
-    assert count_duplicates(prints) == 1 and count_shared_images(prints[:1], prints) == 2
+    fingerprints = compute_fingerprints(torch.stack([images[0], images[1], images[0]]))
+    assert count_duplicates(fingerprints) == 1 and count_shared_images(fingerprints[:1], fingerprints) == 2
 
 
 @needs_shared
 @pytest.mark.parametrize(("name", "mean", "std"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)])
-def test_the_real_grey_sets_are_read_whole(name, mean, std) -> None:
-    train, test = (source(name, SHARED).load_split(split) for split in ("train", "test"))
+def test_the_real_gray_sets_are_read_completely(name, mean, std) -> None:
+    train, test = (open_source(name, SHARED).load_split(split) for split in ("train", "test"))
     assert (len(train), len(test)) == (60000, 10000)
-    found = compute_mean_and_std(train.images)
-    assert [value.item() for value in found] == pytest.approx([mean, std], abs=1e-4)
+    data = compute_mean_and_std(train.images)
+    assert [value.item() for value in data] == pytest.approx([mean, std], abs=1e-4)
 
 
 @needs_shared
-def test_the_real_cifar10_is_read_whole(tmp_path) -> None:
+def test_the_real_cifar10_is_read_completely(tmp_path) -> None:
     subprocess.run([sys.executable, SHARED / "unpack.py", tmp_path / "cifar10.npz"], check=True)
-    train = source("cifar10", tmp_path).load_split("train")
+    train = open_source("cifar10", tmp_path).load_split("train")
     mean, std = compute_mean_and_std(train.images)
     assert mean.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
     assert std.tolist() == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
@@ -288,6 +288,6 @@ def test_the_real_cifar10_is_read_whole(tmp_path) -> None:
 
 @needs_shared
 def test_real_photos_are_read_from_their_folders() -> None:
-    photos = source(SHARED / "photos" / "tiny10", size=(32, 32))
+    photos = open_source(SHARED / "photos" / "tiny10", size=(32, 32))
     assert photos.split_names == ("train", "val") and len(photos.classes) == 10
     assert photos.load_split("val").images.shape == (500, 3, 32, 32) and photos.skipped_paths == []

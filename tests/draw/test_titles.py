@@ -24,7 +24,7 @@ def test_the_title_of_a_confusion_matrix_is_inside_the_figure() -> None:
     assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
 
 
-def test_the_caption_of_a_confusion_matrix_speaks_of_empty_rows_only_if_there_are_some() -> None:
+def test_the_caption_of_a_confusion_matrix_mentions_empty_rows_only_if_there_are_some() -> None:
     full, empty = np.eye(3) * 6, np.diag([6, 0, 6])
     assert "An empty row" not in draw_confusion_matrix(full, NAMES, "").get_supxlabel()
     assert "An empty row" in draw_confusion_matrix(empty, NAMES, "").get_supxlabel().replace("\n", " ")

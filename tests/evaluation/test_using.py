@@ -12,7 +12,7 @@ from tests.training.tiny import tiny_run
 from vitascope import UserError
 from vitascope.data.sources.arrays import open_digits
 from vitascope.evaluation.embedding import compute_image_features, find_similar_images
-from vitascope.evaluation.figures import count_errors, draw_evaluation_figures, write_evaluation_report
+from vitascope.evaluation.figures import describe_shown_errors, draw_evaluation_figures, write_evaluation_report
 from vitascope.training.hardware import make_inference_hardware
 from vitascope.training.scoring import compute_logits
 
@@ -243,8 +243,8 @@ def test_the_report_and_its_pictures_are_in_the_run_and_in_a_notebook(run) -> No
     folder = write_evaluation_report(found)
     assert folder == run.path / "evaluation" / "val"
     count = 90 - found.num_correct
-    assert count_errors(found, count - 1) == f"the worst {count - 1} of {count} errors"
-    assert count_errors(found, count) == f"all {count} errors"
+    assert describe_shown_errors(found, count - 1) == f"the worst {count - 1} of {count} errors"
+    assert describe_shown_errors(found, count) == f"all {count} errors"
     assert sorted(p.name for p in folder.iterdir()) == [
         *("confusion.png", "errors.png", "reliability.png", "report.json", "robustness.png"),
     ]

@@ -87,7 +87,7 @@ def browser_page(made):
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(made[0].as_uri())
-        page.wait_for_selector("#look[data-ready=yes]")
+        page.wait_for_selector("#viewer[data-ready=yes]")
         yield page
         assert not said and [url for url in asked if not url.startswith("data:")] == [made[0].as_uri()]
         browser.close()

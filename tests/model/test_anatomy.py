@@ -1,4 +1,4 @@
-"""The anatomy's numbers are a real model's numbers."""
+"""The anatomy: its shapes, parameters and FLOPs are those of a real model."""
 
 from dataclasses import replace
 
@@ -19,19 +19,19 @@ def test_parameters_are_a_real_models(settings) -> None:
         config = replace(TINY, **settings)
     except UserError:
         return
-    counted = sum(stage.parameters for stage in list_stages(config))
-    assert counted == sum(weight.numel() for weight in VisionTransformer(config).parameters())
+    parameter_count = sum(stage.parameters for stage in list_stages(config))
+    assert parameter_count == sum(weight.numel() for weight in VisionTransformer(config).parameters())
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"mlp": "swiglu", "global_pool": "seq"}, {"img_size": (8, 16), "reg_tokens": 2}]
 )
 def test_flops_are_what_pytorch_counts(changes) -> None:
-    """Of all tokens, as papers count; `forward` leaves out what a head on the class token does not read."""
+    """FLOPs of all tokens, as papers count; `forward` skips tokens that the head does not read."""
     config = replace(TINY, **changes)
-    whole = VisionTransformer(config)
+    model = VisionTransformer(config)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        whole.forward_head(whole.forward_features(torch.randn(2, 3, *config.image_shape)))
+        model.forward_head(model.forward_features(torch.randn(2, 3, *config.image_shape)))
     assert sum(stage.flops for stage in list_stages(config, batch_size=2)) == counter.get_total_flops()
 
 
@@ -44,7 +44,7 @@ def test_flops_are_what_pytorch_counts(changes) -> None:
         {"drop_tokens": 3, "img_size": 16},
     ],
 )
-def test_flops_of_answering_are_what_pytorch_counts(changes) -> None:
+def test_flops_of_inference_are_what_pytorch_counts(changes) -> None:
     config = replace(TINY, **({"global_pool": "avg"} | changes))
     model = VisionTransformer(config).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -55,16 +55,16 @@ def test_flops_of_answering_are_what_pytorch_counts(changes) -> None:
 def test_shapes_are_a_real_models() -> None:
     config = ModelConfig(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=3)
     shapes = {stage.name: stage.shape for stage in list_stages(config, batch_size=2)}
-    whole, images = VisionTransformer(config), torch.randn(2, 3, 8, 8)
-    tokens, attention = whole.embed(images), whole.blocks[0].attn
+    model, images = VisionTransformer(config), torch.randn(2, 3, 8, 8)
+    tokens, attention = model.embed(images), model.blocks[0].attn
     query, key, value = attention.compute_queries_keys_values(tokens)
-    assert shapes["patch_embed"] == list(whole.patch_embed(images).shape)
+    assert shapes["patch_embed"] == list(model.patch_embed(images).shape)
     assert shapes["tokens"] == list(tokens.shape)
     assert shapes["blocks.0.attn.query"] == shapes["blocks.0.attn.key"] == list(query.shape) == list(key.shape)
     assert shapes["blocks.0.attn.value"] == list(value.shape)
     assert shapes["blocks.0.attn.maps"] == list(attention.maps(tokens).shape)
-    assert shapes["blocks.0.mlp.fc1"] == list(whole.blocks[0].mlp.fc1(tokens).shape)
-    assert shapes["head"] == list(whole(images).shape)
+    assert shapes["blocks.0.mlp.fc1"] == list(model.blocks[0].mlp.fc1(tokens).shape)
+    assert shapes["head"] == list(model(images).shape)
 
 
 def test_sheet_b_shapes_exactly() -> None:
@@ -83,7 +83,7 @@ def test_an_exponent_is_read_off_a_power_law() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*profiler.*:UserWarning")
-def test_written_out_attention_holds_its_maps_and_the_fused_kernel_does_not() -> None:
+def test_explicit_attention_stores_its_maps_and_the_fused_kernel_does_not() -> None:
     costs = {(cost.way, cost.tokens): cost for cost in measure_attention_costs(2, 16, token_counts=(256, 1024))}
     maps = 2 * 1024 * 1024 * 4
     assert costs["written out", 1024].peak_bytes >= maps

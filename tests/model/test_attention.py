@@ -1,4 +1,4 @@
-"""SelfAttention: its two halves, its symmetries, its masks."""
+"""SelfAttention: attention maps, symmetries, masks."""
 
 import pytest
 import torch
@@ -21,16 +21,16 @@ settings = st.fixed_dictionaries(
 )
 
 
-def attention(width: int = 16, heads: int = 2, **settings) -> SelfAttention:
-    made = SelfAttention(width, heads, **settings).double().eval()
-    for parameter in made.parameters():  # biases and norms away from zeros and ones
+def make_attention(width: int = 16, heads: int = 2, **settings) -> SelfAttention:
+    layer = SelfAttention(width, heads, **settings).double().eval()
+    for parameter in layer.parameters():  # biases and norms away from zeros and ones
         nn.init.normal_(parameter, std=0.5)
-    return made
+    return layer
 
 
 @given(settings=settings, heads=st.sampled_from([1, 2, 4]), tokens=st.integers(1, 9), masked=st.booleans())
-def test_the_two_halves_equal_the_fused_whole(settings, heads, tokens, masked) -> None:
-    module = attention(16, heads, **settings)
+def test_mixing_by_the_maps_equals_the_fused_kernel(settings, heads, tokens, masked) -> None:
+    module = make_attention(16, heads, **settings)
     x = torch.randn(2, tokens, 16, dtype=torch.float64)
     mask = torch.rand(2, tokens, tokens) > 0.4 if masked else None
     for table in (None, make_rotary_table((1, tokens), 16 // heads, 100.0).double()):
@@ -38,31 +38,31 @@ def test_the_two_halves_equal_the_fused_whole(settings, heads, tokens, masked) -
         torch.testing.assert_close(module.mix(maps, x), module(x, mask, table), atol=1e-8, rtol=0)
 
 
-def test_rotary_positions_turn_queries_and_keys_alike_and_leave_values() -> None:
-    """So that only relative positions count: moving the whole grid changes nothing."""
-    module, x = attention(), torch.randn(1, 4, 16, dtype=torch.float64)
-    whole = make_rotary_table((3, 3), 8, 100.0).double()
-    here, moved = whole[:, [0, 1, 3, 4]], whole[:, [4, 5, 7, 8]]
-    torch.testing.assert_close(module(x, rotation=here), module(x, rotation=moved), atol=1e-6, rtol=0)
-    assert (module(x, rotation=here) - module(x)).abs().max() > 1e-3
+def test_rotary_positions_rotate_queries_and_keys_and_not_values() -> None:
+    """Only relative positions matter: shifting the entire grid changes nothing."""
+    module, x = make_attention(), torch.randn(1, 4, 16, dtype=torch.float64)
+    table = make_rotary_table((3, 3), 8, 100.0).double()
+    rotation, moved = table[:, [0, 1, 3, 4]], table[:, [4, 5, 7, 8]]
+    torch.testing.assert_close(module(x, rotation=rotation), module(x, rotation=moved), atol=1e-6, rtol=0)
+    assert (module(x, rotation=rotation) - module(x)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("rate", ["attn_drop_rate", "proj_drop_rate"])
 def test_each_dropout_of_attention_acts_by_itself(rate) -> None:
-    module, x = attention(**{rate: 0.5}).train(), torch.randn(1, 6, 16, dtype=torch.float64)
+    module, x = make_attention(**{rate: 0.5}).train(), torch.randn(1, 6, 16, dtype=torch.float64)
     assert not torch.equal(module(x), module(x))
 
 
 @given(settings=settings, tokens=st.integers(1, 9))
 def test_rows_of_maps_sum_to_one(settings, tokens) -> None:
-    maps = attention(**settings).maps(torch.randn(2, tokens, 16, dtype=torch.float64))
+    maps = make_attention(**settings).maps(torch.randn(2, tokens, 16, dtype=torch.float64))
     assert maps.shape == (2, 2, tokens, tokens)
     torch.testing.assert_close(maps.sum(-1), torch.ones(2, 2, tokens, dtype=torch.float64))
 
 
 @given(tokens=st.integers(2, 9), seed=st.integers(0, 9))
 def test_shuffling_tokens_shuffles_the_output_the_same_way(tokens, seed) -> None:
-    module, x = attention(), torch.randn(2, tokens, 16, dtype=torch.float64)
+    module, x = make_attention(), torch.randn(2, tokens, 16, dtype=torch.float64)
     order = torch.randperm(tokens, generator=torch.Generator().manual_seed(seed))
     torch.testing.assert_close(module(x[:, order]), module(x)[:, order], atol=1e-8, rtol=0)
 
@@ -70,7 +70,7 @@ def test_shuffling_tokens_shuffles_the_output_the_same_way(tokens, seed) -> None
 @given(tokens=st.integers(2, 9), cut=st.integers(1, 8), own_mask=st.booleans())
 def test_a_causal_output_ignores_later_tokens(tokens, cut, own_mask) -> None:
     cut = min(cut, tokens - 1)
-    module, mask = (attention(), causal_mask(tokens)) if own_mask else (attention(causal=True), None)
+    module, mask = (make_attention(), causal_mask(tokens)) if own_mask else (make_attention(causal=True), None)
     x = torch.randn(1, tokens, 16, dtype=torch.float64)
     changed = x.clone()
     changed[:, cut:] += 1
@@ -81,16 +81,16 @@ def test_a_causal_output_ignores_later_tokens(tokens, cut, own_mask) -> None:
 
 @pytest.mark.parametrize("additive_mask", [False, True])
 def test_a_causal_module_keeps_its_callers_mask(additive_mask) -> None:
-    module, x = attention(causal=True), torch.randn(1, 5, 16, dtype=torch.float64)
-    seen = torch.tensor([True, False, True, True, True])[None, None, None]
-    mask = torch.zeros(seen.shape).masked_fill(~seen, float("-inf")).double() if additive_mask else seen
+    module, x = make_attention(causal=True), torch.randn(1, 5, 16, dtype=torch.float64)
+    visible = torch.tensor([True, False, True, True, True])[None, None, None]
+    mask = torch.zeros(visible.shape).masked_fill(~visible, float("-inf")).double() if additive_mask else visible
     maps = module.maps(x, mask)
     assert (maps[..., 1] == 0).all() and (maps.triu(1) == 0).all()
     torch.testing.assert_close(module.mix(maps, x), module(x, mask))
 
 
-def test_a_mask_per_image_and_one_per_head_are_both_understood() -> None:
-    module, x = attention(), torch.randn(2, 3, 16, dtype=torch.float64)
+def test_a_mask_per_image_and_one_per_head_are_accepted() -> None:
+    module, x = make_attention(), torch.randn(2, 3, 16, dtype=torch.float64)
     per_image = torch.rand(2, 3, 3) > 0.5
     torch.testing.assert_close(module(x, per_image), module(x, per_image[:, None].expand(-1, 2, -1, -1)))
 
@@ -117,13 +117,13 @@ def test_large_scores_do_not_overflow_in_float16() -> None:
 
 
 def test_attention_dropout_acts_in_training_only() -> None:
-    module, x = attention(attn_drop_rate=0.5), torch.randn(1, 6, 16, dtype=torch.float64)
+    module, x = make_attention(attn_drop_rate=0.5), torch.randn(1, 6, 16, dtype=torch.float64)
     assert torch.equal(module(x), module(x))
     module.train()
     assert not torch.equal(module(x), module(x))
 
 
-def test_sheet_c_asks_for_the_projections_by_name() -> None:
+def test_sheet_c_projections_have_names() -> None:
     module, x = SelfAttention(768, 12), torch.randn(1, 5, 768)
     query, key, value = module.compute_queries_keys_values(x)
     assert query.shape == (1, 12, 5, 64)
@@ -155,11 +155,11 @@ def test_sheet_a_takes_three_inputs_and_self_attention_is_the_case_of_one() -> N
 def test_attention_over_a_grid_is_attention_over_its_cells(heads, height, width) -> None:
     module = SelfAttention2d(16, heads).eval()
     grid = torch.randn(2, 16, height, width)
-    theirs = nn.MultiheadAttention(16, heads, batch_first=True).eval()
-    theirs.in_proj_weight.data, theirs.in_proj_bias.data = module.attn.qkv.weight.data, module.attn.qkv.bias.data
-    theirs.out_proj.load_state_dict(module.attn.proj.state_dict())
+    reference = nn.MultiheadAttention(16, heads, batch_first=True).eval()
+    reference.in_proj_weight.data, reference.in_proj_bias.data = module.attn.qkv.weight.data, module.attn.qkv.bias.data
+    reference.out_proj.load_state_dict(module.attn.proj.state_dict())
     cells = grid.flatten(2).transpose(1, 2)
-    expected, maps = theirs(cells, cells, cells, average_attn_weights=False)
+    expected, maps = reference(cells, cells, cells, average_attn_weights=False)
     torch.testing.assert_close(module(grid), expected.transpose(1, 2).reshape(grid.shape), atol=1e-5, rtol=0)
     torch.testing.assert_close(module.maps(grid), maps, atol=1e-5, rtol=0)
     torch.testing.assert_close(module.mix(module.maps(grid), grid), module(grid), atol=1e-5, rtol=0)
@@ -186,6 +186,6 @@ def test_attention_over_a_grid_is_attention_over_its_cells(heads, height, width)
         (lambda: SelfAttention2d(8, 2)(torch.randn(2, 4, 3, 3)), "batch × 8 channels"),
     ],
 )
-def test_wrong_input_is_refused_in_a_sentence(call, sentence) -> None:
+def test_wrong_input_is_an_error_with_a_clear_message(call, sentence) -> None:
     with pytest.raises(UserError, match=sentence):
         call()

@@ -1,4 +1,4 @@
-"""ModelConfig: timm's defaults, derived numbers, refusals."""
+"""ModelConfig: timm's defaults, derived values, errors."""
 
 import dataclasses
 import inspect
@@ -10,11 +10,11 @@ from vitascope import ModelConfig, UserError
 
 
 def test_the_defaults_are_timms() -> None:
-    theirs = inspect.signature(timm.models.VisionTransformer).parameters
-    shared = [field for field in dataclasses.fields(ModelConfig) if field.name in theirs]
+    timm_parameters = inspect.signature(timm.models.VisionTransformer).parameters
+    shared = [field for field in dataclasses.fields(ModelConfig) if field.name in timm_parameters]
     assert len(shared) >= 20
     assert {field.name: field.default for field in shared} == {
-        field.name: theirs[field.name].default for field in shared
+        field.name: timm_parameters[field.name].default for field in shared
     }
 
 
@@ -24,7 +24,7 @@ def test_derived_numbers_by_hand() -> None:
     assert (config.head_width, config.hidden_width) == (64, 480)
 
 
-def test_stochastic_depth_grows_linearly_from_nothing() -> None:
+def test_stochastic_depth_grows_linearly_from_zero() -> None:
     assert ModelConfig(depth=5, drop_path_rate=0.4).drop_path_rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
     assert ModelConfig(depth=1, drop_path_rate=0.4).drop_path_rates == [0]
 
@@ -65,7 +65,7 @@ def test_a_config_is_frozen_and_hashable_and_takes_lists() -> None:
         ({"attn_drop_rate": -0.1}, "attn_drop_rate=-0.1 is not a rate"),
         ({"positions": "learnt"}, "positions='learnt' is unknown. Did you mean learned?"),
         ({"global_pool": "max"}, "Choose one of avg, seq, token"),
-        ({"class_token": False}, "global_pool=token needs the class token"),
+        ({"class_token": False}, "Choose global_pool=avg or seq, or model.class_token=true."),
         ({"causal": True}, "the class token, which comes first, attends to no patch"),
         (
             {"positions": "rotary", "embed_dim": 60, "num_heads": 10},
@@ -76,7 +76,7 @@ def test_a_config_is_frozen_and_hashable_and_takes_lists() -> None:
         ({"mlp_ratio": 0.0001}, "mlp_ratio=0.0001 × embed_dim="),
     ],
 )
-def test_wrong_combinations_are_refused_with_what_would_work(settings, sentence) -> None:
+def test_wrong_combinations_are_errors_that_say_what_works(settings, sentence) -> None:
     with pytest.raises(UserError) as caught:
         ModelConfig(**settings)
     assert sentence in str(caught.value)

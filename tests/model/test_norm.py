@@ -1,4 +1,4 @@
-"""Norms of narrow tokens: PyTorch's numbers, and nothing said about it."""
+"""RMSNorm of bfloat16 tokens: PyTorch's result, without its warning."""
 
 import warnings
 
@@ -8,13 +8,13 @@ from torch.nn import functional as F
 from vitascope.model.norm import RMSNorm
 
 
-def test_narrow_tokens_are_normalised_as_pytorch_does_without_a_word() -> None:
+def test_bfloat16_tokens_are_normalised_as_by_pytorch_without_a_warning() -> None:
     tokens, norm = torch.randn(50, 64).bfloat16(), RMSNorm(64, eps=1e-6)
     torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wanted = F.rms_norm(tokens, (64,), norm.weight, 1e-6)
+        expected = F.rms_norm(tokens, (64,), norm.weight, 1e-6)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = norm(tokens)
-    assert found.dtype == torch.bfloat16 and torch.equal(found, wanted)
+        normalized = norm(tokens)
+    assert normalized.dtype == torch.bfloat16 and torch.equal(normalized, expected)

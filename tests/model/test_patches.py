@@ -1,4 +1,4 @@
-"""Patches: exact inverses, reading order, refusals."""
+"""Patches: exact inverse, reading order, errors."""
 
 import pytest
 import torch
@@ -42,6 +42,6 @@ def test_embedding_patches_is_the_convolution_it_replaces() -> None:
         (lambda: patchify(torch.randn(1, 3, 28, 28), 0), "patch_size=0 is too small"),
     ],
 )
-def test_sizes_that_do_not_divide_are_refused_never_floored(call, sentence) -> None:
+def test_sizes_that_do_not_divide_are_errors(call, sentence) -> None:
     with pytest.raises(UserError, match=sentence):
         call()

@@ -1,4 +1,4 @@
-"""Positions: gold values by hand and from timm, relative rotations, resampling."""
+"""Positions: reference values by hand and from timm, relative rotations, resampling."""
 
 import math
 
@@ -50,38 +50,38 @@ def test_2d_sincos_rows_are_distinct_and_of_one_length(rows, columns, quarter) -
 def test_a_rotation_keeps_dot_products_by_relative_position() -> None:
     table = make_rotary_table((5, 5), 4, base=100.0).double()
     one = torch.tensor([1.0, 0, 1, 0]).double().expand(1, 1, 25, 4)
-    turned = rotate_heads(one, table)[0, 0].view(5, 5, 4)
+    rotated = rotate_heads(one, table)[0, 0].view(5, 5, 4)
     for (row, column), (other_row, other_column) in (((0, 0), (1, 2)), ((3, 1), (4, 3))):
-        product = (turned[row, column] * turned[other_row, other_column]).sum().item()
+        product = (rotated[row, column] * rotated[other_row, other_column]).sum().item()
         assert product == pytest.approx(math.cos(1) + math.cos(2), abs=1e-6)  # 0.124155
-    torch.testing.assert_close(turned.norm(dim=-1), one[0, 0].norm(dim=-1).view(5, 5))
+    torch.testing.assert_close(rotated.norm(dim=-1), one[0, 0].norm(dim=-1).view(5, 5))
 
 
 @pytest.mark.parametrize("grid", [(8, 8), (2, 5)])
 def test_rotary_positions_are_timms(grid) -> None:
-    theirs = RotaryEmbedding(16, in_pixels=False, feat_shape=grid, temperature=100.0)
+    timm_result = RotaryEmbedding(16, in_pixels=False, feat_shape=grid, temperature=100.0)
     heads = torch.randn(2, 3, grid[0] * grid[1], 16)
-    sine, cosine = theirs.get_embed()
+    sine, cosine = timm_result.get_embed()
     expected = apply_rot_embed(heads, sine, cosine)
     torch.testing.assert_close(rotate_heads(heads, make_rotary_table(grid, 16, 100.0)), expected, atol=1e-5, rtol=0)
 
 
 def test_prefix_tokens_are_not_rotated() -> None:
     heads = torch.randn(1, 2, 6, 8)
-    turned = rotate_heads(heads, make_rotary_table((2, 2), 8, 100.0, num_prefix_tokens=2))
-    torch.testing.assert_close(turned[:, :, :2], heads[:, :, :2])
-    assert not torch.allclose(turned[:, :, 4:], heads[:, :, 4:])
+    rotated = rotate_heads(heads, make_rotary_table((2, 2), 8, 100.0, num_prefix_tokens=2))
+    torch.testing.assert_close(rotated[:, :, :2], heads[:, :, :2])
+    assert not torch.allclose(rotated[:, :, 4:], heads[:, :, 4:])
 
 
 @pytest.mark.parametrize(("old", "new", "prefix"), [((4, 4), (7, 5), 1), ((3, 6), (6, 3), 0), ((8, 8), (4, 4), 5)])
 def test_resampling_a_table_is_timms(old, new, prefix) -> None:
     table = torch.randn(1, prefix + old[0] * old[1], 12)
-    theirs = resample_abs_pos_embed(table, list(new), list(old), num_prefix_tokens=prefix)
-    torch.testing.assert_close(resample_position_table(table, old, new, prefix), theirs)
+    timm_result = resample_abs_pos_embed(table, list(new), list(old), num_prefix_tokens=prefix)
+    torch.testing.assert_close(resample_position_table(table, old, new, prefix), timm_result)
     assert torch.equal(resample_position_table(table, old, old, prefix), table)
 
 
-def test_a_table_that_does_not_fit_its_grid_is_refused() -> None:
+def test_a_table_that_does_not_fit_its_grid_is_an_error() -> None:
     with pytest.raises(UserError, match="has shape"):
         resample_position_table(torch.randn(1, 17, 8), (4, 4), (2, 2))
     with pytest.raises(UserError, match="must be even"):

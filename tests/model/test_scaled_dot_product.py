@@ -1,4 +1,4 @@
-"""Attention as a plain function: laws, gold values, refusals."""
+"""Attention as a function: invariants, reference values, errors."""
 
 import math
 
@@ -26,9 +26,9 @@ def test_it_equals_pytorchs_kernel_for_any_widths(batch, queries, keys, width, v
     query = torch.randn(batch, 2, queries, width, dtype=torch.float64)
     key = torch.randn(batch, 2, keys, width, dtype=torch.float64)
     value = torch.randn(batch, 2, keys, value_width, dtype=torch.float64)
-    theirs = F.scaled_dot_product_attention(query, key, value)
-    assert (attend(query, key, value) - theirs).abs().max() < 1e-8
-    assert (attend_fused(query, key, value) - theirs).abs().max() < 1e-8
+    expected = F.scaled_dot_product_attention(query, key, value)
+    assert (attend(query, key, value) - expected).abs().max() < 1e-8
+    assert (attend_fused(query, key, value) - expected).abs().max() < 1e-8
 
 
 @given(queries=counts, keys=counts, kind=st.sampled_from(["boolean", "additive"]), data=st.data())
@@ -39,15 +39,15 @@ def test_masked_attention_equals_pytorchs_and_empty_rows_give_zeros(queries, key
     mask = torch.tensor(rows)
     given_mask = mask if kind == "boolean" else to_additive_mask(mask).double()
     query, key, value = (torch.randn(1, 2, count, 4, dtype=torch.float64) for count in (queries, keys, keys))
-    written, fused = attend(query, key, value, given_mask), attend_fused(query, key, value, given_mask)
-    theirs = F.scaled_dot_product_attention(query, key, value, mask)
+    explicit, fused = attend(query, key, value, given_mask), attend_fused(query, key, value, given_mask)
+    expected = F.scaled_dot_product_attention(query, key, value, mask)
     full = mask.any(-1)
     assert torch.equal(
         compute_attention_maps(query, key, given_mask).sum(-1).round(decimals=12), full.double().expand(1, 2, -1)
     )
-    for ours in (written, fused):
-        assert (ours[:, :, ~full] == 0).all()
-        torch.testing.assert_close(ours[:, :, full], theirs[:, :, full], atol=1e-8, rtol=0)
+    for result in (explicit, fused):
+        assert (result[:, :, ~full] == 0).all()
+        torch.testing.assert_close(result[:, :, full], expected[:, :, full], atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize("function", [attend, attend_fused])
@@ -86,6 +86,6 @@ def test_the_own_position_does_not_always_get_the_highest_weight() -> None:
         (((3, 4), (3, 4), (3, 4)), torch.ones(3, 3, dtype=torch.long), "A mask must be boolean"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(shapes, mask, sentence) -> None:
+def test_wrong_shapes_are_errors_with_a_clear_message(shapes, mask, sentence) -> None:
     with pytest.raises(UserError, match=sentence):
         attend(*(torch.randn(shape) for shape in shapes), mask)

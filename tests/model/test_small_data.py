@@ -1,5 +1,4 @@
-"""Shifted patches, locality attention, convolutions as tokenizer, mimetic starts: held against the papers' equations,
-written a second time, number by number."""
+"""Shifted patches, LSA, convolutional tokenizer, mimetic and conv-like initialisation, compared with the papers."""
 
 from collections import Counter
 from dataclasses import replace
@@ -53,31 +52,31 @@ def test_shifted_patch_tokens_against_the_equations_pixel_by_pixel(patch) -> Non
         inside = 0 <= row < image.shape[2] and 0 <= column < image.shape[3]
         return float(image[0, channel, row, column]) if inside else 0.0
 
-    ways = [(0, 0), (-1, -1), (-1, 1), (1, -1), (1, 1)]
+    directions = [(0, 0), (-1, -1), (-1, 1), (1, -1), (1, 1)]
     filters, bias = embed.proj.weight.detach().numpy(), embed.proj.bias.detach().numpy()
     for row in range(2):
         for column in range(3):
-            seen = np.array(
+            pixels = np.array(
                 [
                     pixel(channel, row * rows + y + down * (rows // 2), column * columns + x + right * (columns // 2))
-                    for down, right in ways
+                    for down, right in directions
                     for channel in range(2)
                     for y in range(rows)
                     for x in range(columns)
                 ]
             )
-            seen = (seen - seen.mean()) / np.sqrt(seen.var() + embed.norm.eps)
-            seen = seen * embed.norm.weight.detach().numpy() + embed.norm.bias.detach().numpy()
-            expected = filters.reshape(5, -1) @ seen + bias
+            pixels = (pixels - pixels.mean()) / np.sqrt(pixels.var() + embed.norm.eps)
+            pixels = pixels * embed.norm.weight.detach().numpy() + embed.norm.bias.detach().numpy()
+            expected = filters.reshape(5, -1) @ pixels + bias
             assert np.allclose(embed(image)[0, row * 3 + column].detach().numpy(), expected, atol=1e-12)
 
 
-def test_two_tokens_that_may_not_look_at_themselves_look_at_each_other() -> None:
+def test_with_lsa_two_tokens_attend_to_each_other() -> None:
     maps = SelfAttention(8, 2, local=True).maps(torch.randn(3, 2, 8))
     assert maps.equal(torch.tensor([[0.0, 1.0], [1.0, 0.0]]).expand(3, 2, 2, 2))
 
 
-def test_one_token_that_may_not_look_at_itself_gets_nothing() -> None:
+def test_with_lsa_a_single_token_gets_only_the_bias() -> None:
     layer, tokens = SelfAttention(8, 2, local=True), torch.randn(3, 1, 8)
     torch.testing.assert_close(layer(tokens), layer.proj.bias.expand(3, 1, 8))
     with pytest.raises(UserError, match="Choose one of them"):
@@ -97,18 +96,18 @@ def test_locality_attention_against_the_equations() -> None:
         query, key, value = (
             x @ getattr(layer, name).detach().numpy()[3 * head : 3 * head + 3].T for name in ("W_Q", "W_K", "W_V")
         )
-        gathered = np.zeros((5, 3))
+        head_output = np.zeros((5, 3))
         for i in range(5):
             others = [j for j in range(5) if j != i]
-            shares = np.exp([scale * query[i] @ key[j] for j in others])
-            gathered[i] = sum(share / shares.sum() * value[j] for share, j in zip(shares, others, strict=True))
-        joined.append(gathered)
+            weights = np.exp([scale * query[i] @ key[j] for j in others])
+            head_output[i] = sum(weight / weights.sum() * value[j] for weight, j in zip(weights, others, strict=True))
+        joined.append(head_output)
     expected = np.hstack(joined) @ layer.proj.weight.detach().numpy().T + layer.proj.bias.detach().numpy()
     assert np.allclose(layer(tokens[None])[0].detach().numpy(), expected, atol=1e-12)
 
 
 @given(masked=st.booleans(), floats=st.booleans(), first=st.sampled_from([None, 1]), qk_norm=st.booleans())
-def test_locality_attention_fused_equals_written_out(masked, floats, first, qk_norm) -> None:
+def test_locality_attention_fused_equals_explicit(masked, floats, first, qk_norm) -> None:
     torch.manual_seed(0)
     layer = SelfAttention(8, 2, local=True, qk_norm=qk_norm).double().eval()
     tokens = torch.randn(2, 5, 8, dtype=torch.float64)
@@ -120,7 +119,7 @@ def test_locality_attention_fused_equals_written_out(masked, floats, first, qk_n
     assert torch.allclose(layer.mix(maps, tokens)[:, :first], layer(tokens, mask, num_outputs=first), atol=1e-12)
 
 
-def test_the_scale_learns_undecayed_and_not_by_muon() -> None:
+def test_the_scale_is_trained_by_adamw_without_weight_decay() -> None:
     model = VisionTransformer(replace(TINY, attention="lsa", depth=1))
     adamw, _ = make_optimizers(model, TrainConfig(optimizer="muon", weight_decay=0.1))
     scale = model.blocks[0].attn.scale
@@ -149,9 +148,9 @@ def test_conv_tokens_see_their_neighbours_and_no_further() -> None:
     """One layer: 3×3 and pooling of 3×3: a token's centre is 2 pixels from the furthest it sees."""
     model = VisionTransformer(replace(TINY, tokenizer="conv", patch_size=2)).eval()
     images = torch.rand(1, 3, 8, 8)
-    spoilt = images.clone()
-    spoilt[:, :, :, 0] = 9.0
-    changed = (model.patch_embed(images) != model.patch_embed(spoilt)).any(-1).reshape(4, 4)
+    changed_images = images.clone()
+    changed_images[:, :, :, 0] = 9.0
+    changed = (model.patch_embed(images) != model.patch_embed(changed_images)).any(-1).reshape(4, 4)
     assert changed.tolist() == [[True, True, False, False]] * 4
 
 
@@ -160,38 +159,38 @@ def test_mimetic_attention_starts_as_the_paper_says() -> None:
     model = VisionTransformer(replace(TINY, embed_dim=192, num_heads=12, depth=1, initialize="mimetic")).double()
     layer = model.blocks[0].attn
     query, key = (part.reshape(12, 16, 192) for part in (layer.W_Q, layer.W_K))
-    likes = (query.transpose(1, 2) @ key).detach()
-    assert likes.diagonal(dim1=1, dim2=2).mean() == pytest.approx(0.119, abs=0.005)  # 0.7 before the cut to rank 16
-    through = (layer.proj.weight @ layer.W_V).detach()
-    assert through.diagonal().mean() == pytest.approx(-0.4, abs=0.01)
-    assert (through - torch.diag(through.diagonal())).std() == pytest.approx(0.4 / 192**0.5, rel=0.02)
+    products = (query.transpose(1, 2) @ key).detach()
+    assert products.diagonal(dim1=1, dim2=2).mean() == pytest.approx(0.119, abs=0.005)  # 0.7 before the cut to rank 16
+    value_projection = (layer.proj.weight @ layer.W_V).detach()
+    assert value_projection.diagonal().mean() == pytest.approx(-0.4, abs=0.01)
+    assert (value_projection - torch.diag(value_projection.diagonal())).std() == pytest.approx(0.4 / 192**0.5, rel=0.02)
 
 
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_local_attention_starts_at_one_neighbour_per_head(qk_norm, monkeypatch) -> None:
-    places = initialize._draw_neighbour_offsets(9)
-    assert len(set(map(tuple, places.tolist()))) == 9 and places.abs().max() == 3
+    offsets = initialize._draw_neighbour_offsets(9)
+    assert len(set(map(tuple, offsets.tolist()))) == 9 and offsets.abs().max() == 3
     assert Counter(map(tuple, initialize._draw_neighbour_offsets(27).tolist())).most_common(1)[0][1] == 3
-    monkeypatch.setattr(initialize, "_draw_neighbour_offsets", lambda count: places[:count])
+    monkeypatch.setattr(initialize, "_draw_neighbour_offsets", lambda count: offsets[:count])
     config = ModelConfig(
         img_size=32, patch_size=4, embed_dim=576, num_heads=9, depth=2, class_token=False, global_pool="avg",
         positions="learned+rotary", qk_norm=qk_norm, initialize="conv_like", norm="rmsnorm",
     )  # fmt: skip
     model = VisionTransformer(config).double().eval()
     with torch.no_grad():
-        for block in model.blocks:  # what the tokens hold would move the hill a little
+        for block in model.blocks:  # the token's content would move the maximum slightly
             block.attn.W_Q.zero_()
             block.attn.W_K.zero_()
-            through = block.attn.proj.weight @ block.attn.W_V
-            assert torch.allclose(through, -0.25 * torch.eye(576, dtype=torch.float64), atol=1e-6)
+            value_projection = block.attn.proj.weight @ block.attn.W_V
+            assert torch.allclose(value_projection, -0.25 * torch.eye(576, dtype=torch.float64), atol=1e-6)
     for maps in explain.attention_maps(model, torch.randn(2, 3, 32, 32, dtype=torch.float64)):
-        inner = maps.unflatten(2, (8, 8)).unflatten(-1, (8, 8))[:, :, 3:-3, 3:-3]  # of which all neighbours are there
+        inner = maps.unflatten(2, (8, 8)).unflatten(-1, (8, 8))[:, :, 3:-3, 3:-3]  # tokens with all neighbours
         best = inner.flatten(-2).argmax(-1)
         rows, columns = torch.meshgrid(torch.arange(3, 5), torch.arange(3, 5), indexing="ij")
         steps = torch.stack([best // 8 - rows, best % 8 - columns], dim=-1)
         assert (steps == steps[:1, :, :1, :1]).all()  # of each head, for every token of every image
-        assert torch.equal(steps[0, :, 0, 0], places)
-        assert inner.max() < 0.5  # a hill, not a peak
+        assert torch.equal(steps[0, :, 0, 0], offsets)
+        assert inner.max() < 0.5  # a wide maximum
 
 
 @pytest.mark.parametrize("tokenizer", ["spt", "conv"])
@@ -220,6 +219,6 @@ def test_maps_of_small_data_models_through_explain(tokenizer) -> None:
         ({"drop_tokens": 1, "causal": True, "global_pool": "avg"}, "order of tokens"),
     ],
 )
-def test_what_cannot_work_is_refused(settings, sentence) -> None:
+def test_impossible_settings_are_errors(settings, sentence) -> None:
     with pytest.raises(UserError, match=sentence):
         replace(TINY, **settings)

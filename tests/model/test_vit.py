@@ -1,4 +1,4 @@
-"""The whole model: laws of order, shapes, settings, compilers, refusals."""
+"""The complete model: order of patches, shapes, settings, compilers, errors."""
 
 import copy
 from dataclasses import replace
@@ -15,10 +15,10 @@ from vitascope.recipe.reading import read_model_config
 
 
 def model(**changes) -> VisionTransformer:
-    made = VisionTransformer(replace(TINY, **changes)).double().eval()
-    for parameter in made.parameters():
+    vit = VisionTransformer(replace(TINY, **changes)).double().eval()
+    for parameter in vit.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return made
+    return vit
 
 
 def images(config: ModelConfig, batch: int = 2) -> torch.Tensor:
@@ -31,35 +31,35 @@ def test_every_combination_the_config_accepts_runs_forwards_and_backwards(settin
         config = replace(TINY, **settings)
     except UserError:
         return
-    whole = VisionTransformer(config).double()
+    vit = VisionTransformer(config).double()
     pictures = images(config)
-    tokens = whole.forward_features(pictures)
+    tokens = vit.forward_features(pictures)
     assert tokens.shape == (2, config.num_tokens, 16)
-    logits = whole(pictures)
+    logits = vit(pictures)
     assert logits.shape == (2, config.num_classes or 16)
     logits.square().sum().backward()
-    silent = [name for name, weight in whole.named_parameters() if weight.grad is None]
-    assert silent == []
+    unused = [name for name, weight in vit.named_parameters() if weight.grad is None]
+    assert unused == []
 
 
 @given(settings=settings)
 def test_what_the_head_does_not_read_is_not_computed_and_nothing_else_changes(settings) -> None:
-    """`forward` skips tokens of the last block; logits and gradients are those of the whole way."""
+    """`forward` skips tokens of the last block; logits and gradients are those of computing all tokens."""
     torch.manual_seed(0)  # every example from the same draws, so that a failing one fails again
     try:
-        whole = VisionTransformer(replace(TINY, **settings)).double()
+        vit = VisionTransformer(replace(TINY, **settings)).double()
     except UserError:
         return
-    for weight in whole.parameters():
+    for weight in vit.parameters():
         torch.nn.init.normal_(weight, std=0.1)  # without norms, more would grow beyond float64's digits
-    pictures = images(whole.config)
+    pictures = images(vit.config)
     grads = []
-    for logits in (whole(pictures), whole.forward_head(whole.forward_features(pictures))):
-        whole.zero_grad()
+    for logits in (vit(pictures), vit.forward_head(vit.forward_features(pictures))):
+        vit.zero_grad()
         logits.sin().sum().backward()
-        grads.append([logits.detach(), *(weight.grad.clone() for weight in whole.parameters())])
-    for ours, theirs in zip(*grads, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-8)
+        grads.append([logits.detach(), *(weight.grad.clone() for weight in vit.parameters())])
+    for result, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(result, expected, atol=1e-10, rtol=1e-8)
 
 
 @pytest.mark.parametrize("first", [1, 2])
@@ -73,10 +73,10 @@ def test_a_block_gives_its_first_tokens_alone_under_any_mask(first) -> None:
 @given(settings=settings)
 def test_a_state_dict_holds_parameters_and_nothing_else(settings) -> None:
     try:
-        whole = VisionTransformer(replace(TINY, **settings))
+        vit = VisionTransformer(replace(TINY, **settings))
     except UserError:
         return
-    assert set(whole.state_dict()) == {name for name, _ in whole.named_parameters()}
+    assert set(vit.state_dict()) == {name for name, _ in vit.named_parameters()}
 
 
 @given(
@@ -87,22 +87,22 @@ def test_a_state_dict_holds_parameters_and_nothing_else(settings) -> None:
 )
 def test_the_order_of_patches_matters_only_with_positions(positions, pool, grid, registers) -> None:
     size = (grid[0] * 4, grid[1] * 4)
-    whole = model(positions=positions, global_pool=pool, img_size=size, reg_tokens=registers)
-    pictures = images(whole.config)
+    vit = model(positions=positions, global_pool=pool, img_size=size, reg_tokens=registers)
+    pictures = images(vit.config)
     order = torch.arange(grid[0] * grid[1]).roll(1)
     shuffled = unpatchify(patchify(pictures, 4)[:, order], 4, grid)
-    difference = (whole(pictures) - whole(shuffled)).abs().max()
+    difference = (vit(pictures) - vit(shuffled)).abs().max()
     assert difference < 1e-8 if positions == "none" else difference > 1e-5
 
 
 def test_sheet_a_has_no_norm_no_positions_one_head_and_the_published_block() -> None:
-    whole = VisionTransformer(read_model_config("sheet-a")).double()
-    names = {name.split(".", 2)[-1] for name in whole.state_dict() if name.startswith("blocks")}
+    vit = VisionTransformer(read_model_config("sheet-a")).double()
+    names = {name.split(".", 2)[-1] for name in vit.state_dict() if name.startswith("blocks")}
     assert names == {f"{part}.{kind}" for part in ("attn.qkv", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")}
-    assert whole.blocks[0].mlp.fc1.weight.shape == (64, 64)
-    assert 0.5 < whole.cls_token.std() < 1.5
+    assert vit.blocks[0].mlp.fc1.weight.shape == (64, 64)
+    assert 0.5 < vit.cls_token.std() < 1.5
     x = torch.randn(1, 17, 64, dtype=torch.float64)
-    block = whole.blocks[0]
+    block = vit.blocks[0]
     query, key, value = (
         x @ weight.T + bias
         for weight, bias in zip(block.attn.qkv.weight.chunk(3), block.attn.qkv.bias.chunk(3), strict=True)
@@ -110,45 +110,45 @@ def test_sheet_a_has_no_norm_no_positions_one_head_and_the_published_block() -> 
     after = x + (query @ key.mT / 8).softmax(-1) @ value
     torch.testing.assert_close(block(x), after + block.mlp(after))
     shuffled = x[:, torch.cat([torch.tensor([0]), 1 + torch.randperm(16)])]
-    torch.testing.assert_close(whole.encode(x)[:, 0], whole.encode(shuffled)[:, 0])
+    torch.testing.assert_close(vit.encode(x)[:, 0], vit.encode(shuffled)[:, 0])
 
 
 def test_sheet_c_encodes_embeddings_directly() -> None:
-    whole = VisionTransformer(ModelConfig(img_size=32, patch_size=4, embed_dim=256, depth=2, num_heads=4))
-    assert whole.encode(torch.randn(2, 65, 256)).shape == (2, 65, 256)
-    assert whole.encode(torch.randn(2, 9, 256)).shape == (2, 9, 256)
+    vit = VisionTransformer(ModelConfig(img_size=32, patch_size=4, embed_dim=256, depth=2, num_heads=4))
+    assert vit.encode(torch.randn(2, 65, 256)).shape == (2, 65, 256)
+    assert vit.encode(torch.randn(2, 9, 256)).shape == (2, 9, 256)
     pictures = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(whole.encode(whole.embed(pictures)), whole.forward_features(pictures))
+    torch.testing.assert_close(vit.encode(vit.embed(pictures)), vit.forward_features(pictures))
 
 
 @given(registers=st.integers(0, 2), class_token=st.booleans(), positions=st.sampled_from(POSITIONS))
 def test_a_causal_models_token_ignores_later_patches(registers, class_token, positions) -> None:
-    whole = model(causal=True, global_pool="avg", reg_tokens=registers, class_token=class_token, positions=positions)
+    vit = model(causal=True, global_pool="avg", reg_tokens=registers, class_token=class_token, positions=positions)
     pictures = images(TINY)
     changed = pictures.clone()
     changed[:, :, 4:, 4:] += 1  # the last patch
-    before, after = whole.forward_features(pictures), whole.forward_features(changed)
+    before, after = vit.forward_features(pictures), vit.forward_features(changed)
     torch.testing.assert_close(before[:, :-1], after[:, :-1], atol=1e-12, rtol=0)
     assert (before[:, -1] - after[:, -1]).abs().max() > 1e-6
 
 
 def test_sequence_pooling_without_a_preference_is_mean_pooling() -> None:
-    whole = model(global_pool="seq")
-    torch.nn.init.zeros_(whole.pool.score.weight)
+    vit = model(global_pool="seq")
+    torch.nn.init.zeros_(vit.pool.score.weight)
     tokens = torch.randn(2, 5, 16, dtype=torch.float64)
-    torch.testing.assert_close(whole.pool(tokens), tokens[:, 1:].mean(1))
+    torch.testing.assert_close(vit.pool(tokens), tokens[:, 1:].mean(1))
 
 
 def test_checkpointing_changes_memory_not_gradients() -> None:
     plain, recomputed = model(), model(grad_checkpointing=True)
     recomputed.load_state_dict(plain.state_dict())
     pictures, calls = images(TINY), []
-    for name, whole in (("plain", plain), ("recomputed", recomputed)):
-        whole.blocks[0].mlp.register_forward_hook(lambda *_, name=name: calls.append(name))
-        whole.train()(pictures).square().sum().backward()
+    for name, vit in (("plain", plain), ("recomputed", recomputed)):
+        vit.blocks[0].mlp.register_forward_hook(lambda *_, name=name: calls.append(name))
+        vit.train()(pictures).square().sum().backward()
     assert calls == ["plain", "recomputed", "recomputed"]
-    for ours, theirs in zip(plain.parameters(), recomputed.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
+    for result, expected in zip(plain.parameters(), recomputed.parameters(), strict=True):
+        torch.testing.assert_close(result.grad, expected.grad)
 
 
 def test_stochastic_depth_drops_whole_branches_per_image_and_keeps_the_mean() -> None:
@@ -165,10 +165,10 @@ def test_stochastic_depth_drops_whole_branches_per_image_and_keeps_the_mean() ->
 
 @pytest.mark.parametrize("rate", ["drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"])
 def test_every_dropout_acts_in_training_and_only_there(rate) -> None:
-    whole, pictures = model(**{rate: 0.5}), images(TINY, batch=8)
-    assert torch.equal(whole(pictures), whole(pictures))
-    whole.train()
-    assert not torch.equal(whole(pictures), whole(pictures))
+    vit, pictures = model(**{rate: 0.5}), images(TINY, batch=8)
+    assert torch.equal(vit(pictures), vit(pictures))
+    vit.train()
+    assert not torch.equal(vit(pictures), vit(pictures))
 
 
 def test_every_branch_of_every_block_has_its_own_place_on_the_linear_rule() -> None:
@@ -206,19 +206,19 @@ def test_rotary_base_is_heard() -> None:
 
 
 def test_the_torch_start_draws_tokens_and_positions_from_a_unit_normal() -> None:
-    whole = VisionTransformer(ModelConfig(embed_dim=192, num_heads=3, depth=1, reg_tokens=4, initialize="torch"))
-    for parameter in (whole.cls_token, whole.reg_token, whole.pos_embed):
+    vit = VisionTransformer(ModelConfig(embed_dim=192, num_heads=3, depth=1, reg_tokens=4, initialize="torch"))
+    for parameter in (vit.cls_token, vit.reg_token, vit.pos_embed):
         assert parameter.std().item() == pytest.approx(1, abs=0.15)
 
 
 def test_the_start_weights_are_timms() -> None:
     import timm
 
-    ours = VisionTransformer(ModelConfig(depth=2, reg_tokens=8))
-    theirs = timm.models.VisionTransformer(depth=2, reg_tokens=8).state_dict()
-    for name, tensor in ours.state_dict().items():
-        assert tensor.std().item() == pytest.approx(theirs[name].std().item(), rel=0.1, abs=1e-9), name
-        assert tensor.mean().item() == pytest.approx(theirs[name].mean().item(), abs=2e-3), name
+    result = VisionTransformer(ModelConfig(depth=2, reg_tokens=8))
+    expected = timm.models.VisionTransformer(depth=2, reg_tokens=8).state_dict()
+    for name, tensor in result.state_dict().items():
+        assert tensor.std().item() == pytest.approx(expected[name].std().item(), rel=0.1, abs=1e-9), name
+        assert tensor.mean().item() == pytest.approx(expected[name].mean().item(), abs=2e-3), name
 
 
 @pytest.mark.slow
@@ -228,29 +228,29 @@ def test_the_start_weights_are_timms() -> None:
 )
 @pytest.mark.parametrize("changes", [{}, {"positions": "learned+rotary", "qk_norm": True, "global_pool": "avg"}])
 def test_compiling_exporting_and_copying_agree_with_eager(changes) -> None:
-    whole, pictures = model(**changes).float(), images(TINY).float()
-    expected = whole(pictures)
-    copied = copy.deepcopy(whole)
-    exported = torch.export.export(whole, (pictures,)).module()
-    compiled = torch.compile(whole, fullgraph=True)
+    vit, pictures = model(**changes).float(), images(TINY).float()
+    expected = vit(pictures)
+    copied = copy.deepcopy(vit)
+    exported = torch.export.export(vit, (pictures,)).module()
+    compiled = torch.compile(vit, fullgraph=True)
     for other in (copied, exported, compiled):
         torch.testing.assert_close(other(pictures), expected, atol=1e-5, rtol=0)
     compiled(pictures).sum().backward()
-    assert all(weight.grad is not None for weight in whole.parameters())
-    any_batch = torch.export.export(whole, (pictures,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    assert all(weight.grad is not None for weight in vit.parameters())
+    any_batch = torch.export.export(vit, (pictures,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
     torch.testing.assert_close(any_batch(pictures[:1]), expected[:1], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda whole: whole(torch.randn(3, 8, 8)), "batch × channel × height × width.*images\\[None\\]"),
-        (lambda whole: whole(torch.randn(2, 1, 8, 8)), "1 channels, the model was built for in_chans=3"),
-        (lambda whole: whole(torch.randn(2, 3, 8, 12)), "8×12 pixels, the model was built for 8×8"),
-        (lambda whole: whole(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)), "uint8; the model needs floats"),
-        (lambda whole: whole(torch.zeros(2, 3, 8, 8).double()), "float64, the weights torch.float32"),
-        (lambda whole: whole.encode(torch.randn(2, 5, 8)), "8 features"),
-        (lambda whole: whole.encode(torch.randn(5, 16)), "batch × token × feature"),
+        (lambda vit: vit(torch.randn(3, 8, 8)), "batch × channel × height × width.*images\\[None\\]"),
+        (lambda vit: vit(torch.randn(2, 1, 8, 8)), "1 channels, the model was built for in_chans=3"),
+        (lambda vit: vit(torch.randn(2, 3, 8, 12)), "8×12 pixels, the model was built for 8×8"),
+        (lambda vit: vit(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)), "uint8; the model needs floats"),
+        (lambda vit: vit(torch.zeros(2, 3, 8, 8).double()), "float64, the weights torch.float32"),
+        (lambda vit: vit.encode(torch.randn(2, 5, 8)), "8 features"),
+        (lambda vit: vit.encode(torch.randn(5, 16)), "batch × token × feature"),
     ],
 )
 def test_wrong_images_are_refused_in_a_sentence(call, sentence) -> None:

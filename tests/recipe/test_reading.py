@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from vitascope import UserError
-from vitascope.recipe.reading import list_recipe_names, read_model_config, read_recipe
+from vitascope.recipe.reading import SETTING_ALIASES, _build_schema, list_recipe_names, read_model_config, read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import convert_recipe_to_dict, find_non_default_settings
 
@@ -16,7 +16,7 @@ def test_every_recipe_that_ships_can_be_read(name) -> None:
     assert read_recipe(name).model.num_classes == 10
 
 
-def test_words_override_the_recipe_and_bare_keys_mean_the_model() -> None:
+def test_overrides_change_the_recipe_and_bare_keys_mean_the_model() -> None:
     assert read_recipe("cifar10", ["model.depth=3"]).model.depth == 3
     model = read_model_config("cifar10", ["depth=3", "model.img_size=[32,16]", "init_values=1e-4"])
     assert (model.depth, model.img_size, model.init_values, model.embed_dim) == (3, (32, 16), 1e-4, 256)
@@ -30,7 +30,7 @@ def test_words_override_the_recipe_and_bare_keys_mean_the_model() -> None:
         ("train: 5", "train must contain settings"),
     ],
 )
-def test_a_recipe_that_says_nothing_is_refused_by_its_name(text, said, tmp_path) -> None:
+def test_an_empty_recipe_is_rejected_by_its_name(text, said, tmp_path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=f"mine.yaml.* {said}"):
         read_recipe(str(tmp_path / "mine.yaml"))
@@ -50,6 +50,9 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
         ("none.yaml", [], "There is no recipe file 'none.yaml'"),
         ("cifar10", ["model.depht=3"], "There is no setting 'model.depht'. Did you mean model.depth?"),
         ("cifar10", ["modle.depth=3"], "There is no setting 'modle'. Did you mean model?"),
+        ("cifar10", ["train.learning_rate=0.1"], "There is no setting 'train.learning_rate'. Did you mean train.lr?"),
+        ("cifar10", ["train.bs=32"], "There is no setting 'train.bs'. Did you mean train.batch_size?"),
+        ("cifar10", ["train.far=1"], "There is no setting 'train.far'. Choose one of train.batch_size, "),
         ("cifar10", ["model.depth=many"], "model.depth: many is not a whole number."),
         ("cifar10", ["model.depth=[1"], "cannot be read as YAML"),
         ("cifar10", ["depth"], "'depth' is not a setting"),
@@ -62,13 +65,20 @@ def test_a_recipe_may_be_a_path(tmp_path, monkeypatch) -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_line(name, words, sentence) -> None:
+def test_an_invalid_setting_is_rejected_in_one_line(name, words, sentence) -> None:
     with pytest.raises(UserError) as caught:
         read_recipe(name, words)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_broken_file_is_refused(tmp_path) -> None:
+def test_every_alias_of_a_setting_names_a_setting_that_exists() -> None:
+    settings = _build_schema()
+    for alias, setting in SETTING_ALIASES.items():
+        section, name = setting.split(".")
+        assert name in settings[section] and alias not in settings[section]
+
+
+def test_a_broken_file_is_rejected(tmp_path) -> None:
     path = tmp_path / "broken.yaml"
     for content, sentence in (
         (b"model: [", "YAML"),
@@ -94,7 +104,7 @@ def test_plain_settings_are_those_that_omegaconf_would_write() -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "digits-dino", "sheet-a"])
-def test_a_recipe_is_known_by_what_differs_from_the_defaults(name) -> None:
+def test_a_recipe_is_identified_by_the_settings_that_differ_from_the_defaults(name) -> None:
     """So a run or a study that was begun before a setting existed can go on."""
     recipe = read_recipe(name)
     chosen, plain = find_non_default_settings(recipe), convert_recipe_to_dict(Recipe(), all_sections=True)

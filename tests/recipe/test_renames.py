@@ -49,7 +49,7 @@ def test_an_old_value_is_rejected_with_the_new_one(name, values) -> None:
 
 
 @pytest.mark.parametrize("word", ["train.small_size=16", "data.augment.mix_until=0.8", "model.initialize=silent"])
-def test_what_was_removed_says_so(word) -> None:
+def test_a_removed_setting_is_rejected_as_removed(word) -> None:
     with pytest.raises(UserError, match=r"was removed\. Leave it out"):
         read_recipe("cifar10", [word])
 

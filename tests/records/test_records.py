@@ -38,7 +38,7 @@ def on_machine(record, name):
     return replace(record, machine={"cpu": f"{name}, 4 cores, 2 threads", "system": "Linux x86_64"})
 
 
-def test_a_record_holds_what_others_check_and_agrees_with_the_runs(pair, tmp_path) -> None:
+def test_a_record_is_complete_and_agrees_with_the_runs(pair, tmp_path) -> None:
     record = make_record(pair, "tiny", commit=None)
     path = write_record(record, tmp_path)
     said = json.loads(path.read_text())
@@ -77,7 +77,7 @@ def test_the_command_of_a_record_trains_the_same_recipe(tmp_path) -> None:
     assert format_train_command(recipe, [5, 6]).startswith("for seed in 5 6; do vitascope train digits ")
 
 
-def test_the_command_of_ones_own_recipe_and_folder_starts_from_a_recipe_that_ships() -> None:
+def test_the_command_of_a_user_recipe_starts_from_a_built_in_recipe() -> None:
     recipe = read_recipe("digits", ["name=deep", "model.depth=9", "data.name=/home/me/my photos", "model.in_chans=1"])
     augment = resolve_augmentation(recipe.data.augment, recipe.data.name, 1)
     call = shlex.split(format_train_command(replace(recipe, data=replace(recipe.data, augment=augment)), [5]))
@@ -96,7 +96,7 @@ def test_seconds_of_test_logits_count_only_where_the_run_was_trained(pair, tmp_p
         assert make_record([run], "x").seconds == pytest.approx([before + extra], abs=0.01)
 
 
-def test_a_run_scored_by_an_older_version_is_not_opened_again(pair, tmp_path) -> None:
+def test_a_run_evaluated_by_an_older_version_is_not_evaluated_again(pair, tmp_path) -> None:
     run = changed(pair[0], tmp_path)
     old = [{"opening": 1, "when": "2026", "images": 899}, {"opening": 1, "accuracy": 0.5, "loss": 1.0}]
     run.get_path("test-openings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
@@ -105,7 +105,7 @@ def test_a_run_scored_by_an_older_version_is_not_opened_again(pair, tmp_path) ->
     assert len(run.get_path("test-openings.jsonl").read_text().splitlines()) == 2
 
 
-def test_only_settings_that_differ_are_told() -> None:
+def test_only_settings_that_differ_are_listed() -> None:
     one, two = read_recipe("digits", ["model.depth=2"]), read_recipe("digits", ["model.depth=3", "data.root=/x"])
     assert find_differing_settings([one, two]) == {"model.depth": [2, 3]}
     assert find_differing_settings([one, one]) == {}
@@ -142,7 +142,7 @@ def changed(run, folder, **facts):
     return copy
 
 
-def test_what_does_not_belong_together_is_not_mixed(pair, tmp_path) -> None:
+def test_runs_that_differ_in_more_than_the_seed_are_rejected(pair, tmp_path) -> None:
     first, second = pair
     bf16 = second.machine["hardware"] | {"precision": "bfloat16"}
     refusals = [
@@ -165,7 +165,7 @@ def test_what_does_not_belong_together_is_not_mixed(pair, tmp_path) -> None:
         make_record([first, other], "mixed")
 
 
-def test_a_commit_is_given_where_there_is_no_git_and_not_against_the_run(pair, tmp_path) -> None:
+def test_a_commit_is_accepted_without_git_and_rejected_if_the_run_has_another(pair, tmp_path) -> None:
     gitless = [changed(run, tmp_path / "gitless", commit=None) for run in pair]
     assert make_record(gitless, "x", commit="feed").commit == "feed"
     assert make_record(gitless, "x").commit is None
@@ -185,7 +185,7 @@ def test_an_unfinished_run_and_an_odd_name_are_refused(pair, tmp_path) -> None:
             check_record_name(name)
 
 
-def test_a_run_that_learnt_in_company_is_not_recorded_with_its_share_of_the_time(pair, tmp_path) -> None:
+def test_a_batched_run_is_not_recorded(pair, tmp_path) -> None:
     run = changed(pair[0], tmp_path)
     row = run.metrics[-1] | {"together": 4}
     run.get_path("metrics.jsonl").write_text(json.dumps(row) + "\n")
@@ -193,7 +193,7 @@ def test_a_run_that_learnt_in_company_is_not_recorded_with_its_share_of_the_time
         make_record([run], "x")
 
 
-def test_steady_seconds_leave_out_what_only_the_first_epoch_needs() -> None:
+def test_steady_seconds_exclude_the_set_up_of_the_first_epoch() -> None:
     rows = [{"seconds": seconds} for seconds in (40.0, 2.0, 3.0, 2.0)]
     assert sum_seconds_without_setup(rows) == 9.0 and sum_epoch_seconds(rows) == 47.0
     assert sum_seconds_without_setup([{"seconds": 1.0}, {"seconds": 2.0}]) == 3.0, "never more than was measured"
@@ -204,7 +204,7 @@ def test_steady_seconds_leave_out_what_only_the_first_epoch_needs() -> None:
     )
 
 
-def test_a_card_tells_the_records_numbers(pair) -> None:
+def test_a_card_has_the_numbers_of_the_record(pair) -> None:
     record = replace(make_record(pair, "tiny"), test_accuracy=[0.9, 0.92], commit="feed")
     text = format_model_card(record, "tiny.json")
     assert "**90.00, 92.00 %** (both seeds" in text and "| 1 | 90.00 %" in text and "commit `feed`" in text
@@ -250,7 +250,7 @@ def test_two_values_are_in_the_order_of_their_seeds() -> None:
     assert format_difference([0.02, -0.01], 0.1, 100) == "+2.00, -1.00"
 
 
-def test_a_gpu_s_races_and_the_growth_of_costs_are_told_from_their_records(tmp_path) -> None:
+def test_gpu_benchmarks_and_scaling_exponents_are_formatted_from_their_records(tmp_path) -> None:
     row = {"shape": "256×8", "task": "train", "batch": 10, "images_per_second": 2000.0, "milliseconds": 5.0}
     ours = row | {"who": "ours, compiled, bfloat16, whole step", "times_timm": 2.5, "times_timm_compiled": 1.5}
     rows = [ours | {"share_of_matrix_rate": 0.25}, row | {"who": "timm, bfloat16", "images_per_second": 800.0}]
@@ -293,7 +293,7 @@ def test_published_records_were_made_as_the_rules_say() -> None:
         assert record.track == "pure" and record.machine_name == "NVIDIA H200"
 
 
-def test_what_a_change_was_worth_is_judged_in_pairs() -> None:
+def test_the_gain_of_an_arm_is_computed_in_pairs_of_seeds() -> None:
     """Seeds differ by 2 points, the change is worth 1 in each: pairs tell it, means alone would not."""
     plain = [0.80, 0.82, 0.84]
     rows = [{"arm": "plain", "seed": seed, "accuracy": score} for seed, score in enumerate(plain)]
@@ -317,7 +317,7 @@ def test_what_a_change_was_worth_is_judged_in_pairs() -> None:
     assert once.gain == pytest.approx(0.08) and once.verdict == "one seed"
 
 
-def test_the_noise_of_many_arms_is_what_arm_and_seed_leave() -> None:
+def test_the_pooled_noise_is_the_residual_of_arm_and_seed_effects() -> None:
     """By hand for every arm with every seed: what is left of a number is it minus its row's mean minus its column's
     plus the mean of all. Of two arms it gives the paired interval; a seed that one arm alone has adds nothing."""
     table = np.random.default_rng(0).normal(size=(5, 3))
@@ -335,7 +335,7 @@ def test_the_noise_of_many_arms_is_what_arm_and_seed_leave() -> None:
 
 
 @pytest.mark.slow
-def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> None:
+def test_a_record_has_its_track_and_counts_its_previous_stage(tmp_path) -> None:
     """Two stages, two seeds: images and seconds of both stages, and a command that names no place of this machine."""
     from vitascope.records.track import determine_track
 
@@ -363,7 +363,7 @@ def test_a_record_says_its_track_and_counts_the_stage_before_it(tmp_path) -> Non
         make_record([runs[0], open_run(odd)], "two-stages")
 
 
-def test_a_table_of_what_the_parts_of_a_recipe_are_worth(tmp_path) -> None:
+def test_the_speedrun_table_has_the_gain_of_each_change(tmp_path) -> None:
     """By hand: 1 and 2 points more are 1.5, with a standard error of 0.5. Of 7 values, 4 arms and 3 seeds leave one
     degree of freedom: Student's t is 12.706. A seed without its pair does not count."""
     found = [("as it is", 1, 0.90, 10.0), ("as it is", 2, 0.92, 10.0)]
@@ -378,7 +378,7 @@ def test_a_table_of_what_the_parts_of_a_recipe_are_worth(tmp_path) -> None:
     assert lines[5] == "| once, and more | 1 | 90.00 % | 9.5 | once | +1.00 | +0.50 |"
 
 
-def test_ways_of_different_length_side_by_side(tmp_path) -> None:
+def test_the_tuning_table_lists_runs_of_different_length(tmp_path) -> None:
     row = {"arm": "60 passes", "seed": 1, "accuracy": 0.94, "tokens": 64, "images_seen": 2_000_000}
     row |= {"images_per_second": 80_000, "steady_seconds": 25.04, "train_accuracy": 0.9}
     rows = [row, row | {"seed": 2, "accuracy": 0.95, "images_per_second": 82_000, "train_accuracy": 0.91}]
@@ -387,7 +387,7 @@ def test_ways_of_different_length_side_by_side(tmp_path) -> None:
     assert line == "| 60 passes | 64 | 2.0 M | 81,000 | 25.0 | 2 | 90.5% | 94.50 % |"
 
 
-def test_a_target_is_reached_by_accuracy_time_and_seeds_alike(tmp_path) -> None:
+def test_a_target_needs_accuracy_time_and_seeds(tmp_path) -> None:
     """By hand: 94, 95 and 96 % have a standard deviation of 1; t(2) / √3 is 2.48. The slowest took 12 s."""
     known = json.loads((Path(__file__).parents[2] / "results" / "cifar10.json").read_text())
     known |= {"name": "fast", "test_accuracy": [0.94, 0.95, 0.96], "seconds": [9.0, 12.0, 10.0]}
@@ -398,7 +398,7 @@ def test_a_target_is_reached_by_accuracy_time_and_seeds_alike(tmp_path) -> None:
     assert [line.split(" | ")[-1] for line in lines] == ["yes |", "no |", "no |", "no |"]
 
 
-def test_the_arithmetic_of_learning(tmp_path) -> None:
+def test_training_flops_are_counted(tmp_path) -> None:
     """By hand: a token of width 2 costs 16 for its patch of 4 pixels, 4 · 8 for query, key, value and output, 64 for
     the MLP, and 8 for every token it meets; the head 8; three times. Half of the epochs see 2 of the 4 patches that
     are embedded, or an image of one patch."""
@@ -415,7 +415,7 @@ def test_the_arithmetic_of_learning(tmp_path) -> None:
         assert f"| {(first + whole) * 3 / 2 / 1e9:.2f} |" in RESULT_FORMATTERS["work"](tmp_path, [])
 
 
-def test_tables_of_learning_without_labels(tmp_path) -> None:
+def test_tables_of_pretraining_without_labels(tmp_path) -> None:
     """Three seeds have an interval (by hand: deviation 1, t(2) / √3 is 2.48), two both values, one its value."""
     fine = [
         ("from scratch", 0.1, 0.69),

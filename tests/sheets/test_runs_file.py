@@ -15,7 +15,7 @@ LINES = [
 ]
 
 
-def words_of(line: dict) -> list[str]:
+def get_overrides(line: dict) -> list[str]:
     """The settings of the sheet's study that made this line."""
     if line["recipe"] == "sheet-a":
         words = [*(a.FULL_OVERRIDES if line["cell"] else a.SINGLE_RUN_OVERRIDES), *a.NO_AUGMENTATION]
@@ -31,6 +31,6 @@ def test_every_recorded_run_is_found(recipe) -> None:
     assert len(lines) > 20
     for line in lines:
         made = read_design(
-            recipe, [*words_of(line), "train.device=auto"], 5, eval_split=line["judge"], allow_single=True
+            recipe, [*get_overrides(line), "train.device=auto"], 5, eval_split=line["judge"], allow_single=True
         )
         assert compute_run_key(made, {}, line["seed"]) == line["key"], line["run"]

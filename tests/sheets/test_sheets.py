@@ -32,11 +32,11 @@ from vitascope.study.results import CombinationResults
 QUIET = Console(quiet=True)
 
 
-def report_of(letter: str, folder: Path) -> SheetReport:
+def make_report(letter: str, folder: Path) -> SheetReport:
     return SheetReport(letter, "a test", True, folder)
 
 
-def text_of(report: SheetReport) -> str:
+def get_report_text(report: SheetReport) -> str:
     page = report.write_pages(["Box"], "abc")
     return page.with_suffix(".md").read_text()
 
@@ -57,18 +57,18 @@ def test_a_quick_report_does_not_take_a_full_ones_place(tmp_path) -> None:
 
 
 def test_sheet_b_corrects_the_shapes(tmp_path) -> None:
-    report = report_of("B", tmp_path)
+    report = make_report("B", tmp_path)
     b._add_attention_shapes_section(report)
-    text = text_of(report)
+    text = get_report_text(report)
     assert "softmax(Kᵀ Q / √768): 6 × 6" in text and "V · map: 768 × 6" in text
     for shape in ("1 × 12 × 5 × 5", "1 × 5 × 12 × 64"):
         assert text.count(shape) >= 2  # the sheet's and ours
 
 
-def test_sheet_c_finds_whose_weights_are_whose(tmp_path) -> None:
-    report = report_of("C", tmp_path)
+def test_sheet_c_finds_the_weights_of_query_key_and_value(tmp_path) -> None:
+    report = make_report("C", tmp_path)
     c._add_weight_shapes_section(report)
-    text = text_of(report)
+    text = get_report_text(report)
     assert re.search(r"W_v \| 256 × 256 \| 256 × 256", text) and "of 2304 × 768" in text
     assert float(re.search(r"largest difference is ([\d.e-]+)\.", text)[1]) < 1e-5
     assert make_additive_causal_mask(5).tolist()[1] == [0, 0, -10_000, -10_000, -10_000]
@@ -76,9 +76,9 @@ def test_sheet_c_finds_whose_weights_are_whose(tmp_path) -> None:
 
 def test_sheet_e_compares_with_pytorchs_layers(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("vitascope.model.attention.attend_fused", None)  # what is written out is compared
-    report = report_of("E", tmp_path)
+    report = make_report("E", tmp_path)
     e._add_torch_comparison_section(report)
-    apart = [float(number) for number in re.findall(r"\b\de[-+]\d\d\b", text_of(report))]
+    apart = [float(number) for number in re.findall(r"\b\de[-+]\d\d\b", get_report_text(report))]
     assert len(apart) == 14 and max(apart) < 1e-12
     points = [row[1] for row in report.tables[0]["rows"]]
     assert sum(int(part) for cell in points if cell for part in cell.split(" + ")) == 14  # the other 6 are accuracies
@@ -86,18 +86,18 @@ def test_sheet_e_compares_with_pytorchs_layers(tmp_path, monkeypatch) -> None:
 
 def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("vitascope.model.attention_cost.TOKEN_COUNTS", (64, 128, 256))
-    report = report_of("D", tmp_path)
-    lab = SheetExperiments(tmp_path / "D-quick", 1, True, QUIET, "cpu")
-    fits = d._add_cost_section(lab, report)
+    report = make_report("D", tmp_path)
+    experiments = SheetExperiments(tmp_path / "D-quick", 1, True, QUIET, "cpu")
+    fits = d._add_cost_section(experiments, report)
     cost = report.measurements["cost"]
     assert [one["tokens"] for one in cost["costs"]] == [64, 64, 128, 128, 256, 256]
     assert set(cost["parts"]) == {
         "the four projections", "maps and gathering written out", "maps and gathering fused",
     }  # fmt: skip
     monkeypatch.setattr(d, "_measure_attention_cost", None)  # once is enough
-    assert d._add_cost_section(lab, report_of("D", tmp_path / "again")) == fits
+    assert d._add_cost_section(experiments, make_report("D", tmp_path / "again")) == fits
     d._add_small_image_section(report)
-    text = text_of(report)
+    text = get_report_text(report)
     assert set(fits) == {"written out", "fused"} and "uses 32.7% of the pixels" in text
     assert "projections cost 34.1 million operations" in text and "does not divide" in text
     assert (tmp_path / "D-cost.png").is_file() and (tmp_path / "D.html").read_text().count("data:image/png") == 1
@@ -121,7 +121,7 @@ def test_a_claim_of_the_best_holds_or_not_by_the_seeds() -> None:
     assert best.evaluate(fake({"4": [0.9], "6": [0.95]}))[0] == "one seed"
 
 
-def test_a_claim_of_a_measure_is_judged_in_pairs_of_seeds() -> None:
+def test_a_claim_about_a_measure_is_tested_in_pairs_of_seeds() -> None:
     """By hand: differences of accuracy 4, 4, 5 points have the mean 4.33 and the deviation 0.577; t(2) is 4.303."""
     found = fake({"2": [0.90, 0.92, 0.94], "6": [0.94, 0.96, 0.99]})
     more, less = (Claim("x", "6", FINAL_ACCURACY, expects_higher=more) for more in (True, False))
@@ -138,7 +138,7 @@ def test_a_claim_of_a_measure_is_judged_in_pairs_of_seeds() -> None:
     assert falls == {"steep": pytest.approx(5), "slow": 0, "never": 0}
 
 
-def test_what_a_change_is_worth_is_told_for_all_changes_together() -> None:
+def test_the_gain_of_a_change_is_corrected_for_all_changes() -> None:
     plain, changed = fake({"1": [0.90, 0.92, 0.94], "2": [0.94, 0.96, 0.99]}).combinations
     assert (
         compare_accuracy(plain, changed, 1) == ("+4.33 ± 1.43", "helps")
@@ -152,7 +152,7 @@ def test_what_a_change_is_worth_is_told_for_all_changes_together() -> None:
 
 
 def test_sheet_b_tries_input_sizes(tmp_path) -> None:
-    report = report_of("B", tmp_path)
+    report = make_report("B", tmp_path)
     b._add_input_sizes_section(report)
     rows = {row[0]: row[1:] for row in report.tables[0]["rows"]}
     assert rows["ViT, unchanged (it checks the size)"] == ["1 × 10", "rejected", "rejected"]
@@ -163,21 +163,21 @@ def test_sheet_b_tries_input_sizes(tmp_path) -> None:
     assert rows["attention alone"] == ["1 × 64 × 32", "1 × 100 × 32", "1 × 256 × 32"]
 
 
-def test_three_starts_are_compared_or_it_is_said_what_is_missing(tmp_path, monkeypatch) -> None:
+def test_three_initializations_are_compared_or_the_missing_weights_are_named(tmp_path, monkeypatch) -> None:
     """On digits, with a small run's weights for ImageNet's."""
     weights = shared_run(tmp_path / "weights").path
     monkeypatch.setattr(starts, "MNIST_OVERRIDES", ["data.name=digits", "model.in_chans=1"])
     monkeypatch.setattr(starts, "ORIGINAL_SIZE_OVERRIDES", ["model.img_size=8", "model.patch_size=2"])
     monkeypatch.setattr(starts, "RESIZED_OVERRIDES", ["model.img_size=16", "model.patch_size=4"])
     monkeypatch.setattr(starts, "QUICK_OVERRIDES", ["train.epochs=1", "train.batch_size=64"])
-    report = report_of("D", tmp_path)
-    lab = SheetExperiments(tmp_path / "D", 1, True, QUIET, "cpu", None, str(weights))
-    starts.compare_initializations(lab, report, starts.try_open_weights(lab))
-    assert len(report.measurements["starts"]) == 3 and text_of(report).count(" patches instead of ") == 1
+    report = make_report("D", tmp_path)
+    experiments = SheetExperiments(tmp_path / "D", 1, True, QUIET, "cpu", None, str(weights))
+    starts.compare_initializations(experiments, report, starts.try_open_weights(experiments))
+    assert len(report.measurements["starts"]) == 3 and get_report_text(report).count(" patches instead of ") == 1
     assert len(list((tmp_path / "D").rglob("model.safetensors"))) == 3
-    report = report_of("D", tmp_path)
-    starts.compare_initializations(lab, report, UserError("out of reach."))
-    assert "Not run, because the weights are missing" in text_of(report) and "starts" not in report.measurements
+    report = make_report("D", tmp_path)
+    starts.compare_initializations(experiments, report, UserError("out of reach."))
+    assert "Not run, because the weights are missing" in get_report_text(report) and "starts" not in report.measurements
     for wrong, why in (("nowhere.safetensors", "There is no file"), ("a,b.safetensors", "a comma")):
         with pytest.raises(UserError, match=why):
             run_sheet("D", tmp_path / "none", weights_ref=wrong, console=QUIET)
@@ -212,9 +212,9 @@ def test_a_value_reached_only_at_the_end_is_not_called_converged() -> None:
 
 
 def test_every_experiment_of_a_sheet_has_a_number_and_a_title(tmp_path) -> None:
-    lab = SheetExperiments(tmp_path, 1, True, QUIET, experiments=d.EXPERIMENTS)
-    assert lab.title("patch") == "Experiment 2 of 11: patch size"
-    assert lab.title("few-drop_path_rate") == (
+    experiments = SheetExperiments(tmp_path, 1, True, QUIET, study_titles=d.EXPERIMENTS)
+    assert experiments.format_title("patch") == "Experiment 2 of 11: patch size"
+    assert experiments.format_title("few-drop_path_rate") == (
         "Experiment 10 of 11: a thousand images, without and with stochastic depth 0.1"
     )
 
@@ -247,7 +247,7 @@ def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None
 
 
 @pytest.mark.slow
-def test_a_run_that_several_studies_ask_for_is_made_once(tmp_path) -> None:
+def test_a_run_of_several_studies_is_trained_once(tmp_path) -> None:
     """In the same sheet and in another, though judged otherwise; and again where it is gone."""
     tiny = ["model.embed_dim=16", "model.depth=1", "model.num_heads=2", "train.batch_size=64", "data.fraction=0.2"]
 
@@ -275,7 +275,7 @@ def test_a_run_that_several_studies_ask_for_is_made_once(tmp_path) -> None:
     assert len(runs("E", "again")) == 2
 
 
-def test_what_runs_came_to_is_kept_when_they_are_gone_but_not_their_weights(tmp_path) -> None:
+def test_results_are_kept_when_their_runs_are_deleted_but_weights_are_not(tmp_path) -> None:
     """One machine makes the runs; another, with runs.jsonl alone, writes the report."""
     words = ["model.embed_dim=16", "model.depth=1", "train.batch_size=64", "data.fraction=0.2", "train.epochs=1"]
 
@@ -301,7 +301,7 @@ def test_what_runs_came_to_is_kept_when_they_are_gone_but_not_their_weights(tmp_
     assert study(weights=True)[1] == 2  # to be looked into
 
 
-def test_a_run_is_the_same_wherever_its_weights_lie(tmp_path) -> None:
+def test_the_key_of_a_run_does_not_depend_on_the_path_of_its_weights(tmp_path) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights.safetensors").write_bytes(b"some")
@@ -313,7 +313,7 @@ def test_a_run_is_the_same_wherever_its_weights_lie(tmp_path) -> None:
     assert key("here/weights.safetensors") == key("there/weights.safetensors") != key("other.safetensors")
 
 
-def test_who_wants_each_run_alone_takes_none_that_learnt_in_company(tmp_path) -> None:
+def test_a_single_run_does_not_reuse_a_batched_run(tmp_path) -> None:
     words = ["model.embed_dim=16", "model.depth=1", "train.batch_size=64", "data.fraction=0.2", "train.epochs=1"]
     words.append("model.drop_path_rate=0")
     for letter, together, made in (("B", 2, 2), ("C", None, 0), ("E", 1, 2)):
@@ -326,7 +326,7 @@ def _of(cell, folder):
 
 
 @pytest.mark.slow
-def test_missing_data_is_said_at_once_and_a_failed_run_is_tried_again(tmp_path, monkeypatch) -> None:
+def test_missing_data_is_reported_first_and_a_failed_run_is_repeated(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         a,
         "QUICK_OVERRIDES",

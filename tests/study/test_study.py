@@ -1,4 +1,4 @@
-"""Studies: cells checked first, nothing repeated or lost, nobody takes the same trial twice, honest intervals."""
+"""Studies: combinations are checked first, no run is repeated or lost, no trial is taken twice, intervals hold."""
 
 import json
 import os
@@ -20,13 +20,12 @@ from optuna.samplers import TPESampler
 import vitascope
 from tests.training.killing import kill_after_epoch
 from vitascope import UserError
-from vitascope.draw.study import draw_pareto_fronts
+from vitascope.draw.study import ParetoPoint, draw_pareto_fronts
 from vitascope.records.ablation import compute_ci_half_width
-from vitascope.study import workers as running
+from vitascope.study import workers
 from vitascope.study.design import Range, read_design, split_values
 from vitascope.study.queue import TrialQueue
-from vitascope.study.report import build_results_table as rows_of
-from vitascope.study.report import draw_figures, draw_study_curves, format_notes, write_report
+from vitascope.study.report import build_results_table, draw_figures, draw_study_curves, format_notes, write_report
 from vitascope.study.results import collect_results
 from vitascope.study.storage import get_default_storage_url, hide_password
 from vitascope.study.workers import run_trials
@@ -35,25 +34,32 @@ from vitascope.training.engines.batched import BatchedTraining
 QUICK = ["train.epochs=1", "train.device=cpu", "train.precision=float32", "model.depth=1"]
 
 
-def test_words_become_cells_the_last_setting_changing_fastest() -> None:
-    made = read_design("digits", ["model.depth=1,2", "train.epochs=3", "model.embed_dim=16,32"], 2)
-    assert [tuple(cell.values()) for cell in made.combinations] == [("1", "16"), ("1", "32"), ("2", "16"), ("2", "32")]
-    assert made.fixed_overrides == ("train.epochs=3",) and made.seeds == (1, 2)
-    recipe = made.build_recipe(made.combinations[1], 7)
+def test_overrides_become_combinations_with_the_last_setting_changing_fastest() -> None:
+    design = read_design("digits", ["model.depth=1,2", "train.epochs=3", "model.embed_dim=16,32"], 2)
+    assert [tuple(cell.values()) for cell in design.combinations] == [
+        ("1", "16"),
+        ("1", "32"),
+        ("2", "16"),
+        ("2", "32"),
+    ]
+    assert design.fixed_overrides == ("train.epochs=3",) and design.seeds == (1, 2)
+    recipe = design.build_recipe(design.combinations[1], 7)
     assert (recipe.model.depth, recipe.model.embed_dim, recipe.train.epochs, recipe.train.seed) == (1, 32, 3, 7)
     assert split_values("[0.9,0.95],[0.9,0.99]") == ["[0.9,0.95]", "[0.9,0.99]"]
 
 
-def test_ranges_are_whole_or_not_and_logarithmic_where_far_apart() -> None:
-    made = read_design(
+def test_ranges_are_integer_or_real_and_logarithmic_if_far_apart() -> None:
+    design = read_design(
         "digits", ["train.lr=1e-4..1e-2", "model.depth=1..4", "data.augment.shift=0..2"], 1, num_search_trials=5
     )
     assert (
-        made.ranges_by_setting["train.lr"] == Range(1e-4, 1e-2, whole=False)
-        and made.ranges_by_setting["train.lr"].is_log_scale
+        design.ranges_by_setting["train.lr"] == Range(1e-4, 1e-2, is_integer=False)
+        and design.ranges_by_setting["train.lr"].is_log_scale
     )
-    assert made.ranges_by_setting["model.depth"].whole and not made.ranges_by_setting["model.depth"].is_log_scale
-    assert not made.ranges_by_setting["data.augment.shift"].is_log_scale
+    assert (
+        design.ranges_by_setting["model.depth"].is_integer and not design.ranges_by_setting["model.depth"].is_log_scale
+    )
+    assert not design.ranges_by_setting["data.augment.shift"].is_log_scale
 
 
 REFUSED = {
@@ -76,23 +82,23 @@ REFUSED = {
     ("model.depth=1,2", "data.validation=0"): "compares validation accuracy, but data.validation=0",
     ("depth",): "is not a setting",
     ("train.lr=a..b",): "train.lr=a..b is not a range. Write two numbers: low..high",
-    ("data.name=digits,nope",): "The combination data.name=nope is not possible: There is no data set 'nope'",
+    ("data.name=digits,nope",): "data.name=nope is not possible: There is no data set and no folder named 'nope'",
 }
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_what_cannot_be_is_refused_before_anything_runs(words) -> None:
+def test_an_impossible_design_is_rejected_before_training(words) -> None:
     with pytest.raises(UserError) as error:
         read_design("digits", list(words), 2)
     assert REFUSED[words] in str(error.value)
 
 
 def test_a_storage_that_cannot_be_reached_is_named_without_its_password(tmp_path) -> None:
-    made = read_design("digits", ["model.depth=1,2"], 1)
+    design = read_design("digits", ["model.depth=1,2"], 1)
     with pytest.raises(UserError, match="The storage sqlite:////nowhere"):
-        TrialQueue(made, "sqlite:////nowhere/at/all/study.db", "x")
+        TrialQueue(design, "sqlite:////nowhere/at/all/study.db", "x")
     with pytest.raises(UserError) as error:
-        TrialQueue(made, f"postgresql://me:secret@127.0.0.1:{_free_port()}/db", "x")
+        TrialQueue(design, f"postgresql://me:secret@127.0.0.1:{_free_port()}/db", "x")
     assert "me:…@127.0.0.1" in str(error.value) and "secret" not in str(error.value).split("cannot be reached")[0]
     assert hide_password("sqlite:///x.db") == "sqlite:///x.db" and "secret" not in hide_password(
         "postgresql:me:secret@h/db"
@@ -101,22 +107,22 @@ def test_a_storage_that_cannot_be_reached_is_named_without_its_password(tmp_path
         get_default_storage_url(tmp_path / "a?b")
 
 
-def worked_off(tmp_path: Path, words: list[str], seeds: int, **more):
-    made = read_design("digits", [*QUICK, *words], seeds, **more)
-    queue = TrialQueue(made, get_default_storage_url(tmp_path), "study")
+def run_study_trials(tmp_path: Path, words: list[str], seeds: int, **more):
+    design = read_design("digits", [*QUICK, *words], seeds, **more)
+    queue = TrialQueue(design, get_default_storage_url(tmp_path), "study")
     return queue, list(run_trials(queue, tmp_path))
 
 
-def test_every_cell_and_seed_is_run_once_and_the_same_command_repeats_nothing(tmp_path) -> None:
-    queue, told = worked_off(tmp_path, ["model.embed_dim=16,32"], 2)
+def test_every_combination_and_seed_is_run_once_and_the_same_command_repeats_nothing(tmp_path) -> None:
+    queue, told = run_study_trials(tmp_path, ["model.embed_dim=16,32"], 2)
     assert sorted((one.settings["model.embed_dim"], *one.seeds) for one in told) == [
         ("16", 1), ("16", 2), ("32", 1), ("32", 2),
     ]  # fmt: skip
     runs = list((tmp_path / "runs" / "digits").iterdir())
     assert len(runs) == 4
-    _, again = worked_off(tmp_path, ["model.embed_dim=16,32"], 2)
+    _, again = run_study_trials(tmp_path, ["model.embed_dim=16,32"], 2)
     assert again == [] and len(list((tmp_path / "runs" / "digits").iterdir())) == 4
-    queue, more = worked_off(tmp_path, ["model.embed_dim=16,32"], 3)  # a study grows: only the new seed is run
+    queue, more = run_study_trials(tmp_path, ["model.embed_dim=16,32"], 3)  # a study grows: only the new seed is run
     assert sorted(one.seeds[0] for one in more) == [3, 3]
     found = collect_results(queue.design, queue.trials)
     assert [len(cell.results) for cell in found.combinations] == [3, 3] and found.num_unfinished == 0
@@ -124,7 +130,7 @@ def test_every_cell_and_seed_is_run_once_and_the_same_command_repeats_nothing(tm
     assert {found.combinations[0].results[1]["accuracy"], found.combinations[1].results[2]["accuracy"]} <= recorded
 
 
-def test_a_study_can_become_smaller_and_words_may_change_their_order(tmp_path) -> None:
+def test_a_study_can_become_smaller_and_overrides_may_change_their_order(tmp_path) -> None:
     large = read_design("digits", [*QUICK, "model.embed_dim=16,32", "model.num_heads=1,2"], 2)
     TrialQueue(large, get_default_storage_url(tmp_path), "study")
     small = read_design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=16"], 1)
@@ -150,10 +156,10 @@ def test_a_smaller_study_beside_a_larger_one_takes_and_drops_nothing_of_it(tmp_p
     assert len(one.trials) == 6 and one.num_waiting == 4
 
 
-def test_a_searchs_try_that_is_put_back_keeps_what_was_chosen(tmp_path) -> None:
+def test_a_requeued_trial_of_a_search_keeps_its_suggested_settings(tmp_path) -> None:
     """So that the sampler learns from it."""
-    made = read_design("digits", [*QUICK, "train.lr=1e-4..1e-2", "model.embed_dim=16,32"], 1, num_search_trials=2)
-    queue = TrialQueue(made, get_default_storage_url(tmp_path), "search")
+    design = read_design("digits", [*QUICK, "train.lr=1e-4..1e-2", "model.embed_dim=16,32"], 1, num_search_trials=2)
+    queue = TrialQueue(design, get_default_storage_url(tmp_path), "search")
     first = queue.take_trial()
     queue.requeue_trial(first)
     again = [queue.take_trial() for _ in range(2)][-1]
@@ -162,17 +168,17 @@ def test_a_searchs_try_that_is_put_back_keeps_what_was_chosen(tmp_path) -> None:
     assert queue.optuna_study.get_trials()[again.optuna_trial.number].params == first.optuna_trial.params != {}
 
 
-def test_who_stops_while_many_are_told_loses_none(tmp_path, monkeypatch) -> None:
-    made = read_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
-    queue = TrialQueue(made, get_default_storage_url(tmp_path), "study")
+def test_an_interruption_while_a_batch_is_reported_loses_no_result(tmp_path, monkeypatch) -> None:
+    design = read_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
+    queue = TrialQueue(design, get_default_storage_url(tmp_path), "study")
     assert next(run_trials(queue, tmp_path, max_runs_per_batch=3)).accuracy  # and nobody asks for the others
     assert [trial.state.name for trial in queue.trials] == ["COMPLETE"] * 3
     assert all(trial.user_attrs["results"]["1"]["together"] == 3 for trial in queue.trials)
 
 
-def test_of_many_one_that_the_storage_refuses_is_reported_and_the_others_are_kept(tmp_path, monkeypatch) -> None:
-    made = read_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
-    queue, real = TrialQueue(made, get_default_storage_url(tmp_path), "study"), TrialQueue.finish_trial
+def test_a_result_that_the_storage_rejects_is_reported_and_the_others_are_stored(tmp_path, monkeypatch) -> None:
+    design = read_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
+    queue, real = TrialQueue(design, get_default_storage_url(tmp_path), "study"), TrialQueue.finish_trial
 
     def finish(self, trial, value):
         if trial.settings["train.lr"] == "2e-3":
@@ -198,7 +204,7 @@ def test_an_abandoned_trial_is_taken_again_and_a_living_one_is_not() -> None:
     assert _is_abandoned({}, datetime.now() - timedelta(hours=1)) and not _is_abandoned({}, datetime.now())
 
 
-def test_another_study_of_the_same_name_is_refused_and_what_differs_is_said(tmp_path) -> None:
+def test_another_study_of_the_same_name_is_rejected_with_the_differences(tmp_path) -> None:
     first = ["model.depth=1,2", "train.epochs=3"]
     TrialQueue(read_design("digits", first, 1), get_default_storage_url(tmp_path), "study")
     with pytest.raises(UserError, match=r"with other settings: train.epochs was 3, now 5. Choose another name"):
@@ -231,24 +237,24 @@ def test_another_study_of_the_same_name_is_refused_and_what_differs_is_said(tmp_
 
 
 def test_a_failed_run_is_reported_and_the_others_go_on_and_retry_tries_again(tmp_path, monkeypatch) -> None:
-    from vitascope.study import workers as running
+    from vitascope.study import workers
 
-    real = running.train_recipe
+    real = workers.train_recipe
 
     def failing(recipe, *rest):
         if recipe.model.embed_dim == 32:
             raise RuntimeError("the disk is full\nand more")
         return real(recipe, *rest)
 
-    monkeypatch.setattr(running, "train_recipe", failing)
-    queue, told = worked_off(tmp_path, ["model.embed_dim=16,32,48"], 1)
+    monkeypatch.setattr(workers, "train_recipe", failing)
+    queue, told = run_study_trials(tmp_path, ["model.embed_dim=16,32,48"], 1)
     assert [one.failure_reason for one in told] == [None, "RuntimeError: the disk is full", None]
     found = collect_results(queue.design, queue.trials)
     assert len(found.combinations) == 2 and found.failed_trials == [
         ("model.embed_dim=32, seed 1", "RuntimeError: the disk is full")
     ]
-    monkeypatch.setattr(running, "train_recipe", real)
-    assert worked_off(tmp_path, ["model.embed_dim=16,32,48"], 1)[1] == []  # not by itself
+    monkeypatch.setattr(workers, "train_recipe", real)
+    assert run_study_trials(tmp_path, ["model.embed_dim=16,32,48"], 1)[1] == []  # not by itself
     assert queue.requeue_failed_trials() == 1
     assert [one.settings["model.embed_dim"] for one in run_trials(queue, tmp_path)] == ["32"]
     assert (
@@ -332,7 +338,7 @@ def database(tmp_path):
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from vitascope.study import workers as running
+from vitascope.study import workers
 from vitascope.study.design import read_design
 from vitascope.study.queue import TrialQueue
 
@@ -349,10 +355,10 @@ def measured(queue, trial, folder):
     trial.set_attribute("results", {str(trial.seeds[0]): {"accuracy": 0.5}})
     return 0.5
 
-running._train_and_score_trial = measured
+workers._train_and_score_trial = measured
 queue = TrialQueue(read_design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6), sys.argv[1], "shared")
 wait_for_both("started")
-for told in running.run_trials(queue, Path(".")):
+for told in workers.run_trials(queue, Path(".")):
     print(told.trial_number, sorted(told.settings.items()), told.seeds, flush=True)
 """
 
@@ -366,7 +372,7 @@ def test_two_workers_on_one_file_never_run_the_same_trial_twice(tmp_path) -> Non
     check_two_workers(get_default_storage_url(tmp_path), tmp_path)
 
 
-def test_on_one_file_nobody_asks_while_another_is_taking(tmp_path) -> None:
+def test_on_one_file_a_worker_waits_while_another_takes_a_trial(tmp_path) -> None:
     """SQLite by itself would give both the same trial."""
     from filelock import FileLock
 
@@ -435,13 +441,13 @@ def depths(values: str, seeds: int):
 
 
 def fake(accuracies: dict[str, list[float]], flops: dict[str, float] | None = None):
-    made = depths(",".join(accuracies), len(next(iter(accuracies.values()))))
+    design = depths(",".join(accuracies), len(next(iter(accuracies.values()))))
     trials = [
         FakeTrial({"model.depth": value}, seed, accuracy, (flops or {}).get(value, 1.0))
         for value, found in accuracies.items()
         for seed, accuracy in enumerate(found, start=1)
     ]
-    return collect_results(made, trials)
+    return collect_results(design, trials)
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
@@ -457,13 +463,16 @@ def test_differences_are_taken_seed_by_seed() -> None:
         unsure.compare_with_best(unsure.combinations[0]).verdict == "no significant difference"
         and "The other combination does not differ significantly" in unsure.conclusion
     )
-    assert "One seed is not enough to test significance. Use --seeds 5." in fake({"1": [0.5], "2": [0.6]}).conclusion
+    assert (
+        "One seed is not enough to test significance. Run again with --seeds 5."
+        in fake({"1": [0.5], "2": [0.6]}).conclusion
+    )
 
 
 def test_two_values_are_in_the_order_of_their_seeds() -> None:
     found = fake({"1": [0.70, 0.60], "2": [0.50, 0.55]})  # sorted by size, the differences would belong to other seeds
-    head, rows = rows_of(found)
-    assert head[2] == "accuracy (seeds 1, 2)"
+    head, rows = build_results_table(found)
+    assert head[2] == "validation accuracy (seeds 1, 2)"
     assert [row[2:4] for row in rows] == [["70.00, 60.00 %", "–"], ["50.00, 55.00 %", "-20.00, -5.00"]]
 
 
@@ -487,11 +496,11 @@ def test_notes_and_captions_explain_only_what_is_shown() -> None:
         assert "Training values are" in caption and ("augmented" in caption) == augmented
 
 
-def test_few_seeds_are_not_the_best_and_no_spread_is_not_certainty() -> None:
+def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_testable() -> None:
     lucky = fake({"1": [0.99], "2": [0.6]})
-    made = lucky.design
+    design = lucky.design
     trials = [FakeTrial({"model.depth": "1"}, 1, 0.99), *(FakeTrial({"model.depth": "2"}, s, 0.6) for s in (1, 2, 3))]
-    found = collect_results(made, trials)
+    found = collect_results(design, trials)
     assert (
         found.best_combination.settings == {"model.depth": "2"}
         and found.not_worse_combinations
@@ -499,14 +508,14 @@ def test_few_seeds_are_not_the_best_and_no_spread_is_not_certainty() -> None:
     )
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
     assert even.compare_with_best(even.combinations[0]).verdict == "not testable"
-    assert rows_of(even)[1][0][3] == "-1.00, no variation" and any(
+    assert build_results_table(even)[1][0][3] == "-1.00, no variation" and any(
         line.startswith("No variation") for line in format_notes(even)
     )
     assert not any("o variation" in line for line in format_notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
     image = fake({"1": [61 / 90, 59 / 90], "2": [60 / 90, 58 / 90]})  # an image apart: equal but for rounding
     other = image.compare_with_best(image.combinations[1])
     assert other.ci_half_width > 0 and other.verdict == "not testable"
-    assert "No other combination has finished" in collect_results(made, trials[1:]).conclusion
+    assert "No other combination has finished" in collect_results(design, trials[1:]).conclusion
 
 
 def test_a_study_that_is_not_finished_names_no_best() -> None:
@@ -518,7 +527,7 @@ def test_a_study_that_is_not_finished_names_no_best() -> None:
     )
 
 
-def test_equal_cells_are_seldom_called_worse() -> None:
+def test_equal_combinations_are_rarely_called_worse() -> None:
     """Simulated: 1,000 studies of six equal cells and five seeds; some cell is called worse in at most 5 of 100, though
     the best of six, against which all are held, is the luckiest."""
     rng, called = np.random.default_rng(1), 0
@@ -530,19 +539,19 @@ def test_equal_cells_are_seldom_called_worse() -> None:
     assert 0.01 < called / 1000 < 0.05
 
 
-def test_nothing_on_the_pareto_front_is_beaten_for_less() -> None:
+def test_no_combination_dominates_the_pareto_front() -> None:
     found = fake({"1": [0.5], "2": [0.7], "3": [0.6], "4": [0.7]}, {"1": 1, "2": 2, "3": 3, "4": 4})
     assert [cell.settings["model.depth"] for cell in found.compute_pareto_front("flops")] == ["1", "2"]
 
 
-def test_the_report_tells_everything_in_markdown_and_in_one_page(tmp_path) -> None:
-    made = read_design("digits", ["model.depth=1,2", "model.embed_dim=16,32"], 2)
+def test_the_report_has_all_results_in_markdown_and_in_one_page(tmp_path) -> None:
+    design = read_design("digits", ["model.depth=1,2", "model.embed_dim=16,32"], 2)
     trials = [
         FakeTrial(cell, seed, 0.5 + 0.01 * place + 0.001 * seed)
-        for place, cell in enumerate(made.combinations)
+        for place, cell in enumerate(design.combinations)
         for seed in (1, 2)
     ]
-    page = write_report(collect_results(made, trials), tmp_path)
+    page = write_report(collect_results(design, trials), tmp_path)
     text, html = (tmp_path / "report.md").read_text(), page.read_text()
     assert "| 2 | 32 | 2 | 53.10, 53.20 % |" in text and "![grid](grid.png)" in text and "±" not in text
     assert html.count("data:image/png;base64") == 4 and 'src="http' not in html and "curves.png" not in html
@@ -551,30 +560,32 @@ def test_the_report_tells_everything_in_markdown_and_in_one_page(tmp_path) -> No
 
 
 def test_a_searched_range_is_an_axis_and_labels_do_not_overprint(tmp_path) -> None:
-    made = read_design("digits", ["train.lr=1e-4..1e-2"], 1, num_search_trials=30)
+    design = read_design("digits", ["train.lr=1e-4..1e-2"], 1, num_search_trials=30)
     trials = [FakeTrial({"train.lr": f"{10 ** (-4 + place / 15):.6g}"}, 1, 0.5) for place in range(30)]
-    pictures = draw_figures(collect_results(made, trials))
+    pictures = draw_figures(collect_results(design, trials))
     assert (
         pictures["effects"].axes[0].get_xscale() == "log"
         and len(pictures["effects"].axes[0].lines[0].get_xdata()) == 30
     )
     assert [text.get_text() for text in pictures["pareto"].axes[0].texts] == ["A, B, C, … (30 points)"]
-    apart = draw_pareto_fronts({"cost": [(1.0, 0.5, None, "a", True), (3.0, 0.9, None, "b", True)]}, "")
+    apart = draw_pareto_fronts(
+        {"cost": [ParetoPoint(1.0, 0.5, None, "a", True), ParetoPoint(3.0, 0.9, None, "b", True)]}, ""
+    )
     assert [text.get_text() for text in apart.axes[0].texts] == ["A", "B"]
 
 
-def test_what_is_learnt_without_labels_is_judged_by_a_probe_and_says_so() -> None:
-    made = read_design("digits-mae", ["model.depth=1,2"], 1)
-    found = collect_results(made, [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"])
+def test_runs_without_labels_are_compared_by_a_linear_probe_and_the_report_says_so() -> None:
+    design = read_design("digits-mae", ["model.depth=1,2"], 1)
+    found = collect_results(design, [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"])
     assert (
-        found.accuracy_label == rows_of(found)[0][2] == "linear probe"
+        build_results_table(found)[0][2] == "validation linear probe accuracy"
         and "a linear probe measures the features" in format_notes(found)[0]
     )
     assert draw_figures(found)["curves"].axes[0].get_ylabel() == "loss"
-    assert fake({"1": [0.5], "2": [0.6]}).accuracy_label == "accuracy"
+    assert not fake({"1": [0.5], "2": [0.6]}).uses_linear_probe
 
 
-def test_runs_that_had_others_beside_them_are_told(tmp_path) -> None:
+def test_the_report_names_runs_that_shared_their_machine(tmp_path) -> None:
     queue = TrialQueue(read_design("digits", ["model.depth=1,2"], 1), get_default_storage_url(tmp_path), "study")
     mine, other = queue.take_trial(), queue.take_trial()
     assert queue.count_other_workers() == 0
@@ -588,15 +599,15 @@ def test_runs_that_had_others_beside_them_are_told(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_tries_so_many_and_finds_the_better_rate(tmp_path) -> None:
+def test_a_search_runs_the_given_number_of_trials_and_finds_the_better_rate(tmp_path) -> None:
     words = ["train.epochs=10", "train.device=cpu", "model.depth=1", "train.lr=1e-6..1e-2", "train.optimizer=adamw"]
     words += ["train.ema=0", "train.batch_size=32", "data.augment.mixup=0"]  # few steps, in which something is learnt
-    made = read_design("digits", words, 1, num_search_trials=8)
-    queue = TrialQueue(made, get_default_storage_url(tmp_path), "search")
+    design = read_design("digits", words, 1, num_search_trials=8)
+    queue = TrialQueue(design, get_default_storage_url(tmp_path), "search")
     queue.optuna_study.sampler = TPESampler(n_startup_trials=10, seed=5)  # chance would at times try no high rate
     told = list(run_trials(queue, tmp_path))
     assert len(told) == 8
-    found = collect_results(made, queue.trials)
+    found = collect_results(design, queue.trials)
     assert len(found.combinations) + found.num_pruned == 8
     assert float(found.best_combination.settings["train.lr"]) > 1e-3 and found.combinations[0] is found.best_combination
     assert found.best_combination.mean_accuracy > 0.2 and found.num_pruned
@@ -613,7 +624,7 @@ def test_the_command_line(tmp_path, vitascope) -> None:
     assert stopped.code == 0 and "2 unfinished runs. Run the same" in stopped.out and "Times (" not in stopped.out
 
 
-def test_where_every_run_fails_that_is_no_success(tmp_path, vitascope, monkeypatch) -> None:
+def test_the_exit_code_is_an_error_if_every_run_fails(tmp_path, vitascope, monkeypatch) -> None:
     def breaks(*_, **__):
         raise RuntimeError("the disk is full")
 
@@ -636,7 +647,7 @@ def test_where_every_run_fails_that_is_no_success(tmp_path, vitascope, monkeypat
         (["nothing", "model.depth=1,2"], "There is no recipe 'nothing'"),
     ],
 )
-def test_wrong_words_are_refused(words, text, tmp_path, vitascope) -> None:
+def test_wrong_options_are_rejected(words, text, tmp_path, vitascope) -> None:
     told = vitascope("study", *words, "--out", str(tmp_path))
     assert told.code == 2 and text in told.err and not list(tmp_path.iterdir())
 
@@ -667,15 +678,15 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
     assert len(runs) == 6 and vitascope.load(runs[0].parent).evaluate(robust=False).accuracy > 0
 
 
-def test_one_that_breaks_does_not_break_the_others(tmp_path) -> None:
+def test_a_failing_run_of_a_batch_does_not_stop_the_others(tmp_path) -> None:
     words = [*QUICK, "train.lr=1e-3,1e30", "train.optimizer=adamw", "train.clip_grad=0"]
     queue = TrialQueue(read_design("digits", words, 1), get_default_storage_url(tmp_path), "study")
     told = {one.settings["train.lr"]: one for one in run_trials(queue, tmp_path, max_runs_per_batch=2)}
     assert told["1e-3"].accuracy is not None and "became NaN or infinite" in told["1e30"].failure_reason
 
 
-def test_where_learning_together_does_not_work_each_learns_alone(tmp_path, monkeypatch) -> None:
-    """Tried once, said once, and no half-made run is left."""
+def test_if_a_batch_fails_its_runs_are_trained_one_at_a_time(tmp_path, monkeypatch) -> None:
+    """Tried once, said once, and no half-design run is left."""
     tried, crowds = [], []
 
     def out_of_memory(crowd, number):
@@ -684,8 +695,8 @@ def test_where_learning_together_does_not_work_each_learns_alone(tmp_path, monke
         raise RuntimeError("CUDA out of memory")
 
     monkeypatch.setattr(BatchedTraining, "train_epoch", out_of_memory)
-    held, real = [], running._run_single_trial
-    monkeypatch.setattr(running, "_run_single_trial", lambda *given: held.append(crowds[0]()) or real(*given))
+    held, real = [], workers._run_single_trial
+    monkeypatch.setattr(workers, "_run_single_trial", lambda *given: held.append(crowds[0]()) or real(*given))
     queue = TrialQueue(
         read_design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 2), get_default_storage_url(tmp_path), "study"
     )
@@ -700,8 +711,8 @@ def test_where_learning_together_does_not_work_each_learns_alone(tmp_path, monke
     assert len(list(tmp_path.rglob("metrics.jsonl"))) == len(list(tmp_path.rglob("recipe.yaml"))) == 4
 
 
-def test_a_crowd_that_cannot_be_judged_is_not_trained_again(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(running, "collect_run_result", broken_result)
+def test_a_batch_that_cannot_be_evaluated_is_not_trained_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(workers, "collect_run_result", broken_result)
     queue = TrialQueue(
         read_design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 1), get_default_storage_url(tmp_path), "study"
     )
@@ -719,17 +730,17 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def test_what_is_varied_need_not_fit_as_the_recipe_has_it() -> None:
+def test_a_varied_setting_may_make_an_invalid_recipe_valid() -> None:
     """sheet-a's patches of 7 do not divide 8 pixels, but no combination has them."""
     words = ["data.name=digits", "model.img_size=8", "model.patch_size=2,4"]
-    made = read_design("sheet-a", words, 1)
-    assert made.identity_hash == read_design("sheet-a", [*words[:2], "model.patch_size=4,2,1"], 3).identity_hash
+    design = read_design("sheet-a", words, 1)
+    assert design.identity_hash == read_design("sheet-a", [*words[:2], "model.patch_size=4,2,1"], 3).identity_hash
     orders = [
         read_design("digits", [f"train.objective={text}"], 1).identity_hash for text in ("classify,mae", "mae,classify")
     ]
     assert orders[0] == orders[1]
-    assert made.identity_hash != read_design("sheet-a", [*words, "train.epochs=3"], 1).identity_hash
+    assert design.identity_hash != read_design("sheet-a", [*words, "train.epochs=3"], 1).identity_hash
     assert (
-        made.identity_hash
+        design.identity_hash
         != read_design("sheet-a", [*words[:2], "model.patch_size=2", "model.depth=1,2"], 1).identity_hash
     )

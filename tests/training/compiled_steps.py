@@ -1,7 +1,7 @@
-"""python -m tests.training.compiled_steps FOLDER: plain and compiled losses of objectives and of many models, as JSON.
+"""python -m tests.training.compiled_steps FOLDER: print eager and compiled losses as JSON.
 
-A process of its own: the tests' shape checks cannot be traced. Steps are traced as on a GPU but run by PyTorch's own
-operations, so no compiler is needed; a part that cannot be traced whole is an error.
+A separate process, because the tests' shape checks cannot be traced. Steps are traced as on a GPU but run by PyTorch's
+own operations, so no compiler is needed. A graph break is an error.
 """
 
 import json
@@ -20,21 +20,23 @@ DINO = {"train.objective": "dino", "train.ema": 0, "dino.prototypes": 32, "dino.
 OBJECTIVES = {"classify": VARIED, "mae": {"train.objective": "mae", "mae.pictures": 0}, "dino": DINO}
 
 
-def alone(folder: Path, settings: dict, compiled: str) -> list[float]:
-    """Two seeds: another seed is another split, with another mean and deviation."""
+def train_single_runs(folder: Path, settings: dict, compiled: str) -> list[float]:
+    """Return the losses of two seeds, which have different splits, means and deviations."""
     common = settings | {"train.epochs": 2, "train.compile": compiled}
     runs = [tiny_run(folder / compiled, **common, **{"train.seed": seed}) for seed in (1, 2)]
     return [row["train_loss"] for run in runs for row in run.metrics]
 
 
-def together(folder: Path, settings: dict, compiled: str) -> list[float]:
-    """Of two models, then of three with other batches."""
+def train_batched(folder: Path, settings: dict, compiled: str) -> list[float]:
+    """Return the losses of two batched models, then of three with another batch size."""
     losses = []
     for batch, seeds in ((64, (1, 2)), (32, (1, 2, 3))):
-        own = settings | {"train.compile": compiled, "train.optimizer": "muon", "train.batch_size": batch}
-        crowd = BatchedTraining([session_of(folder / compiled, **own, **{"train.seed": seed})[0] for seed in seeds])
-        losses += crowd.train_epoch(0)[0].tolist()
-        crowd.close()
+        overrides = settings | {"train.compile": compiled, "train.optimizer": "muon", "train.batch_size": batch}
+        batched = BatchedTraining(
+            [session_of(folder / compiled, **overrides, **{"train.seed": seed})[0] for seed in seeds]
+        )
+        losses += batched.train_epoch(0).loss.tolist()
+        batched.close()
     return losses
 
 
@@ -42,18 +44,20 @@ def main(folder: Path) -> None:
     names: list[str] = []
     compiling = partial(torch.compile, backend="aot_eager", fullgraph=True)
 
-    def compile_and_tell(part, **how):
+    def compile_and_record_name(part, **options):
         names.append(getattr(part, "__name__", type(part).__name__))
-        return compiling(part, **how)
+        return compiling(part, **options)
 
-    torch.compile = compile_and_tell
-    found = {}
-    ways = {name: (alone, settings) for name, settings in OBJECTIVES.items()} | {"together": (together, VARIED)}
-    for name, (way, settings) in ways.items():
-        plain = way(folder / name, settings, "never")
+    torch.compile = compile_and_record_name
+    results = {}
+    variants = {name: (train_single_runs, settings) for name, settings in OBJECTIVES.items()} | {
+        "together": (train_batched, VARIED)
+    }
+    for name, (train, settings) in variants.items():
+        plain = train(folder / name, settings, "never")
         names.clear()
-        found[name] = {"plain": plain, "compiled": way(folder / name, settings, "always"), "parts": list(names)}
-    print(json.dumps(found))
+        results[name] = {"plain": plain, "compiled": train(folder / name, settings, "always"), "parts": list(names)}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A command in a process of its own that is killed at a known moment, so that no test waits for another process."""
+"""Run a command in another process and kill it after a given epoch."""
 
 import os
 import signal
@@ -22,9 +22,9 @@ main()
 """
 
 
-def kill_after_epoch(epoch: int, *words: str, when: str = "True") -> None:
-    """Run `vitascope WORDS`; SIGKILL when the epoch's line is written and its state is not saved yet."""
+def kill_after_epoch(epoch: int, *args: str, when: str = "True") -> None:
+    """Run `vitascope ARGS`; send SIGKILL when the epoch's line is written and its state is not saved yet."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     code = KILLED.format(epoch=epoch, when=when)
-    done = subprocess.run([sys.executable, "-c", code, *words], env=environment, stdout=subprocess.DEVNULL)
-    assert done.returncode == -signal.SIGKILL
+    process = subprocess.run([sys.executable, "-c", code, *args], env=environment, stdout=subprocess.DEVNULL)
+    assert process.returncode == -signal.SIGKILL

@@ -76,13 +76,18 @@ def test_schedules_start_and_end_where_they_should() -> None:
     words = ["train.objective=dino", "train.weight_decay=0.04", "train.final_weight_decay=0.4", "dino.freeze_last=0.05"]
     recipe = read_recipe("digits-dino", [*words, "dino.teacher_momentum=0.996", "dino.final_teacher_temperature=0.07"])
     first, tenth, middle, last = (compute_schedule_values(step, 100, recipe) for step in (0, 10, 50, 99))
-    assert first["decay"] == pytest.approx(0.996) and middle["decay"] == pytest.approx(0.998)
-    assert last["decay"] == pytest.approx(0.999999, abs=1e-6) and last["decay"] < 1
+    assert first["ema_decay"] == pytest.approx(0.996) and middle["ema_decay"] == pytest.approx(0.998)
+    assert last["ema_decay"] == pytest.approx(0.999999, abs=1e-6) and last["ema_decay"] < 1
     assert first["teacher_temperature"] == pytest.approx(0.04)
     assert tenth["teacher_temperature"] == last["teacher_temperature"] == pytest.approx(0.07)
     assert compute_schedule_values(5, 100, recipe)["teacher_temperature"] == pytest.approx(0.055)
     assert first["weight_decay"] == pytest.approx(0.04) and middle["weight_decay"] == pytest.approx(0.22)
-    assert [compute_schedule_values(step, 100, recipe)["last_layer"] for step in (0, 4, 5, 99)] == [0, 0, 1, 1]
+    assert [compute_schedule_values(step, 100, recipe)["last_layer_grad_factor"] for step in (0, 4, 5, 99)] == [
+        0,
+        0,
+        1,
+        1,
+    ]
 
 
 def test_a_changing_decay_is_adamws_own_decay(tmp_path) -> None:

@@ -80,7 +80,7 @@ def test_learning_without_labels_improves_the_linear_probe_over_random_features(
 @pytest.mark.parametrize("objective", ["mae", "dino"])
 def test_labels_are_only_looked_at_so_shuffling_them_changes_no_weight(tmp_path, monkeypatch, objective) -> None:
     """All weights but the classifier's are the same whatever the training images' labels say."""
-    from vitascope.training import train as module
+    from vitascope.training import prepare as module
 
     settings = {"train.objective": objective} | ({"dino.local_size": 4, "train.ema": 0} if objective == "dino" else {})
     plain = tiny_run(tmp_path, **settings)
@@ -155,7 +155,8 @@ def test_fine_tuning_begins_with_a_new_classifier_and_the_learnt_blocks(pretrain
     still = {"train.epochs": 1, "train.lr": 1e-9, "train.muon_lr": 1e-9}
     run = tiny_run(tmp_path, **{"weights": pretrained.path, "data.fraction": 0.1}, **still)
     report = json.loads(run.get_path("adaptation.json").read_text())
-    assert report["new"] == ["head.weight", "head.bias"] and "from a linear probe" in report["dropped"][0]
+    assert report["new"] == report["dropped"] == ["head.weight", "head.bias"]
+    assert report["notes"] == ["head replaced: it is a linear probe"]
     before, after = load_file(pretrained.get_path("model.safetensors")), load_file(run.get_path("model.safetensors"))
     torch.testing.assert_close(after["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0)
     assert not torch.allclose(after["head.weight"], before["head.weight"])
@@ -242,7 +243,7 @@ def test_grey_and_solarized_shares_and_a_crop_for_labels_too(tmp_path) -> None:
     from vitascope.data.image_ops import grayscale_selected, solarize_selected
 
     draws = draw_epoch_augmentation(replace(NO_AUGMENTATION, grayscale=0.25, solarize=0.5), 10, 1000, seed=0, epoch=0)
-    assert draws["grey"].float().mean() == pytest.approx(0.25, abs=0.02)
+    assert draws["grayscale"].float().mean() == pytest.approx(0.25, abs=0.02)
     assert draws["solarize"].float().mean() == pytest.approx(0.5, abs=0.02)
     image = torch.tensor([0.2, 0.9, 0.5]).view(1, 3, 1, 1).expand(2, 3, 1, 1)
     turned = solarize_selected(image, torch.tensor([True, False]))

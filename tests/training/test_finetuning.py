@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import vitascope
 from tests.training.tiny import TINY, shared_run, tiny_run, untimed
-from tests.weights.test_pretrained import small_timm
+from tests.weights.test_pretrained import build_small_timm
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.data.splits import open_training_data
 from vitascope.model.lora import add_lora, merge_lora_state_dict
@@ -29,7 +29,7 @@ from vitascope.training.optim.build import (
     set_train_mode,
     set_trainable_parameters,
 )
-from vitascope.training.train import get_class_names
+from vitascope.training.prepare import get_class_names
 
 CONFIG = ModelConfig(img_size=8, patch_size=2, in_chans=1, embed_dim=32, depth=3, num_heads=2, num_classes=5)
 
@@ -167,7 +167,7 @@ def test_keeping_weights_needs_weights_to_keep() -> None:
 
 @pytest.mark.parametrize("kept", [True, False], ids=["checkpoint", "no checkpoint"])
 def test_images_are_normalised_as_the_weights_are_used_to_also_when_it_goes_on(kept, tmp_path, monkeypatch) -> None:
-    save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
+    save_file(build_small_timm().state_dict(), tmp_path / "w.safetensors")
     settings = {"weights": tmp_path / "w.safetensors", "train.epochs": 2, "model.patch_size": 2}
     whole = tiny_run(tmp_path / "whole", **settings)
     prepared = read_model_info(whole).preparation
@@ -233,7 +233,7 @@ def test_how_much_learns_is_told_where_not_everything_does(start, tmp_path, caps
 
 
 def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, tmp_path, monkeypatch) -> None:
-    save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
+    save_file(build_small_timm().state_dict(), tmp_path / "w.safetensors")
     sessions, real = [], rate_finder.start_session
     monkeypatch.setattr(rate_finder, "start_session", lambda *a, **k: sessions.append(real(*a, **k)) or sessions[-1])
     monkeypatch.setattr(rate_finder, "NUM_STEPS", 2)
@@ -263,10 +263,8 @@ def test_other_classes_of_the_same_number_get_a_new_classifier(start, tmp_path) 
     settings = {"data.name": str(tmp_path / "photos"), "train.epochs": 1, "train.batch_size": 16}
     run = tiny_run(tmp_path / "runs", weights=start.path, **settings)
     report = json.loads(run.get_path("adaptation.json").read_text())
-    assert (
-        report["new"] == ["head.weight", "head.bias"]
-        and "its classes are not the data's, for example" in report["dropped"][0]
-    )
+    assert report["new"] == report["dropped"] == ["head.weight", "head.bias"]
+    assert report["notes"] == ["head replaced: the weights' classes are 0, 1, …; the data's are thing0, thing1, …"]
     report = json.loads(tiny_run(tmp_path / "runs", weights=start.path).get_path("adaptation.json").read_text())
     assert not report["new"] and not report["notes"]
 

@@ -1,33 +1,66 @@
-"""What a run shows while it learns."""
+"""The progress line and the messages printed before and during training."""
 
 import io
 
 import pytest
 from rich.console import Console
 
+from vitascope.recipe.reading import read_recipe
 from vitascope.training import progress
-from vitascope.training.loop import StepProgress
+from vitascope.training.loop import EpochRecord, StepProgress
+from vitascope.training.messages import describe_incomplete_batch, describe_teacher, make_curves_title
 
 
 @pytest.mark.parametrize(
-    ("seconds_a_step", "said"),
+    ("seconds_per_step", "duration"),
     [(36.0, "about 40 hours"), (1.0, "about 66 minutes"), (0.8, None)],
 )
-def test_a_run_of_hours_says_so_once_after_its_first_seconds(monkeypatch, seconds_a_step, said) -> None:
-    """By hand: 4 epochs of 1,000 steps less the first 11. Setting up, 500 s, is not taken for the run's speed."""
-    clock = iter([500.0 + seconds_a_step * step for step in range(60)])
+def test_a_long_run_prints_its_estimated_duration_once(monkeypatch, seconds_per_step, duration) -> None:
+    """By hand: 4 epochs of 1,000 steps less the first 11. The 500 s before the first step are not counted."""
+    clock = iter([500.0 + seconds_per_step * step for step in range(60)])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    told = io.StringIO()
+    output = io.StringIO()
     records = (StepProgress(0, step + 1, 1000, 1.0) for step in range(60))
-    assert list(progress.show_progress(records, 4, 0, Console(file=told))) == []
-    assert told.getvalue().count("Estimated duration") == (said is not None)
-    assert said is None or f"Estimated duration: {said}." in told.getvalue()
+    assert list(progress.show_progress(records, 4, 0, Console(file=output))) == []
+    assert output.getvalue().count("Estimated duration") == (duration is not None)
+    assert duration is None or f"Estimated duration: {duration}." in output.getvalue()
 
 
-def test_what_is_left_counts_not_what_a_resumed_run_has_done(monkeypatch) -> None:
+def test_the_estimate_of_a_resumed_run_counts_only_remaining_epochs(monkeypatch) -> None:
     clock = iter([20.0 * step for step in range(5)])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    told = io.StringIO()
+    output = io.StringIO()
     records = (StepProgress(3, step + 900, 1000, 1.0) for step in range(3))
-    list(progress.show_progress(records, 4, 3, Console(file=told)))
-    assert "Estimated duration" not in told.getvalue()
+    list(progress.show_progress(records, 4, 3, Console(file=output)))
+    assert "Estimated duration" not in output.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_progress_line_shows_the_remaining_time(width) -> None:
+    metrics = {
+        "epoch": 100,
+        "train_loss": 1.234,
+        "train_accuracy": 1.0,
+        "val_accuracy": 1.0,
+        "images_per_second": 12345,
+    }
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=width, color_system=None)
+    list(progress.show_progress(iter([EpochRecord(metrics)]), 300, 0, console))
+    line = [line for line in output.getvalue().splitlines() if "epoch 100/300" in line][-1]
+    assert "epoch 100/300  loss 1.234  train" in line and ":" in line.split("left" if width == 80 else "remaining")[1]
+
+
+def test_images_left_out_of_each_epoch_are_reported() -> None:
+    recipe = read_recipe("cifar10", ["train.batch_size=500"])
+    text = "train.batch_size=500: 1 step per epoch; 100 of 600 images are left out of each epoch."
+    assert describe_incomplete_batch(recipe, 600) == text
+    assert describe_incomplete_batch(recipe, 50_010) is None and describe_incomplete_batch(recipe, 300) is None
+
+
+def test_the_curves_name_distillation_and_class_weights() -> None:
+    recipe = read_recipe("digits", ["train.distill=runs/teacher", "data.balance=loss"])
+    text = "Training loss includes the distillation term and class weights (data.balance=loss)"
+    assert make_curves_title(recipe).endswith(text)
+    assert describe_teacher(recipe).startswith("Teacher: runs/teacher (")
+    assert describe_teacher(read_recipe("digits", [])) is None

@@ -21,8 +21,9 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.writing import format_recipe_yaml
 from vitascope.run.directory import Run, create_run, open_run
 from vitascope.training.loop import EpochRecord, train_epochs
+from vitascope.training.prepare import make_console
 from vitascope.training.session import start_session
-from vitascope.training.train import make_console, resume_run
+from vitascope.training.train import resume_run
 
 FILES = {
     "recipe.yaml",

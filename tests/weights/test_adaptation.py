@@ -8,21 +8,22 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models._builder import adapt_input_conv  # as timm's own weights go from colour to grey
 from torch.nn import functional as F
 
-from tests.weights.test_pretrained import SHARED, apart, real, small_timm
+from tests.weights.test_pretrained import SHARED, build_small_timm, compute_max_difference, real
 from vitascope import ModelConfig, UserError, VisionTransformer, adapt
 from vitascope.data.image_ops import to_grayscale
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.evaluation.prediction import convert_to_stored_images
 from vitascope.model.positions import resample_position_table
 from vitascope.training.initial_weights import format_adaptation_report
-from vitascope.weights.adaptation import AdaptedModel, count_flops_per_image, plan_adaptation
+from vitascope.weights.adaptation import AdaptedModel
+from vitascope.weights.adaptation_report import count_flops_per_image, plan_adaptation
 from vitascope.weights.model_info import ModelInfo, WeightsMetadata
 from vitascope.weights.pretrained import IMAGENET_CLASSES, PretrainedModel, open_weights, pretrained_from_state_dict
 from vitascope.weights.resampling import adapt_filter_channels, compute_patch_resampling_error, resample_patch_filters
 
 
 def pretrained(**settings) -> PretrainedModel:
-    return pretrained_from_state_dict(small_timm(**settings).state_dict(), "theirs")
+    return pretrained_from_state_dict(build_small_timm(**settings).state_dict(), "theirs")
 
 
 @pytest.mark.parametrize(("old", "new"), [((14, 14), (7, 7)), ((14, 14), (8, 8)), ((4, 6), (9, 5)), ((7, 7), (16, 16))])
@@ -30,27 +31,29 @@ def pretrained(**settings) -> PretrainedModel:
 def test_positions_are_resampled_as_timm_does(old, new, prefix) -> None:
     table = torch.randn(1, prefix + old[0] * old[1], 24)
     theirs = resample_abs_pos_embed(table, list(new), list(old), num_prefix_tokens=prefix)
-    assert apart(resample_position_table(table, old, new, prefix), theirs) < 1e-6
+    assert compute_max_difference(resample_position_table(table, old, new, prefix), theirs) < 1e-6
 
 
 @pytest.mark.parametrize("new", [(4, 4), (8, 8), (32, 32), (7, 14), (2, 2)])
 def test_patch_filters_are_resampled_as_timm_does(new) -> None:
     filters = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 0.02  # as large as real ones
     theirs = resample_patch_embed(filters, list(new))
-    assert apart(resample_patch_filters(filters, new), theirs) < 1e-6 * max(1.0, theirs.abs().max().item())
+    assert compute_max_difference(resample_patch_filters(filters, new), theirs) < 1e-6 * max(
+        1.0, theirs.abs().max().item()
+    )
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 6])
 def test_channels_change_as_timm_s_do(channels) -> None:
     filters = torch.randn(8, 3, 4, 4)
-    assert apart(adapt_filter_channels(filters, channels), adapt_input_conv(channels, filters)) < 1e-6
+    assert compute_max_difference(adapt_filter_channels(filters, channels), adapt_input_conv(channels, filters)) < 1e-6
 
 
 def test_a_larger_patch_answers_an_enlarged_image_as_before() -> None:
     filters, patch = torch.randn(6, 2, 4, 4, dtype=torch.float64), torch.randn(1, 2, 4, 4, dtype=torch.float64)
     larger = F.interpolate(patch, size=(8, 8), mode="bicubic", antialias=True)
     answers = F.conv2d(larger, resample_patch_filters(filters, (8, 8)))
-    assert apart(answers, F.conv2d(patch, filters)) < 1e-12
+    assert compute_max_difference(answers, F.conv2d(patch, filters)) < 1e-12
     assert compute_patch_resampling_error(filters, resample_patch_filters(filters, (8, 8))) < 1e-12
 
 
@@ -76,7 +79,7 @@ def test_what_a_smaller_patch_loses_is_what_is_measured() -> None:
 def as_in_colour(found: PretrainedModel, made: AdaptedModel, stored: torch.Tensor) -> float:
     """How far answers to grey images are apart: shown in colour to the one, in grey to the other, each prepared."""
     (old, old_way), (new, new_way) = ((m.build_model(), m.info.preparation) for m in (found, made))
-    return apart(new(new_way(stored)), old(old_way(stored.expand(-1, 3, -1, -1).contiguous())))
+    return compute_max_difference(new(new_way(stored)), old(old_way(stored.expand(-1, 3, -1, -1).contiguous())))
 
 
 def test_grey_images_get_the_answer_they_had_in_colour() -> None:
@@ -96,7 +99,7 @@ def test_grey_and_another_patch_together_are_the_two_one_after_the_other() -> No
 
 def test_colours_that_are_normalised_alike_leave_the_bias() -> None:
     found = pretrained_from_state_dict(
-        small_timm().state_dict(), "theirs", WeightsMetadata(mean=(0.5,) * 3, std=(0.5,) * 3)
+        build_small_timm().state_dict(), "theirs", WeightsMetadata(mean=(0.5,) * 3, std=(0.5,) * 3)
     )
     made, stored = adapt(found, in_chans=1), torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
     assert as_in_colour(found, made, stored) < 1e-5
@@ -136,7 +139,12 @@ def test_images_enlarged_with_the_patch_get_the_answer_they_had() -> None:
     patches = images.unfold(2, 8, 8).unfold(3, 8, 8)  # each patch enlarged for itself, as the theory has it
     large = F.interpolate(patches.reshape(-1, 1, 8, 8), size=(16, 16), mode="bicubic", antialias=True)
     large = large.view(2, 3, 4, 4, 16, 16).permute(0, 1, 2, 4, 3, 5).reshape(2, 3, 64, 64)
-    assert apart(adapt(found, img_size=64, patch_size=16).build_model()(large), found.build_model()(images)) < 1e-4
+    assert (
+        compute_max_difference(
+            adapt(found, img_size=64, patch_size=16).build_model()(large), found.build_model()(images)
+        )
+        < 1e-4
+    )
 
 
 def test_the_report_says_what_happened() -> None:
@@ -152,10 +160,8 @@ def test_the_report_says_what_happened() -> None:
         ("pos_embed", [1, 52, 128]),
     ]
     assert all(0 < change.lost < 1 for change in report.resampled if change.name != "patch_embed.proj.bias")
-    assert report.new == ["head.weight", "head.bias"] and report.dropped == [
-        "head.weight (for 7 classes)",
-        "head.bias (for 7 classes)",
-    ]
+    assert report.new == report.dropped == ["head.weight", "head.bias"]
+    assert report.notes == ["head replaced: the weights have 7 classes, not 10"]
     untouched = [name for name, weight in made.weights.items() if weight is found.weights.get(name)]
     assert report.kept == len(untouched) == len(made.weights) - 5
     assert report.flops_after == count_flops_per_image(made.info.model) and report.alternative["tokens"] == 67
@@ -218,7 +224,7 @@ def test_training_says_that_sizes_change() -> None:
 
 
 def test_class_names_are_not_assumed_for_a_new_classifier() -> None:
-    found = pretrained_from_state_dict(small_timm(num_classes=1000).state_dict(), "theirs")
+    found = pretrained_from_state_dict(build_small_timm(num_classes=1000).state_dict(), "theirs")
     assert IMAGENET_CLASSES in adapt(found, img_size=64).report.assumed
     assert IMAGENET_CLASSES not in adapt(found, num_classes=10).report.assumed
 
@@ -260,7 +266,7 @@ def test_a_new_classifier_comes_from_the_seed() -> None:
 
 
 def test_settings_that_the_weights_decide_cannot_be_asked_for(tmp_path) -> None:
-    save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
+    save_file(build_small_timm().state_dict(), tmp_path / "w.safetensors")
     assert (
         adapt(tmp_path / "w.safetensors", patch_size=4, drop_path_rate=0.1).info.model.drop_path_rate == 0.1
     )  # a Path

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.weights.test_pretrained import apart, small_timm
+from tests.weights.test_pretrained import build_small_timm, compute_max_difference
 from vitascope import UserError, adapt
 from vitascope.weights.model_info import WeightsMetadata
 from vitascope.weights.pretrained import PretrainedModel, pretrained_from_state_dict
@@ -13,19 +13,20 @@ OTHERS = ["ash", "box", "elm", "fig", "fir", "oak", "yew"]
 
 
 def pretrained(classes: list[str] | None = OWN) -> PretrainedModel:
-    return pretrained_from_state_dict(small_timm().state_dict(), "theirs", WeightsMetadata(classes=classes))
+    return pretrained_from_state_dict(build_small_timm().state_dict(), "theirs", WeightsMetadata(classes=classes))
 
 
-def test_other_names_get_a_new_classifier() -> None:
+def test_other_class_names_get_a_new_classifier() -> None:
     found = pretrained()
     made = adapt(found, classes=OTHERS)
     assert made.report.new == ["head.weight", "head.bias"] and made.info.classes == OTHERS
-    assert made.report.dropped[0] == "head.weight (its classes are not the data's, for example ape)"
+    assert made.report.dropped == ["head.weight", "head.bias"]
+    assert made.report.notes == ["head replaced: the weights' classes are ape, bee, …; the data's are ash, box, …"]
     assert not torch.equal(made.weights["head.weight"], found.weights["head.weight"])
     assert adapt(found, classes=[*OWN[:6], "hen"]).report.new  # one is enough
 
 
-def test_the_same_names_keep_it() -> None:
+def test_equal_class_names_keep_the_classifier() -> None:
     found = pretrained()
     made = adapt(found, classes=list(OWN))
     assert made.weights["head.weight"] is found.weights["head.weight"]
@@ -33,24 +34,24 @@ def test_the_same_names_keep_it() -> None:
 
 
 @torch.no_grad()
-def test_another_order_puts_its_rows_in_that_order() -> None:
+def test_the_classifier_s_rows_follow_the_order_of_the_classes() -> None:
     found, images = pretrained(), torch.randn(2, 3, 32, 32)
     turned = ["dog", "ape", "gnu", "bee", "fox", "cat", "eel"]
     made = adapt(found, classes=turned)
     wanted = found.build_model()(images)[:, [OWN.index(name) for name in turned]]
-    assert apart(made.build_model()(images), wanted) < 1e-6 and made.info.classes == turned
+    assert compute_max_difference(made.build_model()(images), wanted) < 1e-6 and made.info.classes == turned
     assert [change.name for change in made.report.resampled] == ["head.weight", "head.bias"]
 
 
 @pytest.mark.parametrize("names", [None, [f"LABEL_{number}" for number in range(7)]])
-def test_classes_without_names_keep_it_and_that_is_said(names) -> None:
+def test_classes_without_names_keep_the_classifier_with_a_note(names) -> None:
     found = pretrained(names)
     made = adapt(found, classes=OTHERS)
     assert made.weights["head.weight"] is found.weights["head.weight"] and made.info.classes == OTHERS
     assert "classes have no names" in made.report.notes[-1]
 
 
-def test_numbers_that_our_own_data_gave_are_names() -> None:
+def test_numbers_in_vitascope_s_weights_are_class_names() -> None:
     found = pretrained([str(number) for number in range(7)])
     ours = PretrainedModel("run", "vitascope", found.info, found.weights)
     assert adapt(ours, classes=OTHERS).report.new

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.training.tiny import shared_run
-from tests.weights.test_pretrained import HF, apart, shaken, small_timm
+from tests.weights.test_pretrained import HF, build_small_timm, compute_max_difference, randomize_weights
 from vitascope import UserError, adapt, load
 from vitascope.run.checkpoint import save_model_folder
 from vitascope.weights.files import read_timm_metadata
@@ -30,7 +30,7 @@ def timm_folder(folder: Path, model: nn.Module, **said) -> str:
 
 
 def hf_folder(folder: Path, kind: str = "ViTForImageClassification", config: str = "ViTConfig", **settings) -> None:
-    model = shaken(getattr(transformers, kind)(getattr(transformers, config)(**(HF | settings))))
+    model = randomize_weights(getattr(transformers, kind)(getattr(transformers, config)(**(HF | settings))))
     model.save_pretrained(folder)
 
 
@@ -42,7 +42,7 @@ def change_json(path: Path, *without: str, **said) -> None:
 def test_timm_s_folder_tells_names_and_normalisation(tmp_path) -> None:
     names = list("abcdefg")
     told = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
-    found = open_weights(timm_folder(tmp_path, small_timm(), label_names=names, pretrained_cfg=told))
+    found = open_weights(timm_folder(tmp_path, build_small_timm(), label_names=names, pretrained_cfg=told))
     assert found.info.classes == names and found.library == "timm"
     assert (found.info.preparation.mean, found.info.preparation.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
@@ -53,14 +53,14 @@ def test_timm_s_folder_tells_names_and_normalisation(tmp_path) -> None:
     ids=str,
 )
 def test_a_timm_folder_that_computes_otherwise_is_refused(changes, tmp_path) -> None:
-    model = small_timm(**changes)
+    model = build_small_timm(**changes)
     with pytest.raises(UserError, match="with the same weights, Vitascope's model gives a different output"):
         open_weights(timm_folder(tmp_path, model, model_args=SIZES | changes))
 
 
 def test_weights_that_do_not_fit_timm_s_config_are_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"has shape|do not fit"):
-        open_weights(timm_folder(tmp_path, small_timm(), model_args=SIZES | {"patch_size": 4}))
+        open_weights(timm_folder(tmp_path, build_small_timm(), model_args=SIZES | {"patch_size": 4}))
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_weights_that_do_not_fit_timm_s_config_are_refused(tmp_path) -> None:
     ids=str,
 )
 def test_a_config_reaches_nothing_but_the_network_s_settings(said, tmp_path, monkeypatch) -> None:
-    torch.save(small_timm().state_dict(), tmp_path / "other.pth")
+    torch.save(build_small_timm().state_dict(), tmp_path / "other.pth")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("timm was asked"))
-    word = timm_folder(tmp_path / "folder", small_timm(), **said)
+    word = timm_folder(tmp_path / "folder", build_small_timm(), **said)
     for opening in (open_weights, open_any):
         with pytest.raises(UserError, match=r"timm has no architecture|model_args m"):
             opening(word)
@@ -151,7 +151,7 @@ def test_given_heads_are_used_where_nothing_else_says_them(tmp_path) -> None:
     change_json(tmp_path / "theirs" / "config.json", "num_attention_heads")
     assert open_weights(str(tmp_path / "theirs"), num_heads=8).info.model.num_heads == 8
     with pytest.raises(UserError, match="has num_heads=2, so num_heads="):
-        open_weights(timm_folder(tmp_path / "timm", small_timm()), num_heads=4)
+        open_weights(timm_folder(tmp_path / "timm", build_small_timm()), num_heads=4)
 
 
 def test_a_run_s_file_is_read_with_the_run_s_config(tmp_path) -> None:
@@ -159,12 +159,12 @@ def test_a_run_s_file_is_read_with_the_run_s_config(tmp_path) -> None:
     wanted, found = load(run, best=True), load(run.path / "best.safetensors")
     images = torch.randn(2, 1, 8, 8)
     assert torch.equal(found(images), wanted(images)) and found.info == wanted.info
-    assert found.notes == [f"note: sizes, classes and normalisation are from {run.path / 'config.json'}"]
+    assert found.notes == [f"sizes, classes and normalisation are from {run.path / 'config.json'}"]
 
 
 def test_another_model_s_file_beside_a_config_says_so(tmp_path) -> None:
-    word = timm_folder(tmp_path, small_timm())
-    save_file(small_timm(depth=1).state_dict(), tmp_path / "other.safetensors")
+    word = timm_folder(tmp_path, build_small_timm())
+    save_file(build_small_timm(depth=1).state_dict(), tmp_path / "other.safetensors")
     with pytest.raises(
         UserError, match=r"was read with .*config\.json\. If that belongs to another model, move the weights"
     ):
@@ -177,9 +177,9 @@ def test_another_model_s_file_beside_a_config_says_so(tmp_path) -> None:
     "said", [{"classes": ["a"]}, {"preparation": {"size": [32, 32], "mean": [0.5], "std": [0.5]}}], ids=str
 )
 def test_our_config_must_agree_with_itself(said, tmp_path) -> None:
-    made = adapt(pretrained_from_state_dict(small_timm().state_dict(), "theirs"))
+    made = adapt(pretrained_from_state_dict(build_small_timm().state_dict(), "theirs"))
     save_model_folder(tmp_path, made.info, made.weights)
-    assert apart(open_weights(str(tmp_path)).weights["norm.weight"], made.weights["norm.weight"]) == 0
+    assert compute_max_difference(open_weights(str(tmp_path)).weights["norm.weight"], made.weights["norm.weight"]) == 0
     change_json(tmp_path / "config.json", **said)
     with pytest.raises(UserError, match="is inconsistent"):
         open_weights(str(tmp_path))

@@ -30,7 +30,7 @@ shapes = pytest.mark.parametrize("shape", slow_except(SHAPES, ["tiny", "small"])
 real = pytest.mark.skipif(not SHARED.is_dir(), reason="the real weights are not on this machine")
 
 
-def shaken(model: nn.Module) -> nn.Module:
+def randomize_weights(model: nn.Module) -> nn.Module:
     """Away from zeros and ones, where mistakes could hide."""
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():
@@ -38,16 +38,16 @@ def shaken(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def small_timm(**settings) -> nn.Module:
+def build_small_timm(**settings) -> nn.Module:
     told = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2, "num_classes": 7} | settings
-    return shaken(TimmTransformer(**told))
+    return randomize_weights(TimmTransformer(**told))
 
 
-def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+def have_equal_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def apart(first: torch.Tensor, second: torch.Tensor) -> float:
+def compute_max_difference(first: torch.Tensor, second: torch.Tensor) -> float:
     return (first - second).abs().max().item()
 
 
@@ -55,7 +55,7 @@ def apart(first: torch.Tensor, second: torch.Tensor) -> float:
 @torch.no_grad()
 def test_timm_s_weights_go_in_and_out_unchanged(shape, tmp_path) -> None:
     width, heads = SHAPES[shape]
-    theirs = shaken(TimmTransformer(embed_dim=width, num_heads=heads, depth=12, num_classes=10))
+    theirs = randomize_weights(TimmTransformer(embed_dim=width, num_heads=heads, depth=12, num_classes=10))
     save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
     ours = load(tmp_path / "theirs.safetensors")
     assert ours.config.num_heads == heads
@@ -63,8 +63,11 @@ def test_timm_s_weights_go_in_and_out_unchanged(shape, tmp_path) -> None:
         f"local-dir:{save_pretrained(ours, tmp_path / 'out', library='timm')}", pretrained=True
     ).eval()
     images = torch.randn(1, 3, 224, 224)
-    assert apart(ours(images), theirs(images)) < 1e-5 and apart(back(images), theirs(images)) < 1e-5
-    assert same(back.state_dict(), theirs.state_dict())
+    assert (
+        compute_max_difference(ours(images), theirs(images)) < 1e-5
+        and compute_max_difference(back(images), theirs(images)) < 1e-5
+    )
+    assert have_equal_tensors(back.state_dict(), theirs.state_dict())
 
 
 @shapes
@@ -72,24 +75,26 @@ def test_timm_s_weights_go_in_and_out_unchanged(shape, tmp_path) -> None:
 def test_transformers_weights_go_in_and_out_unchanged(shape, tmp_path) -> None:
     width, heads = SHAPES[shape]
     sizes = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width, "num_labels": 10}
-    theirs = shaken(transformers.ViTForImageClassification(transformers.ViTConfig(**sizes)))
+    theirs = randomize_weights(transformers.ViTForImageClassification(transformers.ViTConfig(**sizes)))
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load(tmp_path / "theirs")
     assert ours.config.norm_eps == 1e-12 and ours.classes == [f"LABEL_{number}" for number in range(10)]
     folder = save_pretrained(ours, tmp_path / "out", library="transformers")
     back = transformers.ViTForImageClassification.from_pretrained(folder).eval()
     images = torch.randn(1, 3, 224, 224)
-    assert apart(ours(images), theirs(images).logits) < 1e-5
-    assert apart(back(images).logits, theirs(images).logits) < 1e-5
-    assert same(back.state_dict(), theirs.state_dict())
+    assert compute_max_difference(ours(images), theirs(images).logits) < 1e-5
+    assert compute_max_difference(back(images).logits, theirs(images).logits) < 1e-5
+    assert have_equal_tensors(back.state_dict(), theirs.state_dict())
 
 
 @torch.no_grad()
 def test_transformers_names_in_memory_are_read_too() -> None:
-    theirs = shaken(transformers.ViTForImageClassification(transformers.ViTConfig(**HF, intermediate_size=256)))
+    theirs = randomize_weights(
+        transformers.ViTForImageClassification(transformers.ViTConfig(**HF, intermediate_size=256))
+    )
     ours = pretrained_from_state_dict(theirs.state_dict(), "memory", WeightsMetadata({"num_heads": 4})).build_model()
     images = torch.randn(2, 3, 32, 32)
-    assert apart(ours(images), theirs(images).logits) < 1e-5
+    assert compute_max_difference(ours(images), theirs(images).logits) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -101,25 +106,25 @@ def test_transformers_names_in_memory_are_read_too() -> None:
     ],
 )
 @torch.no_grad()
-def test_dino_and_deit_trunks_see_what_theirs_see(kind, left_out, note, tmp_path) -> None:
-    theirs = shaken(getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**HF)))
+def test_dino_and_deit_backbones_give_the_same_features(kind, left_out, note, tmp_path) -> None:
+    theirs = randomize_weights(getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**HF)))
     theirs.save_pretrained(tmp_path)
     found = open_weights(str(tmp_path))
     images = torch.randn(2, 3, 32, 32)
-    assert apart(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
+    assert compute_max_difference(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
     assert [name for name in found.dropped_names if "pooler" not in name] == left_out
     assert bool(found.notes) == bool(note) and (not note or note in found.notes[0])
 
 
 @torch.no_grad()
-def test_mae_s_encoder_is_read_and_its_decoder_left_out(tmp_path) -> None:
+def test_mae_s_encoder_is_read_and_its_decoder_dropped(tmp_path) -> None:
     sizes = HF | {"decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
-    theirs = shaken(transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**sizes, mask_ratio=0.0)))
+    theirs = randomize_weights(transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**sizes, mask_ratio=0.0)))
     theirs.save_pretrained(tmp_path)
     found = open_weights(str(tmp_path))
     images = torch.randn(2, 3, 32, 32)
     seen = theirs.vit(images, noise=torch.arange(16.0).expand(2, -1)).last_hidden_state[:, 0]
-    assert apart(found.build_model()(images), seen) < 1e-5
+    assert compute_max_difference(found.build_model()(images), seen) < 1e-5
     assert found.dropped_names and all(name.startswith("decoder") for name in found.dropped_names)
 
 
@@ -128,7 +133,10 @@ def test_torchvision_s_weights_are_read() -> None:
     theirs = torchvision.models.VisionTransformer(32, 8, 2, 2, 128, 256, num_classes=7)
     images = torch.randn(2, 3, 32, 32)
     assert (
-        apart(pretrained_from_state_dict(shaken(theirs).state_dict(), "theirs").build_model()(images), theirs(images))
+        compute_max_difference(
+            pretrained_from_state_dict(randomize_weights(theirs).state_dict(), "theirs").build_model()(images),
+            theirs(images),
+        )
         < 1e-5
     )
 
@@ -146,20 +154,20 @@ def test_torchvision_s_weights_are_read() -> None:
     ids=str,
 )
 @torch.no_grad()
-def test_sizes_are_read_off_the_shapes(settings, tmp_path) -> None:
-    theirs = small_timm(**settings)
+def test_sizes_are_inferred_from_the_shapes(settings, tmp_path) -> None:
+    theirs = build_small_timm(**settings)
     torch.save(
         {"model_ema": {f"module.{name}": weight for name, weight in theirs.state_dict().items()}, "epoch": 3},
         tmp_path / "w.pth",
     )
     found = open_weights(str(tmp_path / "w.pth"))
     images = torch.randn(2, found.info.model.in_chans, *found.info.model.image_shape)
-    assert apart(found.build_model()(images), theirs(images)) < 1e-5
+    assert compute_max_difference(found.build_model()(images), theirs(images)) < 1e-5
     assert any("num_heads=2" in words for words in found.assumptions)
 
 
-def test_dino_s_checkpoint_gives_the_teacher_s_trunk(tmp_path) -> None:
-    teacher, student = small_timm(num_classes=0), small_timm(num_classes=0, qkv_bias=False)
+def test_dino_s_checkpoint_gives_the_teacher_s_backbone(tmp_path) -> None:
+    teacher, student = build_small_timm(num_classes=0), build_small_timm(num_classes=0, qkv_bias=False)
     parts = {f"backbone.{name}": weight for name, weight in teacher.state_dict().items()}
     parts |= {"head.mlp.0.weight": torch.zeros(4, 128), "head.last_layer.weight_v": torch.zeros(9, 4)}
     torch.save({"student": student.state_dict(), "teacher": parts}, tmp_path / "dino.pth")
@@ -168,23 +176,23 @@ def test_dino_s_checkpoint_gives_the_teacher_s_trunk(tmp_path) -> None:
 
 
 def test_another_number_of_heads_can_be_given(tmp_path) -> None:
-    theirs = small_timm(num_heads=4)
+    theirs = build_small_timm(num_heads=4)
     save_file(theirs.state_dict(), tmp_path / "w.safetensors")
     found = open_weights(str(tmp_path / "w.safetensors"), num_heads=4)
     images = torch.randn(1, 3, 32, 32)
-    assert apart(found.build_model()(images), theirs(images)) < 1e-5 and not any(
+    assert compute_max_difference(found.build_model()(images), theirs(images)) < 1e-5 and not any(
         "num_heads" in words for words in found.assumptions
     )
 
 
-def test_a_timm_model_by_name_is_ours_and_another_kind_is_refused(monkeypatch) -> None:
+def test_a_timm_vit_is_opened_by_name_and_another_architecture_is_refused(monkeypatch) -> None:
     built = {}
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: built[name])
-    built["vit_tiny_patch16_224"] = small_timm()
+    built["vit_tiny_patch16_224"] = build_small_timm()
     found = open_weights("timm:vit_tiny_patch16_224")
     images = torch.randn(1, 3, 32, 32)
-    assert apart(found.build_model()(images), built["vit_tiny_patch16_224"](images)) < 1e-5
-    built["vit_tiny_patch16_224"] = small_timm(act_layer="relu")
+    assert compute_max_difference(found.build_model()(images), built["vit_tiny_patch16_224"](images)) < 1e-5
+    built["vit_tiny_patch16_224"] = build_small_timm(act_layer="relu")
     with pytest.raises(
         UserError, match="not a plain ViT: with the same weights, Vitascope's model gives a different output"
     ):
@@ -194,7 +202,7 @@ def test_a_timm_model_by_name_is_ours_and_another_kind_is_refused(monkeypatch) -
         open_weights("timm:resnet18")
 
 
-def test_without_a_network_one_sentence_says_where_to_put_the_file(monkeypatch, tmp_path) -> None:
+def test_without_a_network_the_error_names_the_files_to_download(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("vitascope.weights.files._is_reachable", lambda address: False)
     with pytest.raises(UserError, match=r"repository someone/some-vit could not be downloaded.*in one folder here"):
@@ -220,8 +228,8 @@ def test_a_pickle_with_code_is_refused_and_nothing_is_run(tmp_path, monkeypatch)
     assert not Path("it-was-run").exists()
 
 
-def test_torn_and_foreign_files_are_refused_with_a_sentence(tmp_path) -> None:
-    whole = small_timm().state_dict()
+def test_incomplete_and_unknown_files_are_refused(tmp_path) -> None:
+    whole = build_small_timm().state_dict()
     save_file(whole, tmp_path / "whole.safetensors")
     data = (tmp_path / "whole.safetensors").read_bytes()
     (tmp_path / "torn.safetensors").write_bytes(data[: len(data) // 2])
@@ -234,7 +242,7 @@ def test_torn_and_foreign_files_are_refused_with_a_sentence(tmp_path) -> None:
     save_file(whole | {"blocks.1.mlp.fc1.weight": torch.zeros(3, 128)}, tmp_path / "shape.safetensors")
     save_file(whole | {"attn_pool.latent": torch.zeros(3)}, tmp_path / "more.safetensors")
     save_file({name: weight for name, weight in whole.items() if name != "norm.bias"}, tmp_path / "less.safetensors")
-    save_file(small_timm(embed_dim=96).state_dict(), tmp_path / "odd.safetensors")
+    save_file(build_small_timm(embed_dim=96).state_dict(), tmp_path / "odd.safetensors")
     save_file(whole | {"pos_embed": torch.zeros(1, 13, 128)}, tmp_path / "grid.safetensors")
     torch.save(torch.zeros(3), tmp_path / "tensor.pt")
     for name, sentence in (
@@ -255,20 +263,20 @@ def test_torn_and_foreign_files_are_refused_with_a_sentence(tmp_path) -> None:
             open_weights(str(tmp_path / name))
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"has no config\.json"):
         open_weights(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "swin"}')
     with pytest.raises(UserError, match=r"has no model\.safetensors"):
         open_weights(str(tmp_path))
-    save_file(small_timm().state_dict(), tmp_path / "model.safetensors")
+    save_file(build_small_timm().state_dict(), tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="has model_type 'swin'"):
         open_weights(str(tmp_path))
 
 
 @real
 @torch.no_grad()
-def test_the_real_weights_answer_as_timm_does_on_real_photos() -> None:
+def test_published_weights_predict_as_timm_does_on_photos() -> None:
     path = SHARED / "weights" / "deit_tiny_patch16_224.safetensors"
     ours = load(path)
     theirs = timm.create_model("deit_tiny_patch16_224", checkpoint_path=str(path)).eval()
@@ -286,31 +294,31 @@ def test_the_real_weights_answer_as_timm_does_on_real_photos() -> None:
     for file, line in zip(files, lines, strict=True):
         image = transform(Image.open(file).convert("RGB"))[None]
         logits, wanted = ours(image), theirs(image)
-        assert apart(logits, wanted) < 1e-4
+        assert compute_max_difference(logits, wanted) < 1e-4
         right += int(logits.argmax()) == int(line.split(",")[1])
     assert right == 29  # the data's README measured that through timm
 
 
-def test_a_model_is_saved_whole_and_comes_back(tmp_path) -> None:
-    save_file(small_timm().state_dict(), tmp_path / "w.safetensors")
+def test_a_saved_model_is_loaded_unchanged(tmp_path) -> None:
+    save_file(build_small_timm().state_dict(), tmp_path / "w.safetensors")
     ours = load(tmp_path / "w.safetensors")
     folder = ours.save_pretrained(tmp_path / "saved")
     again = type(ours).from_pretrained(folder)
-    assert isinstance(again, VisionTransformer) and same(again.state_dict(), ours.state_dict())
+    assert isinstance(again, VisionTransformer) and have_equal_tensors(again.state_dict(), ours.state_dict())
     assert again.info == ours.info and "library_name: vitascope" in (folder / "README.md").read_text()
 
 
-def test_files_without_weights_where_they_are_looked_for_are_told_what_is_there(tmp_path) -> None:
-    torch.save({"net": small_timm().state_dict(), "epoch": 3}, tmp_path / "net.pth")
+def test_for_a_file_without_weights_the_error_lists_its_keys(tmp_path) -> None:
+    torch.save({"net": build_small_timm().state_dict(), "epoch": 3}, tmp_path / "net.pth")
     with pytest.raises(UserError, match=r"it contains net, epoch\..* directly or under one of model_ema"):
         open_weights(str(tmp_path / "net.pth"))
-    state = small_timm().state_dict()
+    state = build_small_timm().state_dict()
     state["blocks.0.mlp.fc1.weight"][0, 0] = float("nan")
     save_file(state, tmp_path / "nan.safetensors")
     with pytest.raises(UserError, match=r"blocks.0.mlp.fc1.weight contains NaN or infinite values"):
         open_weights(str(tmp_path / "nan.safetensors"))
 
 
-def test_a_misspelt_name_of_timm_gets_the_nearest() -> None:
+def test_for_a_misspelt_timm_name_similar_names_are_suggested() -> None:
     with pytest.raises(UserError, match="deit_tiny_patch16_224"):
         open_weights("timm:deit_tinny_patch16_224")

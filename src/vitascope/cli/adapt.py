@@ -3,16 +3,16 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 
 import typer
 
 from vitascope.cli.console import abbreviate_count, create_console, create_table
 from vitascope.errors import UserError, suggest_choice
-from vitascope.model.config import check_size
+from vitascope.model.config import Size, check_size
 
 if TYPE_CHECKING:
-    from vitascope.weights.adaptation import AdaptationReport
+    from vitascope.weights.adaptation_report import AdaptationReport, UpscalingCost
 
 SIZE_SETTINGS = ("img_size", "patch_size")
 ADAPT_SETTINGS = (*SIZE_SETTINGS, "in_chans", "num_classes", "num_heads")
@@ -20,6 +20,14 @@ RELATIVE_ERROR = (
     "Relative error: norm of the difference / norm of the original. For patch sizes: of the patch embeddings of "
     "typical photos. For channels: of the filters. For positions: after resampling back."
 )
+
+
+class AdaptSettings(TypedDict, total=False):
+    img_size: Size
+    patch_size: Size
+    in_chans: int
+    num_classes: int
+    num_heads: int
 
 
 def adapt(
@@ -41,45 +49,46 @@ def adapt(
     """
     from vitascope.run.checkpoint import save_model_folder
     from vitascope.training.initial_weights import resolve_weights_path
-    from vitascope.weights.adaptation import adapt as adapted
-    from vitascope.weights.adaptation import plan_adaptation
+    from vitascope.weights import adaptation
+    from vitascope.weights.adaptation_report import plan_adaptation
     from vitascope.weights.pretrained import open_weights
 
-    asked = _parse_overrides(words or [])
-    heads, size = asked.pop("num_heads", None), asked.get("img_size")
-    found = open_weights(resolve_weights_path(weights), num_heads=heads, img_size=size)
-    report = plan_adaptation(found, **asked)
+    settings = _parse_overrides(words or [])
+    num_heads, img_size = settings.pop("num_heads", None), settings.get("img_size")
+    pretrained = open_weights(resolve_weights_path(weights), num_heads=num_heads, img_size=img_size)
+    report = plan_adaptation(pretrained, **settings)
     if report.refused:
         if as_json:
             print(json.dumps(asdict(report)))
         raise UserError(report.refused)
-    made = adapted(found, **asked)
+    adapted = adaptation.adapt(pretrained, **settings)
     if out is not None:
-        save_model_folder(out, made.info, made.weights)
+        save_model_folder(out, adapted.info, adapted.weights)
     if as_json:
-        print(json.dumps(asdict(made.report)))
+        print(json.dumps(asdict(adapted.report)))
         return
-    _print_adaptation_report(made.report)
+    _print_adaptation_report(adapted.report)
     if out is not None:
         print(f"Adapted model: {out}")
 
 
-def _parse_overrides(overrides: list[str]) -> dict[str, Any]:
-    asked: dict[str, Any] = {}
-    for word in overrides:
-        key, _, value = word.partition("=")
+def _parse_overrides(overrides: list[str]) -> AdaptSettings:
+    settings: dict[str, object] = {}
+    for override in overrides:
+        key, _, text = override.partition("=")
         if key not in ADAPT_SETTINGS:
-            raise UserError(f"'{word}' is not a setting of adapt. {suggest_choice(key, ADAPT_SETTINGS)}")
+            raise UserError(f"'{override}' is not a setting of adapt. {suggest_choice(key, ADAPT_SETTINGS)}")
         try:
-            asked[key] = json.loads(value)
+            value = json.loads(text)
         except ValueError as error:
-            raise UserError(f"{word}: give a whole number, or a pair such as [28,56].") from error
-        if key in SIZE_SETTINGS and isinstance(asked[key], int | list) and not isinstance(asked[key], bool):
-            asked[key] = check_size(key, asked[key])
-        elif type(asked[key]) is not int:
+            raise UserError(f"{override}: give a whole number, or a pair such as [28,56].") from error
+        if key in SIZE_SETTINGS and isinstance(value, int | list) and not isinstance(value, bool):
+            value = check_size(key, value)
+        elif type(value) is not int:
             pair = ", or a pair such as [28,56]" if key in SIZE_SETTINGS else ""
-            raise UserError(f"{word}: give a whole number{pair}.")
-    return asked
+            raise UserError(f"{override}: give a whole number{pair}.")
+        settings[key] = value
+    return cast(AdaptSettings, settings)
 
 
 def _print_adaptation_report(report: "AdaptationReport") -> None:
@@ -91,8 +100,8 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
         ["pixels used", "100%", f"{report.pixels_seen:.0%}"],
         ["FLOPs per image", abbreviate_count(report.flops_before), abbreviate_count(report.flops_after)],
     ]
-    screen = create_console()
-    screen.print(
+    console = create_console()
+    console.print(
         create_table(
             f"{report.weights} (format: {report.library})",
             ["", "before", "after"],
@@ -106,12 +115,14 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
     ]
     if rows:
         columns = ["weight", "shape before", "shape after", "method", "relative error"]
-        screen.print(create_table("Changed weights", columns, rows, right_aligned={"relative error"}))
+        console.print(create_table("Changed weights", columns, rows, right_aligned={"relative error"}))
         print(RELATIVE_ERROR)
-    parts = {"dropped": report.dropped, "new": report.new, "assumed": report.assumed, "note": report.notes}
-    for name, lines in parts.items():
+    for label, names in {"dropped": report.dropped, "new": report.new}.items():
+        if names:
+            print(f"{label}: {', '.join(names)}")
+    for label, lines in {"assumed": report.assumed, "note": report.notes}.items():
         for line in lines:
-            print(f"{name}: {line}")
+            print(f"{label}: {line}")
     print(f"unchanged: {report.kept} tensors")
     if report.alternative:
         print(_describe_alternative(report))
@@ -119,18 +130,18 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
 
 def _describe_alternative(report: "AdaptationReport") -> str:
     """Describe the cost of upscaling the images instead of resampling the weights."""
-    other = report.alternative
-    sizes = " and ".join(f"{name}={value}" for name, value in other["settings"].items())
+    upscaling = cast("UpscalingCost", report.alternative)
+    sizes = " and ".join(f"{name}={value}" for name, value in upscaling["settings"].items())
     changed = ", ".join(
         f"{name}={report.settings[name]}" for name in ("in_chans", "num_classes") if name in report.settings
     )
     text = (
-        f"Alternative without resampling: keep {sizes}, and upscale the images. This needs {other['tokens']} tokens "
-        f"and {abbreviate_count(other['flops'])} FLOPs per image{f' with {changed}' if changed else ''} "
-        f"({other['times_flops']:g} times the FLOPs)."
+        f"Alternative without resampling: keep {sizes}, and upscale the images. This needs "
+        f"{upscaling['tokens']} tokens and {abbreviate_count(upscaling['flops'])} FLOPs per image{f' with {changed}' if changed else ''} "
+        f"({upscaling['times_flops']:g} times the FLOPs)."
     )
     return text + (
-        " The channels are still converted, with the relative error above." if other["converts_channels"] else ""
+        " The channels are still converted, with the relative error above." if upscaling["converts_channels"] else ""
     )
 
 

@@ -8,10 +8,15 @@ from typing import Annotated
 
 import typer
 
-from vitascope.cli import console as numbers
-from vitascope.cli.console import create_console, create_table, load_model
-from vitascope.model.anatomy import Stage
-from vitascope.model.anatomy import list_stages as stages_of
+from vitascope.cli.console import (
+    abbreviate_count,
+    create_console,
+    create_table,
+    format_bytes,
+    load_model,
+    reject_settings_without_effect,
+)
+from vitascope.model.anatomy import Stage, list_stages
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import list_recipe_names, read_model_config, split_recipe_args
 from vitascope.recipe.writing import format_value
@@ -45,8 +50,12 @@ def show_anatomy(
     """
     recipe, settings = split_recipe_args(words or [])
     config = read_any_model(recipe, settings)
-    stages = stages_of(config, batch_size=batch, num_tokens=tokens)
-    answer: dict[str, object] = {"stages": [asdict(stage) | {"bytes": stage.bytes} for stage in stages]}
+    with_section = [setting for setting in settings if "." in setting.partition("=")[0]]
+    reject_settings_without_effect(
+        with_section, ("model.",), "on the anatomy. Use settings of the model, such as depth=4"
+    )
+    stages = list_stages(config, batch_size=batch, num_tokens=tokens)
+    report: dict[str, object] = {"stages": [asdict(stage) | {"bytes": stage.bytes} for stage in stages]}
     if not as_json:
         changed = f" with {', '.join(settings)}" if settings else ""
         title = f"From {'image' if tokens is None else 'tokens'} to logits: {recipe or 'ViT-Base'}{changed}"
@@ -54,9 +63,9 @@ def show_anatomy(
     if measure:
         from vitascope.cli.attention_cost import measure_and_draw_attention_cost
 
-        answer["measured"] = measure_and_draw_attention_cost(config, out, quiet=as_json)
+        report["measured"] = measure_and_draw_attention_cost(config, out, quiet=as_json)
     if as_json:
-        print(json.dumps(answer, indent=1))
+        print(json.dumps(report, indent=1))
 
 
 def read_any_model(model_ref: str | None, overrides: list[str]) -> ModelConfig:
@@ -67,8 +76,8 @@ def read_any_model(model_ref: str | None, overrides: list[str]) -> ModelConfig:
         return read_model_config(model_ref, overrides)  # raises an error that lists the recipes
 
     config = load_model(model_ref).config
-    known = {item.name: format_value(getattr(config, item.name)) for item in fields(ModelConfig)}
-    return read_model_config(None, [*(f"{key}={value}" for key, value in known.items()), *overrides])
+    settings = [f"{item.name}={format_value(getattr(config, item.name))}" for item in fields(ModelConfig)]
+    return read_model_config(None, [*settings, *overrides])
 
 
 def print_stages(stages: list[Stage], config: ModelConfig, title: str, *, all_blocks: bool) -> None:
@@ -84,7 +93,7 @@ def print_stages(stages: list[Stage], config: ModelConfig, title: str, *, all_bl
     screen = create_console()
     if screen.width < 112:  # print the axes below the names so that numbers are not wrapped
         columns = ["stage", *columns[2:]]
-        rows = [[f"{name}\n  [dim]{axes}[/dim]" if axes else name, *rest] for name, axes, *rest in rows]
+        rows = [[f"{name}\n  {axes}" if axes else name, *rest] for name, axes, *rest in rows]
     screen.print(create_table(title, columns, rows, right_aligned=set(columns[-4:])))
     screen.print(TABLE_NOTES, style="dim", highlight=False)
 
@@ -97,21 +106,26 @@ def _format_stage_row(stage: Stage) -> list[str]:
     shape = "×".join(map(str, stage.shape))
     costs = [
         f"{stage.parameters:,}" if stage.parameters else "",
-        numbers.abbreviate_count(stage.flops) if stage.flops else "",
+        abbreviate_count(stage.flops) if stage.flops else "",
     ]
-    return [stage.name, " × ".join(stage.axes), shape, *costs, numbers.format_bytes(stage.bytes)]
+    return [stage.name, " × ".join(stage.axes), shape, *costs, format_bytes(stage.bytes)]
 
 
 def _format_other_blocks_row(stages: list[Stage], depth: int) -> list[str]:
-    rest = [stage for stage in stages if _get_block_index(stage)]
+    other_blocks = [stage for stage in stages if _get_block_index(stage)]
     name = "blocks.1" if depth == 2 else f"blocks.1 … blocks.{depth - 1}"
-    return [name, "same as blocks.0", f"{depth - 1} blocks" if depth > 2 else "1 block", *_format_total_costs(rest)]
+    return [
+        name,
+        "same as blocks.0",
+        f"{depth - 1} blocks" if depth > 2 else "1 block",
+        *_format_total_costs(other_blocks),
+    ]
 
 
 def _format_total_costs(stages: list[Stage]) -> list[str]:
     parameters, flops = sum(stage.parameters for stage in stages), sum(stage.flops for stage in stages)
     return [
         f"{parameters:,}",
-        numbers.abbreviate_count(flops),
-        numbers.format_bytes(sum(stage.bytes for stage in stages)),
+        abbreviate_count(flops),
+        format_bytes(sum(stage.bytes for stage in stages)),
     ]

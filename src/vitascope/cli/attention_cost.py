@@ -3,8 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from vitascope.cli import console as numbers
-from vitascope.cli.console import create_console, create_table
+from vitascope.cli.console import create_console, create_table, format_bytes, format_duration
 from vitascope.draw.style import save_figure
 from vitascope.model.attention_cost import (
     IMPLEMENTATIONS,
@@ -37,13 +36,13 @@ def measure_and_draw_attention_cost(config: ModelConfig, figure_path: Path, *, q
 
 
 def _print_cost_table(costs: list[AttentionCost], fitted_exponents: dict[str, dict[str, float]]) -> None:
-    columns = ["tokens", *[f"{LABELS[way]}: {what}" for way in IMPLEMENTATIONS for what in ("time", "memory")]]
+    columns = ["tokens", *[f"{LABELS[name]}: {cost}" for name in IMPLEMENTATIONS for cost in ("time", "memory")]]
     rows = []
     for tokens in sorted({cost.tokens for cost in costs}):
-        cells = {cost.way: cost for cost in costs if cost.tokens == tokens}
-        rows.append([str(tokens), *[text for way in IMPLEMENTATIONS for text in _format_time_and_memory(cells[way])]])
+        cells = {cost.way: _format_time_and_memory(cost) for cost in costs if cost.tokens == tokens}
+        rows.append([str(tokens), *[text for name in IMPLEMENTATIONS for text in cells[name]]])
     fitted = [
-        f"tokens^{fitted_exponents[way][field]:.2f}" for way in IMPLEMENTATIONS for field in ("seconds", "peak_bytes")
+        f"tokens^{fitted_exponents[name][field]:.2f}" for name in IMPLEMENTATIONS for field in ("seconds", "peak_bytes")
     ]
     rows.append(["fitted growth", *fitted])
     create_console().print(
@@ -58,4 +57,4 @@ def _print_cost_table(costs: list[AttentionCost], fitted_exponents: dict[str, di
 
 
 def _format_time_and_memory(cost: AttentionCost) -> tuple[str, str]:
-    return numbers.format_duration(cost.seconds), numbers.format_bytes(cost.peak_bytes)
+    return format_duration(cost.seconds), format_bytes(cost.peak_bytes)

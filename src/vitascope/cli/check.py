@@ -4,7 +4,7 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -13,6 +13,15 @@ from vitascope.errors import UserError
 
 if TYPE_CHECKING:
     from vitascope.coursework.checker.report import FileReport
+
+
+class CheckLimits(TypedDict):
+    """The keyword arguments of `check_file` that are the same for all files."""
+
+    part: str | None
+    time_limit_seconds: float
+    memory_limit_gib: float
+
 
 exercises = typer.Typer(help="List the exercises, or write an exercise file to fill in.", no_args_is_help=True)
 
@@ -47,21 +56,26 @@ def check(
     if seconds <= 0 or memory <= 0:
         raise UserError("--seconds and --memory must be greater than 0.")
     if part is not None:
-        from vitascope.coursework.checker.check import PARTS
-        from vitascope.errors import suggest_choice
-
-        if part not in PARTS:
-            raise UserError(f"There is no part {part}. {suggest_choice(part, PARTS)}")
-    limits = {"part": part, "time_limit_seconds": seconds, "memory_limit_gib": memory}
-    code = (
+        _require_part(part)
+    limits = CheckLimits(part=part, time_limit_seconds=seconds, memory_limit_gib=memory)
+    exit_code = (
         _check_all_files(folder, limits, as_json)
         if folder is not None
         else _check_one_file(file or "", limits, as_json)
     )
-    raise typer.Exit(code)
+    raise typer.Exit(exit_code)
 
 
-def _check_one_file(file_and_name: str, limits: dict[str, Any], as_json: bool) -> int:
+def _require_part(part: str) -> None:
+    """Raise a UserError if there is no such part."""
+    from vitascope.coursework.checker.check import PARTS
+    from vitascope.errors import suggest_choice
+
+    if part not in PARTS:
+        raise UserError(f"There is no part {part}. {suggest_choice(part, PARTS)}")
+
+
+def _check_one_file(file_and_name: str, limits: CheckLimits, as_json: bool) -> int:
     from vitascope.coursework.checker.sandbox import check_file
 
     path, _, name = file_and_name.rpartition(":") if ".py:" in file_and_name else (file_and_name, "", "")
@@ -76,12 +90,14 @@ def _check_one_file(file_and_name: str, limits: dict[str, Any], as_json: bool) -
         return reports.exit_code
     for report in reports.part_reports:
         print(f"{report}\n")
-    how = _how_to_check(path, reports.unrecognized_names, limits["part"]) if reports.unrecognized_names else ""
-    if how and not reports.is_empty:
-        print(f"Not recognised: {', '.join(reports.unrecognized_names)}.{how}")
+    advice = (
+        _format_check_command(path, reports.unrecognized_names, limits["part"]) if reports.unrecognized_names else ""
+    )
+    if advice and not reports.is_empty:
+        print(f"Not recognised: {', '.join(reports.unrecognized_names)}.{advice}")
     if reports.error is not None:
-        more = how if reports.is_empty else ""
-        print(f"vitascope: {path} could not be checked. {reports.error}{more}", file=sys.stderr)
+        suffix = advice if reports.is_empty else ""
+        print(f"vitascope: {path} could not be checked. {reports.error}{suffix}", file=sys.stderr)
     elif len(reports.part_reports) > 1:
         print(
             f"{sum(report.passed for report in reports.part_reports)} of {len(reports.part_reports)} parts are correct."
@@ -89,28 +105,31 @@ def _check_one_file(file_and_name: str, limits: dict[str, Any], as_json: bool) -
     return reports.exit_code
 
 
-def _how_to_check(path: str, names: list[str], part: str | None) -> str:
-    """The command that checks a function whose part is not recognised by its name."""
+def _format_check_command(path: str, unrecognized_names: list[str], part: str | None) -> str:
+    """Return a sentence with the command that checks a function whose part was not recognised."""
     from vitascope.coursework.checker.check import PARTS
 
     others = "" if part else f" (other parts: {', '.join(PARTS[1:])})"
-    which = "it" if len(names) == 1 else "one of them"
-    return f" To check {which}, run: vitascope check {path}:{names[0]} --part {part or PARTS[0]}{others}"
+    target = "it" if len(unrecognized_names) == 1 else "one of them"
+    return f" To check {target}, run: vitascope check {path}:{unrecognized_names[0]} --part {part or PARTS[0]}{others}"
 
 
-def _check_all_files(folder: Path, limits: dict[str, Any], as_json: bool) -> int:
+def _check_all_files(folder: Path, limits: CheckLimits, as_json: bool) -> int:
     from vitascope.coursework.checker.sandbox import check_file
 
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
-    found_there = (path.relative_to(folder) for path in folder.rglob("*.py"))
-    paths = sorted(folder / path for path in found_there if not any(part[0] in "._" for part in path.parts))
+    relative_paths = (path.relative_to(folder) for path in folder.rglob("*.py"))
+    paths = sorted(folder / path for path in relative_paths if not any(part[0] in "._" for part in path.parts))
     if not paths:
         raise UserError(f"There is no .py file in {folder}.")
     with ThreadPoolExecutor(max_workers=2) as pool:
-        found = dict(zip(paths, pool.map(lambda path: check_file(path, **limits), paths), strict=True))
-    print(json.dumps(_make_grading_json(found, folder), indent=1)) if as_json else _print_grading_table(found, folder)
-    return max((reports.exit_code for reports in found.values() if not reports.is_empty), default=2)
+        reports_by_path = dict(zip(paths, pool.map(lambda path: check_file(path, **limits), paths), strict=True))
+    if as_json:
+        print(json.dumps(_make_grading_json(reports_by_path, folder), indent=1))
+    else:
+        _print_grading_table(reports_by_path, folder)
+    return max((reports.exit_code for reports in reports_by_path.values() if not reports.is_empty), default=2)
 
 
 def _make_grading_json(reports_by_path: "dict[Path, FileReport]", folder: Path) -> dict[str, Any]:
@@ -120,31 +139,33 @@ def _make_grading_json(reports_by_path: "dict[Path, FileReport]", folder: Path) 
     for path, reports in reports_by_path.items():
         name = str(path.relative_to(folder))
         parts += [report.to_json_summary() | {"file": name} for report in reports.part_reports]
-        given = [point._asdict() for point in grade_sheet_e(reports.part_reports)]
-        files.append({"file": name, "error": reports.error, "points": sum(p["given"] for p in given), "for": given})
+        points = [task._asdict() for task in grade_sheet_e(reports.part_reports)]
+        files.append(
+            {"file": name, "error": reports.error, "points": sum(task["given"] for task in points), "for": points}
+        )
     return {"parts": parts, "files": files}
 
 
 def _print_grading_table(reports_by_path: "dict[Path, FileReport]", folder: Path) -> None:
-    from vitascope.coursework.exercises import SHEET_E, UNCHECKED_POINTS_NOTE, grade_sheet_e
+    from vitascope.coursework.exercises import SHEET_E_PARTS, UNCHECKED_POINTS_NOTE, grade_sheet_e
 
     rows = []
     graded = {
-        path for path, reports in reports_by_path.items() if any(one.part in SHEET_E for one in reports.part_reports)
+        path
+        for path, reports in reports_by_path.items()
+        if any(report.part in SHEET_E_PARTS for report in reports.part_reports)
     }
     for path, reports in reports_by_path.items():
         name = str(path.relative_to(folder))
-        total = grade_sheet_e(reports.part_reports)
-        words = (
-            f"{sum(point.given for point in total)} of {sum(point.of for point in total)}" if path in graded else "–"
-        )
+        tasks = grade_sheet_e(reports.part_reports)
+        points = f"{sum(task.given for task in tasks)} of {sum(task.of for task in tasks)}" if path in graded else "–"
         lines = [
-            [one.name, one.part, "correct" if one.passed else one.verdict or ", ".join(one.mistakes)]
-            for one in reports.part_reports
+            [report.name, report.part, "correct" if report.passed else report.verdict or ", ".join(report.mistakes)]
+            for report in reports.part_reports
         ]
         if reports.error is not None:
             lines.append(["", "", "nothing to check" if reports.is_empty else f"could not be checked. {reports.error}"])
-        rows += [[name if n == 0 else "", *line, words if n == 0 else ""] for n, line in enumerate(lines)]
+        rows += [[name if n == 0 else "", *line, points if n == 0 else ""] for n, line in enumerate(lines)]
     create_console().print(
         create_table(f"Results for {folder}", ["file", "name", "part", "result", "points (sheet E)"], rows)
     )
@@ -157,7 +178,7 @@ def list_exercises() -> None:
     """List the exercises."""
     from vitascope.coursework.exercises import EXERCISES, UNCHECKED_POINTS_NOTE
 
-    rows = [[name, words] for name, words in EXERCISES.items()]
+    rows = [[name, task] for name, task in EXERCISES.items()]
     create_console().print(create_table("Exercises", ["name", "task"], rows))
     print(UNCHECKED_POINTS_NOTE)
     print("The sheets are coursework. To see what each one asks for, run: vitascope sheet --help")

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitascope.errors import UserError
+
 if TYPE_CHECKING:
     from vitascope.evaluation.trained import TrainedTransformer
 
@@ -20,18 +22,40 @@ def create_console() -> Console:
     return Console(width=1000, no_color=True, emoji=False)
 
 
+NARROW_WIDTH = 120  # characters: in narrower terminals, the headers of numbers are wrapped
+MIN_COLUMN_WIDTH = 12  # characters that a column keeps, if it has them
+
+
 def create_table(
-    title: str, columns: list[str], rows: list[list[str]], *, right_aligned: Collection[str] = ()
+    title: str,
+    columns: list[str],
+    rows: list[list[str]],
+    *,
+    right_aligned: Collection[str] = (),
+    never_wrapped: Collection[str] | None = None,
 ) -> Table:
-    """Build a table. The columns in `right` are right-aligned."""
-    width = min(len(title), create_console().width - 4)  # at least as wide as the title
-    drawn = Table(title=Text(title), title_justify="left", header_style="bold", min_width=width)
-    for column in columns:
-        number = column in right_aligned
-        drawn.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    """Build a table. Columns in `never_wrapped` (default: the right-aligned ones) keep their full width; in a narrow
+    terminal the others are wrapped."""
+    console_width = create_console().width
+    never_wrapped = right_aligned if never_wrapped is None else never_wrapped
+    min_table_width = min(len(title), console_width - 4)  # at least as wide as the title
+    table = Table(title=Text(title), title_justify="left", header_style="bold", min_width=min_table_width)
+    for index, column in enumerate(columns):
+        is_right, is_whole = column in right_aligned, column in never_wrapped
+        cell_width = max((len(row[index]) for row in rows), default=0)
+        header_width = max(map(len, column.split()), default=0)
+        wrap_header = is_right and not is_whole and console_width < NARROW_WIDTH
+        table.add_column(
+            column,
+            justify="right" if is_right else "left",
+            no_wrap=is_whole,
+            overflow="fold",
+            min_width=None if is_whole else max(header_width, min(cell_width, MIN_COLUMN_WIDTH)),
+            max_width=max(header_width, cell_width) if wrap_header else None,
+        )
     for row in rows:
-        drawn.add_row(*map(Text, row))  # Text: a file called [x] is not markup
-    return drawn
+        table.add_row(*map(Text, row))  # Text: a file called [x] is not markup
+    return table
 
 
 def abbreviate_count(value: float) -> str:
@@ -74,5 +98,13 @@ def load_model(model_ref: str | PathLike[str], **load_options: Any) -> "TrainedT
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    for line in notes:
-        print(f"vitascope: {line}", file=sys.stderr)
+    for note in notes:
+        print(f"Note: {note}", file=sys.stderr)
+
+
+def reject_settings_without_effect(overrides: Iterable[str], used_prefixes: tuple[str, ...], no_effect_on: str) -> None:
+    """Raise a UserError for a setting whose name has none of the prefixes; `no_effect_on` ends the sentence."""
+    for override in overrides:
+        name = override.partition("=")[0]
+        if not name.startswith(used_prefixes):
+            raise UserError(f"{name} has no effect {no_effect_on}.")

@@ -21,13 +21,12 @@ def list_data_sets(root: DataRoot = None) -> None:
     from vitascope.data.data_root import resolve_data_root
     from vitascope.data.sources.named import PUBLISHED_DATASETS, find_published_dataset
 
-    place = resolve_data_root(root)
-    print(f"Data root: {place}")
+    data_root = resolve_data_root(root)
+    print(f"Data root: {data_root}")
     print(f"  {'digits':<14} {'built in':<10} handwritten digits, 8×8 grayscale, 898 training and 899 test images")
-    for name, facts in PUBLISHED_DATASETS.items():
-        print(
-            f"  {name:<14} {'available' if find_published_dataset(name, place) else 'not found':<10} {facts.description}"
-        )
+    for name, dataset in PUBLISHED_DATASETS.items():
+        status = "available" if find_published_dataset(name, data_root) else "not found"
+        print(f"  {name:<14} {status:<10} {dataset.description}")
     print("Your own data: a folder with one subfolder of images per class, or an .npz file with the arrays")
     print("x_train, y_train, x_test and y_test.")
 
@@ -41,8 +40,8 @@ def describe(
     """Show image counts and sizes, class balance, pixel mean and standard deviation, and duplicate images."""
     from vitascope.data.statistics import summarize_data
 
-    found = summarize_data(name, root)
-    print(json.dumps(found.as_dict(), indent=1) if as_json else found.format_text())
+    summary = summarize_data(name, root)
+    print(json.dumps(summary.as_dict(), indent=1) if as_json else summary.format_text())
 
 
 @app.command()
@@ -61,6 +60,6 @@ def preview(
 
     Example: vitascope data preview cifar10 data.augment.flip=0
     """
-    from vitascope.cli.figures import draw_augmentation_preview
+    from vitascope.cli.augmentation_preview import draw_augmentation_preview
 
     print(f"Figure: {draw_augmentation_preview(name, settings or [], root, seed, out)}")

@@ -33,9 +33,9 @@ def run_demo(
     from vitascope.training.train import train_recipe
 
     run = train_recipe(recipe, runs, create_console(), suggest_evaluation=False)
-    found = load(run, device="auto").evaluate()
-    print_evaluation_summary(found)
-    print(f"Misclassified images: {write_evaluation_report(found) / 'errors.png'}\n")
+    evaluation = load(run, device="auto").evaluate()
+    print_evaluation_summary(evaluation)
+    print(f"Misclassified images: {write_evaluation_report(evaluation) / 'errors.png'}\n")
     _print_timm_comparison()
     print("Next commands: vitascope train --help, vitascope anatomy digits, vitascope data preview digits")
 
@@ -50,17 +50,11 @@ def _print_timm_comparison() -> None:
     columns = ["model", "logits, float64", "gradients, float64", "logits, float32", "gradients, float32"]
     rows = []
     for name, changes in COMPARED_SETTINGS.items():
-        both = [compare_with_timm(replace(SMALL_MODEL, **changes), dtype) for dtype in (torch.float64, torch.float32)]
-        rows.append(
-            [
-                name,
-                *[
-                    f"{number:.0e}"
-                    for found in both
-                    for number in (found.max_logit_difference, found.max_gradient_difference)
-                ],
-            ]
-        )
+        row = [name]
+        for dtype in (torch.float64, torch.float32):
+            comparison = compare_with_timm(replace(SMALL_MODEL, **changes), dtype)
+            row += [f"{comparison.max_logit_difference:.0e}", f"{comparison.max_gradient_difference:.0e}"]
+        rows.append(row)
     title = "Correctness check: largest difference from timm's model with the same weights"
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
 
@@ -70,15 +64,15 @@ def check_machine() -> None:
     print("Versions")
     for name, version in machine.get_package_versions().items():
         print(f"  {name:<16} {version or 'missing'}")
-    lacking = machine.list_missing_packages()
-    if "torch" not in lacking:
+    missing = machine.list_missing_packages()
+    if "torch" not in missing:
         print("Devices (the first is the default)")
-        for name, words in machine.get_device_names().items():
-            print(f"  {name:<16} {words}")
+        for device, description in machine.get_device_names().items():
+            print(f"  {device:<16} {description}")
         print("Precision")
-        for name, words in machine.describe_precision_speeds().items():
-            print(f"  {name:<16} {words}")
-    if lacking:
-        print(f"Missing: {', '.join(lacking)}. Install with: pip install {' '.join(lacking)}")
+        for number_format, speed in machine.describe_precision_speeds().items():
+            print(f"  {number_format:<16} {speed}")
+    if missing:
+        print(f"Missing: {', '.join(missing)}. Install with: pip install {' '.join(missing)}")
         raise typer.Exit(1)
     print("All required packages are installed.")

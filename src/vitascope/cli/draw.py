@@ -1,7 +1,7 @@
 """`vitascope draw`: draw parts of a model."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -35,7 +35,8 @@ def draw_positions(
     if kind == "sinusoidal":
         print(f"Figure: {draw_sinusoidal_positions(length, width, out)}")
     elif kind in ("sincos2d", "rotary"):
-        print(f"Figure: {draw_grid_positions(kind, _parse_grid(grid or '8x8'), width or 64, out)}")
+        position_type = cast(Literal["sincos2d", "rotary"], kind)
+        print(f"Figure: {draw_grid_positions(position_type, _parse_grid(grid or '8x8'), width or 64, out)}")
     else:
         raise UserError(f"--kind {kind} is unknown. {suggest_choice(kind, ('sinusoidal', 'sincos2d', 'rotary'))}")
 
@@ -64,6 +65,7 @@ def draw_forward_pass(
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("story.png"),
 ) -> None:
     """Draw the steps from an image to its prediction: patches, tokens, attention, class probabilities."""
+    from vitascope.cli.console import reject_settings_without_effect
     from vitascope.cli.figures import draw_trained_forward_pass, draw_untrained_forward_pass
     from vitascope.recipe.reading import read_model_config, split_recipe_args
 
@@ -71,7 +73,10 @@ def draw_forward_pass(
         print(f"Figure: {draw_trained_forward_pass(run, out)}")
         return
     recipe, settings = split_recipe_args(words or [])
-    print(f"Figure: {draw_untrained_forward_pass(read_model_config(recipe or 'digits', settings), seed, out)}")
+    with_section = [setting for setting in settings if "." in setting.partition("=")[0]]
+    config = read_model_config(recipe or "digits", settings)
+    reject_settings_without_effect(with_section, ("model.",), "on this figure. Use settings of the model")
+    print(f"Figure: {draw_untrained_forward_pass(config, seed, out)}")
 
 
 @app.command(name="shifted")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitascope.evaluation.robustness import RobustnessCurve
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, or runs/RECIPE for its newest run.")]
+ModelRef = Annotated[str, typer.Argument(metavar="RUN", help="A run, timm:NAME or a weights file.")]
 BestOption = Annotated[
     bool, typer.Option("--best", help="Use the best epoch on validation images instead of the last.")
 ]
@@ -29,7 +30,7 @@ MAX_TABLE_CLASSES = 30
 
 
 def evaluate(
-    run: RunPath,
+    run: ModelRef,
     split: Annotated[str | None, typer.Option(help="test (default), val or train.")] = None,
     data: Annotated[
         str | None, typer.Option(help="Other data with the same classes: name, folder or .npz file.")
@@ -47,23 +48,25 @@ def evaluate(
 ) -> None:
     """Measure accuracy, per-class scores, calibration and robustness to corruptions.
 
-    Figures and report.json go to RUN/evaluation/SPLIT/. Each use of the test set is logged in the run.
+    Figures and report.json go to RUN/evaluation/SPLIT/. Options are added to the folder's name, such as
+    val-2-views-best-merge8. Other data goes to NAME-HASH-SPLIT. Each use of the test set is logged in the run.
 
     Example: vitascope evaluate runs/digits --split val
     """
     from vitascope.evaluation.figures import write_evaluation_report
 
     model = load_model(run, best=best, device="auto", merge_tokens=merge_tokens, drop_tokens=drop_tokens)
-    with Console(stderr=True).status("Evaluating. On a CPU this can take minutes; --quick is faster …"):
-        found = model.evaluate(split, data=data, views=views, robust=not quick)
-    print_unreadable_files(found.eval_data.unreadable_files)
+    hint = "" if quick else "; --quick is faster"
+    with Console(stderr=True).status(f"Evaluating. On a CPU this can take minutes{hint} …"):
+        evaluation = model.evaluate(split, data=data, views=views, robust=not quick)
+    print_unreadable_files(evaluation.eval_data.unreadable_files)
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(evaluation.as_dict()))
     else:
-        print(f"Run: {found.run.path}")
-        print_evaluation_summary(found)
-        _print_class_and_corruption_tables(found)
-    folder = write_evaluation_report(found)  # last: the numbers are printed even if the folder cannot be written
+        print(f"Run: {evaluation.run.path}")
+        print_evaluation_summary(evaluation)
+        _print_class_and_corruption_tables(evaluation)
+    folder = write_evaluation_report(evaluation)  # last: the numbers are printed even if the folder cannot be written
     if not as_json:
         print(f"Figures and report.json: {folder}")
 
@@ -72,41 +75,35 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
     """Print accuracy, calibration and temperature scaling."""
     from vitascope.evaluation.report import format_split_name
 
-    split, images, (low, high) = (
-        format_split_name(evaluation.eval_data.split),
-        len(evaluation.eval_data.samples),
-        evaluation.accuracy_interval,
-    )
+    data, (low, high) = evaluation.eval_data, evaluation.accuracy_interval
+    split, num_images = format_split_name(data.split), len(data.samples)
     views = f", {evaluation.views} views each" if evaluation.views > 1 else ""
+    kind = "linear-probe " if evaluation.is_linear_probe else ""
+    epoch = " (best epoch)" if evaluation.weights_label.startswith("best") else ""
     reduction = f" ({evaluation.reduction})" if evaluation.reduction else ""
-    what = (
-        f"{split} accuracy"
-        if evaluation.eval_data.is_run_data
-        else f"accuracy on {Path(evaluation.eval_data.data_name).name} ({split})"
-    )
+    name = f"{split} accuracy" if data.is_run_data else f"accuracy on {Path(data.data_name).name} ({split})"
     print(
-        f"{what} {evaluation.accuracy:.2%}{reduction} on {images:,} images{views} "
+        f"{kind}{name} {evaluation.accuracy:.2%}{epoch}{reduction} on {num_images:,} images{views} "
         f"(95 % confidence interval {low:.2%} to {high:.2%})"
     )
     before, after = evaluation.calibration, evaluation.temperature
     top = f"top-5 {evaluation.top5:.2%}, " if len(evaluation.classes) > 5 else ""
-    direction = "over-confident" if before.gap > 0 else "under-confident"
-    gap = f"{direction} by {100 * abs(before.gap):.1f} percentage points"
-    print(f"{top}loss {before.loss:.3f}, calibration error {before.ece:.1%} ({gap})")
+    print(f"{top}loss {before.loss:.3f}, expected calibration error {before.ece:.1%}; {before.gap_description}")
     if after:
-        effect = f"loss {after.loss:.3f}, calibration error {after.ece:.1%}"
+        effect = f"loss {after.loss:.3f}, expected calibration error {after.ece:.1%}"
         print(f"After temperature scaling (logits / {after.value:.2f}, {evaluation.temperature_note}): {effect}")
     else:
         print(evaluation.temperature_note)
     if evaluation.test_use_count and evaluation.test_use_count > 1:
         print(
-            f"Evaluation {evaluation.test_use_count} of this run on these test images. Only the first is free of selection bias."
+            f"Evaluation {evaluation.test_use_count} of this run on these test images. Only the first is free of "
+            "selection bias."
         )
 
 
 def print_unreadable_files(file_names: list[str]) -> None:
     for file in file_names:
-        print(f"vitascope: {file} cannot be read as an image and is skipped.", file=sys.stderr)
+        print(f"Note: {file} cannot be read as an image and is skipped.", file=sys.stderr)
 
 
 def _print_class_and_corruption_tables(evaluation: "Evaluation") -> None:
@@ -129,8 +126,8 @@ def _print_class_and_corruption_tables(evaluation: "Evaluation") -> None:
     if len(rows) > MAX_TABLE_CLASSES:
         title += f": the {MAX_TABLE_CLASSES} classes with the lowest recall (all classes: report.json)"
         scores = [row for row in evaluation.per_class.values() if row.images]
-        order = sorted(range(len(rows)), key=lambda number: (scores[number].recall is None, scores[number].recall or 0))
-        rows = [rows[number] for number in order[:MAX_TABLE_CLASSES]]
+        order = sorted(range(len(rows)), key=lambda row: (scores[row].recall is None, scores[row].recall or 0))
+        rows = [rows[row] for row in order[:MAX_TABLE_CLASSES]]
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:6])))
     if evaluation.robustness:
         _print_robustness(evaluation.robustness)
@@ -143,10 +140,10 @@ def _print_robustness(robustness: "dict[str, RobustnessCurve]") -> None:
     rows = [
         [
             f"{name} ({CORRUPTIONS[name].short_unit})",
-            *(f"{level:g}: {share:.1%}" for level, share in zip(decline.levels[1:], decline.accuracy[1:], strict=True)),
+            *(f"{level:g}: {value:.1%}" for level, value in zip(curve.levels[1:], curve.accuracy[1:], strict=True)),
         ]
-        for name, decline in robustness.items()
+        for name, curve in robustness.items()
     ]
     title = f"Accuracy on {first.images:,} corrupted images (strength: accuracy). Uncorrupted: {first.accuracy[0]:.1%}"
-    levels = [f"level {number}" for number in range(1, len(first.levels))]
+    levels = [f"level {level}" for level in range(1, len(first.levels))]
     create_console().print(create_table(title, ["corruption", *levels], rows, right_aligned=levels))

@@ -3,26 +3,26 @@
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from vitascope.cli.console import create_console, create_table, print_notes
-from vitascope.cli.evaluate import BestOption, print_unreadable_files
+from vitascope.cli.evaluate import BestOption, ModelRef, print_unreadable_files
 from vitascope.errors import UserError, format_count, suggest_choice
 
 if TYPE_CHECKING:
     from vitascope.evaluation.prediction import LoadedImages
-    from vitascope.explain.figures import ExplainReport
-    from vitascope.explain.subject import ExplainedModel
+    from vitascope.explain.figures import ExplainReport, ExplainRequest
+    from vitascope.explain.subject import ExplainedModel, PatchPosition
 
 Analysis = Annotated[bool, typer.Option(help="Also analyse heads, blocks and features on validation images.")]
-MAX_LISTED_FILES = 30  # number of files that are listed
+MAX_LISTED_FILES = 30
 
 
 def explain(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, timm:NAME or a weights file.")],
+    run: ModelRef,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files or folders of images.")],
     out: Annotated[Path | None, typer.Option(help="Folder for figures and numbers. Default: explained/.")] = None,
     methods: Annotated[str | None, typer.Option(help="Methods, such as rollout,occlusion. Default: all seven.")] = None,
@@ -35,32 +35,42 @@ def explain(
     best: BestOption = False,
     analysis: Analysis = True,
     split: Annotated[str | None, typer.Option(help="Images for --analysis: val (default), train or test.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, with every number of the figures.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only JSON: predictions, maps and faithfulness.")
+    ] = False,
 ) -> None:
     """Explain predictions: attention maps, seven attribution methods, and how faithful each method is.
 
     Example: vitascope explain runs/digits photo.png
     """
     from vitascope.evaluation.prediction import read_image_files
+    from vitascope.explain.figures import ExplainRequest
     from vitascope.explain.subject import open_subject
 
-    names, place = _parse_methods(methods), _parse_integers(query, "--query")
-    if place is not None and len(place) != 2:
-        raise UserError(f"--query {query} must be ROW,COLUMN, such as 3,5.")
+    method_names, query_patch = _parse_methods(methods), _parse_query(query)
     subject = open_subject(run, best=best)
     print_notes(subject.notes)
-    pictures = read_image_files(images, subject.stored_shape)
-    number = None if target is None else subject.find_class_index(target)
-    shown = _parse_integers(blocks, "--blocks"), _parse_integers(heads, "--heads")
-    asked = names, *shown, (place[0], place[1]) if place else None, number
-    with TemporaryDirectory() as nowhere:  # --json without --out writes no files
-        folder = out or (Path(nowhere) if as_json else Path("explained"))
-        written = _write_explanations(subject, pictures, asked, folder, analysis, split)
-    print_unreadable_files(pictures.unreadable_files)
+    loaded = read_image_files(images, subject.stored_shape)
+    class_index = None if target is None else subject.find_class_index(target)
+    block_numbers, head_numbers = _parse_integers(blocks, "--blocks"), _parse_integers(heads, "--heads")
+    request = ExplainRequest(method_names, block_numbers, head_numbers, query_patch, class_index)
+    with TemporaryDirectory() as temporary_folder:  # --json without --out writes no files
+        folder = out or (Path(temporary_folder) if as_json else Path("explained"))
+        report = _write_explanations(subject, loaded, request, folder, analysis, split)
+    print_unreadable_files(loaded.unreadable_files)
     if as_json:
-        print(json.dumps(written.as_dict()))
+        print(json.dumps(report.as_dict()))
     else:
-        _print_faithfulness(written, len(pictures.images), folder)
+        _print_faithfulness(report, len(loaded.images), folder)
+
+
+def _parse_query(query: str | None) -> "PatchPosition | None":
+    from vitascope.explain.subject import PatchPosition
+
+    position = _parse_integers(query, "--query")
+    if position is not None and len(position) != 2:
+        raise UserError(f"--query {query} must be ROW,COLUMN, such as 3,5.")
+    return PatchPosition(*position) if position else None
 
 
 def _parse_methods(method_list: str | None) -> list[str]:
@@ -76,43 +86,44 @@ def _parse_methods(method_list: str | None) -> list[str]:
 def _write_explanations(
     subject: "ExplainedModel",
     images: "LoadedImages",
-    request_fields: tuple[Any, ...],
+    request: "ExplainRequest",
     out_folder: Path,
     analysis: bool,
     split: str | None,
 ) -> "ExplainReport":
-    from vitascope.explain.figures import ExplainRequest
     from vitascope.explain.write_explanations import write_explanations_and_probes
 
     with Console(stderr=True).status(
         f"Explaining {format_count(len(images.images), 'image')}. Occlusion takes the longest …"
     ):
-        return write_explanations_and_probes(
-            subject, images, ExplainRequest(*request_fields), out_folder, analysis=analysis, split=split
-        )
+        return write_explanations_and_probes(subject, images, request, out_folder, analysis=analysis, split=split)
 
 
-def _print_faithfulness(explanations: "ExplainReport", num_images: int, out_folder: Path) -> None:
+def _print_faithfulness(report: "ExplainReport", num_images: int, out_folder: Path) -> None:
     from vitascope.explain.attribution import DESCRIPTIONS
 
     rows = [
         [row.method, f"{row.insertion - row.deletion:+.3f}", f"{row.deletion:.3f}", f"{row.insertion:.3f}"]
-        for row in explanations.faithfulness
+        for row in report.faithfulness
     ]
+    for result in report.image_results[:MAX_LISTED_FILES]:
+        explained = f", explained class: {result['explained']}" if result["explained"] != result["answer"] else ""
+        print(f"{result['image']}: prediction {result['answer']} ({result['probability']:.1%}){explained}")
+    if len(report.image_results) > MAX_LISTED_FILES:
+        print(f"… and {len(report.image_results) - MAX_LISTED_FILES} more (explanations.json)")
     title = f"Faithfulness of the methods, best first ({format_count(num_images, 'image')})"
     columns = ["method", "insertion − deletion", "deletion (lower is better)", "insertion (higher is better)"]
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
     print(
-        "Mean probability of the explained class while patches are removed (deletion) or added (insertion), most\n"
-        "important first. Use many images to compare methods."
+        "Mean probability of the explained class while patches are changed, most important first. Deletion: patches\n"
+        "turn grey. Insertion: patches of a blurred image are restored. A random order is above 0: compare with that\n"
+        "row. Use many images to compare methods."
     )
-    for row in explanations.faithfulness:
+    for row in report.faithfulness:
         print(f"  {row.method:<21}{DESCRIPTIONS[row.method]}")
-    shown = [str(path) for path in explanations.files if path.suffix == ".png"]
-    print(
-        "\n".join(shown[:MAX_LISTED_FILES])
-        + (f"\n… and {len(shown) - MAX_LISTED_FILES} more" if len(shown) > MAX_LISTED_FILES else "")
-    )
+    files = [str(path) for path in report.files if path.suffix == ".png"]
+    num_unlisted = len(files) - MAX_LISTED_FILES
+    print("\n".join(files[:MAX_LISTED_FILES]) + (f"\n… and {num_unlisted} more" if num_unlisted > 0 else ""))
     print(f"All figures (PNG and SVG) and numbers (explanations.json): {out_folder}")
 
 
@@ -120,7 +131,7 @@ def _parse_integers(comma_separated: str | None, option_name: str) -> list[int] 
     if comma_separated is None:
         return None
     try:
-        return [int(word) for word in comma_separated.split(",")]
+        return [int(text) for text in comma_separated.split(",")]
     except ValueError as error:
         raise UserError(f"{option_name} {comma_separated} must be whole numbers separated by commas.") from error
 
@@ -136,5 +147,7 @@ def write_html_report(
     from vitascope.explain.report import write_run_report
 
     with Console(stderr=True).status("Evaluating the run and analysing the model …"):
-        written = write_run_report(run, split, out)
-    print(f"Report: {written} ({written.stat().st_size / 2**20:.1f} MiB). Open it in a browser. It works offline.")
+        report_path = write_run_report(run, split, out)
+    print(
+        f"Report: {report_path} ({report_path.stat().st_size / 2**20:.1f} MiB). Open it in a browser. It works offline."
+    )

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from vitascope.cli.console import create_console, create_table, format_duration, load_model
-from vitascope.cli.evaluate import RunPath
+from vitascope.cli.evaluate import ModelRef
 
 if TYPE_CHECKING:
     from vitascope.export.report import ExportReport
@@ -23,9 +23,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 @app.command("onnx")
 def export_onnx(
-    run: RunPath,
+    run: ModelRef,
     out: Annotated[
-        Path | None, typer.Option(help="Output file. Default: RUN/export/model.onnx, or model-int8.onnx.")
+        Path | None,
+        typer.Option(
+            help="Output file. Default: model.onnx or model-int8.onnx in RUN/export/, or in evaluated/NAME/export/ for "
+            "a weights file."
+        ),
     ] = None,
     maps: Annotated[bool, typer.Option("--maps", help="Also output all attention maps.")] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Quantize to 8-bit integers and report the accuracy.")] = False,
@@ -41,8 +45,13 @@ def export_onnx(
 
 @app.command("torch")
 def export_torch(
-    run: RunPath,
-    out: Annotated[Path | None, typer.Option(help="Output file. Default: RUN/export/model.pt2.")] = None,
+    run: ModelRef,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Output file. Default: model.pt2 in RUN/export/, or in evaluated/NAME/export/ for a weights file."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Export to a .pt2 file (torch.export) for any batch size. The output is verified."""
@@ -51,7 +60,7 @@ def export_torch(
 
 @app.command("folder")
 def export_folder(
-    run: RunPath,
+    run: ModelRef,
     out: Annotated[Path, typer.Option(help="Output folder.")],
     target_library: Annotated[
         str, typer.Option("--for", help="Library that loads it: vitascope, timm or transformers.")
@@ -60,13 +69,13 @@ def export_folder(
     """Export to a folder with config.json, model.safetensors and a model card. The folder is verified."""
     from vitascope.evaluation.sharing import format_usage_code
 
-    place = load_model(run).save_pretrained(out, library=target_library)
-    print(f"Folder: {place}\n\n{format_usage_code(target_library, str(place))}")
+    folder = load_model(run).save_pretrained(out, library=target_library)
+    print(f"Folder: {folder}\n\n{format_usage_code(target_library, str(folder))}")
 
 
 @app.command("hub")
 def push_to_hub(
-    run: RunPath,
+    run: ModelRef,
     repository: Annotated[str, typer.Argument(metavar="REPO", help="Repository name, such as user/my-model.")],
     target_library: Annotated[
         str, typer.Option("--for", help="Library that loads it: vitascope, timm or transformers.")
@@ -78,7 +87,7 @@ def push_to_hub(
 
 
 def _export_and_print(
-    run: Path,
+    model_ref: str,
     export_format: str,
     out_path: Path | None,
     as_json: bool,
@@ -88,30 +97,33 @@ def _export_and_print(
 ) -> None:
     from vitascope.export.run_export import export_run
 
-    model = load_model(run)
+    model = load_model(model_ref)
     with Console(stderr=True).status("Exporting, verifying and timing …"):
-        written = export_run(model, export_format, out_path, maps=with_attention_maps, opset=opset)
+        report = export_run(model, export_format, out_path, maps=with_attention_maps, opset=opset)
     if as_json:
-        print(json.dumps(written.as_dict()))
+        print(json.dumps(report.as_dict()))
     else:
         create_console().print(
-            create_table(f"Export of {model.name} ({written.format})", ["", "result"], _format_report_rows(written))
+            create_table(f"Export of {model.name} ({report.format})", ["", "result"], _format_report_rows(report))
         )
 
 
 def _format_report_rows(report: "ExportReport") -> list[list[str]]:
     size = f"{report.bytes / 2**20:.2f} MiB"
-    judged = report.int8 and report.int8.accuracy
+    comparison = report.int8 and report.int8.accuracy
     if report.int8:
         size += f" (float32: {report.int8.float32_bytes / 2**20:.2f} MiB)"
     errors = ", ".join(f"{name} {error:.1e}" for name, error in report.differences.items())
     rows = [["file", str(report.path)], ["size", size]]
     images = f"on {report.compared_on} images in batches of 1, 2 and 7"
     rows.append(["relative error" if report.int8 else "verified, relative error", f"{errors}, {images}"])
-    if judged:
-        points = 100 * (judged.int8 - judged.float32)
-        rows.append(["accuracy", f"{judged.int8:.2%}, float32 {judged.float32:.2%} ({points:+.2f} percentage points)"])
-        rows.append(["same prediction", f"{judged.agreement:.2%} of {judged.images:,} {judged.which} images"])
+    if comparison:
+        points = 100 * (comparison.int8 - comparison.float32)
+        accuracies = f"{comparison.int8:.2%}, float32 {comparison.float32:.2%}"
+        rows.append(["accuracy", f"{accuracies} ({points:+.2f} percentage points)"])
+        rows.append(
+            ["same prediction", f"{comparison.agreement:.2%} of {comparison.images:,} {comparison.which} images"]
+        )
     elif report.int8:
         rows.append(["accuracy", "not measured: the run's images are not available"])
     for timing in report.speed:
@@ -121,7 +133,7 @@ def _format_report_rows(report: "ExportReport") -> list[list[str]]:
 
 
 def _describe_times(timing: "Timing") -> str:
-    """torch 6.8 ms; onnxruntime 4.14 ms (1.64 times as fast)."""
+    """Return, for example, "torch 6.8 ms; onnxruntime 4.14 ms (1.64 times as fast)"."""
     times = {name: format_duration(milliseconds / 1000) for name, milliseconds in timing.milliseconds.items()}
     parts = [f"torch {times['torch']}"]
     for name, ratio in timing.times_as_fast.items():

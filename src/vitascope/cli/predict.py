@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 
 from vitascope.cli.console import create_console, create_table, load_model
-from vitascope.cli.evaluate import BestOption, RunPath, ViewsOption, print_unreadable_files
+from vitascope.cli.evaluate import BestOption, ModelRef, RunPath, ViewsOption, print_unreadable_files
 from vitascope.errors import UserError, format_count
 
 
 def predict(
-    run: RunPath,
+    run: ModelRef,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE…|FOLDER", help="Image files or folders of images.")],
     views: ViewsOption = 1,
     as_json: Annotated[
@@ -31,18 +31,18 @@ def predict(
         raise UserError("Choose one of --json and --csv.")
 
     model = load_model(run, device="auto")
-    found = model.predict(images, views=views)
-    print_unreadable_files(found.unreadable_files)
+    predictions = model.predict(images, views=views)
+    print_unreadable_files(predictions.unreadable_files)
     if as_json:
-        print(json.dumps([item.as_dict() for item in found]))
+        print(json.dumps([prediction.as_dict() for prediction in predictions]))
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["file", "class", "probability"])
-        writer.writerows([item.file, item.label, f"{item.probability:.6f}"] for item in found)
+        writer.writerows([item.file, item.label, f"{item.probability:.6f}"] for item in predictions)
     else:
         rows = [
-            [str(item.file), *(f"{name} {share:.1%}" for name, share in item.classes_by_probability[:3])]
-            for item in found
+            [str(item.file), *(f"{name} {probability:.1%}" for name, probability in item.classes_by_probability[:3])]
+            for item in predictions
         ]
         columns = ["file", "prediction", "second", "third"][: len(rows[0])]
         create_console().print(
@@ -51,7 +51,7 @@ def predict(
 
 
 def embed(
-    run: RunPath,
+    run: ModelRef,
     folder: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of images or image files.")],
     out: Annotated[Path, typer.Option(help="Output file: .npz, or .parquet (requires pyarrow).")],
 ) -> None:
@@ -62,14 +62,14 @@ def embed(
     from vitascope.evaluation import embedding
 
     embedding.check_feature_file_suffix(out)
-    found = embedding.compute_image_features(load_model(run, device="auto"), folder)
-    found.save(out)
-    print_unreadable_files(found.unreadable_files)
-    print(f"{len(found.files):,} images × {found.features.shape[1]} features: {out}")
+    features = embedding.compute_image_features(load_model(run, device="auto"), folder)
+    features.save(out)
+    print_unreadable_files(features.unreadable_files)
+    print(f"{len(features.files):,} images × {features.features.shape[1]} features: {out}")
 
 
 def find_similar_images(
-    run: RunPath,
+    run: ModelRef,
     image: Annotated[Path, typer.Argument(help="An image file.")],
     among: Annotated[Path | None, typer.Option(help="Folder to search. Default: the run's training images.")] = None,
     count: Annotated[int, typer.Option(help="Number of images to show.", min=1, max=59)] = 11,
@@ -79,24 +79,23 @@ def find_similar_images(
 ) -> None:
     """Find and draw the images whose features are most similar to those of an image."""
     from vitascope.draw.style import check_figure_suffix, save_figure
-    from vitascope.evaluation import embedding as neighbours
+    from vitascope.evaluation import embedding
     from vitascope.evaluation.figures import SAME, draw_neighbours
 
     check_figure_suffix(out)
-    found = neighbours.find_similar_images(load_model(run, device="auto"), image, among, count)
-    print_unreadable_files(found.unreadable_files)
-    labels = [name + SAME * same for name, same in zip(found.labels, found.identical, strict=True)]
+    similar = embedding.find_similar_images(load_model(run, device="auto"), image, among, count)
+    print_unreadable_files(similar.unreadable_files)
+    labels = [name + SAME * same for name, same in zip(similar.labels, similar.identical, strict=True)]
     columns = {"class" if among is None else "folder": labels}
-    columns["cosine similarity"] = [f"{cosine:.3f}" for cosine in found.similarities]
-    if found.nearest_samples.file_paths:
-        columns["file"] = found.nearest_samples.file_paths
+    columns["cosine similarity"] = [f"{cosine:.3f}" for cosine in similar.similarities]
+    if similar.nearest_samples.file_paths:
+        columns["file"] = similar.nearest_samples.file_paths
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    prediction = (
-        f", predicted {found.prediction.label} ({found.prediction.probability:.1%})" if found.prediction else ""
-    )
-    title = f"{image}{prediction}: most similar of {found.searched_description}"
+    best = similar.prediction
+    prediction = f", predicted {best.label} ({best.probability:.1%})" if best else ""
+    title = f"{image}{prediction}: most similar of {similar.searched_description}"
     create_console().print(create_table(title, list(columns), rows, right_aligned={"cosine similarity"}))
-    print(f"Figure: {save_figure(draw_neighbours(found), out)}")
+    print(f"Figure: {save_figure(draw_neighbours(similar), out)}")
 
 
 def probe(
@@ -112,27 +111,32 @@ def probe(
 
     Example: vitascope probe runs/cifar10-dino --labels 0.1
     """
-    from vitascope.evaluation.probe import evaluate_frozen_features as look
+    from vitascope.evaluation.probe import evaluate_frozen_features
     from vitascope.evaluation.report import format_split_name
 
     model = load_model(run, best=best, device="auto")
     with Console(stderr=True).status(
         "Computing features. On a CPU this can take minutes; --max-images limits the images …"
     ):
-        found = look(model, split, num_neighbours=neighbours, max_images=max_images, label_fraction=labels)
+        result = evaluate_frozen_features(
+            model, split, num_neighbours=neighbours, max_images=max_images, label_fraction=labels
+        )
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(result.as_dict()))
         return
     print(f"Run: {model.run.path}")
     rows = [
-        [f"k-nearest neighbours (k={found.neighbours})", f"{found.knn:.2%}", _format_interval(found.knn_interval)],
-        ["linear probe", f"{found.linear:.2%}", _format_interval(found.linear_interval)],
+        [f"k-nearest neighbours (k={result.neighbours})", f"{result.knn:.2%}", _format_interval(result.knn_interval)],
+        ["linear probe", f"{result.linear:.2%}", _format_interval(result.linear_interval)],
     ]
-    title = f"Accuracy on {found.images:,} {format_split_name(found.split)} images, fitted on {found.known:,} training images"
+    title = (
+        f"Accuracy on {result.images:,} {format_split_name(result.split)} images, "
+        f"fitted on {result.known:,} training images"
+    )
     create_console().print(
         create_table(title, ["classifier", "accuracy", "95 % confidence interval"], rows, right_aligned=("accuracy",))
     )
-    print(f"Feature spread: {found.spread:.3f} (0: collapsed, all images have the same features; 1: maximal)")
+    print(f"Feature spread: {result.spread:.3f} (0: collapsed, all images have the same features; 1: maximal)")
 
 
 def _format_interval(interval: tuple[float, float]) -> str:

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,10 @@ from vitascope.cli.console import abbreviate_count, create_console, create_table
 from vitascope.cli.evaluate import ViewsOption
 from vitascope.errors import UserError, format_count
 
+if TYPE_CHECKING:
+    from vitascope.run.listing import RunSummary
+
+MIN_WIDTH_FOR_ALL_COLUMNS = 110  # characters: in narrower terminals, `runs list` shows fewer columns
 app = typer.Typer(help="List, compare and delete runs.", no_args_is_help=True)
 RunsFolder = Annotated[Path, typer.Option(help="Folder of the runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
@@ -22,31 +26,41 @@ def list_runs(runs: RunsFolder = Path("runs"), as_json: JsonOption = False) -> N
     """List all runs with their results, oldest first."""
     from vitascope.run.listing import find_runs, summarize_run
 
-    found = []
+    summaries = []
     for run in find_runs(runs):
         try:
-            found.append(summarize_run(run))
+            summaries.append(summarize_run(run))
         except UserError as error:
             print(f"vitascope: {error}", file=sys.stderr)  # one broken run must not hide the others
     if as_json:
-        print(json.dumps([asdict(item) for item in found]))
+        print(json.dumps([asdict(summary) for summary in summaries]))
         return
+    console = create_console()
     columns = ["run", "data", "parameters", "epochs", "time", "validation accuracy", "test accuracy"]
-    rows = [
-        [
-            item.run,
-            item.data,
-            abbreviate_count(item.parameters),
-            str(item.epochs) if item.finished else f"{item.epochs_done} of {item.epochs}",
-            format_duration(item.seconds) if item.seconds else "–",
-            format_percent(item.val_accuracy, 2),
-            format_percent(item.test_accuracy, 2),
-        ]
-        for item in found
-    ]
-    create_console().print(
-        create_table(f"{format_count(len(rows), 'run')} in {runs}", columns, rows, right_aligned=set(columns[2:]))
-    )
+    if console.width < MIN_WIDTH_FOR_ALL_COLUMNS:
+        columns = [column for column in columns if column not in ("parameters", "time")]
+    cells = [_format_summary_cells(summary) for summary in summaries]
+    rows = [[cells_of_run[column] for column in columns] for cells_of_run in cells]
+    title = f"{format_count(len(rows), 'run')} in {runs}"
+    console.print(create_table(title, columns, rows, right_aligned=set(columns[2:]), never_wrapped={"data"}))
+    if any(summary.uses_linear_probe and summary.val_accuracy is not None for summary in summaries):
+        print("(probe): trained without labels, so a linear probe measures the validation accuracy.")
+
+
+def _format_summary_cells(summary: "RunSummary") -> dict[str, str]:
+    """Return column -> text for one run."""
+    validation_accuracy = format_percent(summary.val_accuracy, 2)
+    if summary.uses_linear_probe and summary.val_accuracy is not None:
+        validation_accuracy += " (probe)"
+    return {
+        "run": summary.run,
+        "data": summary.data,
+        "parameters": abbreviate_count(summary.parameters),
+        "epochs": str(summary.epochs) if summary.finished else f"{summary.epochs_done} of {summary.epochs}",
+        "time": format_duration(summary.seconds) if summary.seconds else "–",
+        "validation accuracy": validation_accuracy,
+        "test accuracy": format_percent(summary.test_accuracy, 2),
+    }
 
 
 @app.command()
@@ -63,30 +77,25 @@ def compare(
     from vitascope.run.comparison import compare_runs
     from vitascope.run.directory import open_run
 
-    found = compare_runs([open_run(run) for run in runs])
-    picture = save_figure(found.draw_curves(), out)
+    comparison = compare_runs([open_run(run) for run in runs])
+    figure_path = save_figure(comparison.draw_curves(), out)
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(comparison.as_dict()))
         return
-    letters = [f"run {number}" for number in range(1, len(runs) + 1)]
-    for letter, item in zip(letters, found.run_summaries, strict=True):
-        print(f"{letter}: {item.run}")
-    rows = [[key, *map(format_value, values)] for key, values in found.differing_settings.items()]
-    numbers = [
-        ["validation accuracy", *(format_percent(item.val_accuracy, 2) for item in found.run_summaries)],
-        ["test accuracy", *(format_percent(item.test_accuracy, 2) for item in found.run_summaries)],
-        ["parameters", *(abbreviate_count(item.parameters) for item in found.run_summaries)],
-        ["epochs done", *(str(item.epochs_done) for item in found.run_summaries)],
-        ["time", *(format_duration(item.seconds) for item in found.run_summaries)],
-    ]
-    if rows:
-        create_console().print(
-            create_table("Settings that differ", ["setting", *letters], rows, right_aligned=set(letters))
-        )
-    else:
+    labels = [f"run {index}" for index in range(1, len(runs) + 1)]
+    for label, summary in zip(labels, comparison.run_summaries, strict=True):
+        print(f"{label}: {summary.run}")
+    setting_rows = [[key, *map(format_value, values)] for key, values in comparison.differing_settings.items()]
+    cells = [_format_summary_cells(summary) for summary in comparison.run_summaries]
+    result_names = ["validation accuracy", "test accuracy", "parameters", "epochs", "time"]
+    result_rows = [[name, *(cells_of_run[name] for cells_of_run in cells)] for name in result_names]
+    if not setting_rows:
         print("No setting differs.")
-    create_console().print(create_table("Results", ["", *letters], numbers, right_aligned=set(letters)))
-    print(f"Figure: {picture}")
+    for title, name, rows in (("Settings that differ", "setting", setting_rows), ("Results", "result", result_rows)):
+        if rows:
+            table = create_table(title, [name, *labels], rows, right_aligned=set(labels), never_wrapped={name})
+            create_console().print(table)
+    print(f"Figure: {figure_path}")
 
 
 @app.command()
@@ -97,16 +106,17 @@ def delete(
     """Delete runs permanently, after confirmation."""
     from vitascope.run.listing import delete_run, find_exact_run
 
-    found = [find_exact_run(run) for run in runs]
-    for run in found:
+    runs_to_delete = [find_exact_run(run) for run in runs]
+    count = format_count(len(runs_to_delete), "run")
+    for run in runs_to_delete:
         print(run.path)
     if not yes:
         if not sys.stdin.isatty():
-            raise UserError(f"{format_count(len(found), 'run')} would be deleted permanently. Add --yes to confirm.")
-        typer.confirm(f"Delete {format_count(len(found), 'run')} permanently?", abort=True)
-    for run in found:
+            raise UserError(f"{count} would be deleted permanently. Add --yes to confirm.")
+        typer.confirm(f"Delete {count} permanently?", abort=True)
+    for run in runs_to_delete:
         delete_run(run)
-    print(f"Deleted {format_count(len(found), 'run')}.")
+    print(f"Deleted {count}.")
 
 
 ResultsFolder = Annotated[Path, typer.Option(help="Folder of the records.")]
@@ -130,19 +140,20 @@ def record(
     from vitascope.run.directory import open_run
 
     check_record_name(name)
-    made = make_record([open_run(run) for run in runs], name, views=views, commit=commit)
-    path = write_record(made, results)
-    print(f"{name}: {format_accuracy(made)} over {format_count(len(made.seeds), 'seed')}, {made.machine_name}: {path}")
-    if made.commit is None:
+    new_record = make_record([open_run(run) for run in runs], name, views=views, commit=commit)
+    path = write_record(new_record, results)
+    seeds = format_count(len(new_record.seeds), "seed")
+    print(f"{name}: {format_accuracy(new_record)} over {seeds}, {new_record.machine_name}: {path}")
+    if new_record.commit is None:
         print("The runs have no Git commit. Add one with --commit.")
-    elif made.commit.endswith("+changes"):
+    elif new_record.commit.endswith("+changes"):
         print("The runs were trained with uncommitted changes. To publish this record, commit first, then train again.")
 
 
 def update_results(
     files: Annotated[list[Path], typer.Argument(help="Markdown pages (.md) and recipes (.yaml).")],
     results: ResultsFolder = Path("results"),
-    cards: Annotated[Path | None, typer.Option(help="RunsFolder for the model cards, one per record.")] = None,
+    cards: Annotated[Path | None, typer.Option(help="Folder for the model cards, one per record.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing. Fail if a page is out of date.")] = False,
 ) -> None:
     """Update the numbers in Markdown pages, recipes and model cards from the records.
@@ -165,14 +176,15 @@ def update_results(
     for file in files:
         if not file.is_file():
             raise UserError(f"There is no file {file}.")
-    filled = {file: fill_results_marks(file, results, cards) for file in files}
-    wanted = {file: text for file, (text, _) in filled.items()} | (format_model_cards(results, cards) if cards else {})
-    stale = [file for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
+    pages = {file: fill_results_marks(file, results, cards) for file in files}
+    new_texts = {file: page.text for file, page in pages.items()}
+    new_texts |= format_model_cards(results, cards) if cards else {}
+    stale = [file for file, text in new_texts.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     if check and stale:
         raise UserError(f"Out of date with the records: {', '.join(map(str, stale))}. Run without --check to update.")
     for file in stale:
         make_folder(file.parent)
-        write_atomically(file, wanted[file])
-    marks = sum(count for _, count in filled.values())
-    pages, updated = format_count(len(files), "page"), f"{len(stale)} of {format_count(len(wanted), 'file')} updated"
-    print(f"{format_count(marks, 'mark')} in {pages}; {updated}.")
+        write_atomically(file, new_texts[file])
+    marks = format_count(sum(page.num_marks for page in pages.values()), "mark")
+    updated = f"{len(stale)} of {format_count(len(new_texts), 'file')} updated"
+    print(f"{marks} in {format_count(len(files), 'page')}; {updated}.")

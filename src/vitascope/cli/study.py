@@ -28,7 +28,10 @@ SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600}
 def study(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RECIPE KEY=A,B,C…", help="A recipe, and settings with comma-separated values."),
+        typer.Argument(
+            metavar="RECIPE KEY=A,B,C…",
+            help="A recipe, and settings with comma-separated values, or ranges for --search.",
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds per combination.")] = 5,
     search: Annotated[int, typer.Option(help="Try this many combinations, chosen by Optuna, instead of the grid.")] = 0,
@@ -49,26 +52,30 @@ def study(
 
     To continue after an interruption, run the same command again. Finished runs are not repeated.
 
+    With --search, a setting can be a range: train.lr=0.0001..0.1
+
     Example: vitascope study digits model.embed_dim=16,32,64 --seeds 5
     """
     recipe, settings = split_required_recipe_args(words)
     if split not in ("val", "test"):
         raise UserError(f"--split {split} is unknown. Choose val or test.")
-    for option, number in (("--jobs", jobs), ("--batch-runs", batch_runs)):
-        if number is not None and number < 1:
-            raise UserError(f"{option} {number} must be at least 1.")
+    for option, value in (("--jobs", jobs), ("--batch-runs", batch_runs)):
+        if value is not None and value < 1:
+            raise UserError(f"{option} {value} must be at least 1.")
     seconds = None if budget is None else _parse_duration(budget)
     from vitascope.study.design import read_design
 
-    made = read_design(recipe, settings, seeds, num_search_trials=search, eval_split=split)
-    called = name or _make_study_name(recipe, made.varied_settings)
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", called):
-        raise UserError(f"--name {called} cannot name a folder. Use letters, digits, - and _.")
-    _run_study(made, out / called, called, storage, seconds, jobs, retry, batch_runs)
+    design = read_design(
+        recipe, settings, seeds, num_search_trials=search, eval_split="test" if split == "test" else "val"
+    )
+    name = name or _make_study_name(recipe, design.varied_settings)
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise UserError(f"--name {name} cannot name a folder. Use letters, digits, - and _.")
+    _run_study(design, out / name, name, storage, seconds, jobs, retry, batch_runs)
 
 
 def _run_study(
-    study_design: "Design",
+    design: "Design",
     folder: Path,
     study_name: str,
     storage_url: str | None,
@@ -83,61 +90,60 @@ def _run_study(
     from vitascope.study.workers import print_outcome, run_trials
 
     make_folder(folder, "Choose another folder with --out.")
-    queue = TrialQueue(study_design, storage_url or get_default_storage_url(folder), study_name)
+    queue = TrialQueue(design, storage_url or get_default_storage_url(folder), study_name)
     if retry_failed:
-        print(f"{format_count(queue.requeue_failed_trials(), f'failed {study_design.unit}')} will be repeated.")
-    left = format_count(queue.num_waiting, study_design.unit) if study_design.num_search_trials else queue.num_waiting
-    print(f"Study: {folder}, {study_design.size}, {left} to do")
-    others = [_start_worker(number, folder) for number in range(2, num_processes + 1)]
-    until = None if budget_seconds is None else time.monotonic() + budget_seconds
+        print(f"{format_count(queue.requeue_failed_trials(), f'failed {design.unit}')} will be repeated.")
+    waiting = format_count(queue.num_waiting, design.unit) if design.num_search_trials else queue.num_waiting
+    print(f"Study: {folder}, {design.size_text}, {waiting} to do")
+    workers = [_start_worker(worker_number, folder) for worker_number in range(2, num_processes + 1)]
+    deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     try:
-        for told in run_trials(queue, folder, until, max_batched_runs):
-            print_outcome(told, create_console())
+        for outcome in run_trials(queue, folder, deadline, max_batched_runs):
+            print_outcome(outcome, create_console())
     except KeyboardInterrupt:
         print("Stopped. To continue, run the same command again.")
-        for other in others:
-            other.terminate()
+        for worker in workers:
+            worker.terminate()
         sys.exit(130)
     finally:
-        for number, other in enumerate(others, start=2):
-            if other.wait() > 0:
-                print(f"Worker {number} failed. See {folder / f'worker-{number}.log'}")
-        found = _write_and_print_report(queue, folder)
-    if found.failed_trials and not found.combinations:
+        for worker_number, worker in enumerate(workers, start=2):
+            if worker.wait() > 0:
+                print(f"Worker {worker_number} failed. See {folder / f'worker-{worker_number}.log'}")
+        results = _write_and_print_report(queue, folder)
+    if results.failed_trials and not results.combinations:
         raise UserError("Every run failed.")
 
 
 def _start_worker(worker_number: int, folder: Path) -> "subprocess.Popen[bytes]":
     """Start the same command as another worker process."""
-    words = sys.argv[1:]
-    place = next(index for index, word in enumerate(words) if word.split("=")[0] == "--jobs")
-    rest = words[:place] + words[place + (1 if "=" in words[place] else 2) :]
-    rest = [word for word in rest if word != "--retry"]
+    args = sys.argv[1:]
+    jobs_index = next(index for index, arg in enumerate(args) if arg.split("=")[0] == "--jobs")
+    args = args[:jobs_index] + args[jobs_index + (1 if "=" in args[jobs_index] else 2) :]
+    args = [arg for arg in args if arg != "--retry"]
     log = (folder / f"worker-{worker_number}.log").open("wb")
-    return subprocess.Popen([sys.executable, "-m", "vitascope", *rest], stdout=log, stderr=subprocess.STDOUT)
+    return subprocess.Popen([sys.executable, "-m", "vitascope", *args], stdout=log, stderr=subprocess.STDOUT)
 
 
 def _write_and_print_report(queue: "TrialQueue", folder: Path) -> "StudyResults":
-    from vitascope.study.report import build_results_table as rows_of
-    from vitascope.study.report import format_notes, write_report
+    from vitascope.study.report import build_results_table, format_notes, write_report
     from vitascope.study.results import collect_results
 
-    found = collect_results(queue.design, queue.trials)
-    page = write_report(found, folder)
-    head, rows = rows_of(found)
-    if rows:
-        create_console().print(create_table("Results", head, rows))
-    for line in [found.conclusion, *format_notes(found)[1:]]:
+    results = collect_results(queue.design, queue.trials)
+    report_path = write_report(results, folder)
+    table = build_results_table(results)
+    if table.rows:
+        create_console().print(create_table("Results", table.header, table.rows))
+    for line in [results.conclusion, *format_notes(results)[1:]]:
         print(line)
-    print(f"Report: {page}")
-    return found
+    print(f"Report: {report_path}")
+    return results
 
 
 def _parse_duration(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match:
         raise UserError(f"--budget {text} is not a duration. Write 90s, 30m or 2h.")
-    return float(found[1]) * SECONDS_PER_UNIT[found[2] or "s"]
+    return float(match[1]) * SECONDS_PER_UNIT[match[2] or "s"]
 
 
 def _make_study_name(recipe: str, varied_settings: list[str]) -> str:
@@ -171,12 +177,20 @@ def run_coursework_sheet(
 
     Example: vitascope sheet A --quick
     """
-    from vitascope.cli.console import create_console
     from vitascope.coursework.sheets.run_sheet import run_sheet
 
-    options = {"seeds": seeds, "quick": quick, "device": device, "together": batch_runs, "weights": weights}
     try:
-        page = run_sheet(letter, out, **options, git_commit=commit, console=create_console())
+        page = run_sheet(
+            letter,
+            out,
+            num_seeds=seeds,
+            quick=quick,
+            device=device,
+            max_batched_runs=batch_runs,
+            weights_ref=weights,
+            git_commit=commit,
+            console=create_console(),
+        )
     except KeyboardInterrupt:
         print("Stopped. To continue, run the same command again.")
         raise typer.Exit(130) from None

@@ -44,8 +44,8 @@ def resume(run: RunPath) -> None:
     from vitascope.run.directory import open_run
     from vitascope.training.train import resume_run
 
-    found = open_run(run)
-    _run_interruptible(lambda: resume_run(found, create_console()))
+    interrupted_run = open_run(run)
+    _run_interruptible(lambda: resume_run(interrupted_run, create_console()))
 
 
 def suggest_learning_rate(
@@ -61,16 +61,16 @@ def suggest_learning_rate(
     recipe = _read_recipe_arguments(words)
     from vitascope.training.rate_finder import RULE, find_learning_rate
 
-    found = find_learning_rate(recipe, create_console())
-    found.save_figure(out)
-    end = f"The loss diverges above {found.divergence_lr:.2g}." if found.divergence_lr else "The loss did not diverge."
-    if found.suggested_lr is None:
-        print(f"No suggestion: the loss hardly fell in {len(found.learning_rates)} steps. {end}")
+    result = find_learning_rate(recipe, create_console())
+    result.save_figure(out)
+    end = result.describe_divergence()
+    if result.suggested_lr is None:
+        print(f"No suggestion: the loss hardly fell in {len(result.learning_rates)} steps. {end}")
     else:
         muon = ""
         if recipe.train.optimizer == "muon":  # lr-find raises both rates in proportion
-            muon = f" train.muon_lr={recipe.train.muon_lr * found.suggested_lr / recipe.train.lr:.2g}"
-        print(f"Suggested: train.lr={found.suggested_lr:.2g}{muon}\nThis is {RULE} {end}")
+            muon = f" train.muon_lr={recipe.train.muon_lr * result.suggested_lr / recipe.train.lr:.2g}"
+        print(f"Suggested: train.lr={result.suggested_lr:.2g}{muon}\nThis is {RULE} {end}")
         if muon:
             print("train.muon_lr was raised in proportion to train.lr. Change both together.")
     print(f"Figure: {out}")

@@ -25,7 +25,7 @@ UNCHECKED_POINTS_NOTE = (
     "Sheet E has 20 points. 14 points are for code and can be checked here. "
     "6 points are for reaching 25, 50 and 70 % accuracy and cannot be checked here."
 )
-SHEET_E = {"self-attention-2d", "feed-forward", "transformer-block", "patchify", "vit"}  # parts with points
+SHEET_E_PARTS = {"self-attention-2d", "feed-forward", "transformer-block", "patchify", "vit"}
 
 
 class TaskPoints(NamedTuple):
@@ -51,21 +51,23 @@ def write_exercise_file(exercise_name: str, output_path: Path | None = None) -> 
 def grade_sheet_e(reports: list[CheckReport]) -> list[TaskPoints]:
     """Count sheet E's 14 points for code; of several versions of a part, a correct one counts."""
     best = {report.part: report for report in sorted(reports, key=lambda report: report.passed)}
-    grid, whole = best.get("self-attention-2d"), best.get("vit")
-    written = grid is not None and not any("fused" in note for note in grid.notes)
+    attention, vit = best.get("self-attention-2d"), best.get("vit")
+    is_written_out = attention is not None and not any("fused" in note for note in attention.notes)
     return [
-        TaskPoints("SelfAttention2d: all layers are present", int(_has_all_layers(grid)), 1),
+        TaskPoints("SelfAttention2d: all layers are present", int(_has_all_layers(attention)), 1),
         TaskPoints(
-            "SelfAttention2d: correct with one head", 3 * int(written and _has_passed_check(grid, "one head")), 3
+            "SelfAttention2d: correct with one head",
+            3 * int(is_written_out and _has_passed_check(attention, "one head")),
+            3,
         ),
         TaskPoints(
-            "SelfAttention2d: correct with several heads", 2 * int(written and grid is not None and grid.passed), 2
+            "SelfAttention2d: correct with several heads", 2 * int(is_written_out and _is_correct(attention)), 2
         ),
         TaskPoints("feed-forward layer", int(_is_correct(best.get("feed-forward"))), 1),
         TaskPoints("transformer block", 2 * int(_is_correct(best.get("transformer-block"))), 2),
-        TaskPoints("VisionTransformer: all layers are present", 2 * int(_has_all_layers(whole)), 2),
+        TaskPoints("VisionTransformer: all layers are present", 2 * int(_has_all_layers(vit)), 2),
         TaskPoints("VisionTransformer: patchify", 2 * int(_is_correct(best.get("patchify"))), 2),
-        TaskPoints("VisionTransformer: forward", int(_is_correct(whole)), 1),
+        TaskPoints("VisionTransformer: forward", int(_is_correct(vit)), 1),
     ]
 
 
@@ -74,7 +76,7 @@ def _is_correct(report: CheckReport | None) -> bool:
 
 
 def _has_all_layers(report: CheckReport | None) -> bool:
-    """Whether the code ran and no layer is missing."""
+    """Return whether the code ran and no layer is missing."""
     return report is not None and bool(report.table) and not any("missing-" in name for name in report.mistakes)
 
 

@@ -52,9 +52,9 @@ class AugmentConfig:
         if self.crop_scale is not None:
             object.__setattr__(self, "crop_scale", check_crop_scale("data.augment.crop_scale", self.crop_scale))
         for name, choices in (("shift_fill", FILL_MODES), ("flip_mode", FLIP_MODES)):
-            said = getattr(self, name)
-            if said is not None and said not in choices:
-                raise UserError(f"data.augment.{name}={said!r} is unknown. {suggest_choice(said, choices)}")
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise UserError(f"data.augment.{name}={value!r} is unknown. {suggest_choice(value, choices)}")
 
     @property
     def uses_crops(self) -> bool:
@@ -64,11 +64,10 @@ class AugmentConfig:
     @property
     def active_settings(self) -> Mapping[str, float | tuple[float, float]]:
         """The settings that change an image: values other than 0, without details of a setting that is 0."""
-        needs = {"magnitude": self.randaugment, "erase_area": self.erase}
-        needs["mix_prob"] = self.mixup or self.cutmix
-        said = {item.name: getattr(self, item.name) for item in fields(self)}
-        used = {k: v for k, v in said.items() if isinstance(v, int | float) and v and needs.get(k, True)}
-        return used | ({"crop_scale": self.crop_scale} if self.crop_scale and self.uses_crops else {})
+        required = {"magnitude": self.randaugment, "erase_area": self.erase, "mix_prob": self.mixup or self.cutmix}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        active = {k: v for k, v in values.items() if isinstance(v, int | float) and v and required.get(k, True)}
+        return active | ({"crop_scale": self.crop_scale} if self.crop_scale and self.uses_crops else {})
 
     @property
     def description(self) -> str:
@@ -79,9 +78,9 @@ class AugmentConfig:
         )
 
     def fill_missing_from(self, policy: "AugmentConfig") -> "AugmentConfig":
-        """These settings, with missing ones taken from the policy."""
-        own = {item.name: getattr(self, item.name) for item in fields(self)}
-        return AugmentConfig(**{k: getattr(policy, k) if v is None else v for k, v in own.items()})
+        """Return these settings, with missing ones taken from the policy."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return AugmentConfig(**{k: getattr(policy, k) if v is None else v for k, v in values.items()})
 
 
 @skip_beartype
@@ -117,10 +116,10 @@ def _check_range(setting_name: str, value: float | None, low: float, high: float
 
 def check_crop_scale(setting_name: str, crop_scale: tuple[float, float]) -> tuple[float, float]:
     """Return a crop's range of areas as a tuple. Raise an error if it is not a range of fractions."""
-    found = tuple(crop_scale)
-    if len(found) != 2 or not 0 < found[0] <= found[1] <= 1:
-        raise UserError(f"{setting_name}={list(found)} must be a range [from,to] of areas with 0 < from ≤ to ≤ 1.")
-    return found
+    areas = tuple(crop_scale)
+    if len(areas) != 2 or not 0 < areas[0] <= areas[1] <= 1:
+        raise UserError(f"{setting_name}={list(areas)} must be a range [from,to] of areas with 0 < from ≤ to ≤ 1.")
+    return areas
 
 
 NO_AUGMENTATION = AugmentConfig(
@@ -167,30 +166,37 @@ def resolve_augmentation(
     if objective != "classify":
         _check_self_supervised_settings(requested, objective)
         policy = _adapt_to_self_supervision(policy, objective, num_channels)
-    whole = requested.fill_missing_from(policy)
-    if dataset_name in DATASETS_WITHOUT_FLIPS and whole.flip:
+    settings = requested.fill_missing_from(policy)
+    if dataset_name in DATASETS_WITHOUT_FLIPS and settings.flip:
         raise UserError(
-            f"data.augment.flip={whole.flip} is not allowed for {dataset_name}: a mirrored digit is a different symbol. "
-            "Set it to 0."
+            f"data.augment.flip={settings.flip} is not allowed for {dataset_name}: "
+            "a mirrored digit is a different symbol. Set it to 0."
         )
-    if whole.flip_mode == "alternating" and (objective == "dino" or whole.flip not in (0.0, 0.5)):
-        why = "DINO draws a new crop each time" if objective == "dino" else f"data.augment.flip={whole.flip} is not 0.5"
+    if settings.flip_mode == "alternating" and (objective == "dino" or settings.flip not in (0.0, 0.5)):
+        reason = (
+            "DINO draws a new crop each time"
+            if objective == "dino"
+            else f"data.augment.flip={settings.flip} is not 0.5"
+        )
         raise UserError(
-            f"data.augment.flip_mode=alternating flips an image in every other pass, but {why}. Use flip_mode=random."
+            f"data.augment.flip_mode=alternating flips an image in every other pass, but {reason}. "
+            "Use flip_mode=random."
         )
-    return whole
+    return settings
 
 
 def _adapt_to_self_supervision(policy: AugmentConfig, objective: str, num_channels: int) -> AugmentConfig:
-    """The policy without mixing and erasing. MAE uses only crops and flips (He et al. 2022, appendix A.1). DINO adds
-    colour jitter (Caron et al. 2021), without blur, which removes too much of 32 pixels; `dino` sets its crops."""
-    plain = replace(policy, mixup=0.0, cutmix=0.0, erase=0.0, randaugment=0)
+    """Return the policy without mixing and erasing.
+
+    MAE uses only crops and flips (He et al. 2022, appendix A.1). DINO adds colour jitter (Caron et al. 2021), without
+    blur, which removes too much of 32 pixels. The `dino` settings define its crops."""
+    adapted = replace(policy, mixup=0.0, cutmix=0.0, erase=0.0, randaugment=0)
     if num_channels != 3:
-        return plain
-    plain = replace(plain, shift=0, brightness=0.0, contrast=0.0, saturation=0.0)
+        return adapted
+    adapted = replace(adapted, shift=0, brightness=0.0, contrast=0.0, saturation=0.0)
     if objective == "mae":
-        return replace(plain, crop_scale=(0.2, 1.0))
-    return replace(plain, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2)
+        return replace(adapted, crop_scale=(0.2, 1.0))
+    return replace(adapted, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2)
 
 
 def _check_self_supervised_settings(requested: AugmentConfig, objective: str) -> None:
@@ -199,10 +205,10 @@ def _check_self_supervised_settings(requested: AugmentConfig, objective: str) ->
         raise UserError(f"data.augment.{name} mixes labels, but train.objective={objective} uses none. Leave it out.")
     for name in ("crop_scale",) if objective == "dino" else ("erase",):
         if getattr(requested, name):
-            why = (
+            reason = (
                 "its crops are set by dino.global_crops_scale and dino.local_crops_scale"
                 if objective == "dino"
                 else "it would have to reconstruct erased pixels"
             )
             value = getattr(requested, name)
-            raise UserError(f"data.augment.{name}={value} cannot be used with train.objective={objective}: {why}.")
+            raise UserError(f"data.augment.{name}={value} cannot be used with train.objective={objective}: {reason}.")

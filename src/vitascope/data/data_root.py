@@ -1,4 +1,4 @@
-"""Folders of the data sets on this machine."""
+"""Locate the folders of data sets on this machine."""
 
 import os
 import sys
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def resolve_data_root(requested_folder: str | None) -> Path:
-    """The asked folder, else $VITASCOPE_DATA, else the user's cache folder."""
-    given = requested_folder or os.environ.get("VITASCOPE_DATA")
-    return Path(given).expanduser() if given else get_cache_folder() / "data"
+    """Return the requested folder, else $VITASCOPE_DATA, else a folder in the user's cache."""
+    folder = requested_folder or os.environ.get("VITASCOPE_DATA")
+    return Path(folder).expanduser() if folder else get_cache_folder() / "data"
 
 
 def get_cache_folder() -> Path:
-    """The system's place for files that can be fetched again."""
+    """Return the system's folder for files that can be downloaded again."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "vitascope"
     if sys.platform == "darwin":
@@ -21,4 +21,5 @@ def get_cache_folder() -> Path:
 
 
 def find_first_existing(paths: list[Path]) -> Path | None:
+    """Return the first path that exists, or None."""
     return next((path for path in paths if path.exists()), None)

@@ -1,11 +1,11 @@
-"""DataConfig -> Source: by name, by folder, or by .npz file."""
+"""Open the data set that a DataConfig names: a published data set, a folder, or an .npz file."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from vitascope.data.config import DataConfig
 from vitascope.data.data_root import find_first_existing, resolve_data_root
-from vitascope.data.dataset import DataSource
+from vitascope.data.dataset import DataSource, ImageSize
 from vitascope.data.sources.arrays import open_digits, open_npz
 from vitascope.data.sources.folder import open_image_folder
 from vitascope.data.sources.named import PUBLISHED_DATASETS, open_published_dataset
@@ -24,15 +24,17 @@ def resolve_data_paths(config: DataConfig) -> DataConfig:
 def check_data_exists(config: DataConfig) -> None:
     """Raise an error if no data set has this name. The data itself is not read."""
     if config.name != "digits" and config.name not in PUBLISHED_DATASETS and not _find_data_path(config).exists():
-        known = ["digits", *PUBLISHED_DATASETS]
-        raise UserError(f"There is no data set '{config.name}'. {suggest_choice(config.name, known)} A path works too.")
+        kind = "file" if Path(config.name).suffix else "folder"
+        suggestion = suggest_choice(config.name, ["digits", *PUBLISHED_DATASETS])
+        raise UserError(f"There is no data set and no {kind} named '{config.name}'. {suggestion}")
 
 
 def open_data_source(
-    config: DataConfig, image_size: tuple[int, int], num_channels: int, *, for_training: bool = True
+    config: DataConfig, image_size: ImageSize, num_channels: int, *, for_training: bool = True
 ) -> DataSource:
-    """Open the data set; images of a folder are converted to `size` and `channels`. With `to_train=False` a single
-    class, or a test split alone, is enough."""
+    """Open the data set. Images of a folder are converted to `image_size` and `num_channels`.
+
+    With `for_training=False`, a single class or a test split alone is accepted."""
     if config.name == "digits":
         return open_digits()
     if config.name in PUBLISHED_DATASETS:
@@ -49,6 +51,6 @@ def open_data_source(
 
 
 def _find_data_path(config: DataConfig) -> Path:
-    """A path, or a folder or file of that name under the data root."""
+    """Return `name` as a path, or the folder or file of that name under the data root."""
     path = Path(config.name).expanduser()
     return path if path.exists() else find_first_existing([resolve_data_root(config.root) / config.name]) or path

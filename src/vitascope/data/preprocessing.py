@@ -1,4 +1,4 @@
-"""Stored bytes -> what the model sees: right size and channels, between 0 and 1, normalised; varied while training."""
+"""Convert stored images to model input: resize, convert channels, scale to 0…1, normalise; augment for training."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitascope.data.augment import (
-    MixedLabels,
+    MixedBatch,
     augment_pixels,
     erase_rectangles,
     flip_and_shift,
@@ -16,7 +16,7 @@ from vitascope.data.augment import (
     mix_images_and_labels,
 )
 from vitascope.data.config import AugmentConfig
-from vitascope.data.dataset import Labels, UInt8Images
+from vitascope.data.dataset import ImageSize, Labels, UInt8Images
 from vitascope.data.image_ops import to_grayscale
 from vitascope.data.sampling import RandomDraws
 from vitascope.shapes import Images
@@ -24,31 +24,29 @@ from vitascope.shapes import Images
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The same for training, evaluation and prediction; `mean` and `std` are per channel of the training images."""
+    """Preprocessing for training, evaluation and prediction. `mean` and `std`: of the training images, per channel."""
 
-    size: tuple[int, int]  # rows, columns
+    size: ImageSize
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __call__(self, images: UInt8Images) -> Images:
-        """Without variation."""
+        """Resize and normalise, without augmentation."""
         return self.normalize(self.scale_and_resize(images))
 
     def augment_and_mix(
         self, images: UInt8Images, labels: Labels, draws: RandomDraws, policy: AugmentConfig
-    ) -> tuple[Images, MixedLabels]:
-        """With variation, and mixed."""
+    ) -> MixedBatch:
+        """Augment the images, then apply MixUp or CutMix."""
         pixels = self.augment(images, draws, policy)
-        return (
-            mix_images_and_labels(pixels, labels, draws["mix"])
-            if "mix" in draws
-            else (pixels, make_unmixed_labels(labels))
-        )
+        if "mix" in draws:
+            return mix_images_and_labels(pixels, labels, draws["mix"])
+        return MixedBatch(pixels, make_unmixed_labels(labels))
 
     def augment(
-        self, images: UInt8Images, draws: RandomDraws, policy: AugmentConfig, crop_size: tuple[int, int] | None = None
+        self, images: UInt8Images, draws: RandomDraws, policy: AugmentConfig, crop_size: ImageSize | None = None
     ) -> Images:
-        """One variation: mirror and move, cut out, RandAugment and colour, normalise, erase."""
+        """Augment the images: flip and shift, crop, RandAugment and colour, normalise, erase."""
         pixels = self.scale_and_resize(flip_and_shift(images, draws, policy))
         pixels = self.normalize(augment_pixels(pixels, draws, policy, crop_size))
         if "erase" in draws:
@@ -56,17 +54,18 @@ class Preprocessing:
         return pixels
 
     def scale_and_resize(self, images: UInt8Images) -> Images:
-        """Floats between 0 and 1 with the model's size and channels."""
+        """Return floats from 0 to 1 with the model's size and channels."""
         return self._match_size_and_channels(images.float() / 255)
 
     def convert_preprocessed(self, target: "Preprocessing", images: Tensor) -> Images:
-        """Images prepared this way -> as if they had been prepared the other way."""
+        """Convert images preprocessed with this object to what `target` would have produced."""
         if target == self:
             return images
         mean, std = (_make_channel_tensor(values, images.dtype, images.device) for values in (self.mean, self.std))
         return target.normalize(target._match_size_and_channels(images * std + mean))
 
     def _match_size_and_channels(self, pixels: Tensor) -> Images:
+        """Resize the pixels and convert them to the model's channels."""
         if tuple(pixels.shape[2:]) != self.size:
             pixels = F.interpolate(pixels, size=self.size, mode="bilinear", antialias=True, align_corners=False)
         channels = len(self.mean)
@@ -75,29 +74,31 @@ class Preprocessing:
         return to_grayscale(pixels) if channels == 1 else pixels.expand(-1, channels, -1, -1)
 
     def normalize(self, pixels: Images) -> Images:
+        """Subtract the mean and divide by the standard deviation, per channel."""
         mean, std = (_make_channel_tensor(values, pixels.dtype, pixels.device) for values in (self.mean, self.std))
         return (pixels - mean) / std
 
     def denormalize(self, images: Images) -> Images:
-        """Back to 0…1, for pictures."""
+        """Return pixels from 0 to 1, for figures."""
         mean, std = (_make_channel_tensor(values, images.dtype, images.device) for values in (self.mean, self.std))
         return (images * std + mean).clamp(0, 1)
 
 
 @dataclass(frozen=True)
 class DevicePreprocessing(Preprocessing):
-    """With its numbers as tensors: compiled for one split of the images, it serves those of any other."""
+    """Preprocessing with mean and std as tensors, so that compiled code is not specialised to their values."""
 
     mean_tensor: Tensor = field(compare=False)
     std_tensor: Tensor = field(compare=False)
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing, device: str) -> "DevicePreprocessing":
-        centre, width = (
+        """Copy mean and std to the device."""
+        mean, std = (
             _make_channel_tensor(values, torch.float32, torch.device(device))
             for values in (preprocessing.mean, preprocessing.std)
         )
-        return cls(preprocessing.size, preprocessing.mean, preprocessing.std, centre, width)
+        return cls(preprocessing.size, preprocessing.mean, preprocessing.std, mean, std)
 
     def normalize(self, pixels: Images) -> Images:
         return (pixels - self.mean_tensor) / self.std_tensor
@@ -105,5 +106,5 @@ class DevicePreprocessing(Preprocessing):
 
 @cache
 def _make_channel_tensor(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """channel × 1 × 1, made once per device: making it anew would hold up a GPU at every step."""
+    """Return values as channel × 1 × 1, cached per device: a new tensor would block the GPU at every step."""
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

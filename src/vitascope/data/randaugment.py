@@ -1,13 +1,14 @@
-"""Images between 0 and 1 -> RandAugment (Cubuk et al. 2020) in torchvision's dialect, for a whole batch at once.
+"""RandAugment (Cubuk et al. 2020) for a batch of images from 0 to 1, with torchvision's operations.
 
 Each image draws its operations from torchvision's list of 14; magnitude 9 of 30 means 30 % of each range. Shifts,
-shears and rotations are bilinear, with black coming in (torchvision: nearest).
+shears and rotations are bilinear and filled with black (torchvision: nearest).
 """
 
 import math
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,35 +23,38 @@ AFFINE_OPERATIONS = OPERATIONS[1:6]
 
 
 def apply_randaugment(images: Images, operation_indices: Tensor, signs: Tensor, magnitude: float) -> Images:
-    """`operation` and `sign`: image × round; `magnitude` of 30."""
+    """Apply one operation per image and round. `operation_indices` and `signs`: image × round; `magnitude`: 0 to 30."""
     images = images.clone()
-    for turn in range(operation_indices.shape[1]):
-        chosen = {name: operation_indices[:, turn] == number for number, name in enumerate(OPERATIONS)}
-        images = _apply_one_round(images, chosen, signs[:, turn] * (magnitude / 30), magnitude / 30)
+    for step in range(operation_indices.shape[1]):
+        masks = {name: operation_indices[:, step] == index for index, name in enumerate(OPERATIONS)}
+        images = _apply_one_round(images, masks, signs[:, step] * (magnitude / 30), magnitude / 30)
     return images
 
 
 def _apply_one_round(
-    images: Images, masks_by_operation: dict[str, Tensor], signed_strengths: Tensor, strength: float
+    images: Images, masks_by_operation: dict[str, Bool[Tensor, "batch"]], signed_strengths: Tensor, strength: float
 ) -> Images:
-    moved = torch.stack([masks_by_operation[name] for name in AFFINE_OPERATIONS]).any(0)
+    """Apply to each image the operation whose mask selects it."""
+    is_affine = torch.stack([masks_by_operation[name] for name in AFFINE_OPERATIONS]).any(0)
     images = _apply_to_selected(
         images,
-        moved,
+        is_affine,
         shear_shift_rotate,
         torch.stack([torch.where(masks_by_operation[name], signed_strengths, 0.0) for name in AFFINE_OPERATIONS], 1),
     )
-    for name, change in (
+    for name, transform in (
         ("brightness", adjust_brightness),
         ("saturation", adjust_saturation),
         ("contrast", adjust_contrast),
     ):
-        images = _apply_to_selected(images, masks_by_operation[name], change, 1 + 0.9 * signed_strengths)
+        images = _apply_to_selected(images, masks_by_operation[name], transform, 1 + 0.9 * signed_strengths)
     images = _apply_to_selected(images, masks_by_operation["sharpness"], adjust_sharpness, 1 + 0.9 * signed_strengths)
     images = _apply_to_selected(
-        images, masks_by_operation["posterize"], lambda some: posterize(some, 8 - round(4 * strength))
+        images, masks_by_operation["posterize"], lambda selected: posterize(selected, 8 - round(4 * strength))
     )
-    images = _apply_to_selected(images, masks_by_operation["solarize"], lambda some: solarize(some, 1 - strength))
+    images = _apply_to_selected(
+        images, masks_by_operation["solarize"], lambda selected: solarize(selected, 1 - strength)
+    )
     images = _apply_to_selected(images, masks_by_operation["autocontrast"], autocontrast)
     return _apply_to_selected(images, masks_by_operation["equalize"], equalize)
 
@@ -58,37 +62,38 @@ def _apply_one_round(
 def _apply_to_selected(
     images: Images, is_selected: Tensor, transform: Callable[..., Images], *transform_args: Tensor
 ) -> Images:
-    """`change` to the images that are `chosen`. On a GPU to all, then selected: a recorded step has the same shapes
-    every time. A CPU changes those alone, in place."""
+    """Apply `transform` to the selected images.
+
+    On a GPU it is computed for all images, because a CUDA graph needs fixed shapes. On a CPU it is applied in place."""
     if images.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.where(is_selected[:, None, None, None], transform(images, *transform_args), images)
-    where = is_selected.nonzero()[:, 0]
-    if len(where) == 0:
+    indices = is_selected.nonzero()[:, 0]
+    if len(indices) == 0:
         return images
-    images[where] = transform(images[where], *(amount[where] for amount in transform_args))
+    images[indices] = transform(images[indices], *(values[indices] for values in transform_args))
     return images
 
 
 def shear_shift_rotate(images: Images, signed_strengths: Tensor) -> Images:
-    """Shear by 0.3, shift by 150/331 of the width, rotate by 30°, times the signed strengths (image × MOVES)."""
-    shear, shift, turn = (
+    """Shear by 0.3, shift by 150/331, rotate by 30°, times the signed strengths (image × AFFINE_OPERATIONS)."""
+    shears, shifts, angles = (
         signed_strengths[:, :2] * 0.3,
         signed_strengths[:, 2:4] * (150 / 331),
         signed_strengths[:, 4] * math.radians(30),
     )
-    return warp_images(images, turn, shear, torch.ones_like(turn), shift)
+    return warp_images(images, angles, shears, torch.ones_like(angles), shifts)
 
 
 def solarize(images: Images, threshold: float) -> Images:
-    """Bright pixels are turned over."""
+    """Invert pixels at or above the threshold."""
     return torch.where(images * 255 >= 255 * threshold, 1 - images, images)
 
 
 def adjust_sharpness(images: Images, factor: Tensor) -> Images:
-    """Away from a blurred copy (Pillow's SMOOTH kernel); the outermost pixels stay."""
+    """Scale the difference from a blurred copy (Pillow's SMOOTH kernel); the border pixels are unchanged."""
     blurred = images.clone()
-    around = F.avg_pool2d(images, 3, stride=1) * 9
-    blurred[:, :, 1:-1, 1:-1] = (around + 4 * images[:, :, 1:-1, 1:-1]) / 13
+    neighbour_sum = F.avg_pool2d(images, 3, stride=1) * 9
+    blurred[:, :, 1:-1, 1:-1] = (neighbour_sum + 4 * images[:, :, 1:-1, 1:-1]) / 13
     return (blurred + (images - blurred) * factor[:, None, None, None]).clamp(0, 1)
 
 

@@ -2,46 +2,62 @@
 
 import hashlib
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from vitascope.data.config import DataConfig
-from vitascope.data.dataset import Split, UInt8Images
+from vitascope.data.dataset import Split, SplitName, UInt8Images
 from vitascope.data.open_data import open_data_source
 from vitascope.errors import format_count
 
+Fingerprint: TypeAlias = bytes  # hash of one image's pixels
 
-def compute_mean_and_std(images: UInt8Images) -> tuple[Tensor, Tensor]:
-    """Per channel, of pixels scaled to 0…1; from integer histograms, so no rounding however many images there are."""
+
+class ChannelStatistics(NamedTuple):
+    """Mean and standard deviation per channel, of pixel values from 0 to 1."""
+
+    mean: Tensor
+    std: Tensor
+
+
+def compute_mean_and_std(images: UInt8Images) -> ChannelStatistics:
+    """Compute mean and standard deviation per channel from integer histograms, which sum without rounding errors."""
     values = torch.arange(256, dtype=torch.float64) / 255
     counts = torch.stack([torch.bincount(images[:, c].flatten().int(), minlength=256) for c in range(images.shape[1])])
-    shares = counts.double() / counts.sum(1, keepdim=True)
-    mean = shares @ values
-    std = ((shares * (values - mean[:, None]) ** 2).sum(1)).sqrt()
-    return mean.float(), std.float().clamp(min=1e-3)  # a constant channel must not divide by zero
+    frequencies = counts.double() / counts.sum(1, keepdim=True)
+    mean = frequencies @ values
+    std = ((frequencies * (values - mean[:, None]) ** 2).sum(1)).sqrt()
+    return ChannelStatistics(mean.float(), std.float().clamp(min=1e-3))  # a constant channel must not divide by zero
 
 
-def compute_fingerprints(images: UInt8Images) -> list[bytes]:
-    """One short hash per image: equal images, equal hashes."""
+def compute_fingerprints(images: UInt8Images) -> list[Fingerprint]:
+    """Return one hash per image; equal images have equal hashes."""
     return [hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest() for image in images]
 
 
-def count_duplicates(fingerprints: list[bytes]) -> int:
-    """How many images are copies of an earlier one."""
+def count_duplicates(fingerprints: list[Fingerprint]) -> int:
+    """Count the images that are copies of an earlier image."""
     return sum(count - 1 for count in Counter(fingerprints).values())
 
 
-def count_shared_images(reference_fingerprints: list[bytes], fingerprints: list[bytes]) -> int:
-    """How many of `others` also occur in `prints`."""
-    known = set(reference_fingerprints)
-    return sum(print_ in known for print_ in fingerprints)
+def count_label_conflicts(fingerprints: list[Fingerprint], labels: list[int]) -> int:
+    """Count the copies of an earlier image whose label differs from the first image's."""
+    first_labels: dict[Fingerprint, int] = {}
+    pairs = zip(fingerprints, labels, strict=True)
+    return sum(first_labels.setdefault(fingerprint, label) != label for fingerprint, label in pairs)
+
+
+def count_shared_images(reference_fingerprints: list[Fingerprint], fingerprints: list[Fingerprint]) -> int:
+    """Count the images in `fingerprints` that also occur in `reference_fingerprints`."""
+    reference = set(reference_fingerprints)
+    return sum(fingerprint in reference for fingerprint in fingerprints)
 
 
 def compute_data_hash(images: UInt8Images, labels: Tensor) -> str:
-    """One short name for exactly these images and labels in this order."""
+    """Return one hash of these images and labels in this order."""
     digest = hashlib.blake2b(digest_size=8)
     digest.update(images.numpy().tobytes())
     digest.update(labels.numpy().tobytes())
@@ -53,6 +69,8 @@ PREVIEW_SIZE = ((64, 64), 3)  # images of a folder are resized to this for the d
 
 @dataclass(frozen=True)
 class SplitSummary:
+    """Facts about one split; written as JSON."""
+
     images: int
     channels: int
     height: int
@@ -62,10 +80,14 @@ class SplitSummary:
     std: list[float]
     copies: int  # images equal to an earlier one of the same split
     also_in_train: int
+    copies_with_other_label: int = 0  # of the copies: those whose label differs from the first image's
+    also_in_val: int = 0
 
 
 @dataclass(frozen=True)
 class DataSummary:
+    """Facts about a data set; written as JSON."""
+
     name: str
     classes: list[str]
     splits: dict[str, SplitSummary]
@@ -75,54 +97,71 @@ class DataSummary:
         return asdict(self)
 
     def format_text(self) -> str:
-        shown = ", ".join(self.classes[:12]) + (", …" if len(self.classes) > 12 else "")
-        lines = [f"{self.name}: {len(self.classes)} classes ({shown})"]
-        for split, facts in self.splits.items():
-            counts = list(facts.per_class.values())
-            unequal = "" if max(counts) < 1.5 * min(counts) else " (imbalanced: see data.balance)"
-            also = "" if split == "train" else f"; also in the training split: {facts.also_in_train:,}"
-            channels = format_count(facts.channels, "channel")
+        """Return a text of a few lines per split."""
+        class_names = ", ".join(self.classes[:12]) + (", …" if len(self.classes) > 12 else "")
+        lines = [f"{self.name}: {len(self.classes)} classes ({class_names})"]
+        for split_name, split in self.splits.items():
+            counts = list(split.per_class.values())
+            imbalance = "" if max(counts) < 1.5 * min(counts) else " (imbalanced: try data.balance=loss or sampling)"
             lines += [
-                f"{split}: {facts.images:,} images, {facts.height}×{facts.width}, {channels}",
-                f"  images per class: {min(counts):,} to {max(counts):,}{unequal}",
-                f"  pixel values (0 to 1): mean {_format_values(facts.mean)}, std {_format_values(facts.std)}",
-                f"  exact duplicates: {facts.copies:,}{also}",
+                f"{split_name}: {split.images:,} images, {split.height}×{split.width}, "
+                f"{format_count(split.channels, 'channel')}",
+                f"  images per class: {min(counts):,} to {max(counts):,}{imbalance}",
+                f"  pixel values (0 to 1): mean {_format_values(split.mean)}, std {_format_values(split.std)}",
+                f"  exact duplicates: {self._format_duplicates(split_name)}",
             ]
         if self.skipped:
             lines.append(f"{format_count(len(self.skipped), 'image')} could not be read: {', '.join(self.skipped[:3])}")
         return "\n".join(lines)
 
+    def _format_duplicates(self, split_name: str) -> str:
+        split = self.splits[split_name]
+        text = f"{split.copies:,}"
+        if split.copies_with_other_label:
+            text += f" (with different labels: {split.copies_with_other_label:,})"
+        if split_name != "train":
+            text += f"; also in the training split: {split.also_in_train:,}"
+        if split_name == "test" and "val" in self.splits:
+            text += f"; also in the validation split: {split.also_in_val:,}"
+        return text
+
 
 def summarize_data(data_name: str, data_folder: str | None) -> DataSummary:
     """Describe every split, including the test images. Do not use the result to choose a model."""
     source = open_data_source(DataConfig(name=data_name, root=data_folder), *PREVIEW_SIZE)
-    splits = {split: source.load_split(split) for split in source.split_names}
-    prints = {split: compute_fingerprints(part.images) for split, part in splits.items()}
-    facts = {
-        split: _summarize_split(part, source.classes, prints[split], prints["train"]) for split, part in splits.items()
-    }
-    facts["train"] = replace(facts["train"], also_in_train=0)
-    return DataSummary(source.name, source.classes, facts, source.skipped_paths)
+    splits = {name: source.load_split(name) for name in source.split_names}
+    fingerprints = {name: compute_fingerprints(split.images) for name, split in splits.items()}
+    summaries = {name: _summarize_split(name, split, source.classes, fingerprints) for name, split in splits.items()}
+    return DataSummary(source.name, source.classes, summaries, source.skipped_paths)
 
 
 def _summarize_split(
-    split: Split, class_names: list[str], fingerprints: list[bytes], train_fingerprints: list[bytes]
+    split_name: SplitName, split: Split, class_names: list[str], fingerprints: dict[SplitName, list[Fingerprint]]
 ) -> SplitSummary:
+    """Describe one split; `fingerprints` has those of every split."""
     mean, std = compute_mean_and_std(split.images)
     counts = torch.bincount(split.labels, minlength=len(class_names)).tolist()
     _, channels, height, width = split.images.shape
     per_class = dict(zip(class_names, counts, strict=True))
     return SplitSummary(
-        len(split),
-        channels,
-        height,
-        width,
-        per_class,
-        mean.tolist(),
-        std.tolist(),
-        count_duplicates(fingerprints),
-        count_shared_images(train_fingerprints, fingerprints),
+        images=len(split),
+        channels=channels,
+        height=height,
+        width=width,
+        per_class=per_class,
+        mean=mean.tolist(),
+        std=std.tolist(),
+        copies=count_duplicates(fingerprints[split_name]),
+        also_in_train=0 if split_name == "train" else _count_also_in("train", split_name, fingerprints),
+        copies_with_other_label=count_label_conflicts(fingerprints[split_name], split.labels.tolist()),
+        also_in_val=_count_also_in("val", split_name, fingerprints) if split_name == "test" else 0,
     )
+
+
+def _count_also_in(
+    reference_split: SplitName, split_name: SplitName, fingerprints: dict[SplitName, list[Fingerprint]]
+) -> int:
+    return count_shared_images(fingerprints.get(reference_split, []), fingerprints[split_name])
 
 
 def _format_values(values: list[float]) -> str:

@@ -6,12 +6,20 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator
 
 from vitascope.draw.palette import COLOURS
-from vitascope.draw.style import add_caption, choose_colours, create_figure, escape_mathtext, set_labels
+from vitascope.draw.style import (
+    add_caption,
+    choose_colours,
+    create_figure,
+    escape_mathtext,
+    set_integer_ticks,
+    set_labels,
+)
 
-CurvePoints = list[tuple[float, float]]
+CurvePoints = list[tuple[float, float]]  # epoch, value
+LearningCurves = dict[str, dict[str, CurvePoints]]  # metric -> split -> points
 METRIC_UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %", "teacher": "nats"}
 METRIC_TITLES = {"teacher": "teacher distribution"}
 SUPERVISED_CAPTION = (
@@ -21,23 +29,28 @@ SUPERVISED_CAPTION = (
 SELF_SUPERVISED_CAPTION = (
     "Trained without labels. Validation accuracy is measured with a linear probe and with k-nearest neighbours. "
 )
+TEACHER_CAPTION = (
+    "Teacher distribution: its entropy, KL(teacher ‖ student), and ln K, the entropy of a uniform distribution over "
+    "the K prototypes (dino.prototypes). The loss is entropy plus KL divergence."
+)
 
 
-def draw_learning_curves(curves: dict[str, dict[str, CurvePoints]], title: str) -> Figure:
-    """Draw `curves[loss or accuracy][train or validation]`, lists of (epoch, value); accuracies are fractions."""
+def draw_learning_curves(curves: LearningCurves, title: str) -> Figure:
+    """Draw one panel per metric and one line per split; accuracies are fractions."""
     without_labels = "k-nearest neighbours" in curves["accuracy"]
     figure, panels = create_figure(len(curves), width=5.0 * len(curves), height=4.4)
-    for panel, (kind, lines) in zip(panels, curves.items(), strict=True):
+    for panel, (metric, lines) in zip(panels, curves.items(), strict=True):
         for colour, (name, points) in zip(COLOURS, ((n, p) for n, p in lines.items() if p), strict=False):
             name = "linear probe" if without_labels and name == "validation" else name
             marker = "o" if len(points) <= 20 else None
-            draw_metric_line(panel, kind, points, color=colour, label=name, marker=marker, markersize=4)
+            draw_metric_line(panel, metric, points, color=colour, label=name, marker=marker, markersize=4)
         if any(lines.values()):
             panel.legend(frameon=False)
-        format_epoch_panel(panel, kind)
+        format_epoch_panel(panel, metric)
     if without_labels:
         panels[0].set_ylabel("loss")
-    add_caption(figure, f"{title}. {SELF_SUPERVISED_CAPTION if without_labels else SUPERVISED_CAPTION}")
+    text = SELF_SUPERVISED_CAPTION if without_labels else SUPERVISED_CAPTION
+    add_caption(figure, f"{title}. {text}{TEACHER_CAPTION if 'teacher' in curves else ''}")
     return figure
 
 
@@ -49,19 +62,30 @@ def draw_metric_line(panel: Axes, metric: str, points: CurvePoints, **line_style
 
 
 def format_epoch_panel(panel: Axes, metric: str) -> None:
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    set_integer_ticks(panel.xaxis)
     panel.grid(alpha=0.25)
     set_labels(panel, METRIC_TITLES.get(metric, metric), "epoch", METRIC_UNITS[metric])
 
 
-def draw_run_comparison(curves_by_run: dict[str, dict[str, dict[str, CurvePoints]]], caption_text: str) -> Figure:
-    """Draw `runs[name][loss or accuracy][train or validation]`: validation solid, training thin and dashed."""
+def draw_run_comparison(curves_by_run: dict[str, LearningCurves], caption_text: str) -> Figure:
+    """Draw loss and accuracy, one colour per run: validation solid, training thin and dashed."""
     figure, panels = create_figure(2, width=11.0, height=4.8)
-    for panel, kind in zip(panels, ("loss", "accuracy"), strict=True):
+    for panel, metric in zip(panels, ("loss", "accuracy"), strict=True):
         for colour, curves in zip(cycle(COLOURS), curves_by_run.values(), strict=False):
-            for split, style, thick in (("train", "--", 0.9), ("validation", "-", 1.8)):
-                draw_metric_line(panel, kind, curves[kind][split], color=colour, linestyle=style, linewidth=thick)
-        format_epoch_panel(panel, kind)
+            for split, style, line_width in (("train", "--", 0.9), ("validation", "-", 1.8)):
+                points = curves[metric][split]
+                marker = "o" if len(points) == 1 else None  # a line needs two points
+                draw_metric_line(
+                    panel,
+                    metric,
+                    points,
+                    color=colour,
+                    linestyle=style,
+                    linewidth=line_width,
+                    marker=marker,
+                    markersize=4,
+                )
+        format_epoch_panel(panel, metric)
     lines = [
         Line2D([], [], color=colour, label=escape_mathtext(name))
         for colour, name in zip(cycle(COLOURS), curves_by_run, strict=False)
@@ -73,25 +97,26 @@ def draw_run_comparison(curves_by_run: dict[str, dict[str, dict[str, CurvePoints
 
 
 THREE_DECADES = 1000  # below three decades, the axis has ticks at 1, 2 and 5
-CurvesByName = dict[str, list[tuple[float, float]]]
+CurvesByName = dict[str, list[tuple[float, float]]]  # points x, y by line name
 
 
 def draw_log_log_curves(
     curves_by_quantity: dict[str, CurvesByName], *, x_label: str, title: str, caption_text: str
 ) -> Figure:
-    """One panel per measured quantity, one line per implementation."""
+    """Draw one panel per measured quantity, one line per implementation."""
     figure, axes = create_figure(len(curves_by_quantity), width=9.5, height=4.6)
-    for panel, (y, curves) in zip(axes, curves_by_quantity.items(), strict=True):
+    for panel, (quantity, curves) in zip(axes, curves_by_quantity.items(), strict=True):
         for colour, (name, points) in zip(choose_colours(len(curves)), curves.items(), strict=True):
             panel.loglog(*zip(*points, strict=True), marker="o", markersize=4, color=colour, label=name)
-        counts = [count for count, _ in next(iter(curves.values()))]
-        panel.set_xticks(counts, [f"{count:g}" for count in counts])
+        x_values = [x for x, _ in next(iter(curves.values()))]
+        panel.set_xticks(x_values, [f"{x:g}" for x in x_values])
         panel.minorticks_off()
-        sizes = [size for curve in curves.values() for _, size in curve]
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(sizes) < THREE_DECADES * min(sizes) else (1,)))
+        y_values = [y for curve in curves.values() for _, y in curve]
+        is_wide = max(y_values) >= THREE_DECADES * min(y_values)
+        panel.yaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
         panel.yaxis.set_major_formatter("{x:g}")
         panel.grid(alpha=0.25)
         panel.legend(frameon=False)
-        set_labels(panel, f"{title}: {y.split(' in ')[0]}", x_label, y)
+        set_labels(panel, f"{title}: {quantity.split(' in ')[0]}", x_label, quantity)
     add_caption(figure, caption_text)
     return figure

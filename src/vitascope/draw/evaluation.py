@@ -1,7 +1,7 @@
 """Figures of an evaluation: confusion matrix, reliability diagram, accuracy against corruption level."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,31 +22,31 @@ ERROR_COLOURMAP = LinearSegmentedColormap.from_list(
 
 def draw_confusion_matrix(counts: NDArray, class_names: list[str], title: str) -> Figure:
     """Draw true classes as rows and predicted classes as columns; cells are percentages of the row."""
-    whole = counts
+    num_all_classes = len(counts)
     counts, class_names = _limit_classes(counts, class_names)
-    classes, there = len(class_names), counts.sum(1) > 0
-    shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    wrong = shares.copy()
-    np.fill_diagonal(wrong, np.nan)
-    short = [escape_mathtext(shorten_name(name, MAX_NAME_LENGTH)) for name in class_names]
+    classes, has_images = len(class_names), counts.sum(1) > 0
+    percentages = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    errors = percentages.copy()
+    np.fill_diagonal(errors, np.nan)
+    labels = [escape_mathtext(shorten_name(name, MAX_NAME_LENGTH)) for name in class_names]
     side = float(np.clip(0.55 * classes + 2.4, 4.5, 12))
     figure, (panel,) = create_figure(1, width=side + 1.2, height=side + 0.6)
-    top = max(float(np.nanmax(wrong)), 1.0) if classes > 1 else 1.0
+    top = max(float(np.nanmax(errors)), 1.0) if classes > 1 else 1.0
     panel.set_facecolor("#e8e8e8")  # the diagonal: correct predictions stay grey
-    shown = panel.imshow(wrong, cmap=ERROR_COLOURMAP, vmin=0, vmax=top)
-    figure.colorbar(shown, ax=panel, shrink=0.75, label="errors in % of the true class")
+    heat_map = panel.imshow(errors, cmap=ERROR_COLOURMAP, vmin=0, vmax=top)
+    figure.colorbar(heat_map, ax=panel, shrink=0.75, label="errors in % of the true class")
     if classes <= MAX_CLASSES_WITH_NUMBERS:
-        _write_cell_percentages(panel, shares, there, top)
+        _write_cell_percentages(panel, percentages, has_images, top)
     set_labels(panel, wrap_text(title, int(7 * side)), "predicted class", "true class")
     if classes <= MAX_CLASSES_WITH_NAMES:
         slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-        panel.set_xticks(range(classes), short, **(slanted if max(map(len, short)) > 3 else {}))
-        panel.set_yticks(range(classes), short)
+        panel.set_xticks(range(classes), labels, **(slanted if max(map(len, labels)) > 3 else {}))
+        panel.set_yticks(range(classes), labels)
     text = "Confusion matrix in %: each row sums to 100 %. Grey diagonal: recall. Coloured: errors."
-    if not there.all():
+    if not has_images.all():
         text += " An empty row is a class without images."
-    if classes < len(whole):
-        text = f"The {classes} most frequent of {len(whole)} classes. " + text
+    if classes < num_all_classes:
+        text = f"The {classes} most frequent of {num_all_classes} classes. " + text
     add_caption(figure, text)
     return figure
 
@@ -55,28 +55,39 @@ def _write_cell_percentages(
     panel: Axes, percentages: NDArray, row_has_images: NDArray, max_error_percentage: float
 ) -> None:
     for row, column in np.ndindex(percentages.shape):
-        value, right = percentages[row, column], row == column
-        text = f"{value:.1f}" if row_has_images[row] and (right or value >= 0.05) else ""
-        colour, weight = (
-            "white" if not right and value > 0.6 * max_error_percentage else "black",
-            "bold" if right else None,
-        )
+        value, is_correct = percentages[row, column], row == column
+        text = f"{value:.1f}" if row_has_images[row] and (is_correct or value >= 0.05) else ""
+        colour = "white" if not is_correct and value > 0.6 * max_error_percentage else "black"
+        weight = "bold" if is_correct else None
         panel.text(column, row, text, ha="center", va="center", color=colour, fontsize=8, fontweight=weight)
 
 
-def _limit_classes(counts: NDArray, class_names: list[str]) -> tuple[NDArray, list[str]]:
+class LimitedClasses(NamedTuple):
+    counts: NDArray  # true class × predicted class
+    class_names: list[str]
+
+
+def _limit_classes(counts: NDArray, class_names: list[str]) -> LimitedClasses:
     """Limit many classes to those with images, then to those predicted most often."""
-    there = counts.sum(1) > 0
-    if len(class_names) <= MAX_CLASSES_WITH_NAMES or there.sum() > MAX_CLASSES_WITH_NAMES:
-        return counts, class_names
-    order = np.argsort(-(counts.sum(0) + counts.sum() * there), kind="stable")[:MAX_CLASSES_WITH_NAMES]
-    kept = np.sort(order[(counts.sum(0)[order] > 0) | there[order]])
-    return counts[np.ix_(kept, kept)], [class_names[number] for number in kept]
+    has_images = counts.sum(1) > 0
+    if len(class_names) <= MAX_CLASSES_WITH_NAMES or has_images.sum() > MAX_CLASSES_WITH_NAMES:
+        return LimitedClasses(counts, class_names)
+    order = np.argsort(-(counts.sum(0) + counts.sum() * has_images), kind="stable")[:MAX_CLASSES_WITH_NAMES]
+    selected = np.sort(order[(counts.sum(0)[order] > 0) | has_images[order]])
+    return LimitedClasses(counts[np.ix_(selected, selected)], [class_names[index] for index in selected])
 
 
-CalibrationBins = Sequence[
-    tuple[float, float, int, float, float]
-]  # low, high, images, mean confidence, accuracy: full ones only
+class ReliabilityBin(NamedTuple):
+    """A bin with at least one image."""
+
+    low: float
+    high: float
+    images: int
+    confidence: float  # mean
+    accuracy: float
+
+
+CalibrationBins = Sequence[ReliabilityBin]
 
 
 def draw_reliability_diagram(
@@ -85,7 +96,7 @@ def draw_reliability_diagram(
     legend_names: tuple[str, str],
     caption_text: str,
 ) -> Figure:
-    """Draw accuracy against confidence; `after` holds the bins with a fitted temperature."""
+    """Draw accuracy against confidence; `legend_names`: without and with temperature scaling."""
     figure, (main, counts) = create_figure(2, width=10.0, height=4.8)
     main.plot([0, 100], [0, 100], color="#888888", linestyle="--", linewidth=1, label="perfect calibration")
     for bins, name, colour, marker in (
@@ -93,9 +104,9 @@ def draw_reliability_diagram(
         (temperature_scaled_bins, legend_names[1], COLOURS[1], "s"),
     ):
         if bins:
-            sure, right = [100 * row[3] for row in bins], [100 * row[4] for row in bins]
-            main.vlines(sure, sure, right, color=colour, alpha=0.35, linewidth=4)
-            main.plot(sure, right, color=colour, marker=marker, markersize=5, label=name)
+            confidences, accuracies = [100 * row.confidence for row in bins], [100 * row.accuracy for row in bins]
+            main.vlines(confidences, confidences, accuracies, color=colour, alpha=0.35, linewidth=4)
+            main.plot(confidences, accuracies, color=colour, marker=marker, markersize=5, label=name)
             counts.stairs(*_compute_histogram_steps(bins), color=colour, label=name, linewidth=1.6, baseline=0.5)
     main.set_xlim(0, 101)
     main.set_ylim(0, 101)
@@ -111,21 +122,30 @@ def draw_reliability_diagram(
     return figure
 
 
-def _compute_histogram_steps(bins: CalibrationBins) -> tuple[list[float], list[float]]:
-    """Return counts and edges of all bins, empty ones included."""
-    width = bins[0][1] - bins[0][0]
-    total = round(1 / width)
-    values = [0.0] * total
-    for low, _, images, _, _ in bins:
-        values[round(low / width)] = images
-    return values, [100 * number / total for number in range(total + 1)]
+class HistogramSteps(NamedTuple):
+    counts: list[float]
+    edges: list[float]  # in percent
 
 
-CorruptionCurve = tuple[str, list[float], list[float], list[tuple[float, float]]]  # unit, levels, accuracy, intervals
+def _compute_histogram_steps(bins: CalibrationBins) -> HistogramSteps:
+    """Return the histogram of all bins, empty ones included."""
+    width = bins[0].high - bins[0].low
+    num_bins = round(1 / width)
+    counts = [0.0] * num_bins
+    for reliability_bin in bins:
+        counts[round(reliability_bin.low / width)] = reliability_bin.images
+    return HistogramSteps(counts, [100 * index / num_bins for index in range(num_bins + 1)])
+
+
+class CorruptionCurve(NamedTuple):
+    unit: str
+    levels: list[float]
+    accuracy: list[float]
+    intervals: Sequence[tuple[float, float]]
 
 
 def draw_corruption_curves(curves: dict[str, CorruptionCurve], chance_accuracy: float, caption_text: str) -> Figure:
-    """Draw the curves; accuracies are fractions, `chance` is the accuracy of random guessing."""
+    """Draw the curves; accuracies are fractions, `chance_accuracy` is that of random guessing."""
     figure, panels = create_figure(len(curves), width=3.1 * len(curves), height=3.6)
     for panel, colour, (name, (unit, levels, accuracy, spans)) in zip(panels, COLOURS, curves.items(), strict=False):
         low, high = zip(*spans, strict=True)

@@ -4,9 +4,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
+from vitascope.draw.patch_marks import draw_patch_borders
 from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_labels, shorten_name
 
 HEAT_MAP_ALPHA = 0.65
@@ -15,7 +17,7 @@ HEAT_MAP_ALPHA = 0.65
 def draw_explanations(
     image: NDArray, heat_maps: dict[str, NDArray], image_title: str, caption_text: str, num_columns: int = 4
 ) -> Figure:
-    """Draw `image` (height × width × 1 or 3, 0 to 1) and heat maps (row × column); `first` is the image's title."""
+    """Draw `image` (height × width × 1 or 3, 0 to 1) and heat maps (row × column); `image_title` is above the image."""
     rows = -(-(len(heat_maps) + 1) // num_columns)
     figure = Figure(figsize=(3.0 * num_columns, 2.9 * rows + 0.6), layout="constrained", dpi=150)
     panels = figure.subplots(rows, num_columns, squeeze=False).flatten()
@@ -25,9 +27,8 @@ def draw_explanations(
     draw_patch_grid(panels[0], image, next(iter(heat_maps.values())).shape)
     panels[0].set_title(escape_mathtext(image_title), fontsize=9)
     for panel, (name, heat) in zip(panels[1:], heat_maps.items(), strict=False):
-        show_image(
-            panel, 0.45 + 0.4 * image.mean(-1, keepdims=True)
-        )  # faint and grey, so that colours show only the map
+        faint_image = 0.45 + 0.4 * image.mean(-1, keepdims=True)  # grey, so that colours show only the map
+        show_image(panel, faint_image)
         drawn = overlay_heat_map(panel, image, heat)
         panel.set_title(escape_mathtext(name), fontsize=9)
         figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")
@@ -36,11 +37,11 @@ def draw_explanations(
 
 
 def show_image(panel: Axes, image: NDArray) -> None:
-    shown = image if image.shape[-1] == 3 else image[..., 0]
-    panel.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=_compute_image_extent(image))
+    pixels = image if image.shape[-1] == 3 else image[..., 0]
+    panel.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=_compute_image_extent(image))
 
 
-def overlay_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None):
+def overlay_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
     """Draw a map over the image, one colour per patch: signed maps from blue to red, others from 0 up."""
     if heat_map.min() < 0:
         limit = max_value or max(float(np.abs(heat_map).max()), 1e-12)
@@ -82,11 +83,11 @@ def draw_deletion_and_insertion(
     method_order: list[str],
     caption_text: str,
 ) -> Figure:
-    """Draw the mean probability after each step. `order` fixes the colours; the random order is grey."""
-    figure, panels = create_figure(2, width=11.0, height=4.6)
+    """Draw the mean probability after each step. `method_order` fixes the colours; a random order is grey."""
+    figure, panels = create_figure(2, width=11.0, height=6.0)
     titles = ("deletion (a lower curve is better)", "insertion (a higher curve is better)")
     highest = 1.05 * max(float(curve.max()) for curve in (*deletion_curves.values(), *insertion_curves.values()))
-    for panel, curves, title, way in zip(
+    for panel, curves, title, change in zip(
         panels, (deletion_curves, insertion_curves), titles, ("made grey", "restored"), strict=True
     ):
         for name, curve in sorted(
@@ -99,8 +100,15 @@ def draw_deletion_and_insertion(
                 steps, curve, color=colour, linestyle=style, label=f"{name}  {_compute_area_under_curve(curve):.3f}"
             )
         panel.set_ylim(0, highest)
-        panel.legend(fontsize=8, title="method, area under the curve", title_fontsize=8)
-        set_labels(panel, title, f"patches {way}, in %", "probability of the explained class")
+        panel.legend(  # below the panel: curves can be anywhere inside
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),
+            ncols=2,
+            fontsize=8,
+            title="method, area under the curve",
+            title_fontsize=8,
+        )
+        set_labels(panel, title, f"patches {change}, in %", "probability of the explained class")
     add_caption(figure, caption_text)
     return figure
 
@@ -117,9 +125,9 @@ def draw_attention_heads(
     image_title: str,
     caption_text: str,
 ) -> Figure:
-    """Draw `maps` (block × head × row × column) beside the image; `first` is the image's title.
+    """Draw `maps` (block × head × row × column) beside the image; `image_title` is above the image.
 
-    `query` is the query patch; None is the token that the classifier reads. A block's scale ends at its largest value,
+    `query_patch` is the query patch; None is the token that the classifier reads. A block's scale ends at its largest value,
     but at least at twice the value of uniform attention."""
     blocks, heads, rows, columns = attention_maps.shape
     figure = Figure(figsize=(1.25 * (heads + 2) + 1.0, 1.08 * blocks + 1.0), layout="constrained", dpi=150)
@@ -142,7 +150,7 @@ def draw_attention_heads(
             f"{top:.3f}", (1.08, 0.5), xycoords="axes fraction", fontsize=8, va="center", annotation_clip=False
         )
     bar = right.colorbar(ScalarMappable(cmap=SEQUENTIAL), ax=panels, shrink=0.6, pad=0.09, aspect=40)
-    bar.set_ticks([0, 1], labels=["0", "block's\nmaximum"], fontsize=8)
+    bar.set_ticks([0, 1], labels=["0", "end of the\nblock's scale"], fontsize=8)
     add_caption(figure, caption_text)
     return figure
 
@@ -171,34 +179,36 @@ def draw_forward_pass(
     caption_text: str,
     class_names: list[str] | None = None,
 ) -> Figure:
-    """`image`: height × width (× 3); `tokens`: token × feature; `attention`: query × key; `answer`: probabilities."""
+    """Draw five panels: image (height × width (× 3)), patches, tokens (token × feature), attention map (query × key)
+    and probabilities."""
     figure, panels = create_figure(5, width=15.0, height=3.7)
     height, width = image.shape[:2]
     for panel in panels[:2]:
         panel.imshow(image, cmap="gray", interpolation="nearest")
     set_labels(panels[0], "1  image", f"{width} pixels", f"{height} pixels")
     set_labels(panels[1], "2  patches", f"grid of {grid_shape[0]}×{grid_shape[1]} patches", "")
-    for row in range(1, grid_shape[0]):
-        panels[1].axhline(row * height / grid_shape[0] - 0.5, color=COLOURS[4], linewidth=1.5)
-    for column in range(1, grid_shape[1]):
-        panels[1].axvline(column * width / grid_shape[1] - 0.5, color=COLOURS[4], linewidth=1.5)
+    draw_patch_borders(panels[1], grid_shape, (height / grid_shape[0], width / grid_shape[1]), line_width=1.5)
     limit = float(np.abs(tokens).max())
     panels[2].imshow(tokens, cmap=DIVERGING, aspect="auto", vmin=-limit, vmax=limit, interpolation="nearest")
     set_labels(panels[2], "3  tokens", f"{tokens.shape[1]} features", f"{tokens.shape[0]} tokens")
-    top = max(
-        float(attention_map.max()), 2 / len(attention_map)
-    )  # at least twice uniform attention, so that noise does not look like structure
-    shown = panels[3].imshow(attention_map, cmap=SEQUENTIAL, vmin=0, vmax=top, interpolation="nearest")
-    figure.colorbar(shown, ax=panels[3], shrink=0.8)
+    # The scale ends at least at twice uniform attention, so that noise does not look like structure.
+    max_attention = max(float(attention_map.max()), 2 / len(attention_map))
+    heat_map = panels[3].imshow(attention_map, cmap=SEQUENTIAL, vmin=0, vmax=max_attention, interpolation="nearest")
+    figure.colorbar(heat_map, ax=panels[3], shrink=0.8)
     set_labels(panels[3], "4  attention", "key token", "query token")
-    shown_classes = np.sort(np.argsort(-probabilities)[:MAX_CLASSES])  # the most probable classes, in class order
-    names = [shorten_name(class_names[number], 14) if class_names else str(number) for number in shown_classes]
-    panels[4].barh(range(len(names)), probabilities[shown_classes] * 100, color=COLOURS[0])
-    panels[4].invert_yaxis()
-    panels[4].set_yticks(range(len(names)), [escape_mathtext(name) for name in names])
-    set_labels(panels[4], "5  prediction", "probability in %", "class")
+    _draw_probabilities(panels[4], probabilities, class_names)
     for panel in panels[:4]:
         panel.set_xticks([])
         panel.set_yticks([])
     add_caption(figure, caption_text)
     return figure
+
+
+def _draw_probabilities(panel: Axes, probabilities: NDArray, class_names: list[str] | None) -> None:
+    """Draw a bar for each of the most probable classes, in class order."""
+    indices = np.sort(np.argsort(-probabilities)[:MAX_CLASSES])
+    names = [shorten_name(class_names[index], 14) if class_names else str(index) for index in indices]
+    panel.barh(range(len(names)), probabilities[indices] * 100, color=COLOURS[0])
+    panel.invert_yaxis()
+    panel.set_yticks(range(len(names)), [escape_mathtext(name) for name in names])
+    set_labels(panel, "5  prediction", "probability in %", "class")

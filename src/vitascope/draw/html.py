@@ -22,7 +22,7 @@ PAGE_STYLE = (
 
 
 def make_html_table(columns: list[str], rows: list[list[str]], html_columns: Collection[str] = ()) -> str:
-    """Return an HTML table; cells are text, except in the columns `raw`, which hold HTML."""
+    """Return an HTML table; cells are text, except in `html_columns`, which hold HTML."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(
         "<tr>"
@@ -55,7 +55,7 @@ def encode_figure_as_html(figure: "Figure") -> str:
 
 
 def make_html_bar(label: str, fraction: float) -> str:
-    """Return a name, a bar and the fraction `share` in percent."""
+    """Return a label, a bar and the fraction in percent."""
     style = f"display:inline-block;height:0.7em;width:{80 * fraction:.0f}px;background:{COLOURS[0]}"
     return f'{escape(label)} <span style="{style}"></span> {fraction:.1%}'
 

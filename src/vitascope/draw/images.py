@@ -6,12 +6,18 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
 from vitascope.draw.palette import COLOURS
-from vitascope.draw.style import add_caption, count_caption_lines, escape_mathtext, set_labels, wrap_text
+from vitascope.draw.style import (
+    add_caption,
+    count_caption_lines,
+    escape_mathtext,
+    set_integer_ticks,
+    set_labels,
+    wrap_text,
+)
 
 MAX_TITLE_WIDTH = 26  # characters of a tile's title that fit above it
 
@@ -43,7 +49,7 @@ def draw_image_tiles(
     framed_index: int | None = None,
     num_columns: int = 6,
 ) -> Figure:
-    """Draw images as tiles, each with its title; the tile `framed` gets a frame."""
+    """Draw images as tiles, each with its title; the tile `framed_index` gets a frame."""
     num_columns = min(num_columns, max(len(images), 3))
     rows = -(-len(images) // num_columns)
     titles = [wrap_text(title, MAX_TITLE_WIDTH) for title in titles]
@@ -53,9 +59,9 @@ def draw_image_tiles(
     panels = figure.subplots(rows, num_columns, squeeze=False).flatten()
     for panel in panels[len(images) :]:
         panel.axis("off")
-    for panel, image, said in zip(panels, images, titles, strict=False):
+    for panel, image, title in zip(panels, images, titles, strict=False):
         _show_image(panel, image)
-        panel.set_title(escape_mathtext(said), fontsize=8)
+        panel.set_title(escape_mathtext(title), fontsize=8)
     if framed_index is not None:
         panels[framed_index].spines[:].set(color=COLOURS[1], linewidth=3)
     add_caption(figure, caption_text)
@@ -63,12 +69,14 @@ def draw_image_tiles(
 
 
 def save_mosaic(image_rows: Sequence[NDArray], path: Path, zoom_factor: int = 4, gap_pixels: int = 2) -> Path:
-    """Rows of images (image × height × width × 1 or 3, between 0 and 1) as one small PNG without text."""
-    lines = []
+    """Save rows of images (image × height × width × 1 or 3, between 0 and 1) as one small PNG without text."""
+    strips = []
     for images in image_rows:
-        wide = np.pad(images, ((0, 0), (gap_pixels, gap_pixels), (gap_pixels, gap_pixels), (0, 0)), constant_values=1.0)
-        lines.append(np.concatenate(list(wide), axis=1))
-    pixels = (np.concatenate(lines) * 255).round().astype(np.uint8).repeat(zoom_factor, 0).repeat(zoom_factor, 1)
+        padded = np.pad(
+            images, ((0, 0), (gap_pixels, gap_pixels), (gap_pixels, gap_pixels), (0, 0)), constant_values=1.0
+        )
+        strips.append(np.concatenate(list(padded), axis=1))
+    pixels = (np.concatenate(strips) * 255).round().astype(np.uint8).repeat(zoom_factor, 0).repeat(zoom_factor, 1)
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(path)
     return path
 
@@ -93,18 +101,24 @@ def draw_heatmap(
     colorbar_label: str | None = None,
     value_format: str | None = None,
 ) -> None:
-    """Draw rows downwards, columns to the right. `numbers` is a format such as '{:.2f}'; None writes no values."""
+    """Draw rows downwards, columns to the right. `value_format`: such as '{:.2f}'; None writes no values."""
     picture = panel.imshow(
         values, cmap=colormap, aspect="auto" if value_format is None else "equal", interpolation="nearest"
     )
     set_labels(panel, title, x_label, y_label)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+    set_integer_ticks(panel.xaxis)
+    set_integer_ticks(panel.yaxis)
     if colorbar_label is not None:
         figure.colorbar(picture, ax=panel, label=colorbar_label)
     if value_format is not None:
-        middle = (values.max() + values.min()) / 2
         for row, line in enumerate(values):
             for column, value in enumerate(line):
-                colour = "black" if value > middle else "white"
-                panel.text(column, row, value_format.format(value), ha="center", va="center", color=colour, fontsize=9)
+                text = "–" if np.isnan(value) else value_format.format(value)
+                colour = "black" if np.isnan(value) else choose_text_colour(picture.to_rgba(value))
+                panel.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+
+
+def choose_text_colour(background: Sequence[float] | NDArray) -> str:
+    """Return black or white, whichever is easier to read on this RGBA colour (Rec. 709 luminance)."""
+    red, green, blue, _ = background
+    return "black" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.5 else "white"

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from vitascope.draw.images import draw_heatmap
 from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
-from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_labels
+from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_integer_ticks, set_labels
 
 
 def draw_block_statistics(
@@ -18,7 +18,10 @@ def draw_block_statistics(
     num_tokens: int,
     caption_text: str,
 ) -> Figure:
-    """Draw `distance`, `entropy` (block × head), `norms` (state × median, 95 %, maximum) and `lens` (state)."""
+    """Draw one panel per statistic, over the blocks.
+
+    Distance and entropy: block × head. Norms: block (0: before the first) × median, 95th percentile, maximum.
+    Similarity: block × block. Agreement of the logit lens with the final prediction: block."""
     figure, panels = create_figure(3, width=12.0, height=7.4, num_rows=2)
     panels[5].axis("off")
     blocks = np.arange(1, len(attention_distance) + 1)
@@ -40,14 +43,20 @@ def draw_block_statistics(
     panels[2].legend(fontsize=8)
     panels[2].set_ylim(0)
     draw_heatmap(
-        figure, panels[3], block_similarity, title="similarity between blocks", x_label="after block", y_label="after block",
-        colormap=SEQUENTIAL, colorbar_label="linear CKA (1: same representation)",
-    )  # fmt: skip
+        figure,
+        panels[3],
+        block_similarity,
+        title="similarity between blocks",
+        x_label="after block",
+        y_label="after block",
+        colormap=SEQUENTIAL,
+        colorbar_label="linear CKA (1: same representation)",
+    )
     panels[4].plot(range(len(logit_lens_agreement)), 100 * logit_lens_agreement, "o-", color=COLOURS[0])
     set_labels(panels[4], "early predictions (logit lens)", "after block", "equal to the final prediction, in %")
     panels[4].set_ylim(0, 102)
-    for panel in (panels[0], panels[1]):
-        panel.set_xticks(blocks)
+    for panel in (panels[0], panels[1], panels[2], panels[4]):
+        set_integer_ticks(panel.xaxis)
     add_caption(figure, caption_text)
     return figure
 
@@ -79,11 +88,12 @@ def draw_filter_components(components: NDArray, variance_fractions: NDArray, cap
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel in panels[len(components) :]:
         panel.axis("off")
-    for panel, part, share in zip(panels, components, variance_fractions, strict=False):
-        shown = 0.5 + part / (2 * max(float(np.abs(part).max()), 1e-12))
-        grey = shown.shape[-1] == 1
-        panel.imshow(shown[..., 0] if grey else shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        panel.set_title(f"{share:.1%}", fontsize=8)
+    for panel, component, fraction in zip(panels, components, variance_fractions, strict=False):
+        scaled = 0.5 + component / (2 * max(float(np.abs(component).max()), 1e-12))
+        panel.imshow(
+            scaled[..., 0] if scaled.shape[-1] == 1 else scaled, cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+        )
+        panel.set_title(f"{fraction:.1%}", fontsize=8)
         panel.set_xticks([])
         panel.set_yticks([])
     add_caption(figure, caption_text)
@@ -93,13 +103,19 @@ def draw_filter_components(components: NDArray, variance_fractions: NDArray, cap
 def draw_tsne_points(points: NDArray, labels: list[int], class_names: list[str], caption_text: str) -> Figure:
     """Draw one point per image; colour and marker show the class."""
     figure, panels = create_figure(1, width=7.5, height=6.0)
-    marks = "os^vDPX*<>"
-    for number, name in enumerate(class_names):
-        mine = np.array([place for place, said in zip(points, labels, strict=True) if said == number])
-        if len(mine):
-            colour, mark = COLOURS[number % len(COLOURS)], marks[number % len(marks)]
+    markers = "os^vDPX*<>"
+    for index, name in enumerate(class_names):
+        class_points = points[np.array(labels) == index]
+        if len(class_points):
+            colour, marker = COLOURS[index % len(COLOURS)], markers[index % len(markers)]
             panels[0].scatter(
-                mine[:, 0], mine[:, 1], s=14, color=colour, marker=mark, label=escape_mathtext(name), alpha=0.7
+                class_points[:, 0],
+                class_points[:, 1],
+                s=14,
+                color=colour,
+                marker=marker,
+                label=escape_mathtext(name),
+                alpha=0.7,
             )
     panels[0].set_xticks([])
     panels[0].set_yticks([])

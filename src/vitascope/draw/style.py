@@ -2,13 +2,15 @@
 
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from vitascope.draw.palette import COLOURS, SEQUENTIAL
 from vitascope.errors import UserError
@@ -22,23 +24,27 @@ FIGURE_STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 CAPTION_CHARACTERS = 14  # per inch of the figure's width
+Colour = str | tuple[float, float, float, float]  # a hexadecimal code, or RGBA from 0 to 1
 
 
-def choose_colours(count: int) -> list[Any]:
+def choose_colours(count: int) -> list[Colour]:
     """Return colours: from the palette for few, from the sequential colour map for many."""
     if count <= len(COLOURS):
         return list(COLOURS[:count])
-    return [colormaps[SEQUENTIAL](place) for place in np.linspace(0, 0.92, count)]
+    return [colormaps[SEQUENTIAL](position) for position in np.linspace(0, 0.92, count)]
 
 
-def create_figure(
-    num_columns: int, width: float = 9.0, height: float = 4.0, num_rows: int = 1
-) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure and its panels, row by row. Without pyplot: needs no display, works in threads."""
+class EmptyFigure(NamedTuple):
+    figure: Figure
+    panels: list[Axes]  # row by row
+
+
+def create_figure(num_columns: int, width: float = 9.0, height: float = 4.0, num_rows: int = 1) -> EmptyFigure:
+    """Create an empty figure (sizes in inches) without pyplot, so that it needs no display and works in threads."""
     with rc_context(FIGURE_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
         panels = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
-    return figure, list(panels)
+    return EmptyFigure(figure, list(panels))
 
 
 def set_labels(panel: Axes, title: str, x_label: str, y_label: str) -> None:
@@ -48,13 +54,18 @@ def set_labels(panel: Axes, title: str, x_label: str, y_label: str) -> None:
     panel.set_ylabel(escape_mathtext(y_label))
 
 
+def set_integer_ticks(axis: Axis) -> None:
+    """Put ticks only at whole numbers, also if the axis shows a single one."""
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
 def escape_mathtext(text: str) -> str:
     """Escape $, so that a class name such as a$b$ is not drawn as a formula."""
     return text.replace("$", r"\$")
 
 
 def wrap_text(text: str, max_line_length: int) -> str:
-    """Break each line of the text after at most `width` characters, between words where possible."""
+    """Break each line of the text after at most `max_line_length` characters, between words where possible."""
     return "\n".join("\n".join(textwrap.wrap(line, max_line_length)) for line in text.splitlines())
 
 
@@ -81,7 +92,7 @@ def check_figure_suffix(path: Path) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure."""
+    """Write the figure and return its path."""
     check_figure_suffix(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,6 +34,11 @@ class Calibration:
     brier: float  # Brier score, summed over classes: 0 to 2
     bins: list[CalibrationBin]
 
+    @property
+    def gap_description(self) -> str:
+        direction = "above" if self.gap > 0 else "below"
+        return f"mean confidence {100 * abs(self.gap):.1f} percentage points {direction} accuracy"
+
 
 @dataclass(frozen=True)
 class TemperatureScaling:
@@ -48,31 +53,31 @@ class TemperatureScaling:
 
 def compute_calibration(logits: Logits, labels: Labels, num_bins: int = NUM_BINS) -> Calibration:
     """Return the calibration over equal-width bins; computed in float64, because many values are close to 1."""
-    shares = logits.double().softmax(1)
-    confidence, said = shares.max(1)
-    right = (said == labels).double()
-    truth = F.one_hot(labels, shares.shape[1])
-    found = _bin_by_confidence(confidence, right, num_bins)
-    gaps = [part.images * abs((part.accuracy or 0) - (part.confidence or 0)) for part in found]  # 0 where empty
+    probabilities = logits.double().softmax(1)
+    confidence, predicted = probabilities.max(1)
+    correct = (predicted == labels).double()
+    truth = F.one_hot(labels, probabilities.shape[1])
+    bins = _bin_by_confidence(confidence, correct, num_bins)
+    gaps = [bin_.images * abs((bin_.accuracy or 0) - (bin_.confidence or 0)) for bin_ in bins]  # 0 where empty
     return Calibration(
         ece=sum(gaps) / len(labels),
-        gap=(confidence.mean() - right.mean()).item(),
+        gap=(confidence.mean() - correct.mean()).item(),
         loss=F.cross_entropy(logits.double(), labels).item(),
-        brier=((shares - truth) ** 2).sum(1).mean().item(),
-        bins=found,
+        brier=((probabilities - truth) ** 2).sum(1).mean().item(),
+        bins=bins,
     )
 
 
 def _bin_by_confidence(confidence: torch.Tensor, correct: torch.Tensor, num_bins: int) -> list[CalibrationBin]:
     """Return bins of equal width; each excludes its lower and includes its upper edge."""
-    place = (torch.ceil(confidence * num_bins).long() - 1).clamp(0, num_bins - 1)
-    found = []
-    for number in range(num_bins):
-        inside = place == number
+    bin_indices = (torch.ceil(confidence * num_bins).long() - 1).clamp(0, num_bins - 1)
+    bins = []
+    for index in range(num_bins):
+        inside = bin_indices == index
         images = int(inside.sum())
         means = (confidence[inside].mean().item(), correct[inside].mean().item()) if images else (None, None)
-        found.append(CalibrationBin(number / num_bins, (number + 1) / num_bins, images, *means))
-    return found
+        bins.append(CalibrationBin(index / num_bins, (index + 1) / num_bins, images, *means))
+    return bins
 
 
 def fit_temperature(logits: Logits, labels: Labels) -> float | None:
@@ -82,18 +87,18 @@ def fit_temperature(logits: Logits, labels: Labels) -> float | None:
     """
     from scipy.optimize import minimize_scalar  # half a second to import
 
-    wide = logits.double()
+    float64_logits = logits.double()
 
     def loss(log_temperature: float) -> float:
-        return F.cross_entropy(wide / math.exp(log_temperature), labels).item()
+        return F.cross_entropy(float64_logits / math.exp(log_temperature), labels).item()
 
     low, high = math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)
-    found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
-    best = min((low, high, float(found.x)), key=loss)  # pyright: ignore[reportAttributeAccessIssue]
+    optimum = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
+    best = min((low, high, float(optimum.x)), key=loss)  # pyright: ignore[reportAttributeAccessIssue]
     return None if best - low < 0.01 or high - best < 0.01 else math.exp(best)
 
 
 def evaluate_temperature(logits: Logits, labels: Labels, temperature: float, num_fit_images: int) -> TemperatureScaling:
     """Return the calibration of these images with a temperature that was fitted on other images."""
-    after = compute_calibration(logits.double() / temperature, labels)
-    return TemperatureScaling(temperature, num_fit_images, after.ece, after.loss, after.bins)
+    scaled = compute_calibration(logits.double() / temperature, labels)
+    return TemperatureScaling(temperature, num_fit_images, scaled.ece, scaled.loss, scaled.bins)

@@ -6,6 +6,7 @@ import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from vitascope.evaluation.eval_data import load_run_split
 from vitascope.evaluation.prediction import Prediction, Predictions, read_image_files
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.run.files import make_folder, write_atomically
+from vitascope.shapes import Features
+
+FeatureColumns = dict[str, list[str] | list[float]]  # column name -> one value per image
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,13 @@ class ImageFeatures:
     folder_names: list[str]
     images: UInt8Images
     predictions: Predictions | None  # None: the model has no classifier
-    features: Tensor
+    features: Features
     unreadable_files: list[str]  # files that could not be read
 
     def save(self, path: Path) -> Path:
         """Write an .npz or .parquet file: features, file, folder and, with a classifier, predicted and probability."""
         check_feature_file_suffix(path)
-        columns: dict[str, list[str] | list[float]] = {"file": self.files, "folder": self.folder_names}
+        columns: FeatureColumns = {"file": self.files, "folder": self.folder_names}
         if self.predictions is not None:
             columns |= {
                 "predicted": self.predictions.labels,
@@ -58,32 +62,32 @@ def check_feature_file_suffix(path: Path) -> None:
 
 def compute_image_features(model: TrainedTransformer, paths: list[Path]) -> ImageFeatures:
     """Compute the features of every image in the folders, preprocessed as in training."""
-    pictures = read_image_files(paths, model.info.stored)
-    files = pictures.files or []
+    loaded = read_image_files(paths, model.info.stored)
+    files = loaded.files or []
     folders = [Path(name).resolve().parent.name for name in files]
-    said, features = model.predict_with_features(pictures)
-    return ImageFeatures(files, folders, pictures.images, said, features, pictures.unreadable_files)
+    predictions, features = model.predict_with_features(loaded)
+    return ImageFeatures(files, folders, loaded.images, predictions, features, loaded.unreadable_files)
 
 
-def _encode_npz(columns: dict[str, list[str] | list[float]], features: NDArray) -> bytes:
+def _encode_npz(columns: FeatureColumns, features: NDArray) -> bytes:
     arrays = {name: np.array(values) for name, values in columns.items()} | {"features": features}
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w") as archive:  # not np.savez, whose own argument is called file
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:  # not np.savez, whose own argument is called file
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
-    return whole.getvalue()
+    return buffer.getvalue()
 
 
-def _encode_parquet(columns: dict[str, list[str] | list[float]], features: NDArray) -> bytes:
+def _encode_parquet(columns: FeatureColumns, features: NDArray) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    flat = pa.array(features.reshape(-1))
-    table = columns | {"features": pa.FixedSizeListArray.from_arrays(flat, features.shape[1])}
-    whole = io.BytesIO()
-    pq.write_table(pa.table(table), whole)
-    return whole.getvalue()
+    flat_features = pa.array(features.reshape(-1))
+    table_columns = columns | {"features": pa.FixedSizeListArray.from_arrays(flat_features, features.shape[1])}
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(table_columns), buffer)
+    return buffer.getvalue()
 
 
 FEATURE_ENCODERS = {".npz": _encode_npz, ".parquet": _encode_parquet}
@@ -113,58 +117,67 @@ def find_similar_images(
     """Search by the cosine between features, in the run's training images or in a folder."""
     if image_path.is_dir():
         raise UserError(f"{image_path} is a folder. Give one image. To search a folder, add --among FOLDER.")
-    pictures = read_image_files([image_path], model.info.stored)
-    asked, query = model.predict_with_features(pictures)
-    query = F.normalize(query, dim=1)
-    broken: list[str] = []
+    loaded = read_image_files([image_path], model.info.stored)
+    predictions, query_features = model.predict_with_features(loaded)
+    query_features = F.normalize(query_features, dim=1)
+    unreadable_files: list[str] = []
     if search_folder is None:
-        split, features = _load_training_features(model)
-        labels = [model.classes[number] for number in split.labels.tolist()]
+        searched, features = _load_training_features(model)
+        labels = [model.classes[index] for index in searched.labels.tolist()]
     else:
-        there = compute_image_features(model, [search_folder])
-        split = Split(there.images, torch.zeros(len(there.files), dtype=torch.long), there.files)
-        broken = there.unreadable_files
-        features, labels = there.features, there.folder_names
-    closeness = F.normalize(features, dim=1) @ query[0]
-    itself = torch.tensor(
-        [Path(name).resolve() == image_path.resolve() for name in split.file_paths or []], dtype=torch.bool
+        folder_features = compute_image_features(model, [search_folder])
+        searched = Split(
+            folder_features.images, torch.zeros(len(folder_features.files), dtype=torch.long), folder_features.files
+        )
+        unreadable_files = folder_features.unreadable_files
+        features, labels = folder_features.features, folder_features.folder_names
+    similarities = F.normalize(features, dim=1) @ query_features[0]
+    is_query = torch.tensor(
+        [Path(name).resolve() == image_path.resolve() for name in searched.file_paths or []], dtype=torch.bool
     )
-    closeness[itself.nonzero()] = -torch.inf  # exclude the query image
-    others = len(split) - int(itself.sum())
-    noun = ("other " if itself.any() else "") + ("image" if search_folder else "training image")
-    alike = closeness.topk(min(max_neighbours, others))
-    found = split.select(alike.indices)
+    similarities[is_query.nonzero()] = -torch.inf  # exclude the query image
+    num_others = len(searched) - int(is_query.sum())
+    noun = ("other " if is_query.any() else "") + ("image" if search_folder else "training image")
+    nearest = similarities.topk(min(max_neighbours, num_others))
+    nearest_samples = searched.select(nearest.indices)
     return Neighbours(
-        query_image=pictures.images[0],
-        prediction=None if asked is None else asked[0],
-        searched_description=format_count(others, noun)
+        query_image=loaded.images[0],
+        prediction=None if predictions is None else predictions[0],
+        searched_description=format_count(num_others, noun)
         + (f" in {search_folder.name or search_folder}" if search_folder else ""),
-        nearest_samples=found,
-        labels=[labels[number] for number in alike.indices.tolist()],
-        similarities=alike.values.tolist(),
-        identical=(found.images == pictures.images[0]).flatten(1).all(1).tolist(),
-        unreadable_files=broken,
+        nearest_samples=nearest_samples,
+        labels=[labels[index] for index in nearest.indices.tolist()],
+        similarities=nearest.values.tolist(),
+        identical=(nearest_samples.images == loaded.images[0]).flatten(1).all(1).tolist(),
+        unreadable_files=unreadable_files,
     )
 
 
-def _load_training_features(model: TrainedTransformer) -> tuple[Split, Tensor]:
+class SampleFeatures(NamedTuple):
+    samples: Split
+    features: Features
+
+
+def _load_training_features(model: TrainedTransformer) -> SampleFeatures:
     """Return the training images and their features; the features are cached in the run."""
-    split = load_run_split(model.run, model.info, "train")
-    if split is None:
+    samples = load_run_split(model.run, model.info, "train", "Name the images to search: --among FOLDER.")
+    if samples is None:
         raise UserError("The run has no training images to search.")
-    split = split.select(draw_stratified_subset(split.labels, min(1.0, MAX_SEARCHED_IMAGES / len(split)), seed=0))
+    samples = samples.select(
+        draw_stratified_subset(samples.labels, min(1.0, MAX_SEARCHED_IMAGES / len(samples)), seed=0)
+    )
     path = model.run.get_path(CACHE_FILE)
-    identity = _hash_weights_and_images(model, split)
+    identity = _hash_weights_and_images(model, samples)
     if path.is_file():
         try:
             with np.load(path, allow_pickle=False) as file:
                 if str(file["identity"]) == identity:
-                    return split, torch.from_numpy(file["features"])
+                    return SampleFeatures(samples, torch.from_numpy(file["features"]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             pass  # a damaged cache is computed again
-    features = model.compute_stored_features(split.images)
+    features = model.compute_stored_features(samples.images)
     _cache_features(path, features, identity)
-    return split, features
+    return SampleFeatures(samples, features)
 
 
 def _hash_weights_and_images(model: TrainedTransformer, samples: Split) -> str:
@@ -175,7 +188,7 @@ def _hash_weights_and_images(model: TrainedTransformer, samples: Split) -> str:
     return f"{weights.hexdigest()} {compute_data_hash(samples.images, samples.labels)}"
 
 
-def _cache_features(path: Path, features: Tensor, cache_key: str) -> None:
+def _cache_features(path: Path, features: Features, cache_key: str) -> None:
     """Cache the features; a run folder without write access is no error."""
     file = io.BytesIO()
     np.savez(file, features=features.numpy(), identity=np.array(cache_key))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -30,46 +31,62 @@ class EvalData:
 
 def open_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name: str | None) -> EvalData:
     """Return the images of a split; by default the test split, or all images if other data has no splits."""
-    if split is not None and split not in SPLITS:
-        raise UserError(f"There is no split '{split}'. {suggest_choice(split, SPLITS)}")
     if isinstance(run, ExternalModel) and data_name is None:
         raise UserError(
             f"{run.model_ref} is not a run, so it has no data. Name the images to evaluate: --data NAME or FOLDER."
         )
-    own = use_local_data_root(run.recipe.data)
+    run_config = use_local_data_root(run.recipe.data)
     if data_name is not None and (
         isinstance(run, ExternalModel)
-        or resolve_data_paths(replace(own, name=data_name)).name != resolve_data_paths(own).name
+        or resolve_data_paths(replace(run_config, name=data_name)).name != resolve_data_paths(run_config).name
     ):
-        return _open_other_data(replace(own, name=data_name), model_info, split)
+        return _open_other_data(replace(run_config, name=data_name), model_info, split)
+    if split is not None and split not in SPLITS:
+        splits = _list_run_splits(run_config, model_info)
+        raise UserError(f"There is no split '{split}'. {suggest_choice(split, splits)}")
     if split in ("val", "train"):
-        found = load_run_split(run, model_info, split)
-        if found is None:
+        samples = load_run_split(run, model_info, split)
+        if samples is None:
             raise UserError("The run has no validation images (data.validation=0). Use --split test or train.")
-        return EvalData(own.name, split, found, is_run_data=True)
-    source = _open_data_source(own, model_info)
+        return EvalData(run_config.name, split, samples, is_run_data=True)
+    source = _open_data_source(run_config, model_info)
     if "test" not in source.split_names:
         raise UserError(
-            f"{own.name} has no test images. Add a test/ folder. For validation images: evaluate --split val."
+            f"{run_config.name} has no test images. Add a test/ folder, or use the validation images: --split val."
         )
-    _check_classes_unchanged(own.name, source.classes, model_info)
+    _check_classes_unchanged(run_config.name, source.classes, model_info)
     return EvalData(
-        own.name, "test", source.load_split("test"), is_run_data=True, unreadable_files=source.skipped_paths
+        run_config.name, "test", source.load_split("test"), is_run_data=True, unreadable_files=source.skipped_paths
     )
 
 
-def load_run_split(run: Run, model_info: ModelInfo, split: str) -> Split | None:
-    """Return exactly the run's validation or training images; None if it has no validation images."""
+def _list_run_splits(config: DataConfig, model_info: ModelInfo) -> list[str]:
+    """Return the splits of a run's data that exist, or all split names if the data is not on this machine."""
+    try:
+        split_names = _open_data_source(config, model_info).split_names
+    except UserError:
+        return list(SPLITS)
+    return [name for name in SPLITS if name in split_names or (name == "val" and config.validation > 0)]
+
+
+def has_test_images(run: Run, model_info: ModelInfo) -> bool:
+    return "test" in _open_data_source(use_local_data_root(run.recipe.data), model_info).split_names
+
+
+def load_run_split(run: Run, model_info: ModelInfo, split: str, advice: str = "") -> Split | None:
+    """Return exactly the run's validation or training images; None if it has no validation images.
+
+    `advice` ends the error message for a model that is not a run."""
     if isinstance(run, ExternalModel):
-        raise UserError(f"{run.model_ref} is not a run, so it has no training or validation images.")
+        raise UserError(f"{run.model_ref} is not a run, so it has no training or validation images. {advice}".rstrip())
     recipe = run.recipe
     if split == "val" and recipe.data.validation == 0:
         return None
     size, channels = model_info.model.image_shape, model_info.model.in_chans
     data = open_training_data(use_local_data_root(recipe.data), size, channels, recipe.train.seed)
     _check_classes_unchanged(recipe.data.name, data.classes, model_info)
-    known = run.machine.get("data_hash")
-    if known is not None and known != compute_data_hash(data.train.images, data.train.labels):
+    data_hash = run.machine.get("data_hash")
+    if data_hash is not None and data_hash != compute_data_hash(data.train.images, data.train.labels):
         raise UserError(
             f"{recipe.data.name} has changed since the run was trained. The run's training and validation images "
             "can no longer be identified."
@@ -77,17 +94,24 @@ def load_run_split(run: Run, model_info: ModelInfo, split: str) -> Split | None:
     return data.train if split == "train" else data.validation
 
 
-def sample_run_images(run: Run, model_info: ModelInfo, max_images: int) -> tuple[Split, str] | None:
-    """Return evenly chosen validation (else training) images and which they are; None if they are not on this machine.
+class RunSample(NamedTuple):
+    """Some of a run's images, with their labels and a description: "validation" or "training"."""
+
+    samples: Split
+    description: str
+
+
+def sample_run_images(run: Run, model_info: ModelInfo, max_images: int) -> RunSample | None:
+    """Return evenly chosen validation (else training) images; None if they are not on this machine.
 
     Test images are never used."""
-    for name, words in (("val", "validation"), ("train", "training")):
+    for split, description in (("val", "validation"), ("train", "training")):
         try:
-            split = load_run_split(run, model_info, name)
+            samples = load_run_split(run, model_info, split)
         except UserError:
             continue
-        if split is not None:
-            return split.select_evenly(max_images), words
+        if samples is not None:
+            return RunSample(samples.select_evenly(max_images), description)
     return None
 
 
@@ -101,14 +125,16 @@ def _open_other_data(config: DataConfig, model_info: ModelInfo, split: str | Non
     if source.split_names == ("train",):  # class folders, or one pair of arrays: there is nothing to choose from
         if split is not None:
             raise UserError(f"{config.name} has no splits. Omit --split to evaluate all its images.")
-        part, name = "train", "all"
+        stored_split, split_name = "train", "all"
     else:
-        part = name = split or "test"
-    if part not in source.split_names:
-        raise UserError(f"{config.name} has no {part} split. Choose one with --split: {', '.join(source.split_names)}.")
-    images = _load_with_model_labels(source, part, model_info.classes)
+        stored_split = split_name = split or "test"
+    if stored_split not in source.split_names:
+        raise UserError(
+            f"{config.name} has no {stored_split} split. Choose one with --split: {', '.join(source.split_names)}."
+        )
+    samples = _load_with_model_labels(source, stored_split, model_info.classes)
     return EvalData(
-        resolve_data_paths(config).name, name, images, is_run_data=False, unreadable_files=source.skipped_paths
+        resolve_data_paths(config).name, split_name, samples, is_run_data=False, unreadable_files=source.skipped_paths
     )
 
 
@@ -121,7 +147,8 @@ def _open_data_source(config: DataConfig, model_info: ModelInfo) -> DataSource:
 def _check_classes_unchanged(data_name: str, classes: list[str], model_info: ModelInfo) -> None:
     if classes != model_info.classes:
         raise UserError(
-            f"The classes of {data_name} have changed since the run was trained. They are now: {', '.join(classes[:5])} …"
+            f"The classes of {data_name} have changed since the run was trained. "
+            f"They are now: {', '.join(classes[:5])} …"
         )
 
 
@@ -134,18 +161,22 @@ def _load_with_model_labels(source: DataSource, split: str, model_classes: list[
         )
     if not source.has_class_names and len(names) <= len(model_classes):
         names = model_classes[: len(names)]
-    numbers = {_normalize_class_name(name): number for number, name in enumerate(model_classes)} | {
-        name: number for number, name in enumerate(model_classes)
+    index_by_name = {_normalize_class_name(name): index for index, name in enumerate(model_classes)} | {
+        name: index for index, name in enumerate(model_classes)
     }
-    known = [numbers.get(name, numbers.get(_normalize_class_name(name))) for name in names]
-    new = [name for name, number in zip(names, known, strict=True) if number is None]
-    if new:
+    model_indices = [index_by_name.get(name, index_by_name.get(_normalize_class_name(name))) for name in names]
+    unknown = [name for name, index in zip(names, model_indices, strict=True) if index is None]
+    if unknown:
         raise UserError(
-            f"{source.name} has classes unknown to the model: {', '.join(new[:5])}{' …' if len(new) > 5 else ''}. "
-            f"The model's classes: {', '.join(model_classes[:10])}{' …' if len(model_classes) > 10 else ''}."
+            f"{source.name} has classes unknown to the model: {_join_some(unknown, 5)}. "
+            f"The model's classes: {_join_some(model_classes, 10)}."
         )
-    found = source.load_split(split)
-    return replace(found, labels=torch.tensor(known)[found.labels])
+    samples = source.load_split(split)
+    return replace(samples, labels=torch.tensor(model_indices)[samples.labels])
+
+
+def _join_some(names: list[str], max_names: int) -> str:
+    return ", ".join(names[:max_names]) + (" …" if len(names) > max_names else "")
 
 
 def _normalize_class_name(class_name: str) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -10,9 +10,16 @@ from torch import Tensor
 from vitascope.data.dataset import Labels, Split, UInt8Images
 from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError
-from vitascope.evaluation.calibration import compute_calibration, evaluate_temperature, fit_temperature
+from vitascope.evaluation.calibration import (
+    Calibration,
+    TemperatureScaling,
+    compute_calibration,
+    evaluate_temperature,
+    fit_temperature,
+)
 from vitascope.evaluation.eval_data import EvalData, load_run_split, open_eval_data
 from vitascope.evaluation.report import (
+    ClassScore,
     Evaluation,
     Misclassification,
     compute_class_scores,
@@ -47,64 +54,98 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate in float32 on the model's device. Each use of test images is logged in the run, before and after."""
     check_views(run.recipe, views)
-    choice = open_eval_data(run, model_info, split, data)
-    value, words = fit_validation_temperature(model, run, model_info, choice, views)
-    tie = _log_test_set_use(model, run, choice, views, weights_label) if choice.split in ("test", "all") else None
-    logits, seconds, set_up, wall = _compute_logits_timed(model, run, choice.samples.images, model_info, views)
-    labels, classes = choice.samples.labels, model_info.classes
-    counts = compute_confusion_matrix(labels, logits.argmax(1), len(classes))
-    found = Evaluation(
+    eval_data = open_eval_data(run, model_info, split, data)
+    fitted = fit_validation_temperature(model, run, model_info, eval_data, views)
+    entry_id = _log_test_set_use(model, run, eval_data, views, weights_label)
+    timed = _compute_logits_timed(model, run, eval_data.samples.images, model_info, views)
+    scores = _score_logits(timed.logits, eval_data.samples, model_info.classes)
+    evaluation = Evaluation(
         run=run,
-        eval_data=choice,
-        classes=classes,
+        eval_data=eval_data,
+        classes=model_info.classes,
         views=views,
         weights_label=weights_label,
-        test_use_count=next((known.use_count for known in read_test_set_log(run) if known.entry_id == tie), None),
-        seconds=seconds,
-        set_up_seconds=set_up,
-        wall_seconds=wall,
-        top5=top_k_accuracy(logits, labels, 5),
-        confusion_matrix=counts,
-        calibration=compute_calibration(logits, labels),
-        temperature=evaluate_temperature(logits, labels, *value) if value else None,
-        temperature_note=words,
-        per_class=compute_class_scores(counts, classes),
-        worst_errors=find_worst_errors(logits, choice.samples, classes),
+        test_use_count=next((entry.use_count for entry in read_test_set_log(run) if entry.entry_id == entry_id), None),
+        seconds=timed.seconds,
+        set_up_seconds=timed.set_up_seconds,
+        wall_seconds=timed.wall_seconds,
+        temperature=fitted.measure_effect(timed.logits, eval_data.samples.labels),
+        temperature_note=fitted.note,
+        reduction=describe_reduction(model_info.model),
+        is_linear_probe=model_info.probe,
+        **scores,
     )
-    if tie is not None:  # before the slow part, so that an interrupted evaluation has its result
-        log_test_set_result(run, tie, _build_result_log_entry(found))
-    declines = (
-        measure_robustness(model, choice.samples, model_info.preparation, make_inference_hardware(model), views)
-        if robust
-        else {}
-    )
-    return replace(found, reduction=describe_reduction(model_info.model), robustness=declines)
+    if entry_id is not None:  # before the slow part, so that an interrupted evaluation has its result
+        log_test_set_result(run, entry_id, _build_result_log_entry(evaluation))
+    if robust:
+        hardware = make_inference_hardware(model)
+        curves = measure_robustness(model, eval_data.samples, model_info.preparation, hardware, views)
+        return replace(evaluation, robustness=curves)
+    return evaluation
+
+
+class Scores(TypedDict):
+    """The fields of `Evaluation` that depend only on the logits and labels."""
+
+    top5: float
+    confusion_matrix: Tensor
+    calibration: Calibration
+    per_class: dict[str, ClassScore]
+    worst_errors: list[Misclassification]
+
+
+def _score_logits(logits: Logits, samples: Split, classes: list[str]) -> Scores:
+    confusion_matrix = compute_confusion_matrix(samples.labels, logits.argmax(1), len(classes))
+    return {
+        "top5": top_k_accuracy(logits, samples.labels, 5),
+        "confusion_matrix": confusion_matrix,
+        "calibration": compute_calibration(logits, samples.labels),
+        "per_class": compute_class_scores(confusion_matrix, classes),
+        "worst_errors": find_worst_errors(logits, samples, classes),
+    }
+
+
+class FittedTemperature(NamedTuple):
+    temperature: float | None
+    num_fit_images: int
+    note: str  # the images it was fitted on, or a sentence: why there is none
+
+    def measure_effect(self, logits: Logits, labels: Labels) -> TemperatureScaling | None:
+        if self.temperature is None:
+            return None
+        return evaluate_temperature(logits, labels, self.temperature, self.num_fit_images)
 
 
 def fit_validation_temperature(
     model: VisionTransformer, run: Run, model_info: ModelInfo, eval_data: EvalData, views: int
-) -> tuple[tuple[float, int] | None, str]:
-    """Return the temperature and the number of validation images, and a text; or None and the reason."""
+) -> FittedTemperature:
+    """Fit a temperature on the run's validation images, unless these are the evaluated images or are missing."""
     if eval_data.is_run_data and eval_data.split == "val":
-        return None, f"{UNSCALED}: it would be fitted on these same images."
+        return FittedTemperature(None, 0, f"{UNSCALED}: it would be fitted on these same images.")
     try:
-        watched = load_run_split(run, model_info, "val")
+        validation = load_run_split(run, model_info, "val")
     except UserError as error:
-        return None, f"{UNSCALED}: {error}"
-    if watched is None:
-        return None, f"{UNSCALED}: the run has no validation images (data.validation=0)."
-    seen = compute_logits(
-        model, watched.images, model_info.preparation, make_inference_hardware(model), num_views=views
+        return FittedTemperature(None, 0, f"{UNSCALED}: {error}")
+    if validation is None:
+        return FittedTemperature(None, 0, f"{UNSCALED}: the run has no validation images (data.validation=0).")
+    logits = compute_logits(
+        model, validation.images, model_info.preparation, make_inference_hardware(model), num_views=views
     )
-    value = fit_temperature(seen, watched.labels)
-    if value is None:
-        right = bool((seen.argmax(1) == watched.labels.to(seen.device)).all())
-        why = "all correct" if right else "no better than random guessing"
-        return None, f"{UNSCALED}: predictions on the {len(watched):,} validation images are {why}."
-    return (value, len(watched)), f"fitted on {len(watched):,} validation images"
+    temperature = fit_temperature(logits, validation.labels)
+    if temperature is None:
+        all_correct = bool((logits.argmax(1) == validation.labels.to(logits.device)).all())
+        reason = "all correct" if all_correct else "no better than random guessing"
+        note = f"{UNSCALED}: predictions on the {len(validation):,} validation images are {reason}."
+        return FittedTemperature(None, len(validation), note)
+    return FittedTemperature(temperature, len(validation), f"fitted on {len(validation):,} validation images")
 
 
-def _log_test_set_use(model: VisionTransformer, run: Run, eval_data: EvalData, views: int, weights_label: str) -> int:
+def _log_test_set_use(
+    model: VisionTransformer, run: Run, eval_data: EvalData, views: int, weights_label: str
+) -> int | None:
+    """Log a use of test images before it starts, and return its id; None for training and validation images."""
+    if eval_data.split not in ("test", "all"):
+        return None
     return log_test_set_use(
         run,
         data=eval_data.data_name,
@@ -118,28 +159,28 @@ def _log_test_set_use(model: VisionTransformer, run: Run, eval_data: EvalData, v
 
 
 def top_k_accuracy(logits: Logits, labels: Labels, k: int) -> float:
-    """Return the top-`count` accuracy: the fraction of images whose class is among the `count` most probable."""
-    likely = logits.topk(min(k, logits.shape[1]), dim=1).indices
-    return (likely == labels[:, None]).any(1).double().mean().item()
+    """Return the fraction of images whose class is among the `k` most probable."""
+    top_classes = logits.topk(min(k, logits.shape[1]), dim=1).indices
+    return (top_classes == labels[:, None]).any(1).double().mean().item()
 
 
 def find_worst_errors(
     logits: Logits, samples: Split, classes: list[str], max_errors: int = MAX_WORST_ERRORS
 ) -> list[Misclassification]:
     """Return the wrong predictions with the lowest probability of the true class, worst first."""
-    shares = logits.double().softmax(1)
-    said = logits.argmax(1)
-    truth = shares.gather(1, samples.labels[:, None])[:, 0]
-    wrong = (said != samples.labels).nonzero().flatten()
-    order = wrong[torch.argsort(truth[wrong], stable=True)][:max_errors].tolist()
+    probabilities = logits.double().softmax(1)
+    predicted = logits.argmax(1)
+    true_probabilities = probabilities.gather(1, samples.labels[:, None])[:, 0]
+    wrong_indices = (predicted != samples.labels).nonzero().flatten()
+    order = wrong_indices[torch.argsort(true_probabilities[wrong_indices], stable=True)][:max_errors].tolist()
     return [
         Misclassification(
             index,
             samples.file_paths[index] if samples.file_paths else None,
             classes[int(samples.labels[index])],
-            classes[int(said[index])],
-            shares[index, said[index]].item(),
-            truth[index].item(),
+            classes[int(predicted[index])],
+            probabilities[index, predicted[index]].item(),
+            true_probabilities[index].item(),
         )
         for index in order
     ]
@@ -147,9 +188,9 @@ def find_worst_errors(
 
 def _build_result_log_entry(evaluation: Evaluation) -> dict[str, Any]:
     """Return what `vitascope record` reads from the log of test set uses."""
-    wall = {}
+    wall_fields = {}
     if evaluation.wall_seconds is not None:
-        wall = {
+        wall_fields = {
             "wall_seconds": round(evaluation.wall_seconds, 2),
             "wall_includes_training": is_trained_by_this_process(evaluation.run),
         }
@@ -161,7 +202,7 @@ def _build_result_log_entry(evaluation: Evaluation) -> dict[str, Any]:
         "recall": {name: row.recall for name, row in evaluation.per_class.items()},
         "seconds": round(evaluation.seconds, 3),
         "set_up_seconds": round(evaluation.set_up_seconds, 3),
-        **wall,
+        **wall_fields,
     }
 
 
@@ -186,6 +227,6 @@ def _compute_logits_timed(
             model_info.preparation,
             hardware,
         )
-    ready = time.monotonic()
+    after_set_up = time.monotonic()
     logits = compute_logits(model, images, model_info.preparation, hardware, num_views=views)
-    return TimedLogits(logits, time.monotonic() - ready, ready - start, measure_task_seconds(run))
+    return TimedLogits(logits, time.monotonic() - after_set_up, after_set_up - start, measure_task_seconds(run))

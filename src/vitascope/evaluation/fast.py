@@ -7,6 +7,7 @@ by at most 0.2 percentage points. This check runs once; its result is stored in 
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,62 +29,78 @@ MAX_ACCURACY_LOSS_POINTS = 0.2  # percentage points of accuracy
 MAX_CHECKED_IMAGES = 1000  # images
 SMALL_BATCH_SIZE = 32  # images; up to here a smaller CUDA graph is used
 
+FeatureFunction = Callable[[Tensor], Features]  # prepared images -> pooled features
+
 
 @dataclass(frozen=True)
 class FastInference:
     """The function that computes pooled features (None: the model itself), and a description."""
 
-    compute_pooled: Callable[[Tensor], Features] | None
+    compute_pooled: FeatureFunction | None
     description: str
 
 
+class FastCandidate(NamedTuple):
+    compute_pooled: FeatureFunction
+    number_format: str | None  # None: plain float32
+    speedup: float | None  # measured on a CPU, relative to float32; None on a GPU
+
+
 def prepare_fast_inference(model: VisionTransformer, run: Run, model_info: ModelInfo) -> FastInference:
-    quick, form, gain = build_fastest_feature_function(model)
-    if form is None:
+    """Choose the fastest way to compute features whose accuracy loss is small enough."""
+    compute_pooled, number_format, speedup = build_fastest_feature_function(model)
+    if number_format is None:
         return FastInference(
             None,
-            f"float32: no other format is at least {MIN_SPEEDUP} times as fast on this machine (best: {gain:.2f} times)",
+            f"float32: no other format is at least {MIN_SPEEDUP} times as fast on this machine "
+            f"(best: {speedup:.2f} times)",
         )
-    if gain is None:
-        return FastInference(quick, form)
-    lost = measure_accuracy_loss(model, quick, form, run, model_info)
-    if lost is None:
+    if speedup is None:
+        return FastInference(compute_pooled, number_format)
+    points_lost = measure_accuracy_loss(model, compute_pooled, number_format, run, model_info)
+    if points_lost is None:
         return FastInference(
-            None, f"float32: the accuracy of {form} cannot be checked, because the run's images are not available"
+            None,
+            f"float32: the accuracy of {number_format} cannot be checked, because the run's images are not available",
         )
-    if lost > MAX_ACCURACY_LOSS_POINTS:
+    if points_lost > MAX_ACCURACY_LOSS_POINTS:
         return FastInference(
-            None, f"float32: {form} would lower the accuracy on the run's images by {lost:.1f} percentage points"
+            None,
+            f"float32: {number_format} would lower the accuracy on the run's images "
+            f"by {points_lost:.1f} percentage points",
         )
-    how = f"{form}: matrix products {gain:.1f} times as fast as float32, accuracy loss {lost:.1f} percentage points"
-    return FastInference(quick, how)
+    description = (
+        f"{number_format}: matrix products {speedup:.1f} times as fast as float32, "
+        f"accuracy loss {points_lost:.1f} percentage points"
+    )
+    return FastInference(compute_pooled, description)
 
 
-def build_fastest_feature_function(
-    model: VisionTransformer, full_batch_size: int | None = None
-) -> tuple[Callable[[Tensor], Features], str | None, float | None]:
-    """Return a copy's fastest function for pooled features, its format, and on a CPU its speed-up.
+def build_fastest_feature_function(model: VisionTransformer, full_batch_size: int | None = None) -> FastCandidate:
+    """Return the fastest function for pooled features, computed by a copy of the model.
 
-    `many` is the size of full batches on a GPU, if known."""
+    `full_batch_size`: images in a full batch on a GPU, if known."""
     device = next(model.parameters()).device.type
     plain = copy_as_plain_model(model).to(next(model.parameters()).device)
     if device == "cuda":
-        return CudaGraphInference(plain, full_batch_size), "compiled, bfloat16, recorded as CUDA graphs", None
+        return FastCandidate(
+            CudaGraphInference(plain, full_batch_size), "compiled, bfloat16, recorded as CUDA graphs", None
+        )
     if device != "cpu":
-        return plain.compute_pooled_features, None, 1.0
-    gains = {
-        form: measure_inference_speedup(form, model.config.embed_dim, torch.get_num_threads())
-        for form in FEATURE_FUNCTION_BUILDERS
+        return FastCandidate(plain.compute_pooled_features, None, 1.0)
+    speedups = {
+        number_format: measure_inference_speedup(number_format, model.config.embed_dim, torch.get_num_threads())
+        for number_format in FEATURE_FUNCTION_BUILDERS
     }
-    form = max(gains, key=lambda name: gains[name])
-    if gains[form] < MIN_SPEEDUP:
-        return plain.compute_pooled_features, None, gains[form]
-    return FEATURE_FUNCTION_BUILDERS[form](plain), form, gains[form]
+    number_format = max(speedups, key=lambda name: speedups[name])
+    if speedups[number_format] < MIN_SPEEDUP:
+        return FastCandidate(plain.compute_pooled_features, None, speedups[number_format])
+    return FastCandidate(FEATURE_FUNCTION_BUILDERS[number_format](plain), number_format, speedups[number_format])
 
 
 def measure_accuracy_loss(
     model: VisionTransformer,
-    compute_fast_pooled: Callable[[Tensor], Features],
+    compute_fast_pooled: FeatureFunction,
     number_format: str,
     run: Run,
     model_info: ModelInfo,
@@ -91,27 +108,38 @@ def measure_accuracy_loss(
     """Return the accuracy loss on the run's own images, in percentage points; None if they are not available.
 
     Test images are never used."""
-    known = read_json(run.get_path("fast.json"))
+    earlier_checks = read_json(run.get_path("fast.json"))
     number_format += "".join(f", {name}={count}" for name, count in model.config.token_reduction.items())
-    if number_format in known:
-        return known[number_format]["points_lost"]
-    found = sample_run_images(run, model_info, MAX_CHECKED_IMAGES)
-    if found is None:
+    if number_format in earlier_checks:
+        return earlier_checks[number_format]["points_lost"]
+    run_sample = sample_run_images(run, model_info, MAX_CHECKED_IMAGES)
+    if run_sample is None:
         return None
-    some, _ = found
-    right = []
-    for pooled in (model.compute_pooled_features, compute_fast_pooled):
-        features = compute_outputs(model, pooled, some.images, model_info.preparation, make_inference_hardware(model))
+    samples = run_sample.samples
+    accuracies = []
+    for compute_pooled in (model.compute_pooled_features, compute_fast_pooled):
+        features = compute_outputs(
+            model, compute_pooled, samples.images, model_info.preparation, make_inference_hardware(model)
+        )
         with torch.no_grad():
-            right.append((model.head(features).argmax(1) == some.labels).float().mean().item())
-    lost = 100 * (right[0] - right[1])
-    write_json(run.get_path("fast.json"), known | {number_format: {"points_lost": lost, "images": len(some)}})
-    return lost
+            accuracies.append((model.head(features).argmax(1) == samples.labels).float().mean().item())
+    points_lost = 100 * (accuracies[0] - accuracies[1])
+    write_json(
+        run.get_path("fast.json"),
+        earlier_checks | {number_format: {"points_lost": points_lost, "images": len(samples)}},
+    )
+    return points_lost
 
 
 def make_inference_kernel_use(batch_size: int) -> KernelWorkload:
-    """Return the use for which the kernels of a captured batch are chosen."""
+    """Return the workload for which the kernels of a captured batch are chosen."""
     return KernelWorkload(batch_size, torch.bfloat16, training=False, compiled=True)
+
+
+class CapturedGraph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    images: Tensor  # static input
+    features: Tensor  # static output
 
 
 class CudaGraphInference:
@@ -120,62 +148,62 @@ class CudaGraphInference:
     def __init__(self, model: VisionTransformer, full_batch_size: int | None = None) -> None:
         self.model = _convert_weights_to_bfloat16(model)
         self.batch_sizes = sorted({1, SMALL_BATCH_SIZE, full_batch_size or choose_batch_size(model, "cuda")})
-        self.captured_graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self.captured_graphs: dict[int, CapturedGraph] = {}
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Features:
         parts = []
-        for some in images.split(self.batch_sizes[-1]):
-            size = next(size for size in self.batch_sizes if size >= len(some))
-            graph, inputs, output = self.captured_graphs.get(size) or self._capture_graph(size, some)
-            inputs[: len(some)].copy_(some)
+        for batch in images.split(self.batch_sizes[-1]):
+            size = next(size for size in self.batch_sizes if size >= len(batch))
+            graph, inputs, output = self.captured_graphs.get(size) or self._capture_graph(size, batch)
+            inputs[: len(batch)].copy_(batch)
             graph.replay()
-            parts.append(output[: len(some)].to(torch.float32, copy=True))  # the next replay writes there again
+            parts.append(output[: len(batch)].to(torch.float32, copy=True))  # the next replay writes there again
         return torch.cat(parts)
 
-    def _capture_graph(self, batch_size: int, example_images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+    def _capture_graph(self, batch_size: int, example_images: Tensor) -> CapturedGraph:
         model = deepcopy(self.model)
         set_kernels(model, choose_kernels(model, make_inference_kernel_use(batch_size)))
         compiled = torch.compile(model.compute_pooled_features, dynamic=False)
         inputs = example_images.new_zeros(batch_size, *example_images.shape[1:])
 
-        def work() -> Tensor:
+        def run_model() -> Tensor:
             with torch.autocast("cuda", torch.bfloat16):
                 return compiled(inputs)
 
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        warm_up_stream = torch.cuda.Stream()
+        warm_up_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm_up_stream):
             for _ in range(3):
-                work()
-        torch.cuda.current_stream().wait_stream(beside)
+                run_model()
+        torch.cuda.current_stream().wait_stream(warm_up_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            output = work()
-        self.captured_graphs[batch_size] = graph, inputs, output
+            output = run_model()
+        self.captured_graphs[batch_size] = CapturedGraph(graph, inputs, output)
         return self.captured_graphs[batch_size]
 
 
-def _build_int8_feature_function(model: VisionTransformer) -> Callable[[Tensor], Features]:
+def _build_int8_feature_function(model: VisionTransformer) -> FeatureFunction:
     """Use int8 in the blocks; the last block keeps float32 qkv if only the class token is read."""
-    kept: set[nn.Module] = {model.head}
+    float32_layers: set[nn.Module] = {model.head}
     if model.config.global_pool == "token":
-        kept.add(model.blocks[-1].get_submodule("attn.qkv"))
-    replace_linear_with_int8(model, kept)
+        float32_layers.add(model.blocks[-1].get_submodule("attn.qkv"))
+    replace_linear_with_int8(model, float32_layers)
     return model.compute_pooled_features
 
 
-def _build_bfloat16_feature_function(model: VisionTransformer) -> Callable[[Tensor], Features]:
-    narrow = _convert_weights_to_bfloat16(model)
+def _build_bfloat16_feature_function(model: VisionTransformer) -> FeatureFunction:
+    bfloat16_model = _convert_weights_to_bfloat16(model)
 
-    def pooled(images: Tensor) -> Features:
+    def compute_pooled(images: Tensor) -> Features:
         with torch.autocast("cpu", torch.bfloat16):
-            return narrow.compute_pooled_features(images).float()
+            return bfloat16_model.compute_pooled_features(images).float()
 
-    return pooled
+    return compute_pooled
 
 
-FEATURE_FUNCTION_BUILDERS: dict[str, Callable[[VisionTransformer], Callable[[Tensor], Features]]] = {
+FEATURE_FUNCTION_BUILDERS: dict[str, Callable[[VisionTransformer], FeatureFunction]] = {
     "int8": _build_int8_feature_function,
     "bfloat16": _build_bfloat16_feature_function,
 }
@@ -193,9 +221,9 @@ def copy_as_plain_model(
     model: VisionTransformer, model_class: type[VisionTransformer] = VisionTransformer
 ) -> VisionTransformer:
     """Copy weights and architecture to the CPU, without dropout, custom kernels, gradients or run."""
-    twin = model_class(model.config)
-    twin.load_state_dict(model.state_dict())
-    return twin.eval().requires_grad_(False)
+    copy = model_class(model.config)
+    copy.load_state_dict(model.state_dict())
+    return copy.eval().requires_grad_(False)
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -9,13 +9,20 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitascope.draw.evaluation import draw_confusion_matrix, draw_corruption_curves, draw_reliability_diagram
+from vitascope.draw.evaluation import (
+    CorruptionCurve,
+    ReliabilityBin,
+    draw_confusion_matrix,
+    draw_corruption_curves,
+    draw_reliability_diagram,
+)
 from vitascope.draw.html import encode_figure_as_html, make_html_table
 from vitascope.draw.images import draw_image_tiles
 from vitascope.draw.style import save_figure, shorten_name
 from vitascope.errors import format_count
 from vitascope.evaluation.calibration import CalibrationBin
 from vitascope.evaluation.embedding import Neighbours
+from vitascope.evaluation.intervals import Interval
 from vitascope.evaluation.report import Evaluation, format_split_name
 from vitascope.evaluation.robustness import RobustnessCurve
 from vitascope.run.files import make_folder, read_json, write_json
@@ -25,53 +32,60 @@ SAME = " (same image)"  # mark of a neighbour with the query's pixels
 
 
 def write_evaluation_report(evaluation: Evaluation) -> Path:
-    """Write report.json and the figures to `RUN/evaluation/SPLIT/`; other data, views or weights get other folders."""
-    choice = evaluation.eval_data
-    parts = [choice.split]
-    if not choice.is_run_data:  # two folders may have one name
-        parts = [
-            Path(choice.data_name).name,
-            hashlib.blake2b(choice.data_name.encode(), digest_size=3).hexdigest(),
-            *parts,
-        ]
-    parts += [f"{evaluation.views}-views"] if evaluation.views > 1 else []
-    parts += [evaluation.weights_label] if evaluation.weights_label != "last" else []
-    folder = evaluation.run.get_path("evaluation") / "-".join(parts)
+    """Write report.json and the figures to `RUN/evaluation/SPLIT/`; other data or options are added to the name."""
+    folder = evaluation.run.get_path("evaluation") / _make_folder_name(evaluation)
     make_folder(folder)
     evaluation = evaluation if evaluation.robustness else _add_earlier_robustness(evaluation, folder / "report.json")
-    for old in folder.glob("*.png"):
-        old.unlink()
+    for old_figure in folder.glob("*.png"):
+        old_figure.unlink()
     write_json(folder / "report.json", evaluation.as_dict())
     for name, figure in draw_evaluation_figures(evaluation).items():
         save_figure(figure, folder / f"{name}.png")
     return folder
 
 
-def _add_earlier_robustness(found: Evaluation, report: Path) -> Evaluation:
+def _make_folder_name(evaluation: Evaluation) -> str:
+    """Return SPLIT, preceded by other data and followed by the options, such as val-2-views-best-merge8."""
+    eval_data = evaluation.eval_data
+    parts = [eval_data.split]
+    if not eval_data.is_run_data:  # two folders may have one name
+        path_hash = hashlib.blake2b(eval_data.data_name.encode(), digest_size=3).hexdigest()
+        parts = ["_".join(Path(eval_data.data_name).name.split()), path_hash, *parts]
+    parts += [f"{evaluation.views}-views"] if evaluation.views > 1 else []
+    epoch, *reductions = evaluation.weights_label.split(", ")
+    parts += [epoch] if epoch != "last" else []
+    parts += [reduction.replace("_tokens=", "") for reduction in reductions]
+    return "-".join(parts)
+
+
+def _add_earlier_robustness(evaluation: Evaluation, report_path: Path) -> Evaluation:
     """Add the robustness of an earlier report if it is about the same predictions for the same images."""
-    earlier, told = read_json(report), found.as_dict()
-    same = all(earlier.get(name) == told[name] for name in ("data", "split", "images", "views", "weights", "confusion"))
-    if not same or not math.isclose(earlier["loss"], found.loss, rel_tol=1e-4):
-        return found
-    declines = {
-        name: RobustnessCurve(**row | {"intervals": [(low, high) for low, high in row["intervals"]]})
+    earlier, current = read_json(report_path), evaluation.as_dict()
+    is_same = all(
+        earlier.get(name) == current[name] for name in ("data", "split", "images", "views", "weights", "confusion")
+    )
+    if not is_same or not math.isclose(earlier["loss"], evaluation.loss, rel_tol=1e-4):
+        return evaluation
+    curves = {
+        name: RobustnessCurve(**row | {"intervals": [Interval(*pair) for pair in row["intervals"]]})
         for name, row in earlier["robustness"].items()
     }
-    return replace(found, robustness=declines)
+    return replace(evaluation, robustness=curves)
 
 
 def draw_evaluation_figures(evaluation: Evaluation) -> dict[str, Figure]:
-    pictures = {
+    figures = {
         "confusion": draw_confusion_matrix(
             evaluation.confusion_matrix.numpy(),
             evaluation.classes,
-            f"{_format_evaluation_title(evaluation)}: accuracy {evaluation.accuracy:.2%}, {len(evaluation.eval_data.samples):,} images",
+            f"{_format_evaluation_title(evaluation)}: {evaluation.accuracy_name} {evaluation.accuracy:.2%}, "
+            f"{len(evaluation.eval_data.samples):,} images",
         ),
         "reliability": _draw_reliability_diagram(evaluation),
     }
     if evaluation.robustness:
-        pictures["robustness"] = _draw_robustness_curves(evaluation)
-    return pictures | ({"errors": _draw_worst_errors(evaluation)} if evaluation.worst_errors else {})
+        figures["robustness"] = _draw_robustness_curves(evaluation)
+    return figures | ({"errors": _draw_worst_errors(evaluation)} if evaluation.worst_errors else {})
 
 
 def format_evaluation_html(evaluation: Evaluation, *, errors: bool = True) -> str:
@@ -79,7 +93,7 @@ def format_evaluation_html(evaluation: Evaluation, *, errors: bool = True) -> st
     low, high = evaluation.accuracy_interval
     views = format_count(evaluation.views, "view")
     rows = [
-        ["accuracy", f"{evaluation.accuracy:.2%} (95 % confidence interval {low:.2%} to {high:.2%})"],
+        [evaluation.accuracy_name, f"{evaluation.accuracy:.2%} (95 % confidence interval {low:.2%} to {high:.2%})"],
         ["top-5 accuracy", f"{evaluation.top5:.2%}"],
         ["expected calibration error", f"{evaluation.calibration.ece:.2%}"],
         [
@@ -88,14 +102,16 @@ def format_evaluation_html(evaluation: Evaluation, *, errors: bool = True) -> st
         ],
     ]
     classes = [
-        [name, f"{row.images:,}", *("–" if share is None else f"{share:.1%}" for share in (row.precision, row.recall))]
+        [name, f"{row.images:,}", *("–" if score is None else f"{score:.1%}" for score in (row.precision, row.recall))]
         for name, row in evaluation.per_class.items()
     ]
     tables = make_html_table([_format_evaluation_title(evaluation), ""], rows) + make_html_table(
         ["class", "images", "precision", "recall"], classes
     )
-    shown = {name: figure for name, figure in draw_evaluation_figures(evaluation).items() if errors or name != "errors"}
-    return tables + "".join(encode_figure_as_html(figure) for figure in shown.values())
+    figures = {
+        name: figure for name, figure in draw_evaluation_figures(evaluation).items() if errors or name != "errors"
+    }
+    return tables + "".join(encode_figure_as_html(figure) for figure in figures.values())
 
 
 def draw_neighbours(neighbours: Neighbours) -> Figure:
@@ -103,51 +119,53 @@ def draw_neighbours(neighbours: Neighbours) -> Figure:
         _convert_image_for_drawing(neighbours.query_image),
         *(_convert_image_for_drawing(image) for image in neighbours.nearest_samples.images),
     ]
-    said = (
+    prediction = (
         ""
         if neighbours.prediction is None
         else f"\npredicted: {_shorten_name(neighbours.prediction.label)} ({neighbours.prediction.probability:.0%})"
     )
-    words = [f"query{said}"]
-    words += [
-        f"{_shorten_name(name)}{SAME * same}\nsimilarity {value:.3f}"
-        for name, value, same in zip(neighbours.labels, neighbours.similarities, neighbours.identical, strict=True)
+    captions = [f"query{prediction}"]
+    captions += [
+        f"{_shorten_name(name)}{SAME * is_same}\nsimilarity {value:.3f}"
+        for name, value, is_same in zip(neighbours.labels, neighbours.similarities, neighbours.identical, strict=True)
     ]
     text = (
-        f"The query image (framed) and the most similar of {neighbours.searched_description}, each with its class or folder. "
+        f"The query image (framed) and the most similar of {neighbours.searched_description}, "
+        "each with its class or folder. "
         "Similarity is the cosine between pooled features: 1 is most similar, 0 is unrelated."
     )
-    return draw_image_tiles(images, words, text, framed_index=0)
+    return draw_image_tiles(images, captions, text, framed_index=0)
 
 
 def _draw_reliability_diagram(evaluation: Evaluation) -> Figure:
-    before, warmth = evaluation.calibration, evaluation.temperature
-    text = (
-        f"{_format_evaluation_title(evaluation)}. Expected calibration error {before.ece:.1%} (15 bins). The model is "
-    )
-    text += f"{'over' if before.gap > 0 else 'under'}-confident by {100 * abs(before.gap):.1f} percentage points. "
-    after, names = None, ("model", "")
-    if warmth:
-        after, names = _drop_empty_bins(warmth.bins), ("without temperature scaling", "after temperature scaling")
-        scaling = f"After temperature scaling (logits / {warmth.value:.2f}, {evaluation.temperature_note})"
-        text += f"{scaling} the error is {warmth.ece:.1%}. "
+    calibration, scaling = evaluation.calibration, evaluation.temperature
+    text = f"{_format_evaluation_title(evaluation)}. Expected calibration error {calibration.ece:.1%} (15 bins); "
+    text += f"{calibration.gap_description}. "
+    scaled_bins, legend_names = None, ("model", "")
+    if scaling:
+        scaled_bins, legend_names = (
+            _drop_empty_bins(scaling.bins),
+            ("without temperature scaling", "after temperature scaling"),
+        )
+        intro = f"After temperature scaling (logits / {scaling.value:.2f}, {evaluation.temperature_note})"
+        text += f"{intro} the error is {scaling.ece:.1%}. "
     text += "Above the dashed line the model is under-confident, below it over-confident. "
     text += "Bars: gap to perfect calibration."
-    return draw_reliability_diagram(_drop_empty_bins(before.bins), after, names, text)
+    return draw_reliability_diagram(_drop_empty_bins(calibration.bins), scaled_bins, legend_names, text)
 
 
-def _drop_empty_bins(bins: list[CalibrationBin]) -> list[tuple[float, float, int, float, float]]:
+def _drop_empty_bins(bins: list[CalibrationBin]) -> list[ReliabilityBin]:
     return [
-        (part.low, part.high, part.images, part.confidence, part.accuracy)
-        for part in bins
-        if part.confidence is not None and part.accuracy is not None
+        ReliabilityBin(bin_.low, bin_.high, bin_.images, bin_.confidence, bin_.accuracy)
+        for bin_ in bins
+        if bin_.confidence is not None and bin_.accuracy is not None
     ]
 
 
 def _draw_robustness_curves(evaluation: Evaluation) -> Figure:
     curves = {
-        name: (decline.unit, decline.levels, decline.accuracy, decline.intervals)
-        for name, decline in evaluation.robustness.items()
+        name: CorruptionCurve(curve.unit, curve.levels, curve.accuracy, curve.intervals)
+        for name, curve in evaluation.robustness.items()
     }
     images = next(iter(evaluation.robustness.values())).images
     text = f"{_format_evaluation_title(evaluation)}: accuracy on {images:,} corrupted images, by corruption and level. "
@@ -157,36 +175,36 @@ def _draw_robustness_curves(evaluation: Evaluation) -> Figure:
 
 def _draw_worst_errors(evaluation: Evaluation) -> Figure:
     images = [
-        _convert_image_for_drawing(evaluation.eval_data.samples.images[mistake.index])
-        for mistake in evaluation.worst_errors
+        _convert_image_for_drawing(evaluation.eval_data.samples.images[error.index])
+        for error in evaluation.worst_errors
     ]
-    words = [
-        f"true: {_shorten_name(item.label)} ({item.probability_of_label:.1%})\n"
-        f"predicted: {_shorten_name(item.said)} ({item.probability:.0%})"
-        + (f"\n{_shorten_name(Path(item.file).name)}" if item.file else "")
-        for item in evaluation.worst_errors
+    captions = [
+        f"true: {_shorten_name(error.label)} ({error.probability_of_label:.1%})\n"
+        f"predicted: {_shorten_name(error.said)} ({error.probability:.0%})"
+        + (f"\n{_shorten_name(Path(error.file).name)}" if error.file else "")
+        for error in evaluation.worst_errors
     ]
-    order = ", ordered by the probability of the true class" if len(words) > 1 else ""
-    text = f"{_format_evaluation_title(evaluation)}: {count_errors(evaluation, len(words))}{order}. The model's probabilities are in parentheses. "
-    text += "Some of these images may be mislabelled in the data set."
-    return draw_image_tiles(images, words, text)
+    order = ", ordered by the probability of the true class" if len(captions) > 1 else ""
+    text = f"{_format_evaluation_title(evaluation)}: {describe_shown_errors(evaluation, len(captions))}{order}. "
+    text += "The model's probabilities are in parentheses. Some of these images may be mislabelled in the data set."
+    return draw_image_tiles(images, captions, text)
 
 
-def count_errors(found: Evaluation, shown: int) -> str:
+def describe_shown_errors(evaluation: Evaluation, num_shown: int) -> str:
     """Return 'all 5 errors', or 'the worst 12 of 50 errors' if only some are shown."""
-    count = len(found.eval_data.samples) - found.num_correct
-    if shown < count:
-        return f"the worst {shown} of {count:,} errors"
+    count = len(evaluation.eval_data.samples) - evaluation.num_correct
+    if num_shown < count:
+        return f"the worst {num_shown} of {count:,} errors"
     return f"all {count} errors" if count > 1 else "the only error"
 
 
 def _format_evaluation_title(evaluation: Evaluation) -> str:
     views = f", {evaluation.views} views" if evaluation.views > 1 else ""
     recipe, data = evaluation.run.recipe.name, Path(evaluation.eval_data.data_name).name
-    of = recipe if recipe == data else f"{recipe} on {data}"
+    subject = f"recipe {recipe}" if recipe == data else f"recipe {recipe}, data {data}"
     epoch = ", best epoch" if evaluation.weights_label.startswith("best") else ""
     reduction = f", {evaluation.reduction}" if evaluation.reduction else ""
-    return f"{of}, {format_split_name(evaluation.eval_data.split)} images{views}{epoch}{reduction}"
+    return f"{subject}, {format_split_name(evaluation.eval_data.split)} images{views}{epoch}{reduction}"
 
 
 def _convert_image_for_drawing(image: Tensor) -> NDArray:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -20,6 +20,11 @@ from vitascope.shapes import Logits
 
 EXPLANATIONS_FILE = "explanations.json"  # lists the files that `vitascope explain` wrote
 StoredShape = tuple[int, int, int]  # channels, rows, columns
+if TYPE_CHECKING:
+    ImageInput = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor  # one image; an array may be a batch
+    ImagesInput = ImageInput | Iterable[ImageInput]
+else:
+    ImagesInput = Any  # other values raise a UserError
 
 
 @dataclass(frozen=True)
@@ -34,24 +39,24 @@ class LoadedImages:
 def read_image_files(paths: Iterable[Path], stored_shape: StoredShape) -> LoadedImages:
     """Read files and folders. A named file must be readable; a folder must have at least one readable image."""
     check_channels_readable(stored_shape)
-    kept: list[Tensor] = []
+    images: list[Tensor] = []
     files: list[str] = []
-    broken: list[str] = []
-    for path, named in _list_image_files(paths):
+    unreadable: list[str] = []
+    for path, is_explicit in _list_image_files(paths):
         image = try_read_image(path, (stored_shape[1], stored_shape[2]), stored_shape[0])
         if isinstance(image, Tensor):
-            kept.append(image)
+            images.append(image)
             files.append(str(path))
-        elif named:
+        elif is_explicit:
             raise UserError(f"{path} cannot be read as an image ({image}).")
         else:
-            broken.append(str(path))
-    if not kept:
-        raise UserError(f"No readable image among {format_count(len(broken), 'file')}, e.g. {broken[0]}.")
-    return LoadedImages(torch.stack(kept), files, broken)
+            unreadable.append(str(path))
+    if not images:
+        raise UserError(f"No readable image among {format_count(len(unreadable), 'file')}, e.g. {unreadable[0]}.")
+    return LoadedImages(torch.stack(images), files, unreadable)
 
 
-def convert_to_stored_images(images: Any, stored_shape: StoredShape) -> LoadedImages:
+def convert_to_stored_images(images: ImagesInput, stored_shape: StoredShape) -> LoadedImages:
     """Convert the argument of `predict` to stored images."""
     if isinstance(images, str | os.PathLike | Image.Image):
         images = [images]
@@ -59,7 +64,7 @@ def convert_to_stored_images(images: Any, stored_shape: StoredShape) -> LoadedIm
         return LoadedImages(_fit_to_stored_shape(_convert_array_to_tensor(images, stored_shape), stored_shape))
     if isinstance(images, Tensor):
         return LoadedImages(_fit_to_stored_shape(images, stored_shape))
-    items = list(images) if isinstance(images, Iterable) else [images]
+    items: list[Any] = list(images) if isinstance(images, Iterable) else [images]
     if not items:
         raise UserError("No images were given.")
     if all(isinstance(item, str | os.PathLike) for item in items):
@@ -80,29 +85,35 @@ def convert_to_stored_images(images: Any, stored_shape: StoredShape) -> LoadedIm
 def check_channels_readable(stored_shape: StoredShape) -> None:
     if stored_shape[0] not in (1, 3):
         raise UserError(
-            f"The model needs {stored_shape[0]} channels; image files have 1 or 3. Pass tensors of shape {list(stored_shape)}."
+            f"The model needs {stored_shape[0]} channels; image files have 1 or 3. "
+            f"Pass tensors of shape {list(stored_shape)}."
         )
 
 
-def _list_image_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
-    """Return each file and whether it was named itself; folders are expanded to their files."""
-    found = []
+class ListedFile(NamedTuple):
+    path: Path
+    is_explicit: bool  # named by the user, not found in a folder
+
+
+def _list_image_files(paths: Iterable[Path]) -> list[ListedFile]:
+    """Return the files; folders are expanded to their images, without figures that `vitascope explain` wrote."""
+    listed = []
     for path in paths:
         if path.is_dir():
-            ours = {
-                told.parent / name
-                for told in path.rglob(EXPLANATIONS_FILE)
-                for name in _read_written_figure_names(told)
+            figures = {
+                explanations.parent / name
+                for explanations in path.rglob(EXPLANATIONS_FILE)
+                for name in _read_written_figure_names(explanations)
             }
-            inside = [file for file in list_image_files(path) if file not in ours]
-            if not inside:
+            images = [file for file in list_image_files(path) if file not in figures]
+            if not images:
                 raise UserError(f"The folder {path} contains no images.")
-            found += [(file, False) for file in inside]
+            listed += [ListedFile(file, is_explicit=False) for file in images]
         elif path.is_file():
-            found.append((path, True))
+            listed.append(ListedFile(path, is_explicit=True))
         else:
             raise UserError(f"There is no file or folder {path}.")
-    return found
+    return listed
 
 
 def _read_written_figure_names(explanations_path: Path) -> list[str]:
@@ -137,9 +148,9 @@ def _fit_to_stored_shape(images: Tensor, stored_shape: StoredShape) -> UInt8Imag
     if images.shape[1] not in (1, 2, 3, 4):
         raise UserError(f"The images have {images.shape[1]} channels; 1 to 4 are possible.")
     arrays = (image.permute(1, 2, 0).squeeze(-1).numpy() for image in images)
-    pictures = (Image.fromarray(array) if images.shape[1] != 2 else Image.fromarray(array, "LA") for array in arrays)
+    pil_images = (Image.fromarray(array) if images.shape[1] != 2 else Image.fromarray(array, "LA") for array in arrays)
     return torch.stack(
-        [convert_pil_image(picture, (stored_shape[1], stored_shape[2]), stored_shape[0]) for picture in pictures]
+        [convert_pil_image(pil_image, (stored_shape[1], stored_shape[2]), stored_shape[0]) for pil_image in pil_images]
     )
 
 
@@ -163,6 +174,11 @@ def _convert_to_uint8(images: Tensor) -> UInt8Images:
 MAX_TABLE_ROWS = 24  # in a notebook
 
 
+class ClassProbability(NamedTuple):
+    label: str
+    probability: float
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The prediction for one image."""
@@ -173,9 +189,9 @@ class Prediction:
     probabilities: dict[str, float]  # of every class, in the order of the run's classes
 
     @property
-    def classes_by_probability(self) -> list[tuple[str, float]]:
+    def classes_by_probability(self) -> list[ClassProbability]:
         """All classes, the most probable first."""
-        return sorted(self.probabilities.items(), key=lambda item: -item[1])
+        return [ClassProbability(*item) for item in sorted(self.probabilities.items(), key=lambda item: -item[1])]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON; the predicted class has the key `class`."""
@@ -217,8 +233,10 @@ class Predictions(Sequence[Prediction]):
     def _repr_html_(self) -> str:
         rows = []
         for item, image in list(zip(self.items, self.images, strict=True))[:MAX_TABLE_ROWS]:
-            likely = "<br>".join(make_html_bar(name, share) for name, share in item.classes_by_probability[:3])
-            rows.append([encode_image_as_html(image.permute(1, 2, 0).numpy()), item.file or "", likely])
+            bars = "<br>".join(
+                make_html_bar(name, probability) for name, probability in item.classes_by_probability[:3]
+            )
+            rows.append([encode_image_as_html(image.permute(1, 2, 0).numpy()), item.file or "", bars])
         more = f"<p>… and {len(self) - MAX_TABLE_ROWS} more</p>" if len(self) > MAX_TABLE_ROWS else ""
         return make_html_table(["image", "file", "prediction"], rows, html_columns=("image", "prediction")) + more
 
@@ -230,10 +248,9 @@ def build_predictions(logits: Logits, loaded_images: LoadedImages, classes: list
             "The model has no classifier. Compute features with `vitascope embed`, or add a classifier with `train`."
         )
     items = []
-    for number, shares in enumerate(logits.double().softmax(1).tolist()):
-        named = dict(zip(classes, shares, strict=True))
-        label = max(named, key=named.__getitem__)
-        items.append(
-            Prediction(loaded_images.files[number] if loaded_images.files else None, label, named[label], named)
-        )
+    for index, probabilities in enumerate(logits.double().softmax(1).tolist()):
+        probability_by_class = dict(zip(classes, probabilities, strict=True))
+        label = max(probability_by_class, key=probability_by_class.__getitem__)
+        file = loaded_images.files[index] if loaded_images.files else None
+        items.append(Prediction(file, label, probability_by_class[label], probability_by_class))
     return Predictions(items, loaded_images.images, loaded_images.unreadable_files)

@@ -11,7 +11,7 @@ from vitascope.data.dataset import Split
 from vitascope.data.splits import draw_stratified_subset
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import load_run_split, open_eval_data
-from vitascope.evaluation.intervals import wilson_interval
+from vitascope.evaluation.intervals import Interval, wilson_interval
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.run.test_set_log import log_test_set_result, log_test_set_use
 from vitascope.training.objectives.feature_metrics import (
@@ -31,9 +31,9 @@ class ProbeResult:
     known: int  # number of training images whose features and labels are used
     neighbours: int
     knn: float
-    knn_interval: tuple[float, float]
+    knn_interval: Interval
     linear: float
-    linear_interval: tuple[float, float]
+    linear_interval: Interval
     spread: float  # of the features: 0 all identical (collapse), 1 maximal
 
     def as_dict(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def evaluate_frozen_features(
 ) -> ProbeResult:
     """Evaluate on `split`: val (default) or test.
 
-    `max_images`: training images to use (0: all); `labels`: a fraction of them."""
+    `max_images`: training images to use (0: all); `label_fraction`: the fraction of them to use."""
     _check_probe_options(split, num_neighbours, max_images, label_fraction)
     train = load_run_split(model.run, model.info, "train")
     if train is None:
@@ -59,43 +59,45 @@ def evaluate_frozen_features(
         raise UserError(
             f"--max-images {max_images} is too small. Use at least {len(model.classes)}: one image per class."
         )
-    share = label_fraction * min(1.0, max_images / len(train)) if max_images else label_fraction
-    train = train.select(draw_stratified_subset(train.labels, share, seed=model.run.recipe.train.seed))
+    fraction = label_fraction * min(1.0, max_images / len(train)) if max_images else label_fraction
+    train = train.select(draw_stratified_subset(train.labels, fraction, seed=model.run.recipe.train.seed))
     if split in (None, "val") and model.run.recipe.data.validation == 0:
         raise UserError("The run has no validation images (data.validation=0). Use --split test.")
-    chosen = open_eval_data(model.run, model.info, split or "val", None)
-    tie = None
-    if chosen.split == "test":
-        tie = log_test_set_use(
-            model.run, data=chosen.data_name, split="test", views=1, weights=f"probe, {model.weights_label}"
+    eval_data = open_eval_data(model.run, model.info, split or "val", None)
+    entry_id = None
+    if eval_data.split == "test":
+        entry_id = log_test_set_use(
+            model.run, data=eval_data.data_name, split="test", views=1, weights=f"probe, {model.weights_label}"
         )
-    found = _fit_and_score_probes(model, train, chosen.samples, chosen.split, num_neighbours)
-    if tie is not None:
-        log_test_set_result(model.run, tie, {"accuracy": found.linear, "knn_accuracy": found.knn})
-    return found
+    result = _fit_and_score_probes(model, train, eval_data.samples, eval_data.split, num_neighbours)
+    if entry_id is not None:
+        log_test_set_result(model.run, entry_id, {"accuracy": result.linear, "knn_accuracy": result.knn})
+    return result
 
 
 def _fit_and_score_probes(
     model: TrainedTransformer, train_samples: Split, eval_samples: Split, split: str, num_neighbours: int
 ) -> ProbeResult:
     device, classes = next(model.parameters()).device, len(model.classes)
-    known, features = (model.compute_stored_features(part.images).to(device) for part in (train_samples, eval_samples))
-    labels, wanted = train_samples.labels.to(device), eval_samples.labels.to(device)
-    nearest = predict_knn(known, labels, features, classes, num_neighbours)
-    linear = fit_linear_probe(known, labels, classes)(features).argmax(1)
-    right = [int((answers == wanted).sum()) for answers in (nearest, linear)]
-    shares = [count / len(eval_samples) for count in right]
-    intervals = [wilson_interval(count, len(eval_samples)) for count in right]
+    train_features, eval_features = (
+        model.compute_stored_features(part.images).to(device) for part in (train_samples, eval_samples)
+    )
+    train_labels, eval_labels = train_samples.labels.to(device), eval_samples.labels.to(device)
+    knn_predictions = predict_knn(train_features, train_labels, eval_features, classes, num_neighbours)
+    linear_predictions = fit_linear_probe(train_features, train_labels, classes)(eval_features).argmax(1)
+    num_correct = [int((predictions == eval_labels).sum()) for predictions in (knn_predictions, linear_predictions)]
+    accuracies = [count / len(eval_samples) for count in num_correct]
+    intervals = [wilson_interval(count, len(eval_samples)) for count in num_correct]
     return ProbeResult(
         split=split,
         images=len(eval_samples),
         known=len(train_samples),
         neighbours=min(num_neighbours, len(train_samples)),
-        knn=shares[0],
+        knn=accuracies[0],
         knn_interval=intervals[0],
-        linear=shares[1],
+        linear=accuracies[1],
         linear_interval=intervals[1],
-        spread=compute_feature_spread(features),
+        spread=compute_feature_spread(eval_features),
     )
 
 

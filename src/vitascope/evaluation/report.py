@@ -10,7 +10,7 @@ from vitascope.data.dataset import Labels
 from vitascope.errors import format_count
 from vitascope.evaluation.calibration import Calibration, TemperatureScaling
 from vitascope.evaluation.eval_data import EvalData
-from vitascope.evaluation.intervals import wilson_interval
+from vitascope.evaluation.intervals import Interval, wilson_interval
 from vitascope.evaluation.robustness import RobustnessCurve
 from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run
@@ -24,7 +24,7 @@ class ClassScore:
     precision: float | None  # fraction of the images predicted as this class that belong to it
     recall: float | None  # fraction of its images that are predicted correctly
     f1: float | None  # harmonic mean of precision and recall
-    recall_interval: tuple[float, float]
+    recall_interval: Interval
     taken_for: str | None  # the most frequent wrong prediction for its images
 
 
@@ -36,23 +36,23 @@ def compute_confusion_matrix(labels: Labels, predicted_labels: Labels, num_class
 
 
 def compute_class_scores(confusion_matrix: Tensor, class_names: list[str]) -> dict[str, ClassScore]:
-    """Return the scores of each class from the counts that `confusion` returns."""
-    said, there, right = (
+    """Return the scores of each class from the counts that `compute_confusion_matrix` returns."""
+    num_predicted, num_images, num_correct = (
         confusion_matrix.sum(0).tolist(),
         confusion_matrix.sum(1).tolist(),
         confusion_matrix.diagonal().tolist(),
     )
     wrong = confusion_matrix - confusion_matrix.diagonal().diag()
     scores = {}
-    for number, name in enumerate(class_names):
-        most = int(wrong[number].argmax())
+    for index, name in enumerate(class_names):
+        confused_index = int(wrong[index].argmax())
         scores[name] = ClassScore(
-            there[number],
-            _divide_or_none(right[number], said[number]),
-            _divide_or_none(right[number], there[number]),
-            _divide_or_none(2 * right[number], said[number] + there[number]),
-            wilson_interval(right[number], there[number]),
-            class_names[most] if wrong[number, most] else None,
+            num_images[index],
+            _divide_or_none(num_correct[index], num_predicted[index]),
+            _divide_or_none(num_correct[index], num_images[index]),
+            _divide_or_none(2 * num_correct[index], num_predicted[index] + num_images[index]),
+            wilson_interval(num_correct[index], num_images[index]),
+            class_names[confused_index] if wrong[index, confused_index] else None,
         )
     return scores
 
@@ -89,13 +89,13 @@ class Misclassification:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """The metrics; `choice` holds the evaluated images."""
+    """The metrics of one evaluation; `eval_data` holds the evaluated images."""
 
     run: Run
     eval_data: EvalData
     classes: list[str]
     views: int
-    weights_label: str  # last or best
+    weights_label: str  # last or best epoch, with token merging or dropping: "best, merge_tokens=8"
     test_use_count: int | None  # 1 for this run's first use of these test images; None for other splits
     seconds: float  # for the logits
     set_up_seconds: float  # for a first empty batch on a GPU
@@ -109,6 +109,11 @@ class Evaluation:
     worst_errors: list[Misclassification]
     reduction: str = ""  # token merging or dropping, such as "2 tokens dropped per block"; empty: none
     robustness: dict[str, RobustnessCurve] = field(default_factory=dict)  # empty with robust=False
+    is_linear_probe: bool = False  # trained without labels; the classifier is a linear probe on frozen features
+
+    @property
+    def accuracy_name(self) -> str:
+        return "linear-probe accuracy" if self.is_linear_probe else "accuracy"
 
     @property
     def num_correct(self) -> int:
@@ -119,7 +124,7 @@ class Evaluation:
         return self.num_correct / len(self.eval_data.samples)
 
     @property
-    def accuracy_interval(self) -> tuple[float, float]:
+    def accuracy_interval(self) -> Interval:
         """95 % confidence interval of the accuracy (Wilson)."""
         return wilson_interval(self.num_correct, len(self.eval_data.samples))
 
@@ -133,12 +138,13 @@ class Evaluation:
 
     def __repr__(self) -> str:
         low, high = self.accuracy_interval
-        what = f"{self.eval_data.split}, {len(self.eval_data.samples):,} images, views={self.views}"
-        return f"Evaluation({what}: accuracy {self.accuracy:.4f}, interval {low:.4f} to {high:.4f}, ece {self.ece:.4f})"
+        description = f"{self.eval_data.split}, {len(self.eval_data.samples):,} images, views={self.views}"
+        accuracy = f"accuracy {self.accuracy:.4f}, interval {low:.4f} to {high:.4f}"
+        return f"Evaluation({description}: {accuracy}, ece {self.ece:.4f})"
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for --json and report.json; accuracies are fractions."""
-        told = asdict(self.calibration)
+        calibration = asdict(self.calibration)
         return {
             "run": str(self.run.path),
             "data": self.eval_data.data_name,
@@ -153,16 +159,16 @@ class Evaluation:
             "accuracy": self.accuracy,
             "interval": list(self.accuracy_interval),
             "top5": self.top5,
-            "loss": told.pop("loss"),
-            "brier": told.pop("brier"),
-            "ece": told.pop("ece"),
-            "calibration": told,
+            "loss": calibration.pop("loss"),
+            "brier": calibration.pop("brier"),
+            "ece": calibration.pop("ece"),
+            "calibration": calibration,
             "temperature": asdict(self.temperature) if self.temperature else None,
             "temperature_words": self.temperature_note,
             "per_class": {name: asdict(row) for name, row in self.per_class.items()},
             "confusion": self.confusion_matrix.tolist(),
-            "worst": [asdict(mistake) for mistake in self.worst_errors],
-            "robustness": {name: asdict(decline) for name, decline in self.robustness.items()},
+            "worst": [asdict(error) for error in self.worst_errors],
+            "robustness": {name: asdict(curve) for name, curve in self.robustness.items()},
         }
 
     def _repr_html_(self) -> str:

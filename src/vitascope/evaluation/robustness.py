@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitascope.data.dataset import Split
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.splits import draw_stratified_subset
-from vitascope.evaluation.intervals import wilson_interval
+from vitascope.evaluation.intervals import Interval, wilson_interval
 from vitascope.shapes import Images
 from vitascope.training.hardware import Hardware
 from vitascope.training.scoring import compute_logits
@@ -36,12 +36,12 @@ def blur_images(images: Images, level: float, seed: int) -> Images:  # noqa: ARG
 def shift_images(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001
     """Shift by `level` pixels, cycling through the four directions; edge pixels are repeated."""
     step = int(level)
-    wide = F.pad(images, (step, step, step, step), mode="replicate")
+    padded = F.pad(images, (step, step, step, step), mode="replicate")
     height, width = images.shape[2:]
-    moved = images.clone()
+    shifted = images.clone()
     for side, (down, right) in enumerate(((step, 2 * step), (step, 0), (2 * step, step), (0, step))):
-        moved[side::4] = wide[side::4, :, down : down + height, right : right + width]
-    return moved
+        shifted[side::4] = padded[side::4, :, down : down + height, right : right + width]
+    return shifted
 
 
 def reduce_contrast(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001
@@ -52,6 +52,8 @@ def reduce_contrast(images: Images, level: float, seed: int) -> Images:  # noqa:
 
 @dataclass(frozen=True)
 class Corruption:
+    """A corruption and its levels of strength."""
+
     apply: CorruptionFunction
     levels: tuple[float, ...]
     unit: str
@@ -87,26 +89,26 @@ class RobustnessCurve:
     images: int
     levels: list[float]
     accuracy: list[float]
-    intervals: list[tuple[float, float]]
+    intervals: list[Interval]
 
 
 def measure_robustness(
     model: nn.Module, samples: Split, preprocessing: Preprocessing, hardware: Hardware, views: int = 1
 ) -> dict[str, RobustnessCurve]:
     """Measure on at most 1000 images: a fixed, stratified subset."""
-    part = samples.select(draw_stratified_subset(samples.labels, min(1.0, MAX_IMAGES / len(samples)), seed=0))
-    clean = _count_correct(model, part, preprocessing, hardware, views, None, 0)
-    declines = {}
+    subset = samples.select(draw_stratified_subset(samples.labels, min(1.0, MAX_IMAGES / len(samples)), seed=0))
+    num_clean_correct = _count_correct(model, subset, preprocessing, hardware, views, None, 0)
+    curves = {}
     for name, corruption in CORRUPTIONS.items():
         levels = corruption.scale_levels(preprocessing.size)
-        right = [
-            clean,
-            *(_count_correct(model, part, preprocessing, hardware, views, corruption, level) for level in levels),
+        num_correct = [
+            num_clean_correct,
+            *(_count_correct(model, subset, preprocessing, hardware, views, corruption, level) for level in levels),
         ]
-        shares = [count / len(part) for count in right]
-        spans = [wilson_interval(count, len(part)) for count in right]
-        declines[name] = RobustnessCurve(corruption.unit, len(part), [0.0, *levels], shares, spans)
-    return declines
+        accuracies = [count / len(subset) for count in num_correct]
+        intervals = [wilson_interval(count, len(subset)) for count in num_correct]
+        curves[name] = RobustnessCurve(corruption.unit, len(subset), [0.0, *levels], accuracies, intervals)
+    return curves
 
 
 def _count_correct(
@@ -118,15 +120,15 @@ def _count_correct(
     corruption: Corruption | None,
     level: float,
 ) -> int:
-    right = 0
-    for number, (images, labels) in enumerate(
+    num_correct = 0
+    for batch_index, (images, labels) in enumerate(
         zip(samples.images.split(BATCH_SIZE), samples.labels.split(BATCH_SIZE), strict=True)
     ):
 
-        def prepare(stored: Tensor, seed: int = number) -> Tensor:
+        def prepare(stored: Tensor, seed: int = batch_index) -> Tensor:
             pixels = preprocessing.scale_and_resize(stored)
             return preprocessing.normalize(corruption.apply(pixels, level, seed) if corruption else pixels)
 
-        said = compute_logits(model, images, prepare, hardware, num_views=views).argmax(1)
-        right += int((said == labels).sum())
-    return right
+        predicted = compute_logits(model, images, prepare, hardware, num_views=views).argmax(1)
+        num_correct += int((predicted == labels).sum())
+    return num_correct

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,38 +24,35 @@ from vitascope.run.test_set_log import read_test_set_log
 from vitascope.weights.pretrained import open_weights
 from vitascope.weights.write_formats import CONVERTERS_BY_LIBRARY
 
-if TYPE_CHECKING:
-    from vitascope.evaluation.trained import TrainedTransformer
-
-
 TOLERANCE = 1e-5  # relative to the largest logit
+LogitsFunction = Callable[[Tensor], Tensor]  # prepared images -> logits
 
 
 def save_pretrained(model: TrainedTransformer, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:
-    """Write config.json, model.safetensors and README.md for `vitascope.load`, timm or transformers (`form`).
+    """Write config.json, model.safetensors and README.md for `vitascope.load`, timm or transformers (`library`).
 
     The files are first written to a temporary folder and loaded by that library. They are moved to `folder` only if
     the outputs equal the model's."""
     if library not in CONVERTERS_BY_LIBRARY:
-        raise UserError(f"form={library!r} is unknown. {suggest_choice(library, CONVERTERS_BY_LIBRARY)}")
-    place = Path(folder).resolve()
-    check_not_run_folder(place)
-    weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+        raise UserError(f"--for {library} is unknown. {suggest_choice(library, CONVERTERS_BY_LIBRARY)}")
+    target = Path(folder).resolve()
+    check_not_run_folder(target)
+    weights = {temporary: tensor.detach().cpu() for temporary, tensor in model.state_dict().items()}
     files, tensors = CONVERTERS_BY_LIBRARY[library](model.info, weights)
-    make_folder(place.parent)
+    make_folder(target.parent)
     try:
-        with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as name:
-            beside = Path(name)
-            for file, said in files.items():
-                write_json(beside / file, said)
-            save_weights(beside / LAST_WEIGHTS, tensors)
-            write_atomically(beside / "README.md", format_model_card(model, library))
-            verify_saved_model(model, beside, library)
-            make_folder(place)
-            for file in sorted(beside.iterdir()):
-                file.replace(place / file.name)
+        with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
+            staging = Path(temporary)
+            for file, content in files.items():
+                write_json(staging / file, content)
+            save_weights(staging / LAST_WEIGHTS, tensors)
+            write_atomically(staging / "README.md", format_model_card(model, library))
+            verify_saved_model(model, staging, library)
+            make_folder(target)
+            for file in sorted(staging.iterdir()):
+                file.replace(target / file.name)
     except OSError as error:
-        raise UserError(f"{place} could not be written: {error.strerror or shorten_error_message(error)}.") from error
+        raise UserError(f"{target} could not be written: {error.strerror or shorten_error_message(error)}.") from error
     return Path(folder)
 
 
@@ -74,14 +71,14 @@ def push_to_hub(
         save_pretrained(model, folder, library=library)
         api = HfApi(token=token)
         try:
-            address = api.create_repo(repository, private=private, exist_ok=True)
+            url = api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(repo_id=repository, folder_path=folder)
         except Exception as error:  # the hub's and the network's errors have no common name
             raise UserError(
-                f"{repository} could not be written to the hub ({shorten_error_message(error, 160)}). Log in with: hf auth login. "
-                "Or save a folder with save_pretrained and upload it yourself."
+                f"{repository} could not be written to the hub ({shorten_error_message(error, 160)}). "
+                "Log in with: hf auth login. Or write a folder with `vitascope export folder` and upload it yourself."
             ) from error
-    return str(address)
+    return str(url)
 
 
 @torch.no_grad()
@@ -92,39 +89,40 @@ def verify_saved_model(model: TrainedTransformer, folder: Path, library: str) ->
     shape = (model.config.in_chans, *model.config.image_shape)
     images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     try:
-        back = MODEL_LOADERS[library](folder)
-        found = back(images)
+        saved_model = MODEL_LOADERS[library](folder)
+        logits = saved_model(images)
     except Exception as error:  # a library's own errors have no common name
         raise UserError(
             f"{library} cannot load the saved model ({shorten_error_message(error)}). {NOT_WRITTEN_MESSAGE}"
         ) from error
-    far = relative_error(found, copy_as_plain_model(model)(images))
-    if not far <= TOLERANCE:
+    error_size = relative_error(logits, copy_as_plain_model(model)(images))
+    if not error_size <= TOLERANCE:
         raise UserError(
-            f"Loaded by {library}, the saved model's logits differ (relative error {far:.1e}). {NOT_WRITTEN_MESSAGE}"
+            f"Loaded by {library}, the saved model's logits differ (relative error {error_size:.1e}). "
+            f"{NOT_WRITTEN_MESSAGE}"
         )
-    return far
+    return error_size
 
 
-def _load_with_timm(folder: Path) -> Callable[[Tensor], Tensor]:
+def _load_with_timm(folder: Path) -> LogitsFunction:
     import timm
 
     return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
 
 
-def _load_with_transformers(folder: Path) -> Callable[[Tensor], Tensor]:
+def _load_with_transformers(folder: Path) -> LogitsFunction:
     """Load with transformers, or with Vitascope if transformers is not installed."""
     if find_spec("transformers") is None:
         return open_weights(str(folder)).build_model()
     from transformers import ViTForImageClassification
 
     with redirect_stderr(StringIO()):  # its progress bar
-        theirs = ViTForImageClassification.from_pretrained(folder).eval()
-    return lambda images: theirs(images).logits
+        model = ViTForImageClassification.from_pretrained(folder).eval()
+    return lambda images: model(images).logits
 
 
 NOT_WRITTEN_MESSAGE = "Nothing was written. Please report this, with the model's settings."
-MODEL_LOADERS: dict[str, Callable[[Path], Callable[[Tensor], Tensor]]] = {
+MODEL_LOADERS: dict[str, Callable[[Path], LogitsFunction]] = {
     "vitascope": lambda folder: open_weights(str(folder)).build_model(),
     "timm": _load_with_timm,
     "transformers": _load_with_transformers,
@@ -141,30 +139,31 @@ USAGE_CODE = {
 }
 
 
-def format_model_card(model: "TrainedTransformer", library: str) -> str:
+def format_model_card(model: TrainedTransformer, library: str) -> str:
     """Return Markdown with the header that the Hugging Face hub reads; all numbers come from the run's files."""
     config = model.config
-    head = ["---", f"library_name: {library}", "pipeline_tag: image-classification", "tags: [vitascope, vit]", "---"]
-    size = f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"
-    what = (
+    header = ["---", f"library_name: {library}", "pipeline_tag: image-classification", "tags: [vitascope, vit]", "---"]
+    shape = f"{config.in_chans} × {config.image_shape[0]} × {config.image_shape[1]}"
+    description = (
         f"A vision transformer with {count_parameters(config):,} parameters: {config.depth} blocks, width "
-        f"{config.embed_dim}, {config.num_heads} heads, {config.num_tokens} tokens. Its input is an image of {size} "
+        f"{config.embed_dim}, {config.num_heads} heads, {config.num_tokens} tokens. Its input is an image of {shape} "
         f"(channels × height × width). It predicts one of {len(model.classes)} classes: "
         f"{', '.join(model.classes[:20])}"
         f"{' …' if len(model.classes) > 20 else ''}."
     )
-    prepared = model.info.preparation
-    use = (
+    preprocessing, size = model.info.preparation, model.info.preparation.size
+    usage = (
         f"```python\n{format_usage_code(library, 'FOLDER')}\n```\n\n"
-        f"Images are resized to {prepared.size[0]}×{prepared.size[1]} pixels, divided by 255 and normalised with mean "
-        f"{_format_decimals(prepared.mean)} and standard deviation {_format_decimals(prepared.std)}. The model always predicts "
-        "one of these classes, even for other images. Its probabilities are not calibrated."
+        f"An image's short side is resized and its centre cropped to {size[0]}×{size[1]} pixels. Pixels are divided by "
+        f"255 and normalised with mean {_format_decimals(preprocessing.mean)} and standard deviation "
+        f"{_format_decimals(preprocessing.std)}. The model always predicts one of these classes, even for other "
+        "images. Its probabilities are not calibrated."
     )
     parts = [
-        "\n".join(head),
+        "\n".join(header),
         f"# {model.run.recipe.name}",
-        what,
-        f"## Use\n\n{use}",
+        description,
+        f"## Use\n\n{usage}",
         f"## Accuracy\n\n{_format_accuracy_section(model)}",
         f"## Origin\n\n{_format_origin_section(model)}",
     ]
@@ -179,7 +178,7 @@ def format_usage_code(library: str, folder: str) -> str:
     return USAGE_CODE[library].replace("FOLDER", folder)
 
 
-def _format_accuracy_section(model: "TrainedTransformer") -> str:
+def _format_accuracy_section(model: TrainedTransformer) -> str:
     if isinstance(model.run, ExternalModel):
         return "Not measured."
     lines = [PROBE_NOTE] if model.info.probe else []
@@ -192,30 +191,31 @@ def _format_accuracy_section(model: "TrainedTransformer") -> str:
         )
     elif rows:
         lines.append(f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch).")
-    for opening in read_test_set_log(model.run):
-        if opening.is_finished_classifier_result:
-            data, split, views, weights = opening.settings
-            views_words = f", {views} views" if views > 1 else ""
-            which = "first evaluation" if opening.use_count == 1 else f"evaluation number {opening.use_count}"
+    for entry in read_test_set_log(model.run):
+        if entry.is_finished_classifier_result:
+            data, split, views, weights = entry.settings
+            views_text = f", {views} views" if views > 1 else ""
+            evaluation_text = "first evaluation" if entry.use_count == 1 else f"evaluation number {entry.use_count}"
             lines.append(
-                f"{split.capitalize()} accuracy on {_shorten_absolute_path(data)}: {opening.result['accuracy']:.2%} ({weights} epoch's "
-                f"weights{views_words}; {which} on {'the test' if split == 'test' else 'these'} images)."
+                f"{split.capitalize()} accuracy on {_shorten_absolute_path(data)}: {entry.result['accuracy']:.2%} "
+                f"({weights} epoch's weights{views_text}; {evaluation_text} on "
+                f"{'the test' if split == 'test' else 'these'} images)."
             )
     return "\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."
 
 
-def _format_origin_section(model: "TrainedTransformer") -> str:
+def _format_origin_section(model: TrainedTransformer) -> str:
     if isinstance(model.run, ExternalModel):
         return f"Weights: `{_shorten_absolute_path(model.run.model_ref)}`. Converted by Vitascope."
     recipe, machine = model.run.recipe, model.run.machine
-    facts = ("commit", "versions", "training_images")
-    said: dict[str, Any] = {name: machine[name] for name in facts if machine.get(name)}
-    start = f", starting from `{_shorten_absolute_path(recipe.weights)}`" if recipe.weights else ", from scratch"
+    names = ("commit", "versions", "training_images")
+    machine_facts: dict[str, Any] = {name: value for name in names if (value := machine.get(name))}
+    start_text = f", starting from `{_shorten_absolute_path(recipe.weights)}`" if recipe.weights else ", from scratch"
     text = (
         f"Trained by Vitascope: recipe `{recipe.name}`, data `{_shorten_absolute_path(recipe.data.name)}`, "
-        f"{recipe.train.epochs * recipe.data.passes_per_epoch} epochs, seed {recipe.train.seed}{start}."
+        f"{recipe.train.epochs * recipe.data.passes_per_epoch} epochs, seed {recipe.train.seed}{start_text}."
     )
-    return f"{text}\n\n```json\n{json.dumps(said, indent=1, default=str)}\n```" if said else text
+    return f"{text}\n\n```json\n{json.dumps(machine_facts, indent=1, default=str)}\n```" if machine_facts else text
 
 
 def _shorten_absolute_path(path_or_name: str) -> str:

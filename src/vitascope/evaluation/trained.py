@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,13 @@ from vitascope.draw.html import make_html_table
 from vitascope.errors import UserError
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.evaluation.fast import FastInference, prepare_fast_inference
-from vitascope.evaluation.prediction import LoadedImages, Predictions, build_predictions, convert_to_stored_images
+from vitascope.evaluation.prediction import (
+    ImagesInput,
+    LoadedImages,
+    Predictions,
+    build_predictions,
+    convert_to_stored_images,
+)
 from vitascope.evaluation.report import Evaluation, describe_reduction
 from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig
@@ -25,6 +31,11 @@ from vitascope.training.scoring import check_views, compute_logits, compute_outp
 from vitascope.weights.files import WEIGHTS_SUFFIXES
 from vitascope.weights.model_info import ModelInfo
 from vitascope.weights.pretrained import ONLINE_PREFIXES, open_weights
+
+
+class PredictionsWithFeatures(NamedTuple):
+    predictions: Predictions | None  # None: the model has no classifier
+    features: Features
 
 
 class TrainedTransformer(VisionTransformer):
@@ -47,8 +58,10 @@ class TrainedTransformer(VisionTransformer):
 
     def compute_pooled_features(self, images: Tensor) -> Features:
         """Return the pooled features of each image; uses the fast version in evaluation mode without gradients."""
-        way = self.fast.compute_pooled if self.fast and not self.training and not torch.is_grad_enabled() else None
-        return super().compute_pooled_features(images) if way is None else way(images)
+        compute_fast = (
+            self.fast.compute_pooled if self.fast and not self.training and not torch.is_grad_enabled() else None
+        )
+        return super().compute_pooled_features(images) if compute_fast is None else compute_fast(images)
 
     def set_token_reduction(self, **tokens_per_block: int) -> None:
         """Set merge_tokens or drop_tokens for inference; the weights do not change."""
@@ -60,30 +73,30 @@ class TrainedTransformer(VisionTransformer):
                 f", {name}={count}" for name, count in tokens_per_block.items() if count
             )
 
-    def predict(self, images: Any, *, views: int = 1) -> Predictions:
+    def predict(self, images: ImagesInput, *, views: int = 1) -> Predictions:
         """Predict one or many images: paths, Pillow images, arrays (channels last) or tensors (channels first).
 
         `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged."""
         if views != 1:
             check_views(self.run.recipe, views)
-        pictures = convert_to_stored_images(images, self.info.stored)
+        loaded = convert_to_stored_images(images, self.info.stored)
         logits = compute_logits(
-            self, pictures.images, self.info.preparation, make_inference_hardware(self), num_views=views
+            self, loaded.images, self.info.preparation, make_inference_hardware(self), num_views=views
         )
-        return build_predictions(logits, pictures, self.classes)
+        return build_predictions(logits, loaded, self.classes)
 
-    def features(self, images: Any) -> Features:
+    def features(self, images: ImagesInput) -> Features:
         """Return the pooled feature vector of each image, i.e. the classifier's input."""
         return self.compute_stored_features(convert_to_stored_images(images, self.info.stored).images)
 
-    def predict_with_features(self, loaded_images: LoadedImages) -> tuple[Predictions | None, Features]:
+    def predict_with_features(self, loaded_images: LoadedImages) -> PredictionsWithFeatures:
         """Return predictions and features from one forward pass; predictions are None without a classifier."""
         features = self.compute_stored_features(loaded_images.images)
         if not self.classes:
-            return None, features
+            return PredictionsWithFeatures(None, features)
         with torch.no_grad():
             logits = self.head(features.to(next(self.parameters()).device)).cpu()
-        return build_predictions(logits, loaded_images, self.classes), features
+        return PredictionsWithFeatures(build_predictions(logits, loaded_images, self.classes), features)
 
     def compute_stored_features(self, stored_images: Tensor) -> Features:
         return compute_outputs(
@@ -98,11 +111,21 @@ class TrainedTransformer(VisionTransformer):
         `views`: as in `predict`.
         `robust=False` skips the corruption tests, which take most of the time.
         """
-        told = {"split": split, "data": data, "views": views, "robust": robust}
-        return evaluate(self, self.run, self.info, weights_label=self.weights_label, **told)
+        return evaluate(
+            self,
+            self.run,
+            self.info,
+            split=split,
+            data=data,
+            views=views,
+            weights_label=self.weights_label,
+            robust=robust,
+        )
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:
-        """Save config.json, model.safetensors and a model card in a folder; `form`: vitascope, timm or transformers."""
+        """Save config.json, model.safetensors and a model card in a folder.
+
+        `library`: the library that will load it: vitascope, timm or transformers."""
         from vitascope.evaluation.sharing import save_pretrained
 
         return save_pretrained(self, folder, library=library)
@@ -110,7 +133,7 @@ class TrainedTransformer(VisionTransformer):
     def push_to_hub(
         self, repository: str, *, library: str = "vitascope", private: bool = False, token: str | None = None
     ) -> str:
-        """Upload this folder as a repository to the Hugging Face hub. Returns its URL."""
+        """Upload the files of `save_pretrained` as a repository to the Hugging Face hub. Return its URL."""
         from vitascope.evaluation.sharing import push_to_hub
 
         return push_to_hub(self, repository, library=library, private=private, token=token)
@@ -149,13 +172,14 @@ def load(
 
     `best`: a run's best epoch on validation images instead of the last.
     `fast`: on a GPU compiled, in bfloat16, with CUDA graphs; the first predictions take a while. On a CPU int8 or
-    bfloat16, if measured to be faster with an accuracy loss of at most 0.2 percentage points. See `model.fast.how`.
+    bfloat16, if measured to be faster with an accuracy loss of at most 0.2 percentage points.
+    `model.fast.description` says which.
     `merge_tokens`, `drop_tokens`: tokens to merge or drop in each block, instead of the run's own setting.
     """
     model = _load_external_weights(str(run), best) if is_external_weights(run) else _load_from_run(open_run(run), best)
-    given = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
-    if fewer := {name: count for name, count in given.items() if count is not None}:
-        model.set_token_reduction(**fewer)
+    overrides = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
+    if reduction := {name: count for name, count in overrides.items() if count is not None}:
+        model.set_token_reduction(**reduction)
         _check_reduction(model.config)
     model = model.to(choose_device(device)).eval()
     if fast:
@@ -166,11 +190,11 @@ def load(
 def _check_reduction(config: ModelConfig) -> None:
     """Raise a UserError if a block cannot merge or drop so many tokens."""
     for name, count in config.token_reduction.items():
-        if count > (most := config.num_removed_per_block[0]):
+        if count > (max_count := config.num_removed_per_block[0]):
             verb = "merge" if name == "merge_tokens" else "drop"
             raise UserError(
                 f"{name}={count} is too large: the model has {config.num_patches} patches, and a block can {verb} at "
-                f"most {most} of them."
+                f"most {max_count} of them."
             )
 
 
@@ -194,10 +218,14 @@ def _load_from_run(run: Run, best: bool) -> TrainedTransformer:
 def _load_external_weights(model_ref: str, best: bool) -> TrainedTransformer:
     if best:
         raise UserError(f"{model_ref} has only one set of weights. Omit --best, which works only for runs.")
-    found = open_weights(model_ref)
-    model = TrainedTransformer(create_external_model(model_ref, found.info.model), found.info)
-    model.load_state_dict(found.weights)
-    model.notes = found.user_messages
+    pretrained = open_weights(model_ref)
+    model = TrainedTransformer(create_external_model(model_ref, pretrained.info.model), pretrained.info)
+    model.load_state_dict(pretrained.weights)
+    model.notes = pretrained.user_messages
+    if pretrained.library != "vitascope":  # a folder of Vitascope stores its preprocessing
+        size = "×".join(str(side) for side in dict.fromkeys(pretrained.info.preparation.size))
+        crop_note = f"assumed: images resized to {size} and centre-cropped (crop_pct 1.0)"
+        model.notes.insert(len(pretrained.assumptions), crop_note)
     return model
 
 

@@ -6,6 +6,7 @@ Every method returns batch × row × column, not normalised; larger is more impo
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from vitascope.errors import UserError, suggest_choice
 from vitascope.explain.maps import attention_maps, compute_logits, compute_logits_and_maps, forward_all_tokens
 from vitascope.explain.subject import TokenLayout, get_token_layout
-from vitascope.shapes import AttentionMaps, Images, Logits, PatchHeatmap, TargetClasses, TokenRelevance
+from vitascope.shapes import AttentionMaps, Images, PatchHeatmap, Probabilities, TargetClasses, TokenRelevance
 
 HEAD_FUSIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.mean(1),
@@ -34,14 +35,14 @@ def rollout(maps: list[AttentionMaps], *, fusion: str = "mean", discard: float =
     if not 0 <= discard < 1:
         raise UserError(f"discard={discard} must be at least 0 and less than 1: it is a fraction of each row.")
     tokens = maps[0].shape[-1]
-    kept = torch.eye(tokens, dtype=maps[0].dtype, device=maps[0].device)
-    through = kept.expand(len(maps[0]), tokens, tokens)
+    identity = torch.eye(tokens, dtype=maps[0].dtype, device=maps[0].device)
+    total = identity.expand(len(maps[0]), tokens, tokens)
     for block in maps:
-        mixed = HEAD_FUSIONS[fusion](block)
-        dropped = mixed.argsort(-1)[..., : int(discard * tokens)]
-        mixed = mixed.scatter(-1, dropped, 0.0) + kept
-        through = mixed / mixed.sum(-1, keepdim=True) @ through
-    return through
+        fused = HEAD_FUSIONS[fusion](block)
+        discarded = fused.argsort(-1)[..., : int(discard * tokens)]
+        fused = fused.scatter(-1, discarded, 0.0) + identity
+        total = fused / fused.sum(-1, keepdim=True) @ total
+    return total
 
 
 def relevance(maps: list[AttentionMaps], gradients: list[AttentionMaps]) -> TokenRelevance:
@@ -51,6 +52,11 @@ def relevance(maps: list[AttentionMaps], gradients: list[AttentionMaps]) -> Toke
     for block, gradient in zip(maps, gradients, strict=True):
         total = total + (gradient * block).clamp(min=0).mean(1) @ total
     return total
+
+
+class MapsAndGradients(NamedTuple):
+    maps: list[AttentionMaps]  # one per block
+    gradients: list[AttentionMaps]
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class AttributionInputs:
         return attention_maps(self.model, self.images)
 
     @cached_property
-    def maps_and_gradients(self) -> tuple[list[AttentionMaps], list[AttentionMaps]]:
+    def maps_and_gradients(self) -> MapsAndGradients:
         return compute_maps_and_gradients(self.model, self.images, self.targets)
 
     @cached_property
@@ -106,16 +112,14 @@ def attribute_by_relevance(inputs: AttributionInputs) -> PatchHeatmap:
     return inputs.layout.reshape_to_grid(inputs.layout.select_classifier_row(inputs.relevance))
 
 
-def compute_maps_and_gradients(
-    model: nn.Module, images: Images, targets: TargetClasses
-) -> tuple[list[AttentionMaps], list[AttentionMaps]]:
+def compute_maps_and_gradients(model: nn.Module, images: Images, targets: TargetClasses) -> MapsAndGradients:
     """Return all maps and the gradient of each image's target logit with respect to them."""
     with torch.enable_grad():
         # The input requires gradients, because otherwise the first map of a frozen model has none.
         logits, maps = compute_logits_and_maps(model, images.detach().requires_grad_())
-        chosen = logits.gather(1, targets[:, None]).sum()
-        gradients = torch.autograd.grad(chosen, maps)
-    return [block.detach() for block in maps], list(gradients)
+        target_logits = logits.gather(1, targets[:, None]).sum()
+        gradients = torch.autograd.grad(target_logits, maps)
+    return MapsAndGradients([block.detach() for block in maps], list(gradients))
 
 
 def integrated_gradients(
@@ -125,14 +129,14 @@ def integrated_gradients(
 
     Per pixel and channel. With more steps, their sum approaches the difference of the logits. `baseline` is the
     normalised value of the grey image: 0 is the mean of the training images."""
-    way = images - baseline
+    difference = images - baseline
     total = torch.zeros_like(images)
     for step in range(steps):  # midpoints
-        here = (baseline + way * ((step + 0.5) / steps)).detach().requires_grad_()
+        interpolated = (baseline + difference * ((step + 0.5) / steps)).detach().requires_grad_()
         with torch.enable_grad():
-            chosen = forward_all_tokens(model, here).gather(1, targets[:, None]).sum()
-            total += torch.autograd.grad(chosen, here)[0]
-    return way * total / steps
+            target_logits = forward_all_tokens(model, interpolated).gather(1, targets[:, None]).sum()
+            total += torch.autograd.grad(target_logits, interpolated)[0]
+    return difference * total / steps
 
 
 def attribute_by_integrated_gradients(inputs: AttributionInputs) -> PatchHeatmap:
@@ -150,25 +154,27 @@ def attribute_by_occlusion(inputs: AttributionInputs) -> PatchHeatmap:
     """Occlusion: how much the class's probability falls when a patch is made grey."""
     images, layout = inputs.images, inputs.layout
     height, width = images.shape[2] // layout.rows, images.shape[3] // layout.columns
-    fallen = []
+    drops = []
     for image, target in zip(images, inputs.targets.tolist(), strict=True):
-        hidden = image.repeat(layout.num_patches, 1, 1, 1)
-        for place in range(layout.num_patches):
-            row, column = place // layout.columns * height, place % layout.columns * width
-            hidden[place, :, row : row + height, column : column + width] = 0.0
-        views = torch.cat([image[None], hidden])
-        chances = torch.cat(
-            [predict_probabilities(inputs.model, some)[:, target] for some in views.split(OCCLUSION_BATCH_SIZE)]
+        occluded = image.repeat(layout.num_patches, 1, 1, 1)
+        for patch in range(layout.num_patches):
+            row, column = patch // layout.columns * height, patch % layout.columns * width
+            occluded[patch, :, row : row + height, column : column + width] = 0.0
+        views = torch.cat([image[None], occluded])
+        probabilities = torch.cat(
+            [predict_probabilities(inputs.model, batch)[:, target] for batch in views.split(OCCLUSION_BATCH_SIZE)]
         )
-        fallen.append(chances[0] - chances[1:])
-    return torch.stack(fallen).unflatten(1, (layout.rows, layout.columns))
+        drops.append(probabilities[0] - probabilities[1:])
+    return torch.stack(drops).unflatten(1, (layout.rows, layout.columns))
 
 
-def predict_probabilities(model: nn.Module, images: Images) -> Logits:
+def predict_probabilities(model: nn.Module, images: Images) -> Probabilities:
     return compute_logits(model, images).softmax(1)
 
 
-METHODS: dict[str, Callable[[AttributionInputs], Tensor]] = {
+AttributionMethod = Callable[[AttributionInputs], Tensor]  # -> PatchHeatmap
+
+METHODS: dict[str, AttributionMethod] = {
     "attention": attribute_by_attention,
     "rollout": attribute_by_rollout,
     "rollout-max": partial(attribute_by_rollout, fusion="max", discard=0.9),

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,22 @@ class Faithfulness:
 
     method: str
     deletion: float
-    deletion_error: float
+    deletion_error: float  # NaN for one image
     insertion: float
     insertion_error: float
     images: int
+
+
+class FaithfulnessCurves(NamedTuple):
+    """The probability of the explained class, by image and number of changed patches."""
+
+    deletion: ProbabilityCurves
+    insertion: ProbabilityCurves
+
+
+class MeanAndError(NamedTuple):
+    mean: float
+    standard_error: float  # NaN for one image
 
 
 def sort_patches_by_importance(heatmap: PatchHeatmap) -> TokenIndices:
@@ -51,26 +64,35 @@ def compute_probability_curves(
     layout: TokenLayout,
     replacement_images: Images,
 ) -> ProbabilityCurves:
-    """Return the probability of the class while patches of `images` are replaced by `start`: patches + 1 values."""
+    """Return the class's probability as patches are replaced by those of `replacement_images`: patches + 1 values."""
     height, width = images.shape[2] // layout.rows, images.shape[3] // layout.columns
-    when = torch.empty_like(patch_order)
-    when.scatter_(1, patch_order, torch.arange(patch_order.shape[1], device=patch_order.device).expand_as(patch_order))
-    found = []
-    for image, other, turn, target in zip(images, replacement_images, when, targets.tolist(), strict=True):
-        turns = (
-            turn.unflatten(0, (layout.rows, layout.columns)).repeat_interleave(height, 0).repeat_interleave(width, 1)
+    step_by_patch = torch.empty_like(patch_order)
+    step_by_patch.scatter_(
+        1, patch_order, torch.arange(patch_order.shape[1], device=patch_order.device).expand_as(patch_order)
+    )
+    curves = []
+    for image, replacement, patch_steps, target in zip(
+        images, replacement_images, step_by_patch, targets.tolist(), strict=True
+    ):
+        pixel_steps = (
+            patch_steps.unflatten(0, (layout.rows, layout.columns))
+            .repeat_interleave(height, 0)
+            .repeat_interleave(width, 1)
         )
         steps = torch.arange(layout.num_patches + 1, device=image.device)[:, None, None, None]
-        changed = torch.where(turns < steps, other, image)
-        found.append(
-            torch.cat([predict_probabilities(model, some)[:, target] for some in changed.split(OCCLUSION_BATCH_SIZE)])
+        changed_images = torch.where(pixel_steps < steps, replacement, image)
+        curves.append(
+            torch.cat(
+                [predict_probabilities(model, batch)[:, target] for batch in changed_images.split(OCCLUSION_BATCH_SIZE)]
+            )
         )
-    return torch.stack(found)
+    return torch.stack(curves)
 
 
 def deletion(
     model: nn.Module, images: Images, heatmap: PatchHeatmap, targets: TargetClasses, layout: TokenLayout
 ) -> ProbabilityCurves:
+    """Make the most important patch grey first."""
     return compute_probability_curves(
         model, images, sort_patches_by_importance(heatmap), targets, layout, torch.zeros_like(images)
     )
@@ -80,8 +102,8 @@ def insertion(
     model: nn.Module, images: Images, heatmap: PatchHeatmap, targets: TargetClasses, layout: TokenLayout
 ) -> ProbabilityCurves:
     """Restore the most important patch first; computed backwards, it is the last to be blurred."""
-    backwards = sort_patches_by_importance(heatmap).flip(1)
-    return compute_probability_curves(model, images, backwards, targets, layout, blur_images(images)).flip(1)
+    reversed_order = sort_patches_by_importance(heatmap).flip(1)
+    return compute_probability_curves(model, images, reversed_order, targets, layout, blur_images(images)).flip(1)
 
 
 def area_under_curve(curves: ProbabilityCurves) -> Tensor:
@@ -92,12 +114,12 @@ def area_under_curve(curves: ProbabilityCurves) -> Tensor:
 def blur_images(images: Images) -> Images:
     """Blur with a Gaussian as wide relative to the image as in RISE: 5 of 224 pixels, at least 1.5."""
     sigma = max(1.5, 5 * images.shape[-1] / 224)
-    reach = min(math.ceil(2 * sigma), min(images.shape[-2:]) - 1)
-    places = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
-    weights = torch.exp(-(places**2) / (2 * sigma**2))
+    radius = min(math.ceil(2 * sigma), min(images.shape[-2:]) - 1)
+    offsets = torch.arange(-radius, radius + 1, dtype=images.dtype, device=images.device)
+    weights = torch.exp(-(offsets**2) / (2 * sigma**2))
     weights = (weights / weights.sum()).expand(images.shape[1], 1, -1)
-    wide = F.pad(images, (reach, reach, reach, reach), mode="reflect")
-    rows = F.conv2d(wide, weights[..., None], groups=images.shape[1])
+    padded = F.pad(images, (radius, radius, radius, radius), mode="reflect")
+    rows = F.conv2d(padded, weights[..., None], groups=images.shape[1])
     return F.conv2d(rows, weights[:, :, None], groups=images.shape[1])
 
 
@@ -117,47 +139,43 @@ def measure_faithfulness(
     on_method_start: Callable[[str], None] | None = None,
 ) -> list[Faithfulness]:
     """Measure all methods and a random order; the most faithful (insertion minus deletion) first."""
-    asked = build_attribution_inputs(model, images)
+    inputs = build_attribution_inputs(model, images)
     curves = {}
     for name, method in {**METHODS, "random": attribute_at_random}.items():
         if methods is not None and name not in (*methods, "random"):
             continue
         if on_method_start:
             on_method_start(name)
-        curves[name] = compute_deletion_and_insertion(asked, method(asked))
+        curves[name] = compute_deletion_and_insertion(inputs, method(inputs))
     return summarise_faithfulness(curves)
 
 
-def compute_deletion_and_insertion(
-    inputs: AttributionInputs, heatmap: PatchHeatmap
-) -> tuple[ProbabilityCurves, ProbabilityCurves]:
-    """Return the deletion and insertion curves."""
-    gone, come = (
-        way(inputs.model, inputs.images, heatmap, inputs.targets, inputs.layout) for way in (deletion, insertion)
-    )
-    return gone, come
+def compute_deletion_and_insertion(inputs: AttributionInputs, heatmap: PatchHeatmap) -> FaithfulnessCurves:
+    """Return the deletion and insertion curves of each image."""
+    arguments = inputs.model, inputs.images, heatmap, inputs.targets, inputs.layout
+    return FaithfulnessCurves(deletion(*arguments), insertion(*arguments))
 
 
 def summarise_faithfulness(
-    curves_by_method: dict[str, tuple[ProbabilityCurves, ProbabilityCurves]],
+    curves_by_method: dict[str, FaithfulnessCurves],
 ) -> list[Faithfulness]:
     """Compute the areas of deletion and insertion curves; the most faithful method first."""
-    found = []
-    for name, (gone, come) in curves_by_method.items():
-        found.append(
+    rows = []
+    for name, (deletion_curves, insertion_curves) in curves_by_method.items():
+        rows.append(
             Faithfulness(
                 name,
-                *_compute_mean_and_standard_error(area_under_curve(gone)),
-                *_compute_mean_and_standard_error(area_under_curve(come)),
-                len(gone),
+                *_compute_mean_and_standard_error(area_under_curve(deletion_curves)),
+                *_compute_mean_and_standard_error(area_under_curve(insertion_curves)),
+                len(deletion_curves),
             )
         )
-    return sorted(found, key=lambda row: row.deletion - row.insertion)
+    return sorted(rows, key=lambda row: row.deletion - row.insertion)
 
 
-def _compute_mean_and_standard_error(values: Tensor) -> tuple[float, float]:
+def _compute_mean_and_standard_error(values: Tensor) -> MeanAndError:
     error = values.std().item() / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return values.mean().item(), error
+    return MeanAndError(values.mean().item(), error)
 
 
 def rank_correlation(first_heatmap: PatchHeatmap, second_heatmap: PatchHeatmap) -> Tensor:
@@ -178,18 +196,20 @@ def correlate_with_shuffled_weights(model: nn.Module, images: Images, method: st
     """Return the mean rank correlation between the explanations of the model and of a copy with shuffled weights.
 
     A value near 0 is good: the explanation must depend on the trained weights (Adebayo et al. 2018)."""
-    asked = build_attribution_inputs(model, images)
-    other = replace(asked, model=copy_with_shuffled_weights(model, seed))
-    return rank_correlation(METHODS[method](asked), METHODS[method](other)).mean().item()
+    inputs = build_attribution_inputs(model, images)
+    shuffled_inputs = replace(inputs, model=copy_with_shuffled_weights(model, seed))
+    return rank_correlation(METHODS[method](inputs), METHODS[method](shuffled_inputs)).mean().item()
 
 
 def copy_with_shuffled_weights(model: nn.Module, seed: int = 0) -> nn.Module:
     """Return a copy in which the entries of every weight matrix are shuffled."""
-    twin = deepcopy(model)
+    shuffled_model = deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in twin.parameters():
+        for weight in shuffled_model.parameters():
             if weight.ndim > 1:
-                shuffled = weight.flatten()[torch.randperm(weight.numel(), generator=generator).to(weight.device)]
-                weight.copy_(shuffled.view_as(weight))
-    return twin
+                shuffled_weight = weight.flatten()[
+                    torch.randperm(weight.numel(), generator=generator).to(weight.device)
+                ]
+                weight.copy_(shuffled_weight.view_as(weight))
+    return shuffled_model

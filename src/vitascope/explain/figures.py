@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from matplotlib.figure import Figure
@@ -13,7 +13,6 @@ from vitascope.draw.explanation import draw_attention_heads, draw_deletion_and_i
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError, format_count
 from vitascope.evaluation.prediction import LoadedImages
-from vitascope.explain import model_statistics as probes
 from vitascope.explain.attribution import (
     CLASS_INDEPENDENT,
     METHODS,
@@ -23,11 +22,13 @@ from vitascope.explain.attribution import (
 )
 from vitascope.explain.faithfulness import (
     Faithfulness,
+    FaithfulnessCurves,
     attribute_at_random,
     compute_deletion_and_insertion,
     summarise_faithfulness,
 )
-from vitascope.explain.subject import ExplainedModel, TokenLayout
+from vitascope.explain.model_statistics import logit_lens_per_token, record_hidden_states
+from vitascope.explain.subject import ExplainedModel, PatchPosition, TokenLayout
 from vitascope.run.files import make_folder
 
 TITLES = {  # of panels: the method's name and a reminder of what it shows
@@ -43,14 +44,24 @@ TITLES = {  # of panels: the method's name and a reminder of what it shows
 
 @dataclass(frozen=True)
 class ExplainRequest:
-    """What to explain: methods; blocks and heads (None: all) and the query patch's row and column, counted from 1; a
-    class."""
+    """What to explain. Blocks, heads and the query patch's row and column are counted from 1; None means all blocks or
+    heads, what the classifier reads as the query, and the predicted class as the target."""
 
     methods: list[str] = field(default_factory=lambda: list(METHODS))
     blocks: list[int] | None = None
     heads: list[int] | None = None
-    query_patch: tuple[int, int] | None = None
+    query_patch: PatchPosition | None = None
     target: int | None = None
+
+
+class ImageResult(TypedDict):
+    """The numbers of one image; the keys are stored in explanations.json."""
+
+    image: str
+    answer: str  # the predicted class
+    probability: float  # of the predicted class
+    explained: str  # the explained class
+    heat: dict[str, list[list[float]]]  # method -> row × column
 
 
 @dataclass
@@ -58,74 +69,104 @@ class ExplainReport:
     """The files that were written, and their numbers."""
 
     files: list[Path] = field(default_factory=list)
-    image_results: list[dict[str, Any]] = field(default_factory=list)
+    image_results: list[ImageResult] = field(default_factory=list)
     faithfulness: list[Faithfulness] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "images": self.image_results,
-            "evidence": [asdict(row) for row in self.faithfulness],
+            "evidence": [_replace_nan_by_none(asdict(row)) for row in self.faithfulness],
             "files": [str(path) for path in self.files],
         }
+
+
+def _replace_nan_by_none(fields: dict[str, Any]) -> dict[str, Any]:
+    """Replace NaN, which JSON does not have: the standard error of one image."""
+    return {name: None if value != value else value for name, value in fields.items()}
+
+
+class MapSelection(NamedTuple):
+    """The attention maps to draw; blocks and heads are counted from 1, the query patch from 0."""
+
+    blocks: list[int]
+    heads: list[int]
+    query_patch: PatchPosition | None  # None: what the classifier reads
 
 
 def write_explanations(
     subject: ExplainedModel, loaded_images: LoadedImages, request: ExplainRequest, output_folder: Path
 ) -> ExplainReport:
     """Write explanations and attention maps of each image, and the faithfulness of each method over all images."""
-    about = build_attribution_inputs(subject.model, subject.preprocessing(loaded_images.images), request.target)
-    images, targets, layout, maps = about.images, about.targets, about.layout, about.maps
-    query = None if request.query_patch is None else _find_patch(request.query_patch, layout)
-    blocks, heads = (
-        select_blocks_or_heads(request.blocks, len(maps), "block"),
-        select_blocks_or_heads(request.heads, maps[0].shape[1], "head"),
-    )
+    inputs = build_attribution_inputs(subject.model, subject.preprocessing(loaded_images.images), request.target)
+    selection = _select_maps(request, inputs)
     with torch.no_grad():
-        chances = predict_probabilities(subject.model, images)
-    heats = {name: METHODS[name](about).cpu() for name in request.methods}
+        probabilities = predict_probabilities(subject.model, inputs.images)
+    heatmaps = {method: METHODS[method](inputs).cpu() for method in request.methods}
     make_folder(output_folder)
-    written = ExplainReport()
+    report = ExplainReport()
     names = make_unique_file_stems(loaded_images)
-    for number, (name, shown) in enumerate(zip(names, subject.denormalize_images(images), strict=True)):
-        mine = {method: heat[number].numpy() for method, heat in heats.items()}
-        target = int(targets[number])
-        said, share = subject.classes[int(chances[number].argmax())], float(chances[number].max())
-        text = _format_explanation_caption(subject, target, float(chances[number, target]), mine)
-        first = f"{name}\nprediction: {said} ({share:.1%})"
-        titled = {TITLES[method]: heat for method, heat in mine.items()}
-        written.files += save_png_and_svg(
-            draw_explanations(shown, titled, first, text), output_folder / f"explanations-{name}"
+    for index, (name, image) in enumerate(zip(names, subject.denormalize_images(inputs.images), strict=True)):
+        target, image_heatmaps = int(inputs.targets[index]), {key: heatmap[index] for key, heatmap in heatmaps.items()}
+        result = _build_image_result(name, subject.classes, probabilities[index], target, image_heatmaps)
+        title = f"{name}\nprediction: {result['answer']} ({result['probability']:.1%})"
+        caption = _format_explanation_caption(
+            subject.classes[target], float(probabilities[index, target]), image_heatmaps
         )
-        looked = torch.stack([maps[block - 1][number, [head - 1 for head in heads]] for block in blocks])
-        looked = extract_query_attention(looked, layout, query)
-        labels = [f"block {block}" for block in blocks], [f"head {head}" for head in heads]
-        picture = draw_attention_heads(shown, looked.numpy(), labels, query, first, _describe_attention(layout, query))
-        written.files += save_png_and_svg(picture, output_folder / f"heads-{name}")
-        written.image_results.append(_build_image_result(name, said, share, subject.classes[target], heats, number))
-    written.files += _write_logit_lens_figures(subject, about, names, output_folder)
-    written.faithfulness = _write_faithfulness_figure(about, heats, output_folder, written.files)
-    return written
+        panels = {TITLES[method]: heatmap.numpy() for method, heatmap in image_heatmaps.items()}
+        figure = draw_explanations(image, panels, title, caption)
+        report.files += save_png_and_svg(figure, output_folder / f"explanations-{name}")
+        figure = _draw_selected_maps(inputs, index, selection, image, title)
+        report.files += save_png_and_svg(figure, output_folder / f"heads-{name}")
+        report.image_results.append(result)
+    report.files += _write_logit_lens_figures(subject, inputs, names, output_folder)
+    curves = {
+        method: compute_deletion_and_insertion(inputs, heatmap)
+        for method, heatmap in {**heatmaps, "random": attribute_at_random(inputs)}.items()
+    }
+    report.files += _write_faithfulness_figure(curves, len(inputs.images), output_folder)
+    report.faithfulness = summarise_faithfulness(curves)
+    return report
+
+
+def _select_maps(request: ExplainRequest, inputs: AttributionInputs) -> MapSelection:
+    """Check the requested blocks, heads and query patch."""
+    return MapSelection(
+        select_blocks_or_heads(request.blocks, len(inputs.maps), "block"),
+        select_blocks_or_heads(request.heads, inputs.maps[0].shape[1], "head"),
+        None if request.query_patch is None else _find_patch(request.query_patch, inputs.layout),
+    )
+
+
+def _draw_selected_maps(
+    inputs: AttributionInputs, image_index: int, selection: MapSelection, image: NDArray, title: str
+) -> Figure:
+    heads = [head - 1 for head in selection.heads]
+    maps = torch.stack([inputs.maps[block - 1][image_index, heads] for block in selection.blocks])
+    maps = extract_query_attention(maps, inputs.layout, selection.query_patch)
+    names = [f"block {block}" for block in selection.blocks], [f"head {head}" for head in selection.heads]
+    caption = _describe_attention(inputs.layout, selection.query_patch)
+    return draw_attention_heads(image, maps.numpy(), names, selection.query_patch, title, caption)
 
 
 def select_blocks_or_heads(requested: list[int] | None, count: int, item_name: str) -> list[int]:
     """Return the chosen blocks or heads, counted from 1; None is all."""
-    for number in requested or []:
-        if not 1 <= number <= count:
-            raise UserError(f"There is no {item_name} {number}: the model has {item_name}s 1 to {count}.")
+    for index in requested or []:
+        if not 1 <= index <= count:
+            raise UserError(f"There is no {item_name} {index}: the model has {item_name}s 1 to {count}.")
     return requested or list(range(1, count + 1))
 
 
-def _find_patch(query: tuple[int, int], layout: TokenLayout) -> tuple[int, int]:
+def _find_patch(query: PatchPosition, layout: TokenLayout) -> PatchPosition:
     """Return the row and column, counted from 0, of a patch that is counted from 1."""
-    if not (1 <= query[0] <= layout.rows and 1 <= query[1] <= layout.columns):
+    if not (1 <= query.row <= layout.rows and 1 <= query.column <= layout.columns):
         raise UserError(
-            f"There is no patch in row {query[0]}, column {query[1]}: the grid has rows 1 to {layout.rows} and columns "
-            f"1 to {layout.columns}."
+            f"There is no patch in row {query.row}, column {query.column}: the grid has rows 1 to {layout.rows} "
+            f"and columns 1 to {layout.columns}."
         )
-    return query[0] - 1, query[1] - 1
+    return PatchPosition(query.row - 1, query.column - 1)
 
 
-def extract_query_attention(maps: Tensor, layout: TokenLayout, query_patch: tuple[int, int] | None) -> Tensor:
+def extract_query_attention(maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None) -> Tensor:
     """Return the attention of the query patch, or of the classifier's token, as (block, head, row, column)."""
     row = (
         layout.select_classifier_row(maps)
@@ -138,9 +179,9 @@ def extract_query_attention(maps: Tensor, layout: TokenLayout, query_patch: tupl
 def make_unique_file_stems(loaded_images: LoadedImages) -> list[str]:
     """Return the file names without ending, numbered if two are equal."""
     names: list[str] = []
-    for number in range(len(loaded_images.images)):
-        name = Path(loaded_images.files[number]).stem if loaded_images.files else str(number)
-        names.append(name if name not in names else f"{name}-{number}")
+    for index in range(len(loaded_images.images)):
+        name = Path(loaded_images.files[index]).stem if loaded_images.files else str(index)
+        names.append(name if name not in names else f"{name}-{index}")
     return names
 
 
@@ -157,56 +198,49 @@ def _write_logit_lens_figures(
     subject: ExplainedModel, inputs: AttributionInputs, file_stems: list[str], output_folder: Path
 ) -> list[Path]:
     """Draw the class probability of every patch after every block (logit lens)."""
-    states = probes.record_hidden_states(inputs.model, inputs.images)
-    chances = [probes.logit_lens_per_token(inputs.model, state).softmax(-1) for state in states]
+    states = record_hidden_states(inputs.model, inputs.images)
+    probabilities = [logit_lens_per_token(inputs.model, state).softmax(-1) for state in states]
     files = []
-    for number, (name, shown) in enumerate(zip(file_stems, subject.denormalize_images(inputs.images), strict=True)):
-        target = int(inputs.targets[number])
-        one = slice(number, number + 1)
+    for index, (name, image) in enumerate(zip(file_stems, subject.denormalize_images(inputs.images), strict=True)):
+        target = int(inputs.targets[index])
+        image_slice = slice(index, index + 1)
         grids = {
-            f"after block {block}" if block else "input": inputs.layout.reshape_to_grid(chance[one, :, target])[
-                0
-            ].numpy()
-            for block, chance in enumerate(chances)
+            f"after block {block}" if block else "input": inputs.layout.reshape_to_grid(
+                block_probabilities[image_slice, :, target]
+            )[0].numpy()
+            for block, block_probabilities in enumerate(probabilities)
         }
         text = (
             f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this "
             "patch's token after each block. Each panel has its own scale. Early blocks were not trained to predict."
         )
         files += save_png_and_svg(
-            draw_explanations(shown, grids, name, text, num_columns=5), output_folder / f"lens-{name}"
+            draw_explanations(image, grids, name, text, num_columns=5), output_folder / f"lens-{name}"
         )
     return files
 
 
 def _write_faithfulness_figure(
-    inputs: AttributionInputs, heatmaps: dict[str, Tensor], output_folder: Path, written_files: list[Path]
-) -> list[Faithfulness]:
-    curves = {
-        name: compute_deletion_and_insertion(inputs, heat)
-        for name, heat in {**heatmaps, "random": attribute_at_random(inputs)}.items()
-    }
+    curves_by_method: dict[str, FaithfulnessCurves], num_images: int, output_folder: Path
+) -> list[Path]:
     text = (
-        f"Mean over {format_count(len(inputs.images), 'image')}. Left: patches are made grey, most important first. "
+        f"Mean over {format_count(num_images, 'image')}. Left: patches are made grey, most important first. "
         "Right: patches of a blurred image are restored in the same order. For a faithful method, both "
         "curves change faster than for a random order."
     )
-    means = [{name: pair[way].mean(0).numpy() for name, pair in curves.items()} for way in (0, 1)]
-    written_files += save_png_and_svg(
-        draw_deletion_and_insertion(means[0], means[1], list(METHODS), text), output_folder / "evidence"
-    )
-    return summarise_faithfulness(curves)
+    deletion = {method: curves.deletion.mean(0).numpy() for method, curves in curves_by_method.items()}
+    insertion = {method: curves.insertion.mean(0).numpy() for method, curves in curves_by_method.items()}
+    figure = draw_deletion_and_insertion(deletion, insertion, list(METHODS), text)
+    return save_png_and_svg(figure, output_folder / "evidence")
 
 
-def _format_explanation_caption(
-    subject: ExplainedModel, target: int, probability: float, heatmaps: dict[str, NDArray]
-) -> str:
-    text = f"Importance of each patch for the class '{subject.classes[target]}' (probability {probability:.1%}). "
+def _format_explanation_caption(target_class: str, probability: float, heatmaps: dict[str, Tensor]) -> str:
+    text = f"Importance of each patch for the class '{target_class}' (probability {probability:.1%}). "
     text += "Each method has its own scale."
-    for_all = [method for method in heatmaps if method in CLASS_INDEPENDENT]
-    if for_all:
-        text += f" Not specific to the class: {', '.join(for_all)}."
-    signed = [method for method, heat in heatmaps.items() if heat.min() < 0]
+    class_independent = [method for method in heatmaps if method in CLASS_INDEPENDENT]
+    if class_independent:
+        text += f" Not specific to the class: {', '.join(class_independent)}."
+    signed = [method for method, heatmap in heatmaps.items() if heatmap.min() < 0]
     if signed:
         text += f" In {' and '.join(signed)}, red patches increase the score of the class, blue patches decrease it."
     if len(signed) < len(heatmaps):
@@ -214,36 +248,33 @@ def _format_explanation_caption(
     return text
 
 
-def _describe_attention(layout: TokenLayout, query: tuple[int, int] | None) -> str:
+def _describe_attention(layout: TokenLayout, query: PatchPosition | None) -> str:
     """Describe the attention maps; `query` is counted from 0."""
     if query is not None:
-        what = f"Attention from the patch in row {query[0] + 1}, column {query[1] + 1} (framed) to each patch"
+        subject_text = (
+            f"Attention from the patch in row {query.row + 1}, column {query.column + 1} (framed) to each patch"
+        )
     elif layout.reads_class_token:
-        what = "Attention from the class token to each patch"
+        subject_text = "Attention from the class token to each patch"
     else:
-        what = "Attention each patch receives, averaged over all query patches"
-    rest = f" Attention to the {layout.prefix_name} is not shown." if layout.num_prefix_tokens else ""
+        subject_text = "Attention each patch receives, averaged over all query patches"
+    prefix_text = f" Attention to the {layout.prefix_name} is not shown." if layout.num_prefix_tokens else ""
     return (
-        f"{what}, by block and head. Each block has its own scale, from 0 to the number at the end of its row. "
-        f"Uniform attention would be {1 / (layout.num_prefix_tokens + layout.num_patches):.3f}.{rest}"
+        f"{subject_text}, by block and head. Each block has its own scale, from 0 to the number at the end of its row. "
+        f"Uniform attention would be {1 / (layout.num_prefix_tokens + layout.num_patches):.3f}.{prefix_text}"
     )
 
 
 def _build_image_result(
-    image_name: str,
-    predicted_class: str,
-    probability: float,
-    target_class: str,
-    heatmaps: dict[str, Tensor],
-    image_index: int,
-) -> dict[str, Any]:
-    found = {
-        method: [[round(v, 6) for v in row] for row in heat[image_index].tolist()] for method, heat in heatmaps.items()
-    }
+    image_name: str, class_names: list[str], probabilities: Tensor, target: int, heatmaps: dict[str, Tensor]
+) -> ImageResult:
     return {
         "image": image_name,
-        "answer": predicted_class,
-        "probability": probability,
-        "explained": target_class,
-        "heat": found,
+        "answer": class_names[int(probabilities.argmax())],
+        "probability": float(probabilities.max()),
+        "explained": class_names[target],
+        "heat": {
+            method: [[round(value, 6) for value in row] for row in heatmap.tolist()]
+            for method, heatmap in heatmaps.items()
+        },
     }

@@ -8,7 +8,7 @@ temperatures) is the model's own, in its own dtype.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vitascope.errors import UserError
-from vitascope.model.scaled_dot_product import compute_attention_maps as maps_of
+from vitascope.model.scaled_dot_product import compute_attention_maps
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import AttentionMaps, Images, Logits
 
@@ -24,14 +24,21 @@ BATCH_SIZE = 32
 # Largest allowed difference between the explicit and the fused output, relative to its maximum.
 MAX_RELATIVE_ERRORS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
+MapEditor = Callable[[int, Tensor], Tensor]  # index of the attention call, maps -> edited maps
+
+
+class LogitsAndMaps(NamedTuple):
+    logits: Logits
+    maps: list[AttentionMaps]  # one per block
+
 
 class AttentionRecorder(TorchFunctionMode):
     """Record attention: while active, `maps` receives one tensor per attention call, in order.
 
-    `edit(call, maps)` may return other maps, which the model then uses instead.
+    `edit_maps(call_index, maps)` may return other maps, which the model then uses instead.
     """
 
-    def __init__(self, edit_maps: Callable[[int, Tensor], Tensor] | None = None) -> None:
+    def __init__(self, edit_maps: MapEditor | None = None) -> None:
         super().__init__()
         self.maps: list[Tensor] = []
         self.edit_maps = edit_maps
@@ -60,7 +67,7 @@ class AttentionRecorder(TorchFunctionMode):
         if is_causal:
             mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         factor = 1.0 if scale is None else scale * query.shape[-1] ** 0.5
-        maps = maps_of(query * factor if factor != 1.0 else query, key, mask)
+        maps = compute_attention_maps(query * factor if factor != 1.0 else query, key, mask)
         with torch.no_grad():
             fused = F.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
             _check_maps_reproduce_output(maps @ value, fused, len(self.maps))
@@ -71,10 +78,11 @@ class AttentionRecorder(TorchFunctionMode):
 
 
 def _check_maps_reproduce_output(explicit_output: Tensor, fused_output: Tensor, call_index: int) -> None:
-    far = (explicit_output - fused_output).abs().max() / fused_output.abs().max().clamp(min=1e-12)
-    if not far <= MAX_RELATIVE_ERRORS.get(fused_output.dtype, 1e-4):
+    error = (explicit_output - fused_output).abs().max() / fused_output.abs().max().clamp(min=1e-12)
+    if not error <= MAX_RELATIVE_ERRORS.get(fused_output.dtype, 1e-4):
         raise UserError(
-            f"Block {call_index + 1}: the attention maps do not reproduce the block's output (relative error {far:.1e})."
+            f"Block {call_index + 1}: the attention maps do not reproduce the block's output "
+            f"(relative error {error:.1e})."
         )
 
 
@@ -83,42 +91,40 @@ def force_fused_attention(model: nn.Module) -> Iterator[None]:
     """Make every attention layer call PyTorch's fused function, where it can be recorded; undone afterwards.
 
     timm and transformers can otherwise compute attention themselves, and our models can use other kernels."""
-    before: list[tuple[Any, str, Any]] = []
+    old_values: list[tuple[Any, str, Any]] = []
 
-    def change(owner: Any, name: str, value: Any) -> None:
-        before.append((owner, name, getattr(owner, name)))
+    def set_temporarily(owner: Any, name: str, value: Any) -> None:
+        old_values.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
     for module in model.modules():
         if isinstance(getattr(module, "fused_attn", None), bool):
-            change(module, "fused_attn", True)
+            set_temporarily(module, "fused_attn", True)
         if isinstance(getattr(module, "kernel", None), str):
-            change(module, "kernel", "default")
+            set_temporarily(module, "kernel", "default")
         config: Any = getattr(module, "config", None)
         if isinstance(getattr(config, "_attn_implementation", None), str) and config._attn_implementation != "sdpa":
-            change(config, "_attn_implementation", "sdpa")
+            set_temporarily(config, "_attn_implementation", "sdpa")
     try:
         yield
     finally:
-        for owner, name, value in reversed(before):
+        for owner, name, value in reversed(old_values):
             setattr(owner, name, value)
 
 
-def compute_logits_and_maps(
-    model: nn.Module, images: Images, edit_maps: Callable[[int, Tensor], Tensor] | None = None
-) -> tuple[Logits, list[AttentionMaps]]:
+def compute_logits_and_maps(model: nn.Module, images: Images, edit_maps: MapEditor | None = None) -> LogitsAndMaps:
     """Return the logits and all attention maps of one forward pass, with gradients."""
     if model.training:
         raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
-    watching = AttentionRecorder(edit_maps)
-    with force_fused_attention(model), watching:
-        answer = forward_all_tokens(model, images)
-    if not watching.maps:
+    recorder = AttentionRecorder(edit_maps)
+    with force_fused_attention(model), recorder:
+        logits = forward_all_tokens(model, images)
+    if not recorder.maps:
         raise UserError(
             f"{type(model).__name__} does not call torch's scaled_dot_product_attention, so its attention maps cannot "
             "be recorded. Models of Vitascope, timm and transformers are supported."
         )
-    return answer, watching.maps
+    return LogitsAndMaps(logits, recorder.maps)
 
 
 def forward_all_tokens(model: nn.Module, images: Images) -> Logits:
@@ -130,8 +136,8 @@ def forward_all_tokens(model: nn.Module, images: Images) -> Logits:
 
 def compute_logits(model: nn.Module, images: Images) -> Logits:
     """Return the model's logits; models of transformers wrap them in an object."""
-    answer = model(images)
-    return getattr(answer, "logits", answer)
+    output = model(images)
+    return getattr(output, "logits", output)
 
 
 @torch.no_grad()
@@ -139,18 +145,16 @@ def attention_maps(model: nn.Module, images: Images, *, batch: int = BATCH_SIZE)
     """One tensor per block, batch × head × query × key, in the model's own dtype; every row sums to 1.
 
     Works with unchanged models of Vitascope, timm and transformers, including fused attention. Processes `batch` images
-    at a time and returns the maps of all images. Use `each_batch` if they do not fit into memory."""
+    at a time and returns the maps of all images. Use `iterate_logits_and_maps` if they do not fit into memory."""
     parts = [maps for _, maps in iterate_logits_and_maps(model, images, batch=batch)]
     return [torch.cat(blocks) for blocks in zip(*parts, strict=True)]
 
 
-def iterate_logits_and_maps(
-    model: nn.Module, images: Images, *, batch: int = BATCH_SIZE
-) -> Iterator[tuple[Logits, list[AttentionMaps]]]:
+def iterate_logits_and_maps(model: nn.Module, images: Images, *, batch: int = BATCH_SIZE) -> Iterator[LogitsAndMaps]:
     """Yield logits and maps, `batch` images at a time."""
     if images.ndim != 4 or not len(images):
         raise UserError(f"Images must have shape batch × channels × height × width, not {list(images.shape)}.")
-    for some in images.split(batch):
+    for batch_images in images.split(batch):
         with torch.no_grad():
-            found = compute_logits_and_maps(model, some)
-        yield found
+            result = compute_logits_and_maps(model, batch_images)
+        yield result

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from vitascope.draw.probes import (
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import open_eval_data, sample_run_images
 from vitascope.evaluation.report import format_split_name
-from vitascope.explain import model_statistics as probes
+from vitascope.explain import model_statistics
 from vitascope.explain.figures import save_png_and_svg
 from vitascope.explain.maps import iterate_logits_and_maps
 from vitascope.explain.subject import ExplainedModel, TokenLayout, get_token_layout
@@ -46,72 +46,80 @@ class ProbeStatistics:
 
 def compute_probe_statistics(subject: ExplainedModel, images: Images) -> ProbeStatistics:
     model, layout = subject.model, get_token_layout(subject.model)
-    distance, entropy, norms, agreed, features = [], [], [], [], []
-    likeness: probes.MinibatchCKA | None = None
-    for some in probes.iterate_equal_batches(images):
-        logits, maps = next(iterate_logits_and_maps(model, some, batch=len(some)))
-        distance.append(torch.stack([probes.attention_distance(block, layout).mean(0) for block in maps]))
-        entropy.append(torch.stack([probes.attention_entropy(block).mean(0) for block in maps]))
-        states = probes.record_hidden_states(model, some)
-        lengths = torch.stack([probes.token_norms(state).flatten() for state in states])
-        norms.append(torch.stack([lengths.quantile(0.5, 1), lengths.quantile(0.95, 1), lengths.amax(1)], 1))
+    distance, entropy, norms, agreement, features = [], [], [], [], []
+    similarity: model_statistics.MinibatchCKA | None = None
+    for batch in model_statistics.iterate_equal_batches(images):
+        logits, maps = next(iterate_logits_and_maps(model, batch, batch=len(batch)))
+        distance.append(torch.stack([model_statistics.attention_distance(block, layout).mean(0) for block in maps]))
+        entropy.append(torch.stack([model_statistics.attention_entropy(block).mean(0) for block in maps]))
+        states = model_statistics.record_hidden_states(model, batch)
+        token_norms = torch.stack([model_statistics.token_norms(state).flatten() for state in states])
+        norms.append(torch.stack([token_norms.quantile(0.5, 1), token_norms.quantile(0.95, 1), token_norms.amax(1)], 1))
         with torch.no_grad():
-            early = torch.stack([probes.logit_lens(model, state).argmax(1) == logits.argmax(1) for state in states])
-        agreed.append(early.float().mean(1))
-        read = [probes.pool_features(state, layout) for state in states]
-        features.append(read[-1])
-        likeness = likeness or probes.MinibatchCKA(len(states))
-        likeness.add_batch(read)
-    if likeness is None:
+            is_equal = torch.stack(
+                [model_statistics.logit_lens(model, state).argmax(1) == logits.argmax(1) for state in states]
+            )
+        agreement.append(is_equal.float().mean(1))
+        pooled = [model_statistics.pool_features(state, layout) for state in states]
+        features.append(pooled[-1])
+        similarity = similarity or model_statistics.MinibatchCKA(len(states))
+        similarity.add_batch(pooled)
+    if similarity is None:
         raise UserError("No images were given.")
-    means = [torch.stack(parts).mean(0).cpu() for parts in (distance, entropy, norms, agreed)]
-    return ProbeStatistics(means[0], means[1], means[2], likeness.compute_matrix(), means[3], torch.cat(features).cpu())
+    means = [torch.stack(parts).mean(0).cpu() for parts in (distance, entropy, norms, agreement)]
+    return ProbeStatistics(
+        means[0], means[1], means[2], similarity.compute_matrix(), means[3], torch.cat(features).cpu()
+    )
 
 
 def write_probes(
     subject: ExplainedModel, images: Images, labels: list[int] | None, images_description: str, output_folder: Path
 ) -> list[Path]:
-    """Write the probes of at least eight prepared images; `what` describes them, e.g. validation."""
+    """Write the probes of at least eight prepared images; `images_description` is, e.g., validation."""
     if len(images) < MIN_IMAGES:
         raise UserError(f"Probes are averages and need at least {MIN_IMAGES} images, not {len(images)}.")
     make_folder(output_folder)
     model, layout, images = subject.model, get_token_layout(subject.model), images[:MAX_IMAGES]
-    seen = compute_probe_statistics(subject, images)
-    many = f"{len(seen.features)} {images_description} images"
+    statistics = compute_probe_statistics(subject, images)
+    images_text = f"{len(statistics.features)} {images_description} images"
     text = (
-        f"Averages over {many}. Each dot is one head; block 0 is the input. Attention distance: mean distance from a "
-        "patch to the patches it attends to. Attention entropy: low is focused, high is spread out. Tokens "
-        "with very large norms often hold information about the whole image. Similarity near 1: the blocks in between "
+        f"Averages over {images_text}. Each dot is one head; block 0 is the input. Attention distance: mean distance "
+        "from a patch to the patches it attends to. Attention entropy: low is focused, high is spread out. Tokens with "
+        "very large norms often hold information about the whole image. Similarity near 1: the blocks in between "
         "change little. Early predictions: the classifier is applied after each block."
     )
-    arrays = (part.numpy() for part in (seen.distance, seen.entropy, seen.norms, seen.likeness, seen.lens))
+    fields = "distance", "entropy", "norms", "likeness", "lens"
+    arrays = (getattr(statistics, field).numpy() for field in fields)
     files = save_png_and_svg(
         draw_block_statistics(*arrays, num_tokens=layout.num_prefix_tokens + layout.num_patches, caption_text=text),
         output_folder / "probes-blocks",
     )
-    filters, shares = probes.compute_patch_filter_components(model)
+    filters, variance_fractions = model_statistics.compute_patch_filter_components(model)
     text = "Principal components of the patch embedding's filters, each with its fraction of the variance."
     files += save_png_and_svg(
-        draw_filter_components(filters.permute(0, 2, 3, 1).numpy(), shares.numpy(), text),
+        draw_filter_components(filters.permute(0, 2, 3, 1).numpy(), variance_fractions.numpy(), text),
         output_folder / "probes-filters",
     )
-    files += _write_position_figure(subject, layout, output_folder) + _write_feature_colour_figure(
-        subject, images, layout, output_folder
-    )
+    files += _write_position_figure(subject, layout, output_folder)
+    files += _write_feature_colour_figure(subject, images, layout, output_folder)
     if labels is not None:
-        text = f"One point per image ({many}). Nearby points have similar features; larger distances have no meaning."
-        known = labels[: len(seen.features)]
-        files += save_png_and_svg(
-            draw_tsne_points(project_with_tsne(seen.features), known, subject.classes, text),
-            output_folder / "probes-map",
+        text = (
+            f"One point per image ({images_text}). Nearby points have similar features; larger distances mean nothing."
         )
-    write_atomically(
-        output_folder / "probes.json", json.dumps(_build_statistics_json(seen, len(seen.features)), indent=1) + "\n"
-    )
+        points, point_labels = project_with_tsne(statistics.features), labels[: len(statistics.features)]
+        figure = draw_tsne_points(points, point_labels, subject.classes, text)
+        files += save_png_and_svg(figure, output_folder / "probes-map")
+    numbers = json.dumps(_build_statistics_json(statistics, len(statistics.features)), indent=1)
+    write_atomically(output_folder / "probes.json", numbers + "\n")
     return [*files, output_folder / "probes.json"]
 
 
-RunImages = tuple[Images, list[int], str]  # a run's own prepared images, their classes, and their description
+class RunImages(NamedTuple):
+    """Some of a run's images, prepared for the model."""
+
+    images: Images
+    labels: list[int]
+    description: str  # validation, training or test
 
 
 def write_probes_if_possible(
@@ -119,7 +127,7 @@ def write_probes_if_possible(
 ) -> list[Path]:
     """Write probes over the run's own images, or over the given ones if there are enough; otherwise nothing."""
     if run_images is not None:
-        return write_probes(subject, *run_images, output_folder)
+        return write_probes(subject, run_images.images, run_images.labels, run_images.description, output_folder)
     return (
         write_probes(subject, subject.preprocessing(given_images), None, "given", output_folder)
         if len(given_images) >= MIN_IMAGES
@@ -128,25 +136,25 @@ def write_probes_if_possible(
 
 
 def load_run_images(subject: ExplainedModel, split: str | None = None) -> RunImages | None:
-    """Return the run's own prepared images, their classes and description; None if they are not on this machine.
+    """Return some of the run's images; None if they are not on this machine.
 
     By default the validation images, else training images. Test images are used only with split="test"."""
     if subject.trained_run_model is None:
         if split is not None:
             raise UserError(f"--split {split} needs a run, and {subject.name} is not a run. Omit --split.")
         return None
-    run, facts = subject.trained_run_model.run, subject.trained_run_model.info
+    run, model_info = subject.trained_run_model.run, subject.trained_run_model.info
     if split is not None:
-        some, words = (
-            open_eval_data(run, facts, split, None).samples.select_evenly(MAX_IMAGES),
+        samples, description = (
+            open_eval_data(run, model_info, split, None).samples.select_evenly(MAX_IMAGES),
             format_split_name(split),
         )
     else:
-        found = sample_run_images(run, facts, MAX_IMAGES)
-        if found is None:
+        run_sample = sample_run_images(run, model_info, MAX_IMAGES)
+        if run_sample is None:
             return None
-        some, words = found
-    return subject.preprocessing(some.images), some.labels.tolist(), words
+        samples, description = run_sample
+    return RunImages(subject.preprocessing(samples.images), samples.labels.tolist(), description)
 
 
 def project_with_tsne(features: Tensor) -> np.ndarray:
@@ -154,19 +162,19 @@ def project_with_tsne(features: Tensor) -> np.ndarray:
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    known = features.numpy()
-    known = PCA(min(50, *known.shape), random_state=0).fit_transform(known)
-    return TSNE(perplexity=min(30, (len(known) - 1) // 3), init="pca", random_state=0).fit_transform(known)
+    points = features.numpy()
+    points = PCA(min(50, *points.shape), random_state=0).fit_transform(points)
+    return TSNE(perplexity=min(30, (len(points) - 1) // 3), init="pca", random_state=0).fit_transform(points)
 
 
 def _write_position_figure(subject: ExplainedModel, layout: TokenLayout, output_folder: Path) -> list[Path]:
     try:
-        likeness = probes.position_embedding_similarity(subject.model, layout)
+        similarity = model_statistics.position_embedding_similarity(subject.model, layout)
     except UserError:
         return []  # rotary only, or none
     text = "Position embeddings: each small grid shows the similarity of one patch's position to all positions."
     return save_png_and_svg(
-        draw_position_similarity(likeness.numpy(), layout.rows, layout.columns, text),
+        draw_position_similarity(similarity.numpy(), layout.rows, layout.columns, text),
         output_folder / "probes-positions",
     )
 
@@ -174,17 +182,17 @@ def _write_position_figure(subject: ExplainedModel, layout: TokenLayout, output_
 def _write_feature_colour_figure(
     subject: ExplainedModel, images: Images, layout: TokenLayout, output_folder: Path
 ) -> list[Path]:
-    some = images[:NUM_COLOURED_IMAGES]
-    states = probes.record_hidden_states(subject.model, some)
-    chosen = sorted({0, len(states) // 3, 2 * len(states) // 3, len(states) - 1})
-    rows = [subject.denormalize_images(some)]
-    rows += [list(probes.project_features_to_rgb(states[state], layout).numpy()) for state in chosen]
-    names = ["image", *(f"after block {state}" if state else "input" for state in chosen)]
+    shown = images[:NUM_COLOURED_IMAGES]
+    states = model_statistics.record_hidden_states(subject.model, shown)
+    chosen_states = sorted({0, len(states) // 3, 2 * len(states) // 3, len(states) - 1})
+    rows = [subject.denormalize_images(shown)]
+    rows += [list(model_statistics.project_features_to_rgb(states[state], layout).numpy()) for state in chosen_states]
+    names = ["image", *(f"after block {state}" if state else "input" for state in chosen_states)]
     text = (
         "The first three principal components of the patch features, shown as red, green and blue. Patches with equal "
         "colours have similar features. Colours in different rows cannot be compared."
     )
-    return save_png_and_svg(draw_gallery(rows, names, [""] * len(some), text), output_folder / "probes-colours")
+    return save_png_and_svg(draw_gallery(rows, names, [""] * len(shown), text), output_folder / "probes-colours")
 
 
 def _build_statistics_json(statistics: ProbeStatistics, num_images: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Statistics of a model: attention distance and entropy of heads, token norms, similarity of blocks."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,11 @@ def attention_distance(maps: AttentionMaps, layout: TokenLayout) -> HeadValues:
     attends to the class token would seem local (the well-known figure of Keras does not exclude them)."""
     rows = torch.arange(layout.rows, dtype=maps.dtype, device=maps.device)
     columns = torch.arange(layout.columns, dtype=maps.dtype, device=maps.device)
-    places = torch.cartesian_prod(rows, columns)
-    distance = torch.cdist(places, places)
-    between = maps[..., layout.num_prefix_tokens :, layout.num_prefix_tokens :]
-    between = between / between.sum(-1, keepdim=True).clamp(min=1e-12)
-    return (between * distance).sum(-1).mean(-1)
+    positions = torch.cartesian_prod(rows, columns)
+    distance = torch.cdist(positions, positions)
+    patch_maps = maps[..., layout.num_prefix_tokens :, layout.num_prefix_tokens :]
+    patch_maps = patch_maps / patch_maps.sum(-1, keepdim=True).clamp(min=1e-12)
+    return (patch_maps * distance).sum(-1).mean(-1)
 
 
 def attention_entropy(maps: AttentionMaps) -> HeadValues:
@@ -45,8 +45,13 @@ def position_embedding_similarity(model: nn.Module, layout: TokenLayout) -> Tens
     return table @ table.T
 
 
-def compute_patch_filter_components(model: nn.Module, num_components: int = 28) -> tuple[Images, Tensor]:
-    """Principal components of the patch embedding's filters (count × channel × height × width) and their variance.
+class FilterComponents(NamedTuple):
+    filters: Images  # component × channel × height × width
+    variance_fractions: Tensor
+
+
+def compute_patch_filter_components(model: nn.Module, num_components: int = 28) -> FilterComponents:
+    """Compute the principal components of the patch embedding's filters.
 
     With shifted patch tokenization (SPT) only the filters of the unshifted image are used."""
     weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)
@@ -55,40 +60,45 @@ def compute_patch_filter_components(model: nn.Module, num_components: int = 28) 
     if isinstance(model, VisionTransformer):
         weight = weight[:, : model.config.in_chans]
     flat = weight.detach().float().flatten(1)
-    _, sizes, parts = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
-    shares = sizes**2 / (sizes**2).sum()
-    return parts[:num_components].unflatten(1, weight.shape[1:]), shares[:num_components]
+    _, singular_values, components = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    variance_fractions = singular_values**2 / (singular_values**2).sum()
+    return FilterComponents(
+        components[:num_components].unflatten(1, weight.shape[1:]), variance_fractions[:num_components]
+    )
 
 
 @torch.no_grad()
 def record_hidden_states(model: nn.Module, images: Images) -> list[Tokens]:
     """Return all tokens at the input of the first block and after each block."""
-    watching, seen, hooks = AttentionRecorder(), [], []
+    recorder, states, hooks = AttentionRecorder(), [], []
     blocks = find_blocks(model)
 
-    def before(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        seen.append(inputs[0])
+    def record_input(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        states.append(inputs[0])
 
-    def after(_: nn.Module, __: object, output: Any) -> None:
-        seen.append(output if isinstance(output, Tensor) else output[0])
+    def record_output(_: nn.Module, __: object, output: Any) -> None:
+        states.append(output if isinstance(output, Tensor) else output[0])
 
-    hooks = [blocks[0].register_forward_pre_hook(before), *(block.register_forward_hook(after) for block in blocks)]
+    hooks = [
+        blocks[0].register_forward_pre_hook(record_input),
+        *(block.register_forward_hook(record_output) for block in blocks),
+    ]
     try:
-        with force_fused_attention(model), watching:
+        with force_fused_attention(model), recorder:
             forward_all_tokens(model, images)
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return states
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks: the longest list of modules of one type."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential) and len(module)]
-    alike = [found for found in lists if len({type(part) for part in found}) == 1]
-    if not alike:
+    uniform_lists = [modules for modules in lists if len({type(module) for module in modules}) == 1]
+    if not uniform_lists:
         raise UserError(f"{type(model).__name__} has no list of blocks.")
-    return list(max(alike, key=len))
+    return list(max(uniform_lists, key=len))
 
 
 def token_norms(tokens: Tokens) -> Tensor:
@@ -103,38 +113,43 @@ def pool_features(tokens: Tokens, layout: TokenLayout) -> Features:
 
 def logit_lens(model: nn.Module, tokens: Tokens) -> Logits:
     """Logit lens: apply the final norm, pooling and head to an earlier block's tokens."""
-    final, classify = _get_final_norm_and_classifier(model)
-    return classify(final(tokens))
+    final_layers = _get_final_layers(model)
+    return final_layers.classify(final_layers.norm(tokens))
 
 
 def logit_lens_per_token(model: Any, tokens: Tokens) -> Tensor:
     """Logit lens of single tokens: batch × token × class."""
-    final, _ = _get_final_norm_and_classifier(model)
+    norm = _get_final_layers(model).norm
     if hasattr(model, "vit"):
-        return model.classifier(final(tokens))
-    return model.head(model.fc_norm(final(tokens)))
+        return model.classifier(norm(tokens))
+    return model.head(model.fc_norm(norm(tokens)))
 
 
-def _get_final_norm_and_classifier(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+class FinalLayers(NamedTuple):
+    norm: nn.Module
+    classify: Callable[[Tensor], Tensor]  # normalised tokens -> logits
+
+
+def _get_final_layers(model: Any) -> FinalLayers:
     """Return the final norm and the classifier of a model of Vitascope, timm or transformers."""
     if hasattr(model, "forward_head") and isinstance(getattr(model, "norm", None), nn.Module):
-        return model.norm, model.forward_head
+        return FinalLayers(model.norm, model.forward_head)
     if hasattr(model, "vit") and hasattr(model, "classifier"):
-        return model.vit.layernorm, lambda tokens: model.classifier(tokens[:, 0])
+        return FinalLayers(model.vit.layernorm, lambda tokens: model.classifier(tokens[:, 0]))
     raise UserError(
         f"The classifier of {type(model).__name__} is unknown. Use a model of Vitascope, timm or transformers."
     )
 
 
 def project_features_to_rgb(tokens: Tokens, layout: TokenLayout) -> Tensor:
-    """The patches' three largest principal components as red, green and blue: image × row × column × 3."""
+    """Return the patches' three largest principal components as red, green and blue: image × row × column × 3."""
     patches = tokens[:, layout.num_prefix_tokens :].flatten(0, 1).double()
     centred = patches - patches.mean(0)
-    _, _, parts = torch.linalg.svd(centred, full_matrices=False)
-    found = centred @ parts[:3].T
-    low, high = found.quantile(0.02, dim=0), found.quantile(0.98, dim=0)
-    found = ((found - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-    return found.unflatten(0, (len(tokens), layout.rows, layout.columns))
+    _, _, components = torch.linalg.svd(centred, full_matrices=False)
+    colours = centred @ components[:3].T
+    low, high = colours.quantile(0.02, dim=0), colours.quantile(0.98, dim=0)
+    colours = ((colours - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    return colours.unflatten(0, (len(tokens), layout.rows, layout.columns))
 
 
 class MinibatchCKA:
@@ -144,7 +159,7 @@ class MinibatchCKA:
         self.hsic_sums = torch.zeros(num_states, num_states, dtype=torch.float64)
 
     def add_batch(self, features_per_state: list[Features]) -> None:
-        """One row per image, at least four images."""
+        """Add the features of one batch: per state, one row per image, at least four images."""
         if len(features_per_state[0]) < 4:
             raise UserError(
                 f"The similarity of blocks needs batches of at least 4 images, not {len(features_per_state[0])}."
@@ -155,8 +170,8 @@ class MinibatchCKA:
         )
 
     def compute_matrix(self) -> Tensor:
-        own = self.hsic_sums.diagonal().clamp(min=1e-12).sqrt()
-        return self.hsic_sums / (own[:, None] * own)
+        norms = self.hsic_sums.diagonal().clamp(min=1e-12).sqrt()
+        return self.hsic_sums / (norms[:, None] * norms)
 
 
 def _compute_gram_without_diagonal(features: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from vitascope.explain.subject import ExplainedModel, get_token_layout
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, load_weights_file
 from vitascope.run.files import write_atomically
-from vitascope.shapes import Images
+from vitascope.shapes import Images, PatchHeatmap, TargetClasses
 
 MAX_PROBE_IMAGES = 64  # images for the averages
 NUM_SHOWN_IMAGES = 3  # images in the strip
@@ -42,54 +42,55 @@ def write_figures_over_epochs(subject: ExplainedModel, images: Images, output_fo
     files = find_snapshot_files(subject)
     if len(files) < 2 or not isinstance(subject.model, VisionTransformer):
         return []
-    own = load_run_images(subject)
+    run_images = load_run_images(subject)
     shown, targets = images[:NUM_SHOWN_IMAGES], choose_target_classes(subject.model, images[:NUM_SHOWN_IMAGES], None)
-    seen: dict[int, ProbeStatistics] = {}
+    statistics: dict[int, ProbeStatistics] = {}
     rows: list[list[np.ndarray]] = [[] for _ in shown]
     frames: list[Image.Image] = []
     for epoch, path in files.items():
-        then = replace(subject, model=_load_snapshot(subject.model, path))
-        asked = AttributionInputs(then.model, shown, targets, get_token_layout(then.model))
-        heats = {name: METHODS[name](asked) for name in SHOWN_METHODS}
-        for row, heat in zip(rows, heats["relevance"], strict=True):
-            row.append(colormaps[SEQUENTIAL]((heat / heat.max().clamp(min=1e-12)).clamp(min=0).numpy())[..., :3])
-        frames.append(_draw_animation_frame(then, shown, targets, heats, epoch))
-        if own is not None:
-            seen[epoch] = compute_probe_statistics(then, own[0][:MAX_PROBE_IMAGES])
+        snapshot = replace(subject, model=_load_snapshot(subject.model, path))
+        inputs = AttributionInputs(snapshot.model, shown, targets, get_token_layout(snapshot.model))
+        heatmaps = {name: METHODS[name](inputs) for name in SHOWN_METHODS}
+        for row, heatmap in zip(rows, heatmaps["relevance"], strict=True):
+            row.append(colormaps[SEQUENTIAL]((heatmap / heatmap.max().clamp(min=1e-12)).clamp(min=0).numpy())[..., :3])
+        frames.append(_draw_animation_frame(snapshot, shown, targets, heatmaps, epoch))
+        if run_images is not None:
+            statistics[epoch] = compute_probe_statistics(snapshot, run_images.images[:MAX_PROBE_IMAGES])
     pictures = subject.denormalize_images(shown)
-    names = ["image", *(f"epoch {epoch}" for epoch in files)]
-    rows_named = [subject.classes[int(target)] for target in targets]
+    column_names = ["image", *(f"epoch {epoch}" for epoch in files)]
+    row_names = [subject.classes[int(target)] for target in targets]
     strip = [[picture, *row] for picture, row in zip(pictures, rows, strict=True)]
     text = "Relevance of each patch for the final prediction (named at the left), by epoch. "
     text += "In each map dark is 0 and yellow is the maximum."
-    written = save_png_and_svg(draw_gallery(strip, rows_named, names, text), output_folder / "over-time-strip")
-    if seen:
+    written = save_png_and_svg(draw_gallery(strip, row_names, column_names, text), output_folder / "over-time-strip")
+    if statistics:
         written += save_png_and_svg(
-            _draw_probe_curves(seen, len(own[0][:MAX_PROBE_IMAGES]) if own else 0), output_folder / "over-time-probes"
+            _draw_probe_curves(statistics, len(run_images.images[:MAX_PROBE_IMAGES]) if run_images else 0),
+            output_folder / "over-time-probes",
         )
     written.append(_write_gif(frames, output_folder / "over-time.gif"))
     return written
 
 
 def _load_snapshot(model: VisionTransformer, weights_path: Path) -> VisionTransformer:
-    twin = VisionTransformer(model.config).eval()
-    load_weights_file(twin, weights_path)
-    return twin
+    snapshot = VisionTransformer(model.config).eval()
+    load_weights_file(snapshot, weights_path)
+    return snapshot
 
 
 def _draw_animation_frame(
-    subject: ExplainedModel, images: Images, targets: torch.Tensor, heatmaps: dict[str, torch.Tensor], epoch: int
+    subject: ExplainedModel, images: Images, targets: TargetClasses, heatmaps: dict[str, PatchHeatmap], epoch: int
 ) -> Image.Image:
     """Draw the first image's explanations after this epoch."""
     picture = subject.denormalize_images(images[:1])[0]
     with torch.no_grad():
-        chance = float(predict_probabilities(subject.model, images[:1])[0, targets[0]])
-    mine = {TITLES[name]: heat[0].numpy() for name, heat in heatmaps.items()}
-    said = f"epoch {epoch}\n{subject.classes[int(targets[0])]}: {chance:.0%}"
+        probability = float(predict_probabilities(subject.model, images[:1])[0, targets[0]])
+    panels = {TITLES[name]: heatmap[0].numpy() for name, heatmap in heatmaps.items()}
+    title = f"epoch {epoch}\n{subject.classes[int(targets[0])]}: {probability:.0%}"
     figure = draw_explanations(
         picture,
-        mine,
-        said,
+        panels,
+        title,
         "Attention, and relevance for the class, by epoch. Yellow is most important. The scale changes between epochs.",
         num_columns=3,
     )
@@ -110,15 +111,17 @@ def _draw_probe_curves(statistics_by_epoch: dict[int, ProbeStatistics], num_imag
     figure, panels = create_figure(3, width=13.0, height=4.0)
     epochs = list(statistics_by_epoch)
     depth = len(next(iter(statistics_by_epoch.values())).distance)
-    for panel, part, title, unit in (
+    for panel, field, title, unit in (
         (panels[0], "distance", "attention distance", "mean distance in patches"),
         (panels[1], "entropy", "attention entropy", "entropy in nats"),
         (panels[2], "lens", "early predictions (logit lens)", "equal to the final prediction, in %"),
     ):
         for block in range(depth):
             values = [
-                100 * found.lens[block + 1].item() if part == "lens" else getattr(found, part)[block].mean().item()
-                for found in statistics_by_epoch.values()
+                100 * statistics.lens[block + 1].item()
+                if field == "lens"
+                else getattr(statistics, field)[block].mean().item()
+                for statistics in statistics_by_epoch.values()
             ]
             shade = 0.25 + 0.75 * (block + 1) / depth
             panel.plot(epochs, values, "o-", color=COLOURS[0], alpha=shade, label=f"block {block + 1}")

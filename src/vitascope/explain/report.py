@@ -11,7 +11,7 @@ from base64 import b64encode
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from vitascope.draw.html import encode_image_as_html
 from vitascope.draw.palette import SEQUENTIAL
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import load_run_split
-from vitascope.evaluation.figures import count_errors, format_evaluation_html
+from vitascope.evaluation.figures import describe_shown_errors, format_evaluation_html
 from vitascope.evaluation.report import Evaluation, format_split_name
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.explain.attribution import METHODS, build_attribution_inputs
@@ -39,7 +39,8 @@ from vitascope.shapes import Images
 
 PAGE_FOLDER = Path(__file__).parent / "page"
 NUM_EXAMPLES = 8  # up to half of them errors
-ERRORS = 12  # shown with their relevance
+NUM_SHOWN_ERRORS = 12  # shown with their relevance
+PageArrays = dict[str, NDArray]  # the keys are read by page/*.js
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:"
 )
@@ -53,22 +54,24 @@ def write_run_report(run_path: Path, split: str | None = None, output_path: Path
         raise UserError(f"{run_path} is not a run. Reports can be written only for runs.")
     if split is None and model.run.recipe.data.validation > 0:
         split = "val"
-    found = model.evaluate(split, robust=False) if split else None
-    target = output_path or model.run.get_path("report.html")
-    write_atomically(target, render_report_page(subject, model, found))
-    return target
+    evaluation = model.evaluate(split, robust=False) if split else None
+    path = output_path or model.run.get_path("report.html")
+    write_atomically(path, render_report_page(subject, model, evaluation))
+    return path
 
 
 def render_report_page(subject: ExplainedModel, model: TrainedTransformer, evaluation: Evaluation | None) -> str:
     name = f"{model.run.recipe.name}: {model.run.path.name}"
-    about = f"<details><summary>Recipe</summary><pre>{escape(format_recipe_yaml(model.run.recipe))}</pre></details>"
-    good = (
+    recipe_html = (
+        f"<details><summary>Recipe</summary><pre>{escape(format_recipe_yaml(model.run.recipe))}</pre></details>"
+    )
+    evaluation_html = (
         f'<div class="wide">{format_evaluation_html(evaluation, errors=False)}</div>'
         if evaluation
         else _render_saved_evaluation(model)
     )
     sections = [
-        ("Model", model._repr_html_() + about),
+        ("Model", model._repr_html_() + recipe_html),
         ("Training curves", _render_png_file(model.run.get_path("curves.png"))),
         (
             "Attention maps",
@@ -77,52 +80,64 @@ def render_report_page(subject: ExplainedModel, model: TrainedTransformer, evalu
                 *(choose_evaluated_examples(model, evaluation) if evaluation else choose_training_examples(model)),
             ),
         ),
-        ("Evaluation", good),
+        ("Evaluation", evaluation_html),
         ("Worst errors", _render_worst_errors(subject, evaluation) if evaluation else ""),
         ("Heads, blocks and features", _render_probe_figures(subject)),
     ]
     body = "".join(f"<section><h2>{escape(title)}</h2>{content}</section>" for title, content in sections if content)
-    what = f"{format_split_name(evaluation.eval_data.split)} images" if evaluation else "training images"
+    images_text = f"{format_split_name(evaluation.eval_data.split)} images" if evaluation else "training images"
     lines = [
         "<!doctype html>",
-        f'<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">',
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(name)} · Vitascope</title><style>{(PAGE_FOLDER / 'page.css').read_text(encoding='utf-8')}</style>",
+        f"<title>{escape(name)} · Vitascope</title>",
+        f"<style>{(PAGE_FOLDER / 'page.css').read_text(encoding='utf-8')}</style>",
         f'<script type="importmap">{_build_import_map()}</script></head><body>',
         f"<h1>{escape(name)}</h1><p class='soft'>Written by vitascope report {vitascope.__version__}. The images are "
-        f"the run's {escape(what)}. This page is self-contained and makes no network requests.</p>",
+        f"the run's {escape(images_text)}. This page is self-contained and makes no network requests.</p>",
         body,
         "<script type='module'>import 'page/main.js';</script></body></html>",
     ]
     return "\n".join(lines)
 
 
-def choose_evaluated_examples(model: TrainedTransformer, evaluation: Evaluation) -> tuple[UInt8Images, list[str]]:
+class Examples(NamedTuple):
+    images: UInt8Images
+    captions: list[str]  # shown in the page's list of images
+
+
+def choose_evaluated_examples(model: TrainedTransformer, evaluation: Evaluation) -> Examples:
     """Return the worst errors, then the first correct images, and the list entry of each."""
-    images = evaluation.eval_data.samples
+    samples = evaluation.eval_data.samples
     wrong = [
-        (item.index, f"true: {item.label}, predicted: {item.said}")
-        for item in evaluation.worst_errors[: NUM_EXAMPLES // 2]
+        (prediction.index, f"true: {prediction.label}, predicted: {prediction.said}")
+        for prediction in evaluation.worst_errors[: NUM_EXAMPLES // 2]
     ]
-    first = min(8 * NUM_EXAMPLES, len(images))
-    said = model.predict(images.images[:first])
-    right = [
-        (place, f"{item.label}, correct")
-        for place, (item, label) in enumerate(zip(said, images.labels[:first].tolist(), strict=True))
-        if item.label == evaluation.classes[label]
+    num_candidates = min(8 * NUM_EXAMPLES, len(samples))
+    predictions = model.predict(samples.images[:num_candidates])
+    correct = [
+        (index, f"{prediction.label}, correct")
+        for index, (prediction, label) in enumerate(
+            zip(predictions, samples.labels[:num_candidates].tolist(), strict=True)
+        )
+        if prediction.label == evaluation.classes[label]
     ]
-    chosen = [*wrong, *right[: NUM_EXAMPLES - len(wrong)]]
-    return images.images[[place for place, _ in chosen]], [words for _, words in chosen]
+    chosen = [*wrong, *correct[: NUM_EXAMPLES - len(wrong)]]
+    return Examples(samples.images[[index for index, _ in chosen]], [caption for _, caption in chosen])
 
 
-def choose_training_examples(model: TrainedTransformer) -> tuple[UInt8Images, list[str]]:
-    split = load_run_split(model.run, model.info, "train")
-    if split is None:
+def choose_training_examples(model: TrainedTransformer) -> Examples:
+    """Return the first training images, with their true and predicted classes."""
+    samples = load_run_split(model.run, model.info, "train")
+    if samples is None:
         raise UserError("The run has no training images to show.")
-    images, labels = split.images[:NUM_EXAMPLES], split.labels[:NUM_EXAMPLES].tolist()
-    said = [item.label for item in model.predict(images)]
-    words = [f"true: {model.classes[label]}, predicted: {word}" for label, word in zip(labels, said, strict=True)]
-    return images, words
+    images, labels = samples.images[:NUM_EXAMPLES], samples.labels[:NUM_EXAMPLES].tolist()
+    predicted = [item.label for item in model.predict(images)]
+    captions = [
+        f"true: {model.classes[label]}, predicted: {name}" for label, name in zip(labels, predicted, strict=True)
+    ]
+    return Examples(images, captions)
 
 
 def _render_attention_viewer(subject: ExplainedModel, images: UInt8Images, captions: list[str]) -> str:
@@ -144,29 +159,31 @@ def _render_attention_viewer(subject: ExplainedModel, images: UInt8Images, capti
         "table": (np.array(colormaps[SEQUENTIAL].colors) * 255).round().astype(int).flatten().tolist(),  # pyright: ignore
     }
     data = "".join(f'<script type="text/plain" class="example">{block}</script>' for block in blocks)
-    told = json.dumps(manifest).replace("</", "<\\/")
-    frame = (PAGE_FOLDER / "look.html").read_text(encoding="utf-8")
+    manifest_json = json.dumps(manifest).replace("</", "<\\/")
+    viewer_html = (PAGE_FOLDER / "viewer.html").read_text(encoding="utf-8")
     ratio = images.shape[3] / images.shape[2]
     style = f"<style>.stage{{--ratio:{ratio:g}}}</style>"
-    return f'{frame}{style}<script type="application/json" id="manifest">{told}</script>{data}'
+    return f'{viewer_html}{style}<script type="application/json" id="manifest">{manifest_json}</script>{data}'
 
 
 def _render_worst_errors(subject: ExplainedModel, evaluation: Evaluation) -> str:
     """Show each error beside the relevance (Chefer et al. 2021) for the predicted class."""
     cards = []
-    for item in evaluation.worst_errors[:ERRORS]:
-        stored = evaluation.eval_data.samples.images[item.index : item.index + 1]
+    for error in evaluation.worst_errors[:NUM_SHOWN_ERRORS]:
+        stored = evaluation.eval_data.samples.images[error.index : error.index + 1]
         image = subject.preprocessing(stored)
-        heat = METHODS["relevance"](build_attribution_inputs(subject.model, image))[0].numpy()
-        shown = stored[0].permute(1, 2, 0).numpy()
-        words = f"true: {item.label} ({item.probability_of_label:.1%}), predicted: {item.said} ({item.probability:.0%})"
-        pair = f"{encode_image_as_html(shown, 96)} {encode_image_as_html(_overlay_heatmap(shown, heat), 96)}"
-        cards.append(f"<figure>{pair}<figcaption>{escape(words)}</figcaption></figure>")
+        heatmap = METHODS["relevance"](build_attribution_inputs(subject.model, image))[0].numpy()
+        picture = stored[0].permute(1, 2, 0).numpy()
+        caption = (
+            f"true: {error.label} ({error.probability_of_label:.1%}), predicted: {error.said} ({error.probability:.0%})"
+        )
+        pair = f"{encode_image_as_html(picture, 96)} {encode_image_as_html(_overlay_heatmap(picture, heatmap), 96)}"
+        cards.append(f"<figure>{pair}<figcaption>{escape(caption)}</figcaption></figure>")
     if not cards:
         return "<p>There are no errors on these images.</p>"
-    shown = count_errors(evaluation, len(cards)).capitalize()
+    picture = describe_shown_errors(evaluation, len(cards)).capitalize()
     text = (
-        f"<p>{shown}. Left: the image. Right: the relevance of each patch for the wrong prediction; yellow is the "
+        f"<p>{picture}. Left: the image. Right: the relevance of each patch for the wrong prediction; yellow is the "
         "maximum. Some of these images may be mislabelled in the data set.</p>"
     )
     return f'{text}<div class="pairs">{"".join(cards)}</div>'
@@ -176,31 +193,31 @@ def _overlay_heatmap(image: np.ndarray, heatmap: np.ndarray) -> np.ndarray:
     """Return the image overlaid with the map's colours, one colour per patch."""
     rows, columns = image.shape[0] // heatmap.shape[0], image.shape[1] // heatmap.shape[1]
     level = np.clip(heatmap / max(float(heatmap.max()), 1e-12), 0, 1)
-    wide = np.kron(level, np.ones((rows, columns)))
-    colours = colormaps[SEQUENTIAL](wide)[..., :3] * 255
+    pixel_levels = np.kron(level, np.ones((rows, columns)))
+    colours = colormaps[SEQUENTIAL](pixel_levels)[..., :3] * 255
     grey = np.broadcast_to(image.mean(-1, keepdims=True), (*image.shape[:2], 3))
     return (0.6 * colours + 0.4 * grey).round().astype(np.uint8)
 
 
 def _render_saved_evaluation(model: TrainedTransformer) -> str:
     """Return the figures of the newest `vitascope evaluate`, if there is one."""
-    told = sorted(model.run.get_path("evaluation").glob("*/report.json"), key=lambda path: path.stat().st_mtime)
-    if not told:
+    reports = sorted(model.run.get_path("evaluation").glob("*/report.json"), key=lambda path: path.stat().st_mtime)
+    if not reports:
         return "<p>The run has no validation images (data.validation=0). Run vitascope evaluate first.</p>"
-    said = json.loads(told[-1].read_text(encoding="utf-8"))
-    views = f", {said['views']} views" if said["views"] > 1 else ""
-    views += "" if said.get("weights", "last") == "last" else f", weights: {escape(said['weights'])}"
-    images = f"{said['images']:,} {escape(format_split_name(said['split']))} images{views}"
-    text = f"<p>Accuracy {said['accuracy']:.2%} on {images}, from vitascope evaluate.</p>"
-    return text + "".join(_render_png_file(path) for path in sorted(told[-1].parent.glob("*.png")))
+    report = json.loads(reports[-1].read_text(encoding="utf-8"))
+    views = f", {report['views']} views" if report["views"] > 1 else ""
+    views += "" if report.get("weights", "last") == "last" else f", weights: {escape(report['weights'])}"
+    images = f"{report['images']:,} {escape(format_split_name(report['split']))} images{views}"
+    text = f"<p>Accuracy {report['accuracy']:.2%} on {images}, from vitascope evaluate.</p>"
+    return text + "".join(_render_png_file(path) for path in sorted(reports[-1].parent.glob("*.png")))
 
 
 def _render_probe_figures(subject: ExplainedModel) -> str:
-    own = load_run_images(subject)
-    if own is None:
+    run_images = load_run_images(subject)
+    if run_images is None:
         return ""
     with TemporaryDirectory() as folder:
-        files = write_probes(subject, *own, Path(folder))
+        files = write_probes(subject, run_images.images, run_images.labels, run_images.description, Path(folder))
         return "".join(_render_png_file(path) for path in files if path.suffix == ".png")
 
 
@@ -213,37 +230,42 @@ def _render_png_file(path: Path) -> str:
 
 def _build_import_map() -> str:
     """Return every page/*.js as a data: URL, so that the page needs no server. Imports use from './name.js'."""
-    found = {}
+    urls = {}
     for path in sorted(PAGE_FOLDER.glob("*.js")):
         source = re.sub(r"from '\./([\w-]+\.js)'", r"from 'page/\1'", path.read_text(encoding="utf-8"))
-        found[f"page/{path.name}"] = f"data:text/javascript;base64,{b64encode(source.encode()).decode()}"
-    return json.dumps({"imports": found})
+        urls[f"page/{path.name}"] = f"data:text/javascript;base64,{b64encode(source.encode()).decode()}"
+    return json.dumps({"imports": urls})
 
 
-def compute_page_arrays(model: nn.Module, image: Images, stored_image: UInt8Images) -> dict[str, NDArray]:
-    """Return the arrays of one image: `image` is prepared for the model, `stored` holds its bytes."""
-    asked = build_attribution_inputs(model, image)
-    whole, whole_scale = quantise_rows(torch.cat(asked.maps_and_gradients[0]))  # block × head × query × key
-    counts, counts_scale = quantise_rows(asked.relevance[0])  # query × key, for the predicted class
+def compute_page_arrays(model: nn.Module, image: Images, stored_image: UInt8Images) -> PageArrays:
+    """Return the arrays of one image: `image` is prepared for the model, `stored_image` holds its bytes."""
+    inputs = build_attribution_inputs(model, image)
+    maps, maps_scale = quantise_rows(torch.cat(inputs.maps_and_gradients[0]))  # block × head × query × key
+    relevance, relevance_scale = quantise_rows(inputs.relevance[0])  # query × key, for the predicted class
     with torch.no_grad():
         logits = compute_logits(model, image)
     return {
         "logits": logits[0].float().cpu().numpy(),
-        "maps_scale": whole_scale,
-        "relevance_scale": counts_scale,
+        "maps_scale": maps_scale,
+        "relevance_scale": relevance_scale,
         "image": np.ascontiguousarray(stored_image[0].permute(1, 2, 0).cpu().numpy()),
-        "maps": whole,
-        "relevance": counts,
+        "maps": maps,
+        "relevance": relevance,
     }
 
 
-def quantise_rows(values: Tensor) -> tuple[NDArray, NDArray]:
-    """Quantise rows of non-negative numbers to bytes; return them and each row's scale."""
+class QuantisedRows(NamedTuple):
+    values: NDArray[np.uint8]
+    scales: NDArray[np.float32]  # one per row
+
+
+def quantise_rows(values: Tensor) -> QuantisedRows:
+    """Quantise rows of non-negative numbers to bytes, with one scale per row."""
     rows = values.float().cpu().numpy()
-    scale = np.maximum(rows.max(-1), 1e-12) / 255
-    return np.rint(rows / scale[..., None]).astype(np.uint8), scale.astype(np.float32)
+    scales = np.maximum(rows.max(-1), 1e-12) / 255
+    return QuantisedRows(np.rint(rows / scales[..., None]).astype(np.uint8), scales.astype(np.float32))
 
 
-def encode_arrays_base64(arrays: dict[str, NDArray]) -> str:
+def encode_arrays_base64(arrays: PageArrays) -> str:
     """Return the arrays as gzipped safetensors in base64, for an HTML page."""
     return b64encode(gzip.compress(save(arrays), mtime=0)).decode()

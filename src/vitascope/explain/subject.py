@@ -1,7 +1,8 @@
 """The model to explain: its classes and preprocessing, and the layout of its tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -19,11 +20,16 @@ from vitascope.weights.model_info import make_class_names
 from vitascope.weights.pretrained import wrap_timm_model
 
 
+class PatchPosition(NamedTuple):
+    row: int
+    column: int
+
+
 @dataclass(frozen=True)
 class TokenLayout:
-    """`prefix` tokens come before the patches, the last `registers` of them are register tokens.
+    """`num_prefix_tokens` come before the patches; the last `registers` of them are register tokens.
 
-    `reads_class`: the head reads the class token (0), else all patches."""
+    `reads_class_token`: the head reads the class token (index 0), else all patches."""
 
     num_prefix_tokens: int
     rows: int
@@ -68,6 +74,7 @@ class TokenLayout:
 
 
 def get_token_layout(model: nn.Module) -> TokenLayout:
+    """Return the layout of the tokens of a model of Vitascope, timm or transformers."""
     if isinstance(model, VisionTransformer):
         rows, columns = model.config.grid
         config = model.config
@@ -91,12 +98,14 @@ def get_token_layout(model: nn.Module) -> TokenLayout:
     )
 
 
-def _expand_to_pair(size: Any) -> tuple[int, int]:
+def _expand_to_pair(size: int | Sequence[int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 @dataclass(frozen=True)
 class ExplainedModel:
+    """A model with what is needed to explain its predictions."""
+
     name: str
     model: nn.Module
     classes: list[str]
@@ -120,8 +129,8 @@ class ExplainedModel:
             return self.classes.index(class_name_or_index)
         if class_name_or_index.isdigit() and int(class_name_or_index) < len(self.classes):
             return int(class_name_or_index)
-        some = ", ".join(self.classes[:10]) + (" …" if len(self.classes) > 10 else "")
-        raise UserError(f"There is no class '{class_name_or_index}'. Classes: {some}")
+        some_classes = ", ".join(self.classes[:10]) + (" …" if len(self.classes) > 10 else "")
+        raise UserError(f"There is no class '{class_name_or_index}'. Classes: {some_classes}")
 
 
 def open_subject(model_ref: str, *, best: bool = False) -> ExplainedModel:
@@ -135,8 +144,12 @@ def open_subject(model_ref: str, *, best: bool = False) -> ExplainedModel:
 
 
 def _load_timm_model(timm_name: str) -> ExplainedModel:
-    found = wrap_timm_model(download_timm_model(timm_name), None)
-    stored = (len(found.preprocessing.mean), *found.preprocessing.size)
+    timm_model = wrap_timm_model(download_timm_model(timm_name), None)
+    stored = (len(timm_model.preprocessing.mean), *timm_model.preprocessing.size)
     return ExplainedModel(
-        f"timm:{timm_name}", found.module, make_class_names(found.num_classes), found.preprocessing, stored
+        f"timm:{timm_name}",
+        timm_model.module,
+        make_class_names(timm_model.num_classes),
+        timm_model.preprocessing,
+        stored,
     )

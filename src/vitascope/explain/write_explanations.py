@@ -21,13 +21,12 @@ def write_explanations_and_probes(
     split: str | None = None,
 ) -> ExplainReport:
     """Write everything; `analysis` adds statistics of the model on the run's images of `split` and over its epochs."""
-    own = (
-        load_run_images(subject, split) if analysis else None
-    )  # first: a wrong split is reported before anything is drawn
-    written = write_explanations(subject, loaded_images, request, output_folder)
+    # Loaded first, so that a wrong split is reported before anything is drawn.
+    run_images = load_run_images(subject, split) if analysis else None
+    report = write_explanations(subject, loaded_images, request, output_folder)
     if analysis:
-        written.files += write_probes_if_possible(subject, own, loaded_images.images, output_folder)
-        written.files += write_figures_over_epochs(subject, subject.preprocessing(loaded_images.images), output_folder)
-    written.files.append(output_folder / EXPLANATIONS_FILE)
-    write_atomically(output_folder / EXPLANATIONS_FILE, json.dumps(written.as_dict(), indent=1) + "\n")
-    return written
+        report.files += write_probes_if_possible(subject, run_images, loaded_images.images, output_folder)
+        report.files += write_figures_over_epochs(subject, subject.preprocessing(loaded_images.images), output_folder)
+    report.files.append(output_folder / EXPLANATIONS_FILE)
+    write_atomically(output_folder / EXPLANATIONS_FILE, json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n")
+    return report

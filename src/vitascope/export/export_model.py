@@ -12,19 +12,21 @@ from vitascope.model.block import Block
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import AttentionMapsByBlock, Logits
 
+DynamicShapes = tuple[dict[int, torch.export.Dim]]  # of each input: axis -> dimension with any size
+
 
 class TransformerWithMaps(VisionTransformer):
     """The model with explicit attention, so that it also returns the attention maps."""
 
     def forward(self, images: Tensor) -> tuple[Logits, AttentionMapsByBlock]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        tokens, seen = self.embed(images), []
+        tokens, maps_by_block = self.embed(images), []
         for block in cast("Iterable[Block]", self.blocks):
             normed = block.norm1(tokens)
             maps = block.attn.maps(normed, None, self.rotation)
             tokens = block.drop_path1(tokens, block.ls1(block.attn.mix(maps, normed)))
             tokens = block.drop_path2(tokens, block.ls2(block.mlp(block.norm2(tokens))))
-            seen.append(maps)
-        return self.forward_head(self.norm(tokens)), torch.stack(seen, dim=1)
+            maps_by_block.append(maps)
+        return self.forward_head(self.norm(tokens)), torch.stack(maps_by_block, dim=1)
 
 
 def build_export_model(model: VisionTransformer, *, maps: bool = False) -> VisionTransformer:
@@ -44,6 +46,6 @@ def make_example_images(model: VisionTransformer) -> Tensor:
     return torch.zeros(2, model.config.in_chans, *model.config.image_shape)
 
 
-def make_dynamic_batch_shapes() -> tuple[dict[int, object]]:
+def make_dynamic_batch_shapes() -> DynamicShapes:
     """Return the dynamic shapes of the export: the batch size."""
     return ({0: torch.export.Dim("batch", min=1)},)

@@ -8,17 +8,18 @@ are any.
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 
 from vitascope.data.dataset import Split
 from vitascope.data.preprocessing import Preprocessing
+from vitascope.evaluation.eval_data import RunSample
 from vitascope.export.onnx_file import DEFAULT_OPSET, TOLERANCE, check_onnx_export_possible, load_onnx, trace_to_onnx
 from vitascope.export.report import AccuracyComparison, ExportReport, Int8Report, build_metadata, suppress_export_logs
 from vitascope.export.verify import (
     ExportedModel,
-    RunSample,
     compare_speed,
     compute_relative_errors,
     reject_inaccurate_export,
@@ -28,6 +29,9 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_atomically
 from vitascope.shapes import Images, Logits
 from vitascope.weights.model_info import ModelInfo
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 BATCH_SIZE = 64
 REDUCE_RANGE = True  # weights of 7 bits: on processors without VNNI, sums of 8-bit products overflow 16 bits
@@ -49,56 +53,76 @@ def write_int8(
     """Write a quantised file; the float32 file is verified first. Without training images: dynamic quantisation."""
     check_onnx_export_possible(model, path, opset)
     with TemporaryDirectory() as folder:
-        whole = Path(folder) / "model.onnx"
-        trace_to_onnx(model, whole, build_metadata(model_info, run_name), maps=maps, opset=opset)
-        images, which = select_comparison_images(model, model_info.preparation, run_sample)
-        reject_inaccurate_export(compute_relative_errors(model, load_onnx(whole), images), TOLERANCE)
-        short, method = quantise_most_accurately(whole, model_info.preparation, training_samples)
-        apart = compute_relative_errors(model, load_onnx(short), images)
+        float32_file = Path(folder) / "model.onnx"
+        trace_to_onnx(model, float32_file, build_metadata(model_info, run_name), maps=maps, opset=opset)
+        images, description = select_comparison_images(model, model_info.preparation, run_sample)
+        reject_inaccurate_export(compute_relative_errors(model, load_onnx(float32_file), images), TOLERANCE)
+        int8_file, method = quantise_most_accurately(float32_file, model_info.preparation, training_samples)
+        errors = compute_relative_errors(model, load_onnx(int8_file), images)
         accuracy = (
-            compare_accuracy(load_onnx(whole), load_onnx(short), model_info.preparation, *run_sample)
+            compare_accuracy(load_onnx(float32_file), load_onnx(int8_file), model_info.preparation, run_sample)
             if run_sample
             else None
         )
-        ways = {"onnxruntime": load_onnx(whole, num_threads=1), "onnxruntime, int8": load_onnx(short, num_threads=1)}
-        speed, content = compare_speed(model, ways), short.read_bytes()
-        told = Int8Report(method, whole.stat().st_size, accuracy)
+        candidates = {
+            "onnxruntime": load_onnx(float32_file, num_threads=1),
+            "onnxruntime, int8": load_onnx(int8_file, num_threads=1),
+        }
+        speed, content = compare_speed(model, candidates), int8_file.read_bytes()
+        int8_report = Int8Report(method, float32_file.stat().st_size, accuracy)
     write_atomically(path, content)
-    return ExportReport(path, f"ONNX, opset {opset}, int8 ({method})", len(content), apart, which, speed, told)
+    return ExportReport(
+        path, f"ONNX, opset {opset}, int8 ({method})", len(content), errors, description, speed, int8_report
+    )
+
+
+class QuantisedFile(NamedTuple):
+    path: Path
+    method: str  # dynamic or static
+
+
+class QuantisationScore(NamedTuple):
+    """Larger is better; the fields are compared in this order."""
+
+    num_correct: int
+    num_agreeing: int  # with the predictions of float32
+    negative_error: float  # of the logits
 
 
 def quantise_most_accurately(
     float32_path: Path, preprocessing: Preprocessing, training_samples: Split | None
-) -> tuple[Path, str]:
-    """Return the quantised file with the best accuracy on training images, and its kind."""
+) -> QuantisedFile:
+    """Return the quantised file with the best accuracy on training images; without images, a dynamic one."""
     if training_samples is None:
-        return quantise_dynamic(float32_path), "dynamic"
-    some = training_samples.select_evenly(NUM_SELECTION_IMAGES)
-    truth = compute_exported_logits(load_onnx(float32_path), preprocessing, some)
+        return QuantisedFile(quantise_dynamic(float32_path), "dynamic")
+    samples = training_samples.select_evenly(NUM_SELECTION_IMAGES)
+    float32_logits = compute_exported_logits(load_onnx(float32_path), preprocessing, samples)
     calibration = preprocessing(training_samples.select_evenly(NUM_CALIBRATION_IMAGES).images)
-    files = {name: way(float32_path, calibration) for name, way in QUANTISERS.items()}
+    files = {name: quantise(float32_path, calibration) for name, quantise in QUANTISERS.items()}
 
-    def worth(name: str) -> tuple[int, int, float]:
-        """Rank by accuracy, then agreement with float32 predictions, then difference of the logits."""
-        said = compute_exported_logits(load_onnx(files[name]), preprocessing, some)
-        right, alike = ((said.argmax(1) == wanted).sum().item() for wanted in (some.labels, truth.argmax(1)))
-        return int(right), int(alike), -(said - truth).abs().mean().item()
+    def score_file(name: str) -> QuantisationScore:
+        logits = compute_exported_logits(load_onnx(files[name]), preprocessing, samples)
+        num_correct, num_agreeing = (
+            (logits.argmax(1) == labels).sum().item() for labels in (samples.labels, float32_logits.argmax(1))
+        )
+        return QuantisationScore(int(num_correct), int(num_agreeing), -(logits - float32_logits).abs().mean().item())
 
-    best = max(files, key=worth)
-    return files[best], best
+    method = max(files, key=score_file)
+    return QuantisedFile(files[method], method)
 
 
 def quantise_dynamic(float32_path: Path) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    file, told = float32_path.with_name("dynamic.onnx"), {"per_channel": True, "op_types_to_quantize": ["MatMul"]}
+    file = float32_path.with_name("dynamic.onnx")
     with suppress_export_logs():
         quantize_dynamic(
             _load_onnx_without_shapes(float32_path),
             file,
             weight_type=QuantType.QInt8,
             reduce_range=REDUCE_RANGE,
-            **told,
+            per_channel=True,
+            op_types_to_quantize=["MatMul"],
         )
     return file
 
@@ -112,7 +136,7 @@ def quantise_static(float32_path: Path, calibration_images: Images) -> Path:
 
         batches = iter(calibration_images.split(BATCH_SIZE))
 
-        def get_next(self) -> Any:
+        def get_next(self) -> dict[str, NDArray] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
             images = next(self.batches, None)
             return None if images is None else {"images": images.numpy()}
 
@@ -134,7 +158,7 @@ def quantise_static(float32_path: Path, calibration_images: Images) -> Path:
 
 
 QUANTISERS: dict[str, Callable[[Path, Images], Path]] = {
-    "dynamic": lambda whole, calibration: quantise_dynamic(whole),
+    "dynamic": lambda float32_path, calibration_images: quantise_dynamic(float32_path),
     "static": quantise_static,
 }
 
@@ -143,14 +167,19 @@ def compare_accuracy(
     float32_model: ExportedModel,
     int8_model: ExportedModel,
     preprocessing: Preprocessing,
-    samples: Split,
-    samples_description: str,
+    run_sample: RunSample,
 ) -> AccuracyComparison:
     """Compare the accuracy of both files on the same images."""
-    said = [compute_exported_logits(ask, preprocessing, samples).argmax(1) for ask in (float32_model, int8_model)]
-    right = [(answers == samples.labels).float().mean().item() for answers in said]
+    samples = run_sample.samples
+    float32_labels, int8_labels = (
+        compute_exported_logits(model, preprocessing, samples).argmax(1) for model in (float32_model, int8_model)
+    )
     return AccuracyComparison(
-        len(samples), samples_description, *right, agreement=(said[0] == said[1]).float().mean().item()
+        images=len(samples),
+        which=run_sample.description,
+        float32=(float32_labels == samples.labels).float().mean().item(),
+        int8=(int8_labels == samples.labels).float().mean().item(),
+        agreement=(float32_labels == int8_labels).float().mean().item(),
     )
 
 
@@ -158,7 +187,7 @@ def compute_exported_logits(exported_model: ExportedModel, preprocessing: Prepro
     return torch.cat([exported_model(preprocessing(stored))[0] for stored in samples.images.split(BATCH_SIZE)])
 
 
-def _load_onnx_without_shapes(onnx_path: Path) -> Any:
+def _load_onnx_without_shapes(onnx_path: Path) -> "ModelProto":
     """Remove the stored shapes: onnxruntime's quantiser transposes matrices and then rejects them."""
     import onnx
 

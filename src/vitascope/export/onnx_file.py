@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError, shorten_error_message
+from vitascope.evaluation.eval_data import RunSample
 from vitascope.export.export_model import build_export_model, make_dynamic_batch_shapes, make_example_images
 from vitascope.export.report import ExportReport, build_metadata, check_output_path, suppress_export_logs
 from vitascope.export.verify import (
     OUTPUT_NAMES,
     ExportedModel,
-    RunSample,
     compare_speed,
     compute_relative_errors,
     reject_inaccurate_export,
@@ -49,28 +49,28 @@ def write_onnx(
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         trace_to_onnx(model, file, build_metadata(model_info, run_name), maps=maps, opset=opset)
-        images, which = select_comparison_images(model, model_info.preparation, run_sample)
-        apart = compute_relative_errors(model, load_onnx(file), images)
-        reject_inaccurate_export(apart, TOLERANCE)
+        images, description = select_comparison_images(model, model_info.preparation, run_sample)
+        errors = compute_relative_errors(model, load_onnx(file), images)
+        reject_inaccurate_export(errors, TOLERANCE)
         speed = compare_speed(model, {"onnxruntime": load_onnx(file, num_threads=1)})
         content = file.read_bytes()
     write_atomically(path, content)
-    return ExportReport(path, f"ONNX, opset {opset}", len(content), apart, which, speed)
+    return ExportReport(path, f"ONNX, opset {opset}", len(content), errors, description, speed)
 
 
 def check_onnx_export_possible(model: VisionTransformer, path: Path, opset: int) -> None:
     """Check the packages, the opset, the size and the path before exporting."""
-    lacking = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
-    if lacking:
-        raise UserError(f'ONNX export needs {" and ".join(lacking)}. Install with: pip install "vitascope[onnx]"')
+    missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise UserError(f'ONNX export needs {" and ".join(missing)}. Install with: pip install "vitascope[onnx]"')
     if opset not in SUPPORTED_OPSETS:
         raise UserError(
             f"--opset {opset} is not supported. Choose one from {SUPPORTED_OPSETS[0]} to {SUPPORTED_OPSETS[-1]}."
         )
-    weights = 4 * count_parameters(model.config)
-    if weights > MAX_FILE_BYTES:
+    num_bytes = 4 * count_parameters(model.config)
+    if num_bytes > MAX_FILE_BYTES:
         raise UserError(
-            f"The weights have {weights / 2**30:.1f} GiB; an ONNX file can hold 2 GiB. Use: vitascope export torch"
+            f"The weights have {num_bytes / 2**30:.1f} GiB; an ONNX file can hold 2 GiB. Use: vitascope export torch"
         )
     check_output_path(path, SUFFIX)
 
@@ -79,11 +79,11 @@ def trace_to_onnx(
     model: VisionTransformer, onnx_path: Path, metadata: dict[str, str], *, maps: bool, opset: int
 ) -> None:
     """Trace the model to ONNX operators, without references to our source code."""
-    twin = build_export_model(model, maps=maps)
+    plain_model = build_export_model(model, maps=maps)
     with suppress_export_logs():
         program: Any = torch.onnx.export(
-            twin,
-            (make_example_images(twin),),
+            plain_model,
+            (make_example_images(plain_model),),
             dynamo=True,
             verbose=False,
             opset_version=opset,
@@ -111,7 +111,7 @@ def load_onnx(onnx_path: Path, num_threads: int = 0) -> ExportedModel:
         reason = shorten_error_message(error, 200)
         raise UserError(f"onnxruntime {onnxruntime.__version__} cannot read the file: {reason}") from error
 
-    def ask(images: Tensor) -> Sequence[Tensor]:
-        return [torch.from_numpy(answer) for answer in session.run(None, {"images": images.numpy()})]
+    def run_model(images: Tensor) -> Sequence[Tensor]:
+        return [torch.from_numpy(output) for output in session.run(None, {"images": images.numpy()})]
 
-    return ask
+    return run_model

@@ -30,7 +30,7 @@ class AccuracyComparison:
 
 @dataclass(frozen=True)
 class Int8Report:
-    """Size and accuracy of the int8 file beside float32."""
+    """Size of the float32 file, and accuracy of both files."""
 
     method: str  # dynamic or static
     float32_bytes: int

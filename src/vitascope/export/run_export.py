@@ -24,18 +24,27 @@ def export_run(
     maps: bool = False,
     opset: int | None = None,
 ) -> ExportReport:
-    """Export as `form`: onnx, int8 (ONNX) or torch; to RUN/export/ by default. Test images are never used."""
+    """Export as `file_format`: onnx, int8 (ONNX) or torch; to RUN/export/ by default. Test images are never used."""
     if file_format not in DEFAULT_FILE_NAMES:
-        raise UserError(f"There is no form '{file_format}'. {suggest_choice(file_format, DEFAULT_FILE_NAMES)}")
-    run, facts = model.run, model.info
+        raise UserError(f"There is no export format '{file_format}'. {suggest_choice(file_format, DEFAULT_FILE_NAMES)}")
+    run, model_info = model.run, model.info
     path = output_path or run.get_path("export") / DEFAULT_FILE_NAMES[file_format]
-    told = {"run_name": _format_run_name(run), "run_sample": sample_run_images(run, facts, MAX_COMPARED_IMAGES)}
+    run_name, run_sample = _format_run_name(run), sample_run_images(run, model_info, MAX_COMPARED_IMAGES)
     if file_format == "torch":
-        return write_torch(model, facts, path, **told)
-    told |= {"maps": maps, "opset": DEFAULT_OPSET if opset is None else opset}
+        return write_torch(model, model_info, path, run_name=run_name, run_sample=run_sample)
+    opset = DEFAULT_OPSET if opset is None else opset
     if file_format == "onnx":
-        return write_onnx(model, facts, path, **told)
-    return write_int8(model, facts, path, training_samples=_load_training_images(model), **told)
+        return write_onnx(model, model_info, path, run_name=run_name, maps=maps, opset=opset, run_sample=run_sample)
+    return write_int8(
+        model,
+        model_info,
+        path,
+        run_name=run_name,
+        maps=maps,
+        opset=opset,
+        run_sample=run_sample,
+        training_samples=_load_training_images(model),
+    )
 
 
 def _format_run_name(run: Run) -> str:

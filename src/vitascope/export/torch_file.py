@@ -8,11 +8,11 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
+from vitascope.evaluation.eval_data import RunSample
 from vitascope.export.export_model import build_export_model, make_dynamic_batch_shapes, make_example_images
 from vitascope.export.report import METADATA_FILE, ExportReport, build_metadata, check_output_path, suppress_export_logs
 from vitascope.export.verify import (
     ExportedModel,
-    RunSample,
     compare_speed,
     compute_relative_errors,
     reject_inaccurate_export,
@@ -39,32 +39,35 @@ def write_torch(
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.pt2"
         trace_to_torch_export(model, file, build_metadata(model_info, run_name))
-        ask = load_torch_export(file)
-        images, which = select_comparison_images(model, model_info.preparation, run_sample)
-        apart = compute_relative_errors(model, ask, images)
-        reject_inaccurate_export(apart, TOLERANCE)
-        speed = compare_speed(model, {"torch.export": ask})
+        exported_model = load_torch_export(file)
+        images, description = select_comparison_images(model, model_info.preparation, run_sample)
+        errors = compute_relative_errors(model, exported_model, images)
+        reject_inaccurate_export(errors, TOLERANCE)
+        speed = compare_speed(model, {"torch.export": exported_model})
         content = file.read_bytes()
     write_atomically(path, content)
-    return ExportReport(path, "torch.export", len(content), apart, which, speed)
+    return ExportReport(path, "torch.export", len(content), errors, description, speed)
 
 
 def trace_to_torch_export(model: VisionTransformer, pt2_path: Path, metadata: dict[str, str]) -> None:
     """Trace the model with torch.export, without references to our source code."""
-    twin = build_export_model(model)
+    plain_model = build_export_model(model)
     with suppress_export_logs():
-        program = torch.export.export(twin, (make_example_images(twin),), dynamic_shapes=make_dynamic_batch_shapes())
+        program = torch.export.export(
+            plain_model, (make_example_images(plain_model),), dynamic_shapes=make_dynamic_batch_shapes()
+        )
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)
         torch.export.save(program, pt2_path, extra_files={METADATA_FILE: json.dumps(metadata, ensure_ascii=False)})
 
 
 def load_torch_export(pt2_path: Path) -> ExportedModel:
+    """Return the file as a function."""
     with suppress_export_logs():
         module = torch.export.load(pt2_path).module()
 
     @torch.no_grad()
-    def ask(images: Tensor) -> Sequence[Tensor]:
+    def run_model(images: Tensor) -> Sequence[Tensor]:
         return [module(images)]
 
-    return ask
+    return run_model

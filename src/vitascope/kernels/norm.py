@@ -1,11 +1,13 @@
-"""Tokens -> Tokens of a steady size: RMSNorm and LayerNorm that read once and write the products' format once.
+"""Tokens -> normalised Tokens: RMSNorm and LayerNorm with one read and one write, in the output dtype.
 
-PyTorch's norms under autocast compute in float32, and each change of format is a pass over memory of its own. Here a
-row is read, normalised in float32 and written. The backward pass computes the row's mean and size again.
+Under autocast, PyTorch's norms compute in float32, and each conversion is a separate pass over memory. This kernel
+reads a row, normalises it in float32 and writes it. The backward pass recomputes the row's mean and standard deviation.
 """
 
-# Triton's language is not Python's types.
+# Triton code is not typed Python.
 # pyright: reportCallIssue=false, reportArgumentType=false
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,14 +16,14 @@ from torch import Tensor
 
 from vitascope.kernels.reduce import sum_partial_gradients
 
-MAX_PROGRAMS = 1024  # each goes through many rows on the way back, and sums its share of the weight's gradient
-TILE_ELEMENTS = 2048  # of a tile
+MAX_PROGRAMS = 1024  # of the backward pass; each processes many rows and sums a partial gradient of the weight
+TILE_ELEMENTS = 2048  # per tile
 
 
 @triton.jit
-def _normalize_rows(x, inside, WIDTH: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr):
-    """Rows without their mean (for LayerNorm) times one over their size, and that factor."""
-    if CENTRE:
+def _normalize_rows(x, inside, WIDTH: tl.constexpr, SUBTRACT_MEAN: tl.constexpr, EPS: tl.constexpr):
+    """Return rows, minus their mean for LayerNorm, times 1 / standard deviation (or RMS), and that factor."""
+    if SUBTRACT_MEAN:
         x = tl.where(inside, x - (tl.sum(x, 1) / WIDTH)[:, None], 0.0)
     factor = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + EPS)[:, None]
     return x * factor, factor
@@ -30,52 +32,52 @@ def _normalize_rows(x, inside, WIDTH: tl.constexpr, CENTRE: tl.constexpr, EPS: t
 @triton.jit
 def _norm_kernel(
     x, weight, bias, out, COUNT,
-    WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, SUBTRACT_MEAN: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     feature = tl.arange(0, TILE)[None, :]
-    known, inside = feature < WIDTH, (row < COUNT) & (feature < WIDTH)
-    here = tl.load(x + row * WIDTH + feature, mask=inside, other=0.0).to(tl.float32)
-    here, _ = _normalize_rows(here, inside, WIDTH, CENTRE, EPS)
-    here *= tl.load(weight + feature, mask=known, other=0.0)
-    if CENTRE:
-        here += tl.load(bias + feature, mask=known, other=0.0)
-    tl.store(out + row * WIDTH + feature, here.to(out.dtype.element_ty), mask=inside)
+    is_feature, inside = feature < WIDTH, (row < COUNT) & (feature < WIDTH)
+    values = tl.load(x + row * WIDTH + feature, mask=inside, other=0.0).to(tl.float32)
+    values, _ = _normalize_rows(values, inside, WIDTH, SUBTRACT_MEAN, EPS)
+    values *= tl.load(weight + feature, mask=is_feature, other=0.0)
+    if SUBTRACT_MEAN:
+        values += tl.load(bias + feature, mask=is_feature, other=0.0)
+    tl.store(out + row * WIDTH + feature, values.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _norm_backward_kernel(
-    gradient, x, weight, to_x, sums, COUNT, STEPS,
-    WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, CENTRE: tl.constexpr, EPS: tl.constexpr,
+    grad_output, x, weight, grad_x, sums, COUNT, STEPS,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, SUBTRACT_MEAN: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     feature = tl.arange(0, TILE)[None, :]
-    known = feature < WIDTH
-    scale = tl.load(weight + feature, mask=known, other=0.0)
+    is_feature = feature < WIDTH
+    scale = tl.load(weight + feature, mask=is_feature, other=0.0)
     weight_sum, bias_sum = tl.zeros((ROWS, TILE), tl.float32), tl.zeros((ROWS, TILE), tl.float32)
     for step in range(STEPS):
         row = (step * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        inside = (row < COUNT) & known
-        place = row * WIDTH + feature
-        here = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        above = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
-        steady, factor = _normalize_rows(here, inside, WIDTH, CENTRE, EPS)
-        weight_sum += above * steady
-        bias_sum += above
-        above *= scale
-        change = above - steady * (tl.sum(above * steady, 1) / WIDTH)[:, None]
-        if CENTRE:
-            change -= (tl.sum(above, 1) / WIDTH)[:, None]
-        tl.store(to_x + place, (change * factor).to(to_x.dtype.element_ty), mask=inside)
+        inside = (row < COUNT) & is_feature
+        offset = row * WIDTH + feature
+        values = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_output + offset, mask=inside, other=0.0).to(tl.float32)
+        normalized, factor = _normalize_rows(values, inside, WIDTH, SUBTRACT_MEAN, EPS)
+        weight_sum += grad * normalized
+        bias_sum += grad
+        grad *= scale
+        change = grad - normalized * (tl.sum(grad * normalized, 1) / WIDTH)[:, None]
+        if SUBTRACT_MEAN:
+            change -= (tl.sum(grad, 1) / WIDTH)[:, None]
+        tl.store(grad_x + offset, (change * factor).to(grad_x.dtype.element_ty), mask=inside)
     column = tl.arange(0, TILE)
-    share = sums + tl.program_id(0) * (1 + CENTRE) * WIDTH + column
-    tl.store(share, tl.sum(weight_sum, 0), mask=column < WIDTH)
-    if CENTRE:
-        tl.store(share + WIDTH, tl.sum(bias_sum, 0), mask=column < WIDTH)
+    partial_sums = sums + tl.program_id(0) * (1 + SUBTRACT_MEAN) * WIDTH + column
+    tl.store(partial_sums, tl.sum(weight_sum, 0), mask=column < WIDTH)
+    if SUBTRACT_MEAN:
+        tl.store(partial_sums + WIDTH, tl.sum(bias_sum, 0), mask=column < WIDTH)
 
 
-@torch.library.custom_op("vitascope::norm", mutates_args=())
+@torch.library.custom_op("vitascope::layer_or_rms_norm", mutates_args=())
 def layer_or_rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, output_dtype: torch.dtype) -> Tensor:
-    """LayerNorm where there is a bias, else RMSNorm, over the last axis; written as `dtype`."""
+    """Apply LayerNorm if there is a bias, else RMSNorm, over the last axis; the result has `output_dtype`."""
     x, out = x.contiguous(), torch.empty(x.shape, dtype=output_dtype, device=x.device)
     width, tile, rows = _choose_tile(x)
     count = x.numel() // width
@@ -83,49 +85,60 @@ def layer_or_rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     return out
 
 
-@torch.library.custom_op("vitascope::norm_backward", mutates_args=())
+@torch.library.custom_op("vitascope::layer_or_rms_norm_backward", mutates_args=())
 def layer_or_rms_norm_backward(
     grad_output: Tensor, x: Tensor, weight: Tensor, subtract_mean: bool, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x and, in rows, of the weight and of the bias where there is one."""
+    """Return the gradients of x and, as rows, of the weight and of the bias if there is one."""
     x, grad_output = x.contiguous(), grad_output.contiguous()
     width, tile, rows = _choose_tile(x)
     count = x.numel() // width
     programs = min(MAX_PROGRAMS, triton.cdiv(count, rows))
-    to_x, sums = torch.empty_like(x), x.new_empty(programs, 1 + subtract_mean, width, dtype=torch.float32)
+    grad_x, sums = torch.empty_like(x), x.new_empty(programs, 1 + subtract_mean, width, dtype=torch.float32)
     steps = triton.cdiv(count, rows * programs)
     _norm_backward_kernel[(programs,)](
-        grad_output, x, weight, to_x, sums, count, steps, width, tile, rows, subtract_mean, eps
+        grad_output, x, weight, grad_x, sums, count, steps, width, tile, rows, subtract_mean, eps
     )
-    return to_x, sum_partial_gradients(sums)
+    return grad_x, sum_partial_gradients(sums)
 
 
-def _choose_tile(x: Tensor) -> tuple[int, int, int]:
-    tile = triton.next_power_of_2(x.shape[-1])
-    return x.shape[-1], tile, max(1, TILE_ELEMENTS // tile)
+class NormTile(NamedTuple):
+    """Size of a program's tile."""
+
+    width: int  # features
+    padded_width: int  # the next power of two
+    num_rows: int
+
+
+def _choose_tile(x: Tensor) -> NormTile:
+    padded_width = triton.next_power_of_2(x.shape[-1])
+    return NormTile(x.shape[-1], padded_width, max(1, TILE_ELEMENTS // padded_width))
 
 
 @layer_or_rms_norm.register_fake
-def _(x, *rest):
-    *_, dtype = rest
-    return torch.empty(x.shape, dtype=dtype, device=x.device)
+def _fake_norm(x: Tensor, *args: Any) -> Tensor:
+    *_, output_dtype = args
+    return torch.empty(x.shape, dtype=output_dtype, device=x.device)
 
 
 @layer_or_rms_norm_backward.register_fake
-def _(_, x, weight, centre, __):
-    return x.new_empty(x.shape), x.new_empty(1 + centre, len(weight), dtype=torch.float32)
+def _fake_norm_backward(
+    grad_output: Tensor, x: Tensor, weight: Tensor, subtract_mean: bool, eps: float
+) -> tuple[Tensor, Tensor]:
+    del grad_output, eps
+    return x.new_empty(x.shape), x.new_empty(1 + subtract_mean, len(weight), dtype=torch.float32)
 
 
-def _save_for_backward(ctx, inputs, output):
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
     x, weight, bias, ctx.eps, _ = inputs
-    ctx.centre = bias is not None
+    ctx.subtract_mean = bias is not None
     ctx.save_for_backward(x, weight)
 
 
-def _compute_gradients(ctx, grad_output):
-    to_x, sums = layer_or_rms_norm_backward(grad_output, *ctx.saved_tensors, ctx.centre, ctx.eps)
-    return to_x, sums[0], sums[1] if ctx.centre else None, None, None
+def _compute_gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    grad_x, sums = layer_or_rms_norm_backward(grad_output, *ctx.saved_tensors, ctx.subtract_mean, ctx.eps)
+    return grad_x, sums[0], sums[1] if ctx.subtract_mean else None, None, None
 
 
 layer_or_rms_norm.register_autograd(_compute_gradients, setup_context=_save_for_backward)

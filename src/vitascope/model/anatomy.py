@@ -1,7 +1,7 @@
-"""ModelConfig -> every stage from image to logits: its shape, parameters, FLOPs and bytes, without running anything.
+"""List every stage of a model from image to logits: shape, parameters, FLOPs and bytes, without running the model.
 
 FLOPs count matrix products, two per multiply-add, as PyTorch's FlopCounterMode does; bytes are the stage's activations
-in float32. The tests hold these numbers against a real model.
+in float32. The tests compare these numbers with a real model.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ BYTES_PER_FLOAT = 4  # float32
 
 @dataclass(frozen=True)
 class Stage:
-    """One tensor on the way, and what making it costs."""
+    """One tensor between image and logits, and the cost of computing it."""
 
     name: str
     axes: list[str]
@@ -30,26 +30,26 @@ class Stage:
 
 
 def list_stages(config: ModelConfig, *, batch_size: int = 1, num_tokens: int | None = None) -> list[Stage]:
-    """All stages in order. `tokens` follows that many tokens from the first block on, leaving the image out."""
+    """Return all stages in order. With `num_tokens`, start at the first block with this number of tokens."""
     for name, value in (("batch", batch_size), ("tokens", num_tokens)):
         if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1.")
-    start = (
+    input_stages = (
         _list_embedding_stages(config, batch_size)
         if num_tokens is None
         else [_make_input_tokens_stage(config, batch_size, num_tokens, num_parameters=0)]
     )
     count = config.num_tokens if num_tokens is None else num_tokens
     blocks: list[Stage] = []
-    for index, fewer in enumerate(config.num_removed_per_block if num_tokens is None else [0] * config.depth):
-        blocks += _list_block_stages(config, batch_size, count, count - fewer, f"blocks.{index}.")
-        count -= fewer
-    return start + blocks + _list_head_stages(config, batch_size, count)
+    for index, num_removed in enumerate(config.num_removed_per_block if num_tokens is None else [0] * config.depth):
+        blocks += _list_block_stages(config, batch_size, count, count - num_removed, f"blocks.{index}.")
+        count -= num_removed
+    return input_stages + blocks + _list_head_stages(config, batch_size, count)
 
 
 def _list_embedding_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
-    rows = 0 if config.no_embed_class else config.num_prefix_tokens
-    table = rows + config.num_patches if config.absolute_positions == "learned" else 0
+    prefix_rows = 0 if config.no_embed_class else config.num_prefix_tokens
+    table_rows = prefix_rows + config.num_patches if config.absolute_positions == "learned" else 0
     return [
         Stage("image", ["batch", "channel", "height", "width"], [batch_size, config.in_chans, *config.image_shape]),
         *(
@@ -58,37 +58,40 @@ def _list_embedding_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
             else _list_patch_stages(config, batch_size)
         ),
         _make_input_tokens_stage(
-            config, batch_size, config.num_tokens, num_parameters=(config.num_prefix_tokens + table) * config.embed_dim
+            config,
+            batch_size,
+            config.num_tokens,
+            num_parameters=(config.num_prefix_tokens + table_rows) * config.embed_dim,
         ),
     ]
 
 
 def _list_patch_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
-    shifts = config.tokenizer == "spt"
-    channels = config.in_chans * (5 if shifts else 1)
+    has_shifted_copies = config.tokenizer == "spt"
+    channels = config.in_chans * (5 if has_shifted_copies else 1)
     pixels = channels * prod(config.patch_shape)
     embedded = _make_linear_stage(
         "patch_embed", "feature", batch_size, config.num_patches, pixels, config.embed_dim, True
     )
-    found = [Stage("patches", ["batch", "patch", "pixel value"], [batch_size, config.num_patches, pixels])]
-    if shifts:
+    stages = [Stage("patches", ["batch", "patch", "pixel value"], [batch_size, config.num_patches, pixels])]
+    if has_shifted_copies:
         shape = [batch_size, channels, *config.image_shape]
-        found.insert(0, Stage("shifted", ["batch", "channel", "height", "width"], shape))
-        found.append(replace(found[-1], name="patch_embed.norm", parameters=2 * pixels))
-    return [*found, replace(embedded, axes=["batch", "patch", "feature"])]
+        stages.insert(0, Stage("shifted", ["batch", "channel", "height", "width"], shape))
+        stages.append(replace(stages[-1], name="patch_embed.norm", parameters=2 * pixels))
+    return [*stages, replace(embedded, axes=["batch", "patch", "feature"])]
 
 
 def _list_convolution_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
-    """Each layer's cost is at full size; what is shown is the picture after pooling."""
+    """Return one stage per layer: the cost of its convolution, and the shape after its pooling."""
     height, width = config.image_shape
-    found = []
+    stages = []
     for layer, (before, after) in enumerate(pairwise(config.conv_channels)):
         weights, pixels = 9 * before * after, (height >> layer) * (width >> layer)
         shape = [batch_size, after, height >> layer + 1, width >> layer + 1]
         axes = ["batch", "channel", "height", "width"]
-        found.append(Stage(f"patch_embed.layers.{3 * layer}", axes, shape, weights, 2 * batch_size * weights * pixels))
+        stages.append(Stage(f"patch_embed.layers.{3 * layer}", axes, shape, weights, 2 * batch_size * weights * pixels))
     shape = [batch_size, config.num_patches, config.embed_dim]
-    return [*found, Stage("patch_embed", ["batch", "patch", "feature"], shape)]
+    return [*stages, Stage("patch_embed", ["batch", "patch", "feature"], shape)]
 
 
 def _make_input_tokens_stage(config: ModelConfig, batch_size: int, num_tokens: int, *, num_parameters: int) -> Stage:
@@ -100,7 +103,7 @@ def _make_input_tokens_stage(config: ModelConfig, batch_size: int, num_tokens: i
 def _list_block_stages(
     config: ModelConfig, batch_size: int, num_tokens: int, num_tokens_after: int, name_prefix: str
 ) -> list[Stage]:
-    """`after`: tokens that are left for the MLP, where some are merged or dropped."""
+    """Return one block's stages. `num_tokens_after` tokens remain for the MLP if some are merged or dropped."""
     return [
         *_list_norm_stages(config, name_prefix + "norm1", batch_size, num_tokens),
         *_list_attention_stages(config, batch_size, num_tokens, name_prefix + "attn."),
@@ -121,15 +124,15 @@ def _list_block_stages(
 def _list_token_reduction_stages(
     config: ModelConfig, batch_size: int, num_tokens: int, num_tokens_after: int, name_prefix: str
 ) -> list[Stage]:
-    left = _make_token_stage(
+    remaining = _make_token_stage(
         config, name_prefix + ("merged" if config.merge_tokens else "kept"), batch_size, num_tokens_after
     )
     if not config.merge_tokens:
-        return [left]
+        return [remaining]
     patches = num_tokens - config.num_prefix_tokens
     sides = [(patches + 1) // 2, patches // 2]
-    meeting = 2 * batch_size * prod(sides) * config.head_width
-    return [Stage(name_prefix + "likeness", ["batch", "first", "second"], [batch_size, *sides], flops=meeting), left]
+    flops = 2 * batch_size * prod(sides) * config.head_width
+    return [Stage(name_prefix + "likeness", ["batch", "first", "second"], [batch_size, *sides], flops=flops), remaining]
 
 
 def _list_attention_stages(config: ModelConfig, batch_size: int, num_tokens: int, name_prefix: str) -> list[Stage]:
@@ -138,20 +141,20 @@ def _list_attention_stages(config: ModelConfig, batch_size: int, num_tokens: int
     weights = width * width + width * config.qkv_bias
     qk_norm = _count_norm_parameters(config, head_width) if config.qk_norm else 0
     scales = heads if config.attention == "lsa" else 0
-    projecting = 2 * batch_size * num_tokens * width * width
-    meeting = 2 * batch_size * num_tokens * num_tokens * width
+    projection_flops = 2 * batch_size * num_tokens * width * width
+    map_flops = 2 * batch_size * num_tokens * num_tokens * width
     stages = [
-        Stage(name_prefix + "query", *per_head, parameters=weights + qk_norm, flops=projecting),
-        Stage(name_prefix + "key", *per_head, parameters=weights + qk_norm, flops=projecting),
-        Stage(name_prefix + "value", *per_head, parameters=weights, flops=projecting),
+        Stage(name_prefix + "query", *per_head, parameters=weights + qk_norm, flops=projection_flops),
+        Stage(name_prefix + "key", *per_head, parameters=weights + qk_norm, flops=projection_flops),
+        Stage(name_prefix + "value", *per_head, parameters=weights, flops=projection_flops),
         Stage(
             name_prefix + "maps",
             ["batch", "head", "query", "key"],
             [batch_size, heads, num_tokens, num_tokens],
             scales,
-            meeting,
+            map_flops,
         ),
-        Stage(name_prefix + "heads", *per_head, flops=meeting),
+        Stage(name_prefix + "heads", *per_head, flops=map_flops),
         Stage(name_prefix + "joined", ["batch", "token", "feature"], [batch_size, num_tokens, width]),
     ]
     if config.output_projection:
@@ -162,10 +165,10 @@ def _list_attention_stages(config: ModelConfig, batch_size: int, num_tokens: int
 
 
 def _list_mlp_stages(config: ModelConfig, batch_size: int, num_tokens: int, name_prefix: str) -> list[Stage]:
-    width, wide = config.embed_dim, config.hidden_width
-    hidden = wide // 2 if config.mlp == "swiglu" else wide
+    width, fc1_width = config.embed_dim, config.hidden_width
+    hidden = fc1_width // 2 if config.mlp == "swiglu" else fc1_width
     return [
-        _make_linear_stage(name_prefix + "fc1", "hidden", batch_size, num_tokens, width, wide, config.proj_bias),
+        _make_linear_stage(name_prefix + "fc1", "hidden", batch_size, num_tokens, width, fc1_width, config.proj_bias),
         Stage(name_prefix + "activation", ["batch", "token", "hidden"], [batch_size, num_tokens, hidden]),
         _make_linear_stage(name_prefix + "fc2", "feature", batch_size, num_tokens, hidden, width, config.proj_bias),
     ]
@@ -175,15 +178,15 @@ def _list_head_stages(config: ModelConfig, batch_size: int, num_tokens: int) -> 
     width, pooled = config.embed_dim, ["batch", "feature"]
     pools_first = config.global_pool == "avg"
     patches = max(0, num_tokens - config.num_prefix_tokens)
-    scores = config.global_pool == "seq"
+    has_scores = config.global_pool == "seq"
     stages = [] if pools_first else _list_norm_stages(config, "norm", batch_size, num_tokens)
     stages.append(
         Stage(
             "pool",
             pooled,
             [batch_size, width],
-            parameters=scores * (width + 1),
-            flops=scores * 2 * batch_size * patches * width,
+            parameters=has_scores * (width + 1),
+            flops=has_scores * 2 * batch_size * patches * width,
         )
     )
     norm = _count_norm_parameters(config, width)
@@ -197,11 +200,14 @@ def _list_head_stages(config: ModelConfig, batch_size: int, num_tokens: int) -> 
 
 
 def count_parameters(config: ModelConfig) -> int:
+    """Count the trainable parameters of a model."""
     return sum(stage.parameters for stage in list_stages(config))
 
 
 def count_flops(config: ModelConfig, num_visible_patches: int | None = None) -> int:
-    """Of one image's forward pass, all tokens, as papers count; with `seen`, of so many patches, all being embedded."""
+    """Count the FLOPs of one image's forward pass, as papers do.
+
+    With `num_visible_patches`, all patches are embedded and this number enters the blocks (MAE)."""
     if num_visible_patches is None:
         return sum(stage.flops for stage in list_stages(config))
     blocks = list_stages(config, num_tokens=config.num_prefix_tokens + num_visible_patches)

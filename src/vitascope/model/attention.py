@@ -1,4 +1,6 @@
-"""Tokens -> Tokens: multi-head self-attention, by the fused kernel and written out in two halves."""
+"""Tokens -> Tokens: multi-head self-attention, with fused kernels, and explicitly in two steps (maps, mix)."""
+
+from typing import NamedTuple
 
 import torch
 from einops import rearrange
@@ -24,19 +26,35 @@ from vitascope.model.scaled_dot_product import (
 from vitascope.shapes import AttentionMaps, HeadTokens, OutputTokens, Queries, RotaryTable, Tokens, TokenSizes
 
 PACKED_HEADS_PATTERN = "batch token (part head width) -> part batch head token width"
-UNFUSED_KERNEL = (
-    "written"  # a kernel that is none: for many models at once, over which the fused ones cannot be batched
-)
+UNFUSED_KERNEL = "written"  # explicit attention: fused kernels cannot be batched over several models
+
+
+class QueriesKeysValues(NamedTuple):
+    """Queries, keys and values per head, after QK-norm and rotary positions."""
+
+    query: Queries
+    key: HeadTokens
+    value: HeadTokens
+
+
+class KernelArgs(NamedTuple):
+    """Arguments of the Triton kernels after the packed projection."""
+
+    q_norm_weight: Tensor | None
+    k_norm_weight: Tensor | None
+    rotation: Tensor | None
+    num_heads: int
+    eps: float
 
 
 class SelfAttention(nn.Module):
-    """Each token gathers from all tokens; every head decides for itself where to look.
+    """Multi-head self-attention: each head computes a weighted mean of the values of all tokens.
 
-    The law: `mix(maps(tokens), tokens) == forward(tokens)` in eval mode. `forward` is the fast path; the two halves are
-    the same thing written out, for looking inside. Masks: True means *may look*; shapes query × key,
-    batch × query × key, or batch × head × query × key. With `local` (LSA: Lee, Lee & Song 2021, section 3.3) no token
-    looks at itself, and every head learns by how much its scores are multiplied (`scale`). `kernel` names the code that
-    the fast path prefers where it can: one of KERNELS; the results differ by rounding only.
+    In eval mode `mix(maps(tokens), tokens) == forward(tokens)`: `forward` is fast, `maps` and `mix` give access to the
+    attention maps. Masks: True means that the query may attend to the key; shapes query × key, batch × query × key, or
+    batch × head × query × key. With `local` (LSA: Lee, Lee & Song 2021, section 3.3) no token attends to itself, and
+    the factor of the scores is learned per head (`scale`). `kernel`, one of KERNELS, selects the implementation that
+    `forward` uses if it is available; results differ only by rounding.
     """
 
     KERNELS = ("default", "own", *BACKENDS)
@@ -75,13 +93,13 @@ class SelfAttention(nn.Module):
     def forward(
         self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None, num_outputs: int | None = None
     ) -> OutputTokens:
-        """With `first`, only so many tokens, counted from the front, look around; the others are not asked for."""
+        """Attend. With `num_outputs`, only the first `num_outputs` tokens are queries and outputs."""
         check_tokens(tokens, self.embed_dim)
         if num_outputs is not None:
             return self.attend_and_project(*self.compute_queries_keys_values(tokens, rotation, num_outputs), mask)
         packed = self.qkv(tokens)
-        plain = mask is None and not self.causal and self.scale is None and not (self.training and self.attn_drop.p)
-        if plain and self._can_use_triton_kernel(packed) and kernels.can_use_short_attention(packed):
+        is_plain = mask is None and not self.causal and self.scale is None and not (self.training and self.attn_drop.p)
+        if is_plain and self._can_use_triton_kernel(packed) and kernels.can_use_short_attention(packed):
             from vitascope.kernels.short_attention import short_attention
 
             return self.proj_drop(self.proj(short_attention(packed, *self._collect_kernel_args(rotation))))
@@ -95,8 +113,8 @@ class SelfAttention(nn.Module):
         mask: Tensor | None = None,
         token_sizes: TokenSizes | None = None,
     ) -> OutputTokens:
-        """What the tokens that ask get from all, by the fused kernel; `sizes`: each stands for so many (`crowded`)."""
-        sure = mask is None and key.shape[2] > 1  # our own mask leaves everyone somebody to look at
+        """Attend with the fused kernel and project. `token_sizes`: number of patches merged into each key."""
+        has_no_empty_row = mask is None and key.shape[2] > 1  # causal and local masks leave every query a key
         mask = self.combine_masks(mask, key) if token_sizes is None else self.compute_size_bias(token_sizes, key)
         mask = mask if mask is None else mask[..., : query.shape[2], :]
         dropout = self.attn_drop.p if self.training else 0.0
@@ -105,13 +123,13 @@ class SelfAttention(nn.Module):
                 mask = causal_mask(key.shape[2], key.device)[: query.shape[2]]
             return self.concat_and_project_heads(compute_attention_maps(query, key, mask) @ value)
         with prefer_sdpa_backend(self.kernel):
-            gathered = attend_fused(
-                query, key, value, mask, causal=self.causal, dropout_rate=dropout, skip_empty_row_check=sure
+            head_outputs = attend_fused(
+                query, key, value, mask, causal=self.causal, dropout_rate=dropout, skip_empty_row_check=has_no_empty_row
             )
-        return self.concat_and_project_heads(gathered)
+        return self.concat_and_project_heads(head_outputs)
 
     def maps(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> AttentionMaps:
-        """First half: who looks at whom. (batch, head, query, key), rows sum to 1."""
+        """Return the attention maps, (batch, head, query, key); rows sum to 1."""
         check_tokens(tokens, self.embed_dim)
         query, key, _ = self.compute_queries_keys_values(tokens, rotation)
         mask = self.combine_masks(mask, key)
@@ -120,30 +138,28 @@ class SelfAttention(nn.Module):
         return compute_attention_maps(query, key, mask)
 
     def mix(self, maps: AttentionMaps, tokens: Tokens) -> Tokens:
-        """Second half: gather the values along the maps, join the heads, project."""
+        """Average the values with the maps as weights, concatenate the heads, project."""
         check_tokens(tokens, self.embed_dim)
         _, _, value = self.compute_queries_keys_values(tokens)
         return self.concat_and_project_heads(self.attn_drop(maps) @ value)
 
     def compute_queries_keys_values(
         self, tokens: Tokens, rotation: RotaryTable | None = None, num_queries: int | None = None
-    ) -> tuple[Queries, HeadTokens, HeadTokens]:
-        """What each token (or only the first ones) asks for, what each offers and hands over, per head."""
+    ) -> QueriesKeysValues:
+        """Project tokens to queries, keys and values per head. `num_queries`: only the first tokens are queries."""
         if num_queries is None:
             return self._normalize_and_rotate_packed(self.qkv(tokens), rotation)
         weights = self.qkv.weight.tensor_split([self.embed_dim])
         biases = (None, None) if self.qkv.bias is None else self.qkv.bias.tensor_split([self.embed_dim])
-        asked, offered = (
+        packed_query, packed_key_value = (
             F.linear(t, w, b) for t, w, b in zip((tokens[:, :num_queries], tokens), weights, biases, strict=True)
         )
-        query = rearrange(asked, "batch token (head width) -> batch head token width", head=self.num_heads)
-        key, value = rearrange(offered, PACKED_HEADS_PATTERN, part=2, head=self.num_heads)
+        query = rearrange(packed_query, "batch token (head width) -> batch head token width", head=self.num_heads)
+        key, value = rearrange(packed_key_value, PACKED_HEADS_PATTERN, part=2, head=self.num_heads)
         return self._normalize_and_rotate(query, key, value, rotation)
 
-    def _normalize_and_rotate_packed(
-        self, packed_qkv: Tensor, rotation: RotaryTable | None
-    ) -> tuple[Queries, HeadTokens, HeadTokens]:
-        """The packed projection, per head, as queries and keys meet: by our kernel, or step by step."""
+    def _normalize_and_rotate_packed(self, packed_qkv: Tensor, rotation: RotaryTable | None) -> QueriesKeysValues:
+        """Split the packed projection into heads, normalise and rotate, with the Triton kernel if possible."""
         if not self._can_use_triton_kernel(packed_qkv):
             query, key, value = rearrange(packed_qkv, PACKED_HEADS_PATTERN, part=3, head=self.num_heads)
             return self._normalize_and_rotate(query, key, value, rotation)
@@ -152,45 +168,43 @@ class SelfAttention(nn.Module):
         query, key, value = (
             part.transpose(1, 2) for part in qk_norm_rope(packed_qkv, *self._collect_kernel_args(rotation))
         )
-        return self._apply_learned_scale(query), key, value
+        return QueriesKeysValues(self._apply_learned_scale(query), key, value)
 
     def _normalize_and_rotate(
         self, query: Queries, key: HeadTokens, value: HeadTokens, rotation: RotaryTable | None
-    ) -> tuple[Queries, HeadTokens, HeadTokens]:
+    ) -> QueriesKeysValues:
         query, key = self.q_norm(query), self.k_norm(key)
         if rotation is not None:
             query, key = rotate_heads(query, rotation[..., : query.shape[2], :]), rotate_heads(key, rotation)
-        return self._apply_learned_scale(query), key, value
+        return QueriesKeysValues(self._apply_learned_scale(query), key, value)
 
     def _apply_learned_scale(self, query: Queries) -> Queries:
-        """With LSA's learned scale: attention divides by √width, which is undone."""
+        """Multiply by LSA's learned scale and by √width, by which attention divides."""
         if self.scale is None:
             return query
         return query * (self.scale * query.shape[-1] ** 0.5).to(query.dtype)[:, None, None]
 
     def _can_use_triton_kernel(self, packed_qkv: Tensor) -> bool:
-        norm_fits = isinstance(self.q_norm, nn.RMSNorm | nn.Identity)
+        is_supported_norm = isinstance(self.q_norm, nn.RMSNorm | nn.Identity)
         return (
             self.kernel == "own"
-            and norm_fits
+            and is_supported_norm
             and kernels.can_fuse_attention(packed_qkv, self.embed_dim // self.num_heads)
         )
 
-    def _collect_kernel_args(
-        self, rotation: RotaryTable | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, int, float]:
-        """What they need besides the packed projection: the norms' weights, the angles, heads, the norm's ε."""
+    def _collect_kernel_args(self, rotation: RotaryTable | None) -> KernelArgs:
         query, key = (norm.weight if isinstance(norm, nn.RMSNorm) else None for norm in (self.q_norm, self.k_norm))
         eps = self.q_norm.eps if isinstance(self.q_norm, nn.RMSNorm) else None
-        return query, key, None if rotation is None else rotation.contiguous(), self.num_heads, eps or 0.0
+        table = None if rotation is None else rotation.contiguous()
+        return KernelArgs(query, key, table, self.num_heads, eps or 0.0)
 
     def concat_and_project_heads(self, head_outputs: Queries) -> OutputTokens:
-        """Put the heads' outputs side by side and let the projection mix them."""
+        """Concatenate the heads' outputs and apply the output projection."""
         joined = rearrange(head_outputs, "batch head token width -> batch token (head width)")
         return self.proj_drop(self.proj(joined))
 
     def combine_masks(self, mask: Tensor | None, key: HeadTokens) -> Tensor | None:
-        """The caller's mask with a head axis, and this layer's own folded in; None leaves the fast path free."""
+        """Return the caller's mask with a head axis, combined with the causal or local mask; None if none is needed."""
         tokens = key.shape[2]
         if mask is None:
             return None if self.scale is None else off_diagonal_mask(tokens, key.device)
@@ -198,18 +212,18 @@ class SelfAttention(nn.Module):
         check_mask(mask, torch.Size([*key.shape[:3], tokens]))
         if not self.causal and self.scale is None:
             return mask
-        own = (causal_mask if self.causal else off_diagonal_mask)(tokens, key.device)
-        return mask & own if mask.dtype == torch.bool else mask + to_additive_mask(own)
+        layer_mask = (causal_mask if self.causal else off_diagonal_mask)(tokens, key.device)
+        return mask & layer_mask if mask.dtype == torch.bool else mask + to_additive_mask(layer_mask)
 
     def compute_size_bias(self, token_sizes: TokenSizes, key: HeadTokens) -> Tensor:
-        """Added to the scores where tokens stand for many: they are looked at as often as those would be.
+        """Return log(size), added to the scores: a merged token gets the attention of all its patches (ToMe).
 
-        A local token does not look at itself, but at the others that it stands for."""
+        With `local`, a merged token attends to its size - 1 other patches: log(size - 1) on the diagonal."""
         bias = token_sizes.log().to(key.dtype)[:, None, None, :]
         if self.scale is None:
             return bias
-        own = torch.eye(key.shape[2], dtype=torch.bool, device=key.device)
-        return torch.where(own, (token_sizes - 1).log().to(key.dtype)[:, None, None, :], bias)
+        diagonal = torch.eye(key.shape[2], dtype=torch.bool, device=key.device)
+        return torch.where(diagonal, (token_sizes - 1).log().to(key.dtype)[:, None, None, :], bias)
 
     @property
     def W_Q(self) -> Tensor:

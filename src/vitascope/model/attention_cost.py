@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from vitascope.model.scaled_dot_product import attend, attend_fused
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"written out": attend, "fused": attend_fused}
 LABELS = {"written out": "explicit", "fused": "fused"}  # for tables and figures; the keys are also in stored results
 TOKEN_COUNTS = (64, 128, 256, 512, 1024, 2048, 4096)
-GPU_TOKEN_COUNTS = (512, 1024, 2048, 4096, 8192, 16384)  # with fewer than 4096 a large one mostly waits for work
+GPU_TOKEN_COUNTS = (512, 1024, 2048, 4096, 8192, 16384)  # below 4096, launch overhead dominates on a large GPU
 CAPTION = (
     "Forward pass of attention alone, batch 1, float32. Explicit attention stores the attention maps. The fused kernel "
     "computes the same result without storing them."
@@ -54,38 +55,38 @@ def choose_token_counts(num_heads: int, device: str = "cpu") -> tuple[int, ...]:
 def measure_attention_costs(
     num_heads: int, head_width: int, token_counts: tuple[int, ...], device: str = "cpu"
 ) -> list[AttentionCost]:
-    """Forward pass, batch 1, float32, for each way and token count."""
+    """Measure the forward pass, batch 1, float32, for each implementation and token count."""
     costs = []
     with disable_tf32():
         for tokens in token_counts:
             query, key, value = torch.randn(3, 1, num_heads, tokens, head_width, device=device)
-            for way, function in IMPLEMENTATIONS.items():
-                call = _bind_inputs(function, query, key, value)
-                costs.append(
-                    AttentionCost(way, tokens, _measure_seconds(call, device), _measure_peak_bytes(call, device))
-                )
+            for implementation, function in IMPLEMENTATIONS.items():
+                call = partial(function, query, key, value)
+                seconds, peak_bytes = _measure_seconds(call, device), _measure_peak_bytes(call, device)
+                costs.append(AttentionCost(implementation, tokens, seconds, peak_bytes))
     return costs
 
 
 def measure_seconds_by_part(
     num_images: int, num_tokens: int, *, embed_dim: int, num_heads: int, device: str = "cpu"
 ) -> dict[str, float]:
-    """Seconds of a forward pass in float32: the four projections, and attention between them in both versions."""
-    given = torch.randn(num_images, num_tokens, embed_dim, device=device)
+    """Measure the seconds of a forward pass in float32: the four projections, and both versions of attention."""
+    tokens = torch.randn(num_images, num_tokens, embed_dim, device=device)
     layers = [
         torch.nn.Linear(embed_dim, 3 * embed_dim, device=device),
         torch.nn.Linear(embed_dim, embed_dim, device=device),
     ]
     query, key, value = torch.randn(3, num_images, num_heads, num_tokens, embed_dim // num_heads, device=device)
     with disable_tf32():
-        found = {"the four projections": _measure_seconds(lambda: [layer(given) for layer in layers][-1], device)}
-        for way, function in IMPLEMENTATIONS.items():
-            found[f"maps and gathering {way}"] = _measure_seconds(_bind_inputs(function, query, key, value), device)
-    return found
+        seconds = {"the four projections": _measure_seconds(lambda: [layer(tokens) for layer in layers][-1], device)}
+        for implementation, function in IMPLEMENTATIONS.items():
+            call = partial(function, query, key, value)
+            seconds[f"maps and gathering {implementation}"] = _measure_seconds(call, device)
+    return seconds
 
 
 def fit_growth_exponent(token_counts: list[int], values: list[float]) -> float:
-    """The slope of log(value) over log(count) through the larger half of the counts, by least squares."""
+    """Return the least-squares slope of log(value) over log(count), for the larger half of the counts."""
     pairs = list(zip(token_counts, values, strict=True))[len(token_counts) // 2 :]
     points = [(math.log(count), math.log(value)) for count, value in pairs]
     centre = sum(x for x, _ in points) / len(points)
@@ -93,32 +94,33 @@ def fit_growth_exponent(token_counts: list[int], values: list[float]) -> float:
 
 
 def fit_exponents_by_implementation(costs: list[AttentionCost]) -> dict[str, dict[str, float]]:
-    """Per way, how seconds and peak_bytes grow."""
-    found = {}
-    for way in IMPLEMENTATIONS:
-        own = [cost for cost in costs if cost.way == way]
-        fields = {name: [float(getattr(cost, name)) for cost in own] for name in ("seconds", "peak_bytes")}
-        found[way] = {
-            name: fit_growth_exponent([cost.tokens for cost in own], values) for name, values in fields.items()
+    """Return the growth exponents of `seconds` and `peak_bytes` for each implementation."""
+    exponents = {}
+    for implementation in IMPLEMENTATIONS:
+        rows = [cost for cost in costs if cost.way == implementation]
+        columns = {name: [float(getattr(cost, name)) for cost in rows] for name in ("seconds", "peak_bytes")}
+        exponents[implementation] = {
+            name: fit_growth_exponent([cost.tokens for cost in rows], values) for name, values in columns.items()
         }
-    return found
+    return exponents
 
 
 def describe_fit(costs: list[AttentionCost]) -> str:
-    """The range of the fit, as a sentence."""
+    """Return the range of the fit, as a sentence."""
     counts = sorted({cost.tokens for cost in costs})
     return f"log-log slope from {counts[len(counts) // 2]} to {counts[-1]} tokens, including fixed overhead."
 
 
 def draw_costs(costs: list[AttentionCost], title: str) -> Figure:
-    fits = fit_exponents_by_implementation(costs)
-    curves = {way: [cost for cost in costs if cost.way == way] for way in IMPLEMENTATIONS}
+    """Draw time and memory over the number of tokens, both axes logarithmic."""
+    exponents = fit_exponents_by_implementation(costs)
+    curves = {key: [cost for cost in costs if cost.way == key] for key in IMPLEMENTATIONS}
     panels: dict[str, CurvesByName] = {
         panel: {
-            f"{LABELS[way]} (tokens^{fits[way][name]:.2f})": [
+            f"{LABELS[key]} (tokens^{exponents[key][name]:.2f})": [
                 (cost.tokens, getattr(cost, name) * factor) for cost in curve
             ]
-            for way, curve in curves.items()
+            for key, curve in curves.items()
         }
         for panel, name, factor in (("time in ms", "seconds", 1e3), ("peak memory in MiB", "peak_bytes", 2.0**-20))
     }
@@ -127,13 +129,9 @@ def draw_costs(costs: list[AttentionCost], title: str) -> Figure:
     )
 
 
-def _bind_inputs(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Tensor]:
-    return lambda: function(*inputs)
-
-
 @torch.inference_mode()
 def _measure_seconds(call: Callable[[], Tensor], device: str, num_calls: int = 7) -> float:
-    """Seconds of the fastest of several calls, which is disturbed least by other programs."""
+    """Return the seconds of the fastest of several calls, which other programs disturb least."""
     call()
     times = []
     for _ in range(num_calls):
@@ -152,23 +150,23 @@ def _measure_peak_bytes(call: Callable[[], Tensor], device: str) -> int:
         torch.cuda.reset_peak_memory_stats()
         call()
         return torch.cuda.max_memory_allocated() - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no profiler messages on stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     return _compute_peak_bytes(profiler)
 
 
 def _compute_peak_bytes(profiler: profile) -> int:
-    """The highest sum of allocations so far, from the allocator's own events."""
+    """Return the largest running sum of allocations and frees, from the allocator's events."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     memory = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
-    held = peak = 0
+    allocated = peak = 0
     for event in memory:
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
+        allocated += event["args"]["Bytes"]
+        peak = max(peak, allocated)
     return peak
 
 

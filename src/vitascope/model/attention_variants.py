@@ -44,7 +44,7 @@ class SingleHeadAttention(nn.Module):
 
 
 class SelfAttention2d(nn.Module):
-    """Every cell of the grid is a token, its channels are the features; all else is SelfAttention's."""
+    """SelfAttention over the cells of a grid: each cell is a token, its channels are the features."""
 
     def __init__(self, embed_dim: int, num_heads: int = 1, **settings: bool | float | str) -> None:
         super().__init__()
@@ -55,15 +55,16 @@ class SelfAttention2d(nn.Module):
         return rearrange(tokens, "batch (height width) channel -> batch channel height width", height=grid.shape[2])
 
     def maps(self, grid: Tensor, mask: Tensor | None = None) -> AttentionMaps:
-        """Who looks at whom: batch × head × cell × cell, cells in reading order."""
+        """Return the attention maps, batch × head × cell × cell, cells in reading order."""
         return self.attn.maps(self.flatten_grid(grid), mask)
 
     def mix(self, maps: AttentionMaps, grid: Tensor) -> Images:
-        """The second half, written out: `mix(maps(grid), grid) == forward(grid)`."""
+        """Average the values with the maps as weights: `mix(maps(grid), grid) == forward(grid)`."""
         tokens = self.attn.mix(maps, self.flatten_grid(grid))
         return rearrange(tokens, "batch (height width) channel -> batch channel height width", height=grid.shape[2])
 
     def flatten_grid(self, grid: Tensor) -> Tokens:
+        """Return the cells as tokens, in reading order."""
         if grid.ndim != 4 or grid.shape[1] != self.attn.embed_dim:
             raise UserError(
                 f"The grid must be batch × {self.attn.embed_dim} channels × height × width; this one has shape "

@@ -1,7 +1,4 @@
-"""Tokens -> Tokens: a transformer block: attention, then the MLP, each added to its input.
-
-Huang et al. 2016; per image and scaled up by what is kept, as in timm, so that the expectation is unchanged.
-"""
+"""Tokens -> Tokens: a transformer block: attention, then the MLP, each added to its input."""
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +37,9 @@ class Block(nn.Module):
         rotation: RotaryTable | None = None,
         num_outputs: int | None = None,
     ) -> OutputTokens:
-        """With `first`, only so many tokens come out, counted from the front: what nobody reads is not computed."""
-        gathered = self.attn(self.norm1(tokens), mask, rotation, num_outputs)
-        tokens = self.drop_path1(tokens[:, :num_outputs], self.ls1(gathered))
+        """Apply the block. With `num_outputs`, compute and return only the first `num_outputs` tokens."""
+        attended = self.attn(self.norm1(tokens), mask, rotation, num_outputs)
+        tokens = self.drop_path1(tokens[:, :num_outputs], self.ls1(attended))
         return self.drop_path2(tokens, self.ls2(self.mlp(self.norm2(tokens))))
 
 
@@ -68,23 +65,30 @@ def make_layer_scale(config: ModelConfig) -> nn.Module:
 
 
 class DropPath(nn.Module):
+    """Stochastic depth (Huang et al. 2016): drop a residual branch at random, per image.
+
+    As in timm, remaining branches are divided by the keep probability, so that the expectation is unchanged.
+    """
+
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, tokens: Tokens, branch: Tokens) -> Tokens:
-        """The tokens and, where it is kept, the branch."""
+        """Return tokens + branch, without the branch for a random fraction `rate` of the images."""
         if self.rate == 0.0 or not self.training:
             return tokens + branch
-        keep = 1.0 - self.rate
-        kept = branch.new_empty(branch.shape[0], 1, 1).bernoulli_(keep)
-        return torch.addcmul(tokens, branch, kept / keep)
+        keep_probability = 1.0 - self.rate
+        is_kept = branch.new_empty(branch.shape[0], 1, 1).bernoulli_(keep_probability)
+        return torch.addcmul(tokens, branch, is_kept / keep_probability)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:g}"
 
 
 class LayerScale(nn.Module):
+    """Multiply each feature by a learned factor (Touvron et al. 2021, CaiT)."""
+
     def __init__(self, embed_dim: int, init_value: float) -> None:
         super().__init__()
         self.init_value = init_value
@@ -94,4 +98,4 @@ class LayerScale(nn.Module):
         return (tokens * self.gamma).to(tokens.dtype)
 
     def extra_repr(self) -> str:
-        return f"start={self.init_value:g}"
+        return f"init_value={self.init_value:g}"

@@ -13,10 +13,7 @@ POSITIONS += tuple(f"{absolute}+rotary" for absolute in ("learned", "sinusoidal"
 NORMS = ("layernorm", "rmsnorm", "none")
 MLPS = ("gelu", "relu2", "swiglu")
 INITIALIZERS = ("timm", "torch", "mimetic", "conv_like")
-OLD_INITIALIZERS = {
-    "local": "conv_like",
-    "silent": "timm",
-}  # in files of older versions; their weights are trained already
+OLD_INITIALIZERS = {"local": "conv_like", "silent": "timm"}  # names in files of older versions
 TOKENIZERS = ("patch", "spt", "conv")
 ATTENTIONS = ("plain", "lsa")
 TOKEN_REDUCTION_SETTINGS = ("merge_tokens", "drop_tokens")  # change inference, not training
@@ -129,12 +126,13 @@ class ModelConfig:
     @property
     def num_removed_per_block(self) -> list[int]:
         """Number of tokens that each block removes at inference. At most half of the patches can be merged."""
-        found, patches = [], self.num_patches
-        least = 2 if self.attention == "lsa" and not self.num_prefix_tokens else 1  # with lsa a token needs another one
+        num_removed, patches = [], self.num_patches
+        min_patches = 2 if self.attention == "lsa" and not self.num_prefix_tokens else 1  # lsa needs two
         for _ in range(self.depth):
-            found.append(min(self.merge_tokens, patches // 2) + min(self.drop_tokens, max(0, patches - least)))
-            patches -= found[-1]
-        return found
+            num_merged = min(self.merge_tokens, patches // 2)
+            num_removed.append(num_merged + min(self.drop_tokens, max(0, patches - min_patches)))
+            patches -= num_removed[-1]
+        return num_removed
 
     @property
     def head_width(self) -> int:
@@ -168,15 +166,15 @@ class ModelConfig:
 
     def _check_types(self) -> None:
         for field in fields(self):
-            kinds: tuple[Any, ...] = get_args(field.type) or (field.type,)
+            types: tuple[type, ...] = get_args(field.type) or (field.type,)  # pyright: ignore[reportAssignmentType]
             value = getattr(self, field.name)
-            if isinstance(value, bool) and bool not in kinds:
+            if isinstance(value, bool) and bool not in types:
                 raise UserError(
-                    f"{field.name}={value} is true or false, but {field.name} must be {_describe_types(kinds)}."
+                    f"{field.name}={value} is true or false, but {field.name} must be {_describe_types(types)}."
                 )
-            accepted = kinds + ((int,) if float in kinds else ())
+            accepted = types + ((int,) if float in types else ())
             if field.name not in ("img_size", "patch_size") and not isinstance(value, accepted):
-                raise UserError(f"{field.name}={value!r} is not {_describe_types(kinds)}.")
+                raise UserError(f"{field.name}={value!r} is not {_describe_types(types)}.")
 
     def _check_ranges(self) -> None:
         for name in ("in_chans", "embed_dim", "depth", "num_heads"):
@@ -194,17 +192,16 @@ class ModelConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is not a rate. It must be at least 0 and below 1.")
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UserError(
-                    f"{name}={getattr(self, name)!r} is unknown. {suggest_choice(getattr(self, name), choices)}"
-                )
+            value = getattr(self, name)
+            if value not in choices:
+                raise UserError(f"{name}={value!r} is unknown. {suggest_choice(value, choices)}")
 
     def _check_divisibility(self) -> None:
         for image, patch in zip(self.image_shape, self.patch_shape, strict=True):
             if image % patch:
-                divisors = ", ".join(str(number) for number in range(1, image + 1) if image % number == 0)
-                size = f"img_size={self.img_size}" if image == self.img_size else f"{image} of img_size={self.img_size}"
-                raise UserError(f"patch_size={patch} does not divide {size}. Choose patch_size from {divisors}.")
+                divisors = ", ".join(str(size) for size in range(1, image + 1) if image % size == 0)
+                side = f"img_size={self.img_size}" if image == self.img_size else f"{image} of img_size={self.img_size}"
+                raise UserError(f"patch_size={patch} does not divide {side}. Choose patch_size from {divisors}.")
         check_num_heads(self.embed_dim, self.num_heads, width_factor=4 if self.uses_rotary else 1)
         if self.hidden_width < 1:
             raise UserError(f"mlp_ratio={self.mlp_ratio} × embed_dim={self.embed_dim} must be at least 1.")
@@ -224,7 +221,8 @@ class ModelConfig:
             raise UserError("qk_norm=true needs a norm, but norm=none. Choose norm=layernorm or norm=rmsnorm.")
         if self.global_pool == "token" and not self.class_token:
             raise UserError(
-                "global_pool=token needs the class token, but class_token=false. Choose global_pool=avg or seq."
+                "global_pool=token needs the class token, but class_token=false. Choose global_pool=avg or seq, "
+                "or model.class_token=true."
             )
         if self.global_pool == "token" and self.causal:
             raise UserError(
@@ -246,9 +244,9 @@ class ModelConfig:
                 f"not {self.patch_size}."
             )
         if self.attention == "lsa" and (self.causal or self.num_tokens < 2):
-            alone = "with causal=true the first token has no other" if self.causal else "there is only one token"
+            reason = "with causal=true the first token has no other" if self.causal else "there is only one token"
             raise UserError(
-                f"With attention=lsa a token does not attend to itself, and {alone}. Choose attention=plain."
+                f"With attention=lsa a token does not attend to itself, and {reason}. Choose attention=plain."
             )
         if self.initialize == "mimetic" and not self.output_projection:
             raise UserError(
@@ -282,22 +280,20 @@ def check_num_heads(embed_dim: int, num_heads: int, *, width_factor: int = 1) ->
 
 
 def as_pair(size: Size) -> tuple[int, int]:
-    """8 -> (8, 8); (8, 4) stays."""
+    """Return (rows, columns): 8 becomes (8, 8); a pair is unchanged."""
     return size if isinstance(size, tuple) else (size, size)
 
 
-def check_size(setting_name: str, value: Any) -> Size:
-    """A size as an int or a pair of ints, at least 1 each; lists (from YAML) become tuples."""
-    pair = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
+def check_size(setting_name: str, value: object) -> Size:
+    """Return a size as an int or a pair of ints, at least 1 each; lists (from YAML) become tuples."""
+    pair: Any = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
     if len(pair) != 2 or any(isinstance(side, bool) or not isinstance(side, int) for side in pair):
-        raise UserError(
-            f"{setting_name}={value!r} is not a size. Give one number of pixels, or a pair (rows, columns)."
-        )
+        raise UserError(f"{setting_name}={value!r} is not a size. Give a number of pixels or a pair (rows, columns).")
     if min(pair) < 1:
         raise UserError(f"{setting_name}={value} is too small. It must be at least 1.")
     return value if isinstance(value, int) else pair
 
 
 def _describe_types(accepted_types: tuple[object, ...]) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return next((word for kind, word in words.items() if kind in accepted_types), "a size")
+    descriptions = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return next((text for accepted_type, text in descriptions.items() if accepted_type in accepted_types), "a size")

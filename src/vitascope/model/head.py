@@ -1,4 +1,4 @@
-"""Tokens -> Features: what the classifier gets to see. A token that stands for many patches counts for all of them."""
+"""Tokens -> Features: pool the tokens for the classifier. Merged tokens are weighted by their number of patches."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,14 @@ from vitascope.shapes import Features, Tokens, TokenSizes
 
 
 class ClassTokenPool(nn.Module):
-    """The first token, which gathered from all others."""
+    """Return the class token."""
 
     def forward(self, tokens: Tokens, _: TokenSizes | None = None) -> Features:
         return tokens[:, 0]
 
 
 class MeanPool(nn.Module):
-    """The mean over patches; class and register tokens stay out."""
+    """Average the patch tokens, without class and register tokens."""
 
     def __init__(self, num_prefix_tokens: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class MeanPool(nn.Module):
 
 
 class SequencePool(nn.Module):
-    """A weighted mean over patches with learned weights (Hassani et al. 2021, CCT, section 3.2)."""
+    """Average the patch tokens with learned weights (Hassani et al. 2021, CCT, section 3.2)."""
 
     def __init__(self, num_prefix_tokens: int, embed_dim: int) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from vitascope.model.config import ModelConfig
 
 
 def check_images(images: Tensor, config: ModelConfig, weight_dtype: torch.dtype) -> None:
-    """Images must be float, batch × channel × height × width, of the size and channels the model was built for."""
+    """Raise an error unless images are float, batch × channel × height × width, with the model's size and channels."""
     if images.ndim != 4:
         hint = " Add a batch axis: images[None]." if images.ndim == 3 else ""
         raise UserError(
@@ -32,7 +32,7 @@ def check_images(images: Tensor, config: ModelConfig, weight_dtype: torch.dtype)
 
 
 def check_tokens(tokens: Tensor, embed_dim: int) -> None:
-    """Tokens must be batch × token × feature, with the features the layer was built for."""
+    """Raise an error unless tokens are float, batch × token × feature, with `embed_dim` features."""
     if tokens.ndim != 3:
         raise UserError(f"Tokens must be batch × token × feature; these have shape {list(tokens.shape)}.")
     if not tokens.is_floating_point():

@@ -1,16 +1,16 @@
-"""A linear layer -> one whose products are made of 8-bit integers: rows scaled once, tokens at each call."""
+"""Replace linear layers by int8 ones: weights are quantised once, activations at each call."""
 
 import warnings
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
 class Int8Linear(nn.Module):
-    """PyTorch's fbgemm kernels: signed weights per output feature, tokens with one scale per call, in 8 bits or, where
-    that would overflow, 7. Not for training."""
+    """Linear layer with PyTorch's fbgemm int8 kernels, for inference only.
+
+    Weights have one scale per output feature, tokens one per call. Tokens use 8 bits, or 7 if 8 would overflow."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -22,11 +22,11 @@ class Int8Linear(nn.Module):
         return torch.ops.quantized.linear_dynamic(tokens, self.packed_weight, self.reduce_range)
 
 
-def _pack_int8_weight(weight: Tensor, bias: Tensor | None) -> Any:
+def _pack_int8_weight(weight: Tensor, bias: Tensor | None) -> torch.ScriptObject:
     scales = weight.abs().amax(1).clamp(min=1e-8).double() / 127
     zeros = torch.zeros(len(weight), dtype=torch.long)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.15 announces that this format will go; then float32 stays
+        warnings.simplefilter("ignore")  # torch 2.15 announces the removal of this format
         return torch.ops.quantized.linear_prepack(
             torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8), bias
         )
@@ -34,15 +34,17 @@ def _pack_int8_weight(weight: Tensor, bias: Tensor | None) -> Any:
 
 @cache
 def needs_reduced_range() -> bool:
-    """Processors without VNNI add two products in 16 bits, where 2 · 255 · 127 does not fit: tried, with ones."""
+    """Return whether 8-bit products overflow on this processor, tested with ones.
+
+    Processors without VNNI add two products, up to 2 · 255 · 127, in 16 bits."""
     ones = torch.ones(1, 64)
     return bool((torch.ops.quantized.linear_dynamic(ones, _pack_int8_weight(ones, None), False) - 64).abs() > 1)
 
 
 def replace_linear_with_int8(model: nn.Module, excluded_layers: set[nn.Module]) -> nn.Module:
-    """Every linear layer replaced in place, except some."""
+    """Replace every linear layer in place, except `excluded_layers`, and return the model."""
     for module in list(model.modules()):
-        for name, part in module.named_children():
-            if isinstance(part, nn.Linear) and part not in excluded_layers:
-                setattr(module, name, Int8Linear(part))
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear) and child not in excluded_layers:
+                setattr(module, name, Int8Linear(child))
     return model

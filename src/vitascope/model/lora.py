@@ -1,4 +1,4 @@
-"""A packed query-key-value projection -> the same with a small addition that learns while it stays (LoRA)."""
+"""LoRA: train a low-rank update of the packed query-key-value projection; its weight is frozen."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from vitascope.model.attention import SelfAttention
 class LoraProjection(nn.Module):
     """W = W₀ + α/r · B A for queries and for values, W₀ frozen (Hu et al. 2022, section 4.1; B starts at 0).
 
-    `weight` is the whole W, so whoever reads the projection's weight reads what it computes with.
+    `weight` is the complete W, so that code that reads the weight of the projection gets the effective one.
     """
 
     def __init__(self, projection: nn.Linear, rank: int, alpha: float) -> None:
@@ -32,14 +32,14 @@ class LoraProjection(nn.Module):
 
 
 def add_lora(model: nn.Module, rank: int, alpha: float) -> None:
-    """Every attention's projection learns by a small addition from now on; answers are the same at first."""
+    """Replace the projection of every attention layer by a LoraProjection. The outputs are unchanged at first."""
     for module in list(model.modules()):
         if isinstance(module, SelfAttention) and isinstance(module.qkv, nn.Linear):
             module.qkv = LoraProjection(module.qkv, rank, alpha)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def merge_lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict with additions merged into the weights: what a model without them loads."""
+    """Return the state dict with the LoRA updates added to the weights, for a model without LoRA."""
     state = model.state_dict()
     for name, module in model.named_modules():
         if isinstance(module, LoraProjection):

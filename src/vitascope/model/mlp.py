@@ -1,4 +1,4 @@
-"""Tokens -> Tokens: the feed-forward half of a block, the same for every token."""
+"""Tokens -> Tokens: the feed-forward layers of a block, applied to each token."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,12 @@ from vitascope.shapes import Tokens
 
 
 def relu_squared(hidden: Tensor) -> Tensor:
-    """So et al. 2021 (Primer)."""
+    """Return relu(x)² (So et al. 2021, Primer)."""
     return F.relu(hidden).square()
 
 
 def swiglu(hidden: Tensor) -> Tensor:
-    """The first half gates the second (Shazeer 2020); packed in one layer as in timm's SwiGLUPacked."""
+    """Multiply the second half of the features by silu(first half) (Shazeer 2020; timm's SwiGLUPacked)."""
     gate, value = hidden.chunk(2, dim=-1)
     return F.silu(gate) * value
 
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": r
 
 
 class Mlp(nn.Module):
-    """Widen, bend, narrow. `kernel` names the code that is preferred where it can be used: one of KERNELS."""
+    """Linear, activation (e.g. GELU), Linear. `kernel`, one of KERNELS, is used where it is available."""
 
     KERNELS = ("default", "fused")
 
@@ -38,12 +38,12 @@ class Mlp(nn.Module):
         self.kernel = "default"
 
     def forward(self, tokens: Tokens) -> Tokens:
-        dropping = self.training and self.drop.p > 0
-        if self.kernel == "fused" and self.activation is relu_squared and not dropping:
-            narrow = to_autocast_dtype(tokens)
-            if kernels.can_fuse_mlp(narrow, self.fc1.out_features):
+        uses_dropout = self.training and self.drop.p > 0
+        if self.kernel == "fused" and self.activation is relu_squared and not uses_dropout:
+            cast_tokens = to_autocast_dtype(tokens)
+            if kernels.can_fuse_mlp(cast_tokens, self.fc1.out_features):
                 from vitascope.kernels.relu2_mlp import relu2_mlp
 
-                return relu2_mlp(narrow, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+                return relu2_mlp(cast_tokens, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
         hidden = self.drop(self.activation(self.fc1(tokens)))
         return self.drop(self.fc2(hidden))

@@ -1,4 +1,4 @@
-"""Features -> Features of a steady size: LayerNorm, RMSNorm, or none."""
+"""Features -> normalised Features: LayerNorm, RMSNorm, or none."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from vitascope.model.precision import resolve_autocast_dtype
 
 
 class LayerNorm(nn.LayerNorm):
-    """PyTorch's, with `kernel` one of KERNELS: "fused" writes the products' format at once where it can."""
+    """PyTorch's LayerNorm with a choice of kernel: "fused" writes the autocast dtype directly, if available."""
 
     KERNELS = ("default", "fused")
     kernel = "default"
@@ -22,7 +22,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """PyTorch's, with `kernel` as LayerNorm's."""
+    """PyTorch's RMSNorm with a choice of kernel, as LayerNorm."""
 
     KERNELS = ("default", "fused")
     kernel = "default"
@@ -30,7 +30,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.kernel == "fused" and kernels.can_run_triton(features):
             return apply_fused_norm(features, self.weight, None, self.eps or 0.0)
-        if features.dtype.itemsize < self.weight.dtype.itemsize:  # the same numbers as PyTorch's, faster
+        if features.dtype.itemsize < self.weight.dtype.itemsize:  # same result as PyTorch's, faster
             return super().forward(features.to(self.weight.dtype)).to(features.dtype)
         return super().forward(features)
 
@@ -43,12 +43,14 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 
 
 def make_norm(norm_name: str, width: int, eps: float) -> nn.Module:
+    """Return the norm layer of this name."""
     if norm_name not in NORMS:
         raise UserError(f"norm={norm_name!r} is unknown. {suggest_choice(norm_name, NORMS)}")
     return NORMS[norm_name](width, eps)
 
 
 def apply_fused_norm(features: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Apply the Triton kernel: LayerNorm if there is a bias, else RMSNorm."""
     from vitascope.kernels.norm import layer_or_rms_norm
 
     return layer_or_rms_norm(features, weight, bias, eps, resolve_autocast_dtype(features))

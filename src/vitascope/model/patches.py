@@ -1,4 +1,4 @@
-"""Images -> Patches -> PatchTokens: cut each image into rectangles, flatten them, project them; or by convolutions."""
+"""Images -> PatchTokens: split images into patches and project them; or tokenise with convolutions."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -32,7 +32,7 @@ def patchify(images: Tensor, patch_size: Size) -> Patches:
 
 
 def unpatchify(patches: Tensor, patch_size: Size, grid: tuple[int, int] | None = None) -> Images:
-    """The exact inverse of patchify; `grid` is (rows, columns) in patches, needed only where it is not square."""
+    """Invert patchify exactly. `grid` is (rows, columns) in patches; it is needed only if the grid is not square."""
     rows, columns = as_pair(check_size("patch_size", patch_size))
     if patches.ndim != 3 or not patches.shape[1] or patches.shape[2] % (rows * columns):
         raise UserError(
@@ -55,15 +55,15 @@ def unpatchify(patches: Tensor, patch_size: Size, grid: tuple[int, int] | None =
 
 
 def concat_shifted_copies(images: Tensor, patch_size: Size) -> Images:
-    """(batch, channel, …) -> (batch, 5 · channel, …): the image, then what stands half a patch above left, above right,
-    below left and below right of every pixel; 0 beyond the border (Lee, Lee & Song 2021, section 3.2)."""
+    """(batch, channel, …) -> (batch, 5 · channel, …): the image and four copies, shifted by half a patch along the
+    diagonals, with 0 beyond the border (Lee, Lee & Song 2021, section 3.2)."""
     down, right = (side // 2 for side in as_pair(check_size("patch_size", patch_size)))
     if images.ndim != 4:
         raise UserError(f"Images must be batch × channel × height × width; these have shape {list(images.shape)}.")
     height, width = images.shape[2:]
-    wide = F.pad(images, (right, right, down, down))
+    padded = F.pad(images, (right, right, down, down))
     corners = [(0, 0), (0, 2 * right), (2 * down, 0), (2 * down, 2 * right)]
-    return torch.cat([images, *(wide[:, :, y : y + height, x : x + width] for y, x in corners)], dim=1)
+    return torch.cat([images, *(padded[:, :, y : y + height, x : x + width] for y, x in corners)], dim=1)
 
 
 class PatchEmbed(nn.Module):
@@ -72,7 +72,7 @@ class PatchEmbed(nn.Module):
     def __init__(self, *, patch_size: Size, in_chans: int, embed_dim: int) -> None:
         super().__init__()
         self.patch_size = patch_size
-        # A convolution whose stride is its kernel is this linear map; kept 4-d so that weights go to and from timm.
+        # Stored as a convolution whose stride is its kernel size, so that weights can be exchanged with timm.
         self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=as_pair(patch_size), stride=as_pair(patch_size))
 
     def forward(self, images: Images) -> PatchTokens:
@@ -80,7 +80,7 @@ class PatchEmbed(nn.Module):
 
 
 class ShiftedPatchEmbed(PatchEmbed):
-    """Images -> PatchTokens: patches of the shifted images too, normalised before they are projected (SPT)."""
+    """Images -> PatchTokens: patches of the image and its shifted copies, normalised, then projected (SPT)."""
 
     def __init__(self, *, patch_size: Size, in_chans: int, embed_dim: int) -> None:
         super().__init__(patch_size=patch_size, in_chans=5 * in_chans, embed_dim=embed_dim)
@@ -92,7 +92,7 @@ class ShiftedPatchEmbed(PatchEmbed):
 
 
 class ConvEmbed(nn.Module):
-    """Images -> PatchTokens: 3×3 convolutions, each halved by pooling, so that tokens overlap (CCT, section 3.3)."""
+    """Images -> PatchTokens: 3×3 convolutions, each followed by pooling, so that tokens overlap (CCT, section 3.3)."""
 
     def __init__(self, layer_channels: list[int]) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class ConvEmbed(nn.Module):
             self.layers.extend([convolution, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)])
 
     def forward(self, images: Images) -> PatchTokens:
-        if images.is_cuda:  # features last in memory: convolutions are faster so, and a token's features lie together
+        if images.is_cuda:  # channels last: faster convolutions, and the features of a token are contiguous
             images = images.contiguous(memory_format=torch.channels_last)
         return rearrange(self.layers(images), "batch feature row column -> batch (row column) feature")
 

@@ -30,7 +30,7 @@ def make_sincos2d_table(grid: tuple[int, int], width: int) -> PositionTable:
 
 
 def make_position_table(config: ModelConfig) -> nn.Parameter | Tensor | None:
-    """What is added to the tokens, 1 × token × feature: a parameter (learned), a fixed table, or nothing."""
+    """Return the position embedding, 1 × token × feature: a parameter (learned), a fixed table, or None."""
     prefix = 0 if config.no_embed_class else config.num_prefix_tokens
     match config.absolute_positions:
         case "learned":
@@ -39,7 +39,7 @@ def make_position_table(config: ModelConfig) -> nn.Parameter | Tensor | None:
             return make_sinusoidal_table(prefix + config.num_patches, config.embed_dim).float()[None]
         case "sincos2d":
             table = make_sincos2d_table(config.grid, config.embed_dim).float()
-            return F.pad(table, (0, 0, prefix, 0))[None]  # class and register tokens stand nowhere: zeros
+            return F.pad(table, (0, 0, prefix, 0))[None]  # class and register tokens have no position: zeros
         case _:
             return None
 
@@ -47,7 +47,7 @@ def make_position_table(config: ModelConfig) -> nn.Parameter | Tensor | None:
 def resample_position_table(
     table: Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int], num_prefix_tokens: int = 0
 ) -> Tensor:
-    """1 × token × feature for one grid -> the same for another: bicubic, antialiased, prefix rows kept (as timm)."""
+    """Resample a table, 1 × token × feature, to another grid: bicubic, antialiased, prefix rows unchanged (as timm)."""
     if table.ndim != 3 or table.shape[1] != num_prefix_tokens + old_grid[0] * old_grid[1]:
         raise UserError(
             f"A table for a {old_grid[0]}×{old_grid[1]} grid and {num_prefix_tokens} prefix tokens has shape "
@@ -56,25 +56,25 @@ def resample_position_table(
     if old_grid == new_grid:
         return table
     prefix, patches = table[:, :num_prefix_tokens], table[:, num_prefix_tokens:]
-    picture = rearrange(patches, "one (row column) feature -> one feature row column", row=old_grid[0])
-    picture = F.interpolate(picture.float(), size=new_grid, mode="bicubic", antialias=True)
-    resized = rearrange(picture, "one feature row column -> one (row column) feature").to(table.dtype)
+    feature_maps = rearrange(patches, "one (row column) feature -> one feature row column", row=old_grid[0])
+    feature_maps = F.interpolate(feature_maps.float(), size=new_grid, mode="bicubic", antialias=True)
+    resized = rearrange(feature_maps, "one feature row column -> one (row column) feature").to(table.dtype)
     return torch.cat([prefix, resized], dim=1)
 
 
 def _compute_angles(positions: Tensor, num_frequencies: int) -> Tensor:
-    """position / 10000^(i/bands), in float64 so that long tables stay exact."""
+    """Return position / 10000^(i / num_frequencies), in float64 so that long tables are exact."""
     frequencies = 10000.0 ** (-torch.arange(num_frequencies, dtype=torch.float64) / num_frequencies)
     return positions.double()[:, None] * frequencies
 
 
 def make_rotary_table(grid: tuple[int, int], head_width: int, base: float, num_prefix_tokens: int = 0) -> RotaryTable:
-    """Cosines and sines, token × pair of features: half of the pairs turn with the row, half with the column.
+    """Return cosines and sines, token × pair of features: half of the pairs rotate with the row, half with the column.
 
-    Feature pairs (0, 1), (2, 3), … turn together. Prefix tokens are not turned.
+    The pairs are the features (0, 1), (2, 3), … Prefix tokens are not rotated.
     """
-    places = torch.meshgrid(torch.arange(grid[0]).double(), torch.arange(grid[1]).double(), indexing="ij")
-    angles = torch.stack(places)[..., None] * compute_rotary_frequencies(head_width, base)
+    coordinates = torch.meshgrid(torch.arange(grid[0]).double(), torch.arange(grid[1]).double(), indexing="ij")
+    angles = torch.stack(coordinates)[..., None] * compute_rotary_frequencies(head_width, base)
     angles = rearrange(angles, "side row column band -> (row column) (side band)")
     return torch.stack(
         [_prepend_rows(angles.cos(), num_prefix_tokens, 1.0), _prepend_rows(angles.sin(), num_prefix_tokens, 0.0)]
@@ -82,16 +82,16 @@ def make_rotary_table(grid: tuple[int, int], head_width: int, base: float, num_p
 
 
 def compute_rotary_frequencies(head_width: int, base: float) -> Tensor:
-    """Of one side's pairs: base^(-i / (width/4)), radians per patch, the fastest first."""
+    """Return the frequencies of one axis: base^(-i / (head_width/4)), in radians per patch, the fastest first."""
     return base ** (-torch.arange(head_width // 4, dtype=torch.float64) / (head_width // 4))
 
 
 def rotate_heads(heads: HeadTokens, rotary_table: RotaryTable) -> HeadTokens:
-    """Turn each pair of features by its token's angle, in the table's precision."""
+    """Rotate each pair of features by its token's angle, in the table's precision."""
     first, second = rearrange(heads, "batch head token (band pair) -> pair batch head token band", pair=2)
     cosine, sine = rotary_table
-    turned = [first * cosine - second * sine, second * cosine + first * sine]
-    return rearrange(turned, "pair batch head token band -> batch head token (band pair)").to(heads.dtype)
+    rotated = [first * cosine - second * sine, second * cosine + first * sine]
+    return rearrange(rotated, "pair batch head token band -> batch head token (band pair)").to(heads.dtype)
 
 
 def _prepend_rows(table: Tensor, num_rows: int, fill_value: float) -> Tensor:

@@ -1,11 +1,12 @@
 """Modules for training without labels: MAE's encoder and decoder, patch dropout, DINO's projection head.
 
-He et al. 2022 (arXiv 2111.06377), section 3: the encoder sees the visible patches alone; a small decoder gets its
-tokens and a mask token at every hidden place, and paints the pixels.
+He et al. 2022 (arXiv 2111.06377), section 3: the encoder receives only the visible patches. A small decoder receives
+its tokens and a mask token for every hidden patch, and predicts the pixels.
 """
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,29 +21,36 @@ from vitascope.shapes import Features, Logits, OutputTokens, Patches, PatchNoise
 
 
 def count_visible_patches(num_patches: int, mask_ratio: float) -> int:
-    """How many patches stay visible: the nearest whole number, at least one, and at least one is hidden."""
+    """Return the number of visible patches: rounded, at least one, and at least one patch is hidden."""
     return min(num_patches - 1, max(1, num_patches - round(num_patches * mask_ratio)))
 
 
-def select_visible_patches(noise: PatchNoise, num_visible: int) -> tuple[VisibleIndices, TokenIndices]:
-    """The `count` patches of least noise, and for every patch its place among (visible, then hidden) ones."""
+class VisiblePatches(NamedTuple):
+    """Indices of the visible patches, and of every patch in the sequence (visible, then hidden): MAE's ids_restore."""
+
+    visible_indices: VisibleIndices
+    restore_indices: TokenIndices
+
+
+def select_visible_patches(noise: PatchNoise, num_visible: int) -> VisiblePatches:
+    """Select the `num_visible` patches with the least noise."""
     order = noise.argsort(dim=1)
-    return order[:, :num_visible], order.argsort(dim=1)
+    return VisiblePatches(order[:, :num_visible], order.argsort(dim=1))
 
 
 def encode_visible_patches(model: VisionTransformer, images: Tensor, visible_indices: VisibleIndices) -> OutputTokens:
-    """Class and register tokens, then the visible patches in the order given, through all blocks."""
+    """Encode class and register tokens and the visible patches, in the order of `visible_indices`."""
     prefix = model.config.num_prefix_tokens
-    front = torch.arange(prefix, device=visible_indices.device).expand(len(visible_indices), -1)
-    chosen = torch.cat([front, prefix + visible_indices], dim=1)
+    prefix_indices = torch.arange(prefix, device=visible_indices.device).expand(len(visible_indices), -1)
+    indices = torch.cat([prefix_indices, prefix + visible_indices], dim=1)
     tokens = model.embed(images)
-    tokens = tokens.gather(1, chosen[..., None].expand(-1, -1, tokens.shape[2]))
-    turned = None if model.rotation is None else model.rotation[:, chosen][:, :, None]
-    return model.encode(tokens, rotation=turned)
+    tokens = tokens.gather(1, indices[..., None].expand(-1, -1, tokens.shape[2]))
+    rotation = None if model.rotation is None else model.rotation[:, indices][:, :, None]
+    return model.encode(tokens, rotation=rotation)
 
 
 class PatchDropout(nn.Module):
-    """A model that answers from some patches of each image: those with the least noise (Liu et al. 2023)."""
+    """Classify each image from its `num_visible` patches with the least noise (Liu et al. 2023)."""
 
     def __init__(self, model: VisionTransformer, num_visible: int) -> None:
         super().__init__()
@@ -54,7 +62,7 @@ class PatchDropout(nn.Module):
 
 
 def make_decoder_config(encoder_config: ModelConfig, embed_dim: int, depth: int, num_heads: int) -> ModelConfig:
-    """The decoder's blocks beside this encoder."""
+    """Return the settings of the decoder's blocks for this encoder."""
     return replace(
         encoder_config,
         embed_dim=embed_dim, depth=depth, num_heads=num_heads, mlp_ratio=4.0, mlp="gelu", positions="sincos2d",
@@ -63,15 +71,15 @@ def make_decoder_config(encoder_config: ModelConfig, embed_dim: int, depth: int,
 
 
 class MaeDecoder(nn.Module):
-    """The encoder's tokens -> a patch of pixels for every place."""
+    """Encoder tokens -> the pixels of every patch (MAE)."""
 
     positions: Tensor
 
     def __init__(self, encoder_config: ModelConfig, *, embed_dim: int, depth: int, num_heads: int) -> None:
         super().__init__()
         self.num_prefix_tokens = encoder_config.num_prefix_tokens
-        own = make_decoder_config(encoder_config, embed_dim, depth, num_heads)
-        # Mean pooling leaves the normalising to what comes after the encoder.
+        config = make_decoder_config(encoder_config, embed_dim, depth, num_heads)
+        # With mean pooling, the encoder has no final norm.
         unnormalised = encoder_config.global_pool == "avg"
         self.norm_in = (
             make_norm(encoder_config.norm, encoder_config.embed_dim, encoder_config.norm_eps)
@@ -82,7 +90,7 @@ class MaeDecoder(nn.Module):
         self.mask_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
         table = F.pad(make_sincos2d_table(encoder_config.grid, embed_dim).float(), (0, 0, self.num_prefix_tokens, 0))
         self.register_buffer("positions", table[None], persistent=False)
-        self.blocks = nn.ModuleList([Block(own) for _ in range(depth)])
+        self.blocks = nn.ModuleList([Block(config) for _ in range(depth)])
         self.norm = make_norm(encoder_config.norm, embed_dim, encoder_config.norm_eps)
         self.pred = nn.Linear(
             embed_dim, encoder_config.in_chans * encoder_config.patch_shape[0] * encoder_config.patch_shape[1]
@@ -90,20 +98,20 @@ class MaeDecoder(nn.Module):
         self._initialize_weights()
 
     def forward(self, tokens: Tokens, restore_indices: TokenIndices) -> Patches:
-        """`places`: where each patch stands among the visible tokens and, behind them, the hidden."""
+        """Predict all patches. `restore_indices`: index of each patch in the sequence (visible, then hidden)."""
         tokens = self.embed(self.norm_in(tokens))
-        hidden = self.mask_token.to(tokens.dtype).expand(
+        mask_tokens = self.mask_token.to(tokens.dtype).expand(
             len(tokens), self.num_prefix_tokens + restore_indices.shape[1] - tokens.shape[1], -1
         )
-        crowd = torch.cat([tokens[:, self.num_prefix_tokens :], hidden], dim=1)
-        patches = crowd.gather(1, restore_indices[..., None].expand(-1, -1, crowd.shape[2]))
+        sequence = torch.cat([tokens[:, self.num_prefix_tokens :], mask_tokens], dim=1)
+        patches = sequence.gather(1, restore_indices[..., None].expand(-1, -1, sequence.shape[2]))
         tokens = torch.cat([tokens[:, : self.num_prefix_tokens], patches], dim=1) + self.positions.to(tokens.dtype)
         for block in self.blocks:
             tokens = block(tokens)
         return self.pred(self.norm(tokens[:, self.num_prefix_tokens :]))
 
     def _initialize_weights(self) -> None:
-        """Xavier's rule, as MAE's."""
+        """Use Xavier initialisation, as in MAE."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -112,11 +120,11 @@ class MaeDecoder(nn.Module):
 
 
 class PrototypeHead(nn.Module):
-    """Three layers, a narrow normalised one, and cosines with the prototypes: answers between -1 and 1.
+    """DINO's projection head: three layers, L2 norm, and cosine similarity to the prototypes (from -1 to 1).
 
-    The prototypes have length 1 always (the authors' `norm_last_layer`), so only their directions learn. With
-    `batch_norm` (the authors' choice for convolutional networks) the hidden layers see each image beside the others of
-    its batch: what all have in common, which is most of what a young ViT says of small images, falls away."""
+    Prototypes are normalised to length 1 (the authors' `norm_last_layer`), so only their directions are learned.
+    `batch_norm` (the authors' choice for convolutional networks) normalises the hidden layers over the batch. This
+    removes what all images have in common, which dominates the features of small images early in training."""
 
     def __init__(
         self, *, embed_dim: int, hidden_width: int, bottleneck_width: int, num_prototypes: int, batch_norm: bool = False

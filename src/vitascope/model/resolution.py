@@ -1,4 +1,4 @@
-"""Images of another size -> Features by a model's own weights: its positions resampled to the other grid."""
+"""Images of another size -> Features: apply a model with its positions resampled to the other grid."""
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from vitascope.shapes import Features
 
 
 class ResolutionAdapter(nn.Module):
-    """How models of one config see images of `size`. Without weights: the model comes along with the images."""
+    """Apply models of one config to images of `image_size`. The model is an argument of `forward`, with the images."""
 
     resampling_matrix: Tensor | None
     rotation: Tensor | None
@@ -28,8 +28,10 @@ class ResolutionAdapter(nn.Module):
         grid = (image_size[0] // config.patch_shape[0], image_size[1] // config.patch_shape[1])
         prefix = config.num_prefix_tokens
         self.register_buffer("resampling_matrix", _make_resampling_matrix(config, grid), persistent=False)
-        turned = make_rotary_table(grid, config.head_width, config.rotary_base, prefix) if config.uses_rotary else None
-        self.register_buffer("rotation", turned, persistent=False)
+        rotation = (
+            make_rotary_table(grid, config.head_width, config.rotary_base, prefix) if config.uses_rotary else None
+        )
+        self.register_buffer("rotation", rotation, persistent=False)
 
     def forward(self, model: VisionTransformer, images: Tensor) -> Features:
         prefix = concat_prefix_tokens(model.cls_token, model.reg_token)
@@ -45,7 +47,7 @@ class ResolutionAdapter(nn.Module):
 
 
 def _make_resampling_matrix(config: ModelConfig, new_grid: tuple[int, int]) -> Tensor | None:
-    """1 × new position × old position: resampling is linear, so it can be read off from what it does to an identity."""
+    """Return the matrix of the resampling, 1 × new position × old position: the resampled identity."""
     if config.absolute_positions == "none":
         return None
     prefix = 0 if config.no_embed_class else config.num_prefix_tokens

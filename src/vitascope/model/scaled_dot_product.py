@@ -1,16 +1,17 @@
-"""Scaled dot-product attention, written out and with fused kernels, and attention masks.
+"""Scaled dot-product attention, explicit and with fused kernels, and attention masks.
 
-maps = softmax(query · keyᵀ / √width)        one row per query, summing to 1 over the keys
+    maps = softmax(query · keyᵀ / √width)        one row per query, summing to 1 over the keys
     output = maps · value
 
 (Vaswani et al. 2017, equation 1.) All three are tensors of any leading axes; the value width may differ from the
 key width, and there may be more keys than queries.
 
-In `nn.MultiheadAttention` True means the opposite: convert its masks with `~mask`. A float mask is added to the
-scores: 0 changes nothing, -inf forbids attention.
+In a boolean mask, True means that the query may attend to the key. In `nn.MultiheadAttention` True means the opposite:
+convert its masks with `~mask`. A float mask is added to the scores: 0 changes nothing, -inf forbids attention.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ BACKENDS = {
 
 
 def prefer_sdpa_backend(backend_name: str) -> AbstractContextManager[object]:
-    """Context in which PyTorch prefers this fused kernel, and uses another one where it is not available."""
+    """Return a context in which PyTorch uses this fused kernel, or another one if it is not available."""
     if backend_name not in BACKENDS:
         return nullcontext()
     return sdpa_kernel(
@@ -38,7 +39,7 @@ def prefer_sdpa_backend(backend_name: str) -> AbstractContextManager[object]:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(…, query, width), (…, key, width), (…, key, value width) -> (…, query, value width), written out."""
+    """(…, query, width), (…, key, width), (…, key, value width) -> (…, query, value width), explicitly."""
     _check_qkv_shapes(query, key, value)
     return compute_attention_maps(query, key, mask) @ value
 
@@ -64,9 +65,9 @@ def attend_fused(
     dropout_rate: float = 0.0,
     skip_empty_row_check: bool = False,
 ) -> Tensor:
-    """The same as `attend`, by PyTorch's fused kernels: the maps never reach memory.
+    """Compute the same as `attend` with PyTorch's fused kernels, which do not store the maps.
 
-    `sure`: every query has at least one unmasked key, so empty rows need no check."""
+    `skip_empty_row_check`: every query has at least one unmasked key."""
     if mask is None or skip_empty_row_check:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout_rate, is_causal=causal)
     check_mask(mask, torch.Size([*query.shape[:-1], key.shape[-2]]))
@@ -99,12 +100,12 @@ def off_diagonal_mask(num_tokens: int, device: torch.device | None = None) -> At
 
 
 def to_additive_mask(mask: AttentionMask, blocked_value: float = float("-inf")) -> Tensor:
-    """The same mask as numbers to add to the scores: 0 where attention is allowed, `blocked` elsewhere."""
+    """Return the mask as values to add to the scores: 0 where attention is allowed, `blocked_value` elsewhere."""
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, blocked_value)
 
 
 def check_mask(mask: Tensor, scores_shape: torch.Size) -> None:
-    """A mask must be boolean or float, and broadcast to the scores it masks."""
+    """Raise an error unless the mask is boolean or float and can be broadcast to the scores."""
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise UserError(
             f"A mask must be boolean (True: may attend) or float (added to the scores); this one is {mask.dtype}."
@@ -117,15 +118,22 @@ def check_mask(mask: Tensor, scores_shape: torch.Size) -> None:
         )
 
 
-def fill_empty_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return a mask in which every query has a key, and the queries that had none: set their output to zero.
+class FilledMask(NamedTuple):
+    """A mask in which every query has a key, and the queries that had none."""
+
+    mask: Tensor
+    is_empty_row: Tensor  # … × query × 1; the output of these queries must be set to zero
+
+
+def fill_empty_rows(mask: Tensor, dtype: torch.dtype) -> FilledMask:
+    """Let queries without a key attend to all keys, and report them.
 
     Softmax over an empty set is NaN in the forward and backward pass. Such a query therefore attends to all keys, and
     its output is zeroed afterwards.
     """
     if mask.dtype == torch.bool:
         empty = ~mask.any(dim=-1, keepdim=True)
-        return mask | empty, empty
-    mask = mask.to(dtype)  # first: what is finite in float32 may be -inf in float16
+        return FilledMask(mask | empty, empty)
+    mask = mask.to(dtype)  # before the test: a finite float32 value may be -inf in float16
     empty = ~(mask > torch.finfo(dtype).min).any(dim=-1, keepdim=True)
-    return mask.masked_fill(empty, 0.0), empty
+    return FilledMask(mask.masked_fill(empty, 0.0), empty)

@@ -1,14 +1,14 @@
-"""Tokens -> fewer tokens from block to block, at inference: the most alike merged, or the least looked-at dropped.
+"""Reduce the number of tokens in each block at inference: merge similar patches, or drop those with least attention.
 
-Merging is Bolya et al. 2023 (ToMe): patches are split in two sets by turns; each of the first finds the most alike of
-the second, by the keys of this block's attention; the most alike pairs become one token, their mean, which counts as
-many patches as it stands for, in means and in attention (the logarithm of its size is added to its scores). Dropping
-keeps the patches that get most attention, from the class token where the head reads it and from all tokens otherwise
-(as Liang et al. 2022, without their joining of the rest). Class and register tokens always stay.
+Merging is Bolya et al. 2023 (ToMe). Patches are split alternately into two sets. Each patch of the first set is matched
+to the most similar patch of the second, by the keys of this block's attention. The most similar pairs are merged into
+their mean. A merged token is weighted by its number of patches, in means and in attention (the logarithm of its size is
+added to its scores). Dropping keeps the patches that get most attention: from the class token if the head reads it,
+else from all tokens (as Liang et al. 2022, without their fused token). Class and register tokens are never removed.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenGroups:
-    """What is left of the tokens: how many patches each stands for, and in whose place it stands.
+    """The remaining tokens, the number of patches in each (`sizes`), and the position of each in the full sequence.
 
-    `members`, where somebody wants to know: 1 for every patch that a token stands for, batch × token × patch."""
+    `patch_membership`, if it is tracked: 1 for every patch merged into a token, batch × token × patch."""
 
     tokens: Tokens
     sizes: TokenSizes
@@ -43,128 +43,143 @@ class TokenGroups:
     patch_membership: PatchMembership | None = None
 
     def add_residual(self, branch: Tokens) -> "TokenGroups":
+        """Return the groups with `branch` added to the tokens."""
         return replace(self, tokens=self.tokens + branch)
 
     def keep_first(self, num_tokens: int) -> "TokenGroups":
+        """Return the first `num_tokens` tokens, without membership."""
         return TokenGroups(
             self.tokens[:, :num_tokens], self.sizes[:, :num_tokens], self.position_indices[:, :num_tokens]
         )
 
     def select(self, token_indices: TokenIndices) -> "TokenGroups":
-        members = None if self.patch_membership is None else _gather_tokens(self.patch_membership, token_indices)
+        """Return the tokens at these indices."""
+        membership = None if self.patch_membership is None else _gather_tokens(self.patch_membership, token_indices)
         return TokenGroups(
             _gather_tokens(self.tokens, token_indices),
             self.sizes.gather(1, token_indices),
             self.position_indices.gather(1, token_indices),
-            members,
+            membership,
         )
 
 
-def encode_with_reduction(
-    model: "VisionTransformer", tokens: Tokens, num_outputs: int | None
-) -> tuple[OutputTokens, TokenSizes]:
-    """Through all blocks and the final norm, and how many patches each token stands for at the end.
+class ReducedTokens(NamedTuple):
+    """Tokens after all blocks, and the number of patches merged into each."""
 
-    With `first`, the last block gives only so many tokens, counted from the front."""
-    found = run_blocks_with_reduction(model, _make_singleton_groups(tokens), num_outputs)
-    return model.norm(found.tokens), found.sizes
+    tokens: OutputTokens
+    token_sizes: TokenSizes
+
+
+def encode_with_reduction(model: "VisionTransformer", tokens: Tokens, num_outputs: int | None) -> ReducedTokens:
+    """Apply all blocks with token reduction and the final norm.
+
+    With `num_outputs`, the last block returns only the first `num_outputs` tokens."""
+    groups = run_blocks_with_reduction(model, _make_singleton_groups(tokens), num_outputs)
+    return ReducedTokens(model.norm(groups.tokens), groups.sizes)
 
 
 @torch.no_grad()
 def assign_patches_to_tokens(model: "VisionTransformer", images: Images) -> TokenIndices:
-    """Which token each patch belongs to at the end, batch × patch; -1: it was dropped. For pictures."""
+    """Return the index of the token that contains each patch after all blocks, batch × patch; -1: dropped."""
     tokens = model.embed(images)
-    everyone = torch.eye(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1, -1)
-    crowd = run_blocks_with_reduction(model, replace(_make_singleton_groups(tokens), patch_membership=everyone), None)
-    found = everyone if crowd.patch_membership is None else crowd.patch_membership
-    told = torch.where(found.sum(1) > 0, found.argmax(1), -1)
-    return told[:, model.config.num_prefix_tokens :]
+    identity = torch.eye(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1, -1)
+    groups = run_blocks_with_reduction(model, replace(_make_singleton_groups(tokens), patch_membership=identity), None)
+    membership = identity if groups.patch_membership is None else groups.patch_membership
+    token_indices = torch.where(membership.sum(1) > 0, membership.argmax(1), -1)
+    return token_indices[:, model.config.num_prefix_tokens :]
 
 
 def _make_singleton_groups(tokens: Tokens) -> TokenGroups:
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
-    return TokenGroups(tokens, torch.ones_like(places, dtype=torch.float32), places)
+    """Return groups of one token each."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
+    return TokenGroups(tokens, torch.ones_like(positions, dtype=torch.float32), positions)
 
 
 def run_blocks_with_reduction(model: "VisionTransformer", groups: TokenGroups, num_outputs: int | None) -> TokenGroups:
-    """Who is left after all blocks."""
-    for number, (block, fewer) in enumerate(zip(model.blocks, model.config.num_removed_per_block, strict=True)):
-        asked = num_outputs if number + 1 == len(model.blocks) else None
-        groups = _run_block_with_reduction(model, block, groups, fewer, asked)  # pyright: ignore[reportArgumentType]
+    """Return the groups that remain after all blocks."""
+    for index, (block, num_removed) in enumerate(zip(model.blocks, model.config.num_removed_per_block, strict=True)):
+        outputs = num_outputs if index + 1 == len(model.blocks) else None
+        groups = _run_block_with_reduction(model, block, groups, num_removed, outputs)  # pyright: ignore[reportArgumentType]
     return groups
 
 
 def _run_block_with_reduction(
     model: "VisionTransformer", block: "Block", groups: TokenGroups, num_removed: int, num_outputs: int | None
 ) -> TokenGroups:
-    """One block; those that go, go between attention and MLP. Where only the first are asked for, nobody goes."""
+    """Apply one block and remove tokens between attention and MLP. With `num_outputs`, no token is removed."""
     attn, prefix = block.attn, model.config.num_prefix_tokens
-    turned = None if model.rotation is None else model.rotation[:, groups.position_indices][:, :, None]
-    query, key, value = attn.compute_queries_keys_values(block.norm1(groups.tokens), turned, num_outputs)
+    rotation = None if model.rotation is None else model.rotation[:, groups.position_indices][:, :, None]
+    query, key, value = attn.compute_queries_keys_values(block.norm1(groups.tokens), rotation, num_outputs)
     if model.config.drop_tokens and num_outputs is None:
         maps = compute_attention_maps(query, key, attn.combine_masks(None, key))
         groups = groups.add_residual(block.ls1(attn.concat_and_project_heads(maps @ value)))
         groups = drop_least_attended_patches(groups, maps, prefix, num_removed, model.config.global_pool == "token")
     else:
-        alone = groups.tokens.shape[1] == model.config.num_tokens or bool(model.config.drop_tokens)  # nobody merged yet
-        gathered = attn.attend_and_project(query, key, value, token_sizes=None if alone else groups.sizes)
-        groups = (groups if num_outputs is None else groups.keep_first(num_outputs)).add_residual(block.ls1(gathered))
+        is_unmerged = groups.tokens.shape[1] == model.config.num_tokens or bool(model.config.drop_tokens)
+        attended = attn.attend_and_project(query, key, value, token_sizes=None if is_unmerged else groups.sizes)
+        groups = (groups if num_outputs is None else groups.keep_first(num_outputs)).add_residual(block.ls1(attended))
         groups = merge_similar_patches(groups, key, prefix, num_removed) if num_outputs is None else groups
     return groups.add_residual(block.ls2(block.mlp(block.norm2(groups.tokens))))
 
 
 def merge_similar_patches(groups: TokenGroups, key: HeadTokens, num_prefix_tokens: int, num_merged: int) -> TokenGroups:
-    """`fewer` patches of the first set join their most alike of the second; then: prefix, the rest of the first set,
-    the second."""
+    """Merge `num_merged` patches of the first set into their most similar patch of the second.
+
+    The order of the result: prefix, remaining patches of the first set, second set."""
     if not num_merged:
         return groups
-    alike = F.normalize(key.mean(1)[:, num_prefix_tokens:].float(), dim=-1)
-    best, partner = (alike[:, ::2] @ alike[:, 1::2].transpose(1, 2)).max(-1)
-    order = best.topk(best.shape[1], dim=1).indices  # the most alike first
-    going, staying = order[:, :num_merged], order[:, num_merged:].sort(1).values
-    front = torch.arange(num_prefix_tokens, device=key.device).expand(key.shape[0], num_prefix_tokens)
-    alone = groups.select(torch.cat([front, num_prefix_tokens + 2 * staying], 1))
-    seconds = torch.arange(num_prefix_tokens + 1, groups.tokens.shape[1], 2, device=key.device).expand(key.shape[0], -1)
-    leaving, others = groups.select(num_prefix_tokens + 2 * going), groups.select(seconds)
-    to = partner.gather(1, going)
-    sizes = others.sizes.scatter_add(1, to, leaving.sizes)
-    sums = (others.tokens * others.sizes[..., None]).scatter_add(
-        1, _expand_indices(to, leaving.tokens), (leaving.tokens * leaving.sizes[..., None])
+    normalized = F.normalize(key.mean(1)[:, num_prefix_tokens:].float(), dim=-1)
+    similarity, best_match = (normalized[:, ::2] @ normalized[:, 1::2].transpose(1, 2)).max(-1)
+    order = similarity.topk(similarity.shape[1], dim=1).indices  # the most similar first
+    merged, unmerged = order[:, :num_merged], order[:, num_merged:].sort(1).values
+    prefix = torch.arange(num_prefix_tokens, device=key.device).expand(key.shape[0], num_prefix_tokens)
+    second_set = torch.arange(num_prefix_tokens + 1, groups.tokens.shape[1], 2, device=key.device)
+    unchanged = groups.select(torch.cat([prefix, num_prefix_tokens + 2 * unmerged], 1))
+    sources = groups.select(num_prefix_tokens + 2 * merged)
+    targets = _merge_into_targets(
+        sources, groups.select(second_set.expand(key.shape[0], -1)), best_match.gather(1, merged)
     )
-    joined = (sums / sizes[..., None]).to(groups.tokens.dtype)
-    members = None
-    if (
-        leaving.patch_membership is not None
-        and others.patch_membership is not None
-        and alone.patch_membership is not None
-    ):
-        members = others.patch_membership.scatter_add(
-            1, _expand_indices(to, leaving.patch_membership), leaving.patch_membership
-        )
-        members = torch.cat([alone.patch_membership, members], 1)
+    membership = None
+    if unchanged.patch_membership is not None and targets.patch_membership is not None:
+        membership = torch.cat([unchanged.patch_membership, targets.patch_membership], 1)
     return TokenGroups(
-        torch.cat([alone.tokens, joined], 1),
-        torch.cat([alone.sizes, sizes], 1),
-        torch.cat([alone.position_indices, others.position_indices], 1),
-        members,
+        torch.cat([unchanged.tokens, targets.tokens], 1),
+        torch.cat([unchanged.sizes, targets.sizes], 1),
+        torch.cat([unchanged.position_indices, targets.position_indices], 1),
+        membership,
     )
+
+
+def _merge_into_targets(sources: TokenGroups, targets: TokenGroups, target_indices: TokenIndices) -> TokenGroups:
+    """Return the targets, each averaged with the sources that have its index, weighted by their sizes."""
+    sizes = targets.sizes.scatter_add(1, target_indices, sources.sizes)
+    sums = (targets.tokens * targets.sizes[..., None]).scatter_add(
+        1, _expand_indices(target_indices, sources.tokens), (sources.tokens * sources.sizes[..., None])
+    )
+    membership = None
+    if sources.patch_membership is not None and targets.patch_membership is not None:
+        membership = targets.patch_membership.scatter_add(
+            1, _expand_indices(target_indices, sources.patch_membership), sources.patch_membership
+        )
+    tokens = (sums / sizes[..., None]).to(targets.tokens.dtype)
+    return TokenGroups(tokens, sizes, targets.position_indices, membership)
 
 
 def drop_least_attended_patches(
     groups: TokenGroups, maps: AttentionMaps, num_prefix_tokens: int, num_dropped: int, by_class_token: bool
 ) -> TokenGroups:
-    """Without the `fewer` patches that get the least attention; the others stay in their order."""
+    """Drop the `num_dropped` patches that get the least attention; the order of the others is unchanged."""
     if not num_dropped:
         return groups
-    looked_at = (maps[:, :, 0] if by_class_token else maps.mean(2)).mean(1)
-    kept = (
-        looked_at[:, num_prefix_tokens:]
+    received_attention = (maps[:, :, 0] if by_class_token else maps.mean(2)).mean(1)
+    kept_patches = (
+        received_attention[:, num_prefix_tokens:]
         .topk(maps.shape[-1] - num_prefix_tokens - num_dropped, dim=1)
         .indices.sort(1)
         .values
     )
-    front = torch.arange(num_prefix_tokens, device=maps.device).expand(maps.shape[0], num_prefix_tokens)
-    return groups.select(torch.cat([front, num_prefix_tokens + kept], 1))
+    prefix = torch.arange(num_prefix_tokens, device=maps.device).expand(maps.shape[0], num_prefix_tokens)
+    return groups.select(torch.cat([prefix, num_prefix_tokens + kept_patches], 1))
 
 
 def _gather_tokens(tokens: Tokens, token_indices: TokenIndices) -> OutputTokens:

@@ -1,4 +1,4 @@
-"""PatchTokens -> Tokens: put the class token and the registers in front, add the positions."""
+"""PatchTokens -> Tokens: prepend class token and registers, add the position embedding."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from vitascope.shapes import PatchTokens, PrefixTokens, Tokens
 
 
 def concat_prefix_tokens(class_token: Tensor | None, register_tokens: Tensor | None) -> PrefixTokens | None:
-    """Class token first, then registers; nothing where the model has neither."""
+    """Return the class token, then the registers; None if the model has neither."""
     parts = [part for part in (class_token, register_tokens) if part is not None]
     return torch.cat(parts, dim=1) if parts else None
 
@@ -15,7 +15,7 @@ def concat_prefix_tokens(class_token: Tensor | None, register_tokens: Tensor | N
 def assemble_tokens(
     patch_tokens: PatchTokens, prefix_tokens: PrefixTokens | None, position_table: Tensor | None
 ) -> Tokens:
-    """Prefix and patches in one sequence. A table as long as the patches alone leaves the prefix without positions."""
+    """Concatenate prefix and patches and add positions. A table of patch length is added to the patches only."""
     if position_table is not None and position_table.shape[1] == patch_tokens.shape[1]:
         patch_tokens, position_table = patch_tokens + position_table, None
     tokens = (

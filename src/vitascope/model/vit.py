@@ -5,7 +5,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitascope.errors import UserError
-from vitascope.model import token_merging as fewer
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
 from vitascope.model.head import POOLS
@@ -15,6 +14,7 @@ from vitascope.model.norm import make_norm
 from vitascope.model.patches import TOKENIZERS
 from vitascope.model.positions import make_position_table, make_rotary_table
 from vitascope.model.precision import to_autocast_dtype
+from vitascope.model.token_merging import encode_with_reduction
 from vitascope.model.tokens import assemble_tokens, concat_prefix_tokens
 from vitascope.shapes import Features, Images, Logits, OutputTokens, RotaryTable, Tokens, TokenSizes
 
@@ -49,18 +49,19 @@ class VisionTransformer(nn.Module):
         INITIALIZERS[config.initialize](self)
 
     def forward(self, images: Tensor) -> Logits:
-        """Same as forward_head(forward_features(images)), without computing tokens that the head ignores. At inference,
-        tokens are merged or dropped if the config sets it."""
+        """Return the logits: forward_head(forward_features(images)), without computing tokens that the head ignores.
+
+        At inference, tokens are merged or dropped as `merge_tokens` and `drop_tokens` set."""
         return self.head(self.compute_pooled_features(images))
 
     def compute_pooled_features(self, images: Tensor) -> Features:
-        """The input of the classifier: one feature vector per image."""
+        """Return the input of the classifier: one feature vector per image."""
         check_images(images, self.config, next(self.patch_embed.parameters()).dtype)
-        first = 1 if self.config.global_pool == "token" else None
+        num_outputs = 1 if self.config.global_pool == "token" else None
         if not self.training and self.config.token_reduction:
-            tokens, sizes = fewer.encode_with_reduction(self, self.embed(images), first)
-            return self.forward_head(tokens, pre_logits=True, token_sizes=sizes)
-        return self.forward_head(self.encode(self.embed(images), num_outputs=first), pre_logits=True)
+            tokens, token_sizes = encode_with_reduction(self, self.embed(images), num_outputs)
+            return self.forward_head(tokens, pre_logits=True, token_sizes=token_sizes)
+        return self.forward_head(self.encode(self.embed(images), num_outputs=num_outputs), pre_logits=True)
 
     def forward_features(self, images: Tensor) -> Tokens:
         """(batch, channel, height, width) -> all tokens of the last block, normalised as the head expects them."""
@@ -71,30 +72,30 @@ class VisionTransformer(nn.Module):
         """Images -> the first block's tokens: patches projected, prefix in front, positions added."""
         prefix = concat_prefix_tokens(self.cls_token, self.reg_token)
         tokens = self.pos_drop(assemble_tokens(self.patch_embed(images), prefix, self.pos_embed))
-        return to_autocast_dtype(tokens)  # under autocast the tokens between the blocks have its format too
+        return to_autocast_dtype(tokens)  # under autocast, tokens between blocks have its dtype
 
     def encode(
         self, tokens: Tensor, mask: Tensor | None = None, num_outputs: int | None = None, rotation: Tensor | None = None
     ) -> OutputTokens:
         """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C).
 
-        With `first`, the last block returns only the first so many tokens. `rotation` replaces the model's own rotation
-        for tokens at other positions."""
+        With `num_outputs`, the last block returns only the first `num_outputs` tokens. `rotation` replaces the model's
+        rotary table, for tokens at other positions."""
         check_tokens(tokens, self.config.embed_dim)
-        turned = self.rotation if rotation is None else rotation
-        if turned is not None and tokens.shape[1] != turned.shape[-2]:
+        table = self.rotation if rotation is None else rotation
+        if table is not None and tokens.shape[1] != table.shape[-2]:
             raise UserError(
                 f"{tokens.shape[1]} tokens were given, but positions={self.config.positions} needs the "
-                f"{turned.shape[-2]} tokens of a {self.config.grid[0]}×{self.config.grid[1]} grid."
+                f"{table.shape[-2]} tokens of a {self.config.grid[0]}×{self.config.grid[1]} grid."
             )
-        for number, block in enumerate(self.blocks, start=1):
-            tokens = self._run_block(block, tokens, mask, turned, num_outputs if number == len(self.blocks) else None)
+        for index, block in enumerate(self.blocks, start=1):
+            tokens = self._run_block(block, tokens, mask, table, num_outputs if index == len(self.blocks) else None)
         return self.norm(tokens)
 
     def forward_head(
         self, tokens: OutputTokens, pre_logits: bool = False, token_sizes: TokenSizes | None = None
     ) -> Features | Logits:
-        """Tokens -> Logits, or pooled features with `pre_logits`; `sizes`: number of patches merged into each token."""
+        """Return logits, or pooled features with `pre_logits`. `token_sizes`: number of patches in each token."""
         features = self.head_drop(self.fc_norm(self.pool(tokens, token_sizes)))
         return features if pre_logits else self.head(features)
 
@@ -107,9 +108,14 @@ class VisionTransformer(nn.Module):
         num_outputs: int | None,
     ) -> OutputTokens:
         if self.config.grad_checkpointing and self.training:
-            chance = self.config.uses_dropout
             return checkpoint(
-                block, tokens, mask, rotation, num_outputs, use_reentrant=False, preserve_rng_state=chance
+                block,
+                tokens,
+                mask,
+                rotation,
+                num_outputs,
+                use_reentrant=False,
+                preserve_rng_state=self.config.uses_dropout,
             )
         return block(tokens, mask, rotation, num_outputs)
 
@@ -118,7 +124,7 @@ class VisionTransformer(nn.Module):
         return make_rotary_table(config.grid, config.head_width, config.rotary_base, config.num_prefix_tokens)
 
     def _register_table(self, name: str, table: Tensor | None) -> None:
-        """Learned tables are parameters; fixed ones follow the model from device to device but are not saved."""
+        """Register a learned table as a parameter, a fixed one as a buffer that is not saved."""
         if isinstance(table, nn.Parameter):
             self.register_parameter(name, table)
         else:

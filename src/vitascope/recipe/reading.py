@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
@@ -62,7 +62,7 @@ def check_setting_names(settings: Iterable[tuple[str, str]]) -> None:
 
 
 def has_renamed_settings(setting_names: Iterable[str]) -> bool:
-    """Whether a complete recipe has names that only older versions wrote."""
+    """Return whether a complete recipe has names that only older versions wrote."""
     return any(name in RENAMED or name in REMOVED for name in setting_names)
 
 
@@ -80,6 +80,36 @@ def convert_old_settings(old_settings: dict[str, Any]) -> dict[str, Any]:
     return new
 
 
+SETTING_ALIASES = {  # names of other libraries -> the setting
+    "learning_rate": "train.lr",
+    "batch": "train.batch_size",
+    "bs": "train.batch_size",
+    "num_epochs": "train.epochs",
+    "wd": "train.weight_decay",
+    "warmup_epochs": "train.warmup",
+    "warmup_steps": "train.warmup",
+    "gradient_clip": "train.clip_grad",
+    "grad_clip": "train.clip_grad",
+    "accumulation_steps": "train.grad_accum_steps",
+    "smoothing": "train.label_smoothing",
+    "scheduler": "train.schedule",
+    "random_seed": "train.seed",
+    "amp": "train.precision",
+    "dtype": "train.precision",
+    "dim": "model.embed_dim",
+    "hidden_size": "model.embed_dim",
+    "heads": "model.num_heads",
+    "layers": "model.depth",
+    "num_layers": "model.depth",
+    "image_size": "model.img_size",
+    "channels": "model.in_chans",
+    "classes": "model.num_classes",
+    "pool": "model.global_pool",
+    "dropout": "model.drop_rate",
+    "drop_path": "model.drop_path_rate",
+    "dataset": "data.name",
+    "val_split": "data.validation",
+}
 _SECTION_CLASSES = {
     "model": "ModelConfig",
     "data": "DataConfig",
@@ -111,15 +141,23 @@ def find_recipe_path(name_or_path: str) -> Path:
     if Path(name_or_path).suffix in (".yaml", ".yml"):
         raise UserError(f"There is no recipe file '{name_or_path}'.")
     raise UserError(
-        f"There is no recipe '{name_or_path}'. {suggest_choice(name_or_path, list_recipe_names())} A path to a .yaml file works too."
+        f"There is no recipe '{name_or_path}'. {suggest_choice(name_or_path, list_recipe_names())} "
+        "A path to a .yaml file works too."
     )
 
 
-def split_recipe_args(args: list[str]) -> tuple[str | None, list[str]]:
+class RecipeArgs(NamedTuple):
+    """Command-line arguments: a recipe and settings (key=value)."""
+
+    recipe: str | None
+    overrides: list[str]
+
+
+def split_recipe_args(args: list[str]) -> RecipeArgs:
     """Split arguments into recipe and settings. A first argument without '=' is the recipe."""
     if args and "=" not in args[0]:
-        return args[0], args[1:]
-    return None, args
+        return RecipeArgs(args[0], args[1:])
+    return RecipeArgs(None, args)
 
 
 def split_required_recipe_args(args: Sequence[str] | None) -> tuple[str, list[str]]:
@@ -132,29 +170,29 @@ def split_required_recipe_args(args: Sequence[str] | None) -> tuple[str, list[st
 
 
 def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, convert_old_names: bool = False) -> Recipe:
-    """Return a recipe, or the defaults if `name` is None, with key=value overrides. All keys and values are checked.
+    """Return a recipe, or the defaults if `name_or_path` is None, with key=value overrides, and check all settings.
 
-    Setting names of older versions are rejected, or converted with `convert_old` (for the recipe of an old run)."""
+    Setting names of older versions are rejected; `convert_old_names` converts them (for the recipe of an old run)."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    for word in overrides:
-        if "=" not in word or word.startswith("="):
-            hint = " The recipe must come first." if word in list_recipe_names() else ""
-            raise UserError(f"'{word}' is not a setting. Write key=value, such as model.depth=8.{hint}")
-        if word == "weights=recipe:":
+    for override in overrides:
+        if "=" not in override or override.startswith("="):
+            hint = " The recipe must come first." if override in list_recipe_names() else ""
+            raise UserError(f"'{override}' is not a setting. Write key=value, such as model.depth=8.{hint}")
+        if override == "weights=recipe:":
             raise UserError("weights=recipe: names no recipe. Write weights=recipe:NAME, such as recipe:digits-mae.")
-        if "_scale=" in word and not _has_pair_value(word):
-            raise UserError(f"{word} must be a range, such as {word.partition('=')[0]}=[0.4,1].")
-        if word.endswith("=???"):  # OmegaConf's marker for a missing value, which it would ignore
-            raise UserError(f"{word} is not a value. Leave the setting out for its default.")
+        if "_scale=" in override and not _has_pair_value(override):
+            raise UserError(f"{override} must be a range, such as {override.partition('=')[0]}=[0.4,1].")
+        if override.endswith("=???"):  # OmegaConf's marker for a missing value, which it would ignore
+            raise UserError(f"{override} is not a value. Leave the setting out for its default.")
     schema = _build_schema()
     try:
         path = find_recipe_path(name_or_path) if name_or_path else None
         layers = [OmegaConf.create({"name": path.stem}), _load_recipe_file(path, convert_old_names)] if path else []
-        told = format_setting_values(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
-        settings = [*told.items(), *((key, value) for key, _, value in (word.partition("=") for word in overrides))]
+        file_settings = format_setting_values(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
+        settings = [*file_settings.items(), *(_split_override(override) for override in overrides)]
         check_setting_names(settings)
         for key, value in settings:
             if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in BOOLEAN_VALUES:
@@ -190,15 +228,15 @@ def _load_recipe_file(path: Path, convert_old_names: bool = False) -> "DictConfi
     """Load a recipe file. Reject an empty file, and sections without settings."""
     from omegaconf import DictConfig, OmegaConf
 
-    said = OmegaConf.load(path)
-    if not said:
+    config = OmegaConf.load(path)
+    if not config:
         raise UserError(f"The recipe {path} is empty.")
-    if not isinstance(said, DictConfig):
+    if not isinstance(config, DictConfig):
         raise UserError(f"The recipe {path} must contain sections of settings: {', '.join(_SECTION_CLASSES)}.")
     for name in _SECTION_CLASSES:
-        if name in said and not isinstance(said[name], DictConfig):
+        if name in config and not isinstance(config[name], DictConfig):
             raise UserError(f"The recipe {path}: {name} must contain settings, one per line below it.")
-    return _rename_old_settings(said) if convert_old_names else said
+    return _rename_old_settings(config) if convert_old_names else config
 
 
 def _rename_old_settings(recipe: "DictConfig") -> "DictConfig":
@@ -211,6 +249,12 @@ def _rename_old_settings(recipe: "DictConfig") -> "DictConfig":
     return new
 
 
+def _split_override(override: str) -> tuple[str, str]:
+    """Split key=value."""
+    key, _, value = override.partition("=")
+    return key, value
+
+
 def _has_pair_value(override: str) -> bool:
     text = override.partition("=")[2].strip()
     return text[:1] in "[(" and text[-1:] in "])" and text.count(",") == 1
@@ -218,12 +262,12 @@ def _has_pair_value(override: str) -> bool:
 
 def read_model_config(name_or_path: str | None, overrides: Sequence[str] = ()) -> ModelConfig:
     """Return the model of a recipe. Model settings may omit the section: depth=8."""
-    known = {field.name for field in fields(Recipe)}
-    words = [
-        word if "=" not in word.lstrip("=") or word.split("=")[0].split(".")[0] in known else f"model.{word}"
-        for word in overrides
+    sections = {field.name for field in fields(Recipe)}
+    full_overrides = [
+        text if "=" not in text.lstrip("=") or text.split("=")[0].split(".")[0] in sections else f"model.{text}"
+        for text in overrides
     ]
-    return read_recipe(name_or_path, words).model
+    return read_recipe(name_or_path, full_overrides).model
 
 
 def _format_config_error(error: Exception, schema: "DictConfig") -> str:
@@ -241,6 +285,8 @@ def _format_config_error(error: Exception, schema: "DictConfig") -> str:
         for part in ("train", "model", "data", "data.augment", "dino", "mae"):
             if last in OmegaConf.select(schema, part):
                 return f"There is no setting '{key}'. Did you mean {part}.{last}?"
+        if last in SETTING_ALIASES:
+            return f"There is no setting '{key}'. Did you mean {SETTING_ALIASES[last]}?"
         section = "".join(f"{parent}." for parent in parents)
         return f"There is no setting '{key}'. {suggest_choice(last, [str(name) for name in level], section)}"
     for kind, words in (("Integer", "a whole number"), ("Float", "a number")):

@@ -27,8 +27,9 @@ class Recipe:
         if self.train.patience and self.data.validation == 0:
             raise UserError("train.patience needs validation images, but data.validation=0 holds out none.")
         if self.weights is None and (self.train.tune != "full" or self.train.freeze):
-            what = f"train.tune={self.train.tune}" if self.train.tune != "full" else f"train.freeze={self.train.freeze}"
-            raise UserError(f"{what} freezes pretrained weights, but there are none. Set weights=….")
+            tune, freeze = self.train.tune, self.train.freeze
+            setting = f"train.tune={tune}" if tune != "full" else f"train.freeze={freeze}"
+            raise UserError(f"{setting} freezes pretrained weights, but there are none. Set weights=….")
         if self.train.objective != "classify":
             self._check_self_supervised()
         if self.data.augment.flip_mode == "alternating" and self.data.balance == "sampling":
@@ -42,17 +43,17 @@ class Recipe:
             raise UserError(
                 "train.whiten initializes the patch projection. It needs model.tokenizer=patch and no weights=…."
             )
-        for name, config, plain in (("dino", self.dino, DinoConfig()), ("mae", self.mae, MaeConfig())):
-            if config != plain and self.train.objective != name:
+        for name, config, defaults in (("dino", self.dino, DinoConfig()), ("mae", self.mae, MaeConfig())):
+            if config != defaults and self.train.objective != name:
                 raise UserError(
                     f"{name}.… needs train.objective={name}, but train.objective={self.train.objective} is set."
                 )
 
     def _check_self_supervised(self) -> None:
         train, model, objective = self.train, self.model, self.train.objective
-        plain = {"patience": 0, "distill": None, "tune": "full", "freeze": 0, "patch_share": 1.0}
-        for name, wanted in plain.items():
-            if getattr(train, name) != wanted:
+        defaults = {"patience": 0, "distill": None, "tune": "full", "freeze": 0, "patch_share": 1.0}
+        for name, default in defaults.items():
+            if getattr(train, name) != default:
                 raise UserError(
                     f"train.{name}={getattr(train, name)} needs labels, but train.objective={objective} has none. "
                     "Remove it."
@@ -62,9 +63,8 @@ class Recipe:
                 f"data.balance={self.data.balance} needs labels, but train.objective={objective} has none. Remove it."
             )
         if model.token_reduction:
-            raise UserError(
-                f"model.{next(iter(model.token_reduction))} is for inference, not for train.objective={objective}. Remove it."
-            )
+            setting = f"model.{next(iter(model.token_reduction))}"
+            raise UserError(f"{setting} is for inference, not for train.objective={objective}. Remove it.")
         if objective == "dino":
             if train.ema:
                 raise UserError(
@@ -81,16 +81,16 @@ class Recipe:
 
 
 def _check_patch_share(train: TrainConfig, model: ModelConfig) -> None:
-    setting, seen = f"train.patch_share={train.patch_share}", train.count_kept_patches(model.num_patches)
+    setting, num_kept = f"train.patch_share={train.patch_share}", train.count_kept_patches(model.num_patches)
     if not train.patch_share_until:
         raise UserError(f"{setting} has no effect with train.patch_share_until=0. Remove one of them.")
     if train.patience:
         raise UserError(f"train.patience does not work with {setting}. Remove one of them.")
     if model.causal:
         raise UserError(f"{setting} drops patches, but causal=true needs all of them. Remove one of them.")
-    if seen == model.num_patches:
+    if num_kept == model.num_patches:
         raise UserError(f"{setting} keeps all {model.num_patches} patches. Choose a smaller value or remove it.")
-    if model.attention == "lsa" and seen + model.num_prefix_tokens < 2:
+    if model.attention == "lsa" and num_kept + model.num_prefix_tokens < 2:
         raise UserError(f"{setting} keeps one token, but attention=lsa needs at least two. Choose a larger value.")
 
 
@@ -114,7 +114,8 @@ def _check_model_accepts_crops(crop_size: int, model: ModelConfig) -> None:
         raise UserError("positions=sinusoidal does not work with local crops. Choose positions=sincos2d or learned.")
     if model.attention == "lsa" and (crop_size // rows) * (crop_size // columns) + model.num_prefix_tokens < 2:
         raise UserError(
-            f"A crop of dino.local_size={crop_size} is one token, but attention=lsa needs two or more. Choose a larger size."
+            f"A crop of dino.local_size={crop_size} is one token, but attention=lsa needs two or more. "
+            "Choose a larger size."
         )
 
 

@@ -73,8 +73,8 @@ class TrainConfig:
         object.__setattr__(self, "track", list(self.track))
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                said = str(getattr(self, name))
-                raise UserError(f"train.{name}={said!r} is unknown. {suggest_choice(said, choices)}")
+                value = str(getattr(self, name))
+                raise UserError(f"train.{name}={value!r} is unknown. {suggest_choice(value, choices)}")
         for name in ("epochs", "batch_size", "grad_accum_steps", "lora_rank"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at least 1.")
@@ -99,7 +99,8 @@ class TrainConfig:
                 raise UserError(f"train.{name}={getattr(self, name)} must be at most {most}.")
         for name in ("warmup", "final_lr", "distill_alpha", "patch_share_until"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"train.{name}={getattr(self, name)} must be at least 0 and at most 1.")
+                hint = " (a fraction of the training, not epochs)" if name in ("warmup", "patch_share_until") else ""
+                raise UserError(f"train.{name}={getattr(self, name)} must be at least 0 and at most 1{hint}.")
         if not 0 < self.patch_share <= 1:
             raise UserError(f"train.patch_share={self.patch_share} must be greater than 0 and at most 1.")
         for name in ("ema", "momentum", "label_smoothing"):
@@ -115,8 +116,10 @@ class TrainConfig:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"train.betas={list(self.betas)} must be at least 0 and below 1.")
         if self.batch_size % self.grad_accum_steps:
+            divisors = [str(count) for count in range(1, self.batch_size + 1) if self.batch_size % count == 0]
             raise UserError(
-                f"train.grad_accum_steps={self.grad_accum_steps} does not divide train.batch_size={self.batch_size}."
+                f"train.grad_accum_steps={self.grad_accum_steps} does not divide train.batch_size={self.batch_size}. "
+                f"Each batch is split into {self.grad_accum_steps} parts; choose {', '.join(divisors)}."
             )
         if self.final_lr and self.schedule == "constant":
             raise UserError(

@@ -18,7 +18,7 @@ def format_recipe_yaml(recipe: Recipe) -> str:
 
 
 def convert_recipe_to_dict(recipe: Recipe, all_sections: bool = False) -> dict[str, Any]:
-    """Return all settings as plain values, without the sections of unused objectives unless `every`."""
+    """Return all settings as plain values, without the sections of unused objectives unless `all_sections`."""
     unused = [] if all_sections else [name for name in OBJECTIVE_SECTIONS if name != recipe.train.objective]
     return {key: value for key, value in asdict(recipe).items() if key not in unused}
 
@@ -35,10 +35,12 @@ def _get_default_settings() -> dict[str, Any]:
 
 def flatten_sections(sections: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten sections to `section.setting` -> value."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in sections.items():
-        found |= flatten_sections(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
+        settings |= (
+            flatten_sections(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        )
+    return settings
 
 
 def format_setting_values(sections: dict[str, Any]) -> dict[str, str]:
@@ -52,11 +54,11 @@ def hash_values(values: Any, num_digits: int = 16) -> str:
 
 
 def _remove_defaults(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return only the values that differ from `plain`, section by section."""
-    other = {key: value for key, value in settings.items() if value != defaults[key]}
+    """Return only the values that differ from the defaults, section by section."""
+    changed = {key: value for key, value in settings.items() if value != defaults[key]}
     return {
         key: _remove_defaults(value, defaults[key]) if isinstance(value, dict) else value
-        for key, value in other.items()
+        for key, value in changed.items()
     }
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
@@ -13,13 +13,23 @@ CI_LABEL = "± 95 % confidence interval of the mean"
 NOT_SIGNIFICANT = "no significant difference"
 MIN_SEEDS_FOR_INTERVAL = 3  # values: with fewer, the values are printed instead of an interval
 
+AblationRow = dict[str, Any]  # one run: arm, seed, accuracy, parameters, steady_seconds, …
+
+
+class GainInPoints(NamedTuple):
+    """The difference between an arm and its baseline in percentage points, for a figure."""
+
+    label: str
+    points: float
+    ci_half_width: float | None
+
 
 @dataclass(frozen=True)
 class AblationArm:
     """One arm of an ablation and its runs. Values are fractions, not percent. The baseline arm has no `gain`."""
 
     name: str
-    rows: list[dict[str, Any]]
+    rows: list[AblationRow]
     gain: float | None
     ci_half_width: float | None  # half-width of the 95 % confidence interval of `gain`; None with one seed
     baseline_name: str = ""  # name of the baseline arm
@@ -36,13 +46,9 @@ class AblationArm:
             return "–"
         if self.ci_half_width is None:
             return "one seed"
-        return (
-            "helps"
-            if self.gain > self.ci_half_width
-            else "hurts"
-            if self.gain < -self.ci_half_width
-            else NOT_SIGNIFICANT
-        )
+        if abs(self.gain) <= self.ci_half_width:
+            return NOT_SIGNIFICANT
+        return "helps" if self.gain > 0 else "hurts"
 
 
 @dataclass(frozen=True)
@@ -55,51 +61,55 @@ class ResidualNoise:
     degrees_of_freedom: int  # degrees of freedom of the estimate
 
     def compute_standard_error(self, num_pairs: int) -> float:
-        """Standard error of the mean of this many paired differences between two arms."""
+        """Compute the standard error of the mean of this many paired differences between two arms."""
         return self.std * math.sqrt(2 / num_pairs)
 
     def compute_ci_half_width(self, num_pairs: int) -> float:
-        """Half-width of the 95 % confidence interval of that mean."""
+        """Compute the half-width of the 95 % confidence interval of that mean."""
         return float(student.ppf(0.975, self.degrees_of_freedom)) * self.compute_standard_error(num_pairs)
 
 
-def estimate_residual_noise(rows: list[dict[str, Any]], metric_name: str = "accuracy") -> ResidualNoise | None:
+def estimate_residual_noise(rows: list[AblationRow], metric_name: str = "accuracy") -> ResidualNoise | None:
     """Fit one effect per arm and one per seed by least squares, and return the residual noise. None if no degrees of
     freedom are left (one seed or one arm)."""
-    told = np.array([row[metric_name] for row in rows])
-    kinds = [sorted({row[kind] for row in rows}) for kind in ("arm", "seed")]
-    shares = [[row["arm"] == arm for arm in kinds[0]] + [row["seed"] == seed for seed in kinds[1]] for row in rows]
-    known = np.array(shares, dtype=float)
-    found, _, rank, _ = np.linalg.lstsq(known, told, rcond=None)
-    freedom = len(rows) - int(rank)
-    if freedom == 0:
+    values = np.array([row[metric_name] for row in rows])
+    arms, seeds = (sorted({row[key] for row in rows}) for key in ("arm", "seed"))
+    indicators = [[row["arm"] == arm for arm in arms] + [row["seed"] == seed for seed in seeds] for row in rows]
+    design_matrix = np.array(indicators, dtype=float)
+    effects, _, rank, _ = np.linalg.lstsq(design_matrix, values, rcond=None)
+    degrees_of_freedom = len(rows) - int(rank)
+    if degrees_of_freedom == 0:
         return None
-    return ResidualNoise(math.sqrt(float(((told - known @ found) ** 2).sum()) / freedom), freedom)
+    squared_residuals = float(((values - design_matrix @ effects) ** 2).sum())
+    return ResidualNoise(math.sqrt(squared_residuals / degrees_of_freedom), degrees_of_freedom)
 
 
-def compare_arms(rows: list[dict[str, Any]], noise: ResidualNoise | None = None) -> list[AblationArm]:
+def compare_arms(rows: list[AblationRow], noise: ResidualNoise | None = None) -> list[AblationArm]:
     """Compare each arm with the first one, seed by seed, in measured order. An arm whose name extends another name ("+
     SPT, dropout 0.1") is compared with that arm. With `noise`, intervals use the pooled noise, else each arm's own."""
     names = list(dict.fromkeys(row["arm"] for row in rows))
     groups = {name: [row for row in rows if row["arm"] == name] for name in names}
-    found = []
+    arms = []
     for name, group in groups.items():
-        base = max((other for other in names if name.startswith(f"{other}, ")), key=len, default=names[0])
-        known = {row["seed"]: row["accuracy"] for row in groups[base]}
-        pairs = [row["accuracy"] - known[row["seed"]] for row in group if row["seed"] in known]
-        if name == names[0] or not pairs:
-            found.append(AblationArm(name, group, None, None))
+        baseline = max((other for other in names if name.startswith(f"{other}, ")), key=len, default=names[0])
+        accuracies = {row["seed"]: row["accuracy"] for row in groups[baseline]}
+        differences = [row["accuracy"] - accuracies[row["seed"]] for row in group if row["seed"] in accuracies]
+        if name == names[0] or not differences:
+            arms.append(AblationArm(name, group, None, None))
+            continue
+        if noise and len(differences) > 1:
+            half_width = noise.compute_ci_half_width(len(differences))
         else:
-            half = noise.compute_ci_half_width(len(pairs)) if noise and len(pairs) > 1 else compute_ci_half_width(pairs)
-            found.append(AblationArm(name, group, mean(pairs), half, base, tuple(pairs)))
-    return found
+            half_width = compute_ci_half_width(differences)
+        arms.append(AblationArm(name, group, mean(differences), half_width, baseline, tuple(differences)))
+    return arms
 
 
-def list_gains_in_points(arms: list[AblationArm]) -> list[tuple[str, float, float | None]]:
-    """For a figure: name, difference in percentage points, half-width of its interval."""
+def list_gains_in_points(arms: list[AblationArm]) -> list[GainInPoints]:
+    """Return the gain of every arm except the first."""
     first = arms[0].name
     return [
-        (
+        GainInPoints(
             arm.name if arm.baseline_name == first else f"{arm.name}\n(compared with {arm.baseline_name})",
             100 * arm.gain,
             100 * arm.ci_half_width if arm.ci_half_width else None,
@@ -110,7 +120,7 @@ def list_gains_in_points(arms: list[AblationArm]) -> list[tuple[str, float, floa
 
 
 def compute_ci_half_width(values: Sequence[float], num_comparisons: int = 1) -> float | None:
-    """Half-width of the 95 % confidence interval of their mean (Student's t); wider for several comparisons
+    """Compute the half-width of the 95 % confidence interval of the mean (Student's t), wider for several comparisons
     (Bonferroni). None with one value."""
     if len(values) < 2:
         return None
@@ -118,13 +128,13 @@ def compute_ci_half_width(values: Sequence[float], num_comparisons: int = 1) -> 
 
 
 def format_mean(fractions: Sequence[float]) -> str:
-    """In percent: the mean with its confidence interval; one or two values themselves, in the given order."""
+    """Format in percent: the mean with its confidence interval; one or two values themselves, in the given order."""
     values = [100 * fraction for fraction in fractions]
     return f"{_format_mean_with_interval(values, compute_ci_half_width(values), '')} %"
 
 
 def describe_mean_format(seed_counts: Iterable[int]) -> str:
-    """What `format_mean` prints for these numbers of seeds, for the head of a column."""
+    """Describe what `format_mean` prints for these numbers of seeds, for the header of a column."""
     counts = set(seed_counts)
     parts = [CI_LABEL] if max(counts, default=MIN_SEEDS_FOR_INTERVAL) >= MIN_SEEDS_FOR_INTERVAL else []
     parts += ["two seeds: both values"] if 2 in counts else []
@@ -132,13 +142,14 @@ def describe_mean_format(seed_counts: Iterable[int]) -> str:
 
 
 def format_difference(differences: Sequence[float], ci_half_width: float | None, scale: float = 1.0) -> str:
-    """The mean of paired differences with the half-width of its interval; one or two differences in the given order."""
+    """Format the mean of paired differences with the half-width of its interval; one or two differences themselves."""
     return _format_mean_with_interval(
         [scale * value for value in differences], None if ci_half_width is None else scale * ci_half_width, "+"
     )
 
 
 def _format_mean_with_interval(values: list[float], ci_half_width: float | None, sign_format: str) -> str:
+    """Format a mean with ±; fewer than three values themselves. `sign_format`: '+' for a sign before all numbers."""
     if ci_half_width is None or len(values) < MIN_SEEDS_FOR_INTERVAL:
         return ", ".join(f"{value:{sign_format}.2f}" for value in values)
     return f"{mean(values):{sign_format}.2f} ± {ci_half_width:.2f}"

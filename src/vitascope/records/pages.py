@@ -9,6 +9,7 @@ import re
 import textwrap
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 from vitascope.data.config import AugmentConfig
 from vitascope.errors import UserError, format_count, suggest_choice
@@ -24,26 +25,29 @@ MARK_EXAMPLE = "<!-- results: KIND NAME… --> and then <!-- end results -->."
 RECORDED_COMMENT = re.compile(r"^# Recorded:.*\n(?:#   .*\n)*", re.MULTILINE)
 
 
-def fill_results_marks(page_path: Path, results_folder: Path, cards_folder: Path | None = None) -> tuple[str, int]:
-    """Return the file's text with every mark filled, and the number of marks."""
+class FilledPage(NamedTuple):
+    text: str
+    num_marks: int
+
+
+def fill_results_marks(page_path: Path, results_folder: Path, cards_folder: Path | None = None) -> FilledPage:
+    """Return the file's text with every mark filled."""
     text = page_path.read_text(encoding="utf-8")
     if page_path.suffix in (".yaml", ".yml"):
-        return RECORDED_COMMENT.subn(lambda _: _format_recorded_comment(page_path.stem, results_folder), text)
-    filled, marks = RESULTS_MARK.subn(
-        lambda found: _fill_mark(
-            found, page_path, results_folder, cards_folder or results_folder.parent / "docs/cards"
-        ),
-        text,
+        comment = _format_recorded_comment(page_path.stem, results_folder)
+        return FilledPage(*RECORDED_COMMENT.subn(lambda _: comment, text))
+    cards_folder = cards_folder or results_folder.parent / "docs/cards"
+    page = FilledPage(
+        *RESULTS_MARK.subn(lambda match: _fill_mark(match, page_path, results_folder, cards_folder), text)
     )
-    if odd := len(MARK_START.findall(text)) - marks:
-        raise UserError(
-            f"{page_path} has {format_count(odd, 'results mark')} that cannot be read. Write {MARK_EXAMPLE}"
-        )
-    return filled, marks
+    if num_unreadable := len(MARK_START.findall(text)) - page.num_marks:
+        marks = format_count(num_unreadable, "results mark")
+        raise UserError(f"{page_path} has {marks} that cannot be read. Write {MARK_EXAMPLE}")
+    return page
 
 
 def format_model_cards(results_folder: Path, cards_folder: Path) -> dict[Path, str]:
-    """The text of a model card for every record."""
+    """Return the path and text of a model card for every record."""
     return {
         cards_folder / f"{path.stem}.md": format_model_card(read_record(path), path.name)
         for paths in find_records(results_folder).values()
@@ -52,20 +56,23 @@ def format_model_cards(results_folder: Path, cards_folder: Path) -> dict[Path, s
 
 
 def _fill_mark(match: re.Match[str], page_path: Path, results_folder: Path, cards_folder: Path) -> str:
+    """Return the mark with the text that its kind and names give."""
     kind, *names = match["words"].split() or [""]
     if kind not in RESULT_FORMATTERS:
         raise UserError(f"{page_path}: there is no kind of results '{kind}'. {suggest_choice(kind, RESULT_FORMATTERS)}")
-    made = RESULT_FORMATTERS[kind](results_folder, names)
-    for word, place in (("{results}", results_folder), ("{cards}", cards_folder)):
-        made = made.replace(word, os.path.relpath(place.resolve(), page_path.resolve().parent).replace(os.sep, "/"))
-    made = f"\n{made}\n" if "\n" in made or "\n" in match["old"] else made
-    return f"{match[1]}{made}{match[4]}"
+    text = RESULT_FORMATTERS[kind](results_folder, names)
+    for placeholder, folder in (("{results}", results_folder), ("{cards}", cards_folder)):
+        relative_path = os.path.relpath(folder.resolve(), page_path.resolve().parent).replace(os.sep, "/")
+        text = text.replace(placeholder, relative_path)
+    text = f"\n{text}\n" if "\n" in text or "\n" in match["old"] else text
+    return f"{match[1]}{text}{match[4]}"
 
 
 def _format_recorded_comment(record_name: str, results_folder: Path) -> str:
-    known = find_records(results_folder)
-    told = format_result_sentence(results_folder, [record_name]) if record_name in known else "not yet"
-    lines = textwrap.wrap(f"Recorded: {told}.", 114, subsequent_indent="  ")
+    """Return the `# Recorded:` comment of a recipe."""
+    has_record = record_name in find_records(results_folder)
+    sentence = format_result_sentence(results_folder, [record_name]) if has_record else "not yet"
+    lines = textwrap.wrap(f"Recorded: {sentence}.", 114, subsequent_indent="  ")
     return "".join(f"# {line}\n" for line in lines)
 
 
@@ -96,7 +103,7 @@ TRACK_DESCRIPTIONS = {
 
 
 def format_model_card(record: Record, record_file_name: str) -> str:
-    """The card as Markdown; every number is from the record."""
+    """Return the card as Markdown; every number is from the record."""
     return (
         "\n\n".join(
             [
@@ -114,41 +121,41 @@ def format_model_card(record: Record, record_file_name: str) -> str:
 
 
 def _format_summary(record: Record) -> str:
-    other = "" if record.track in ("pretrained", "teacher") else " No other data was used."
+    no_other_data = "" if record.track in ("pretrained", "teacher") else " No other data was used."
     return (
         f"A vision transformer with {record.params:,} parameters and {record.tokens} tokens ({record.track} track). It "
         f"classifies {record.data} images into {len(record.recall)} classes. {TRACK_DESCRIPTIONS[record.track]} "
-        f"{record.training_images:,} images; {record.images_seen:,} images seen in total.{other}"
+        f"{record.training_images:,} images; {record.images_seen:,} images seen in total.{no_other_data}"
     )
 
 
 def _format_results(record: Record) -> str:
-    seeds = len(record.seeds)
-    over = (
-        f"{CI_LABEL}, {seeds} seeds" if seeds >= MIN_SEEDS_FOR_INTERVAL else "both seeds" if seeds == 2 else "one seed"
-    )
+    num_seeds = len(record.seeds)
+    seeds = "both seeds" if num_seeds == 2 else "one seed"
+    seeds = f"{CI_LABEL}, {num_seeds} seeds" if num_seeds >= MIN_SEEDS_FOR_INTERVAL else seeds
     columns = {
         "seed": map(str, record.seeds),
-        "test accuracy": (f"{100 * share:.2f} %" for share in record.test_accuracy),
-        "top-5": (f"{100 * share:.2f} %" for share in record.top5),
-        "calibration error (15 bins)": (f"{100 * share:.1f} %" for share in record.ece),
+        "test accuracy": (f"{100 * accuracy:.2f} %" for accuracy in record.test_accuracy),
+        "top-5": (f"{100 * accuracy:.2f} %" for accuracy in record.top5),
+        "calibration error (15 bins)": (f"{100 * error:.1f} %" for error in record.ece),
         "seconds": (f"{seconds:.1f}" for seconds in record.seconds),
         "cold": (f"{seconds:.1f}" for seconds in record.cold_seconds),
         "evaluation on the test set": map(str, record.openings),
     }
-    wall = ""
+    wall_note = ""
     if record.wall_seconds and record.known_wall_seconds:
         columns["wall clock"] = ("–" if seconds is None else f"{seconds:.1f}" for seconds in record.wall_seconds)
-        wall = " Wall clock: the whole training process plus the evaluation process."
+        wall_note = " Wall clock: the whole training process plus the evaluation process."
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    known = {name: [share for share in shares if share is not None] for name, shares in record.recall.items()}
-    means = {name: mean(shares) for name, shares in known.items() if shares}
-    told = ", ".join(f"{name} ({means[name]:.1%})" for name in sorted(means, key=means.__getitem__)[:3])
+    recalls = {name: [value for value in values if value is not None] for name, values in record.recall.items()}
+    means = {name: mean(values) for name, values in recalls.items() if values}
+    lowest = ", ".join(f"{name} ({means[name]:.1%})" for name in sorted(means, key=means.__getitem__)[:3])
     return (
-        f"Test accuracy **{format_accuracy(record)}** ({over}, last epoch, {VIEW_DESCRIPTIONS[record.views]}).\n\n"
-        f"{format_markdown_table(list(columns), rows)}\n\nClasses with the lowest recall: {told}. Seconds: from the images on the "
+        f"Test accuracy **{format_accuracy(record)}** ({seeds}, last epoch, {VIEW_DESCRIPTIONS[record.views]}).\n\n"
+        f"{format_markdown_table(list(columns), rows)}\n\n"
+        f"Classes with the lowest recall: {lowest}. Seconds: from the images on the "
         "device to the last test logits. Cold: including compilation and CUDA graph recording. Evaluation 1 is the "
-        f"first evaluation of that run on the test set.{wall}"
+        f"first evaluation of that run on the test set.{wall_note}"
     )
 
 
@@ -166,16 +173,15 @@ def _format_training_settings(record: Record) -> str:
     rows = [[f"`{key}`", f"`{record.settings[key]}`"] for key in SHOWN_SETTINGS if key in record.settings]
     prefix = "data.augment."
     policy = AugmentConfig(**{k.removeprefix(prefix): v for k, v in record.settings.items() if k.startswith(prefix)})
-    told = policy.description
-    return f"{format_markdown_table(['setting', 'value'], rows)}\n\nAugmentation: {told or 'none'}."
+    return f"{format_markdown_table(['setting', 'value'], rows)}\n\nAugmentation: {policy.description or 'none'}."
 
 
 def _format_origin(record: Record) -> str:
-    needed = ", ".join(f"{name} {record.versions.get(name)}" for name in ("vitascope", "python", "torch"))
+    versions = ", ".join(f"{name} {record.versions.get(name)}" for name in ("vitascope", "python", "torch"))
     hardware = record.hardware
-    how = [hardware["precision"], "compiled" if hardware["compiled"] else "not compiled"]
-    how += ["CUDA graph"] if hardware["captured"] else []
+    modes = [hardware["precision"], "compiled" if hardware["compiled"] else "not compiled"]
+    modes += ["CUDA graph"] if hardware["captured"] else []
     return (
-        f"{record.machine_name} ({', '.join(how)}); {needed}; commit `{record.commit}`; {record.date}.\n\n"
+        f"{record.machine_name} ({', '.join(modes)}); {versions}; commit `{record.commit}`; {record.date}.\n\n"
         f"```bash\n{record.command}\n```"
     )

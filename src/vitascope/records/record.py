@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from vitascope.errors import UserError
+from vitascope.evaluation.eval_data import has_test_images
 from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import count_parameters
 from vitascope.recipe.differences import flatten_recipe, format_train_command
@@ -24,7 +24,7 @@ from vitascope.records.track import (
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import get_machine_name, get_run_machine_name
-from vitascope.run.metrics import MetricsRow, sum_epoch_seconds, sum_seconds_without_setup
+from vitascope.run.metrics import sum_epoch_seconds, sum_seconds_without_setup
 from vitascope.run.test_set_log import EvalLogEntry, find_first_test_result
 from vitascope.training.scoring import check_views
 
@@ -75,18 +75,18 @@ class Record:
 
 
 def make_record(runs: list[Run], record_name: str, *, views: int = 1, commit: str | None = None) -> Record:
-    """Evaluate on the test set only runs that were not evaluated like this before; the first result counts."""
-    facts = [read_checked_machine_info(run) for run in runs]
-    check_runs_match(runs, facts, commit)
-    recipe = get_portable_recipe(runs[0])
+    """Make a record. Only runs without a test evaluation with these views are evaluated; the first result counts."""
+    machine_infos = [read_checked_machine_info(run) for run in runs]
+    check_runs_match(runs, machine_infos, commit)
+    recipe, first_info = get_portable_recipe(runs[0]), machine_infos[0]
     check_views(recipe, views)
-    found = [_get_first_test_evaluation(run, views) for run in runs]
-    check_all_equal("test images", [str(opening.data_hash) for opening in found])
-    where = get_run_machine_name(facts[0])
-    after = [_get_test_seconds(opening, where) for opening in found]
-    seeds = [run.recipe.train.seed for run in runs]
-    rows = [run.metrics for run in runs]
-    before = [[stage.metrics for stage in list_previous_stages(run)] for run in runs]  # that counts too
+    evaluations = [_get_first_test_evaluation(run, views) for run in runs]
+    check_all_equal("test images", [str(entry.data_hash) for entry in evaluations])
+    machine_name = get_run_machine_name(first_info)
+    seeds, last_row = [run.recipe.train.seed for run in runs], runs[0].metrics[-1]
+    previous_stages = list_previous_stages(runs[0])  # their images and seconds count too
+    results = [entry.result for entry in evaluations]
+    commands = [*map(_format_stage_command, previous_stages), _format_record_command(recipe, seeds, record_name, views)]
     return Record(
         name=record_name,
         recipe=recipe.name,
@@ -94,56 +94,55 @@ def make_record(runs: list[Run], record_name: str, *, views: int = 1, commit: st
         track=determine_track(runs[0]),
         params=count_parameters(recipe.model),
         tokens=recipe.model.num_tokens,
-        epochs=rows[0][-1]["epoch"] * recipe.data.passes_per_epoch,
-        training_images=facts[0].get("training_images", rows[0][-1]["images_seen"] // rows[0][-1]["epoch"]),
-        images_seen=sum(part[-1]["images_seen"] for part in (*before[0], rows[0])),
+        epochs=last_row["epoch"] * recipe.data.passes_per_epoch,
+        training_images=first_info.get("training_images", last_row["images_seen"] // last_row["epoch"]),
+        images_seen=sum(run.metrics[-1]["images_seen"] for run in (*previous_stages, runs[0])),
         views=views,
         seeds=seeds,
-        test_accuracy=[opening.result["accuracy"] for opening in found],
-        top5=[opening.result["top5"] for opening in found],
-        ece=[opening.result["ece"] for opening in found],
-        recall={label: [opening.result["recall"][label] for opening in found] for label in found[0].result["recall"]},
-        openings=[opening.use_count for opening in found],
-        seconds=_sum_run_seconds(sum_seconds_without_setup, before, rows, after),
-        cold_seconds=_sum_run_seconds(
-            sum_epoch_seconds, before, rows, [_get_test_seconds(one, where, include_setup=True) for one in found]
-        ),
-        hardware=facts[0]["hardware"],
-        machine=facts[0]["machine"],
-        versions=facts[0]["versions"],
-        commit=facts[0]["commit"] or commit,
-        date=max(fact["date"] for fact in facts),
-        command="; ".join(
-            [
-                *map(_format_stage_command, list_previous_stages(runs[0])),
-                _format_record_command(recipe, seeds, record_name, views),
-            ]
-        ),
+        test_accuracy=[result["accuracy"] for result in results],
+        top5=[result["top5"] for result in results],
+        ece=[result["ece"] for result in results],
+        recall={label: [result["recall"][label] for result in results] for label in results[0]["recall"]},
+        openings=[entry.use_count for entry in evaluations],
+        seconds=_list_run_seconds(runs, evaluations, machine_name),
+        cold_seconds=_list_run_seconds(runs, evaluations, machine_name, include_setup=True),
+        hardware=first_info["hardware"],
+        machine=first_info["machine"],
+        versions=first_info["versions"],
+        commit=first_info["commit"] or commit,
+        date=max(machine_info["date"] for machine_info in machine_infos),
+        command="; ".join(commands),
         settings=flatten_recipe(recipe) | {"train.seed": seeds},
-        wall_seconds=_list_wall_seconds(runs, found, where),
+        wall_seconds=_list_wall_seconds(runs, evaluations, machine_name),
     )
 
 
-def _sum_run_seconds(
-    sum_rows: Callable[[list[MetricsRow]], float],
-    previous_stage_rows: list[list[list[MetricsRow]]],
-    run_rows: list[list[MetricsRow]],
-    test_seconds: list[float],
+def _list_run_seconds(
+    runs: list[Run], log_entries: list[EvalLogEntry], machine_name: str, *, include_setup: bool = False
 ) -> list[float]:
-    """Per run: the sum over its earlier stages, its own epochs and the test evaluation."""
-    parts = zip(previous_stage_rows, run_rows, test_seconds, strict=True)
-    return [round(sum(map(sum_rows, early)) + sum_rows(own) + more, 2) for early, own, more in parts]
+    """Return for each run the seconds of its earlier stages, its own epochs and the test evaluation."""
+    sum_seconds = sum_epoch_seconds if include_setup else sum_seconds_without_setup
+    return [
+        round(
+            sum(sum_seconds(stage.metrics) for stage in list_previous_stages(run))
+            + sum_seconds(run.metrics)
+            + _get_test_seconds(log_entry, machine_name, include_setup=include_setup),
+            2,
+        )
+        for run, log_entry in zip(runs, log_entries, strict=True)
+    ]
 
 
 def _format_stage_command(stage_run: Run) -> str:
-    """The command that trains an earlier stage again."""
+    """Return the command that trains an earlier stage again."""
     return format_train_command(get_portable_recipe(stage_run), [stage_run.recipe.train.seed])
 
 
 def _format_record_command(recipe: Recipe, seeds: list[int], record_name: str, views: int) -> str:
+    """Return the commands that train all seeds and record them."""
     runs = " ".join(f"runs/{recipe.name}/*-seed{seed}" for seed in seeds)
-    more = f" --views {views}" if views > 1 else ""
-    return f"{format_train_command(recipe, seeds)}; vitascope record {runs} --name {record_name}{more}"
+    views_option = f" --views {views}" if views > 1 else ""
+    return f"{format_train_command(recipe, seeds)}; vitascope record {runs} --name {record_name}{views_option}"
 
 
 def write_record(record: Record, results_folder: Path) -> Path:
@@ -170,20 +169,23 @@ def check_record_name(name: str) -> None:
 
 
 def _get_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
-    """The first evaluation on the test set counts; a run without one is evaluated now."""
-    known = find_first_test_result(run, views)
-    if known is None:
-        load(run, device="auto").evaluate(views=views, robust=False)
-        known = find_first_test_result(run, views)
-    if known is None or "recall" not in known.result:
+    """Return the first evaluation on the test set; a run without one is evaluated now."""
+    log_entry = find_first_test_result(run, views)
+    if log_entry is None:
+        model = load(run, device="auto")
+        if not has_test_images(run, model.info):
+            raise UserError(f"{run.recipe.data.name} has no test images. A record needs test images.")
+        model.evaluate(views=views, robust=False)
+        log_entry = find_first_test_result(run, views)
+    if log_entry is None or "recall" not in log_entry.result:
         raise UserError(
             f"{run.path} was evaluated by an older version, which stored too little. Train this seed again."
         )
-    return known
+    return log_entry
 
 
 def _get_test_seconds(log_entry: EvalLogEntry, machine_name: str, *, include_setup: bool = False) -> float:
-    """The seconds of the test evaluation, if the run's machine computed it; `cold` adds the set-up time."""
+    """Return the seconds of the test evaluation; 0 if another machine than the run's computed it."""
     if log_entry.machine not in (None, machine_name):
         return 0.0
     return log_entry.result["seconds"] + (log_entry.result.get("set_up_seconds", 0.0) if include_setup else 0.0)
@@ -192,20 +194,22 @@ def _get_test_seconds(log_entry: EvalLogEntry, machine_name: str, *, include_set
 def _list_wall_seconds(
     runs: list[Run], log_entries: list[EvalLogEntry], machine_name: str
 ) -> list[float | None] | None:
-    """One value per seed; None if no value is known."""
-    seconds = [_sum_wall_seconds(run, opening, machine_name) for run, opening in zip(runs, log_entries, strict=True)]
+    """Return one value per seed; None if no value is known."""
+    seconds = [_sum_wall_seconds(run, entry, machine_name) for run, entry in zip(runs, log_entries, strict=True)]
     return None if all(value is None for value in seconds) else seconds
 
 
 def _sum_wall_seconds(run: Run, log_entry: EvalLogEntry, machine_name: str) -> float | None:
-    """Earlier stages, training and evaluation, if all are known and from one machine."""
+    """Sum earlier stages, training and evaluation; None unless all are known and from one machine."""
     seconds = log_entry.result.get("wall_seconds")
     if seconds is None or log_entry.machine not in (None, machine_name):
         return None
-    trained = list_previous_stages(run) + ([] if log_entry.result.get("wall_includes_training") else [run])
-    known = [part.machine["wall_seconds"] for part in trained if "wall_seconds" in part.machine]
-    return round(seconds + sum(known), 2) if len(known) == len(trained) else None
+    trained_runs = list_previous_stages(run) + ([] if log_entry.result.get("wall_includes_training") else [run])
+    train_seconds = [trained.machine.get("wall_seconds") for trained in trained_runs]
+    known_seconds = [value for value in train_seconds if value is not None]
+    return round(seconds + sum(known_seconds), 2) if len(known_seconds) == len(trained_runs) else None
 
 
 def _make_slug(name: str) -> str:
+    """Return a name as part of a file name: lower case, with hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

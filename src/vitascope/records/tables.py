@@ -8,7 +8,7 @@ from typing import Any
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
-from vitascope.records import benchmark_tables as measured
+from vitascope.records import benchmark_tables, training_tables
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL, describe_mean_format
 from vitascope.records.reading import (
     abbreviate_count,
@@ -24,36 +24,38 @@ from vitascope.training.hardware import count_train_flops_per_image
 
 
 def compute_flops_per_image(record: Record) -> float:
-    """Training FLOPs per image, forward and backward, averaged over epochs that see only part of each image."""
+    """Compute training FLOPs per image, forward and backward, averaged over epochs that see only part of each image."""
     model = ModelConfig(**_read_section_settings(record, "model", ModelConfig))
     return count_train_flops_per_image(
         Recipe(name="any", model=model, train=TrainConfig(**_read_section_settings(record, "train", TrainConfig)))
     )
 
 
-def _read_section_settings(record: Record, section: str, config_class: type) -> dict[str, Any]:
-    """The settings of one section that the record has; older records have fewer."""
-    known = [field.name for field in fields(config_class) if field.name != "seed"]
-    found = {key: record.settings[f"{section}.{key}"] for key in known if f"{section}.{key}" in record.settings}
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+def _read_section_settings(
+    record: Record, section: str, config_class: type[ModelConfig] | type[TrainConfig]
+) -> dict[str, Any]:
+    """Return the settings of one section that the record has; older records have fewer."""
+    names = [field.name for field in fields(config_class) if field.name != "seed"]
+    settings = {name: record.settings[f"{section}.{name}"] for name in names if f"{section}.{name}" in record.settings}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
 def format_flops_table(results_folder: Path, record_names: list[str]) -> str:
-    """Accuracy, seconds and FLOPs, one row per record trained from scratch with labels."""
+    """Format accuracy, seconds and FLOPs, one row per record trained from scratch with labels."""
     rows, counts = [], []
     for path, record in read_records(results_folder, record_names):
         if record.track in ("pure", "tokenizer"):
             counts.append(len(record.seeds))
-            flops, seen = compute_flops_per_image(record), record.images_seen
+            flops, images_seen = compute_flops_per_image(record), record.images_seen
             rows.append(
                 [
                     format_record_link(path, record),
                     str(len(record.seeds)),
                     format_accuracy(record),
                     format_seconds_range(record.seconds),
-                    abbreviate_count(seen),
+                    abbreviate_count(images_seen),
                     f"{flops / 1e9:.2f}",
-                    f"{flops * seen / 1e15:.2f}",
+                    f"{flops * images_seen / 1e15:.2f}",
                 ]
             )
     head = ["record", "seeds", f"test accuracy ({describe_mean_format(counts)})", "seconds", "images seen"]
@@ -61,12 +63,12 @@ def format_flops_table(results_folder: Path, record_names: list[str]) -> str:
 
 
 def format_records_table(results_folder: Path, record_names: list[str]) -> str:
-    """One row per record and machine; a wall-clock column if any record has that time."""
-    rows, found = [], read_records(results_folder, record_names)
-    accuracy = f"test accuracy ({describe_mean_format(len(record.seeds) for _, record in found)})"
+    """Format one row per record and machine, with a wall-clock column if any record has that time."""
+    rows, records = [], read_records(results_folder, record_names)
+    accuracy = f"test accuracy ({describe_mean_format(len(record.seeds) for _, record in records)})"
     head = ["record", "parameters", "tokens", "images seen", "views", "seeds", accuracy, "seconds", "cold"]
-    has_wall = any(record.known_wall_seconds for _, record in found)
-    for path, record in found:
+    has_wall = any(record.known_wall_seconds for _, record in records)
+    for path, record in records:
         rows.append(
             [
                 format_record_link(path, record),
@@ -86,25 +88,25 @@ def format_records_table(results_folder: Path, record_names: list[str]) -> str:
 
 
 def format_targets_table(results_folder: Path, target_specs: list[str]) -> str:
-    """Targets and what was recorded. A name is RECORD:PERCENT:SECONDS:SEEDS; the slowest seed counts."""
+    """Format targets (RECORD:PERCENT:SECONDS:SEEDS) and whether they were reached; the slowest seed counts."""
     rows, counts = [], []
-    found = [
-        (word.split(":"), item)
-        for word in target_specs
-        for item in read_records(results_folder, [word.partition(":")[0]])
+    targets = [
+        (spec.split(":"), stored_record)
+        for spec in target_specs
+        for stored_record in read_records(results_folder, [spec.partition(":")[0]])
     ]
-    has_wall = any(record.known_wall_seconds for _, (_, record) in found)
-    for (_, percent, most, seeds), (path, record) in found:
+    has_wall = any(record.known_wall_seconds for _, (_, record) in targets)
+    for (_, percent, max_seconds, seeds), (path, record) in targets:
         counts.append(len(record.seeds))
         reached = (
             100 * record.mean_test_accuracy >= float(percent)
-            and max(record.seconds) <= float(most)
+            and max(record.seconds) <= float(max_seconds)
             and len(record.seeds) >= int(seeds)
         )
         rows.append(
             [
                 format_record_link(path, record),
-                f"{percent} % in {most} s, {_format_seed_count(int(seeds))}",
+                f"{percent} % in {max_seconds} s, {_format_seed_count(int(seeds))}",
                 f"**{format_accuracy(record)}**",
                 f"**{max(record.seconds):.1f}**",
                 f"{max(record.cold_seconds):.0f}",
@@ -118,13 +120,13 @@ def format_targets_table(results_folder: Path, target_specs: list[str]) -> str:
 
 
 def format_card_links(results_folder: Path, record_names: list[str]) -> str:
-    """Links to the model cards."""
-    found = [path.stem for path, _ in read_records(results_folder, record_names)]
-    return ", ".join(f"[{stem}]({{cards}}/{stem}.md)" for stem in found)
+    """Format links to the model cards."""
+    names = [path.stem for path, _ in read_records(results_folder, record_names)]
+    return ", ".join(f"[{name}]({{cards}}/{name}.md)" for name in names)
 
 
 def format_result_sentence(results_folder: Path, record_names: list[str]) -> str:
-    """Accuracy, time and machine, for the comment at the top of a recipe."""
+    """Format accuracy, time and machine, for the comment at the top of a recipe."""
     return "; ".join(
         f"{format_accuracy(record)} test accuracy on {record.data} ({_format_seeds_and_interval(record)}, last epoch, "
         f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
@@ -148,26 +150,27 @@ def format_accuracies(results_folder: Path, record_names: list[str]) -> str:
     return "; ".join(format_accuracy(record) for _, record in read_records(results_folder, record_names))
 
 
-RESULT_FORMATTERS: dict[str, Callable[[Path, list[str]], str]] = {
+ResultFormatter = Callable[[Path, list[str]], str]  # (results folder, record names) -> Markdown
+RESULT_FORMATTERS: dict[str, ResultFormatter] = {  # kind of a results mark -> formatter
     "table": format_records_table,
     "targets": format_targets_table,
     "cards": format_card_links,
     "sentence": format_result_sentence,
     "accuracy": format_accuracies,
-    "bench": measured.format_benchmark_table,
-    "bars": measured.format_target_accuracy_table,
-    "races": measured.format_gpu_benchmark_table,
-    "growth": measured.format_scaling_table,
-    "faithfulness": measured.format_faithfulness_table,
-    "cost": measured.format_attention_map_cost,
-    "pretrained": measured.format_pretrained_table,
-    "odd-size": measured.format_image_size_table,
-    "small-data": measured.format_small_data_table,
-    "speedrun": measured.format_speedrun_table,
-    "tuning": measured.format_tuning_table,
-    "together": measured.format_batched_runs_table,
-    "fewer-tokens": measured.format_token_reduction_table,
-    "pretraining": measured.format_pretraining_table,
-    "features": measured.format_feature_probe_table,
+    "bench": benchmark_tables.format_benchmark_table,
+    "bars": benchmark_tables.format_target_accuracy_table,
+    "races": benchmark_tables.format_gpu_benchmark_table,
+    "growth": benchmark_tables.format_scaling_table,
+    "faithfulness": benchmark_tables.format_faithfulness_table,
+    "cost": benchmark_tables.format_attention_map_cost,
+    "pretrained": training_tables.format_pretrained_table,
+    "odd-size": benchmark_tables.format_image_size_table,
+    "small-data": training_tables.format_small_data_table,
+    "speedrun": training_tables.format_speedrun_table,
+    "tuning": training_tables.format_tuning_table,
+    "together": benchmark_tables.format_batched_runs_table,
+    "fewer-tokens": benchmark_tables.format_token_reduction_table,
+    "pretraining": training_tables.format_pretraining_table,
+    "features": training_tables.format_feature_probe_table,
     "work": format_flops_table,
 }

@@ -1,4 +1,4 @@
-"""The track of a run, and checks that runs may be combined into one record.
+"""Determine the track of a run, and check that runs may be combined into one record.
 
 pure: non-overlapping patches, attention and MLP, trained from scratch. tokenizer: shifted patches or convolutions. ssl:
 self-supervised pretraining on the same data. teacher: distillation from another model. pretrained: weights from another
@@ -8,45 +8,48 @@ data set. staged: supervised pretraining on the same data.
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from vitascope.errors import UserError
 from vitascope.recipe.differences import find_differing_settings
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run, is_run
-from vitascope.run.machine import get_run_machine_name
+from vitascope.run.machine import RunMachineInfo, get_run_machine_name
+
+Track = Literal["pure", "tokenizer", "ssl", "teacher", "pretrained", "staged"]
 
 
 def find_previous_stage(run: Run) -> Run | None:
-    """The run whose weights this one started from; None if it started from scratch or from a weights file."""
-    word = run.recipe.weights
-    if not word:
+    """Return the run whose weights this one started from; None if it started from scratch or from a weights file."""
+    weights = run.recipe.weights
+    if not weights:
         return None
-    path = Path(word)
+    path = Path(weights)
     if is_run(path):
         return Run(path)
     if path.is_absolute() and not path.exists():
         raise UserError(
-            f"{run.path} started from the weights of {word}, which no longer exist. Restore them or train again."
+            f"{run.path} started from the weights of {weights}, which no longer exist. Restore them or train again."
         )
     return None
 
 
 def list_previous_stages(run: Run) -> list[Run]:
-    """All earlier stages, the first one first."""
-    before = find_previous_stage(run)
-    return [] if before is None else [*list_previous_stages(before), before]
+    """Return all earlier stages, the first one first."""
+    stage = find_previous_stage(run)
+    return [] if stage is None else [*list_previous_stages(stage), stage]
 
 
-def determine_track(run: Run) -> str:
-    recipe, before = run.recipe, find_previous_stage(run)
+def determine_track(run: Run) -> Track:
+    """Determine the track; see the top of this file."""
+    recipe, stage = run.recipe, find_previous_stage(run)
     if recipe.train.distill:
         return "teacher"
-    if before is not None:
-        if before.recipe.data.name != recipe.data.name:
+    if stage is not None:
+        if stage.recipe.data.name != recipe.data.name:
             return "pretrained"
-        earlier = determine_track(before)
-        return "staged" if earlier in ("pure", "tokenizer") else earlier
+        stage_track = determine_track(stage)
+        return "staged" if stage_track in ("pure", "tokenizer") else stage_track
     if recipe.weights:
         return "pretrained"
     if recipe.train.objective != "classify":
@@ -55,37 +58,37 @@ def determine_track(run: Run) -> str:
 
 
 def get_portable_recipe(run: Run) -> Recipe:
-    """The run's recipe; an earlier stage is given by its recipe name instead of its path."""
-    before = find_previous_stage(run)
-    return run.recipe if before is None else replace(run.recipe, weights=f"recipe:{before.recipe.name}")
+    """Return the run's recipe; an earlier stage is given by its recipe name instead of its path."""
+    stage = find_previous_stage(run)
+    return run.recipe if stage is None else replace(run.recipe, weights=f"recipe:{stage.recipe.name}")
 
 
 REQUIRED_MACHINE_KEYS = ("machine", "hardware", "versions", "commit", "date", "data_hash")
 
 
-def read_checked_machine_info(run: Run) -> dict[str, Any]:
-    """The machine, versions and commit that the run itself stored."""
+def read_checked_machine_info(run: Run) -> RunMachineInfo:
+    """Read the machine, versions and commit that the run itself stored. Reject a run that cannot be recorded."""
     if not run.is_finished:
         raise UserError(f"{run.path} is not finished. Resume it with: vitascope resume {run.path}")
     if not run.metrics:
         raise UserError(f"{run.path} has no metrics.jsonl, so its training time is unknown. Train it again.")
-    if (company := run.metrics[-1].get("together", 1)) > 1:
+    if (num_batched := run.metrics[-1].get("together", 1)) > 1:
         raise UserError(
-            f"{run.path} was trained in one batch of {company} runs, so its own time is unknown. Train it alone."
+            f"{run.path} was trained in one batch of {num_batched} runs, so its own time is unknown. Train it alone."
         )
-    said = run.machine
-    if missing := [key for key in REQUIRED_MACHINE_KEYS if key not in said]:
+    machine_info = run.machine
+    if missing := [key for key in REQUIRED_MACHINE_KEYS if key not in machine_info]:
         raise UserError(f"{run.path}/machine.json has no {missing[0]}, so the run cannot be recorded. Train it again.")
-    for later in said.get("resumed", []):
-        if any(later[key] != said[key] for key in ("machine", "commit", "versions")):
+    for later in machine_info.get("resumed", []):
+        if any(later[key] != machine_info[key] for key in ("machine", "commit", "versions")):
             raise UserError(
                 f"{run.path} was resumed on another machine, at another commit or with other versions. Train it again."
             )
-    return said
+    return machine_info
 
 
-def check_runs_match(runs: list[Run], machine_infos: list[dict[str, Any]], commit: str | None) -> None:
-    """Runs in one record may differ only in their seed."""
+def check_runs_match(runs: list[Run], machine_infos: list[RunMachineInfo], commit: str | None) -> None:
+    """Reject runs that differ in more than their seed."""
     seeds = [run.recipe.train.seed for run in runs]
     if repeated := [seed for seed in set(seeds) if seeds.count(seed) > 1]:
         raise UserError(f"Seed {repeated[0]} is given more than once. A record has one run per seed.")
@@ -93,19 +96,20 @@ def check_runs_match(runs: list[Run], machine_infos: list[dict[str, Any]], commi
     for recipes in ([get_portable_recipe(run) for run in runs], [stage.recipe for stage in stages]):
         if other := [key for key in find_differing_settings(recipes) if key != "train.seed"] if recipes else []:
             raise UserError(f"The runs differ in {', '.join(other[:4])}. A record is one recipe with several seeds.")
-    check_all_equal("machines", [get_run_machine_name(fact) for fact in machine_infos])
-    check_all_equal("commits", [str(fact["commit"]) for fact in machine_infos])
-    check_all_equal("versions of torch", [str(fact["versions"].get("torch")) for fact in machine_infos])
-    for what in ("precision", "compiled", "captured"):
-        check_all_equal(f"values of {what}", [str(fact["hardware"].get(what)) for fact in machine_infos])
+    check_all_equal("machines", [get_run_machine_name(info) for info in machine_infos])
+    check_all_equal("commits", [str(info["commit"]) for info in machine_infos])
+    check_all_equal("versions of torch", [str(info["versions"].get("torch")) for info in machine_infos])
+    for key in ("precision", "compiled", "captured"):
+        check_all_equal(f"values of {key}", [str(info["hardware"].get(key)) for info in machine_infos])
     check_all_equal("numbers of images seen", [str(run.metrics[-1]["images_seen"]) for run in runs])
-    check_all_equal("training images", [str(fact.get("whole_data_hash")) for fact in machine_infos])
-    own = machine_infos[0]["commit"]
-    if own and commit and own != commit:
-        raise UserError(f"--commit {commit[:12]}: the runs were made at commit {own[:12]}. Leave --commit out.")
+    check_all_equal("training images", [str(info.get("whole_data_hash")) for info in machine_infos])
+    run_commit = machine_infos[0]["commit"]
+    if run_commit and commit and run_commit != commit:
+        raise UserError(f"--commit {commit[:12]}: the runs were made at commit {run_commit[:12]}. Leave --commit out.")
 
 
 def check_all_equal(quantity_name: str, values: Iterable[str]) -> None:
+    """Reject runs with different values of a quantity."""
     different = list(dict.fromkeys(values))
     if len(different) > 1:
         raise UserError(

@@ -17,30 +17,34 @@ from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.weights.model_info import ModelInfo, parse_model_info
 
 FORMAT_MARK = "vitascope-resume-1"
+Checkpoint = dict[str, Any]  # keys: see vitascope.training.session
+StateDict = dict[str, Tensor]
 
 
-def save_checkpoint(run: Run, state: dict[str, Any]) -> None:
+def save_checkpoint(run: Run, checkpoint: Checkpoint) -> None:
+    """Write resume.pt."""
     buffer = io.BytesIO()
-    torch.save({"mark": FORMAT_MARK} | state, buffer)
+    torch.save({"mark": FORMAT_MARK} | checkpoint, buffer)
     write_atomically(run.get_path("resume.pt"), buffer.getvalue())
 
 
-def load_checkpoint(run: Run) -> dict[str, Any] | None:
+def load_checkpoint(run: Run) -> Checkpoint | None:
     """Load the checkpoint; None if the run stopped before its first checkpoint, so it restarts from its seed."""
     path = run.get_path("resume.pt")
     if not path.is_file():
         return None
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, OSError, ValueError) as error:
         raise UserError(
             f"{path} is incomplete or not a Vitascope checkpoint. Nothing was changed. {_format_restart_hint(run)}"
         ) from error
-    if not isinstance(state, dict) or state.get("mark") != FORMAT_MARK or "identity" not in state:
+    has_mark = isinstance(checkpoint, dict) and checkpoint.get("mark") == FORMAT_MARK
+    if not has_mark or "identity" not in checkpoint:
         raise UserError(
             f"{path} was not written by this version of Vitascope. Nothing was changed. {_format_restart_hint(run)}"
         )
-    return state
+    return checkpoint
 
 
 def _format_restart_hint(run: Run) -> str:
@@ -55,11 +59,11 @@ def save_model_info(run: Run, model_info: ModelInfo) -> None:
     write_json(run.get_path("config.json"), model_info.as_dict())
 
 
-def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
+def save_weights(path: Path, weights: StateDict) -> None:
     write_atomically(path, save({name: tensor.contiguous().cpu() for name, tensor in weights.items()}))
 
 
-def save_model_folder(folder: Path, model_info: ModelInfo, weights: dict[str, Tensor]) -> None:
+def save_model_folder(folder: Path, model_info: ModelInfo, weights: StateDict) -> None:
     """Save a model folder for `weights=FOLDER`, `vitascope.load` and every command."""
     check_not_run_folder(folder)
     make_folder(folder)
@@ -74,31 +78,37 @@ def read_model_info(run: Run) -> ModelInfo:
             f"{run.path} has no config.json: training never started. Start it with: vitascope resume {run.path}"
         )
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is incomplete ({type(error).__name__}). Restore the file, or train again.") from error
-    return parse_model_info(said, str(path))
+    return parse_model_info(config, str(path))
 
 
 def load_weights(model: nn.Module, run: Run, *, use_best_epoch: bool = False) -> None:
     """Load the weights of the last epoch, or of the best epoch on validation images."""
     path = run.get_path(BEST_WEIGHTS if use_best_epoch else LAST_WEIGHTS)
     if not path.is_file():
-        way = (
-            "data.validation was 0, so no best epoch exists."
-            if use_best_epoch
-            else f"Resume it with: vitascope resume {run.path}"
-        )
-        raise UserError(
-            f"{run.path} has no {path.name}. {way}{'' if use_best_epoch else _format_finished_run_hint(run)}"
-        )
+        problem = _describe_missing_weights(run, path.name)
+        if use_best_epoch and run.is_finished:
+            raise UserError(f"{problem}. data.validation was 0, so no best epoch exists.")
+        raise UserError(f"{problem}. Resume it with: vitascope resume {run.path}{_format_finished_run_hint(run)}")
     load_weights_file(model, path)
+
+
+def _describe_missing_weights(run: Run, file_name: str) -> str:
+    """Return that the run is not finished, with its epochs; that the file is missing if all epochs are done."""
+    rows, num_epochs = run.metrics, run.recipe.train.epochs
+    epochs_done = rows[-1]["epoch"] if rows else 0
+    if run.is_finished or epochs_done >= num_epochs:
+        return f"{run.path} has no {file_name}"
+    return f"{run.path} is not finished ({epochs_done} of {num_epochs} epochs)"
 
 
 def _format_finished_run_hint(run: Run) -> str:
     """Return a hint to the newest finished run of the same recipe."""
-    ended = sorted(path.parent for path in run.path.resolve().parent.glob(f"*/{LAST_WEIGHTS}") if is_run(path.parent))
-    return f", or use a finished run: {run.path.parent / ended[-1].name}" if ended else ""
+    weights_paths = run.path.resolve().parent.glob(f"*/{LAST_WEIGHTS}")
+    finished = sorted(path.parent for path in weights_paths if is_run(path.parent))
+    return f", or use a finished run: {run.path.parent / finished[-1].name}" if finished else ""
 
 
 def load_weights_file(model: nn.Module, path: Path) -> None:

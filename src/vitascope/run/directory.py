@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from vitascope.data.config import AugmentConfig, DataConfig
 from vitascope.draw.html import encode_figure_as_html, make_html_table
@@ -15,7 +15,8 @@ from vitascope.recipe.reading import has_old_setting_names, read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import format_recipe_yaml
 from vitascope.run.files import make_folder, read_json, write_atomically
-from vitascope.run.metrics import extract_curves, read_metrics
+from vitascope.run.machine import RunMachineInfo
+from vitascope.run.metrics import MetricsRow, extract_curves, read_metrics
 
 _FLIP_AUGMENTATION = AugmentConfig(flip=0.5)
 
@@ -35,14 +36,14 @@ class Run:
         return has_old_setting_names(self.get_path("recipe.yaml"))
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[MetricsRow]:
         """One row per finished epoch."""
         return read_metrics(self.get_path("metrics.jsonl"))
 
     @property
-    def machine(self) -> dict[str, Any]:
+    def machine(self) -> RunMachineInfo:
         """Machine and versions of the run; empty if they cannot be read."""
-        return read_json(self.get_path("machine.json"))
+        return cast(RunMachineInfo, read_json(self.get_path("machine.json")))
 
     @property
     def is_finished(self) -> bool:
@@ -56,10 +57,14 @@ class Run:
         from vitascope.draw.curves import draw_learning_curves  # imports matplotlib
 
         rows = self.metrics
-        last = {name: f"{value:.4g}" for name, value in (rows[-1] if rows else {}).items()}
-        facts = [["run", str(self.path)], ["finished", "yes" if self.is_finished else "no"], *map(list, last.items())]
-        picture = encode_figure_as_html(draw_learning_curves(extract_curves(rows), self.recipe.name)) if rows else ""
-        return make_html_table(["run", ""], facts) + picture
+        last_metrics = {name: f"{value:.4g}" for name, value in (rows[-1] if rows else {}).items()}
+        finished = "yes" if self.is_finished else "no"
+        table = make_html_table(
+            ["run", ""], [["run", str(self.path)], ["finished", finished], *map(list, last_metrics.items())]
+        )
+        if not rows:
+            return table
+        return table + encode_figure_as_html(draw_learning_curves(extract_curves(rows), self.recipe.name))
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -106,16 +111,16 @@ def create_run(recipe: Recipe, runs_folder: Path) -> Run:
     stem = f"{datetime.now():%Y-%m-%d_%H-%M-%S}-seed{recipe.train.seed}"
     folder = runs_folder / recipe.name
     make_folder(folder, "Choose another folder with --runs.")
-    for extra in ("", *(f"-{number}" for number in range(2, 1000))):
+    for suffix in ("", *(f"-{count}" for count in range(2, 1000))):
         try:
-            (folder / (stem + extra)).mkdir()
+            (folder / (stem + suffix)).mkdir()
         except FileExistsError:
             continue
         except OSError as error:
             raise UserError(
                 f"No run can be created in {folder}: {error.strerror}. Choose another folder with --runs."
             ) from error
-        run = Run(folder / (stem + extra))
+        run = Run(folder / (stem + suffix))
         write_atomically(run.get_path("recipe.yaml"), format_recipe_yaml(recipe))
         return run
     raise UserError(f"{folder} already has 1,000 runs that started in this second. Try again.")
@@ -123,18 +128,18 @@ def create_run(recipe: Recipe, runs_folder: Path) -> Run:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run: it has a recipe.yaml, and a run's name or a machine.json."""
-    named = re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-seed\d+(-\d+)?", path.resolve().name)
-    return (path / "recipe.yaml").is_file() and bool(named or (path / "machine.json").is_file())
+    has_run_name = re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-seed\d+(-\d+)?", path.resolve().name)
+    return (path / "recipe.yaml").is_file() and bool(has_run_name or (path / "machine.json").is_file())
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Open an existing run. A recipe's folder gives its newest run."""
-    place = Path(path)
-    if (place / "recipe.yaml").is_file():
-        return Run(place)
-    inside = sorted(file.parent for file in place.glob("*/recipe.yaml")) if place.is_dir() else []
-    if inside:
-        return Run(inside[-1])
-    if not place.exists():
-        raise UserError(f"There is no run {place}. Runs are in runs/<recipe>/<date>-seed<n>/.")
-    raise UserError(f"{place} is not a run: it has no recipe.yaml. Runs are in runs/<recipe>/<date>-seed<n>/.")
+    folder = Path(path)
+    if (folder / "recipe.yaml").is_file():
+        return Run(folder)
+    runs = sorted(file.parent for file in folder.glob("*/recipe.yaml")) if folder.is_dir() else []
+    if runs:
+        return Run(runs[-1])
+    if not folder.exists():
+        raise UserError(f"There is no run {folder}. Runs are in runs/<recipe>/<date>-seed<n>/.")
+    raise UserError(f"{folder} is not a run: it has no recipe.yaml. Runs are in runs/<recipe>/<date>-seed<n>/.")

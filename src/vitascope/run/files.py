@@ -10,15 +10,15 @@ from vitascope.errors import UserError
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write to a temporary file, then rename it, so that no reader sees a partial file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary_path = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "wb") as file:
+        with open(temporary_path, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary_path.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
         raise UserError(f"{path} could not be written: {error.strerror}. Files written before are intact.") from error
 
 
@@ -29,10 +29,10 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file; return an empty dict if it is missing or damaged."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def append_json_line(path: Path, value: dict[str, Any]) -> None:
@@ -47,6 +47,7 @@ def append_json_line(path: Path, value: dict[str, Any]) -> None:
 
 
 def make_folder(path: Path, error_hint: str = "") -> None:
+    """Create a folder and its parents. `error_hint` ends the error message."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -26,22 +26,24 @@ class RunSummary:
     seconds: float
     val_accuracy: float | None  # last epoch
     test_accuracy: float | None  # first evaluation on the run's own test set
+    uses_linear_probe: bool = False  # trained without labels: a linear probe measures val_accuracy
 
 
 def find_runs(runs_folder: Path) -> list[Run]:
-    """Every run in the folder and its subfolders, oldest first."""
+    """Find all runs in the folder and its subfolders, oldest first."""
     if not runs_folder.is_dir():
         raise UserError(f"There is no folder {runs_folder}. Train a model first: vitascope train digits")
-    found = [path.parent for path in runs_folder.rglob("recipe.yaml") if is_run(path.parent)]
-    return [Run(path) for path in sorted(found, key=lambda path: path.name)]
+    folders = [path.parent for path in runs_folder.rglob("recipe.yaml") if is_run(path.parent)]
+    return [Run(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
 
 
 def summarize_run(run: Run) -> RunSummary:
+    """Read one row of the list of runs."""
     recipe, rows = run.recipe, run.metrics
-    own = [
-        opening
-        for opening in read_test_set_log(run)
-        if opening.data_name == recipe.data.name and opening.is_finished_classifier_result
+    evaluations = [
+        entry
+        for entry in read_test_set_log(run)
+        if entry.data_name == recipe.data.name and entry.is_finished_classifier_result
     ]
     return RunSummary(
         run=str(run.path),
@@ -54,18 +56,19 @@ def summarize_run(run: Run) -> RunSummary:
         finished=run.is_finished,
         seconds=sum_epoch_seconds(rows),
         val_accuracy=rows[-1].get("val_accuracy") if rows else None,
-        test_accuracy=own[0].result["accuracy"] if own else None,
+        test_accuracy=evaluations[0].result["accuracy"] if evaluations else None,
+        uses_linear_probe=recipe.train.objective != "classify",
     )
 
 
 def find_exact_run(path: Path) -> Run:
-    """The run in exactly this directory, for deletion."""
+    """Return the run in exactly this folder, for deletion."""
     if path.is_symlink():
-        raise UserError(f"{path} is a link. Give the run's own directory: {path.resolve()}")
-    below = [place for place in path.glob("*/**/recipe.yaml") if is_run(place.parent)] if path.is_dir() else []
-    if is_run(path) and not below:
+        raise UserError(f"{path} is a link. Give the run's own folder: {path.resolve()}")
+    has_runs_inside = path.is_dir() and any(is_run(file.parent) for file in path.glob("*/**/recipe.yaml"))
+    if is_run(path) and not has_runs_inside:
         return Run(path)
-    raise UserError(f"{path} is not a run. Give one run's directory: runs/<recipe>/<date>-seed<n>.")
+    raise UserError(f"{path} is not a run. Give one run's folder: runs/<recipe>/<date>-seed<n>.")
 
 
 def delete_run(run: Run) -> None:

@@ -8,15 +8,37 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import vitascope
-from vitascope.run.format_probe import measure_bf16_speedup
+from vitascope.errors import format_count
+from vitascope.run.format_probe import measure_median_bf16_speedup
 
 REQUIRED_PACKAGES = (
     *("torch", "torchvision", "timm", "einops", "jaxtyping", "omegaconf", "typer", "rich", "safetensors"),
     *("huggingface_hub", "matplotlib", "scikit-learn", "scipy", "tensorboard"),
 )
+DeviceType = Literal["cuda", "mps", "cpu"]
+
+
+class MachineInfo(TypedDict):
+    """The machine, versions and commit behind a result."""
+
+    machine: dict[str, str]  # device type -> name; system
+    versions: dict[str, str | None]
+    commit: str | None
+    date: str
+
+
+class RunMachineInfo(MachineInfo):
+    """The content of a run's machine.json."""
+
+    hardware: dict[str, Any]  # device, precision, compiled, captured, …
+    data_hash: str
+    whole_data_hash: NotRequired[str | None]
+    training_images: NotRequired[int]
+    resumed: NotRequired[list[MachineInfo]]
+    wall_seconds: NotRequired[float]
 
 
 def get_package_versions() -> dict[str, str | None]:
@@ -34,20 +56,21 @@ def get_device_names() -> dict[str, str]:
     """Return the devices that torch can use, best first: cuda, mps, cpu."""
     import torch
 
-    found = {}
+    names = {}
     if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_device_name()
+        names["cuda"] = torch.cuda.get_device_name()
     if torch.backends.mps.is_available():
-        found["mps"] = f"{get_cpu_name()} GPU"
-    return found | {"cpu": f"{get_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"}
+        names["mps"] = f"{get_cpu_name()} GPU"
+    cores, threads = format_count(os.cpu_count() or 1, "core"), format_count(torch.get_num_threads(), "thread")
+    return names | {"cpu": f"{get_cpu_name()}, {cores}, {threads}"}
 
 
 def get_machine_name(names_by_device: dict[str, str], device: str) -> str:
     """Return the name of the device: a GPU's name, or the CPU's with its cores."""
-    return re.sub(r", \d+ threads$", "", names_by_device.get(device) or names_by_device["cpu"])
+    return re.sub(r", \d+ threads?$", "", names_by_device.get(device) or names_by_device["cpu"])
 
 
-def get_run_machine_name(machine_info: dict[str, Any]) -> str:
+def get_run_machine_name(machine_info: RunMachineInfo) -> str:
     """Return the device name from a run's machine.json."""
     return get_machine_name(machine_info["machine"], machine_info["hardware"]["device"])
 
@@ -60,8 +83,9 @@ def get_cpu_name() -> str:
                 if line.startswith("model name"):
                     return line.split(":", 1)[1].strip()
     if sys.platform == "darwin":
-        told = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
-        return told.stdout.strip() or platform.machine()
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        return process.stdout.strip() or platform.machine()
     return platform.processor() or platform.machine()
 
 
@@ -72,9 +96,9 @@ def describe_precision_speeds() -> dict[str, str]:
     if torch.cuda.is_available():
         fast = torch.cuda.get_device_capability() >= (8, 0)
         return {"bfloat16": "fast (tensor cores)" if fast else "slow: use float16", "float16": "fast with loss scaling"}
-    faster = measure_bf16_speedup()
-    words = f"{faster:.1f}" if faster > 0.95 else f"slow: {faster:.2g}"
-    return {"bfloat16": f"{words} times the speed of float32" if faster else "not supported by this CPU"}
+    speedup = measure_median_bf16_speedup()
+    text = f"{speedup:.1f}" if speedup > 0.95 else f"slow: {speedup:.2g}"
+    return {"bfloat16": f"{text} times the speed of float32" if speedup else "not supported by this CPU"}
 
 
 def _get_package_version(package: str) -> str | None:
@@ -84,7 +108,7 @@ def _get_package_version(package: str) -> str | None:
         return None
 
 
-def collect_machine_info(commit: str | None = None) -> dict[str, Any]:
+def collect_machine_info(commit: str | None = None) -> MachineInfo:
     """Return machine, versions, commit (given or from Git) and date for a record."""
     return {
         "machine": get_device_names() | {"system": f"{platform.system()} {platform.machine()}"},
@@ -97,9 +121,8 @@ def collect_machine_info(commit: str | None = None) -> dict[str, Any]:
 def get_current_commit() -> str | None:
     """Return the commit of the source, with '+changes' if files were modified; None without Git."""
     try:
-        _run_git(
-            "ls-files", "--error-unmatch", Path(__file__).name
-        )  # fails if the package is installed inside another repository
+        # This fails if the package is installed inside another repository.
+        _run_git("ls-files", "--error-unmatch", Path(__file__).name)
         commit = _run_git("rev-parse", "HEAD")
         changes = _run_git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):

@@ -9,7 +9,8 @@ from typing import Any
 from vitascope.errors import UserError
 from vitascope.run.files import write_atomically
 
-MetricsRow = dict[str, Any]
+MetricsRow = dict[str, Any]  # one line of metrics.jsonl: metric -> value
+CurvePoints = list[tuple[float, float]]  # (epoch, value)
 LOSS_AND_ACCURACY = ("loss", "accuracy")
 
 
@@ -19,14 +20,14 @@ def read_metrics(path: Path) -> list[MetricsRow]:
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         try:
             if line:
                 rows.append({**json.loads(line)})
         except (json.JSONDecodeError, TypeError) as error:
-            if number < len(lines):
+            if line_number < len(lines):
                 raise UserError(
-                    f"{path}, line {number} is not valid JSON for an epoch. Repair or delete the line."
+                    f"{path}, line {line_number} is not valid JSON for an epoch. Repair or delete the line."
                 ) from error
     return rows
 
@@ -44,8 +45,8 @@ class TensorBoardWriter:
     def __init__(self, folder: Path, rows: list[MetricsRow]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        for old in folder.glob("events.out.tfevents.*"):
-            old.unlink()
+        for old_file in folder.glob("events.out.tfevents.*"):
+            old_file.unlink()
         self.writer = SummaryWriter(str(folder))
         for row in rows:
             self.log_epoch(row)
@@ -69,23 +70,26 @@ def draw_run_curves(path: Path, rows: list[MetricsRow], title: str) -> None:
     save_figure(draw_learning_curves(extract_curves(rows), title), path)
 
 
-def extract_curves(rows: list[MetricsRow]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return `[loss or accuracy][train or validation]`: (epoch, value), for DINO also `[teacher]`."""
-    kinds = {
-        kind: _extract_lines(rows, {"train": f"train_{kind}", "validation": f"val_{kind}"})
-        for kind in LOSS_AND_ACCURACY
+def extract_curves(rows: list[MetricsRow]) -> dict[str, dict[str, CurvePoints]]:
+    """Return `[loss or accuracy][train or validation]`; for DINO also `[teacher]`."""
+    curves = {
+        quantity: _extract_lines(rows, {"train": f"train_{quantity}", "validation": f"val_{quantity}"})
+        for quantity in LOSS_AND_ACCURACY
     }
     if any("knn_accuracy" in row for row in rows):
-        kinds["accuracy"] |= _extract_lines(rows, {"k-nearest neighbours": "knn_accuracy"})
+        curves["accuracy"] |= _extract_lines(rows, {"k-nearest neighbours": "knn_accuracy"})
     if any("teacher_entropy" in row for row in rows):
-        kinds["teacher"] = _extract_lines(
+        curves["teacher"] = _extract_lines(
             rows, {"entropy": "teacher_entropy", "KL divergence": "divergence", "ln K (uniform)": "uniform_loss"}
         )
-    return kinds
+    return curves
 
 
-def _extract_lines(rows: list[MetricsRow], metric_by_label: dict[str, str]) -> dict[str, list[tuple[float, float]]]:
-    return {word: [(row["epoch"], row[name]) for row in rows if name in row] for word, name in metric_by_label.items()}
+def _extract_lines(rows: list[MetricsRow], metric_by_label: dict[str, str]) -> dict[str, CurvePoints]:
+    return {
+        label: [(row["epoch"], row[metric]) for row in rows if metric in row]
+        for label, metric in metric_by_label.items()
+    }
 
 
 def sum_epoch_seconds(rows: list[MetricsRow]) -> float:
@@ -101,7 +105,7 @@ def sum_seconds_without_setup(rows: list[MetricsRow]) -> float:
 def list_seconds_without_setup(rows: list[MetricsRow], column: str = "seconds") -> list[float]:
     """Return the seconds of each epoch without set-up. Creating and whitening the weights counts."""
     seconds = [row[column] for row in rows]
-    prepared = rows[0].get("prepared_seconds", 0.0) if rows and column == "seconds" else 0.0
+    init_seconds = rows[0].get("prepared_seconds", 0.0) if rows and column == "seconds" else 0.0
     if len(seconds) > 1:
-        seconds[0] = prepared + min(seconds[0] - prepared, median(seconds[1:4]))
+        seconds[0] = init_seconds + min(seconds[0] - init_seconds, median(seconds[1:4]))
     return seconds

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder
@@ -31,61 +31,72 @@ class EvalLogEntry:
         return bool(self.result) and self.weights_label in ("last", "best")
 
     @property
-    def settings(self) -> tuple[str, str, int, str]:
-        return self.data_name, self.split, self.views, self.weights_label
+    def settings(self) -> "EvalSettings":
+        return EvalSettings(self.data_name, self.split, self.views, self.weights_label)
+
+
+class EvalSettings(NamedTuple):
+    """What was evaluated and how."""
+
+    data_name: str
+    split: str
+    views: int
+    weights_label: str
 
 
 def read_test_set_log(run: Run) -> list[EvalLogEntry]:
     """Return all uses in order. A truncated line counts as a use of the run's test images without a result."""
     path = run.get_path(LOG_FILE)
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    said = [_parse_log_line(line) for line in lines if line.strip()]
-    results = {line["opening"]: line for line in said if "accuracy" in line and "opening" in line}
-    openings: list[EvalLogEntry] = []
-    for number, line in enumerate(said, start=1):
+    parsed_lines = [_parse_log_line(line) for line in lines if line.strip()]
+    results = {line["opening"]: line for line in parsed_lines if "accuracy" in line and "opening" in line}
+    entries: list[EvalLogEntry] = []
+    for line_number, line in enumerate(parsed_lines, start=1):
         if "accuracy" in line:
             continue
-        data, split = line.get("data") or run.recipe.data.name, line.get("split", "test")
-        before = sum((known.data_name, known.split) == (data, split) for known in openings)
-        tie = line.get("opening", -number)
-        openings.append(
+        data_name, split = line.get("data") or run.recipe.data.name, line.get("split", "test")
+        num_uses_before = sum((entry.data_name, entry.split) == (data_name, split) for entry in entries)
+        entry_id = line.get("opening", -line_number)
+        entries.append(
             EvalLogEntry(
-                use_count=before + 1,
-                entry_id=tie,
-                data_name=data,
+                use_count=num_uses_before + 1,
+                entry_id=entry_id,
+                data_name=data_name,
                 split=split,
                 views=line.get("views", 1),
                 weights_label=line.get("weights", "last"),
                 machine=line.get("machine"),
                 data_hash=line.get("data_hash"),
-                result=results.get(tie, {}),
+                result=results.get(entry_id, {}),
             )
         )
-    return openings
+    return entries
 
 
 def log_test_set_use(run: Run, **details: Any) -> int:
-    """Log a use before the evaluation starts, so that none is missed; return the id for `note_result`."""
-    tie = 1 + max(0, *(opening.entry_id for opening in read_test_set_log(run)), 0)  # truncated lines have ids below 0
+    """Log a use before the evaluation starts, so that none is missed; return the id for `log_test_set_result`."""
+    known_ids = [entry.entry_id for entry in read_test_set_log(run)]  # those of truncated lines are below 0
+    entry_id = 1 + max([0, *known_ids])
     when = datetime.now(UTC).isoformat(timespec="seconds")
     make_folder(run.path)  # an external model has none yet
-    append_json_line(run.get_path(LOG_FILE), {"opening": tie, "when": when, **details})
-    return tie
+    append_json_line(run.get_path(LOG_FILE), {"opening": entry_id, "when": when, **details})
+    return entry_id
 
 
 def log_test_set_result(run: Run, entry_id: int, result: dict[str, Any]) -> None:
+    """Log the result of the use with this id."""
     append_json_line(run.get_path(LOG_FILE), {"opening": entry_id, **result})
 
 
 def find_first_test_result(run: Run, views: int) -> EvalLogEntry | None:
     """Return the first finished evaluation of the run's test images with the last weights and this many views."""
-    wanted = (run.recipe.data.name, "test", views, "last")
-    return next((opening for opening in read_test_set_log(run) if opening.settings == wanted and opening.result), None)
+    settings = EvalSettings(run.recipe.data.name, "test", views, "last")
+    return next((entry for entry in read_test_set_log(run) if entry.settings == settings and entry.result), None)
 
 
 def _parse_log_line(line: str) -> dict[str, Any]:
     try:
-        said = json.loads(line)
+        parsed = json.loads(line)
     except json.JSONDecodeError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -4,23 +4,24 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
+from vitascope.run.metrics import MetricsRow
 
 
 @runtime_checkable
 class Tracker(Protocol):
     """Receives the metrics of every epoch."""
 
-    def log_epoch(self, metrics: dict[str, Any]) -> None: ...
+    def log_epoch(self, metrics: MetricsRow) -> None: ...
     def close(self) -> None: ...
 
 
 class WandbTracker:
-    """Keeps the same id when a run is resumed."""
+    """Send metrics to Weights & Biases; a resumed run keeps its id."""
 
     def __init__(self, wandb: ModuleType, recipe: Recipe, run: Run) -> None:
         self.wandb_run = wandb.init(
@@ -32,7 +33,7 @@ class WandbTracker:
             dir=str(run.path),
         )
 
-    def log_epoch(self, metrics: dict[str, Any]) -> None:
+    def log_epoch(self, metrics: MetricsRow) -> None:
         self.wandb_run.log(metrics, step=metrics["step"])
 
     def close(self) -> None:
@@ -40,16 +41,18 @@ class WandbTracker:
 
 
 class MlflowTracker:
+    """Send metrics to MLflow."""
+
     def __init__(self, mlflow: ModuleType, recipe: Recipe, run: Run) -> None:
         self.mlflow = mlflow
         mlflow.set_experiment(f"vitascope-{recipe.name}")
         mlflow.start_run(run_name=run.path.name)
-        parts = {"data": recipe.data, "model": recipe.model, "train": recipe.train}
+        sections = {"data": recipe.data, "model": recipe.model, "train": recipe.train}
         mlflow.log_params(
-            {f"{part}.{key}": value for part, config in parts.items() for key, value in asdict(config).items()}
+            {f"{name}.{key}": value for name, section in sections.items() for key, value in asdict(section).items()}
         )
 
-    def log_epoch(self, metrics: dict[str, Any]) -> None:
+    def log_epoch(self, metrics: MetricsRow) -> None:
         self.mlflow.log_metrics({key: value for key, value in metrics.items() if key != "step"}, step=metrics["step"])
 
     def close(self) -> None:
@@ -63,6 +66,7 @@ TRACKER_CLASSES: dict[str, Callable[[ModuleType, Recipe, Run], Tracker]] = {
 
 
 def open_trackers(recipe: Recipe, run: Run) -> list[Tracker]:
+    """Open the trackers that `train.track` names."""
     return [TRACKER_CLASSES[name](_import_tracker_package(name), recipe, run) for name in recipe.train.track]
 
 

@@ -5,36 +5,45 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from vitascope.run.directory import Run
 
+Task = Literal["train", "evaluate"]
 TRAIN, EVALUATE = "train", "evaluate"
 CLOCK_TOLERANCE_SECONDS = 0.05  # seconds by which the operating system's clocks may disagree
 _import_time = time.monotonic()
-_started_tasks: list[tuple[str, Path]] = []  # (task, run) in the order in which this process began them
 
 
-def begin_task(task: str, run: Run) -> None:
-    """Note that this process works on a run. Call it before `measure_task_seconds`."""
-    _started_tasks.append((task, run.path.resolve()))
+class StartedTask(NamedTuple):
+    task: Task
+    run_path: Path
+
+
+_started_tasks: list[StartedTask] = []  # in the order in which this process began them
+
+
+def begin_task(task: Task, run: Run) -> None:
+    """Record that this process works on a run. Call it before `measure_task_seconds`."""
+    _started_tasks.append(StartedTask(task, run.path.resolve()))
 
 
 def measure_task_seconds(run: Run) -> float | None:
-    """Seconds from the process's start until now; None where they include other work than this run's.
+    """Return the seconds since the process started; None if they include other work than this run's.
 
-    Other work is another run, the same task twice, or a user who types commands."""
+    Other work is another run, the same task twice, or an interactive session."""
     tasks = [task for task, path in _started_tasks if path == run.path.resolve()]
     is_alone = len(tasks) == len(_started_tasks) and tasks in ([TRAIN], [EVALUATE], [TRAIN, EVALUATE])
     return measure_wall_seconds() if is_alone and not hasattr(sys, "ps1") else None
 
 
 def is_trained_by_this_process(run: Run) -> bool:
-    """Whether this process trained the run, so that its wall-clock seconds include the training."""
-    return (TRAIN, run.path.resolve()) in _started_tasks
+    """Return whether this process trained the run, so that its wall-clock seconds include the training."""
+    return StartedTask(TRAIN, run.path.resolve()) in _started_tasks
 
 
 def measure_wall_seconds() -> float | None:
-    """Seconds since this process was started; None where the operating system does not say when that was."""
+    """Return the seconds since this process started; None if the operating system does not report its start."""
     seconds = _read_linux_seconds() if sys.platform == "linux" else None
     seconds = _read_psutil_seconds() if seconds is None else seconds
     is_possible = seconds is not None and seconds >= time.monotonic() - _import_time - CLOCK_TOLERANCE_SECONDS
@@ -42,7 +51,7 @@ def measure_wall_seconds() -> float | None:
 
 
 def _read_linux_seconds() -> float | None:
-    """From /proc/self/stat: field 22 is the start in clock ticks since boot. Field 2, in brackets, may have spaces."""
+    """Read /proc/self/stat: field 22 is the start in clock ticks since boot. Field 2, in brackets, may have spaces."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -51,7 +60,7 @@ def _read_linux_seconds() -> float | None:
 
 
 def _read_psutil_seconds() -> float | None:
-    """From psutil, which is optional."""
+    """Use psutil, which is optional."""
     try:
         return time.time() - import_module("psutil").Process().create_time()
     except (ImportError, OSError):

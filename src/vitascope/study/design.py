@@ -3,15 +3,17 @@
 import math
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
-from typing import Any
+from typing import Any, Literal
 
 from vitascope.data.open_data import check_data_exists
 from vitascope.errors import UserError, format_count
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import find_non_default_settings, format_setting_values, hash_values
+from vitascope.study.trial_data import Settings
 
 MAX_RUNS = 10_000  # runs; more are treated as a mistake
+EvalSplit = Literal["val", "test"]
 LOG_SCALE_RATIO = 10.0  # a range whose ends differ by at least this factor is searched on a log scale
 
 
@@ -21,24 +23,28 @@ class Range:
 
     low: float
     high: float
-    whole: bool
+    is_integer: bool
 
     @property
     def is_log_scale(self) -> bool:
         return self.low > 0 and self.high / self.low >= LOG_SCALE_RATIO
 
+    def format_value(self, value: float) -> str:
+        """Format a value of this range as typed."""
+        return str(int(value)) if self.is_integer else f"{value:.6g}"
+
 
 @dataclass(frozen=True)
 class Design:
-    """The varied settings (`axes`: setting -> its values; `ranges`: for a search) and the fixed ones."""
+    """The settings that a study varies (values, or ranges for a search), the fixed settings and the seeds."""
 
     recipe: str
     fixed_overrides: tuple[str, ...]
     values_by_setting: dict[str, list[str]]
     ranges_by_setting: dict[str, Range] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
-    eval_split: str = "val"
-    num_search_trials: int = 0  # number of trials of a search; 0: the whole grid
+    eval_split: EvalSplit = "val"
+    num_search_trials: int = 0  # 0: the whole grid
 
     @property
     def varied_settings(self) -> list[str]:
@@ -46,19 +52,19 @@ class Design:
 
     @property
     def unit(self) -> str:
-        """What is queued: a search gives a combination with all its seeds to a worker, a grid a single run."""
+        """The name of a queued item: a combination with all its seeds for a search, a single run for a grid."""
         return "combination" if self.num_search_trials else "run"
 
     @property
-    def size(self) -> str:
-        """The number of runs and combinations, as text."""
+    def size_text(self) -> str:
+        """The number of runs, combinations and seeds, as text."""
         count, seeds = self.num_search_trials or len(self.combinations), len(self.seeds)
         parts = f"{format_count(count, 'combination')} × {format_count(seeds, 'seed')}"
         return f"{format_count(count * seeds, 'run')} ({parts})"
 
     @property
-    def score(self) -> str:
-        """The name of a run's result."""
+    def score_name(self) -> str:
+        """The name of the compared accuracy: validation or test; of a linear probe if trained without labels."""
         probed = "" if "classify" in self.objectives else "linear probe "
         return f"{'test' if self.eval_split == 'test' else 'validation'} {probed}accuracy"
 
@@ -71,7 +77,7 @@ class Design:
         )
 
     @property
-    def combinations(self) -> list[dict[str, str]]:
+    def combinations(self) -> list[Settings]:
         """Every combination; the last setting changes fastest."""
         return [
             dict(zip(self.values_by_setting, values, strict=True))
@@ -81,84 +87,87 @@ class Design:
     @property
     def identity_hash(self) -> str:
         """A hash of this study's settings, without the number of runs, which may grow."""
-        said: list[Any] = [
+        identity: list[Any] = [
             self._get_fixed_settings(),
             self.eval_split,
             bool(self.num_search_trials),
             sorted(self.varied_settings),
         ]
         if self.num_search_trials:  # the sampler needs one search space and the same seeds
-            ranges = sorted((key, str(found)) for key, found in self.ranges_by_setting.items())
-            said += [list(self.seeds), sorted(self.values_by_setting.items()), ranges]
-        return hash_values(said, 12)
+            ranges = sorted(
+                (setting, f"Range(low={r.low!r}, high={r.high!r}, whole={r.is_integer!r})")  # frozen: part of the hash
+                for setting, r in self.ranges_by_setting.items()
+            )
+            identity += [list(self.seeds), sorted(self.values_by_setting.items()), ranges]
+        return hash_values(identity, 12)
 
     @property
     def identity_fields(self) -> dict[str, str]:
         """The settings behind the identity, by name, to report differences between two studies."""
-        said = format_setting_values(self._get_fixed_settings()) | {
+        texts = format_setting_values(self._get_fixed_settings()) | {
             "judge": self.eval_split,
             "varied": ", ".join(sorted(self.varied_settings)),
         }
         if self.num_search_trials:
-            said |= {"seeds": str(len(self.seeds))} | {
+            texts |= {"seeds": str(len(self.seeds))} | {
                 key: ",".join(values) for key, values in self.values_by_setting.items()
             }
-            said |= {key: f"{found.low:g}..{found.high:g}" for key, found in self.ranges_by_setting.items()}
-        return said | {"search": "yes" if self.num_search_trials else "no"}
+            texts |= {key: f"{bounds.low:g}..{bounds.high:g}" for key, bounds in self.ranges_by_setting.items()}
+        return texts | {"search": "yes" if self.num_search_trials else "no"}
 
     def _get_fixed_settings(self) -> dict[str, Any]:
-        """The fixed settings: any combination's recipe without the varied settings."""
+        """Return the fixed settings: any combination's recipe without the varied settings."""
         first = replace(self.build_recipe(self._list_corner_combinations()[0], 0), name="recipe")
         common = find_non_default_settings(first, all_sections="train.objective" in self.varied_settings)
         for setting in [*self.varied_settings, "train.seed"]:
-            *places, last = setting.split(".")
-            part = common
-            for place in places:
-                part = part.get(place, {})
-            part.pop(last, None)
-        return {name: part for name, part in common.items() if part != {}}
+            *sections, name = setting.split(".")
+            values = common
+            for section in sections:
+                values = values.get(section, {})
+            values.pop(name, None)
+        return {name: values for name, values in common.items() if values != {}}
 
-    def build_recipe(self, settings: dict[str, str], seed: int) -> Recipe:
-        words = [*self.fixed_overrides, *(f"{key}={value}" for key, value in settings.items()), f"train.seed={seed}"]
-        return read_recipe(self.recipe, words)
+    def build_recipe(self, settings: Settings, seed: int) -> Recipe:
+        """Return the recipe of one run of the study."""
+        varied = [f"{key}={value}" for key, value in settings.items()]
+        return read_recipe(self.recipe, [*self.fixed_overrides, *varied, f"train.seed={seed}"])
 
     def check_combinations(self) -> None:
         """Reject invalid combinations before training starts."""
         if self.ranges_by_setting and not self.num_search_trials:
             raise UserError(f"{next(iter(self.ranges_by_setting))} is a range, which needs a search. Add --search 20.")
-        runs = math.prod(map(len, self.values_by_setting.values())) * len(self.seeds)
-        if not self.num_search_trials and runs > MAX_RUNS:
-            raise UserError(f"The grid has {runs:,} runs. Vary fewer values, or use --search 50.")
-        for cell in self._list_corner_combinations():
+        num_runs = math.prod(map(len, self.values_by_setting.values())) * len(self.seeds)
+        if not self.num_search_trials and num_runs > MAX_RUNS:
+            raise UserError(f"The grid has {num_runs:,} runs. Vary fewer values, or use --search 50.")
+        for settings in self._list_corner_combinations():
             try:
-                recipe = self.build_recipe(cell, self.seeds[0])
+                recipe = self.build_recipe(settings, self.seeds[0])
                 check_data_exists(recipe.data)
             except UserError as error:
                 raise UserError(
-                    f"The combination {format_combination(cell)} is not possible: {error}" if cell else str(error)
+                    f"The combination {format_combination(settings)} is not possible: {error}"
+                    if settings
+                    else str(error)
                 ) from error
             if self.eval_split == "val" and recipe.data.validation == 0:
                 raise UserError(
                     "A study compares validation accuracy, but data.validation=0. Set it to 0.1, or use --split test."
                 )
 
-    def _list_corner_combinations(self) -> list[dict[str, str]]:
-        """All cells of a grid; for a search, every value combined with the ends of every range."""
+    def _list_corner_combinations(self) -> list[Settings]:
+        """Return all combinations of a grid; for a search, every value combined with the ends of every range."""
         ends = {
-            key: [format_range_value(found, found.low), format_range_value(found, found.high)]
-            for key, found in self.ranges_by_setting.items()
+            setting: [bounds.format_value(bounds.low), bounds.format_value(bounds.high)]
+            for setting, bounds in self.ranges_by_setting.items()
         }
-        every = self.values_by_setting | ends
-        return [dict(zip(every, values, strict=True)) for values in islice(product(*every.values()), MAX_RUNS)]
+        candidates = self.values_by_setting | ends
+        combinations = islice(product(*candidates.values()), MAX_RUNS)
+        return [dict(zip(candidates, values, strict=True)) for values in combinations]
 
 
-def format_combination(settings: dict[str, str], *extra_labels: str) -> str:
-    """The settings as they are typed, followed by `more`."""
+def format_combination(settings: Settings, *extra_labels: str) -> str:
+    """Return the settings as typed, followed by the extra labels."""
     return ", ".join([*(f"{key}={value}" for key, value in settings.items()), *extra_labels])
-
-
-def format_range_value(value_range: Range, value: float) -> str:
-    return str(int(value)) if value_range.whole else f"{value:.6g}"
 
 
 def read_design(
@@ -169,38 +178,39 @@ def read_design(
     first_seed: int = 1,
     num_search_trials: int = 0,
     allow_single: bool = False,
-    **more: Any,
+    eval_split: EvalSplit = "val",
 ) -> Design:
-    """Read settings; those with several values (a,b,c) or a range (low..high) are varied. `one`: allow a single
-    combination."""
+    """Read settings. Those with several values (a,b,c) or a range (low..high) are varied. `allow_single` accepts a
+    study without varied settings."""
     if num_seeds < 1:
         raise UserError(f"--seeds {num_seeds} must be at least 1.")
     if num_search_trials < 0:
         raise UserError(f"--search {num_search_trials} must be 0 (the whole grid) or more.")
-    fixed, axes, ranges = [], {}, {}
-    for word in overrides:
-        key, sign, text = word.partition("=")
+    fixed, values_by_setting, ranges_by_setting = [], {}, {}
+    for override in overrides:
+        key, sign, text = override.partition("=")
         if not sign or not key:
-            raise UserError(f"'{word}' is not a setting. Write key=value, or key=a,b,c to vary it.")
-        if key in (*axes, *ranges):
+            raise UserError(f"'{override}' is not a setting. Write key=value, or key=a,b,c to vary it.")
+        if key in (*values_by_setting, *ranges_by_setting):
             raise UserError(f"{key} is varied twice. Give all its values at once: {key}=a,b,c")
         if key == "train.seed":
             raise UserError("--seeds sets train.seed. Leave train.seed out.")
         values = split_values(text)
         if len(values) > 1:
-            axes[key] = _check_distinct_values(key, values)
-        elif ".." in text and (found := _parse_range(key, text)):
-            ranges[key] = found
+            values_by_setting[key] = _check_distinct_values(key, values)
+        elif ".." in text and (bounds := _parse_range(key, text)):
+            ranges_by_setting[key] = bounds
         else:
-            fixed.append(word)
-    if both := [key for key in (*axes, *ranges) if key in {word.partition("=")[0] for word in fixed}]:
+            fixed.append(override)
+    fixed_names = {override.partition("=")[0] for override in fixed}
+    if both := [key for key in (*values_by_setting, *ranges_by_setting) if key in fixed_names]:
         raise UserError(f"{both[0]} is both fixed and varied. Give it once.")
-    numbers = tuple(range(first_seed, first_seed + num_seeds))
-    made = Design(recipe, tuple(fixed), axes, ranges, numbers, num_search_trials=num_search_trials, **more)
-    if not made.varied_settings and not allow_single:
+    seeds = tuple(range(first_seed, first_seed + num_seeds))
+    design = Design(recipe, tuple(fixed), values_by_setting, ranges_by_setting, seeds, eval_split, num_search_trials)
+    if not design.varied_settings and not allow_single:
         raise UserError("Nothing is varied. Give a setting several values: model.depth=2,4,8")
-    made.check_combinations()
-    return made
+    design.check_combinations()
+    return design
 
 
 def split_values(text: str) -> list[str]:
@@ -218,14 +228,14 @@ def split_values(text: str) -> list[str]:
 def _check_distinct_values(setting: str, values: list[str]) -> list[str]:
     if "" in values:
         raise UserError(f"{setting}={','.join(values)} has an empty value. Write {setting}=a,b,c without spaces.")
-    same = [_parse_number_or_text(value) for value in values]
-    if repeated := [value for value, meant in zip(values, same, strict=True) if same.count(meant) > 1]:
+    parsed = [_parse_number_or_text(value) for value in values]
+    if repeated := [text for text, value in zip(values, parsed, strict=True) if parsed.count(value) > 1]:
         raise UserError(f"{setting} has the value {repeated[0]} twice.")
     return values
 
 
 def _parse_number_or_text(text: str) -> float | str:
-    """1e-3 and 0.001 are the same value."""
+    """Parse a value so that 1e-3 and 0.001 are equal."""
     try:
         return float(text)
     except ValueError:
@@ -243,4 +253,4 @@ def _parse_range(setting: str, text: str) -> Range | None:
         raise UserError(f"{setting}={text} is not a range. Write two numbers: low..high.") from error
     if not all(map(math.isfinite, ends)) or ends[0] >= ends[1]:
         raise UserError(f"{setting}={text} is not a range. The first number must be smaller.")
-    return Range(*ends, whole=all(end.lstrip("+-").isdigit() for end in (low, high)))
+    return Range(*ends, is_integer=all(end.lstrip("+-").isdigit() for end in (low, high)))

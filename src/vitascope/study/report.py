@@ -2,53 +2,70 @@
 
 from html import escape
 from pathlib import Path
+from typing import NamedTuple, get_args
 
 from matplotlib.figure import Figure
 
 from vitascope.data.config import resolve_augmentation
 from vitascope.draw.curves import METRIC_UNITS
 from vitascope.draw.html import encode_figure_as_html, make_html_page, make_html_table
-from vitascope.draw.study import draw_accuracy_by_setting, draw_accuracy_heatmap, draw_curve_bands, draw_pareto_fronts
+from vitascope.draw.study import (
+    ParetoPoint,
+    draw_accuracy_by_setting,
+    draw_accuracy_heatmap,
+    draw_curve_bands,
+    draw_pareto_fronts,
+)
 from vitascope.draw.style import save_figure
 from vitascope.errors import format_count
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
 from vitascope.records.reading import abbreviate_count, format_markdown_table
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.study.design import Design
-from vitascope.study.results import CombinationResults, PairedDifference, StudyResults
+from vitascope.study.results import CombinationResults, PairedDifference, ResultName, StudyResults
 
 MAX_CURVES = 12
-COST_NAMES = {"parameters": "parameters", "FLOPs per image": "flops", "seconds of training": "seconds"}
+COST_NAMES: dict[str, ResultName] = {  # title of a panel -> name of the result
+    "parameters": "parameters",
+    "FLOPs per image": "flops",
+    "seconds of training": "seconds",
+}
+
+
+class ResultsTable(NamedTuple):
+    header: list[str]
+    rows: list[list[str]]
 
 
 def write_report(results: StudyResults, folder: Path) -> Path:
-    """report.html contains the figures; report.md links to the PNG files; answer.json has the numbers."""
+    """Write report.html (with the figures), report.md (with links to the PNG files) and answer.json (the numbers).
+    Return the path of report.html."""
     make_folder(folder)
-    pictures = draw_figures(results)
-    for name, figure in pictures.items():
+    figures = draw_figures(results)
+    for name, figure in figures.items():
         save_figure(figure, folder / f"{name}.png")
-    head, rows = build_results_table(results)
+    table = build_results_table(results)
     title = f"Study: {results.design.recipe}, {' and '.join(results.design.varied_settings)}"
-    words = [results.conclusion, *format_notes(results)]
-    images = [f"![{name}]({name}.png)" for name in pictures]
-    write_atomically(
-        folder / "report.md", "\n\n".join([f"# {title}", *words, format_markdown_table(head, rows), *images]) + "\n"
-    )
-    body = "".join(f"<p>{escape(line)}</p>" for line in words) + make_html_table(head, rows)
-    body += "".join(f"<p>{encode_figure_as_html(figure)}</p>" for figure in pictures.values())
+    paragraphs = [results.conclusion, *format_notes(results)]
+    images = [f"![{name}]({name}.png)" for name in figures]
+    markdown = [f"# {title}", *paragraphs, format_markdown_table(*table), *images]
+    write_atomically(folder / "report.md", "\n\n".join(markdown) + "\n")
+    body = "".join(f"<p>{escape(line)}</p>" for line in paragraphs) + make_html_table(*table)
+    body += "".join(f"<p>{encode_figure_as_html(figure)}</p>" for figure in figures.values())
     write_atomically(folder / "report.html", make_html_page(title, f"<h1>{escape(title)}</h1>{body}"))
     write_json(folder / "answer.json", convert_results_to_dict(results))
     return folder / "report.html"
 
 
-def build_results_table(results: StudyResults) -> tuple[list[str], list[list[str]]]:
-    """One row per combination."""
+def build_results_table(results: StudyResults) -> ResultsTable:
+    """Build a table with one row per combination."""
     seeds = {tuple(cell.results) for cell in results.combinations}
-    two = next(iter(seeds)) if len(seeds) == 1 and len(min(seeds)) == 2 else ()  # both values are printed
-    head = [
+    two_seeds = next(iter(seeds)) if len(seeds) == 1 and len(min(seeds)) == 2 else ()  # both values are printed
+    score_name = results.design.score_name
+    header = [
         *results.design.varied_settings,
         "seeds",
-        f"{results.accuracy_label} (seeds {two[0]}, {two[1]})" if two else results.accuracy_label,
+        f"{score_name} (seeds {two_seeds[0]}, {two_seeds[1]})" if two_seeds else score_name,
         "difference to the best",
         "verdict",
         "training accuracy",
@@ -58,117 +75,123 @@ def build_results_table(results: StudyResults) -> tuple[list[str], list[list[str
     ]
     rows = []
     for cell in results.combinations:
-        other = results.compare_with_best(cell)
-        train = cell.compute_mean_last_value("train_accuracy")
+        difference = results.compare_with_best(cell)
+        train_accuracy = cell.compute_mean_last_value("train_accuracy")
         rows.append(
             [
                 *(cell.settings.get(key, "") for key in results.design.varied_settings),
                 str(len(cell.results)),
                 cell.formatted_accuracy,
-                "–" if other is None else _format_difference(other),
-                "best" if cell is results.best_combination else "" if other is None else other.verdict,
-                "–" if train is None else f"{100 * train:.1f} %",
+                "–" if difference is None else _format_difference(difference),
+                "best" if cell is results.best_combination else "" if difference is None else difference.verdict,
+                "–" if train_accuracy is None else f"{100 * train_accuracy:.1f} %",
                 abbreviate_count(round(cell.compute_mean("parameters"))),
                 abbreviate_count(round(cell.compute_mean("flops"))),
                 cell.formatted_seconds,
             ]
         )
-    return head, rows
+    return ResultsTable(header, rows)
 
 
 def format_notes(results: StudyResults) -> list[str]:
-    """How the combinations were compared, what the numbers mean, and what is missing."""
-    which = "held-out validation images" if results.design.eval_split == "val" else "test images"
-    probed = (
-        ""
-        if results.accuracy_label == "accuracy"
-        else " Training used no labels, so a linear probe measures the features."
-    )
+    """Explain how the combinations were compared, what the numbers mean, and what is missing."""
+    images = "held-out validation images" if results.design.eval_split == "val" else "test images"
+    probe = " Training used no labels, so a linear probe measures the features." if results.uses_linear_probe else ""
     fixed = " ".join(results.design.fixed_overrides) or "those of the recipe"
     lines = [
-        f"Fixed settings: {fixed}. Accuracy is measured on {which} after the last epoch.{probed}",
+        f"Fixed settings: {fixed}. Accuracy is measured on {images} after the last epoch.{probe}",
         _explain_numbers(results),
     ]
-    if any((other := results.compare_with_best(cell)) and other.has_no_spread for cell in results.combinations):
+    differences = [results.compare_with_best(cell) for cell in results.combinations]
+    if any(difference is not None and difference.has_no_spread for difference in differences):
         lines.append("No variation: the difference is equal in all seeds, so its significance cannot be tested.")
     if results.timing_note:
         lines.append(results.timing_note)
     if results.num_unfinished:
-        left = format_count(results.num_unfinished, f"unfinished {results.design.unit}")
-        lines.append(f"{left}. Run the same command again to continue.")
+        unfinished = format_count(results.num_unfinished, f"unfinished {results.design.unit}")
+        lines.append(f"{unfinished}. Run the same command again to continue.")
     if results.num_pruned:
         lines.append(f"The search stopped {format_count(results.num_pruned, 'combination')} early.")
-    lines += [f"Failed: {which}: {why}" for which, why in results.failed_trials]
+    lines += [f"Failed: {combination}: {reason}" for combination, reason in results.failed_trials]
     if results.failed_trials:
         lines.append("To repeat failed runs, add --retry.")
     return [line for line in lines if line]
 
 
-def _explain_numbers(found: StudyResults) -> str:
+def _explain_numbers(results: StudyResults) -> str:
     """Explain what the table contains: intervals from three seeds on, differences from two combinations on."""
-    counts = {len(cell.results) for cell in found.combinations}
-    intervals = max(counts, default=0) >= MIN_SEEDS_FOR_INTERVAL
-    text = ["± is the 95 % confidence interval of the mean over seeds (Student's t)."] if intervals else []
-    text += ["With two seeds, both values are shown, in the order of the seeds."] if 2 in counts else []
-    if len(found.combinations) > 1:
-        paired = " and paired by seed" if max(counts) > 1 else ""
-        text.append(f"Differences from the best are in percentage points{paired}.")
-        if len(found.combinations) > 2 and paired:
-            what = "Their intervals" if intervals else "The verdicts"
-            text.append(f"{what} are corrected for multiple comparisons (Bonferroni).")
-        text.append("The best accuracy is subject to selection bias: it is probably slightly too high.")
-    return " ".join(text)
+    seed_counts = {len(cell.results) for cell in results.combinations}
+    has_intervals = max(seed_counts, default=0) >= MIN_SEEDS_FOR_INTERVAL
+    sentences = ["± is the 95 % confidence interval of the mean over seeds (Student's t)."] if has_intervals else []
+    sentences += ["With two seeds, both values are shown, in the order of the seeds."] if 2 in seed_counts else []
+    if len(results.combinations) > 1:
+        paired = " and paired by seed" if max(seed_counts) > 1 else ""
+        sentences.append(f"Differences from the best are in percentage points{paired}.")
+        if len(results.combinations) > 2 and paired:
+            corrected = "Their intervals" if has_intervals else "The verdicts"
+            sentences.append(f"{corrected} are corrected for multiple comparisons (Bonferroni).")
+        sentences.append("The best accuracy is subject to selection bias: it is probably slightly too high.")
+    return " ".join(sentences)
 
 
 def draw_figures(results: StudyResults) -> dict[str, Figure]:
+    """Draw curves, accuracy by setting, a grid for two settings, and accuracy against cost. Keys are file names."""
     if not results.combinations:
         return {}
-    pictures = {"curves": draw_study_curves(results)}
-    scales = {key: "log" if span.is_log_scale else "linear" for key, span in results.design.ranges_by_setting.items()}
-    text = "Dots: all runs with this value. Bars: their means."
-    if len(scales) == len(results.design.varied_settings):
-        text = "Dots: runs." if len(scales) == 1 else "Dots: runs, which differ in the other settings too."
-    pictures["effects"] = draw_accuracy_by_setting(_group_accuracies_by_setting(results), text, scales)
-    if len(results.design.values_by_setting) == 2 and not results.design.ranges_by_setting:
-        pictures["grid"] = _draw_accuracy_grid(results)
+    figures = {"curves": draw_study_curves(results)}
+    ranges = results.design.ranges_by_setting
+    axis_scales = {setting: "log" if bounds.is_log_scale else "linear" for setting, bounds in ranges.items()}
+    caption = "Dots: all runs with this value. Bars: their means."
+    if len(axis_scales) == len(results.design.varied_settings):
+        caption = "Dots: runs." if len(axis_scales) == 1 else "Dots: runs, which differ in the other settings too."
+    figures["effects"] = draw_accuracy_by_setting(_group_accuracies_by_setting(results), caption, axis_scales)
+    if len(results.design.values_by_setting) == 2 and not ranges:
+        figures["grid"] = _draw_accuracy_grid(results)
+    figures["pareto"] = _draw_accuracy_by_cost(results)
+    return figures
+
+
+def _draw_accuracy_by_cost(results: StudyResults) -> Figure:
     points = {}
-    for title, cost in COST_NAMES.items():
-        front = results.compute_pareto_front(cost)
-        halves = [
-            cell.ci_half_width if len(cell.results) >= MIN_SEEDS_FOR_INTERVAL else None for cell in results.combinations
-        ]
+    has_interval = [len(cell.results) >= MIN_SEEDS_FOR_INTERVAL for cell in results.combinations]
+    for title, cost_name in COST_NAMES.items():
+        front = results.compute_pareto_front(cost_name)
         points[title] = [
-            (cell.compute_mean(cost), cell.mean_accuracy, half, cell.name, cell in front)
-            for cell, half in zip(results.combinations, halves, strict=True)
+            ParetoPoint(
+                cell.compute_mean(cost_name),
+                cell.mean_accuracy,
+                cell.ci_half_width if draw_interval else None,
+                cell.name,
+                cell in front,
+            )
+            for cell, draw_interval in zip(results.combinations, has_interval, strict=True)
         ]
-    text = "Orange: Pareto front."
-    if any(len(cell.results) >= MIN_SEEDS_FOR_INTERVAL for cell in results.combinations):
-        text += " Bars: 95 % confidence interval of the mean (three seeds or more)."
-    pictures["pareto"] = draw_pareto_fronts(points, text)
-    return pictures
+    caption = "Orange: Pareto front."
+    if any(has_interval):
+        caption += " Bars: 95 % confidence interval of the mean (three seeds or more)."
+    return draw_pareto_fronts(points, caption)
 
 
 def draw_study_curves(results: StudyResults, labels: dict[str, str] | None = None) -> Figure:
-    """Curves over epochs; `names` replaces the names of the cells."""
-    shown = sorted(results.combinations, key=lambda cell: -cell.mean_accuracy)[:MAX_CURVES]
-    shown = [cell for cell in results.combinations if cell in shown]
-    text = "Lines: means over seeds. Bands: lowest to highest seed, validation images."
-    text += f" Training values are averages during the epoch{_explain_augmentation(results.design, shown)}."
-    text += (
-        f" The best {MAX_CURVES} of {len(results.combinations)} combinations are shown."
-        if len(shown) < len(results.combinations)
-        else ""
+    """Draw curves over epochs. `labels`: combination name -> label in the legend."""
+    best = sorted(results.combinations, key=lambda cell: -cell.mean_accuracy)[:MAX_CURVES]
+    shown = [cell for cell in results.combinations if cell in best]
+    num_seeds = max(len(cell.results) for cell in shown)
+    caption = (
+        "Lines: means over seeds. Bands: lowest to highest seed, validation images." if num_seeds > 1 else "One seed."
     )
+    caption += f" Training values are averages during the epoch{_explain_augmentation(results.design, shown)}."
+    if len(shown) < len(results.combinations):
+        caption += f" The best {MAX_CURVES} of {len(results.combinations)} combinations are shown."
     units = METRIC_UNITS | (
-        {} if results.accuracy_label == "accuracy" else {"loss": "loss", "accuracy": f"{results.accuracy_label} in %"}
+        {"loss": "loss", "accuracy": "linear probe accuracy in %"} if results.uses_linear_probe else {}
     )
-    return draw_curve_bands(
-        {(labels or {}).get(cell.name, cell.name): _get_all_curves(cell) for cell in shown}, text, units
-    )
+    curves = {(labels or {}).get(cell.name, cell.name): _get_all_curves(cell) for cell in shown}
+    return draw_curve_bands(curves, caption, units)
 
 
 def _explain_augmentation(design: Design, cells: list[CombinationResults]) -> str:
-    """Say that training images are augmented, where they are."""
+    """Return whether the training images of these combinations are augmented, as the end of a sentence."""
     augmented = []
     for cell in cells:
         recipe = design.build_recipe(cell.settings, design.seeds[0])
@@ -182,24 +205,23 @@ def _explain_augmentation(design: Design, cells: list[CombinationResults]) -> st
 
 
 def convert_results_to_dict(results: StudyResults) -> dict[str, object]:
+    """Convert the results for answer.json."""
     cells = [
         {
             "settings": cell.settings,
             "accuracy": cell.mean_accuracy,
             "half_of_interval": cell.ci_half_width,
             "by_seed": {seed: result["accuracy"] for seed, result in cell.results.items()},
-            **{name: cell.compute_mean(name) for name in ("parameters", "flops", "seconds", "images_seen")},
+            **{name: cell.compute_mean(name) for name in get_args(ResultName)},
         }
         for cell in results.combinations
     ]
     design = results.design
-    told = {
+    return {
         "recipe": design.recipe,
         "fixed": list(design.fixed_overrides),
         "varied": design.varied_settings,
         "judge": design.eval_split,
-    }
-    return told | {
         "sentence": results.conclusion,
         "cells": cells,
         "failed": results.failed_trials,
@@ -208,11 +230,12 @@ def convert_results_to_dict(results: StudyResults) -> dict[str, object]:
 
 
 def _get_all_curves(combination: CombinationResults) -> dict[str, list[list[float]]]:
-    names = dict.fromkeys(name for found in combination.results.values() for name in found["curves"])
+    names = dict.fromkeys(name for result in combination.results.values() for name in result["curves"])
     return {name: combination.get_curves(name) for name in names}
 
 
 def _group_accuracies_by_setting(results: StudyResults) -> dict[str, dict[str, list[float]]]:
+    """Return setting -> value -> the accuracies of all runs with this value."""
     effects: dict[str, dict[str, list[float]]] = {}
     for key in results.design.varied_settings:
         values = results.design.values_by_setting.get(key) or sorted(
@@ -227,11 +250,17 @@ def _group_accuracies_by_setting(results: StudyResults) -> dict[str, dict[str, l
 
 
 def _draw_accuracy_grid(results: StudyResults) -> Figure:
-    (down, rows), (across, columns) = results.design.values_by_setting.items()
-    known = {(cell.settings[down], cell.settings[across]): cell.mean_accuracy for cell in results.combinations}
-    values = [[known.get((row, column), float("nan")) for column in columns] for row in rows]
-    text = "Means over seeds. The table shows which differences are significant."
-    return draw_accuracy_heatmap(rows, columns, values, (down, across), text)
+    """Draw a heat map of the mean accuracies for two settings."""
+    (row_setting, row_values), (column_setting, column_values) = results.design.values_by_setting.items()
+    accuracies = {
+        (cell.settings[row_setting], cell.settings[column_setting]): cell.mean_accuracy for cell in results.combinations
+    }
+    grid = [[accuracies.get((row, column), float("nan")) for column in column_values] for row in row_values]
+    one_seed = max(len(cell.results) for cell in results.combinations) == 1
+    caption = "One seed." if one_seed else "Means over seeds. The table shows which differences are significant."
+    if len(accuracies) < len(row_values) * len(column_values):
+        caption += " White, –: no result, because the run failed or has not finished."
+    return draw_accuracy_heatmap(row_values, column_values, grid, (row_setting, column_setting), caption)
 
 
 def _format_difference(difference: PairedDifference) -> str:

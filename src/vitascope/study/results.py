@@ -4,11 +4,16 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from vitascope.records.ablation import NOT_SIGNIFICANT, compute_ci_half_width, format_difference, format_mean
 from vitascope.study.design import Design, format_combination
+from vitascope.study.trial_data import RunResult, Settings, TrialAttributes
 
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+ResultName = Literal["parameters", "flops", "seconds", "images_seen"]
 ROUNDING_TOLERANCE = 1e-9  # below this, the differences of all seeds are equal up to rounding
 
 
@@ -16,8 +21,8 @@ ROUNDING_TOLERANCE = 1e-9  # below this, the differences of all seeds are equal 
 class CombinationResults:
     """One combination of settings and the results of its seeds."""
 
-    settings: dict[str, str]
-    results: dict[int, dict[str, Any]]  # by seed
+    settings: Settings
+    results: dict[int, RunResult]  # by seed
 
     @property
     def name(self) -> str:
@@ -25,7 +30,7 @@ class CombinationResults:
 
     @property
     def accuracies(self) -> list[float]:
-        return [found["accuracy"] for found in self.results.values()]
+        return [result["accuracy"] for result in self.results.values()]
 
     @property
     def mean_accuracy(self) -> float:
@@ -41,34 +46,36 @@ class CombinationResults:
         """The mean with its interval; the values themselves with one or two seeds."""
         return format_mean(self.accuracies)
 
-    def compute_mean(self, result_name: str) -> float:
-        """The mean over seeds of parameters, flops, seconds or images_seen."""
-        return mean(found[result_name] for found in self.results.values())
+    def compute_mean(self, result_name: ResultName) -> float:
+        """Compute the mean of a result over seeds."""
+        return mean(result[result_name] for result in self.results.values())
 
     @property
     def formatted_seconds(self) -> str:
         """The mean over seeds; a dash if the runs are from different machines."""
-        machines = {found["machine"] for found in self.results.values()}
+        machines = {result["machine"] for result in self.results.values()}
         return f"{self.compute_mean('seconds'):.1f}" if len(machines) == 1 else "–"
 
     def compute_difference(self, other: "CombinationResults", num_comparisons: int) -> "PairedDifference | None":
-        """The difference in accuracy, seed by seed; None without common seeds. `together`: number of comparisons."""
+        """Compute the difference in accuracy, seed by seed, with an interval corrected for the number of comparisons.
+        None without common seeds."""
         common = [seed for seed in self.results if seed in other.results]
         pairs = [self.results[seed]["accuracy"] - other.results[seed]["accuracy"] for seed in common]
         return PairedDifference.from_pairs(pairs, num_comparisons) if pairs else None
 
     def compute_mean_last_value(self, curve_name: str) -> float | None:
-        """The mean over seeds of a curve's last epoch."""
-        found = [curve[-1] for curve in self.get_curves(curve_name)]
-        return mean(found) if found else None
+        """Compute the mean over seeds of a curve's last epoch; None if no seed has the curve."""
+        last_values = [curve[-1] for curve in self.get_curves(curve_name)]
+        return mean(last_values) if last_values else None
 
     def compute_mean_curve(self, curve_name: str) -> list[float]:
-        """The mean over seeds, per epoch."""
+        """Compute the mean over seeds, per epoch."""
         return [mean(values) for values in zip(*self.get_curves(curve_name), strict=True)]
 
     def get_curves(self, curve_name: str) -> list[list[float]]:
-        """One curve per seed that has it."""
-        return [found["curves"][curve_name] for found in self.results.values() if curve_name in found["curves"]]
+        """Return one curve per seed that has it."""
+        curves = [result["curves"] for result in self.results.values()]
+        return [curves_of_seed[curve_name] for curves_of_seed in curves if curve_name in curves_of_seed]
 
 
 @dataclass(frozen=True)
@@ -81,15 +88,16 @@ class PairedDifference:
 
     @classmethod
     def from_pairs(cls, differences: list[float], num_comparisons: int) -> "PairedDifference":
-        """`together`: number of comparisons, for the Bonferroni correction."""
+        """Compute mean and interval, with Bonferroni correction for `num_comparisons`."""
         return cls(mean(differences), compute_ci_half_width(differences, num_comparisons), tuple(differences))
 
     def format_with_interval(self, scale: float = 1.0) -> str:
-        """The mean with its interval; the differences themselves with one or two seeds."""
+        """Format the mean with its interval; with one or two seeds, the differences themselves."""
         return format_difference(self.differences, self.ci_half_width, scale)
 
     @property
     def has_no_spread(self) -> bool:
+        """Whether the difference is equal in all seeds."""
         return self.ci_half_width is not None and self.ci_half_width < ROUNDING_TOLERANCE
 
     @property
@@ -107,25 +115,31 @@ class PairedDifference:
         )
 
 
+class FailedTrial(NamedTuple):
+    combination: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class StudyResults:
+    """All results of a study, and its conclusion."""
+
     design: Design
     combinations: list[CombinationResults]  # in the order of the grid; for a search, best first
-    failed_trials: list[tuple[str, str]]  # combination and reason
+    failed_trials: list[FailedTrial]
     num_pruned: int  # trials of a search that were stopped early
     num_unfinished: int
 
     @cached_property
     def best_combination(self) -> CombinationResults:
         """The combination with the highest mean, among those with the most seeds."""
-        most = max(len(cell.results) for cell in self.combinations)
-        return max(
-            (cell for cell in self.combinations if len(cell.results) == most), key=lambda cell: cell.mean_accuracy
-        )
+        num_seeds = max(len(cell.results) for cell in self.combinations)
+        complete = [cell for cell in self.combinations if len(cell.results) == num_seeds]
+        return max(complete, key=lambda cell: cell.mean_accuracy)
 
     def compare_with_best(self, combination: CombinationResults) -> PairedDifference | None:
-        """The difference to the best; None for the best itself and without common seeds. The best is chosen afterwards,
-        so intervals are corrected for all pairs of cells (Bonferroni)."""
+        """Compute the difference to the best; None for the best itself and without common seeds. The best is chosen
+        afterwards, so intervals are corrected for all pairs of combinations (Bonferroni)."""
         if combination is self.best_combination:
             return None
         return combination.compute_difference(self.best_combination, math.comb(len(self.combinations), 2))
@@ -134,8 +148,8 @@ class StudyResults:
     def not_worse_combinations(self) -> list[CombinationResults]:
         """The combinations that are not significantly worse than the best."""
         others = [cell for cell in self.combinations if cell is not self.best_combination]
-        found = [(cell, self.compare_with_best(cell)) for cell in others]
-        return [cell for cell, other in found if other is None or other.verdict != "worse"]
+        compared = [(cell, self.compare_with_best(cell)) for cell in others]
+        return [cell for cell, difference in compared if difference is None or difference.verdict != "worse"]
 
     @property
     def conclusion(self) -> str:
@@ -143,26 +157,29 @@ class StudyResults:
         if not self.combinations:
             return "No run has finished."
         if self.num_unfinished:
-            return f"Not finished. Best so far: {self.best_combination.name} with {self.best_combination.formatted_accuracy}."
-        seeds = len(self.best_combination.results)
-        said = f"Best: {self.best_combination.name} with {self.best_combination.formatted_accuracy} ({'one seed' if seeds == 1 else f'{seeds} seeds'})."
+            best = f"{self.best_combination.name} with {self.best_combination.formatted_accuracy}"
+            return f"Not finished. Best so far: {best}."
+        num_seeds = len(self.best_combination.results)
+        seeds = "one seed" if num_seeds == 1 else f"{num_seeds} seeds"
+        best = f"Best: {self.best_combination.name} with {self.best_combination.formatted_accuracy} ({seeds})."
         if len(self.combinations) == 1:
-            return f"{said} No other combination has finished."
-        if seeds < 2:
-            more = " Use --seeds 5." if len(self.design.seeds) == 1 else ""
-            return f"{said} One seed is not enough to test significance.{more}"
+            return f"{best} No other combination has finished."
+        if num_seeds < 2:
+            name = " --name NAME" if self.design.num_search_trials else ""  # a search cannot change its seeds
+            hint = f" Run again with --seeds 5{name}." if len(self.design.seeds) == 1 else ""
+            return f"{best} One seed is not enough to test significance.{hint}"
         one = len(self.combinations) == 2
         if len(self.not_worse_combinations) == len(self.combinations) - 1:
             others = "The other combination does not differ" if one else "No other combination differs"
-            return f"{said} {others} significantly."
+            return f"{best} {others} significantly."
         if not self.not_worse_combinations:
-            return f"{said} {'The' if one else 'Every'} other combination is significantly worse."
-        return f"{said} Not significantly different: {'; '.join(cell.name for cell in self.not_worse_combinations)}."
+            return f"{best} {'The' if one else 'Every'} other combination is significantly worse."
+        return f"{best} Not significantly different: {'; '.join(cell.name for cell in self.not_worse_combinations)}."
 
     @property
-    def accuracy_label(self) -> str:
-        """The name of the accuracy column."""
-        return "linear probe" if self.design.objectives.isdisjoint({"classify"}) else "accuracy"
+    def uses_linear_probe(self) -> bool:
+        """Whether all runs are trained without labels, so that a linear probe measures their accuracy."""
+        return self.design.objectives.isdisjoint({"classify"})
 
     @property
     def max_epochs(self) -> int:
@@ -180,19 +197,19 @@ class StudyResults:
         runs = [run for cell in self.combinations for run in cell.results.values()]
         if not runs:
             return ""
-        most = max(run["together"] for run in runs)
-        told = f"Times ({', '.join(self.machine_names)}) exclude the start-up time of the first epoch."
+        max_batched = max(run["together"] for run in runs)
+        note = f"Times ({', '.join(self.machine_names)}) exclude the start-up time of the first epoch."
         if len({run["compiled"] for run in runs}) > 1:
-            which = [cell.name for cell in self.combinations if any(run["compiled"] for run in cell.results.values())]
-            told += f" These runs were compiled, which shortens their epochs: {'; '.join(which)}."
-        if crowded := sum(run.get("beside", 0) > 0 for run in runs):
-            told += f" {crowded} of {len(runs)} runs shared their machine with other runs, which makes them slower."
-        if most > 1:
-            told += f" Up to {most} runs were trained in one batch; the time is divided by their number."
-        return told
+            names = [cell.name for cell in self.combinations if any(run["compiled"] for run in cell.results.values())]
+            note += f" These runs were compiled, which shortens their epochs: {'; '.join(names)}."
+        if num_shared := sum(run.get("beside", 0) > 0 for run in runs):
+            note += f" {num_shared} of {len(runs)} runs shared their machine with other runs, which makes them slower."
+        if max_batched > 1:
+            note += f" Up to {max_batched} runs were trained in one batch; the time is divided by their number."
+        return note
 
-    def compute_pareto_front(self, cost_name: str) -> list[CombinationResults]:
-        """The Pareto front: cells for which no other cell has both higher accuracy and lower cost."""
+    def compute_pareto_front(self, cost_name: ResultName) -> list[CombinationResults]:
+        """Return the combinations for which no other has both higher accuracy and lower cost."""
         return [
             cell
             for cell in self.combinations
@@ -206,25 +223,28 @@ class StudyResults:
         ]
 
 
-def collect_results(design: Design, optuna_trials: list[Any]) -> StudyResults:
+def collect_results(design: Design, optuna_trials: "list[FrozenTrial]") -> StudyResults:
     """Collect the results of the storage's trials."""
-    found: dict[tuple[tuple[str, str], ...], dict[int, dict[str, Any]]] = {}
-    failed, waiting, left_off = [], 0, 0
+    results_by_settings: dict[tuple[tuple[str, str], ...], dict[int, RunResult]] = {}
+    failed, num_unfinished, num_pruned = [], 0, 0
     for trial in optuna_trials:
-        told, state = trial.user_attrs, trial.state.name
+        attributes, state = cast(TrialAttributes, trial.user_attrs), trial.state.name
         if state == "COMPLETE":
-            results = {int(seed): result for seed, result in told["results"].items()}
-            settings = tuple((key, told["cell"][key]) for key in design.varied_settings)
-            found.setdefault(settings, {}).update(results)
+            results = {int(seed): result for seed, result in attributes["results"].items()}
+            settings = tuple((key, attributes["cell"][key]) for key in design.varied_settings)
+            results_by_settings.setdefault(settings, {}).update(results)
         elif state == "FAIL":
-            which = format_combination(told.get("cell", {}), f"seed {told['seeds'][0]}")
-            failed.append((which, told.get("failed", "unknown")))
-        waiting += state in ("WAITING", "RUNNING")
-        left_off += state == "PRUNED"
-    cells = [CombinationResults(dict(settings), dict(sorted(results.items()))) for settings, results in found.items()]
+            combination = format_combination(attributes.get("cell", {}), f"seed {attributes['seeds'][0]}")
+            failed.append(FailedTrial(combination, attributes.get("failed", "unknown")))
+        num_unfinished += state in ("WAITING", "RUNNING")
+        num_pruned += state == "PRUNED"
+    cells = [
+        CombinationResults(dict(settings), dict(sorted(results.items())))
+        for settings, results in results_by_settings.items()
+    ]
     if design.num_search_trials:
         cells.sort(key=lambda cell: -cell.mean_accuracy)
     else:
-        order = {tuple(cell.items()): place for place, cell in enumerate(design.combinations)}
+        order = {tuple(settings.items()): index for index, settings in enumerate(design.combinations)}
         cells.sort(key=lambda cell: order.get(tuple(cell.settings.items()), len(order)))
-    return StudyResults(design, cells, failed, left_off, waiting)
+    return StudyResults(design, cells, failed, num_pruned, num_unfinished)

@@ -4,14 +4,17 @@ import re
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vitascope.errors import UserError, shorten_error_message
+
+if TYPE_CHECKING:
+    import optuna
 
 MAX_ATTEMPTS = 3  # to open a storage
 
 
-def open_study(storage_url: str, study_name: str, num_attempts: int = MAX_ATTEMPTS) -> Any:
+def open_study(storage_url: str, study_name: str, num_attempts: int = MAX_ATTEMPTS) -> "optuna.Study":
     """Open the study or create it. Retry, because two workers may try to create the tables at the same time."""
     try:
         return _create_or_load_study(storage_url, study_name)
@@ -20,16 +23,15 @@ def open_study(storage_url: str, study_name: str, num_attempts: int = MAX_ATTEMP
         raise UserError(
             f"The storage {hide_password(storage_url)} needs a driver that is not installed. {hint}"
         ) from error
-    except Exception as error:  # a driver's own, a database's own
+    except Exception as error:  # of the driver or of the database
         if num_attempts == 1:
-            raise UserError(
-                f"The storage {hide_password(storage_url)} cannot be reached: {shorten_error_message(_find_root_error(error))}"
-            ) from error
+            reason = shorten_error_message(_find_root_error(error))
+            raise UserError(f"The storage {hide_password(storage_url)} cannot be reached: {reason}") from error
     time.sleep(0.5)
     return open_study(storage_url, study_name, num_attempts - 1)
 
 
-def _create_or_load_study(storage_url: str, study_name: str) -> Any:
+def _create_or_load_study(storage_url: str, study_name: str) -> "optuna.Study":
     import optuna
 
     return optuna.create_study(
@@ -42,19 +44,20 @@ def _create_or_load_study(storage_url: str, study_name: str) -> Any:
     )
 
 
-def lock_storage(storage_url: str) -> AbstractContextManager[Any]:
-    """A lock on an SQLite file for a read followed by a write; the system releases it if its process dies. A database
-    server locks rows by itself."""
+def lock_storage(storage_url: str) -> AbstractContextManager[object]:
+    """Return a lock for a read followed by a write. An SQLite file has a file lock, which the system releases if its
+    process dies. A database server locks rows by itself."""
     from filelock import FileLock
     from sqlalchemy import make_url
 
-    place = make_url(storage_url)
-    if place.get_backend_name() != "sqlite" or place.database in (None, "", ":memory:"):
+    url = make_url(storage_url)
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return nullcontext()
-    return FileLock(f"{place.database}.lock")
+    return FileLock(f"{url.database}.lock")
 
 
 def get_default_storage_url(study_folder: Path) -> str:
+    """Return the URL of an SQLite file in the study's folder."""
     if any(sign in str(study_folder) for sign in "?#%"):
         raise UserError(
             f"{study_folder}: a folder name with ?, # or % cannot hold a database. Choose another folder with --out."
@@ -63,12 +66,12 @@ def get_default_storage_url(study_folder: Path) -> str:
 
 
 def hide_password(storage_url: str) -> str:
-    """The URL without the password."""
+    """Return the URL without the password."""
     return re.sub(r":[^:/@]*@", ":…@", storage_url)
 
 
 def _find_root_error(error: BaseException) -> BaseException:
-    """The original error of the database, which libraries wrap."""
-    while before := error.__cause__ or error.__context__:
-        error = before
+    """Return the original error of the database, which libraries wrap."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
     return error

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -18,12 +18,14 @@ from vitascope.model.anatomy import count_flops, count_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import get_run_machine_name
-from vitascope.run.metrics import list_seconds_without_setup
+from vitascope.run.metrics import MetricsRow, list_seconds_without_setup
 from vitascope.study.design import Design, format_combination
 from vitascope.study.queue import StudyTrial, TrialQueue
+from vitascope.study.trial_data import RunResult, Settings
 from vitascope.training.engines.batchable import check_batchable
 from vitascope.training.engines.batched_runs import max_batched_runs, train_batched_runs
-from vitascope.training.train import make_console, resume_run, train_recipe
+from vitascope.training.prepare import make_console
+from vitascope.training.train import resume_run, train_recipe
 
 CURVE_NAMES = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
 
@@ -37,20 +39,28 @@ class TrialOutcome:
     """The outcome of a trial, to be printed."""
 
     trial_number: int
-    settings: dict[str, str]
+    settings: Settings
     seeds: list[int]
     accuracy: float | None
     failure_reason: str | None
     num_waiting: int
-    score: str  # the name of the accuracy
+    score_name: str
     note: str = ""  # a further line for the user
+
+
+class TrialScore(NamedTuple):
+    """The accuracy of a finished trial, or the reason why it failed."""
+
+    accuracy: float | None
+    failure_reason: str | None
 
 
 def run_trials(
     queue: TrialQueue, study_folder: Path, deadline: float | None = None, max_runs_per_batch: int | None = None
 ) -> Iterator[TrialOutcome]:
-    """Run trials until none is waiting or the time is up; a running trial is finished. `together`: the most runs to
-    train in one batch; None: chosen for the device."""
+    """Run trials until none is waiting or `deadline` (of `time.monotonic`) has passed; a running trial is finished.
+
+    `max_runs_per_batch`: None chooses it for the device."""
     note = ""
     while deadline is None or time.monotonic() < deadline:
         trial = queue.take_trial()
@@ -60,41 +70,41 @@ def run_trials(
         if not others:
             yield replace(_run_single_trial(queue, trial, study_folder), note=note)
             note = ""
-        elif why := (yield from _run_batched_trials(queue, [trial, *others], study_folder)):
-            note, max_runs_per_batch = (
-                f"Training several runs in one batch failed ({why}). The remaining runs are trained one at a time.",
-                1,
+        elif reason := (yield from _run_batched_trials(queue, [trial, *others], study_folder)):
+            note = (
+                f"Training several runs in one batch failed ({reason}). The remaining runs are trained one at a time."
             )
+            max_runs_per_batch = 1
             gc.collect()  # free memory for the single runs
             torch.cuda.empty_cache()
 
 
 def _run_single_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) -> TrialOutcome:
-    accuracy, failed = None, None
+    accuracy, failure_reason = None, None
     try:
         with queue.heartbeat(trial):
             accuracy = _train_and_score_trial(queue, trial, study_folder)
         queue.finish_trial(trial, accuracy)
     except TrialPrunedError:
-        failed = "stopped early: worse than the other combinations at this epoch"
+        failure_reason = "stopped early: worse than the other combinations at this epoch"
         queue.prune_trial(trial)
     except KeyboardInterrupt:
         queue.requeue_trial(trial)
         raise
     except Exception as error:  # any training error: the other trials continue
-        failed = _format_error(error)
-        queue.fail_trial(trial, failed)
-    return _told(queue, trial, accuracy, failed)
+        failure_reason = _format_error(error)
+        queue.fail_trial(trial, failure_reason)
+    return _make_outcome(queue, trial, TrialScore(accuracy, failure_reason))
 
 
 def _take_batchable_trials(queue: TrialQueue, trial: StudyTrial, max_runs_per_batch: int | None) -> list[StudyTrial]:
-    """Waiting trials that can be trained in one batch with this one."""
+    """Take waiting trials that can be trained in one batch with this one."""
     if queue.design.num_search_trials or "begun" in trial.attributes or max_runs_per_batch == 1:
         return []
-    own = queue.design.build_recipe(trial.settings, trial.seeds[0])
-    most = max_batched_runs(own) if max_runs_per_batch is None else max_runs_per_batch
+    recipe = queue.design.build_recipe(trial.settings, trial.seeds[0])
+    max_runs = max_batched_runs(recipe) if max_runs_per_batch is None else max_runs_per_batch
     return queue.take_matching_trials(
-        most - 1, lambda cell, seed: _can_batch(own, queue.design.build_recipe(cell, seed))
+        max_runs - 1, lambda settings, seed: _can_batch(recipe, queue.design.build_recipe(settings, seed))
     )
 
 
@@ -108,71 +118,73 @@ def _can_batch(recipe: Recipe, other_recipe: Recipe) -> bool:
 
 def _run_batched_trials(
     queue: TrialQueue, trials: list[StudyTrial], study_folder: Path
-) -> Generator[TrialOutcome, None, str]:
+) -> Generator[TrialOutcome, None, str | None]:
     """Train several trials in one batch. If that fails, for example for lack of memory, put them back into the queue
-    and return the reason."""
+    and return the reason, else None."""
     recipes = [queue.design.build_recipe(trial.settings, trial.seeds[0]) for trial in trials]
-    why, found, beside = "", [], 0
+    failure_reason, results, num_other_workers = None, [], 0
     try:
         with ExitStack() as stack:
             for trial in trials:
                 stack.enter_context(queue.heartbeat(trial))
             try:
                 runs = train_batched_runs(recipes, study_folder / "runs")
-            except Exception as error:  # as above
-                why = _format_error(error)
+            except Exception as error:  # any training error: the trials are run one at a time
+                failure_reason = _format_error(error)
             else:
-                found, beside = [_evaluate_run(run, queue.design) for run in runs], queue.count_other_workers()
+                results = [_evaluate_run(run, queue.design) for run in runs]
+                num_other_workers = queue.count_other_workers()
     except KeyboardInterrupt:
         for trial in trials:
             queue.requeue_trial(trial)
         raise
-    if why:
+    if failure_reason is not None:
         for trial in trials:
             queue.requeue_trial(trial)
-        return why
+        return failure_reason
     # Store all results before printing the first one, so that an interruption loses none.
-    ends = [_store_batched_result(queue, trial, came, beside) for trial, came in zip(trials, found, strict=True)]
-    for trial, (accuracy, failed) in zip(trials, ends, strict=True):
-        yield _told(queue, trial, accuracy, failed)
-    return ""
+    scores = [
+        _store_batched_result(queue, trial, result, num_other_workers)
+        for trial, result in zip(trials, results, strict=True)
+    ]
+    for trial, score in zip(trials, scores, strict=True):
+        yield _make_outcome(queue, trial, score)
+    return None
 
 
-def _told(queue: TrialQueue, trial: StudyTrial, accuracy: float | None, failed: str | None) -> TrialOutcome:
+def _make_outcome(queue: TrialQueue, trial: StudyTrial, score: TrialScore) -> TrialOutcome:
     return TrialOutcome(
         trial.optuna_trial.number,
         trial.settings,
         trial.seeds,
-        accuracy,
-        failed,
-        queue.num_waiting,
-        score=queue.design.score,
+        *score,
+        num_waiting=queue.num_waiting,
+        score_name=queue.design.score_name,
     )
 
 
 def _store_batched_result(
-    queue: TrialQueue, trial: StudyTrial, result_or_error: dict[str, Any] | str, num_other_workers: int
-) -> tuple[float | None, str | None]:
-    """Store the result of one trial of a batch; return its accuracy or the error."""
+    queue: TrialQueue, trial: StudyTrial, result_or_error: RunResult | Exception, num_other_workers: int
+) -> TrialScore:
+    """Store the result or the error of one trial of a batch."""
     try:
-        if isinstance(result_or_error, dict):
+        if not isinstance(result_or_error, Exception):
             trial.set_attribute("results", {str(trial.seeds[0]): result_or_error | {"beside": num_other_workers}})
             queue.finish_trial(trial, result_or_error["accuracy"])
-            return result_or_error["accuracy"], None
+            return TrialScore(result_or_error["accuracy"], None)
     except Exception as error:  # the storage is unreachable, or another worker has the trial
-        result_or_error = _format_error(error)
-    queue.fail_trial(trial, result_or_error)
-    return None, result_or_error
+        result_or_error = error
+    failure_reason = _format_error(result_or_error)
+    queue.fail_trial(trial, failure_reason)
+    return TrialScore(None, failure_reason)
 
 
-def _evaluate_run(run_or_error: Run | UserError, design: Design) -> dict[str, Any] | str:
-    """The result of a run, or the error message."""
+def _evaluate_run(run_or_error: Run | UserError, design: Design) -> RunResult | Exception:
+    """Return the result of a trained run, or the error."""
     try:
-        return (
-            collect_run_result(run_or_error, design) if isinstance(run_or_error, Run) else _format_error(run_or_error)
-        )
-    except Exception as error:  # as above
-        return _format_error(error)
+        return collect_run_result(run_or_error, design) if isinstance(run_or_error, Run) else run_or_error
+    except Exception as error:  # any evaluation error: the other trials continue
+        return error
 
 
 def _format_error(error: Exception) -> str:
@@ -180,35 +192,32 @@ def _format_error(error: Exception) -> str:
 
 
 def _train_and_score_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) -> float:
-    """The mean accuracy over the trial's seeds; seeds with a known result are not repeated."""
-    done: dict[str, dict[str, Any]] = trial.attributes.get("results", {})
+    """Return the mean accuracy over the trial's seeds. Seeds with a known result are not repeated."""
+    results: dict[str, RunResult] = trial.attributes.get("results", {})
     if queue.design.num_search_trials:
-        wanted = set(map(str, trial.seeds))
-        done = {
-            seed: found for seed, found in queue.find_known_results(trial.settings).items() if seed in wanted
-        } | done
-        trial.set_attribute("results", done)
+        seeds = set(map(str, trial.seeds))
+        known = queue.find_known_results(trial.settings)
+        results = {seed: result for seed, result in known.items() if seed in seeds} | results
+        trial.set_attribute("results", results)
     for seed in trial.seeds:
-        if str(seed) not in done:
+        if str(seed) not in results:
             run = _train_or_resume_run(queue, trial, seed, study_folder)
-            done = done | {str(seed): collect_run_result(run, queue.design) | {"beside": queue.count_other_workers()}}
-            trial.set_attribute("results", done)
-    return sum(found["accuracy"] for found in done.values()) / len(done)
+            result = collect_run_result(run, queue.design)
+            result["beside"] = queue.count_other_workers()
+            results = results | {str(seed): result}
+            trial.set_attribute("results", results)
+    return sum(result["accuracy"] for result in results.values()) / len(results)
 
 
 def _train_or_resume_run(queue: TrialQueue, trial: StudyTrial, seed: int, study_folder: Path) -> Run:
     """Train the run, or resume the run that this trial started."""
-    begun = trial.attributes.get("begun")
-    watchers = [
-        TrialCallback(
-            trial, seed, study_folder, can_prune=bool(queue.design.num_search_trials) and seed == trial.seeds[0]
-        )
-    ]
-    if begun and begun[0] == seed and (study_folder / begun[1] / "recipe.yaml").is_file():
-        return resume_run(Run(study_folder / begun[1]), make_console(quiet=True), watchers)
-    return train_recipe(
-        queue.design.build_recipe(trial.settings, seed), study_folder / "runs", make_console(quiet=True), watchers
-    )
+    can_prune = bool(queue.design.num_search_trials) and seed == trial.seeds[0]
+    callbacks = [TrialCallback(trial, seed, study_folder, can_prune=can_prune)]
+    unfinished_seed, run_path = trial.attributes.get("begun", (None, ""))
+    if unfinished_seed == seed and (study_folder / run_path / "recipe.yaml").is_file():
+        return resume_run(Run(study_folder / run_path), make_console(quiet=True), callbacks)
+    recipe = queue.design.build_recipe(trial.settings, seed)
+    return train_recipe(recipe, study_folder / "runs", make_console(quiet=True), callbacks)
 
 
 class TrialCallback:
@@ -221,7 +230,7 @@ class TrialCallback:
     def begin_run(self, run: Run) -> None:
         self.trial.set_attribute("begun", [self.seed, str(run.path.relative_to(self.study_folder))])
 
-    def log_epoch(self, metrics: dict[str, Any]) -> None:
+    def log_epoch(self, metrics: MetricsRow) -> None:
         if self.can_prune and "val_accuracy" in metrics:
             self.trial.optuna_trial.report(metrics["val_accuracy"], metrics["epoch"])
             if self.trial.optuna_trial.should_prune():
@@ -231,23 +240,23 @@ class TrialCallback:
         """Required of a tracker; nothing to close."""
 
 
-def collect_run_result(run: Run, design: Design) -> dict[str, Any]:
-    """The results of a run that the report needs, small enough for a storage."""
-    rows, recipe, facts = run.metrics, run.recipe, run.machine
+def collect_run_result(run: Run, design: Design) -> RunResult:
+    """Return the results of a run that the report needs, small enough for a storage."""
+    rows, recipe, machine_info = run.metrics, run.recipe, run.machine
     if design.eval_split == "test":
         accuracy = load(run, device=recipe.train.device).evaluate(robust=False).accuracy
     else:
         accuracy = rows[-1]["val_accuracy"]
     curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVE_NAMES}
-    curves["seconds"] = [round(since, 4) for since in accumulate(list_seconds_without_setup(rows))]
-    curves["waited"] = [round(since, 4) for since in accumulate(row["seconds"] for row in rows)]  # with setting up
+    curves["seconds"] = [round(seconds, 4) for seconds in accumulate(list_seconds_without_setup(rows))]
+    curves["waited"] = [round(seconds, 4) for seconds in accumulate(row["seconds"] for row in rows)]  # with set-up
     return {
         "run": "/".join(run.path.parts[-2:]),  # below the study's runs
         "accuracy": accuracy,
         "seconds": curves["seconds"][-1],
         "together": rows[-1].get("together", 1),
-        "machine": get_run_machine_name(facts),
-        "compiled": facts["hardware"]["compiled"],
+        "machine": get_run_machine_name(machine_info),
+        "compiled": machine_info["hardware"]["compiled"],
         "parameters": count_parameters(recipe.model),
         "flops": count_flops(recipe.model),
         "images_seen": rows[-1]["images_seen"],
@@ -259,9 +268,9 @@ def print_outcome(outcome: TrialOutcome, console: Console) -> None:
     seeds = f"seed {outcome.seeds[0]}" if len(outcome.seeds) == 1 else f"{len(outcome.seeds)} seeds"
     if outcome.note:
         console.print(outcome.note, highlight=False, soft_wrap=True)
-    what = outcome.failure_reason if outcome.accuracy is None else f"{outcome.score} {outcome.accuracy:.2%}"
+    result = outcome.failure_reason if outcome.accuracy is None else f"{outcome.score_name} {outcome.accuracy:.2%}"
     console.print(
-        f"{format_combination(outcome.settings, seeds)}: {what}  ({outcome.num_waiting} to do)",
+        f"{format_combination(outcome.settings, seeds)}: {result}  ({outcome.num_waiting} to do)",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,8 +1,8 @@
 """Choose device, precision and compilation, and keep freed memory. Each `auto` is decided once and stored in the run.
 
-glibc takes every block above a threshold straight from the system and gives it back when it is freed. A model's
-activations are such blocks, so each step pays for touching millions of new pages; a forward pass of 256×8 on a thousand
-images took 1.6 times as long (docs/experiments.md). Other systems' allocators keep freed memory by themselves.
+glibc requests every block above a threshold from the operating system and returns it when it is freed. A model's
+activations are such blocks, so each step touches millions of new pages: a forward pass of 256×8 on a thousand images
+took 1.6 times as long (docs/experiments.md). Other systems' allocators keep freed memory.
 """
 
 import ctypes
@@ -25,17 +25,16 @@ from vitascope.recipe.schema import Recipe
 from vitascope.run.format_probe import measure_bf16_speedup
 
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
-EAGER_FLOPS_PER_SECOND = (
-    1.4e14  # FLOP/s of an uncompiled, recorded step on an H200; only to guess whether compiling pays
-)
-BATCHED_FLOPS_PER_SECOND = 7e13  # and of five models of 256 × 6 at once; of smaller ones less
-# Seconds such a step takes at least; MAE's has many kernels, each with little to do.
+# FLOP/s of an uncompiled CUDA graph step on an H200, to estimate whether compilation saves time.
+EAGER_FLOPS_PER_SECOND = 1.4e14
+BATCHED_FLOPS_PER_SECOND = 7e13  # for five batched models of 256 × 6; lower for smaller models
+# Shortest duration of such a step; MAE's has many small kernels.
 MIN_EAGER_STEP_SECONDS = {"classify": 0.003, "dino": 0.003, "mae": 0.012}
-MIN_SECONDS_TO_COMPILE = 60.0  # seconds of that: a guess; compiling takes some 30 and then saves up to half
+MIN_SECONDS_TO_COMPILE = 60.0  # estimated training time; compilation takes about 30 s and saves up to half of it
 MIN_BF16_SPEEDUP = 1.3
-RECOMPILE_LIMIT = 1024  # of different shapes that one process compiles
+RECOMPILE_LIMIT = 1024  # shapes that one process compiles
 DEFAULT_NUM_THREADS = torch.get_num_threads()  # before any run changes it
-MIN_FLOPS_FOR_THREADS = 1.0e10  # FLOPs of a step: below, threads wait for each other longer than they work
+MIN_FLOPS_FOR_THREADS = 1.0e10  # of a step; below, several threads are slower than one
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,10 @@ class Hardware:
         return getattr(torch, self.precision)
 
     def compile(self, module_or_function: CallableT) -> CallableT:
-        """For the sizes it meets (left open, many models cannot be traced at once); unchanged where nothing is."""
+        """Return the compiled module or function, for fixed shapes; unchanged if compilation is off."""
         if not self.compiled:
             return module_or_function
-        # By itself PyTorch compiles a function for eight models and runs the ninth as it is, with a warning.
+        # The default limit is eight shapes: further shapes run uncompiled, with a warning.
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
         torch._dynamo.config.fail_on_recompile_limit_hit = True
@@ -68,7 +67,9 @@ class Hardware:
 
 
 def choose_hardware(recipe: Recipe, model: nn.Module, num_images: int, num_batched_runs: int = 1) -> Hardware:
-    """`images`: all images of the run, to estimate whether compilation saves time; `models`: number of batched runs."""
+    """Choose device, precision, compilation and threads, and set the number of threads.
+
+    `num_images`: images of all epochs, to estimate whether compilation saves time."""
     device = choose_device(recipe.train.device)
     flops = count_train_flops_per_image(recipe)
     threads = recipe.train.threads or DEFAULT_NUM_THREADS
@@ -80,33 +81,35 @@ def choose_hardware(recipe: Recipe, model: nn.Module, num_images: int, num_batch
         precision = choose_precision(device, model)
     compiled = recipe.train.compile == "always"
     if recipe.train.compile == "auto" and device == "cuda":
-        batch, least = recipe.train.batch_size, MIN_EAGER_STEP_SECONDS[recipe.train.objective]
+        batch, min_seconds = recipe.train.batch_size, MIN_EAGER_STEP_SECONDS[recipe.train.objective]
         rate = EAGER_FLOPS_PER_SECOND if num_batched_runs == 1 else BATCHED_FLOPS_PER_SECOND
-        compiled = num_images / batch * max(least, flops * batch * num_batched_runs / rate) > MIN_SECONDS_TO_COMPILE
-    # Loss scaling asks the host at every step; blocks computed again ask for the generator's state.
-    again = recipe.model.grad_checkpointing and recipe.model.uses_dropout
-    can_capture = device == "cuda" and precision != "float16" and not again
+        compiled = (
+            num_images / batch * max(min_seconds, flops * batch * num_batched_runs / rate) > MIN_SECONDS_TO_COMPILE
+        )
+    # Loss scaling needs the host at every step; gradient checkpointing with dropout reads the generator's state.
+    recomputes_dropout = recipe.model.grad_checkpointing and recipe.model.uses_dropout
+    can_capture = device == "cuda" and precision != "float16" and not recomputes_dropout
     if recipe.train.cuda_graph == "always" and not can_capture:
-        without = "no float16" if not again else "no model.grad_checkpointing with dropout"
+        excluded = "no float16" if not recomputes_dropout else "no model.grad_checkpointing with dropout"
         raise UserError(
-            f"train.cuda_graph=always needs a CUDA device and {without}; this run uses {device} and {precision}."
+            f"train.cuda_graph=always needs a CUDA device and {excluded}; this run uses {device} and {precision}."
         )
     captured = can_capture and recipe.train.cuda_graph != "never"
     return Hardware(device, precision, compiled, captured, threads)
 
 
 def count_train_flops_per_image(recipe: Recipe) -> float:
-    """FLOPs per training image: the forward pass, and twice as much for the backward pass."""
+    """Return the FLOPs per training image: the forward pass, and twice as much for the backward pass."""
     return 3 * count_flops(_make_training_model_config(recipe)) * count_forward_passes_per_image(recipe)
 
 
 def _make_training_model_config(recipe: Recipe) -> ModelConfig:
-    """The model config in training: tokens are merged or dropped only at inference."""
+    """Return the model config in training: tokens are merged or dropped only at inference."""
     return replace(recipe.model, **dict.fromkeys(TOKEN_REDUCTION_SETTINGS, 0))
 
 
 def count_forward_passes_per_image(recipe: Recipe) -> float:
-    """Forward passes of a full image per training image, without DINO's head."""
+    """Return the number of forward passes of a full image per training image, without DINO's head."""
     model = _make_training_model_config(recipe)
     if recipe.train.objective == "dino":  # two large crops, also by the teacher, forward only; and the small ones
         height, width = model.image_shape
@@ -117,38 +120,39 @@ def count_forward_passes_per_image(recipe: Recipe) -> float:
         return 1 - mae.mask_ratio + count_flops(decoder) / count_flops(model)
     train = recipe.train
     if train.num_patch_share_epochs:
-        less = count_flops(model, train.count_kept_patches(model.num_patches))
-        return 1 - train.num_patch_share_epochs / train.epochs * (1 - less / count_flops(model))
+        kept_flops = count_flops(model, train.count_kept_patches(model.num_patches))
+        return 1 - train.num_patch_share_epochs / train.epochs * (1 - kept_flops / count_flops(model))
     return 1.0
 
 
 def make_inference_hardware(model: nn.Module) -> Hardware:
-    """For evaluation and prediction: the model's device, float32, not compiled."""
+    """Return the hardware for evaluation and prediction: the model's device, float32, not compiled."""
     device = next(model.parameters()).device.type
     return Hardware(device, "float32", compiled=False, captured=False, threads=DEFAULT_NUM_THREADS)
 
 
 def disable_tf32_for_float32(hardware: Hardware) -> AbstractContextManager[None]:
-    """Context that disables TF32 if the precision is float32."""
+    """Return a context that disables TF32 if the precision is float32."""
     return disable_tf32() if hardware.precision == "float32" else nullcontext()
 
 
 def choose_device(requested: str) -> str:
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    """Return the requested device; for `auto` the first available of cuda, mps, cpu."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if requested == "auto":
-        return next(name for name, here in present.items() if here)
-    if not present.get(requested):
-        here = ", ".join(name for name, there in present.items() if there)
-        raise UserError(f"The device {requested} is not available. Choose one of auto, {here}.")
+        return next(name for name, is_available in available.items() if is_available)
+    if not available.get(requested):
+        names = ", ".join(name for name, is_available in available.items() if is_available)
+        raise UserError(f"The device {requested} is not available. Choose one of auto, {names}.")
     return requested
 
 
 def choose_precision(device: str, model: nn.Module) -> str:
-    """bf16 on CUDA 8.0 and newer, fp16 on older; on a CPU float32 unless a short measurement clearly favours bf16."""
+    """Return bfloat16 on CUDA 8.0 and newer, float16 on older; on a CPU float32 unless bfloat16 is clearly faster."""
     if device == "cuda":
         return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
     if device != "cpu" or sum(weight.numel() for weight in model.parameters()) < 1_000_000:
-        return "float32"  # small models spend their time elsewhere
+        return "float32"  # small models are not limited by matrix products
     return "bfloat16" if measure_bf16_speedup() > MIN_BF16_SPEEDUP else "float32"
 
 
@@ -158,7 +162,7 @@ LARGEST_THRESHOLD = 2**31 - 1
 
 @cache
 def keep_freed_memory() -> bool:
-    """For the whole process, once; True where it could be asked for."""
+    """Keep freed memory in the process instead of returning it to the system. Return whether that was possible."""
     if sys.platform != "linux":
         return False
     try:

@@ -1,13 +1,14 @@
 """Initial weights of a run: pretrained weights, an earlier stage's weights, whitened patch projection.
 
-In photographs neighbouring pixels are alike: a few slow patterns make up almost all of what a patch varies in, and a
-random projection passes on little else. Whitening first makes every direction vary as much (Coates & Ng 2012; Jordan
-2024, arXiv 2404.00498, for convolutions). Both maps are linear, so the projection simply starts as their
-product; afterwards it learns as always.
+Neighbouring pixels of photographs are correlated: a few smooth patterns explain almost all variance of a patch, and a
+random projection passes on little else. Whitening gives every direction the same variance (Coates & Ng 2012; Jordan
+2024, arXiv 2404.00498, for convolutions). Both maps are linear, so the projection is initialised as their product and
+then trained as usual.
 """
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,45 +20,45 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import is_run, open_run
 from vitascope.shapes import Patches
-from vitascope.weights.adaptation import ADAPTABLE_SETTINGS, SETTINGS_WITHOUT_WEIGHTS, AdaptedModel, adapt
+from vitascope.weights.adaptation import SETTINGS_WITHOUT_WEIGHTS, AdaptedModel, adapt
+from vitascope.weights.adaptation_report import ADAPTABLE_SETTINGS, AdaptationReport, TensorChange
 from vitascope.weights.files import WEIGHTS_SUFFIXES
 from vitascope.weights.pretrained import ONLINE_PREFIXES, open_weights
-from vitascope.weights.resampling import AdaptationReport, TensorChange
 
 
 def load_pretrained_weights(recipe: Recipe, class_names: list[str] | None = None) -> AdaptedModel:
-    """Load and adapt the weights. `classes`: class names of the data, None if it has none."""
-    found = open_weights(resolve_weights_path(recipe.weights or ""), img_size=recipe.model.img_size)
+    """Load the pretrained weights and adapt them to the recipe. `class_names`: of the data; None if it has none."""
+    pretrained = open_weights(resolve_weights_path(recipe.weights or ""), img_size=recipe.model.img_size)
     # These settings come from the recipe, all others from the weights.
     settings = {name: getattr(recipe.model, name) for name in (*ADAPTABLE_SETTINGS, *SETTINGS_WITHOUT_WEIGHTS)}
-    # A linear probe was trained with labels that this run may have to do without.
-    keep = not found.info.probe
-    made = adapt(found, classes=class_names, keep_classifier=keep, seed=recipe.train.seed, **settings)
-    made = replace(made, info=replace(made.info, probe=False))
-    if class_names is not None or "head.weight" in made.report.new:
-        return made
+    # A linear probe was fitted with labels that this run may not use.
+    keep = not pretrained.info.probe
+    adapted = adapt(pretrained, classes=class_names, keep_classifier=keep, seed=recipe.train.seed, **settings)
+    adapted = replace(adapted, info=replace(adapted.info, probe=False))
+    if class_names is not None or "head.weight" in adapted.report.new:
+        return adapted
     note = "the classifier was kept, because the data has no class names to compare"
-    return replace(made, report=replace(made.report, notes=[*made.report.notes, note]))
+    return replace(adapted, report=replace(adapted.report, notes=[*adapted.report.notes, note]))
 
 
 def make_leakage_warning(recipe: Recipe) -> str | None:
-    """A warning if the weights come from a run on the same data with other validation images."""
+    """Return a warning if the weights come from a run on the same data with other validation images."""
     path = Path(recipe.weights or "")
     if recipe.data.validation == 0 or not is_run(path):
         return None
     earlier = open_run(path).recipe
     same = earlier.data.name == recipe.data.name
-    ours, theirs = ((one.train.seed, one.data.validation) for one in (recipe, earlier))
-    if not same or ours == theirs:
+    split, earlier_split = ((each.train.seed, each.data.validation) for each in (recipe, earlier))
+    if not same or split == earlier_split:
         return None
     return (
         "  note: the weights were trained on some of the validation images, so validation accuracy will be too high. "
-        f"For the same validation images, set train.seed={theirs[0]} data.validation={theirs[1]}."
+        f"For the same validation images, set train.seed={earlier_split[0]} data.validation={earlier_split[1]}."
     )
 
 
 def resolve_weights_path(model_ref: str) -> str:
-    """Make the path absolute. The folder of a recipe stands for its newest run."""
+    """Make the path absolute. The folder of a recipe is replaced by its newest run."""
     path = Path(model_ref).expanduser()
     if model_ref.startswith(ONLINE_PREFIXES) or not path.exists():
         return model_ref
@@ -67,7 +68,7 @@ def resolve_weights_path(model_ref: str) -> str:
 
 
 def format_adaptation_report(report: AdaptationReport) -> str:
-    """The report as a few lines for the terminal."""
+    """Format the report as a few lines for the terminal."""
     lines = [f"Weights: {report.weights} (format: {report.library}), {report.kept} tensors unchanged"]
     if (report.image_before, report.patch_before) != (report.image_after, report.patch_after):
         image, patch = (
@@ -75,31 +76,34 @@ def format_adaptation_report(report: AdaptationReport) -> str:
             for rows, columns in (report.image_before, report.patch_before)
         )
         lines.append(
-            f"  image size {_arrow(report.image_before, report.image_after)}, patch size "
-            f"{_arrow(report.patch_before, report.patch_after)} pixels, as in the recipe. "
+            f"  image size {_format_size_change(report.image_before, report.image_after)}, patch size "
+            f"{_format_size_change(report.patch_before, report.patch_after)} pixels, as in the recipe. "
             f"The weights' own sizes: model.img_size={image} model.patch_size={patch}"
         )
     lines += [f"  {_describe_change(change, report)}, relative error {change.lost:.0%}" for change in report.resampled]
     if report.dropped:
-        lines.append(f"  removed: {', '.join(report.dropped)}")
+        lines.append(f"  dropped: {', '.join(report.dropped)}")
     if report.new:
-        lines.append(f"  newly initialised: {', '.join(report.new)}")
-    lines += [f"  assumed: {words}" for words in report.assumed] + [f"  note: {words}" for words in report.notes]
+        lines.append(f"  new: {', '.join(report.new)}")
+    lines += [f"  assumed: {text}" for text in report.assumed] + [f"  note: {text}" for text in report.notes]
     return "\n".join(lines)
 
 
 def _describe_change(change: TensorChange, report: AdaptationReport) -> str:
+    """Say how a tensor was resampled, with sizes before and after."""
     if change.name == "pos_embed":
-        how = f"resampled for the grid of patches {_arrow(report.grid_before, report.grid_after)}, {change.how}"
+        sizes = _format_size_change(report.grid_before, report.grid_after)
+        text = f"resampled for the grid of patches {sizes}, {change.how}"
     elif change.before[2:] != change.after[2:]:
-        how = f"resampled for patches of {_arrow(report.patch_before, report.patch_after)} pixels, {change.how}"
+        sizes = _format_size_change(report.patch_before, report.patch_after)
+        text = f"resampled for patches of {sizes} pixels, {change.how}"
     else:
-        how = change.how
-    return f"{change.name}: {how}"
+        text = change.how
+    return f"{change.name}: {text}"
 
 
-def _arrow(before: list[int], after: list[int]) -> str:
-    """14×14 → 8×8."""
+def _format_size_change(before: list[int], after: list[int]) -> str:
+    """Return for example '14×14 → 8×8'."""
     return " → ".join("×".join(map(str, sides)) for sides in (before, after))
 
 
@@ -107,15 +111,17 @@ STAGE_PREFIX = "recipe:"
 
 
 def make_first_stage_recipe(recipe: Recipe) -> Recipe:
-    """The recipe of the first stage. It uses all training images that are not held out, without data.fraction."""
+    """Return the recipe of the first stage (weights=recipe:NAME).
+
+    It uses all training images that are not held out, without data.fraction."""
     first = read_recipe((recipe.weights or "").removeprefix(STAGE_PREFIX))
     if first.weights and first.weights.startswith(STAGE_PREFIX):
         raise UserError(
             f"weights={recipe.weights}: that recipe has an earlier stage itself. At most two stages are supported."
         )
-    own, later = first.data, recipe.data
+    later = recipe.data
     data = replace(
-        own,
+        first.data,
         name=later.name,
         root=later.root,
         download=later.download,
@@ -126,26 +132,33 @@ def make_first_stage_recipe(recipe: Recipe) -> Recipe:
     return replace(first, data=data, train=train)
 
 
-MAX_IMAGES = 1000  # enough to know how patches vary: 64,000 of 4 × 4 pixels, for 48 × 48 numbers
-MAX_VALUES = 2**25  # of large images fewer are enough: more pixels than these are not held at once
-VARIANCE_OFFSET = (
-    0.01  # added to every variance (of normalised pixels: about 1 on average), so that noise is not blown up
-)
+MAX_IMAGES = 1000  # for the covariance of patches: 64,000 patches of 4 × 4 pixels for a 48 × 48 matrix
+MAX_VALUES = 2**25  # pixel values of these images at most; of large images fewer are used
+VARIANCE_OFFSET = 0.01  # added to every variance (about 1 on average), so that noise is not amplified
 
 
-def compute_whitening(patches: Patches) -> tuple[Tensor, Tensor]:
-    """The mean patch, and the symmetric matrix after which patches vary by 1 in all directions."""
+class Whitening(NamedTuple):
+    """Whitened patch = matrix · (patch − mean)."""
+
+    mean: Tensor
+    matrix: Tensor
+
+
+def compute_whitening(patches: Patches) -> Whitening:
+    """Compute the mean patch and the symmetric matrix that gives all directions of the patches variance 1 (ZCA)."""
     rows = patches.flatten(0, 1).double()
     mean = rows.mean(0)
     variances, directions = torch.linalg.eigh(torch.cov(rows.T))
-    return mean, directions * (variances.clamp(min=0) + VARIANCE_OFFSET).rsqrt() @ directions.T
+    return Whitening(mean, directions * (variances.clamp(min=0) + VARIANCE_OFFSET).rsqrt() @ directions.T)
 
 
 @torch.no_grad()
 def whiten_patch_embedding(patch_embed: PatchEmbed, data: TrainingData) -> None:
-    """The projection of patches -> the projection of whitened patches."""
-    one = data.preprocessing(data.train.images[:1]).numel()
-    images = data.preprocessing(data.train.select_evenly(max(1, min(MAX_IMAGES, MAX_VALUES // one))).images)
+    """Change the patch projection in place, so that it is applied to whitened patches."""
+    values_per_image = data.preprocessing(data.train.images[:1]).numel()
+    images = data.preprocessing(
+        data.train.select_evenly(max(1, min(MAX_IMAGES, MAX_VALUES // values_per_image))).images
+    )
     mean, matrix = compute_whitening(patchify(images, patch_embed.patch_size))
     weight = patch_embed.proj.weight
     product = weight.flatten(1).double() @ matrix

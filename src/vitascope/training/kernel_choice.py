@@ -1,6 +1,6 @@
 """Choose the fastest kernels for a model on a GPU: from tables for known shapes, or by a short measurement.
 
-`kernel_choices.json` beside this file is that table. `python -m benchmarks.kernel_table` measures it on a GPU.
+`kernel_choices.json` in this folder is the shipped table. `python -m benchmarks.kernel_table` measures it on a GPU.
 """
 
 import re
@@ -33,7 +33,7 @@ KEY_PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class KernelKey:
-    """What a measurement depends on. Its text form is the key in JSON files."""
+    """The conditions of a measurement. Its text form is the key in JSON files."""
 
     gpu: str
     torch_version: str
@@ -49,7 +49,7 @@ class KernelKey:
 
     @classmethod
     def parse(cls, text: str) -> "KernelKey | None":
-        """The key of a text form; None where the text is none."""
+        """Parse the text form of a key; None if it is not one."""
         match = KEY_PATTERN.fullmatch(text)
         if match is None:
             return None
@@ -59,21 +59,21 @@ class KernelKey:
 
 
 def look_up_fastest_kernel(key: KernelKey) -> str | None:
-    """The fastest kernel's name; None where nobody has measured this GPU and shape, or only other kernels."""
-    own, shipped = read_local_kernel_table(), read_kernel_table(SHIPPED_TABLE_PATH)
-    found = (own.get(str(key)), shipped.get(str(key)), _look_up_other_torch_version(key, shipped))
-    return next((name for name in found if name in key.kernels), None)
+    """Return the fastest kernel; None if this GPU, shape and list of kernels were not measured."""
+    local, shipped = read_local_kernel_table(), read_kernel_table(SHIPPED_TABLE_PATH)
+    candidates = (local.get(str(key)), shipped.get(str(key)), _look_up_other_torch_version(key, shipped))
+    return next((name for name in candidates if name in key.kernels), None)
 
 
 def _look_up_other_torch_version(key: KernelKey, kernel_table: KernelTable) -> str | None:
-    """From the newest torch version with which this GPU and shape were measured."""
-    parsed = {known: name for text, name in kernel_table.items() if (known := KernelKey.parse(text))}
-    same = {
-        TorchVersion(known.torch_version): name
-        for known, name in parsed.items()
-        if _is_same_except_torch_version(known, key)
+    """Return the fastest kernel with the newest torch version with which this GPU and shape were measured."""
+    parsed = {parsed_key: name for text, name in kernel_table.items() if (parsed_key := KernelKey.parse(text))}
+    name_by_version = {
+        TorchVersion(other_key.torch_version): name
+        for other_key, name in parsed.items()
+        if _is_same_except_torch_version(other_key, key)
     }
-    return same[max(same)] if same else None
+    return name_by_version[max(name_by_version)] if name_by_version else None
 
 
 def _is_same_except_torch_version(key: KernelKey, other_key: KernelKey) -> bool:
@@ -81,17 +81,17 @@ def _is_same_except_torch_version(key: KernelKey, other_key: KernelKey) -> bool:
 
 
 def read_kernel_table(path: Path) -> KernelTable:
-    """Empty where the file is missing or torn."""
+    """Read a table of fastest kernels; empty if the file is missing or damaged."""
     return {key: name for key, name in read_json(path).items() if isinstance(name, str)}
 
 
 def read_local_kernel_table() -> KernelTable:
-    """This machine's own measurements."""
+    """Read the measurements of this machine."""
     return read_kernel_table(get_local_table_path())
 
 
 def store_fastest_kernel(key: KernelKey, kernel_name: str) -> None:
-    """Remember a measurement for the next run; where the file cannot be written, it is made again."""
+    """Store a measurement for later runs. If the file cannot be written, later runs measure again."""
     try:
         make_folder(get_local_table_path().parent)
         write_json(get_local_table_path(), read_local_kernel_table() | {str(key): kernel_name})
@@ -109,7 +109,7 @@ KernelByLayer = dict[str, str]  # attention, mlp and norm -> the kernel's name
 
 @dataclass(frozen=True)
 class KernelWorkload:
-    """What the kernels are chosen for."""
+    """The batch size, dtype and mode that kernels are chosen for."""
 
     batch_size: int
     dtype: torch.dtype
@@ -119,7 +119,7 @@ class KernelWorkload:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A layer whose kernel is chosen, and what it is called with."""
+    """A layer whose kernel is chosen, and its inputs."""
 
     module: Any  # has KERNELS
     tokens: Tensor
@@ -127,14 +127,14 @@ class LayerCall:
 
 
 def choose_kernels(model: VisionTransformer, workload: KernelWorkload) -> KernelByLayer:
-    """On a CPU PyTorch's own. Norms in a compiled model too: a compiler fuses them with what surrounds them."""
+    """Return the fastest kernel of each layer; empty on a CPU. Norms of a compiled model are left to the compiler."""
     return {
-        name: _look_up_or_measure_kernel(part, workload) for name, part in list_kernel_layers(model, workload).items()
+        name: _look_up_or_measure_kernel(layer, workload) for name, layer in list_kernel_layers(model, workload).items()
     }
 
 
 def list_kernel_layers(model: VisionTransformer, workload: KernelWorkload) -> dict[str, LayerCall]:
-    """The layers of a block whose kernels can be chosen, by name; none on a CPU."""
+    """Return the layers of a block whose kernels can be chosen, by name; none on a CPU."""
     block, config = model.blocks[0], model.config
     weight = next(model.parameters())
     if not weight.is_cuda or not isinstance(block, Block):
@@ -142,15 +142,16 @@ def list_kernel_layers(model: VisionTransformer, workload: KernelWorkload) -> di
     tokens = torch.randn(
         workload.batch_size, config.num_tokens, config.embed_dim, device=weight.device, dtype=workload.dtype
     )
-    parts = {"attention": LayerCall(block.attn, tokens, (None, model.rotation))}
+    layers = {"attention": LayerCall(block.attn, tokens, (None, model.rotation))}
     if block.mlp.activation is relu_squared:
-        parts["mlp"] = LayerCall(block.mlp, tokens)
+        layers["mlp"] = LayerCall(block.mlp, tokens)
     if not workload.compiled and config.norm != "none":
-        parts["norm"] = LayerCall(block.norm1, tokens)
-    return parts
+        layers["norm"] = LayerCall(block.norm1, tokens)
+    return layers
 
 
 def set_kernels(model: nn.Module, kernel_by_layer: KernelByLayer) -> None:
+    """Set the kernels of all blocks; layers that are not listed use `default`."""
     for module in model.modules():
         if isinstance(module, Block):
             module.attn.kernel = kernel_by_layer.get("attention", "default")
@@ -161,17 +162,17 @@ def set_kernels(model: nn.Module, kernel_by_layer: KernelByLayer) -> None:
 
 
 def _look_up_or_measure_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
-    """As measured earlier, here or where the shipped table was made; else measured now and remembered."""
+    """Return the fastest kernel from the tables; otherwise measure it and store the result."""
     key = make_kernel_key(layer_call, workload)
-    known = look_up_fastest_kernel(key)
-    if known is None:
-        known = measure_fastest_kernel(layer_call, workload)
-        store_fastest_kernel(key, known)
-    return known
+    name = look_up_fastest_kernel(key)
+    if name is None:
+        name = measure_fastest_kernel(layer_call, workload)
+        store_fastest_kernel(key, name)
+    return name
 
 
 def measure_fastest_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
-    """The name of the kernel that takes the least time. The random state stays as it was, also where dropout draws."""
+    """Return the kernel with the shortest time. The random state is not changed, even with dropout."""
     devices = [layer_call.tokens.device] if layer_call.tokens.is_cuda else []
     with torch.random.fork_rng(devices):
         times = {name: _measure_kernel_milliseconds(layer_call, name, workload) for name in layer_call.module.KERNELS}
@@ -191,46 +192,46 @@ def make_kernel_key(layer_call: LayerCall, workload: KernelWorkload) -> KernelKe
 
 
 def _describe_layer(layer_call: LayerCall) -> str:
-    """The module's class, and of attention the settings that change its kernels."""
+    """Return the module's class, and for attention the settings that change its kernels."""
     module, text = layer_call.module, type(layer_call.module).__name__
     if hasattr(module, "num_heads"):
         settings = {"local": module.scale is not None, "causal": module.causal, "dropout": module.attn_drop.p > 0}
         text += f" of {module.num_heads} heads, {module.q_norm}"
         text += "".join(f", {name}" for name, is_set in settings.items() if is_set)
-    return text + (", turned" if any(isinstance(other, Tensor) for other in layer_call.extra_args) else "")
+    return text + (", turned" if any(isinstance(arg, Tensor) for arg in layer_call.extra_args) else "")
 
 
 def _measure_kernel_milliseconds(layer_call: LayerCall, kernel_name: str, workload: KernelWorkload) -> float:
-    """Infinite where the kernel does not work here."""
-    tokens, tried = layer_call.tokens, deepcopy(layer_call.module).train(workload.training)
-    tried.kernel = kernel_name
+    """Return the time of a call, with the backward pass in training; infinite if the kernel does not work here."""
+    tokens, module = layer_call.tokens, deepcopy(layer_call.module).train(workload.training)
+    module.kernel = kernel_name
     inputs = tokens.detach().clone().requires_grad_(workload.training)
-    weights = [weight for weight in tried.parameters() if weight.requires_grad]
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
 
     autocast = torch.autocast(tokens.device.type, workload.dtype, enabled=workload.dtype != torch.float32)
 
-    def work() -> None:
+    def call_layer() -> None:
         with torch.set_grad_enabled(workload.training), autocast:
-            answer = tried(inputs, *layer_call.extra_args)
+            output = module(inputs, *layer_call.extra_args)
         if workload.training:
-            torch.autograd.grad(answer, [inputs, *weights], torch.ones_like(answer))
+            torch.autograd.grad(output, [inputs, *weights], torch.ones_like(output))
 
     try:
-        return measure_cuda_graph_milliseconds(work)
-    except Exception:  # whatever a compiler or a driver says: there are other kernels
+        return measure_cuda_graph_milliseconds(call_layer)
+    except Exception:  # any error of a compiler or driver: another kernel is used
         return inf
 
 
 def measure_cuda_graph_milliseconds(function: Callable[[], object]) -> float:
-    """The least of a few rounds, as one CUDA graph: what it costs the device, without the starting."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
+    """Return the shortest time per call over several replays of a CUDA graph, without launch overhead."""
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         for _ in range(WARM_UP_CALLS):
             function()
-    beside.synchronize()
+    side_stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=beside):
+    with torch.cuda.graph(graph, stream=side_stream):
         for _ in range(CALLS_PER_GRAPH):
             function()
     times = []

@@ -1,8 +1,8 @@
-"""Epochs -> batches for the steps: images on the device where they fit, each epoch's draws made while another runs."""
+"""Load batches onto the training device; draw the next epoch's augmentation while the current epoch runs."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -16,9 +16,25 @@ from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_v
 from vitascope.training.session import Session
 from vitascope.training.step import MetricSums, train_step
 
+RunStep = Callable[[int], None]  # runs the step with this index within the epoch
+
+
+class EpochPlan(NamedTuple):
+    """The random choices of an epoch: the image indices of each step (step × image), and the augmentation's draws."""
+
+    image_order: Tensor
+    draws: RandomDraws
+
+
+class StoredBatch(NamedTuple):
+    """Images and labels of a batch, on the training device, before augmentation."""
+
+    images: Tensor  # uint8
+    labels: Tensor
+
 
 class EpochLoader:
-    """The training images, on the device where they fit, and each epoch's draws, made while the one before runs."""
+    """Store the training images on the device if they fit, and draw each epoch's plan in advance."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.device = session, session.hardware.device
@@ -29,62 +45,63 @@ class EpochLoader:
         if config.balance == "sampling":
             weights = compute_class_weights(train.labels, len(session.data.classes))[train.labels].double()
             self.sampling_probabilities = (weights / weights.sum()).numpy()
-        self.cuda_graph_steps: dict[int, CudaGraphStep] = {}  # by stage
+        self.cuda_graph_steps: dict[int, CudaGraphStep] = {}  # by phase
         self.thread_pool = ThreadPoolExecutor(1)
-        self.prefetched_plans: dict[int, Future[tuple[Tensor, RandomDraws]]] = {}
+        self.prefetched_plans: dict[int, Future[EpochPlan]] = {}
 
-    def fetch_epoch_plan(self, epoch: int) -> tuple[Tensor, RandomDraws]:
+    def fetch_epoch_plan(self, epoch: int) -> EpochPlan:
+        """Return the plan of an epoch on the device, and start to draw the plan of the next epoch."""
         order, draws = (
             self.prefetched_plans.pop(epoch, None) or self.thread_pool.submit(self._make_epoch_plan, epoch)
         ).result()
         if epoch + 1 < self.session.recipe.train.epochs:
             self.prefetched_plans[epoch + 1] = self.thread_pool.submit(self._make_epoch_plan, epoch + 1)
         draws = {name: draw.to(self.device, non_blocking=True) for name, draw in draws.items()}
-        return order.to(self.storage_device, non_blocking=True), draws
+        return EpochPlan(order.to(self.storage_device, non_blocking=True), draws)
 
-    def start_epoch(self, epoch: int, metric_sums: MetricSums) -> Callable[[int], None]:
-        """An epoch's draws in place; what comes back runs its steps, recorded or one by one."""
-        order, draws = self.fetch_epoch_plan(epoch)
+    def start_epoch(self, epoch: int, metric_sums: MetricSums) -> RunStep:
+        """Load the plan of an epoch. Return a function that runs its steps, from a CUDA graph or one by one."""
+        plan = self.fetch_epoch_plan(epoch)
         self.session.objective.phase = self.session.objective.get_phase(epoch)
         if not self.session.hardware.captured or self.storage_device != self.device:
             metric_sums.reset()
-            return lambda step: self._run_eager_step(order[step], select_step_draws(draws, step), metric_sums)
+            return lambda step: self._run_eager_step(
+                plan.image_order[step], select_step_draws(plan.draws, step), metric_sums
+            )
         if not self.cuda_graph_steps:
-            self._capture_cuda_graphs(epoch, order, draws, metric_sums)
-        captured = self.cuda_graph_steps[self.session.objective.phase]
-        captured.load_epoch(order, draws)
-        return lambda step: captured()
+            self._capture_cuda_graphs(epoch, plan, metric_sums)
+        graph_step = self.cuda_graph_steps[self.session.objective.phase]
+        graph_step.load_epoch(*plan)
+        return lambda step: graph_step()
 
-    def _capture_cuda_graphs(
-        self, epoch: int, image_order: Tensor, draws: RandomDraws, metric_sums: MetricSums
-    ) -> None:
-        """The steps of all stages to come, this one's last, so that later epochs only run."""
+    def _capture_cuda_graphs(self, epoch: int, plan: EpochPlan, metric_sums: MetricSums) -> None:
+        """Capture the steps of all remaining phases, the current phase last."""
         objective = self.session.objective
-        coming = range(epoch, self.session.recipe.train.epochs)
-        for stage in sorted({objective.get_phase(later) for later in coming}, reverse=True):
-            objective.phase = stage
-            self.cuda_graph_steps[stage] = CudaGraphStep(self.session, self.images, self.labels, metric_sums)
-            self.cuda_graph_steps[stage].load_epoch(image_order, draws)
+        remaining_epochs = range(epoch, self.session.recipe.train.epochs)
+        for phase in sorted({objective.get_phase(later) for later in remaining_epochs}, reverse=True):
+            objective.phase = phase
+            self.cuda_graph_steps[phase] = CudaGraphStep(self.session, self.images, self.labels, metric_sums)
+            self.cuda_graph_steps[phase].load_epoch(*plan)
 
     def _run_eager_step(self, image_indices: Tensor, draws: RandomDraws, metric_sums: MetricSums) -> None:
         session = self.session
-        values: ScheduleValues = {**compute_schedule_values(session.step, session.total_steps, session.recipe)}
-        set_learning_rates(session.optimizers, values["rate"])
-        train_step(session, *self.load_batch(image_indices), draws, metric_sums, session.step, values)
+        schedule: ScheduleValues = {**compute_schedule_values(session.step, session.total_steps, session.recipe)}
+        set_learning_rates(session.optimizers, schedule["lr_factor"])
+        train_step(session, *self.load_batch(image_indices), draws, metric_sums, session.step, schedule)
 
-    def load_batch(self, image_indices: Tensor) -> tuple[Tensor, Tensor]:
+    def load_batch(self, image_indices: Tensor) -> StoredBatch:
         images, labels = self.images[image_indices], self.labels[image_indices]
-        return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+        return StoredBatch(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
 
     def reset_step_counters(self) -> None:
-        """Recorded steps back to the first of the epoch and of the run: for measuring the same steps again."""
-        for captured in self.cuda_graph_steps.values():
-            captured.reset_step_counters()
+        """Set the CUDA graphs back to the first step of the epoch and of the run, to measure the same steps again."""
+        for graph_step in self.cuda_graph_steps.values():
+            graph_step.reset_step_counters()
 
     def close(self) -> None:
         self.thread_pool.shutdown(wait=True, cancel_futures=True)
 
-    def _make_epoch_plan(self, epoch: int) -> tuple[Tensor, RandomDraws]:
+    def _make_epoch_plan(self, epoch: int) -> EpochPlan:
         return make_epoch_plan(self.session, epoch, self.sampling_probabilities)
 
     def _can_store_on_device(self, images: Tensor) -> bool:
@@ -94,15 +111,15 @@ class EpochLoader:
         return images.numel() < free // 2
 
 
-def make_epoch_plan(
-    session: Session, epoch: int, sampling_probabilities: NDArray[Any] | None = None
-) -> tuple[Tensor, RandomDraws]:
-    """Which images each step sees, by chance where `chances` are given, and every other draw of the epoch."""
+def make_epoch_plan(session: Session, epoch: int, sampling_probabilities: NDArray[Any] | None = None) -> EpochPlan:
+    """Draw the image order and all other random numbers of an epoch.
+
+    `sampling_probabilities`: of each image, to draw images with replacement (data.balance=sampling)."""
     steps, batch = session.steps_per_epoch, session.batch_size
     seed = session.recipe.train.seed
     order = draw_epoch_order(len(session.data.train), steps, batch, seed, epoch, sampling_probabilities)
     draws, policy = session.objective.make_random_draws(steps, batch, epoch), session.recipe.data.augment
     if "flip" in draws and policy.flip_mode == "alternating":
-        turn = epoch * session.recipe.data.passes_per_epoch
-        draws["flip"] = draw_alternating_flips(order, len(session.data.train), policy.flip or 0.0, seed, turn)
-    return order, draws
+        first_pass = epoch * session.recipe.data.passes_per_epoch
+        draws["flip"] = draw_alternating_flips(order, len(session.data.train), policy.flip or 0.0, seed, first_pass)
+    return EpochPlan(order, draws)

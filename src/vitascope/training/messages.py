@@ -1,4 +1,4 @@
-"""Sentences about a run for the terminal: converted images, training values, and the result."""
+"""Sentences about a run for the terminal and for its figures: images, batches, training values, and the result."""
 
 from pathlib import Path
 
@@ -8,6 +8,8 @@ from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import format_value
 from vitascope.run.directory import Run
+
+MAX_LEFT_OUT_FRACTION = 0.05  # of the images of an epoch: more are reported
 
 
 def describe_file_conversion(file: Path, model: ModelConfig) -> str | None:
@@ -25,9 +27,38 @@ def describe_file_conversion(file: Path, model: ModelConfig) -> str | None:
 
 
 def describe_shape(shape: tuple[int, ...]) -> str:
+    """Return for example '28×28 with 1 channel'. `shape`: channels, rows, columns."""
     if len(shape) != 3:
         raise UserError(f"Images have the unexpected shape {shape}.")
     return f"{shape[1]}×{shape[2]} with {format_count(shape[0], 'channel')}"
+
+
+def describe_incomplete_batch(recipe: Recipe, num_images: int) -> str | None:
+    """Say how many training images each epoch leaves out; None if few, or if images are drawn with replacement."""
+    images = num_images * recipe.data.passes_per_epoch
+    batch_size = min(recipe.train.batch_size, num_images)
+    if recipe.data.balance == "sampling" or images % batch_size <= MAX_LEFT_OUT_FRACTION * images:
+        return None
+    return (
+        f"train.batch_size={batch_size}: {format_count(images // batch_size, 'step')} per epoch; "
+        f"{images % batch_size:,} of {images:,} images are left out of each epoch."
+    )
+
+
+def describe_teacher(recipe: Recipe) -> str | None:
+    """Name the teacher and the weight of the distillation loss; None without distillation."""
+    train = recipe.train
+    if not train.distill:
+        return None
+    return f"Teacher: {train.distill} ({train.distill_type} distillation, train.distill_alpha={train.distill_alpha:g})"
+
+
+def make_curves_title(recipe: Recipe) -> str:
+    """Return the caption's first words for curves.png: recipe, seed, and what the training loss includes."""
+    terms = ["the distillation term"] if recipe.train.distill else []
+    terms += ["class weights (data.balance=loss)"] if recipe.data.balance == "loss" else []
+    note = f". Training loss includes {' and '.join(terms)}" if terms else ""
+    return f"{recipe.name}, seed {recipe.train.seed}{note}"
 
 
 def describe_training_values(recipe: Recipe) -> str | None:
@@ -46,18 +77,18 @@ def describe_training_values(recipe: Recipe) -> str | None:
 
 
 def summarize(run: Run, has_test: bool, *, suggest_evaluation: bool = True) -> str:
-    """The result of a run, its curves, and the command that evaluates it."""
+    """Return the result of a run, the path of its curves, and the command that evaluates it."""
     rows = run.metrics
     if not rows:
         return f"{run.path} has no metrics."
     last, seconds = rows[-1], sum(row["seconds"] for row in rows)
     text = f"{format_count(last['epoch'], 'epoch')} in {seconds:.1f} s, training loss {last['train_loss']:.3f}"
     if "val_accuracy" in last:
-        what = "validation accuracy" if "train_accuracy" in last else "linear probe on validation images"
-        text += f", {what} {last['val_accuracy']:.2%} (last epoch)"
+        metric = "validation accuracy" if "train_accuracy" in last else "linear probe on validation images"
+        text += f", {metric} {last['val_accuracy']:.2%} (last epoch)"
     text += f"\nCurves: {run.get_path('curves.png')}"
     if not suggest_evaluation:
         return text
-    how = "To measure the test accuracy, run:" if has_test else "There are no test images. For more metrics, run:"
+    purpose = "To measure the test accuracy, run:" if has_test else "There are no test images. For more metrics, run:"
     end = "" if has_test else " --split val" if "val_accuracy" in last else " --split train"
-    return f"{text}\n{how} vitascope evaluate {run.path}{end}"
+    return f"{text}\n{purpose} vitascope evaluate {run.path}{end}"

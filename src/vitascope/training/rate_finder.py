@@ -16,13 +16,14 @@ from vitascope.recipe.schema import Recipe
 from vitascope.training.loader import EpochLoader
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
+from vitascope.training.prepare import prepare_run
 from vitascope.training.session import Session, start_session
 from vitascope.training.step import MetricSums, train_step
-from vitascope.training.train import prepare_run
 
 MIN_LR, MAX_LR, NUM_STEPS, SMOOTHING = 1e-5, 1.0, 300, 0.9
 REQUIRED_LOSS_RATIO = 0.98  # the loss must fall below this fraction of its start for a suggestion
-DIVERGED_LOSS_RATIO = 1.1
+DIVERGED_LOSS_RATIO = 1.1  # of the lowest loss
+DIVERGED_TEXT = "more than 10 % above its minimum"
 RULE = "one third of the learning rate with the lowest loss."
 
 
@@ -39,19 +40,27 @@ class LearningRateCurve:
 
     @property
     def suggested_lr(self) -> float | None:
-        """A third of the rate with the lowest loss: nearly the fastest, with a safety margin. None if the loss hardly
-        fell, because its minimum is then random."""
+        """A third of the rate with the lowest loss: nearly the fastest, with a safety margin.
+
+        None if the loss hardly fell, because its minimum is then random."""
         fell = self.losses[self.lowest_loss_index] < REQUIRED_LOSS_RATIO * self.losses[0]
         return self.learning_rates[self.lowest_loss_index] / 3 if fell else None
 
     @property
     def divergence_lr(self) -> float | None:
-        """The first rate after the minimum at which the loss is 10 % above it; the last rate before it was NaN; else
-        None."""
+        """The first rate after the minimum at which the smoothed loss is more than 10 % above the minimum.
+
+        If the loss became NaN or jumped to four times its minimum first, the last rate before that. Otherwise None."""
         high = DIVERGED_LOSS_RATIO * self.losses[self.lowest_loss_index]
         pairs = list(zip(self.learning_rates, self.losses, strict=True))[self.lowest_loss_index :]
         last = self.learning_rates[-1] if len(self.learning_rates) < NUM_STEPS else None
         return next((rate for rate, loss in pairs if loss > high), last)
+
+    def describe_divergence(self) -> str:
+        """Say from which learning rate on the loss rises."""
+        if self.divergence_lr:
+            return f"From {self.divergence_lr:.2g} on, the loss is {DIVERGED_TEXT}."
+        return f"The loss never rose to {DIVERGED_TEXT}."
 
     def save_figure(self, path: Path) -> Path:
         figure, [panel] = create_figure(1, width=7.0, height=4.4)
@@ -65,7 +74,7 @@ class LearningRateCurve:
                 self.divergence_lr,
                 color=COLOURS[3],
                 linestyle=":",
-                label=f"loss diverges above {self.divergence_lr:.2g}",
+                label=f"loss {DIVERGED_TEXT}, from {self.divergence_lr:.2g}",
             )
         if self.suggested_lr or self.divergence_lr:
             panel.legend(frameon=False)
@@ -73,13 +82,13 @@ class LearningRateCurve:
         set_labels(
             panel, "Training loss at increasing learning rates", "learning rate (train.lr)", "training loss, smoothed"
         )
-        add_caption(figure, self._describe())
+        add_caption(figure, self._make_caption())
         return save_figure(figure, path)
 
-    def _describe(self) -> str:
+    def _make_caption(self) -> str:
         text = "One training step per learning rate, from small to large. On the left, the loss hardly falls."
         if self.divergence_lr:
-            text += " Right of the dotted line the loss diverges."
+            text += f" Right of the dotted line, the loss rises to {DIVERGED_TEXT}."
         if self.suggested_lr:
             text += f" Suggested: {RULE}"
         return text
@@ -92,17 +101,17 @@ def find_learning_rate(recipe: Recipe, console: Console) -> LearningRateCurve:
             "lr-find does not support DINO: its loss also falls when the model collapses. "
             "Compare a few rates with vitascope study."
         )
-    recipe, data, adapted = prepare_run(recipe, console)
+    recipe, data, adapted_model = prepare_run(recipe, console)
     recipe = replace(recipe, train=replace(recipe.train, cuda_graph="never"))  # the rate changes at every step
-    session = start_session(recipe, data, initial_weights=adapted.weights if adapted else None)
+    session = start_session(recipe, data, initial_weights=adapted_model.weights if adapted_model else None)
     rates, losses, average, best = [], [], 0.0, math.inf
-    for number, loss in enumerate(_train_with_rising_lr(session)):
+    for step, loss in enumerate(_train_with_rising_lr(session)):
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
-        smooth = average / (1 - SMOOTHING ** (number + 1))
+        smooth = average / (1 - SMOOTHING ** (step + 1))
         if not math.isfinite(loss) or smooth > 4 * best:
             break
         best = min(best, smooth)
-        rates.append(_compute_lr_at_step(number))
+        rates.append(_compute_lr_at_step(step))
         losses.append(smooth)
     if not rates:
         raise UserError("The first loss is NaN or infinite. Check the data and the model settings.")
@@ -115,21 +124,20 @@ def _compute_lr_at_step(step: int) -> float:
 
 def _train_with_rising_lr(session: Session) -> Iterator[float]:
     """Yield the loss of each step while the rate grows."""
-    loader, number = EpochLoader(session), 0
+    loader, step = EpochLoader(session), 0
     session.objective.phase = session.objective.get_phase(session.recipe.train.epochs - 1)  # whole images
     try:
         for epoch in count():
-            order, draws = loader.fetch_epoch_plan(epoch)
-            for step in range(session.steps_per_epoch):
-                if number == NUM_STEPS:
+            plan = loader.fetch_epoch_plan(epoch)
+            for step_in_epoch in range(session.steps_per_epoch):
+                if step == NUM_STEPS:
                     return
-                set_learning_rates(session.optimizers, _compute_lr_at_step(number) / session.recipe.train.lr)
-                tally = MetricSums.empty(session)
-                values: ScheduleValues = {**compute_schedule_values(number, NUM_STEPS, session.recipe)}
-                train_step(
-                    session, *loader.load_batch(order[step]), select_step_draws(draws, step), tally, number, values
-                )
-                yield tally.loss.item()
-                number += 1
+                set_learning_rates(session.optimizers, _compute_lr_at_step(step) / session.recipe.train.lr)
+                metric_sums = MetricSums.empty(session)
+                schedule: ScheduleValues = {**compute_schedule_values(step, NUM_STEPS, session.recipe)}
+                batch = loader.load_batch(plan.image_order[step_in_epoch])
+                train_step(session, *batch, select_step_draws(plan.draws, step_in_epoch), metric_sums, step, schedule)
+                yield metric_sums.loss.item()
+                step += 1
     finally:
         loader.close()

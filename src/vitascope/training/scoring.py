@@ -18,15 +18,13 @@ from vitascope.shapes import Images, Logits
 from vitascope.training.hardware import Hardware, disable_tf32_for_float32, keep_freed_memory
 
 MAX_BATCH_SIZE = 1000
-ACTIVATION_BYTES = {
-    "cpu": 2**25
-}  # bytes for a batch's activations: on a CPU what its caches hold; the answers stay the same
+ACTIVATION_BYTES = {"cpu": 2**25}  # for a batch's activations, by device: on a CPU the size of its caches
 DEFAULT_ACTIVATION_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class Score:
-    """Mean cross-entropy (without smoothing) and the share of right answers."""
+    """Mean cross-entropy (without label smoothing) and accuracy."""
 
     loss: float
     accuracy: float
@@ -42,7 +40,7 @@ def compute_logits(
     batch_size: int | None = None,
     num_views: int = 1,
 ) -> Logits:
-    """All logits in float32, on the CPU, averaged over the views (`training/views.py`)."""
+    """Return the logits in float32 on the CPU, averaged over the views (`VIEWS`)."""
     return compute_outputs(
         model, lambda prepared: average_logits(model, prepared, num_views), images, preprocess, hardware, batch_size
     )
@@ -57,7 +55,7 @@ def compute_outputs(
     hardware: Hardware,
     batch_size: int | None = None,
 ) -> Tensor:
-    """What the model, asked so, says to prepared images: without dropout, as float32, on the CPU."""
+    """Return the outputs of `forward` for all images, in eval mode, as float32 on the CPU."""
     if hardware.device == "cpu":
         keep_freed_memory()
     was_training = model.training
@@ -74,7 +72,7 @@ def compute_outputs(
 
 
 def choose_batch_size(model: nn.Module, device: str) -> int:
-    """A thousand images, fewer where a token's features, widened four times in the MLP, would fill the memory."""
+    """Return 1000, or fewer if the MLP activations (4 × embed_dim per token) would not fit into ACTIVATION_BYTES."""
     if not isinstance(model, VisionTransformer):
         return MAX_BATCH_SIZE
     memory = ACTIVATION_BYTES.get(device, DEFAULT_ACTIVATION_BYTES)
@@ -82,25 +80,29 @@ def choose_batch_size(model: nn.Module, device: str) -> int:
 
 
 def score_model(model: nn.Module, split: Split, preprocessing: Preprocessing, hardware: Hardware) -> Score:
+    """Return the loss and accuracy of a model on a split."""
     logits, labels = compute_logits(model, split.images, preprocessing, hardware), split.labels.cpu()
-    right = (logits.argmax(1) == labels).sum().item()
-    return Score(F.cross_entropy(logits, labels).item(), right / len(labels), len(labels))
+    num_correct = (logits.argmax(1) == labels).sum().item()
+    return Score(F.cross_entropy(logits, labels).item(), num_correct / len(labels), len(labels))
+
+
+Shift = tuple[int, int]  # rows, columns
 
 
 class View(NamedTuple):
     """One copy of the image. Pixel (r, c) of the copy is pixel (r, c) + shift of the image; then it is mirrored."""
 
-    shift: tuple[int, int]  # rows, columns: each −1, 0 or 1
+    shift: Shift  # rows, columns: each −1, 0 or 1
     mirrored: bool  # left to right
-    weight: int  # relative to the other views of the same number
+    weight: int  # relative to the other views
 
 
 NO_SHIFT = (0, 0)
 DIAGONAL_SHIFTS = ((-1, -1), (1, 1), (-1, 1), (1, -1))
 
 
-def _add_mirror_views(weight_by_shift: dict[tuple[int, int], int]) -> tuple[View, ...]:
-    """Each shift once as it is and once mirrored, with the same weight."""
+def _add_mirror_views(weight_by_shift: dict[Shift, int]) -> tuple[View, ...]:
+    """Return each shift once unmirrored and once mirrored, with the same weight."""
     return tuple(
         View(shift, mirrored, weight) for shift, weight in weight_by_shift.items() for mirrored in (False, True)
     )
@@ -125,8 +127,8 @@ def check_views(recipe: Recipe, num_views: int) -> None:
     """Raise an error for an unknown number of views, and for views that the run was not trained with."""
     if num_views not in VIEWS:
         raise UserError(
-            f"views={num_views} is not available. Choose 1 (the image), 2 (also its mirror image), 6 or 10 (also shifted "
-            "by one pixel)."
+            f"views={num_views} is not available. Choose 1 (the image), 2 (also its mirror image), 6 or 10 (also "
+            "shifted by one pixel)."
         )
     augment = recipe.data.augment
     if not augment.flip and any(view.mirrored for view in VIEWS[num_views]):
@@ -140,15 +142,15 @@ def check_views(recipe: Recipe, num_views: int) -> None:
 
 
 def average_logits(model: Callable[[Images], Tensor], images: Images, num_views: int) -> Logits:
-    """The weighted mean over all views of prepared images, in float32."""
-    chosen = VIEWS[num_views]
-    copies = zip(chosen, make_views(images, chosen), strict=True)
+    """Return the weighted mean of the logits over all views of preprocessed images, in float32."""
+    views = VIEWS[num_views]
+    copies = zip(views, make_views(images, views), strict=True)
     total = reduce(torch.add, (view.weight * model(copy).float() for view, copy in copies))
-    return total / sum(view.weight for view in chosen)
+    return total / sum(view.weight for view in views)
 
 
 def make_views(images: Images, views: tuple[View, ...]) -> Iterator[Images]:
-    """The copies of prepared images, one after the other. One mirrored pixel comes in at each edge."""
+    """Yield the copy of the preprocessed images for each view. Shifted copies are padded by reflection."""
     height, width = images.shape[2:]
     is_shifted = any(view.shift != NO_SHIFT for view in views)
     padded = F.pad(images, (1, 1, 1, 1), mode="reflect") if is_shifted else images

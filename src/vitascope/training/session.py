@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitascope.data.dataset import Labels, UInt8Images
+from vitascope.data.sampling import RandomDraws
 from vitascope.data.splits import TrainingData
 from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError
@@ -19,6 +21,7 @@ from vitascope.model.lora import merge_lora_state_dict
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import find_non_default_settings, hash_values
+from vitascope.run.checkpoint import Checkpoint
 from vitascope.training.hardware import Hardware, choose_hardware, keep_freed_memory
 from vitascope.training.initial_weights import whiten_patch_embedding
 from vitascope.training.kernel_choice import KernelWorkload, choose_kernels, set_kernels
@@ -32,7 +35,7 @@ from vitascope.training.optim.ema import AveragedModel
 
 @dataclass
 class Session:
-    """A training under way. `epoch` and `step` count what is done."""
+    """A training run in memory. `epoch` and `step` count completed epochs and steps."""
 
     recipe: Recipe
     data: TrainingData
@@ -42,7 +45,7 @@ class Session:
     optimizers: list[Optimizer]
     ema: AveragedModel[VisionTransformer] | None
     scaler: torch.amp.GradScaler
-    prepared_seconds: float = 0.0  # making the weights, and learning from the images before the first step
+    prepared_seconds: float = 0.0  # initialising the weights, with whitening
     setup_seconds: float = 0.0  # choosing precision and kernels, moving to the device
     epoch: int = 0
     step: int = 0
@@ -52,14 +55,14 @@ class Session:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Short names for the recipe and the training images: a checkpoint fits no others."""
+        """Hashes of recipe, training images and teacher. A checkpoint can be resumed only with the same."""
         recipe = hash_values(find_non_default_settings(self.recipe))
         data = compute_data_hash(self.data.train.images, self.data.train.labels)
         return {"recipe": recipe, "data": data, "teacher": self.objective.fingerprint}
 
     @cached_property
-    def prepare_batch(self) -> Callable[..., Batch]:
-        """The objective's: dozens to hundreds of small kernels a step, so compiled where the model is."""
+    def prepare_batch(self) -> Callable[[UInt8Images, Labels, RandomDraws], Batch]:
+        """The objective's augmentation, compiled if the model is: it consists of many small kernels."""
         return self.hardware.compile(self.objective.prepare_batch)
 
     @property
@@ -83,11 +86,12 @@ class Session:
         self.best_accuracy, self.best_epoch = accuracy, self.epoch
         self.best_weights = {name: tensor.clone() for name, tensor in merge_lora_state_dict(self.eval_model).items()}
 
-    def copy_state(self, old_copy: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A copy of everything that changes, on the device it is on; in the place of an old one, which is faster."""
+    def copy_state(self, old_copy: Checkpoint | None = None) -> Checkpoint:
+        """Copy everything that changes, on its device. An `old_copy` is overwritten, which is faster."""
         return copy_state(self._collect_state(), old_copy)
 
-    def _collect_state(self) -> dict[str, Any]:
+    def _collect_state(self) -> Checkpoint:
+        """Return the contents of resume.pt; tensors are not copied."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -105,21 +109,23 @@ class Session:
             "cuda_rng": torch.cuda.get_rng_state() if self.hardware.device == "cuda" else None,
         }
 
-    def restore_state(self, checkpoint: dict[str, Any]) -> None:
+    def restore_state(self, checkpoint: Checkpoint) -> None:
+        """Load a checkpoint; raise an error if device, recipe, data or teacher differ."""
         if checkpoint["hardware"]["device"] != self.hardware.device:
             raise UserError(
-                f"The run was trained on {checkpoint['hardware']['device']}, but this device is {self.hardware.device}, so "
-                "the result would differ. Resume it there, or start a new run from its recipe.yaml."
+                f"The run was trained on {checkpoint['hardware']['device']}, but this device is "
+                f"{self.hardware.device}, so the result would differ. Resume it there, or start a new run from "
+                "its recipe.yaml."
             )
         changed = {
             "recipe": "recipe.yaml has",
             "data": "the training images have",
             "teacher": "the teacher's weights have",
         }
-        for what, words in changed.items():
-            if checkpoint["identity"].get(what, "") != self.fingerprints[what]:
+        for name, subject in changed.items():
+            if checkpoint["identity"].get(name, "") != self.fingerprints[name]:
                 raise UserError(
-                    f"The run cannot be resumed: {words} changed since then. Start a new run from its recipe.yaml."
+                    f"The run cannot be resumed: {subject} changed since then. Start a new run from its recipe.yaml."
                 )
         self.epoch, self.step = checkpoint["epoch"], checkpoint["step"]
         self.best_accuracy, self.best_epoch, self.best_weights = (
@@ -143,16 +149,18 @@ def _choose_and_set_kernels(
     hardware: Hardware, recipe: Recipe, model: VisionTransformer, num_images: int, earlier_hardware: Hardware | None
 ) -> Hardware:
     """On CUDA: measure the fastest kernels for the model's shapes, or use an earlier choice."""
-    warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # the backward thread says so, once
+    warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # a harmless warning of the backward thread
     torch.backends.cuda.matmul.allow_tf32 = True
-    use = make_training_workload(recipe, num_images, hardware.dtype, hardware.compiled)
-    hardware = replace(hardware, kernels=earlier_hardware.kernels if earlier_hardware else choose_kernels(model, use))
+    workload = make_training_workload(recipe, num_images, hardware.dtype, hardware.compiled)
+    hardware = replace(
+        hardware, kernels=earlier_hardware.kernels if earlier_hardware else choose_kernels(model, workload)
+    )
     set_kernels(model, hardware.kernels)
     return hardware
 
 
 def make_training_workload(recipe: Recipe, num_images: int, dtype: torch.dtype, compiled: bool) -> KernelWorkload:
-    """What the kernels of a training with so many images are chosen for."""
+    """Return the workload that the kernels of a training run are chosen for."""
     batch = min(recipe.train.batch_size, num_images) // recipe.train.grad_accum_steps
     batch *= NUM_GLOBAL_CROPS if recipe.train.objective == "dino" else 1
     return KernelWorkload(batch, dtype, training=True, compiled=compiled)
@@ -175,8 +183,10 @@ def start_session(
     initial_weights: dict[str, Tensor] | None = None,
     num_batched_runs: int = 1,
 ) -> Session:
-    """Initialise the weights from the seed, or use the given ones. `decided`: an earlier choice of device, precision
-    and compilation. `models`: number of batched runs, which affects that choice."""
+    """Create the model, objective and optimizers of a run, on its device.
+
+    `earlier_hardware`: the choice of a resumed run. `initial_weights`: None for random weights from the seed.
+    `num_batched_runs` affects the choice of compilation."""
     began = time.monotonic()
     model = _build_model(recipe, data, initial_weights)
     prepared = time.monotonic() - began
@@ -208,24 +218,26 @@ def start_session(
     )
 
 
-def copy_state(state: dict[str, Any], old_copy: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy. An old one of the same structure is written over and handed back."""
+def copy_state(state: Checkpoint, old_copy: Checkpoint | None) -> Checkpoint:
+    """Copy the state. An old copy of the same structure is overwritten and returned."""
     pairs: list[tuple[Tensor, Tensor]] = []
     try:
-        same = _substitute_old_tensors(state, old_copy, pairs)
+        result = _substitute_old_tensors(state, old_copy, pairs)
     except LookupError:
         return copy.deepcopy(state)
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    for kept, new in pairs:
-        groups[new.device, new.dtype].append((kept, new))
+    for old, new in pairs:
+        groups[new.device, new.dtype].append((old, new))
     for group in groups.values():
-        kept, new = ([pair[side] for pair in group] for side in (0, 1))
-        torch._foreach_copy_(kept, new)  # pyright: ignore[reportPrivateImportUsage]
-    return same
+        old, new = ([pair[side] for pair in group] for side in (0, 1))
+        torch._foreach_copy_(old, new)  # pyright: ignore[reportPrivateImportUsage]
+    return result
 
 
 def _substitute_old_tensors(state: Any, old_copy: Any, tensor_pairs: list[tuple[Tensor, Tensor]]) -> Any:
-    """`new` with the old one's tensors in the place of its own, and which belongs to which; LookupError: unlike."""
+    """Return `state` with the tensors of `old_copy`; append (old, new) to `tensor_pairs`.
+
+    Raise LookupError if the structures differ."""
     if isinstance(state, Tensor):
         if not isinstance(old_copy, Tensor) or (old_copy.shape, old_copy.dtype, old_copy.device) != (
             state.shape,

@@ -1,4 +1,4 @@
-"""A batch -> one step of learning: vary, forward, loss, backward, clip, update, average. No waiting for the device."""
+"""Run one training step: augment, forward, loss, backward, clip, update, average. Never waits for the device."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ from vitascope.training.session import Session
 
 @dataclass
 class MetricSums:
-    """Sums kept on the device over an epoch: what each step told, and the first step whose loss was not a number."""
+    """Sums of the step metrics over an epoch, on the device, and the first step with a NaN or infinite loss."""
 
     sums: dict[str, Tensor]
-    first_nonfinite_step: Tensor
+    first_nonfinite_step: Tensor  # −1: none
 
     @classmethod
     def empty(cls, session: Session) -> "MetricSums":
@@ -53,22 +53,23 @@ def train_step(
     step: int | Tensor,
     schedule: ScheduleValues,
 ) -> None:
-    """At the rates the optimizers have. `step` and the `values` of this step are numbers, or tensors where the step is
-    recorded."""
-    objective, count = session.objective, session.recipe.train.grad_accum_steps
-    inputs = session.prepare_batch(images, labels, draws)
-    for part in zip(*(tensor.chunk(count) for tensor in inputs), strict=True):
-        share = len(part[0]) / len(inputs[0])
-        told = {name: number * share for name, number in objective.compute_loss_and_metrics(part, schedule).items()}
-        session.scaler.scale(next(iter(told.values()))).backward()
-        metric_sums.add({name: number.detach() for name, number in told.items()}, step)
+    """Train on one batch with the learning rates that the optimizers have.
+
+    `step` and the values of `schedule` are numbers, or tensors on the device in a captured step."""
+    objective, num_parts = session.objective, session.recipe.train.grad_accum_steps
+    batch = session.prepare_batch(images, labels, draws)
+    for part in zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True):
+        fraction = len(part[0]) / len(batch[0])
+        metrics = {name: mean * fraction for name, mean in objective.compute_loss_and_metrics(part, schedule).items()}
+        session.scaler.scale(next(iter(metrics.values()))).backward()
+        metric_sums.add({name: value.detach() for name, value in metrics.items()}, step)
     objective.adjust_gradients(schedule)
     update_weights(session, schedule)
     objective.update_teacher(schedule)
 
 
 def update_weights(session: Session, schedule: ScheduleValues) -> None:
-    """Gradients -> new weights, and the average follows."""
+    """Clip the gradients, update the weights and then their moving average."""
     fp16 = session.scaler.is_enabled()
     for optimizer in session.optimizers:
         session.scaler.unscale_(optimizer)  # pyright: ignore[reportArgumentType]
@@ -84,4 +85,4 @@ def update_weights(session: Session, schedule: ScheduleValues) -> None:
     for optimizer in session.optimizers:
         optimizer.zero_grad()
     if session.ema:
-        session.ema.update_parameters(session.model, schedule["decay"])
+        session.ema.update_parameters(session.model, schedule["ema_decay"])

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
@@ -18,29 +18,30 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, shorten_error_message
-from vitascope.weights.model_info import WeightsMetadata
+from vitascope.weights.model_info import JsonObject, StateDict, WeightsMetadata
 
 WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
-# Where training scripts put a model's weights inside a checkpoint; averaged ones and DINO's teacher are those to use.
+# Keys of a model's weights in a training checkpoint. Averaged weights and DINO's teacher come first.
 CHECKPOINT_KEYS = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "student")
-WRAPPER_PREFIXES = (
-    "module.",
-    "_orig_mod.",
-    "backbone.",
-    "model.",
-)  # of DistributedDataParallel, torch.compile, DINO, others
+# Prefixes of DistributedDataParallel, torch.compile, DINO and others.
+WRAPPER_PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.")
 
 
-def read_weights_file(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """The model's weights in float32 without wrapper prefixes, and the names of other tensors in the file."""
+class NamedTensors(NamedTuple):
+    tensors: StateDict  # of the model, without wrapper prefixes
+    extra_names: list[str]  # tensors in the file that do not belong to the model
+
+
+def read_weights_file(path: Path) -> NamedTensors:
+    """Read the model's weights in float32."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
-    found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
-    tensors = {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+    contents = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    tensors = {name: tensor for name, tensor in contents.items() if isinstance(tensor, Tensor)}
     if not tensors:
-        inside = ", ".join(str(name) for name in list(found)[:5])
+        keys = ", ".join(str(name) for name in list(contents)[:5])
         raise UserError(
-            f"{path} contains no named tensors; it contains {inside or 'nothing'}. "
+            f"{path} contains no named tensors; it contains {keys or 'nothing'}. "
             f"Save the model's state_dict(), directly or under one of {', '.join(CHECKPOINT_KEYS)}."
         )
     if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
@@ -48,18 +49,18 @@ def read_weights_file(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     return remove_wrapper_prefixes({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
 
 
-def remove_wrapper_prefixes(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Remove prefixes: model.backbone.blocks.0 … -> blocks.0 …. Tensors outside the wrapped model are removed."""
-    left_out: list[str] = []
+def remove_wrapper_prefixes(tensors: StateDict) -> NamedTensors:
+    """Remove prefixes (model.backbone.blocks.0 becomes blocks.0), and tensors outside the wrapped model."""
+    extra_names: list[str] = []
     while wrapper := next(
         (start for start in WRAPPER_PREFIXES if any(name.startswith(start) for name in tensors)), None
     ):
-        left_out += [name for name in tensors if not name.startswith(wrapper)]
+        extra_names += [name for name in tensors if not name.startswith(wrapper)]
         tensors = {name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)}
-    return tensors, sorted(left_out)
+    return NamedTensors(tensors, sorted(extra_names))
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path) -> StateDict:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
@@ -69,15 +70,15 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(path: Path) -> dict[str, Any]:
-    """`weights_only` reads tensors and plain containers. Other objects in the pickle raise an error."""
+    """Read tensors and plain containers (`weights_only`). Other objects in the pickle raise an error."""
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickle protocols
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            contents = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         if "unsupported global" in str(error).lower() or path.read_bytes()[:1] == b"\x80":
             raise UserError(
-                f"{path} contains Python objects other than tensors{_format_refused_object(error)}. Nothing was executed. "
-                "Save only the model's state_dict(), or use a .safetensors file."
+                f"{path} contains Python objects other than tensors{_format_refused_object(error)}. "
+                "Nothing was executed. Save only the model's state_dict(), or use a .safetensors file."
             ) from error
         raise UserError(
             f"{path} cannot be read as weights: it is not a complete PyTorch file. Download it again."
@@ -87,37 +88,37 @@ def _read_pickle(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as weights ({shorten_error_message(error)}). Download it again."
         ) from error
     for name in CHECKPOINT_KEYS:
-        if isinstance(found, dict) and isinstance(found.get(name), dict):
-            found = found[name]
-    return found if isinstance(found, dict) else {}
+        if isinstance(contents, dict) and isinstance(contents.get(name), dict):
+            contents = contents[name]
+    return contents if isinstance(contents, dict) else {}
 
 
 def _format_refused_object(unpickling_error: Exception) -> str:
-    """Which object, where PyTorch says it: GLOBAL argparse.Namespace."""
-    found = re.search(r"GLOBAL ([\w.]+)", str(unpickling_error))
-    return f" ({found.group(1)})" if found else ""
+    """Return the object's name if PyTorch's message contains it, such as GLOBAL argparse.Namespace."""
+    match = re.search(r"GLOBAL ([\w.]+)", str(unpickling_error))
+    return f" ({match.group(1)})" if match else ""
 
 
-CONNECT_TIMEOUT_SECONDS = 5.0  # seconds
+CONNECT_TIMEOUT_SECONDS = 5.0
 
 
 def download_timm_model(model_name: str) -> nn.Module:
-    """timm's own model with its published weights."""
+    """Return timm's model with its published weights."""
     import timm
 
     if not timm.is_model(model_name):
-        near = timm.list_models(f"*{model_name}*")[:3] or get_close_matches(
-            model_name, timm.list_models(), 3, cutoff=0.3
-        )
-        raise UserError(f"timm has no model '{model_name}'. It has {', '.join(near)}, …")
+        similar = timm.list_models(f"*{model_name}*")[:3]
+        similar = similar or get_close_matches(model_name, timm.list_models(), 3, cutoff=0.3)
+        raise UserError(f"timm has no model '{model_name}'. It has {', '.join(similar)}, …")
     try:
         with use_cache_if_offline():
             return timm.create_model(model_name, pretrained=True).eval()
     except Exception as error:  # the hub's and the network's errors have no common name
         raise UserError(
-            f"The timm weights {model_name} could not be downloaded ({_describe_download_error(error)}). To work offline, download config.json "
-            f"and model.safetensors of the repository timm/{_add_pretrained_tag(model_name)} on another machine. Put both in one folder "
-            f"here, and use its path instead of timm:{model_name}."
+            f"The timm weights {model_name} could not be downloaded ({_describe_download_error(error)}). To work "
+            f"offline, download config.json and model.safetensors of the repository "
+            f"timm/{_add_pretrained_tag(model_name)} on another machine. Put both in one folder here, and use its "
+            f"path instead of timm:{model_name}."
         ) from error
 
 
@@ -137,7 +138,7 @@ def use_cache_if_offline() -> Iterator[None]:
 def _is_reachable(url: str) -> bool:
     parts = urlsplit(url)
     if any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
-        return True  # a proxy is set, so a direct connection says nothing
+        return True  # with a proxy, a direct connection does not tell whether the hub can be reached
     try:
         with socket.create_connection((parts.hostname or "", parts.port or 443), timeout=CONNECT_TIMEOUT_SECONDS):
             return True
@@ -145,8 +146,8 @@ def _is_reachable(url: str) -> bool:
         return False
 
 
-def read_timm_metadata(timm_model: Any) -> WeightsMetadata:
-    """Settings and normalisation of a timm model."""
+def read_timm_metadata(timm_model: nn.Module) -> WeightsMetadata:
+    """Return settings and normalisation of a plain ViT of timm."""
     from timm.data.config import resolve_model_data_config
     from timm.models.vision_transformer import Block, VisionTransformer
 
@@ -156,19 +157,19 @@ def read_timm_metadata(timm_model: Any) -> WeightsMetadata:
     if type(first) is not Block or getattr(timm_model.patch_embed, "img_size", None) is None:
         part = type(timm_model.patch_embed if type(first) is Block else first).__name__
         raise UserError(f"This timm model is not a plain ViT: it has {part}.")
-    said: dict[str, Any] = resolve_model_data_config(timm_model)
-    size = tuple(timm_model.patch_embed.img_size)
+    data_config: JsonObject = resolve_model_data_config(timm_model)
+    size = timm_model.patch_embed.img_size
     settings = {
-        "img_size": size[0] if size[0] == size[1] else size,
+        "img_size": size[0] if size[0] == size[1] else tuple(size),
         "num_heads": first.attn.num_heads,
         "norm_eps": getattr(first.norm1, "eps", 1e-6),
         "global_pool": timm_model.global_pool,
     }
-    return WeightsMetadata(settings, None, tuple(said["mean"]), tuple(said["std"]), "timm")
+    return WeightsMetadata(settings, None, tuple(data_config["mean"]), tuple(data_config["std"]), "timm")
 
 
 def download_hub_repository(repository_name: str) -> Path:
-    """A Hugging Face repository's config and weights, from its cache or from the network -> a folder."""
+    """Download config and weights, or find them in the cache; return their folder."""
     from huggingface_hub import snapshot_download
 
     files = ["config.json", "preprocessor_config.json", "model.safetensors", "pytorch_model.bin"]
@@ -177,8 +178,9 @@ def download_hub_repository(repository_name: str) -> Path:
             return Path(snapshot_download(repository_name, allow_patterns=files))
     except Exception as error:  # the hub's and the network's errors have no common name
         raise UserError(
-            f"The repository {repository_name} could not be downloaded ({_describe_download_error(error)}). To work offline, download its "
-            "config.json and model.safetensors on another machine. Put both in one folder here, and use its path."
+            f"The repository {repository_name} could not be downloaded ({_describe_download_error(error)}). To work "
+            "offline, download its config.json and model.safetensors on another machine. Put both in one folder "
+            "here, and use its path."
         ) from error
 
 
@@ -190,7 +192,7 @@ def _add_pretrained_tag(model_name: str) -> str:
 
 
 def _describe_download_error(error: Exception) -> str:
-    words = str(error)
-    if "offline" in words or "local cache" in words or "outgoing traffic" in words:
+    message = str(error)
+    if "offline" in message or "local cache" in message or "outgoing traffic" in message:
         return "the Hugging Face Hub cannot be reached, and the files are not in the cache"
     return shorten_error_message(error)[:120]

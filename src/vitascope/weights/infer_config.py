@@ -2,38 +2,42 @@
 
 import math
 import re
-from typing import Any
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig, Size, as_pair
 from vitascope.model.vit import VisionTransformer
+from vitascope.weights.model_info import ModelSettings, StateDict
 
-HEAD_WIDTH = 64  # of published plain ViTs, but for those of HEADS
-# Width -> heads: ViT-so400m, ViT-H, ViT-g and ViT-G; AIMv2's larger ones.
+HEAD_WIDTH = 64  # of published plain ViTs, except those in NUM_HEADS_BY_WIDTH
+# ViT-so400m, ViT-H, ViT-g and ViT-G; the larger models of AIMv2.
 NUM_HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 2048: 16, 3072: 24}
-NORM_EPS_BY_LIBRARY = {"transformers": 1e-12}  # their ViT's; everybody else's is 1e-6
+NORM_EPS_BY_LIBRARY = {"transformers": 1e-12}  # for all others 1e-6
+
+
+class InferredConfig(NamedTuple):
+    config: ModelConfig
+    assumptions: list[str]  # for the user
 
 
 def infer_config(
-    weights: dict[str, Tensor],
+    weights: StateDict,
     library: str,
     source_name: str,
     *,
     requested_size: Size | None = None,
     **known_settings: Any,
-) -> tuple[ModelConfig, list[str]]:
-    """Return the config and the assumptions made. `known`: settings from config.json or the user; they come first.
+) -> InferredConfig:
+    """Infer the config from names and shapes. `known_settings`, from config.json or the user, have priority.
 
-    `asked_size`: the image size, if nothing else defines it."""
-    needed = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight")
-    missing = [name for name in needed if name not in weights]
+    `requested_size`: the image size, used if nothing else defines it."""
+    required = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight")
+    missing = [name for name in required if name not in weights]
     if missing:
         raise UserError(f"{source_name} is not a plain ViT: it has no {missing[0]}.")
     width, channels, rows, columns = weights["patch_embed.proj.weight"].shape
     registers = weights["reg_token"].shape[1] if "reg_token" in weights else 0
-    settings: dict[str, Any] = {
+    settings: ModelSettings = {
         "patch_size": rows if rows == columns else (rows, columns),
         "in_chans": channels,
         "num_classes": weights["head.weight"].shape[0] if "head.weight" in weights else 0,
@@ -44,34 +48,34 @@ def infer_config(
         **_infer_block_settings(weights, width),
     }
     settings["global_pool"] = _infer_pooling(weights)
-    assumed: list[str] = []
-    settings |= _infer_image_size(weights, settings, known_settings, requested_size, assumed, source_name)
-    settings |= _infer_num_heads(width, known_settings, assumed, source_name)
+    assumptions: list[str] = []
+    settings |= _infer_image_size(weights, settings, known_settings, requested_size, assumptions, source_name)
+    settings |= _infer_num_heads(width, known_settings, assumptions, source_name)
     settings["norm_eps"] = known_settings.get("norm_eps", NORM_EPS_BY_LIBRARY.get(library, 1e-6))
     if "norm_eps" not in known_settings:
-        assumed.append(f"norm_eps={settings['norm_eps']:g} (as in {library}'s ViTs)")
+        assumptions.append(f"norm_eps={settings['norm_eps']:g} (as in {library}'s ViTs)")
     config = ModelConfig(**(settings | {name: value for name, value in known_settings.items() if value is not None}))
     check_weights_fit(weights, config, source_name)
-    return config, assumed
+    return InferredConfig(config, assumptions)
 
 
-def check_weights_fit(weights: dict[str, Tensor], config: ModelConfig, source_name: str) -> None:
+def check_weights_fit(weights: StateDict, config: ModelConfig, source_name: str) -> None:
     """Raise an error unless names and shapes match the model of this config."""
-    wanted = VisionTransformer(config).state_dict()
-    extra, missing = sorted(set(weights) - set(wanted)), sorted(set(wanted) - set(weights))
+    expected = VisionTransformer(config).state_dict()
+    extra, missing = sorted(set(weights) - set(expected)), sorted(set(expected) - set(weights))
     if extra or missing:
-        found = (("has the unexpected weights", extra), ("lacks", missing))
-        words = [f"{what} {', '.join(names[:3])}" for what, names in found if names]
-        raise UserError(f"{source_name} does not fit a plain ViT: it {' and '.join(words)}.")
+        problems = (("has the unexpected weights", extra), ("lacks", missing))
+        parts = [f"{problem} {', '.join(names[:3])}" for problem, names in problems if names]
+        raise UserError(f"{source_name} does not fit a plain ViT: it {' and '.join(parts)}.")
     for name, weight in weights.items():
-        if weight.shape != wanted[name].shape:
+        if weight.shape != expected[name].shape:
             raise UserError(
                 f"{source_name}: {name} has shape {list(weight.shape)}, but the other weights require "
-                f"{list(wanted[name].shape)}."
+                f"{list(expected[name].shape)}."
             )
 
 
-def _infer_block_settings(weights: dict[str, Tensor], embed_dim: int) -> dict[str, Any]:
+def _infer_block_settings(weights: StateDict, embed_dim: int) -> ModelSettings:
     wide, narrow = (weights.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2"))
     gated = wide is not None and narrow is not None and wide.shape[0] == 2 * narrow.shape[1]
     return {
@@ -85,54 +89,61 @@ def _infer_block_settings(weights: dict[str, Tensor], embed_dim: int) -> dict[st
     }
 
 
-def _infer_pooling(weights: dict[str, Tensor]) -> str:
+def _infer_pooling(weights: StateDict) -> str:
     if any(re.match(r"pool\.score", name) for name in weights):
         return "seq"
     return "avg" if "fc_norm.weight" in weights or "cls_token" not in weights else "token"
 
 
 def _infer_image_size(
-    weights: dict[str, Tensor],
-    settings: dict[str, Any],
-    known_settings: dict[str, Any],
+    weights: StateDict,
+    settings: ModelSettings,
+    known_settings: ModelSettings,
     requested_size: Size | None,
     assumptions: list[str],
     source_name: str,
-) -> dict[str, Any]:
-    """Infer the image size from the number of positions, assuming a square; else use the requested size if it fits."""
+) -> ModelSettings:
+    """Infer the image size from the number of positions, assuming a square; else use the requested size if it fits.
+
+    Each assumption is appended to `assumptions`."""
     table, (rows, columns) = weights.get("pos_embed"), as_pair(settings["patch_size"])
     size = known_settings.get("img_size", requested_size)
     if table is None:
         if size is None:
             raise UserError(
-                f"{source_name} has no pos_embed, so its image size is unknown. {_format_setting_hint('img_size=32', source_name)}"
+                f"{source_name} has no pos_embed, so its image size is unknown. "
+                f"{_format_setting_hint('img_size=32', source_name)}"
             )
         if "img_size" not in known_settings:
             assumptions.append(f"img_size={size} (as requested, because the weights do not define it)")
         return {"positions": "none", "img_size": size}
-    prefix, places = int(settings["class_token"]) + settings["reg_tokens"], table.shape[1]
+    prefix, num_positions = int(settings["class_token"]) + settings["reg_tokens"], table.shape[1]
     if "img_size" not in known_settings and (
-        side := _infer_grid_side(places, prefix, settings["reg_tokens"], known_settings)
+        side := _infer_grid_side(num_positions, prefix, settings["reg_tokens"], known_settings)
     ):
         size = side * rows if rows == columns else (side * rows, side * columns)
         assumptions.append(f"img_size={size} (a square grid of {side}×{side} patches)")
-        return {"img_size": size, "no_embed_class": prefix > 0 and side * side == places}
+        return {"img_size": size, "no_embed_class": prefix > 0 and side * side == num_positions}
     patches = (as_pair(size)[0] // rows) * (as_pair(size)[1] // columns) if size is not None else 0
-    if "img_size" not in known_settings and patches not in (places, places - prefix):
+    if "img_size" not in known_settings and patches not in (num_positions, num_positions - prefix):
         raise UserError(
-            f"{source_name}: {places} positions do not form a square grid, so the image size is unknown. "
+            f"{source_name}: {num_positions} positions do not form a square grid, so the image size is unknown. "
             f"{_format_setting_hint('img_size=[rows,columns]', source_name)}"
         )
     if "img_size" not in known_settings:
-        assumptions.append(f"img_size={size} (as requested, because {places} positions do not form a square grid)")
-    return {"img_size": size, "no_embed_class": prefix > 0 and patches == places}
+        assumptions.append(
+            f"img_size={size} (as requested, because {num_positions} positions do not form a square grid)"
+        )
+    return {"img_size": size, "no_embed_class": prefix > 0 and patches == num_positions}
 
 
 def _infer_grid_side(
-    num_positions: int, num_prefix_tokens: int, num_registers: int, known_settings: dict[str, Any]
+    num_positions: int, num_prefix_tokens: int, num_registers: int, known_settings: ModelSettings
 ) -> int | None:
-    """Of the square grid. Nine positions and five tokens in front: 3×3 patches, for published models with registers
-    give positions to patches alone; without registers all tokens have one."""
+    """Return the side of the square patch grid, None if there is none.
+
+    Published models with registers have positions only for patches: 9 positions with 5 prefix tokens are 3×3 patches.
+    Without registers, all tokens have positions."""
     counts = (
         [num_positions, num_positions - num_prefix_tokens]
         if num_registers
@@ -144,24 +155,29 @@ def _infer_grid_side(
 
 
 def _infer_num_heads(
-    embed_dim: int, known_settings: dict[str, Any], assumptions: list[str], source_name: str
-) -> dict[str, Any]:
+    embed_dim: int, known_settings: ModelSettings, assumptions: list[str], source_name: str
+) -> ModelSettings:
     if known_settings.get("num_heads") is not None:
         return {}
-    if embed_dim in NUM_HEADS_BY_WIDTH:
-        assumptions.append(
-            f"num_heads={NUM_HEADS_BY_WIDTH[embed_dim]} (as in published ViTs with embed_dim {embed_dim})"
-        )
-        return {"num_heads": NUM_HEADS_BY_WIDTH[embed_dim]}
-    if embed_dim % HEAD_WIDTH:
+    num_heads = guess_num_heads(embed_dim)
+    if num_heads is None:
         raise UserError(
             f"{source_name}: embed_dim={embed_dim} is not a multiple of {HEAD_WIDTH}, so num_heads is unknown. "
             f"{_format_setting_hint('num_heads=', source_name)}"
         )
-    assumptions.append(f"num_heads={embed_dim // HEAD_WIDTH} (embed_dim {embed_dim} / {HEAD_WIDTH} per head)")
-    return {"num_heads": embed_dim // HEAD_WIDTH}
+    reason = f"embed_dim {embed_dim} / {HEAD_WIDTH} per head"
+    if embed_dim in NUM_HEADS_BY_WIDTH:
+        reason = f"as in published ViTs with embed_dim {embed_dim}"
+    assumptions.append(f"num_heads={num_heads} ({reason})")
+    return {"num_heads": num_heads}
+
+
+def guess_num_heads(embed_dim: int) -> int | None:
+    """Return the number of heads of published ViTs with this width, None if it is unknown."""
+    default = None if embed_dim % HEAD_WIDTH else embed_dim // HEAD_WIDTH
+    return NUM_HEADS_BY_WIDTH.get(embed_dim, default)
 
 
 def _format_setting_hint(missing_setting: str, source_name: str) -> str:
-    """Tell the user how to set what the weights do not define, once for all commands."""
+    """Return how to set what the weights do not define."""
     return f"Set it with vitascope adapt {source_name} {missing_setting} --out FOLDER, then use that folder."

@@ -1,13 +1,26 @@
-"""Facts about a model: config.json, class names, preprocessing; from timm or by convention where tensors do not say."""
+"""Describe a model besides its weights: settings, class names and preprocessing, as in config.json."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
+
+StateDict = dict[str, Tensor]  # by parameter name
+ModelSettings = dict[str, Any]  # values of ModelConfig's fields, by name
+JsonObject = dict[str, Any]  # contents of a JSON file such as config.json
+
+
+class Normalisation(NamedTuple):
+    """Mean and standard deviation of the pixels, one value per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -17,7 +30,7 @@ class ModelInfo:
     model: ModelConfig
     classes: list[str]
     preparation: Preprocessing
-    stored: tuple[int, int, int]  # channels, rows, columns of an image before it is prepared
+    stored: tuple[int, int, int]  # channels, rows, columns of an image before preprocessing
     probe: bool = False  # trained without labels; the classifier is a linear probe
 
     def as_dict(self) -> dict[str, Any]:
@@ -25,29 +38,30 @@ class ModelInfo:
 
 
 def parse_model_info(config_json: Any, source_name: str) -> ModelInfo:
-    """`said`: what config.json holds, which is at `where`."""
+    """Check and convert the contents of config.json. `source_name`: its path, for error messages."""
     try:
-        known = {item.name for item in fields(ModelConfig)}
-        settings = {name: value for name, value in config_json["model"].items() if name in known}
-        if (start := settings.get("initialize")) in OLD_INITIALIZERS:
-            settings["initialize"] = OLD_INITIALIZERS[start]
+        field_names = {item.name for item in fields(ModelConfig)}
+        settings = {name: value for name, value in config_json["model"].items() if name in field_names}
+        if (initializer := settings.get("initialize")) in OLD_INITIALIZERS:
+            settings["initialize"] = OLD_INITIALIZERS[initializer]
         model = ModelConfig(**settings)
-        how = config_json["preparation"]
-        preparation = Preprocessing(tuple(how["size"]), tuple(how["mean"]), tuple(how["std"]))
+        stored_values = config_json["preparation"]
+        size, mean, std = (tuple(stored_values[key]) for key in ("size", "mean", "std"))
+        preprocessing = Preprocessing(size, mean, std)
         stored = tuple(config_json.get("stored", (model.in_chans, *model.image_shape)))
-        facts = ModelInfo(model, config_json["classes"], preparation, stored, bool(config_json.get("probe", False)))
-        lengths = len(facts.classes), len(preparation.mean), len(preparation.std)
+        info = ModelInfo(model, config_json["classes"], preprocessing, stored, bool(config_json.get("probe", False)))
+        lengths = len(info.classes), len(mean), len(std)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{source_name} is incomplete ({type(error).__name__}). Restore the file, or train again."
         ) from error
     if lengths != (model.num_classes, model.in_chans, model.in_chans):
         raise UserError(
-            f"{source_name} is inconsistent: num_classes={model.num_classes} and in_chans={model.in_chans}, but it lists "
-            f"{lengths[0]} classes, {lengths[1]} means and {lengths[2]} standard deviations. "
+            f"{source_name} is inconsistent: num_classes={model.num_classes} and in_chans={model.in_chans}, but it "
+            f"lists {lengths[0]} classes, {lengths[1]} means and {lengths[2]} standard deviations. "
             "Restore the file, or train again."
         )
-    return facts
+    return info
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -55,43 +69,45 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class WeightsMetadata:
-    """Known settings of ModelConfig, class names and normalisation; None: not known."""
+    """Known settings, class names and normalisation of a weights file; None: not known."""
 
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: ModelSettings = field(default_factory=dict)
     classes: list[str] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     library: str | None = None
 
 
-def get_default_normalisation(num_channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """ImageNet's mean and deviation for colour images; halves for others."""
-    return (IMAGENET_MEAN, IMAGENET_STD) if num_channels == 3 else ((0.5,) * num_channels, (0.5,) * num_channels)
+def get_default_normalisation(num_channels: int) -> Normalisation:
+    """Return ImageNet's mean and standard deviation for three channels, else 0.5 for both."""
+    if num_channels == 3:
+        return Normalisation(IMAGENET_MEAN, IMAGENET_STD)
+    return Normalisation((0.5,) * num_channels, (0.5,) * num_channels)
 
 
 def match_channel_count(channel_values: Sequence[float], num_channels: int) -> tuple[float, ...]:
-    """One value per channel. If the number of channels differs, every channel gets the mean."""
-    told = tuple(float(value) for value in channel_values)
-    return told if len(told) == num_channels else (sum(told) / len(told),) * num_channels
+    """Return one value per channel. If the number of channels differs, every channel gets the mean."""
+    values = tuple(float(value) for value in channel_values)
+    return values if len(values) == num_channels else (sum(values) / len(values),) * num_channels
 
 
 def make_class_names(num_classes: int) -> list[str]:
-    """ImageNet's class names for 1000 classes, else numbers."""
+    """Return ImageNet's class names for 1000 classes, else numbers."""
     if num_classes != 1000:
-        return [str(number) for number in range(num_classes)]
+        return [str(index) for index in range(num_classes)]
     from timm.data.imagenet_info import ImageNetInfo
 
     info = ImageNetInfo()
-    return make_names_unique([info.index_to_description(number).split(",")[0] for number in range(num_classes)])
+    return make_names_unique([info.index_to_description(index).split(",")[0] for index in range(num_classes)])
 
 
 def make_names_unique(names: list[str]) -> list[str]:
     """Make class names unique: duplicate names get their class index appended."""
-    often = Counter(names)
-    return [name if often[name] == 1 else f"{name} ({number})" for number, name in enumerate(names)]
+    counts = Counter(names)
+    return [name if counts[name] == 1 else f"{name} ({index})" for index, name in enumerate(names)]
 
 
 def has_placeholder_names(class_names: list[str]) -> bool:
-    """Whether the classes have no real names: 0, 1, 2, … or transformers' LABEL_0, LABEL_1, …."""
-    numbers = range(len(class_names))
-    return class_names in ([str(number) for number in numbers], [f"LABEL_{number}" for number in numbers])
+    """Return whether the classes have no real names: 0, 1, 2, … or transformers' LABEL_0, LABEL_1, …."""
+    indices = range(len(class_names))
+    return class_names in ([str(index) for index in indices], [f"LABEL_{index}" for index in indices])

@@ -2,15 +2,18 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from vitascope.errors import UserError
+from vitascope.weights.model_info import ModelSettings, StateDict
 
-# Names in files; transformers 5 has shorter ones in memory (q_proj, layers.0), which are read too.
-TRANSFORMERS_RULES = (
+RenameRules = tuple[tuple[str, str], ...]  # regular expression of the library's name, replacement with timm's name
+Note = str  # a sentence for the user
+
+# Names in files. The shorter names that transformers 5 has in memory (q_proj, layers.0) are read too.
+TRANSFORMERS_RULES: RenameRules = (
     (r"embeddings\.cls_token", "cls_token"),
     (r"embeddings\.register_tokens", "register_tokens"),
     (r"embeddings\.distillation_token", "dist_token"),
@@ -32,7 +35,7 @@ TRANSFORMERS_RULES = (
     (r"(?:cls_)?classifier\.", "head."),
     (r"distillation_classifier\.", "head_dist."),
 )
-TORCHVISION_RULES = (
+TORCHVISION_RULES: RenameRules = (
     (r"class_token", "cls_token"),
     (r"conv_proj\.", "patch_embed.proj."),
     (r"encoder\.pos_embedding", "pos_embed"),
@@ -45,38 +48,40 @@ TORCHVISION_RULES = (
     (r"encoder\.ln\.", "norm."),
     (r"heads\.head\.", "head."),
 )
-TIMM_RULES = (
+TIMM_RULES: RenameRules = (
     (r"blocks\.(\d+)\.mlp\.w12\.", r"blocks.\1.mlp.fc1."),
     (r"blocks\.(\d+)\.mlp\.w3\.", r"blocks.\1.mlp.fc2."),
 )
-# Whose names they are -> a name that only those have, and how they are told in ours.
-RULES_BY_LIBRARY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
-    "timm": (r"blocks\.0\.attn\.qkv\.weight", TIMM_RULES),
-    "transformers": (r"(?:\w+\.)?embeddings\.patch_embeddings\.projection\.weight", TRANSFORMERS_RULES),
-    "torchvision": (r"conv_proj\.weight", TORCHVISION_RULES),
+
+
+class LibraryNames(NamedTuple):
+    typical_name: str  # regular expression of a name that only this library has
+    rules: RenameRules
+
+
+RULES_BY_LIBRARY = {
+    "timm": LibraryNames(r"blocks\.0\.attn\.qkv\.weight", TIMM_RULES),
+    "transformers": LibraryNames(r"(?:\w+\.)?embeddings\.patch_embeddings\.projection\.weight", TRANSFORMERS_RULES),
+    "torchvision": LibraryNames(r"conv_proj\.weight", TORCHVISION_RULES),
 }
-TRANSFORMERS_PREFIXES = (
-    "vit.",
-    "deit.",
-    "dinov2.",
-    "dinov2_with_registers.",
-)  # what transformers puts before the trunk's names
-# Parts of a way of training, which answering does not need: MAE's decoder, mask tokens, poolers, projections.
+TRANSFORMERS_PREFIXES = ("vit.", "deit.", "dinov2.", "dinov2_with_registers.")
+# Weights used only in training: MAE's decoder, mask tokens, poolers, projections.
 DROPPED_NAME_PATTERN = r"decoder|mask_token|pooler\.|head_dist\.|head\.(?!weight$|bias$)|dino_head|ibot_head"
 
 
 @dataclass(frozen=True)
 class RenamedWeights:
-    """Weights by timm's names, whose they were, and what was left out."""
+    """Weights with timm's names. `library`: where the original names come from."""
 
     library: str
-    weights: dict[str, Tensor]
+    weights: StateDict
     dropped_names: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)  # of ModelConfig, where the names told them
+    notes: list[Note] = field(default_factory=list)
+    settings: ModelSettings = field(default_factory=dict)  # inferred from the names
 
 
-def convert_to_timm_names(tensors: dict[str, Tensor], source_name: str) -> RenamedWeights:
+def convert_to_timm_names(tensors: StateDict, source_name: str) -> RenamedWeights:
+    """Rename the weights. Weights that are used only in training are dropped."""
     library = detect_library(tensors)
     if library is None:
         some = ", ".join(list(tensors)[:3])
@@ -84,30 +89,26 @@ def convert_to_timm_names(tensors: dict[str, Tensor], source_name: str) -> Renam
             f"{source_name} does not have the parameter names of a ViT of timm, transformers or torchvision. "
             f"It has {len(tensors)} names, such as {some}."
         )
-    rules = RULES_BY_LIBRARY[library][1]
-    named = {
+    rules = RULES_BY_LIBRARY[library].rules
+    renamed = {
         _apply_rename_rules(_remove_transformers_prefix(name) if library == "transformers" else name, rules): t
         for name, t in tensors.items()
     }
-    dropped = sorted(name for name in named if re.match(DROPPED_NAME_PATTERN, name))
-    weights = _pack_qkv({name: tensor for name, tensor in named.items() if name not in dropped})
+    dropped = sorted(name for name in renamed if re.match(DROPPED_NAME_PATTERN, name))
+    weights = _pack_qkv({name: tensor for name, tensor in renamed.items() if name not in dropped})
     settings = {"no_embed_class": True} if "register_tokens" in weights else {}
-    notes = [
-        words
-        for words in (
-            _convert_register_tokens(weights),
-            _convert_distillation_token(weights),
-            _drop_double_width_classifier(weights, dropped),
-        )
-        if words
-    ]
-    return RenamedWeights(library, weights, dropped, notes, settings)
+    notes = (
+        _convert_register_tokens(weights),
+        _convert_distillation_token(weights),
+        _drop_double_width_classifier(weights, dropped),
+    )
+    return RenamedWeights(library, weights, dropped, [note for note in notes if note], settings)
 
 
-def detect_library(tensors: dict[str, Tensor]) -> str | None:
-    """By a name that only that library's ViTs have."""
-    for library, (mark, _) in RULES_BY_LIBRARY.items():
-        if any(re.fullmatch(mark, name) for name in tensors):
+def detect_library(tensors: StateDict) -> str | None:
+    """Return the library whose typical parameter name is there."""
+    for library, (typical_name, _) in RULES_BY_LIBRARY.items():
+        if any(re.fullmatch(typical_name, name) for name in tensors):
             return library
     return None
 
@@ -118,20 +119,20 @@ def _remove_transformers_prefix(weight_name: str) -> str:
     )
 
 
-def _apply_rename_rules(weight_name: str, rules: tuple[tuple[str, str], ...]) -> str:
-    for theirs, ours in rules:
-        changed, found = re.subn(rf"^{theirs}", ours, weight_name)
-        if found:
-            return changed
+def _apply_rename_rules(weight_name: str, rules: RenameRules) -> str:
+    for pattern, replacement in rules:
+        renamed, num_replaced = re.subn(rf"^{pattern}", replacement, weight_name)
+        if num_replaced:
+            return renamed
     return weight_name
 
 
-def _pack_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Three projections -> timm's one, in the order query, key, value."""
-    packed: dict[str, Tensor] = {}
+def _pack_qkv(weights: StateDict) -> StateDict:
+    """Concatenate the projections of query, key and value to timm's single one."""
+    packed: StateDict = {}
     for name, tensor in weights.items():
-        if found := re.fullmatch(r"(blocks\.\d+\.attn\.)q\.(weight|bias)", name):
-            start, kind = found.groups()
+        if match := re.fullmatch(r"(blocks\.\d+\.attn\.)q\.(weight|bias)", name):
+            start, kind = match.groups()
             parts = [weights.get(f"{start}{part}.{kind}") for part in "qkv"]
             if any(part is None for part in parts):
                 raise UserError(f"The weights contain {name}, but not the key and value of the same layer.")
@@ -141,8 +142,8 @@ def _pack_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def _convert_register_tokens(weights: dict[str, Tensor]) -> str | None:
-    """DINOv2 adds positions before it puts registers in: the class token's position goes into the token itself."""
+def _convert_register_tokens(weights: StateDict) -> Note | None:
+    """Rename register tokens in place, and add the class token's position embedding to the class token."""
     if "register_tokens" not in weights:
         return None
     weights["reg_token"] = weights.pop("register_tokens")
@@ -151,16 +152,16 @@ def _convert_register_tokens(weights: dict[str, Tensor]) -> str | None:
     return "the class token's position embedding was added to the class token, as timm does for DINOv2 with registers"
 
 
-def _convert_distillation_token(weights: dict[str, Tensor]) -> str | None:
-    """DeiT's second token becomes a register: other tokens read it as before."""
+def _convert_distillation_token(weights: StateDict) -> Note | None:
+    """Convert DeiT's distillation token to a register token in place; attention is unchanged."""
     if "dist_token" not in weights:
         return None
     weights["reg_token"] = weights.pop("dist_token")
     return "DeiT's distillation token became a register token; predictions use only the class token's head"
 
 
-def _drop_double_width_classifier(weights: dict[str, Tensor], dropped_names: list[str]) -> str | None:
-    """transformers' DINOv2 classifies by class token and mean of patches side by side; we read one of them."""
+def _drop_double_width_classifier(weights: StateDict, dropped_names: list[str]) -> Note | None:
+    """Drop the classifier of transformers' DINOv2: its input is the class token and the mean of the patches."""
     head, width = weights.get("head.weight"), weights["patch_embed.proj.weight"].shape[0]
     if head is None or head.shape[1] == width:
         return None
@@ -168,17 +169,17 @@ def _drop_double_width_classifier(weights: dict[str, Tensor], dropped_names: lis
     return f"the classifier was removed: it needs {head.shape[1]} features, but a token has {width}"
 
 
-def convert_to_transformers_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A plain ViT's weights in the names of transformers' ViTForImageClassification, as its files have them."""
-    told: dict[str, Tensor] = {}
-    fixed = {
+def convert_to_transformers_names(weights: StateDict) -> StateDict:
+    """Rename a plain ViT's weights to the names in files of transformers' ViTForImageClassification."""
+    renamed: StateDict = {}
+    outer_names = {
         "cls_token": "vit.embeddings.cls_token",
         "pos_embed": "vit.embeddings.position_embeddings",
         "patch_embed.proj.": "vit.embeddings.patch_embeddings.projection.",
         "norm.": "vit.layernorm.",
         "head.": "classifier.",
     }
-    inner = {
+    block_names = {
         "norm1.": "layernorm_before.",
         "attn.proj.": "attention.output.dense.",
         "norm2.": "layernorm_after.",
@@ -186,15 +187,15 @@ def convert_to_transformers_names(weights: dict[str, Tensor]) -> dict[str, Tenso
         "mlp.fc2.": "output.dense.",
     }
     for name, tensor in weights.items():
-        if found := re.fullmatch(r"blocks\.(\d+)\.(.*?)(weight|bias)", name):
-            layer, part, kind = found.groups()
+        if match := re.fullmatch(r"blocks\.(\d+)\.(.*?)(weight|bias)", name):
+            layer, part, kind = match.groups()
             start = f"vit.encoder.layer.{layer}."
             if part == "attn.qkv.":
-                for word, piece in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-                    told[f"{start}attention.attention.{word}.{kind}"] = piece.contiguous()
+                for projection, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                    renamed[f"{start}attention.attention.{projection}.{kind}"] = rows.contiguous()
             else:
-                told[f"{start}{inner[part]}{kind}"] = tensor
+                renamed[f"{start}{block_names[part]}{kind}"] = tensor
         else:
-            start = next(start for start in fixed if name.startswith(start))
-            told[fixed[start] + name.removeprefix(start)] = tensor
-    return told
+            start = next(start for start in outer_names if name.startswith(start))
+            renamed[outer_names[start] + name.removeprefix(start)] = tensor
+    return renamed

@@ -1,11 +1,12 @@
 """Open pretrained weights or any trained classifier: `timm:NAME`, `hf:REPO`, a file or a folder."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
@@ -26,9 +27,11 @@ from vitascope.weights.folders import (
     read_config_json,
     read_model_folder,
 )
-from vitascope.weights.infer_config import check_weights_fit, infer_config
+from vitascope.weights.infer_config import check_weights_fit, guess_num_heads, infer_config
 from vitascope.weights.model_info import (
+    JsonObject,
     ModelInfo,
+    StateDict,
     WeightsMetadata,
     get_default_normalisation,
     make_class_names,
@@ -45,61 +48,54 @@ ACCEPTED_WEIGHTS_HELP = "Use timm:NAME, hf:REPO, a file (.safetensors, .pth), a 
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """A trained model: weights in float32, sizes, classes, preparation, and the assumptions made."""
+    """A trained model: weights in float32, settings, classes, preprocessing, and the assumptions made."""
 
     name: str
-    library: str  # whose names the weights had
+    library: str  # whose parameter names the weights had
     info: ModelInfo
-    weights: dict[str, Tensor]
+    weights: StateDict
     assumptions: list[str] = field(default_factory=list)
-    dropped_names: list[str] = field(default_factory=list)  # weights that our model has no place for
+    dropped_names: list[str] = field(default_factory=list)  # weights that the model does not have
     notes: list[str] = field(default_factory=list)
 
     @property
     def user_messages(self) -> list[str]:
-        """Lines for the user: assumptions, removed weights and notes."""
-        left_out = [f"removed: {', '.join(self.dropped_names)}"] if self.dropped_names else []
-        return (
-            [f"assumed: {words}" for words in self.assumptions] + left_out + [f"note: {words}" for words in self.notes]
-        )
+        """Lines for the user: assumptions, dropped weights and notes."""
+        assumed = [f"assumed {text}" for text in self.assumptions]
+        dropped = [f"dropped {', '.join(self.dropped_names)}"] if self.dropped_names else []
+        return [*assumed, *dropped, *self.notes]
 
     def build_model(self) -> VisionTransformer:
-        """The model with these weights, in eval mode."""
+        """Build the model with these weights, in eval mode."""
         return build_eval_model(self.info.model, self.weights)
 
 
-def build_eval_model(config: ModelConfig, weights: dict[str, Tensor]) -> VisionTransformer:
-    built = VisionTransformer(config)
-    built.load_state_dict(weights)
-    return built.eval()
+def build_eval_model(config: ModelConfig, weights: StateDict) -> VisionTransformer:
+    model = VisionTransformer(config)
+    model.load_state_dict(weights)
+    return model.eval()
 
 
 def open_weights(model_ref: str, *, num_heads: int | None = None, img_size: Size | None = None) -> PretrainedModel:
     """Open what `weights=` accepts. `num_heads`, `img_size`: used if the weights do not define them."""
     if img_size is not None:
         img_size = check_size("img_size", img_size)
-    given = UserOverrides(num_heads, img_size)
+    overrides = UserOverrides(num_heads, img_size)
     if model_ref.startswith("timm:"):
-        return _open_timm_model(model_ref, given)
+        return _open_timm_model(model_ref, overrides)
     if model_ref.startswith("hf:"):
-        return _open_model_folder(download_hub_repository(model_ref.removeprefix("hf:")), model_ref, given)
+        return _open_model_folder(download_hub_repository(model_ref.removeprefix("hf:")), model_ref, overrides)
     path = Path(model_ref).expanduser()
     if path.is_dir():
-        return _open_model_folder(path, model_ref, given)
+        return _open_model_folder(path, model_ref, overrides)
     if path.suffix in WEIGHTS_SUFFIXES and is_model_folder(path.parent):
-        return _open_file_with_config(path, model_ref, given)
+        return _open_file_with_config(path, model_ref, overrides)
     if path.suffix in WEIGHTS_SUFFIXES:
-        tensors, beside = read_weights_file(path)
-        return pretrained_from_state_dict(
-            tensors,
-            str(path),
-            given.add_to_metadata(WeightsMetadata(), model_ref),
-            extra_dropped=beside,
-            requested_size=img_size,
-        )
+        return _open_file_without_config(path, model_ref, overrides)
     if path.exists():
         raise UserError(
-            f"{model_ref} is not a weights file: its name must end in {', '.join(WEIGHTS_SUFFIXES)}. {ACCEPTED_WEIGHTS_HELP}"
+            f"{model_ref} is not a weights file: its name must end in {', '.join(WEIGHTS_SUFFIXES)}. "
+            f"{ACCEPTED_WEIGHTS_HELP}"
         )
     raise UserError(f"There are no weights '{model_ref}'. {ACCEPTED_WEIGHTS_HELP}")
 
@@ -112,7 +108,7 @@ class UserOverrides:
     img_size: Size | None = None  # used only if nothing else defines it
 
     def add_to_metadata(self, metadata: WeightsMetadata, model_ref: str) -> WeightsMetadata:
-        """Add the user's settings to `known`. A contradiction with config.json is an error."""
+        """Add the user's settings to `metadata`. A contradiction with config.json is an error."""
         if self.num_heads is None:
             return metadata
         self.check_num_heads(metadata.settings.get("num_heads", self.num_heads), model_ref)
@@ -121,31 +117,34 @@ class UserOverrides:
     def check_num_heads(self, actual_num_heads: int, model_ref: str) -> None:
         if self.num_heads not in (None, actual_num_heads):
             raise UserError(
-                f"{model_ref} has num_heads={actual_num_heads}, so num_heads={self.num_heads} would be a different model. "
-                "Leave num_heads out."
+                f"{model_ref} has num_heads={actual_num_heads}, so num_heads={self.num_heads} would be a different "
+                "model. Leave num_heads out."
             )
 
 
 def pretrained_from_state_dict(
-    state_dict: dict[str, Tensor],
+    state_dict: StateDict,
     name: str,
     metadata: WeightsMetadata | None = None,
     *,
     extra_dropped: list[str] | None = None,
     requested_size: Size | None = None,
 ) -> PretrainedModel:
-    """Convert any library's state dict. `known`: further facts, from config.json or from the user."""
+    """Convert the state dict of any library. `metadata`: what is known from config.json or from the user."""
     metadata = metadata or WeightsMetadata()
     renamed = convert_to_timm_names(state_dict, name)
     settings = renamed.settings | metadata.settings
-    config, assumed = infer_config(renamed.weights, renamed.library, name, requested_size=requested_size, **settings)
-    facts, dropped = make_model_info(config, metadata, assumed), [*(extra_dropped or []), *renamed.dropped_names]
+    config, assumptions = infer_config(
+        renamed.weights, renamed.library, name, requested_size=requested_size, **settings
+    )
+    info, dropped = make_model_info(config, metadata, assumptions), [*(extra_dropped or []), *renamed.dropped_names]
     return PretrainedModel(
-        name, metadata.library or renamed.library, facts, renamed.weights, assumed, dropped, renamed.notes
+        name, metadata.library or renamed.library, info, renamed.weights, assumptions, dropped, renamed.notes
     )
 
 
 def make_model_info(config: ModelConfig, metadata: WeightsMetadata, assumptions: list[str]) -> ModelInfo:
+    """Combine settings and metadata. Default normalisation and class names are appended to `assumptions`."""
     mean, std = metadata.mean, metadata.std
     if mean is None or std is None or {len(mean), len(std)} != {config.in_chans}:
         mean, std = get_default_normalisation(config.in_chans)
@@ -168,64 +167,83 @@ def make_model_info(config: ModelConfig, metadata: WeightsMetadata, assumptions:
 def _open_model_folder(
     folder: Path, model_ref: str, overrides: UserOverrides, weights_path: Path | None = None
 ) -> PretrainedModel:
-    found = read_model_folder(folder, weights_path)
-    where = str(weights_path or folder)
-    if isinstance(found.metadata, ModelInfo):
-        overrides.check_num_heads(found.metadata.model.num_heads, model_ref)
-        check_weights_fit(found.tensors, found.metadata.model, where)
-        return PretrainedModel(model_ref, "vitascope", found.metadata, found.tensors, dropped_names=found.extra_names)
-    known = overrides.add_to_metadata(found.metadata, model_ref)
-    made = replace(
-        pretrained_from_state_dict(
-            found.tensors, where, known, extra_dropped=found.extra_names, requested_size=overrides.img_size
-        ),
-        name=model_ref,
+    contents = read_model_folder(folder, weights_path)
+    info, tensors, extra_names = contents.metadata, contents.tensors, contents.extra_names
+    source_name = str(weights_path or folder)
+    if isinstance(info, ModelInfo):
+        overrides.check_num_heads(info.model.num_heads, model_ref)
+        check_weights_fit(tensors, info.model, source_name)
+        return PretrainedModel(model_ref, "vitascope", info, tensors, dropped_names=extra_names)
+    metadata = overrides.add_to_metadata(info, model_ref)
+    pretrained = pretrained_from_state_dict(
+        tensors, source_name, metadata, extra_dropped=extra_names, requested_size=overrides.img_size
     )
-    if found.timm_model is not None:
-        check_same_output(made, load_timm_weights(found.timm_model, made.weights, where))
-    return made
+    pretrained = replace(pretrained, name=model_ref)
+    if contents.timm_model is not None:
+        check_same_output(pretrained, load_timm_weights(contents.timm_model, pretrained.weights, source_name))
+    return pretrained
+
+
+def _open_file_without_config(weights_path: Path, model_ref: str, overrides: UserOverrides) -> PretrainedModel:
+    tensors, extra_names = read_weights_file(weights_path)
+    metadata = overrides.add_to_metadata(WeightsMetadata(), model_ref)
+    pretrained = pretrained_from_state_dict(
+        tensors, str(weights_path), metadata, extra_dropped=extra_names, requested_size=overrides.img_size
+    )
+    usual_heads = guess_num_heads(pretrained.info.model.embed_dim)
+    if overrides.num_heads is None or usual_heads in (None, overrides.num_heads):
+        return pretrained
+    return replace(pretrained, notes=[*pretrained.notes, make_num_heads_note(overrides.num_heads, usual_heads)])
+
+
+def make_num_heads_note(num_heads: int, usual_num_heads: int) -> str:
+    return (
+        f"num_heads={num_heads} instead of {usual_num_heads} regroups the pretrained heads, which changes the "
+        "attention. Set it only if the file's head count is wrong."
+    )
 
 
 def _open_file_with_config(weights_path: Path, model_ref: str, overrides: UserOverrides) -> PretrainedModel:
-    """A weights file in a folder with config.json, such as best.safetensors of a run."""
-    config = weights_path.parent / "config.json"
+    """Open a weights file in a folder with config.json, such as best.safetensors of a run."""
+    config_path = weights_path.parent / "config.json"
     try:
-        found = _open_model_folder(weights_path.parent, model_ref, overrides, weights_path)
+        pretrained = _open_model_folder(weights_path.parent, model_ref, overrides, weights_path)
     except UserError as error:
-        hint = f"It was read with {config}. If that belongs to another model, move the weights to their own folder."
+        hint = (
+            f"It was read with {config_path}. If that belongs to another model, move the weights to their own folder."
+        )
         raise UserError(f"{error} {hint}") from error
-    return replace(found, notes=[*found.notes, f"sizes, classes and normalisation are from {config}"])
+    note = f"sizes, classes and normalisation are from {config_path}"
+    return replace(pretrained, notes=[*pretrained.notes, note])
 
 
 def _open_timm_model(model_ref: str, overrides: UserOverrides) -> PretrainedModel:
-    theirs = download_timm_model(model_ref.removeprefix("timm:"))
-    found = pretrained_from_state_dict(
-        theirs.state_dict(), model_ref, overrides.add_to_metadata(read_timm_metadata(theirs), model_ref)
-    )
-    check_same_output(found, theirs)
-    return found
+    timm_model = download_timm_model(model_ref.removeprefix("timm:"))
+    metadata = overrides.add_to_metadata(read_timm_metadata(timm_model), model_ref)
+    pretrained = pretrained_from_state_dict(timm_model.state_dict(), model_ref, metadata)
+    check_same_output(pretrained, timm_model)
+    return pretrained
 
 
-def check_same_output(pretrained: PretrainedModel, reference_model: Any) -> None:
+def check_same_output(pretrained: PretrainedModel, reference_model: nn.Module) -> None:
     """Compare the outputs for one image, and raise an error if the model is not a plain ViT."""
     images = torch.randn(1, *pretrained.info.stored, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        wanted, told = reference_model.eval()(images), pretrained.build_model()(images)
-    if wanted.shape != told.shape or not (
-        wanted - told
-    ).abs().max() <= MAX_RELATIVE_DIFFERENCE * wanted.abs().max().clamp(min=1e-6):
+        expected, output = reference_model.eval()(images), pretrained.build_model()(images)
+    tolerance = MAX_RELATIVE_DIFFERENCE * expected.abs().max().clamp(min=1e-6)
+    if expected.shape != output.shape or not (expected - output).abs().max() <= tolerance:
         raise UserError(
             f"{pretrained.name} is not a plain ViT: with the same weights, Vitascope's model gives a different output."
         )
 
 
-def _format_values(values: Any) -> str:
+def _format_values(values: Sequence[float]) -> str:
     return "/".join(f"{value:.3g}" for value in values)
 
 
 @dataclass(frozen=True)
 class AnyModel:
-    """In eval mode. `classes`: their names, None where only their number is known."""
+    """A trained classifier in eval mode. `classes`: class names, None if they are unknown."""
 
     module: nn.Module
     preprocessing: Preprocessing
@@ -234,7 +252,7 @@ class AnyModel:
 
 
 def open_any(model_ref: str) -> AnyModel:
-    """`timm:NAME` and folders that timm saved go through timm; everything else is what `weights=` takes."""
+    """Open `timm:NAME` and folders that timm saved with timm, everything else with `open_weights`."""
     if model_ref.startswith("timm:"):
         return wrap_timm_model(download_timm_model(model_ref.removeprefix("timm:")), None)
     path = (
@@ -242,25 +260,26 @@ def open_any(model_ref: str) -> AnyModel:
         if model_ref.startswith("hf:")
         else Path(model_ref).expanduser()
     )
-    said = read_config_json(path)  # `open_weights` reports what is wrong with it
-    if "architecture" in said:
-        model = load_timm_weights(
-            build_timm_from_config(said, path), read_weights_file(find_weights_file(path))[0], str(path)
-        )
-        return wrap_timm_model(model, said.get("label_names"))
-    found = open_weights(model_ref)
-    return AnyModel(found.build_model(), found.info.preparation, found.info.model.num_classes, found.info.classes)
+    config_json = read_config_json(path)  # open_weights reports errors in it
+    if "architecture" in config_json:
+        tensors = read_weights_file(find_weights_file(path)).tensors
+        model = load_timm_weights(build_timm_from_config(config_json, path), tensors, str(path))
+        return wrap_timm_model(model, config_json.get("label_names"))
+    pretrained = open_weights(model_ref)
+    info = pretrained.info
+    return AnyModel(pretrained.build_model(), info.preparation, info.model.num_classes, info.classes)
 
 
-def wrap_timm_model(timm_model: Any, class_names: list[str] | None) -> AnyModel:
-    """Read preparation and classes of a timm model. Channels and image size come from the network itself."""
+def wrap_timm_model(timm_model: nn.Module, class_names: list[str] | None) -> AnyModel:
+    """Read preprocessing and classes of a timm model. Channels and image size come from the network itself."""
     from timm.data.config import resolve_model_data_config
 
-    said: dict[str, Any] = resolve_model_data_config(timm_model)
-    size = getattr(getattr(timm_model, "patch_embed", None), "img_size", None) or said["input_size"][1:]
-    first = next((part for part in timm_model.modules() if isinstance(part, nn.Conv2d)), None)
-    channels = first.in_channels if first is not None else said["input_size"][0]
-    mean, std = (match_channel_count(said[name], channels) for name in ("mean", "std"))
-    usable = class_names is not None and len(class_names) == timm_model.num_classes == len(set(class_names))
-    preparation = Preprocessing((int(size[0]), int(size[1])), mean, std)
-    return AnyModel(timm_model.eval(), preparation, timm_model.num_classes, class_names if usable else None)
+    data_config: JsonObject = resolve_model_data_config(timm_model)
+    size = getattr(getattr(timm_model, "patch_embed", None), "img_size", None) or data_config["input_size"][1:]
+    first_conv = next((part for part in timm_model.modules() if isinstance(part, nn.Conv2d)), None)
+    channels = first_conv.in_channels if first_conv is not None else data_config["input_size"][0]
+    mean, std = (match_channel_count(data_config[name], channels) for name in ("mean", "std"))
+    num_classes = cast(Any, timm_model).num_classes
+    usable = class_names is not None and len(class_names) == num_classes == len(set(class_names))
+    preprocessing = Preprocessing((int(size[0]), int(size[1])), mean, std)
+    return AnyModel(timm_model.eval(), preprocessing, num_classes, class_names if usable else None)

@@ -1,16 +1,20 @@
 """Write a model as the files that Vitascope, timm or transformers load."""
 
 from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
+from typing import NamedTuple
 
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
-from vitascope.weights.model_info import ModelInfo
+from vitascope.weights.model_info import JsonObject, ModelInfo, ModelSettings, StateDict
 from vitascope.weights.parameter_names import convert_to_transformers_names
 
-JsonFiles = dict[str, dict[str, Any]]  # name -> what the JSON file says
+
+class ModelFiles(NamedTuple):
+    json_files: dict[str, JsonObject]  # contents by file name
+    weights: StateDict
+
+
+Converter = Callable[[ModelInfo, StateDict], ModelFiles]
 SETTINGS_SHARED_WITH_TIMM = (
     *("img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "global_pool"),
     *("qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token", "reg_tokens", "no_embed_class"),
@@ -19,21 +23,23 @@ TIMM_NORM_EPS = 1e-6
 VITASCOPE_ONLY_DEFAULTS = {"tokenizer": "patch", "attention": "plain", "merge_tokens": 0, "drop_tokens": 0}
 
 
-def convert_for_vitascope(model_info: ModelInfo, weights: dict[str, Tensor]) -> tuple[JsonFiles, dict[str, Tensor]]:
-    return {"config.json": model_info.as_dict()}, weights
+def convert_for_vitascope(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
+    return ModelFiles({"config.json": model_info.as_dict()}, weights)
 
 
-def convert_for_timm(model_info: ModelInfo, weights: dict[str, Tensor]) -> tuple[JsonFiles, dict[str, Tensor]]:
-    """For `timm.create_model("local-dir:FOLDER", pretrained=True)`; the config overrides the architecture's sizes."""
+def convert_for_timm(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
+    """Make the files for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
+
+    `model_args` in config.json overrides the architecture's sizes."""
     config = model_info.model
     check_timm_support(config)
-    others = {"mlp=swiglu": config.mlp == "swiglu", f"norm_eps={config.norm_eps:g}": config.norm_eps != TIMM_NORM_EPS}
-    _raise_if_unsupported("A folder for timm cannot store", others)
+    in_use = {"mlp=swiglu": config.mlp == "swiglu", f"norm_eps={config.norm_eps:g}": config.norm_eps != TIMM_NORM_EPS}
+    _raise_if_unsupported("A folder for timm cannot store", in_use)
     args = make_timm_settings(config)
     if config.norm == "rmsnorm":
         args["norm_layer"] = "rmsnorm"
     rows, columns = config.image_shape
-    told = {
+    pretrained_cfg = {
         "input_size": [config.in_chans, rows, columns],
         "fixed_input_size": True,
         "mean": list(model_info.preparation.mean),
@@ -44,17 +50,23 @@ def convert_for_timm(model_info: ModelInfo, weights: dict[str, Tensor]) -> tuple
         "classifier": "head",
         "num_classes": config.num_classes,
     }
-    said = {"architecture": "vit_tiny_patch16_224", "num_classes": config.num_classes, "num_features": config.embed_dim}
-    said |= {"label_names": model_info.classes, "model_args": args, "pretrained_cfg": told}
-    return {"config.json": said}, weights
+    config_json = {
+        "architecture": "vit_tiny_patch16_224",
+        "num_classes": config.num_classes,
+        "num_features": config.embed_dim,
+        "label_names": model_info.classes,
+        "model_args": args,
+        "pretrained_cfg": pretrained_cfg,
+    }
+    return ModelFiles({"config.json": config_json}, weights)
 
 
-def convert_for_transformers(model_info: ModelInfo, weights: dict[str, Tensor]) -> tuple[JsonFiles, dict[str, Tensor]]:
-    """`ViTForImageClassification.from_pretrained(FOLDER)`, and its image processor."""
+def convert_for_transformers(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
+    """Make the files for `ViTForImageClassification.from_pretrained(FOLDER)` and its image processor."""
     config = model_info.model
     check_transformers_support(config)
     rows, columns = config.image_shape
-    said = {
+    config_json = {
         "architectures": ["ViTForImageClassification"],
         "model_type": "vit",
         "hidden_size": config.embed_dim,
@@ -69,40 +81,45 @@ def convert_for_transformers(model_info: ModelInfo, weights: dict[str, Tensor]) 
         "patch_size": config.patch_shape[0],
         "num_channels": config.in_chans,
         "qkv_bias": config.qkv_bias,
-        "id2label": {str(number): name for number, name in enumerate(model_info.classes)},
-        "label2id": {name: number for number, name in enumerate(model_info.classes)},
+        "id2label": {str(index): name for index, name in enumerate(model_info.classes)},
+        "label2id": {name: index for index, name in enumerate(model_info.classes)},
     }
-    # CLIP's processor: it resizes and centre-crops as Vitascope does. ViT's own would distort non-square images.
-    prepared = {"image_processor_type": "CLIPImageProcessor", "resample": 3, "do_convert_rgb": config.in_chans == 3}
-    prepared |= {"do_resize": True, "size": {"shortest_edge": rows}}
-    prepared |= {"do_center_crop": True, "crop_size": {"height": rows, "width": columns}}
-    prepared |= {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
-    prepared |= {"image_mean": list(model_info.preparation.mean), "image_std": list(model_info.preparation.std)}
-    return {"config.json": said, "preprocessor_config.json": prepared}, convert_to_transformers_names(weights)
+    # CLIP's processor resizes and centre-crops as Vitascope does. ViT's processor would distort non-square images.
+    processor_json = {
+        "image_processor_type": "CLIPImageProcessor",
+        "resample": 3,
+        "do_convert_rgb": config.in_chans == 3,
+    }
+    processor_json |= {"do_resize": True, "size": {"shortest_edge": rows}}
+    processor_json |= {"do_center_crop": True, "crop_size": {"height": rows, "width": columns}}
+    processor_json |= {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+    processor_json |= {"image_mean": list(model_info.preparation.mean), "image_std": list(model_info.preparation.std)}
+    json_files = {"config.json": config_json, "preprocessor_config.json": processor_json}
+    return ModelFiles(json_files, convert_to_transformers_names(weights))
 
 
-def make_timm_settings(config: ModelConfig) -> dict[str, Any]:
-    """The settings as timm's VisionTransformer takes them."""
-    words: dict[str, Any] = {name: getattr(config, name) for name in SETTINGS_SHARED_WITH_TIMM}
-    words["pos_embed"] = "learn" if config.positions == "learned" else "none"
-    if int(config.embed_dim * config.mlp_ratio) != config.hidden_width:  # timm rounds down without our allowance
-        words["mlp_ratio"] = (config.hidden_width + 0.5) / config.embed_dim
-    return words
+def make_timm_settings(config: ModelConfig) -> ModelSettings:
+    """Return the parameters of timm's VisionTransformer."""
+    settings: ModelSettings = {name: getattr(config, name) for name in SETTINGS_SHARED_WITH_TIMM}
+    settings["pos_embed"] = "learn" if config.positions == "learned" else "none"
+    if int(config.embed_dim * config.mlp_ratio) != config.hidden_width:  # timm rounds down
+        settings["mlp_ratio"] = (config.hidden_width + 0.5) / config.embed_dim
+    return settings
 
 
 def check_timm_support(config: ModelConfig) -> None:
     """Raise an error for settings that timm's VisionTransformer does not support."""
-    ours_alone = {"seq pooling": config.global_pool == "seq", "relu2": config.mlp == "relu2"}
-    ours_alone |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
-    ours_alone |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
-    ours_alone |= {"init_values=0": config.init_values == 0}  # timm takes it for no LayerScale
-    ours_alone |= _find_vitascope_only_settings(config)
-    _raise_if_unsupported("timm's VisionTransformer does not support", ours_alone)
+    in_use = {"seq pooling": config.global_pool == "seq", "relu2": config.mlp == "relu2"}
+    in_use |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
+    in_use |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
+    in_use |= {"init_values=0": config.init_values == 0}  # timm reads 0 as no LayerScale
+    in_use |= _find_vitascope_only_settings(config)
+    _raise_if_unsupported("timm's VisionTransformer does not support", in_use)
 
 
 def check_transformers_support(config: ModelConfig) -> None:
     """Raise an error for settings that transformers' ViT does not support."""
-    ours_alone = {
+    in_use = {
         f"global_pool={config.global_pool}": config.global_pool != "token",
         "registers": config.reg_tokens > 0,
         f"positions={config.positions}": config.positions != "learned" or config.no_embed_class,
@@ -116,28 +133,26 @@ def check_transformers_support(config: ModelConfig) -> None:
         "non-square images or patches": config.grid[0] != config.grid[1]
         or config.patch_shape[0] != config.patch_shape[1],
     }
-    ours_alone |= _find_vitascope_only_settings(config)
-    _raise_if_unsupported("transformers' ViT does not support", ours_alone)
+    in_use |= _find_vitascope_only_settings(config)
+    _raise_if_unsupported("transformers' ViT does not support", in_use)
 
 
 def _find_vitascope_only_settings(config: ModelConfig) -> dict[str, bool]:
-    """Settings that neither timm nor transformers support."""
-    found = {
-        f"{name}={getattr(config, name)}": getattr(config, name) != plain
-        for name, plain in VITASCOPE_ONLY_DEFAULTS.items()
+    """Return for each setting that neither timm nor transformers support whether it is in use."""
+    in_use = {
+        f"{name}={getattr(config, name)}": getattr(config, name) != default
+        for name, default in VITASCOPE_ONLY_DEFAULTS.items()
     }
-    return found | {"causal attention": config.causal}
+    return in_use | {"causal attention": config.causal}
 
 
-def _raise_if_unsupported(error_prefix: str, unsupported_settings: dict[str, bool]) -> None:
-    missing = [name for name, used in unsupported_settings.items() if used]
-    if missing:
-        raise UserError(
-            f"{error_prefix} {' or '.join(missing)}. Export to ONNX or torch, or save for Vitascope instead."
-        )
+def _raise_if_unsupported(error_prefix: str, unsupported_settings_in_use: dict[str, bool]) -> None:
+    unsupported = [name for name, in_use in unsupported_settings_in_use.items() if in_use]
+    if unsupported:
+        raise UserError(f"{error_prefix} {' or '.join(unsupported)}. Export to ONNX or torch, or use --for vitascope.")
 
 
-CONVERTERS_BY_LIBRARY: dict[str, Callable[[ModelInfo, dict[str, Tensor]], tuple[JsonFiles, dict[str, Tensor]]]] = {
+CONVERTERS_BY_LIBRARY: dict[str, Converter] = {
     "vitascope": convert_for_vitascope,
     "timm": convert_for_timm,
     "transformers": convert_for_transformers,

@@ -4,8 +4,9 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
+ArgumentRoles = dict[str, str]  # name of an argument -> its role, e.g. q, mask, heads or wq
 QKV_ROLE_NAMES = {
     "q": {"q", "query", "queries", "qs", "qq"},
     "k": {"k", "key", "keys", "ks"},
@@ -13,22 +14,6 @@ QKV_ROLE_NAMES = {
     "o": {"o", "out", "output", "unifyheads", "unify", "dense", "final", "merge", "combine", "outproj"},
     "qkv": {"qkv", "in", "kqv", "packed", "inproj"},
 }
-FILLER_WORDS = {
-    "w",
-    "b",
-    "weight",
-    "weights",
-    "bias",
-    "proj",
-    "projection",
-    "linear",
-    "lin",
-    "matrix",
-    "to",
-    "layer",
-    "fc",
-}
-FILLER_WORDS |= {"mat", "kernel", "mlp", "embed", "net", "head", "heads", "mix", "c", "param", "transform", "map"}
 TOKEN_ARGUMENT_NAMES = {
     "x",
     "tokens",
@@ -67,7 +52,7 @@ BLOCKED_PATTERN = (
 
 
 def split_identifier(name: str) -> list[str]:
-    """`W_Q` -> w, q; `outProj.weight` -> out, proj, weight."""
+    """Split a name into lowercase words: `W_Q` -> w, q; `outProj.weight` -> out, proj, weight."""
     return list(_split_identifier(name))
 
 
@@ -78,6 +63,7 @@ def _split_identifier(name: str) -> tuple[str, ...]:
 
 
 def normalize_identifier(name: str) -> str:
+    """Return the name in lowercase letters only: `num_heads` -> numheads."""
     return "".join(split_identifier(name))
 
 
@@ -98,7 +84,7 @@ def guess_qkv_role(name: str) -> str | None:
 
 
 def guess_weight_role(name: str) -> str | None:
-    """`w_q` -> wq, `in_proj_bias` -> bqkv: an argument that holds weights; None for others."""
+    """Return the role of a weight or bias argument (`w_q` -> wq, `in_proj_bias` -> bqkv), or None."""
     words = split_identifier(name)
     whole = "".join(words)
     letter = guess_qkv_role(name)
@@ -110,8 +96,8 @@ def guess_weight_role(name: str) -> str | None:
     return "w" + letter if plain or re.fullmatch(r"w(q|k|v|o|qkv|out)", whole) else None
 
 
-def guess_argument_roles(function: Callable[..., Any], num_skipped: int = 0) -> dict[str, str]:
-    """Each argument's name -> x, q, k, v, mask, heads, a weight, or the name itself where nothing is known."""
+def guess_argument_roles(function: Callable[..., Any], num_skipped: int = 0) -> ArgumentRoles:
+    """Return the role of each argument: x, q, k, v, mask, heads, a weight, or its name if the role is unknown."""
     roles: dict[str, str] = {}
     for name, parameter in list(inspect.signature(function).parameters.items())[num_skipped:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -144,7 +130,7 @@ def _guess_argument_role(name: str) -> str:
 
 
 def call_by_roles(
-    function: Callable[..., Any], values_by_role: Mapping[str, Any], argument_roles: Mapping[str, str]
+    function: Callable[..., Any], values_by_role: Mapping[str, Any], argument_roles: ArgumentRoles
 ) -> Any:
     """Call a function by the roles of its arguments; an argument with an unknown role keeps its default."""
     positional, named = [], {}
@@ -155,7 +141,7 @@ def call_by_roles(
                 raise TypeError(f"the argument {name!r} has an unknown meaning")
             continue
         if role == "dropout" and parameter.default is not parameter.empty:
-            continue  # the user's own choice, which may be a layer
+            continue  # keep the user's default, which may be a layer
         if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(values_by_role[role])
         else:
@@ -163,12 +149,12 @@ def call_by_roles(
     return function(*positional, **named)
 
 
-def parse_mask_polarity(text: str) -> str | None:
-    """What True means in a mask, according to a docstring or comment: may (attend), or blocked."""
+def parse_mask_polarity(text: str) -> Literal["allowed", "blocked"] | None:
+    """Return the meaning of True in a mask according to a docstring or comment, or None."""
     text = text.lower()
     if re.search(BLOCKED_PATTERN, text):
         return "blocked"
-    return "may" if re.search(ALLOWED_PATTERN, text) else None
+    return "allowed" if re.search(ALLOWED_PATTERN, text) else None
 
 
 def get_source(user_code: object) -> str:
@@ -188,7 +174,7 @@ def get_first_line_number(user_code: object) -> int:
 
 
 def get_docs_and_comments(user_code: object) -> str:
-    """Docstring and comments."""
+    """Return the docstrings and comments of the source code as one text."""
     source = get_source(user_code)
     comments = re.findall(r"#(.*)", source)
     strings = re.findall(r'"""(.*?)"""', source, flags=re.DOTALL)

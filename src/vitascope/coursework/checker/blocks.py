@@ -1,7 +1,8 @@
-"""The part `transformer-block`: attention, then the MLP, each normalised first and added (Dosovitskiy et al. 2021)."""
+"""Check the part `transformer-block`: attention and MLP, pre-norm, with residuals (Dosovitskiy et al. 2021)."""
 
+from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,30 +11,39 @@ from torch.nn import functional as F
 
 from vitascope.coursework.checker.argument_names import guess_argument_roles, split_identifier
 from vitascope.coursework.checker.attention_layers import (
-    CorrectVariant,
     get_norm_parameters,
     get_reference_weights,
     list_attention_mistakes,
     list_attention_variants,
     select_attention_layers,
 )
+from vitascope.coursework.checker.attention_modules import AttentionModuleChecker
 from vitascope.coursework.checker.feed_forward import (
     apply_feed_forward,
     find_mlp_layers,
     list_module_activation_variants,
 )
-from vitascope.coursework.checker.heads import AttentionModuleChecker
-from vitascope.coursework.checker.instances import ModuleFactory
 from vitascope.coursework.checker.masks import list_mask_formats
-from vitascope.coursework.checker.part import (
+from vitascope.coursework.checker.module_factory import ModuleFactory
+from vitascope.coursework.checker.part_checker import (
     CallConvention,
     Case,
+    CorrectVariant,
+    MaskKind,
+    MaskPolarity,
     NamedTensors,
+    UserCode,
     choose_default_mask_kind,
     make_allowed_mask,
 )
-from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake, multi_head_attention
-from vitascope.coursework.checker.weights import LinearLayer, WeightsByRole, find_linear_layers, find_norms
+from vitascope.coursework.checker.reference import (
+    QueryKeyValue,
+    ReferenceOptions,
+    SimulatedMistake,
+    WeightsByRole,
+    multi_head_attention,
+)
+from vitascope.coursework.checker.weights import LinearLayer, find_linear_layers, find_norms
 
 BLOCK_MISTAKES = [
     SimulatedMistake("norm-after", {"order": "after"}),
@@ -43,43 +53,49 @@ BLOCK_MISTAKES = [
 ]
 
 
-BlockWeights = tuple[WeightsByRole, LinearLayer, LinearLayer]
+class BlockWeights(NamedTuple):
+    """The attention weights and the two linear layers of the MLP."""
+
+    attention: WeightsByRole
+    mlp_first: LinearLayer
+    mlp_second: LinearLayer
+
+
 _BLOCK_WEIGHTS_CACHE: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], BlockWeights]] = WeakKeyDictionary()
 
 
 def find_block_weights(module: nn.Module, options: ReferenceOptions, num_heads: int, width: int) -> BlockWeights:
-    """Attention's weights and the MLP's two maps; remembered where no gradient is wanted."""
+    """Return the weights of a block; cached if no gradient is needed."""
     if torch.is_grad_enabled():
         return _collect_block_weights(module, options, num_heads, width)
-    known, key = (
-        _BLOCK_WEIGHTS_CACHE.setdefault(module, {}),
-        (options["assignment"], options.get("rows"), num_heads, width),
-    )
-    if key not in known:
-        known[key] = _collect_block_weights(module, options, num_heads, width)
-    return known[key]
+    cache = _BLOCK_WEIGHTS_CACHE.setdefault(module, {})
+    key = (options["assignment"], options.get("rows"), num_heads, width)
+    if key not in cache:
+        cache[key] = _collect_block_weights(module, options, num_heads, width)
+    return cache[key]
 
 
 def _collect_block_weights(module: nn.Module, options: ReferenceOptions, num_heads: int, width: int) -> BlockWeights:
-    maps = find_linear_layers(module)
-    attending = select_attention_layers(maps, width)
-    first, second = find_mlp_layers([one for one in maps if all(one is not other for other in attending)], width)
-    return get_reference_weights(attending, options, num_heads), first, second
+    linear_layers = find_linear_layers(module)
+    attention_layers = select_attention_layers(linear_layers, width)
+    others = [layer for layer in linear_layers if all(layer is not other for other in attention_layers)]
+    mlp_layers = find_mlp_layers(others, width)
+    return BlockWeights(get_reference_weights(attention_layers, options, num_heads), *mlp_layers)
 
 
 def run_reference_block(
     x: Tensor, module: nn.Module, num_heads: int, allowed_mask: Tensor | None, options: ReferenceOptions
 ) -> Tensor:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the weights are those of the user's module."""
-    weights, first, second = find_block_weights(module, options, num_heads, x.shape[-1])
+    """Compute x + attention(norm(x)), then x + mlp(norm(x)), with the weights of the user's module."""
+    weights = find_block_weights(module, options, num_heads, x.shape[-1])
     if options.get("causal"):
         allowed_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
 
     def attention(y: Tensor) -> Tensor:
-        return multi_head_attention((y, y, y), weights, num_heads, allowed_mask, options)
+        return multi_head_attention(QueryKeyValue(y, y, y), weights.attention, num_heads, allowed_mask, options)
 
     def mlp(y: Tensor) -> Tensor:
-        return apply_feed_forward(y, first, second, options["bend"])
+        return apply_feed_forward(y, weights.mlp_first, weights.mlp_second, options["activation"])
 
     norms = get_block_norms(module, options.get("norms_swapped", False))
     for number, layer in (("1", attention), ("2", mlp)):
@@ -89,22 +105,28 @@ def run_reference_block(
 
 
 def _apply_residual_branch(
-    x: Tensor, layer: Any, norm: nn.Module | None, has_residual: bool, options: ReferenceOptions
+    x: Tensor,
+    layer: Callable[[Tensor], Tensor],
+    norm: nn.Module | None,
+    has_residual: bool,
+    options: ReferenceOptions,
 ) -> Tensor:
-    def normal(y: Tensor) -> Tensor:
+    def normalize(y: Tensor) -> Tensor:
         return y if norm is None else F.layer_norm(y, y.shape[-1:], *get_norm_parameters(norm))
 
     if options.get("order") == "after":
-        return normal(x + layer(x) if has_residual else layer(x))
+        return normalize(x + layer(x) if has_residual else layer(x))
     if options.get("order") == "on-branch":
-        return x + normal(layer(x)) if has_residual else normal(layer(x))
+        return x + normalize(layer(x)) if has_residual else normalize(layer(x))
     if options.get("added") == "normed":
-        return normal(x) + layer(normal(x))
-    return x + layer(normal(x)) if has_residual else layer(normal(x))
+        return normalize(x) + layer(normalize(x))
+    return x + layer(normalize(x)) if has_residual else layer(normalize(x))
 
 
 def get_block_norms(module: nn.Module, swapped: bool) -> list[nn.Module | None]:
-    """Attention's norm and the MLP's: as they were made, or the other way round; one may serve both."""
+    """Return the norms before attention and before the MLP, in the order of creation or swapped.
+
+    A single norm is used for both."""
     norms: list[nn.Module | None] = [norm for _, norm in find_norms(module)]
     if len(norms) < 2:
         return [*norms, *norms] if norms else [None, None]
@@ -113,46 +135,46 @@ def get_block_norms(module: nn.Module, swapped: bool) -> list[nn.Module | None]:
 
 def list_block_variants(module: nn.Module, width: int) -> list[CorrectVariant]:
     """List the correct variants: attention, activation function, and which norm belongs to which layer."""
-    attending = list_attention_variants(module, select_attention_layers(find_linear_layers(module), width))
-    swaps: list[CorrectVariant] = [({}, ())]
+    attention_variants = list_attention_variants(module, select_attention_layers(find_linear_layers(module), width))
+    swaps = [CorrectVariant({}, ())]
     if len(find_norms(module)) > 1:
         names = [name for name, _ in find_norms(module)][1::-1]
-        swaps.append(
-            ({"norms_swapped": True}, (f"{names[0]} is the norm before attention, {names[1]} the norm before the MLP",))
-        )
+        text = f"{names[0]} is the norm before attention, {names[1]} the norm before the MLP"
+        swaps.append(CorrectVariant({"norms_swapped": True}, (text,)))
     return [
-        ({**bend, **chosen, **swap}, (*bend_words, *words, *swap_words))
-        for (swap, swap_words), (chosen, words), (bend, bend_words) in product(
-            swaps, attending, list_module_activation_variants(module)
+        CorrectVariant(
+            {**activation.options, **attention.options, **swap.options},
+            (*activation.assumptions, *attention.assumptions, *swap.assumptions),
         )
+        for swap, attention, activation in product(swaps, attention_variants, list_module_activation_variants(module))
     ]
 
 
 def find_missing_block_layers(module: nn.Module, width: int, has_heads: bool) -> list[SimulatedMistake]:
     """List the layers that are missing."""
-    found = []
-    attending = select_attention_layers(find_linear_layers(module), width)
-    weights = get_reference_weights(attending, list_attention_variants(module, attending)[0][0], 1)
+    mistakes = []
+    attention_layers = select_attention_layers(find_linear_layers(module), width)
+    weights = get_reference_weights(attention_layers, list_attention_variants(module, attention_layers)[0].options, 1)
     if has_heads and "wo" not in weights:
-        found.append(SimulatedMistake("missing-output-projection", {"projected": False}))
+        mistakes.append(SimulatedMistake("missing-output-projection", {"projected": False}))
     if not find_norms(module):
-        found.append(SimulatedMistake("missing-norm", {"normed": ""}))
-    return found
+        mistakes.append(SimulatedMistake("missing-norm", {"normed": ""}))
+    return mistakes
 
 
 def list_block_mistakes(module: nn.Module, width: int, *, has_mask: bool = False) -> list[SimulatedMistake]:
-    maps = select_attention_layers(find_linear_layers(module), width)
-    return [*BLOCK_MISTAKES, *list_attention_mistakes(module, maps, has_mask=has_mask)]
+    attention_layers = select_attention_layers(find_linear_layers(module), width)
+    return [*BLOCK_MISTAKES, *list_attention_mistakes(module, attention_layers, has_mask=has_mask)]
 
 
 class TransformerBlockChecker(AttentionModuleChecker):
-    """A class or an instance."""
+    """Check a class or an instance of a transformer block."""
 
     part = "transformer-block"
     max_variants_per_mistake = 3
     axis_order_groups = (("batch", "token"),)
 
-    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+    def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name = name
         sizes = {"width": 12, "heads": 3, "hidden": 20, "ratio": 2, "dropout": 0.1, "batch_first": True, "length": 16}
         sizes |= {"key_width": 4, "value_width": 4}
@@ -161,7 +183,9 @@ class TransformerBlockChecker(AttentionModuleChecker):
         self.argument_roles = guess_argument_roles(self.sample_module.forward)
         masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
         self.mask_formats = list_mask_formats(masks[0], type(self.sample_module), mask_polarity) if masks else []
-        self.default_mask_kind = choose_default_mask_kind(self.sample_module.forward, self.argument_roles)
+        self.default_mask_kind: MaskKind | None = choose_default_mask_kind(
+            self.sample_module.forward, self.argument_roles
+        )
 
     def get_reference_name(self) -> str:
         return "nn.TransformerEncoderLayer(norm_first=True)"
@@ -187,18 +211,20 @@ class TransformerBlockChecker(AttentionModuleChecker):
         return find_missing_block_layers(self.sample_module, self.width, self.module_factory.has_heads)
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
-        there = {switch.mistake_id for switch in self.find_missing_layers(convention)}
-        found = list_block_mistakes(self.sample_module, self.width, has_mask=bool(self.mask_formats))
-        return [switch for switch in found if switch.mistake_id not in there]
+        missing_ids = {mistake.mistake_id for mistake in self.find_missing_layers(convention)}
+        mistakes = list_block_mistakes(self.sample_module, self.width, has_mask=bool(self.mask_formats))
+        return [mistake for mistake in mistakes if mistake.mistake_id not in missing_ids]
 
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         lines = super().describe_evidence(convention, user_result, reference_result)
-        known = {"weight", "bias"}
-        odd = [
-            n for n, p in self.sample_module.named_parameters() if p.ndim == 1 and not known & set(split_identifier(n))
+        standard_names = {"weight", "bias"}
+        extra_names = [
+            n
+            for n, p in self.sample_module.named_parameters()
+            if p.ndim == 1 and not standard_names & set(split_identifier(n))
         ]
         return (
-            [*lines, f"The module has parameters that a standard block does not have: {', '.join(odd)}."]
-            if odd
+            [*lines, f"The module has parameters that a standard block does not have: {', '.join(extra_names)}."]
+            if extra_names
             else lines
         )

@@ -1,38 +1,31 @@
-"""Check a user's function, class, module or file: recognise which part each one implements, and return reports."""
+"""Check a user's function, class, module or file, and return reports."""
 
-import ast
 import inspect
-import re
-import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from vitascope.coursework.checker.argument_names import (
-    get_first_line_number,
-    get_source,
-    guess_argument_roles,
-    guess_weight_role,
-)
+from vitascope.coursework.checker.attention_functions import AttentionFunctionChecker
+from vitascope.coursework.checker.attention_modules import Attention2dChecker, AttentionModuleChecker
 from vitascope.coursework.checker.blocks import TransformerBlockChecker
 from vitascope.coursework.checker.diagnose import run_checker
 from vitascope.coursework.checker.dot_product import DotProductChecker
-from vitascope.coursework.checker.embedding import ClassTokenChecker
 from vitascope.coursework.checker.feed_forward import FeedForwardChecker
-from vitascope.coursework.checker.functions import AttentionFunctionChecker
-from vitascope.coursework.checker.heads import Attention2dChecker, AttentionModuleChecker
+from vitascope.coursework.checker.image_embedding import ClassTokenChecker
 from vitascope.coursework.checker.masks import CausalMaskChecker
-from vitascope.coursework.checker.part import PartChecker
+from vitascope.coursework.checker.part_checker import MaskPolarity, PartChecker, UserCode
 from vitascope.coursework.checker.patches import PatchifyChecker
 from vitascope.coursework.checker.positions import SinusoidalPositionsChecker
-from vitascope.coursework.checker.report import NOTHING_RECOGNIZED, CheckReport
+from vitascope.coursework.checker.recognition import find_unfilled_line, recognize_part
+from vitascope.coursework.checker.report import NOTHING_RECOGNIZED, CheckReport, FirstDifference
 from vitascope.coursework.checker.vit import ViTChecker
 from vitascope.errors import UserError, shorten_error_message, suggest_choice
 
-CheckerFactory = Callable[[str, Any, str | None], PartChecker]
+CheckerFactory = Callable[[str, UserCode, MaskPolarity | None], PartChecker]
 
 MODULE_CHECKERS: dict[str, CheckerFactory] = {
     "attention": DotProductChecker,
@@ -48,81 +41,42 @@ MODULE_CHECKERS: dict[str, CheckerFactory] = {
 }
 FUNCTION_CHECKERS: dict[str, CheckerFactory] = MODULE_CHECKERS | {
     "multi-head-attention": AttentionFunctionChecker,
-    "self-attention-2d": lambda name, thing, told: AttentionFunctionChecker(name, thing, told, "self-attention-2d"),
+    "self-attention-2d": lambda name, user_code, mask_polarity: AttentionFunctionChecker(
+        name, user_code, mask_polarity, "self-attention-2d"
+    ),
 }
 PARTS = list(MODULE_CHECKERS)
-# The first that fits a name wins; a name is read without case and underscores.
-PART_NAME_PATTERNS = [
-    (
-        "causal-mask",
-        r"(causal|subsequent|lookahead|autoregressive|triangular|future).*mask|^(make|create|build|get)?mask$",
-    ),
-    ("class-token", r"cls|class(ification)?token|prepend"),
-    ("sinusoidal-positions", r"sinus|position(?!.*(feed|ff|mlp))|^pe$|posenc|posemb|sincos"),
-    ("patchify", r"patch(?!.*transformer)"),
-    ("self-attention-2d", r"(att(n|ention)).*2d|2d.*att(n|ention)|gridattention|spatialattention"),
-    ("feed-forward", r"feedforward|^ffn?\d*$|mlp|ffn"),
-    ("transformer-block", r"block|(encoder|transformer|vit)layer|residualattention"),
-    ("vit", r"vit|visiontransformer|imagetransformer"),
-    ("multi-head-attention", r"multihead|mha|msa|mhsa|selfatt"),
-    ("attention", r"att(n|ention|end)|sdpa|dotproduct"),
-    ("vit", r"transformer"),
-]
+Definitions = dict[str, UserCode]  # functions and classes of a file by name
 
 
-def recognize_part(name: str, user_code: Any) -> str | None:
-    """The part's name, or None where nothing fits."""
-    word = re.sub(r"[^a-z0-9]", "", name.lower())
-    is_class = isinstance(user_code, type | nn.Module)
-    part = next((part for part, pattern in PART_NAME_PATTERNS if re.search(pattern, word)), None)
-    roles = set() if is_class else set(guess_argument_roles(user_code).values())
-    if is_class:
-        return _recognize_class_part(part, user_code)
-    return _recognize_function_part(part, user_code, roles)
+class RecognizedParts(NamedTuple):
+    """The functions and classes whose part is known, and the names of the others."""
+
+    recognized: Definitions
+    unrecognized_names: list[str]
 
 
-def _recognize_class_part(part_by_name: str | None, class_or_module: Any) -> str | None:
-    kind = class_or_module if isinstance(class_or_module, type) else type(class_or_module)
-    if part_by_name == "attention" or (part_by_name == "multi-head-attention"):
-        roles = list(guess_argument_roles(kind.forward, num_skipped=1).values())
-        given = {"q", "k", "v"} <= set(roles) and not _has_layers(kind)
-        return "attention" if given else "multi-head-attention"
-    if part_by_name == "sinusoidal-positions" and "sin" not in get_source(kind).replace("sinusoidal", ""):
-        return None  # a learned table
-    return part_by_name
+@dataclass
+class UnrecognizedNames:
+    """Progress message: these functions and classes are not checked."""
+
+    names: list[str]
 
 
-def _has_layers(cls: type) -> bool:
-    text = get_source(cls)
-    return not text or bool(re.search(r"Linear|Parameter|Conv|MultiheadAttention", text))
+@dataclass
+class CheckStarted:
+    """Progress message: the check of this function or class begins."""
+
+    name: str
 
 
-def _recognize_function_part(part_by_name: str | None, function: Any, role_set: set[str]) -> str | None:
-    weights = [name for name in guess_argument_roles(function) if guess_weight_role(name)]
-    if part_by_name in ("attention", "multi-head-attention"):
-        if {"q", "k", "v"} <= role_set and not weights and "heads" not in role_set:
-            return "attention"
-        if weights or "heads" in role_set:
-            return "multi-head-attention"
-        return "attention" if len(role_set) >= 3 else None
-    required = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
-    if part_by_name == "causal-mask":
-        return part_by_name if len(required) == 1 else None
-    if part_by_name in ("transformer-block", "vit"):
-        return None
-    if part_by_name == "class-token":
-        return part_by_name if len(required) >= 2 else None
-    if part_by_name == "feed-forward":
-        return part_by_name if len(required) >= 3 else None
-    if part_by_name is None and {"q", "k", "v"} <= role_set and not weights and "heads" not in role_set:
-        return "attention"
-    if part_by_name is None and len(weights) >= 3 and {"x", "q"} & role_set:
-        return "multi-head-attention"
-    return part_by_name if required else None
+CheckProgress = UnrecognizedNames | CheckStarted | CheckReport
 
 
-def create_checker(name: str, user_code: Any, part: str | None = None, mask_polarity: str | None = None) -> PartChecker:
-    """Return the subject to check; raise a UserError if the part is unknown."""
+def create_checker(
+    name: str, user_code: UserCode, part: str | None = None, mask_polarity: MaskPolarity | None = None
+) -> PartChecker:
+    """Create the checker of a part; raise a UserError if the part is unknown."""
     if part is not None and part not in PARTS:
         raise UserError(f"There is no part {part}. {suggest_choice(part, PARTS)}")
     if not callable(user_code):
@@ -134,57 +88,37 @@ def create_checker(name: str, user_code: Any, part: str | None = None, mask_pola
         raise UserError(
             f"{name} was not recognised. Give its part with --part (in Python: part=). Parts: {', '.join(PARTS)}."
         )
-    makers = MODULE_CHECKERS if isinstance(user_code, type | nn.Module) else FUNCTION_CHECKERS
-    return makers[part](name, user_code, mask_polarity)
+    factories = MODULE_CHECKERS if isinstance(user_code, type | nn.Module) else FUNCTION_CHECKERS
+    return factories[part](name, user_code, mask_polarity)
 
 
-def collect_definitions(module: ModuleType) -> dict[str, Any]:
-    """Functions and classes that this file defines, in its order; modules that it made, too."""
-    found = {}
-    for name, thing in vars(module).items():
-        own = getattr(thing, "__module__", None) == module.__name__
-        is_module = isinstance(thing, type) and issubclass(thing, nn.Module)
-        if not name.startswith("_") and own and (inspect.isfunction(thing) or is_module):
-            found[name] = thing
-    return found
+def collect_definitions(module: ModuleType) -> Definitions:
+    """Return the functions and module classes that this file defines, in their order in the file."""
+    definitions = {}
+    for name, user_code in vars(module).items():
+        is_defined_here = getattr(user_code, "__module__", None) == module.__name__
+        is_module = isinstance(user_code, type) and issubclass(user_code, nn.Module)
+        if not name.startswith("_") and is_defined_here and (inspect.isfunction(user_code) or is_module):
+            definitions[name] = user_code
+    return definitions
 
 
-def recognize_parts(module: ModuleType) -> tuple[dict[str, Any], list[str]]:
-    """Return the functions and classes whose part is known, and the names of the others."""
-    all_of_them = collect_definitions(module)
-    known = {name: thing for name, thing in all_of_them.items() if recognize_part(name, thing)}
-    return known, [name for name in all_of_them if name not in known]
+def recognize_parts(module: ModuleType) -> RecognizedParts:
+    """Recognise the part of every function and class of a file."""
+    definitions = collect_definitions(module)
+    recognized = {name: user_code for name, user_code in definitions.items() if recognize_part(name, user_code)}
+    return RecognizedParts(recognized, [name for name in definitions if name not in recognized])
 
 
-def find_mask_polarity(definitions: dict[str, Any]) -> str | None:
-    """What True means in the user's own causal mask: may, blocked, or None if there is no correct mask."""
-    for name, thing in definitions.items():
-        if recognize_part(name, thing) == "causal-mask" and not find_unfilled_line(thing):
-            return CausalMaskChecker(name, thing).detect_mask_polarity()
+def find_mask_polarity(definitions: Definitions) -> MaskPolarity | None:
+    """Return the meaning of True in the causal mask of the user's file, or None if there is no correct mask."""
+    for name, user_code in definitions.items():
+        if recognize_part(name, user_code) == "causal-mask" and not find_unfilled_line(user_code):
+            return CausalMaskChecker(name, user_code).detect_mask_polarity()
     return None
 
 
-def find_unfilled_line(user_code: Any) -> int:
-    """The line in its file, counted from 1, of the first `...` that stands for code; 0 if there is none."""
-    code = type(user_code) if isinstance(user_code, nn.Module) else user_code
-    try:
-        tree = ast.parse(textwrap.dedent(get_source(code)))
-    except SyntaxError:
-        return 0
-    dots = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value is Ellipsis]
-    indexed = [
-        inner.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript)
-        for inner in ast.walk(node.slice)
-        if isinstance(inner, ast.Constant) and inner.value is Ellipsis
-    ]
-    for line in indexed:
-        dots.remove(line)
-    return min(dots) + get_first_line_number(code) - 1 if dots else 0
-
-
-def check(user_code: Callable[..., Any] | type | nn.Module, part: str | None = None) -> CheckReport:
+def check(user_code: UserCode, part: str | None = None) -> CheckReport:
     """Check a function, class or module against PyTorch and name its mistakes. For notebooks and scripts.
 
     `part` is the transformer part that it implements: attention, multi-head-attention, vit, …
@@ -194,10 +128,12 @@ def check(user_code: Callable[..., Any] | type | nn.Module, part: str | None = N
     return check_object(name, user_code, part)
 
 
-def check_object(name: str, user_code: Any, part: str | None = None, mask_polarity: str | None = None) -> CheckReport:
+def check_object(
+    name: str, user_code: UserCode, part: str | None = None, mask_polarity: MaskPolarity | None = None
+) -> CheckReport:
     """Return one report. If the check cannot be prepared, the mistake is `unknown` and the report gives the reason."""
-    if (line := find_unfilled_line(user_code)) and (known := part or recognize_part(name, user_code)):
-        return _make_unfilled_report(name, known, line)
+    if (line := find_unfilled_line(user_code)) and (recognized := part or recognize_part(name, user_code)):
+        return _make_unfilled_report(name, recognized, line)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny
     try:
@@ -211,7 +147,7 @@ def check_object(name: str, user_code: Any, part: str | None = None, mask_polari
 
 
 def _make_setup_error_report(name: str, part: str, error: Exception) -> CheckReport:
-    words = f"{type(error).__name__}: {shorten_error_message(error, 200)}"
+    error_text = f"{type(error).__name__}: {shorten_error_message(error, 200)}"
     hint = f"Create an instance yourself: layer = {name}(…). Then check FILE.py:layer, or call vitascope.check(layer)."
     return CheckReport(
         part,
@@ -219,8 +155,8 @@ def _make_setup_error_report(name: str, part: str, error: Exception) -> CheckRep
         False,
         ["unknown"],
         [hint],
-        {"check": "preparation", "index": None, "expected": None, "got": None, "error": words},
-        evidence=[f"Preparing the check failed. {words}"],
+        FirstDifference(check="preparation", index=None, expected=None, got=None, error=error_text),
+        evidence=[f"Preparing the check failed. {error_text}"],
         verdict="could not be checked",
     )
 
@@ -232,41 +168,38 @@ def _make_unfilled_report(name: str, part: str, line_number: int) -> CheckReport
         False,
         ["unknown"],
         ["Replace every ... with your own code. Then check again."],
-        {"check": "source code", "index": None, "expected": "code", "got": "...", "error": "not filled in yet"},
+        FirstDifference(check="source code", index=None, expected="code", got="...", error="not filled in yet"),
         evidence=[f"Line {line_number} still contains ..."],
         verdict="not filled in yet",
     )
 
 
-def select_objects_to_check(module: ModuleType, name: str | None, part: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Return what to check in a file, and the names of what is left out: with `part`, only if nothing is checked."""
+def select_objects_to_check(module: ModuleType, name: str | None, part: str | None) -> RecognizedParts:
+    """Select what to check in a file. With `part`, names are unrecognised only if nothing can be checked."""
     if name is not None:
         if not hasattr(module, name):
-            there = ", ".join(collect_definitions(module)) or "no function or class"
-            raise UserError(f"It does not define {name}. It defines: {there}.")
-        return {name: getattr(module, name)}, []
-    known, others = recognize_parts(module)
+            names = ", ".join(collect_definitions(module)) or "no function or class"
+            raise UserError(f"It does not define {name}. It defines: {names}.")
+        return RecognizedParts({name: getattr(module, name)}, [])
+    recognized, others = recognize_parts(module)
     if part is not None:
-        fitting = {name: thing for name, thing in known.items() if recognize_part(name, thing) == part}
-        everything = collect_definitions(module)
-        known = fitting or (everything if len(everything) == 1 else {})
-        others = [] if known else list(everything)
-    return known, others
+        fitting = {name: user_code for name, user_code in recognized.items() if recognize_part(name, user_code) == part}
+        definitions = collect_definitions(module)
+        recognized = fitting or (definitions if len(definitions) == 1 else {})
+        others = [] if recognized else list(definitions)
+    return RecognizedParts(recognized, others)
 
 
-def check_module_parts(
-    module: ModuleType, name: str | None, part: str | None
-) -> Iterator[str | CheckReport | list[str]]:
+def check_module_parts(module: ModuleType, name: str | None, part: str | None) -> Iterator[CheckProgress]:
     """Yield the names that were not recognised, then for every part its name and its report."""
-    things, others = select_objects_to_check(module, name, part)
-    yield others
-    if not things:
+    selected, others = select_objects_to_check(module, name, part)
+    yield UnrecognizedNames(others)
+    if not selected:
         raise UserError(f"{NOTHING_RECOGNIZED} It defines: {', '.join(others)}." if others else NOTHING_RECOGNIZED)
-    own = recognize_parts(module)[0]
-    yield next(
-        (each for each, thing in own.items() if recognize_part(each, thing) == "causal-mask"), "Loading the file"
-    )
-    polarity = find_mask_polarity(own)
-    for each, thing in things.items():
-        yield each
-        yield check_object(each, thing, part, polarity)
+    recognized = recognize_parts(module).recognized
+    masks = (name for name, user_code in recognized.items() if recognize_part(name, user_code) == "causal-mask")
+    yield CheckStarted(next(masks, "Loading the file"))
+    mask_polarity = find_mask_polarity(recognized)
+    for object_name, user_code in selected.items():
+        yield CheckStarted(object_name)
+        yield check_object(object_name, user_code, part, mask_polarity)

@@ -7,17 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitascope.coursework.checker.part import CallConvention, Case, NamedTensors, NoDropoutMode, PartChecker
+from vitascope.coursework.checker.part_checker import CallConvention, Case, NamedTensors, NoDropoutMode, PartChecker
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 from vitascope.coursework.checker.report import CheckRow
 from vitascope.errors import shorten_error_message
 
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-4}  # of the largest number
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-4}  # relative to the largest value
+
+
+RunOutcome = Tensor | Exception  # the output, or what the code raised
+SettingsKey = tuple[tuple[str, Any], ...]
+CacheKey = tuple[Any, ...]  # settings, name of the case, and optionally reference options
 
 
 @dataclass
 class Diagnosis:
-    """The way, the choices and the mistakes that reproduce the user's numbers."""
+    """The call convention, the variant and the mistakes that reproduce the user's results."""
 
     convention: CallConvention
     variant_options: ReferenceOptions
@@ -27,18 +32,18 @@ class Diagnosis:
     @property
     def options(self) -> ReferenceOptions:
         return dict(self.variant_options) | {
-            k: v for switch in self.simulated_mistakes for k, v in switch.options.items()
+            k: v for mistake in self.simulated_mistakes for k, v in mistake.options.items()
         }
 
 
 @dataclass
 class CachedRunner:
-    """The user's results, each computed once."""
+    """Run the user's code and the reference; keep the user's results."""
 
     checker: PartChecker
-    user_results: dict[tuple[Any, ...], Tensor | Exception] = field(default_factory=dict)
+    user_results: dict[CacheKey, RunOutcome] = field(default_factory=dict)
     inputs_by_case: dict[str, NamedTensors] = field(default_factory=dict)
-    agreement_cache: dict[tuple[Any, ...], bool] = field(default_factory=dict)
+    agreement_cache: dict[CacheKey, bool] = field(default_factory=dict)
     dropout_mode: NoDropoutMode = field(default_factory=NoDropoutMode)
 
     def get_inputs(self, case: Case) -> NamedTensors:
@@ -48,7 +53,7 @@ class CachedRunner:
             }
         return self.inputs_by_case[case.name]
 
-    def run_user_code(self, convention: CallConvention, case: Case) -> Tensor | Exception:
+    def run_user_code(self, convention: CallConvention, case: Case) -> RunOutcome:
         key = (select_relevant_settings(convention, case), case.name)
         if key not in self.user_results:
             self.user_results[key] = try_user_code(
@@ -56,7 +61,7 @@ class CachedRunner:
             )
         return self.user_results[key]
 
-    def run_reference(self, convention: CallConvention, case: Case, options: ReferenceOptions) -> Tensor | Exception:
+    def run_reference(self, convention: CallConvention, case: Case, options: ReferenceOptions) -> RunOutcome:
         try:
             with torch.no_grad():
                 return self.checker.run_reference(convention, case, self.get_inputs(case), options)
@@ -64,10 +69,12 @@ class CachedRunner:
             return error
 
 
-def select_relevant_settings(convention: CallConvention, case: Case) -> tuple[tuple[str, Any], ...]:
-    """What of a way matters in a case: where nothing is masked, the mask's form does not."""
+def select_relevant_settings(convention: CallConvention, case: Case) -> SettingsKey:
+    """Return the settings that matter in a case: without a mask, the mask format does not."""
     return tuple(
-        (name, value) for name, value in convention.settings.items() if case.mask_kind is not None or name != "form"
+        (name, value)
+        for name, value in convention.settings.items()
+        if case.mask_kind is not None or name != "mask_format"
     )
 
 
@@ -77,7 +84,7 @@ def try_user_code(
     case: Case,
     inputs: NamedTensors,
     dropout_mode: NoDropoutMode | None,
-) -> Tensor | Exception:
+) -> RunOutcome:
     """Run the user's code on copies of the inputs; return the result or the exception."""
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -91,8 +98,8 @@ def try_user_code(
         return error if isinstance(error, Exception) else RuntimeError(f"the code exited the program: {error!r}")
 
 
-def is_same_result(user_result: Tensor | Exception, reference_result: Tensor | Exception, tolerance: float) -> bool:
-    """Close everywhere; two failures agree too."""
+def is_same_result(user_result: RunOutcome, reference_result: RunOutcome, tolerance: float) -> bool:
+    """Return whether all values are close; two exceptions count as the same result."""
     if isinstance(user_result, Exception) or isinstance(reference_result, Exception):
         return isinstance(user_result, Exception) and isinstance(reference_result, Exception)
     if user_result.shape != reference_result.shape:
@@ -105,9 +112,9 @@ def is_same_result(user_result: Tensor | Exception, reference_result: Tensor | E
 def has_random_output(
     checker: PartChecker, convention: CallConvention, case: Case, dropout_mode: NoDropoutMode | None = None
 ) -> bool:
-    """Other numbers for the same input, in eval mode."""
-    given = {name: tensor.to(checker.dtype) for name, tensor in checker.make_inputs(case).items()}
-    results = [try_user_code(checker, convention, case, given, dropout_mode) for _ in range(3)]
+    """Return whether repeated calls in eval mode give different results for the same input."""
+    inputs = {name: tensor.to(checker.dtype) for name, tensor in checker.make_inputs(case).items()}
+    results = [try_user_code(checker, convention, case, inputs, dropout_mode) for _ in range(3)]
     return not all(is_same_result(results[0], other, 1e-9) for other in results[1:])
 
 
@@ -117,28 +124,30 @@ NUM_TRAIN_MODE_DRAWS = 40  # repetitions in train mode
 
 def run_all_checks(runner: CachedRunner, mistake_free: Diagnosis, is_random: bool) -> list[CheckRow]:
     """Check every case, float32, the gradient, eval and train mode."""
-    subject, way = runner.checker, mistake_free.convention
+    checker, convention = runner.checker, mistake_free.convention
     rows = []
-    for case in subject.list_cases():
-        theirs = runner.run_user_code(way, case)
-        holds = isinstance(theirs, Tensor) and is_same_result(
-            theirs, runner.run_reference(way, case, mistake_free.variant_options), TOLERANCE[subject.dtype]
+    for case in checker.list_cases():
+        user_result = runner.run_user_code(convention, case)
+        is_correct = isinstance(user_result, Tensor) and is_same_result(
+            user_result, runner.run_reference(convention, case, mistake_free.variant_options), TOLERANCE[checker.dtype]
         )
         note = (
-            "" if isinstance(theirs, Tensor) else f"raises {type(theirs).__name__}: {shorten_error_message(theirs, 70)}"
+            ""
+            if isinstance(user_result, Tensor)
+            else f"raises {type(user_result).__name__}: {shorten_error_message(user_result, 70)}"
         )
-        optional = "" if case.required else "(optional)" if holds else "(optional, does not count)"
-        rows.append(CheckRow(case.name, holds, f"{note} {optional}".strip()))
+        optional = "" if case.required else "(optional)" if is_correct else "(optional, does not count)"
+        rows.append(CheckRow(case.name, is_correct, f"{note} {optional}".strip()))
     rows.append(
         CheckRow(
-            f"{str(subject.dtype).removeprefix('torch.')}, compared with {subject.get_reference_name()}", rows[0].passed
+            f"{str(checker.dtype).removeprefix('torch.')}, compared with {checker.get_reference_name()}", rows[0].passed
         )
     )
-    if subject.dtype == torch.float64:
-        rows.append(_check_float32(subject, mistake_free))
-    rows.append(_check_gradient(subject, mistake_free, rows[0].passed is True))
+    if checker.dtype == torch.float64:
+        rows.append(_check_float32(checker, mistake_free))
+    rows.append(_check_gradient(checker, mistake_free, rows[0].passed is True))
     rows.append(CheckRow("eval mode: same result on every call", not is_random))
-    rows.append(_check_train_mode(subject, mistake_free, rows[0].passed is True))
+    rows.append(_check_train_mode(checker, mistake_free, rows[0].passed is True))
     return [row for row in rows if row.check]
 
 
@@ -146,15 +155,15 @@ def _check_float32(checker: PartChecker, mistake_free: Diagnosis) -> CheckRow:
     case = next(case for case in checker.list_cases() if case.required)
     checker.dtype = torch.float32
     try:
-        bench = CachedRunner(checker)
-        theirs = bench.run_user_code(mistake_free.convention, case)
-        holds = isinstance(theirs, Tensor) and is_same_result(
-            theirs,
-            bench.run_reference(mistake_free.convention, case, mistake_free.variant_options),
+        runner = CachedRunner(checker)
+        user_result = runner.run_user_code(mistake_free.convention, case)
+        is_correct = isinstance(user_result, Tensor) and is_same_result(
+            user_result,
+            runner.run_reference(mistake_free.convention, case, mistake_free.variant_options),
             TOLERANCE[torch.float32],
         )
-        note = f"raises {shorten_error_message(theirs, 70)}" if isinstance(theirs, Exception) else ""
-        return CheckRow("float32", holds, note)
+        note = f"raises {shorten_error_message(user_result, 70)}" if isinstance(user_result, Exception) else ""
+        return CheckRow("float32", is_correct, note)
     finally:
         checker.dtype = torch.float64
 
@@ -165,16 +174,20 @@ def _check_train_mode(checker: PartChecker, mistake_free: Diagnosis, is_forward_
     try:
         if not is_forward_correct:
             return CheckRow("train mode", None, SKIPPED_NOTE)
-        ours = CachedRunner(checker).run_reference(mistake_free.convention, case, mistake_free.variant_options)
-        drawn = [
+        reference_result = CachedRunner(checker).run_reference(
+            mistake_free.convention, case, mistake_free.variant_options
+        )
+        user_results = [
             CachedRunner(checker).run_user_code(mistake_free.convention, case) for _ in range(NUM_TRAIN_MODE_DRAWS)
         ]
-        if any(is_same_result(theirs, ours, TOLERANCE[checker.dtype]) for theirs in drawn):
+        if any(is_same_result(user_result, reference_result, TOLERANCE[checker.dtype]) for user_result in user_results):
             return CheckRow("train mode, dropout disabled", True)
-        random = not all(is_same_result(drawn[0], other, 1e-9) for other in drawn[1:])  # e.g. stochastic depth
+        is_random = not all(  # e.g. stochastic depth
+            is_same_result(user_results[0], other, 1e-9) for other in user_results[1:]
+        )
         return (
             CheckRow("train mode", None, "not compared, because the result is random")
-            if random
+            if is_random
             else CheckRow("train mode", False)
         )
     finally:
@@ -191,22 +204,24 @@ def _check_gradient(checker: PartChecker, mistake_free: Diagnosis, is_forward_co
     weights = [p for p in checker.get_user_parameters(mistake_free.convention, case) if p.requires_grad]
     with warnings.catch_warnings(), NoDropoutMode(), torch.enable_grad():
         warnings.simplefilter("ignore")
-        outs = [
+        outputs = [
             checker.run_user_code(mistake_free.convention, case, leaves),
             checker.run_reference(mistake_free.convention, case, leaves, mistake_free.variant_options),
         ]
-        sums = [(out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum() for out in outs]
+        sums = [(out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum() for out in outputs]
     if not sums[0].requires_grad:
         return CheckRow("gradient", False, "There is no gradient. Does the code use detach(), .data or no_grad?")
-    wanted = [*leaves.values(), *weights]
-    theirs, ours = (torch.autograd.grad(total, wanted, allow_unused=True) for total in sums)
+    tensors = [*leaves.values(), *weights]
+    user_gradients, reference_gradients = (torch.autograd.grad(total, tensors, allow_unused=True) for total in sums)
     zero = torch.zeros((), dtype=checker.dtype)
-    alike = [
+    agreements = [
         is_same_result(
-            zero.expand_as(leaf) if one is None else one,
-            zero.expand_as(leaf) if other is None else other,
+            zero.expand_as(leaf) if user_gradient is None else user_gradient,
+            zero.expand_as(leaf) if reference_gradient is None else reference_gradient,
             10 * TOLERANCE[checker.dtype],
         )
-        for one, other, leaf in zip(theirs, ours, wanted, strict=True)
+        for user_gradient, reference_gradient, leaf in zip(user_gradients, reference_gradients, tensors, strict=True)
     ]
-    return CheckRow("gradient", all(alike), "" if all(alike) else "Does the code use detach(), .data or no_grad?")
+    return CheckRow(
+        "gradient", all(agreements), "" if all(agreements) else "Does the code use detach(), .data or no_grad?"
+    )

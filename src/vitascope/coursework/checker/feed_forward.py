@@ -1,25 +1,36 @@
-"""The part `feed-forward`: Linear, activation, Linear, as in nn.TransformerEncoderLayer."""
+"""Check the part `feed-forward`: Linear, activation, Linear, as in nn.TransformerEncoderLayer."""
 
 import inspect
 import re
 from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.coursework.checker.argument_names import (
+    ArgumentRoles,
     call_by_roles,
     get_source,
     guess_argument_roles,
     split_identifier,
 )
-from vitascope.coursework.checker.attention_layers import CorrectVariant, get_norm_parameters
+from vitascope.coursework.checker.attention_layers import get_norm_parameters
 from vitascope.coursework.checker.dot_product import select_output
-from vitascope.coursework.checker.instances import ModuleFactory, has_constructor_argument
-from vitascope.coursework.checker.part import CallConvention, Case, NamedTensors, PartChecker, draw_inputs, observe
+from vitascope.coursework.checker.module_factory import ModuleFactory
+from vitascope.coursework.checker.part_checker import (
+    CallConvention,
+    Case,
+    CorrectVariant,
+    MaskPolarity,
+    NamedTensors,
+    PartChecker,
+    UserCode,
+    draw_inputs,
+    format_observation,
+)
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 from vitascope.coursework.checker.weights import LinearLayer, find_linear_layers, find_norms
 
@@ -41,41 +52,44 @@ def apply_feed_forward(
 ) -> Tensor:
     """Compute Linear, activation, Linear."""
     weights = [
-        one.weight.T if str(n) in untransposed_layers else one.weight
-        for n, one in enumerate((first_layer, second_layer), 1)
+        layer.weight.T if str(n) in untransposed_layers else layer.weight
+        for n, layer in enumerate((first_layer, second_layer), 1)
     ]
     return F.linear(ACTIVATIONS[activation](F.linear(x, weights[0], first_layer.bias)), weights[1], second_layer.bias)
 
 
-def list_activation_variants(description_prefix: str = "") -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+def list_activation_variants() -> list[CorrectVariant]:
+    """List all activation functions; GELU is the default, so it needs no assumption."""
     return [
-        ({"bend": bend}, () if bend == "GELU" else (f"{description_prefix}the activation function is {bend}",))
-        for bend in ACTIVATIONS
+        CorrectVariant({"activation": name}, () if name == "GELU" else (f"the activation function is {name}",))
+        for name in ACTIVATIONS
     ]
 
 
-def list_module_activation_variants(module: nn.Module) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+def list_module_activation_variants(module: nn.Module) -> list[CorrectVariant]:
     """List all activation functions; those not named in the module's layers or source are marked as rare."""
     texts = [get_source(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch.")]
     text = "".join([*texts, *map(str, module.modules())]).lower()
-    spoken = [name for name in ACTIVATIONS if re.search(rf"(?<![a-z]){name.split()[0].lower()}", text)]
+    mentioned = [name for name in ACTIVATIONS if re.search(rf"(?<![a-z]){name.split()[0].lower()}", text)]
     if "approximate='tanh'" not in text and 'approximate="tanh"' not in text and "0.044715" not in text:
-        spoken = [name for name in spoken if name != "GELU (tanh approximation)"]
+        mentioned = [name for name in mentioned if name != "GELU (tanh approximation)"]
     if "1.702" not in text:
-        spoken = [name for name in spoken if name != "GELU (sigmoid approximation)"]
-    likely = spoken or list(ACTIVATIONS)[:2]
+        mentioned = [name for name in mentioned if name != "GELU (sigmoid approximation)"]
+    likely = mentioned or list(ACTIVATIONS)[:2]
     return [
-        (bend if bend["bend"] in likely else {**bend, "rare_bend": True}, words)
-        for bend, words in list_activation_variants()
+        variant
+        if variant.options["activation"] in likely
+        else CorrectVariant({**variant.options, "rare_activation": True}, variant.assumptions)
+        for variant in list_activation_variants()
     ]
 
 
 class FeedForwardChecker(PartChecker):
-    """A class, an instance, or a function f(x, w1, b1, w2, b2)."""
+    """Check a class, an instance, or a function f(x, w1, b1, w2, b2)."""
 
     part = "feed-forward"
 
-    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+    def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name, self.user_code = name, user_code
         self.is_module = isinstance(user_code, type | nn.Module)
         if self.is_module:
@@ -83,9 +97,6 @@ class FeedForwardChecker(PartChecker):
             self.module_factory = ModuleFactory(user_code, sizes, ("width", "hidden"))
             self.module_factory.fixed_sizes.pop("heads", None)
             self.sample_module = self.module_factory.get_module({})
-            self.has_hidden_argument = isinstance(user_code, type) and has_constructor_argument(
-                user_code, "hidden", sizes
-            )
         else:
             self.argument_roles = _guess_mlp_roles(user_code)
 
@@ -101,41 +112,49 @@ class FeedForwardChecker(PartChecker):
         return self._adapt_cases(cases)
 
     def list_tiny_cases(self) -> list[Case]:
-        grown = [(1, 1), (1, 2), (2, 3)]
-        cases = [Case(f"width {d}, hidden width {h}", _make_tiny_sizes(d, h), tiny=True) for d, h in grown]
+        sizes = [(1, 1), (1, 2), (2, 3)]
+        cases = [Case(f"width {d}, hidden width {h}", _make_tiny_sizes(d, h), tiny=True) for d, h in sizes]
         return self._adapt_cases(cases)
 
     def _adapt_cases(self, cases: list[Case]) -> list[Case]:
         if not self.is_module:
             return cases
-        return [fitted for case in cases if (fitted := self.module_factory.adapt_case(case)) is not None]
+        return [adapted for case in cases if (adapted := self.module_factory.adapt_case(case)) is not None]
 
     def make_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
         shapes: dict[str, tuple[int, ...]] = {"x": (s["batch"], s["tokens"], s["width"])}
         if not self.is_module:
-            wanted = {"w1": (s["hidden"], s["width"]), "b1": (s["hidden"],)}
-            wanted |= {"w2": (s["width"], s["hidden"]), "b2": (s["width"],)}
-            shapes |= {role: shape for role, shape in wanted.items() if role in self.argument_roles.values()}
+            weight_shapes = {"w1": (s["hidden"], s["width"]), "b1": (s["hidden"],)}
+            weight_shapes |= {"w2": (s["width"], s["hidden"]), "b2": (s["width"],)}
+            shapes |= {role: shape for role, shape in weight_shapes.items() if role in self.argument_roles.values()}
         return draw_inputs(case, shapes)
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
-        axes = "the input has shape batch × token × feature"
+        axis_order = "the input has shape batch × token × feature"
         if self.is_module:
-            return [[CallConvention((axes,), {"flipped": False})]]
-        words = "the weights have shape input × output (x @ W)"
-        return [[CallConvention((axes,), {"flipped": False})], [CallConvention((axes, words), {"flipped": True})]]
+            return [[CallConvention((axis_order,), {"transposed": False})]]
+        transposed = "the weights have shape input × output (x @ W)"
+        return [
+            [CallConvention((axis_order,), {"transposed": False})],
+            [CallConvention((axis_order, transposed), {"transposed": True})],
+        ]
 
     def get_module(self, case: Case) -> nn.Module:
         return self.module_factory.get_module(case.sizes, self.dtype, self.training)
 
-    def as_passed(self, way: CallConvention, case: Case, inputs: NamedTensors) -> NamedTensors:
-        return {name: x.T if way.settings["flipped"] and name[0] == "w" else x for name, x in inputs.items()}
+    def convert_inputs_to_user_shapes(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors
+    ) -> NamedTensors:
+        return {name: x.T if convention.settings["transposed"] and name[0] == "w" else x for name, x in inputs.items()}
 
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         if self.is_module:
             return select_output(self.get_module(case)(inputs["x"]), tuple(inputs["x"].shape))
-        values = self.as_passed(convention, case, inputs) | {"dropout": 0.0, "training": self.training}
+        values = self.convert_inputs_to_user_shapes(convention, case, inputs) | {
+            "dropout": 0.0,
+            "training": self.training,
+        }
         return select_output(call_by_roles(self.user_code, values, self.argument_roles), tuple(inputs["x"].shape))
 
     def run_reference(
@@ -143,34 +162,38 @@ class FeedForwardChecker(PartChecker):
     ) -> Tensor:
         x = inputs["x"]
         if not self.is_module:
-            maps = [LinearLayer(str(n), inputs[f"w{n}"], inputs.get(f"b{n}")) for n in (1, 2)]
-            return apply_feed_forward(x, maps[0], maps[1], options["bend"], options.get("untransposed", ""))
+            layers = [LinearLayer(str(n), inputs[f"w{n}"], inputs.get(f"b{n}")) for n in (1, 2)]
+            return apply_feed_forward(x, layers[0], layers[1], options["activation"], options.get("untransposed", ""))
         module = self.get_module(case)
         first, second = find_mlp_layers(find_linear_layers(module), x.shape[-1])
         inner = x
         if options.get("norm_inside"):
-            inner = F.layer_norm(x, x.shape[-1:], *get_norm_parameters(find_norms(module)[0][1]))
-        out = apply_feed_forward(inner, first, second, options["bend"], options.get("untransposed", ""))
+            inner = F.layer_norm(x, x.shape[-1:], *get_norm_parameters(find_norms(module)[0].norm))
+        out = apply_feed_forward(inner, first, second, options["activation"], options.get("untransposed", ""))
         return out + x if options.get("added") else out
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         if not self.is_module:
-            return list(list_activation_variants())
+            return list_activation_variants()
         norms = (
-            [({"norm_inside": True}, ("the module normalises its input itself",))]
+            [CorrectVariant({"norm_inside": True}, ("the module normalises its input itself",))]
             if find_norms(self.sample_module)
             else []
         )
-        added = [({}, ()), ({"added": True}, ("the module adds the residual connection itself",))]
+        default = CorrectVariant({}, ())
+        residuals = [default, CorrectVariant({"added": True}, ("the module adds the residual connection itself",))]
         return [
-            ({**bend, **norm, **more}, (*words, *norm_words, *more_words))
-            for (bend, words), (norm, norm_words), (more, more_words) in product(
-                list_module_activation_variants(self.sample_module), [*norms, ({}, ())], added
+            CorrectVariant(
+                {**activation.options, **norm.options, **residual.options},
+                (*activation.assumptions, *norm.assumptions, *residual.assumptions),
+            )
+            for activation, norm, residual in product(
+                list_module_activation_variants(self.sample_module), [*norms, default], residuals
             )
         ]
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
-        return [SimulatedMistake("weight-not-transposed", {"untransposed": which}) for which in ("12", "1", "2")]
+        return [SimulatedMistake("weight-not-transposed", {"untransposed": layers}) for layers in ("12", "1", "2")]
 
     def get_example_weights(self, case: Case) -> NamedTensors:
         return dict(self.get_module(case).named_parameters()) if self.is_module else {}
@@ -180,31 +203,44 @@ class FeedForwardChecker(PartChecker):
 
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         case = self.list_cases()[0]
-        x = {name: tensor.to(self.dtype) for name, tensor in self.make_inputs(case).items()}
-        one = self.run_user_code(convention, case, x | {"x": x["x"][:, :1]})
-        same = one.shape == user_result[:, :1].shape and torch.allclose(one, user_result[:, :1], atol=1e-4)
-        lines = [observe(same, "Each token is processed independently", "Tokens are not processed independently")]
+        inputs = {name: tensor.to(self.dtype) for name, tensor in self.make_inputs(case).items()}
+        first_token = self.run_user_code(convention, case, inputs | {"x": inputs["x"][:, :1]})
+        is_independent = first_token.shape == user_result[:, :1].shape and torch.allclose(
+            first_token, user_result[:, :1], atol=1e-4
+        )
+        lines = [
+            format_observation(
+                is_independent, "Each token is processed independently", "Tokens are not processed independently"
+            )
+        ]
         if self.is_module and len(find_linear_layers(self.sample_module)) != 2:
             lines.append(f"The module has {len(find_linear_layers(self.sample_module))} linear layers instead of two.")
         return lines
 
 
-def find_mlp_layers(linear_layers: list[LinearLayer], width: int) -> tuple[LinearLayer, LinearLayer]:
+class MlpLayers(NamedTuple):
+    """The two linear layers of an MLP."""
+
+    first: LinearLayer
+    second: LinearLayer
+
+
+def find_mlp_layers(linear_layers: list[LinearLayer], width: int) -> MlpLayers:
     """Return the layer that increases the width and the layer that reduces it."""
-    wide = [one for one in linear_layers if one.shape[1] == width and one.shape[0] != width]
-    narrow = [one for one in linear_layers if one.shape[0] == width and one.shape[1] != width]
+    wide = [layer for layer in linear_layers if layer.shape[1] == width and layer.shape[0] != width]
+    narrow = [layer for layer in linear_layers if layer.shape[0] == width and layer.shape[1] != width]
     if (
-        any(one.is_raw_parameter for one in linear_layers)
+        any(layer.is_raw_parameter for layer in linear_layers)
         and wide
         and narrow
         and linear_layers.index(wide[0]) > linear_layers.index(narrow[0])
     ):
         wide, narrow = [_transpose_layer(narrow[0])], [_transpose_layer(wide[0])]  # raw matrices, input × output
     if not wide and not narrow and len(linear_layers) >= 2:
-        return linear_layers[-2], linear_layers[-1]
+        return MlpLayers(linear_layers[-2], linear_layers[-1])
     if not wide or not narrow:
         raise RuntimeError("the MLP needs two linear layers: width to hidden width, and hidden width to width")
-    return wide[0], narrow[-1]
+    return MlpLayers(wide[0], narrow[-1])
 
 
 def _make_tiny_sizes(width: int, hidden_width: int) -> dict[str, int]:
@@ -215,8 +251,8 @@ def _transpose_layer(layer: LinearLayer) -> LinearLayer:
     return LinearLayer(layer.name, layer.weight.T, layer.bias, layer.is_raw_parameter)
 
 
-def _guess_mlp_roles(function: Any) -> dict[str, str]:
-    """x first; weights and biases by their names and order."""
+def _guess_mlp_roles(function: UserCode) -> ArgumentRoles:
+    """Return the role of each argument: x first, then weights and biases by name and order."""
     roles = guess_argument_roles(function)
     names = [name for name in roles if roles[name] not in ("dropout", "training")]
     required = [
@@ -225,5 +261,5 @@ def _guess_mlp_roles(function: Any) -> dict[str, str]:
     roles[required[0]] = "x"
     biases = [n for n in required[1:] if n.lower().startswith("b") or "bias" in split_identifier(n)]
     weights = [n for n in required[1:] if n not in biases]
-    roles |= {name: f"w{number}" for number, name in enumerate(weights[:2], 1)}
-    return roles | {name: f"b{number}" for number, name in enumerate(biases[:2], 1)}
+    roles |= {name: f"w{index}" for index, name in enumerate(weights[:2], 1)}
+    return roles | {name: f"b{index}" for index, name in enumerate(biases[:2], 1)}

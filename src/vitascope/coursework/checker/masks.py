@@ -1,8 +1,8 @@
-"""Mask conventions, and the part `causal-mask`: a mask that blocks attention to later tokens."""
+"""Define the mask formats, and check the part `causal-mask`: a mask that blocks attention to later tokens."""
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,25 +13,49 @@ from vitascope.coursework.checker.argument_names import (
     normalize_identifier,
     parse_mask_polarity,
 )
-from vitascope.coursework.checker.attention_layers import CorrectVariant
-from vitascope.coursework.checker.part import CallConvention, Case, NamedTensors, PartChecker
+from vitascope.coursework.checker.part_checker import (
+    CallConvention,
+    Case,
+    CorrectVariant,
+    MaskPolarity,
+    NamedTensors,
+    PartChecker,
+    UserCode,
+)
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 
-MASK_FORMATS: dict[str, tuple[str, Callable[[Tensor, torch.dtype], Tensor]]] = {
-    "may": ("in a boolean mask, True means that attention is allowed", lambda allowed, dtype: allowed),
-    "add": (
+
+class MaskFormat(NamedTuple):
+    """A format of the mask argument, and the conversion from a mask that is True where attention is allowed."""
+
+    description: str
+    convert: Callable[[Tensor, torch.dtype], Tensor]
+
+
+class MaskValues(NamedTuple):
+    """The values of a correct causal mask where attention is allowed and where it is blocked."""
+
+    polarity: MaskPolarity | None  # None: an additive mask
+    allowed_value: float
+    blocked_value: float
+    description: str
+
+
+MASK_FORMATS: dict[str, MaskFormat] = {
+    "allowed": MaskFormat("in a boolean mask, True means that attention is allowed", lambda allowed, dtype: allowed),
+    "add": MaskFormat(
         "the mask is additive: 0 where attention is allowed, -inf elsewhere",
         lambda allowed, dtype: torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, -torch.inf),
     ),
-    "blocked": (
+    "blocked": MaskFormat(
         "in a boolean mask, True means masked out, as in nn.MultiheadAttention",
         lambda allowed, dtype: ~allowed,
     ),
-    "ones": (
+    "ones": MaskFormat(
         "in the mask, 1 means that attention is allowed and 0 means masked out",
         lambda allowed, dtype: allowed.to(dtype),
     ),
-    "zeros": (
+    "zeros": MaskFormat(
         "in the mask, 1 means masked out and 0 means that attention is allowed",
         lambda allowed, dtype: (~allowed).to(dtype),
     ),
@@ -44,42 +68,51 @@ BLOCKED_MASK_NAMES = {"blocked", "forbidden", "hidden", "blockedmask", "ignore",
 NOT_ADDITIVE_PATTERN = r"1(\.0*)?\s*-\s*\w*mask|~\s*\w*mask|mask\w*\s*==\s*(0|False)|masked_fill"
 
 
-def list_mask_formats(argument_name: str, user_code: object, causal_mask_polarity: str | None = None) -> list[str]:
-    """Return the conventions that agree with the argument's name, the comments and the file's causal mask.
+def list_mask_formats(
+    argument_name: str, user_code: object, causal_mask_polarity: MaskPolarity | None = None
+) -> list[str]:
+    """Return the mask formats that agree with the argument's name, the comments and the file's causal mask.
 
     By default, True means that attention is allowed: a `mask` that masks out where it is True is inverted."""
-    prose, added = get_docs_and_comments(user_code), not re.search(NOT_ADDITIVE_PATTERN, get_source(user_code))
+    documentation, may_be_additive = (
+        get_docs_and_comments(user_code),
+        not re.search(NOT_ADDITIVE_PATTERN, get_source(user_code)),
+    )
     name = normalize_identifier(argument_name)
-    told = (
-        "may"
+    polarity = (
+        "allowed"
         if name in ALLOWED_MASK_NAMES
         else "blocked"
         if name in BLOCKED_MASK_NAMES
-        else parse_mask_polarity(prose) or causal_mask_polarity
+        else parse_mask_polarity(documentation) or causal_mask_polarity
     )
-    told = "may" if told is None and name in NEUTRAL_MASK_NAMES else told
-    wrong = {"may": ("blocked", "zeros"), "blocked": ("may", "ones"), None: ()}[told]
-    return [form for form in MASK_FORMATS if form not in wrong and (added or form != "add")]
+    polarity = "allowed" if polarity is None and name in NEUTRAL_MASK_NAMES else polarity
+    wrong = {"allowed": ("blocked", "zeros"), "blocked": ("allowed", "ones"), None: ()}[polarity]
+    return [
+        mask_format
+        for mask_format in MASK_FORMATS
+        if mask_format not in wrong and (may_be_additive or mask_format != "add")
+    ]
 
 
 def list_broadcast_masks(mask: Tensor, leading_shape: Iterable[int]) -> list[Tensor]:
-    """The mask as query × key, and with the scores' leading axes: batch (and head)."""
+    """Return the mask as query × key, and with the scores' leading axes: batch (and head)."""
     leading = list(leading_shape)
-    wider = [mask.expand(*leading[:count], *mask.shape) for count in range(1, len(leading) + 1)]
+    expanded = [mask.expand(*leading[:count], *mask.shape) for count in range(1, len(leading) + 1)]
     if len(leading) > 1:
-        wider.insert(1, mask.expand(leading[0], 1, *mask.shape))
-    return [mask, *wider]
+        expanded.insert(1, mask.expand(leading[0], 1, *mask.shape))
+    return [mask, *expanded]
 
 
 MASKED_SCORE_LIMIT = -1000.0  # a masked score must be lowered by at least this amount
 
 
 class CausalMaskChecker(PartChecker):
-    """f(number of tokens)."""
+    """Check a function f(num_tokens)."""
 
     part = "causal-mask"
 
-    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+    def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name = name
         self.user_code = user_code() if isinstance(user_code, type) and issubclass(user_code, nn.Module) else user_code
         self.documented_polarity = parse_mask_polarity(get_docs_and_comments(user_code))
@@ -98,12 +131,12 @@ class CausalMaskChecker(PartChecker):
         return {}
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
-        return [[CallConvention((), {"given": "number"})], [CallConvention((), {"given": "tensor"})]]
+        return [[CallConvention((), {"argument": "num_tokens"})], [CallConvention((), {"argument": "tokens"})]]
 
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         n = case.sizes["tokens"]
-        given = n if convention.settings["given"] == "number" else torch.zeros(2, n, 4)
-        out = self.user_code(given)
+        argument = n if convention.settings["argument"] == "num_tokens" else torch.zeros(2, n, 4)
+        out = self.user_code(argument)
         out = out if isinstance(out, Tensor) else torch.as_tensor(out)
         while out.ndim > 2:
             out = out[0]
@@ -113,29 +146,30 @@ class CausalMaskChecker(PartChecker):
         self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
     ) -> Tensor:
         n = case.sizes["tokens"]
-        may = torch.ones(n, n, dtype=torch.bool).tril()
-        if options.get("turned"):
-            may = may.T if options["turned"] == "transposed" else ~may
-        low, high = options["values"]
-        return torch.full((n, n), float(low), dtype=torch.float64).masked_fill(~may, float(options.get("fill", high)))
+        allowed = torch.ones(n, n, dtype=torch.bool).tril()
+        if options.get("mask_change"):
+            allowed = allowed.T if options["mask_change"] == "transposed" else ~allowed
+        allowed_value, blocked_value = options["values"]
+        mask = torch.full((n, n), float(allowed_value), dtype=torch.float64)
+        return mask.masked_fill(~allowed, float(options.get("fill", blocked_value)))
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
-        found = self._list_mask_values(convention)
-        lowest = min(found) if found else -torch.inf
-        forms: list[tuple[str | None, float, float, str]] = [
-            ("may", 1, 0, "True (or 1) means that attention is allowed"),
-            ("blocked", 0, 1, "True (or 1) means masked out"),
-            (
-                None,
-                0,
-                lowest if lowest <= MASKED_SCORE_LIMIT else -torch.inf,
-                "the mask is additive: it is added to the scores",
-            ),
+        values = self._list_mask_values(convention)
+        lowest = min(values) if values else -torch.inf
+        additive_value = lowest if lowest <= MASKED_SCORE_LIMIT else -torch.inf
+        additive = MaskValues(None, 0, additive_value, "the mask is additive: it is added to the scores")
+        candidates = [
+            MaskValues("allowed", 1, 0, "True (or 1) means that attention is allowed"),
+            MaskValues("blocked", 0, 1, "True (or 1) means masked out"),
+            additive,
         ]
-        if found and lowest < 0:  # only an additive mask has negative values
-            forms = forms[2:]
-        fitting = [form for form in forms if form[0] in (None, self.documented_polarity or form[0])]
-        return [({"values": (low, high)}, (words,)) for _, low, high, words in fitting]
+        if values and lowest < 0:  # only an additive mask has negative values
+            candidates = [additive]
+        return [
+            CorrectVariant({"values": (mask.allowed_value, mask.blocked_value)}, (mask.description,))
+            for mask in candidates
+            if mask.polarity in (None, self.documented_polarity or mask.polarity)
+        ]
 
     def _list_mask_values(self, convention: CallConvention) -> list[float]:
         try:
@@ -150,7 +184,7 @@ class CausalMaskChecker(PartChecker):
             if MASKED_SCORE_LIMIT < value < 0 or (value > 0 and value != 1)
         ]
         return [
-            *(SimulatedMistake("mask-inverted", {"turned": how}) for how in ("transposed", "not")),
+            *(SimulatedMistake("mask-inverted", {"mask_change": change}) for change in ("transposed", "not")),
             *(SimulatedMistake("mask-too-small", {"fill": value}) for value in leaks),
         ]
 
@@ -160,16 +194,16 @@ class CausalMaskChecker(PartChecker):
         values = ", ".join(f"{value:g}" for value in user_result.flatten().unique().tolist()[:6])
         return [f"The mask contains the values {values}. Its first row is {user_result[0].tolist()}."]
 
-    def detect_mask_polarity(self) -> str | None:
-        """What True means in the user's mask: may (attention is allowed), blocked, or None if unknown."""
-        for way in (group[0] for group in self.list_convention_groups()):
+    def detect_mask_polarity(self) -> MaskPolarity | None:
+        """Return the meaning of True in the user's mask, or None if it is unknown."""
+        for convention in (group[0] for group in self.list_convention_groups()):
             try:
-                out = self.run_user_code(way, self.list_cases()[0], {})
+                out = self.run_user_code(convention, self.list_cases()[0], {})
             except Exception:
                 continue
             triangle = torch.ones_like(out).tril()
             if torch.equal(out, triangle):
-                return "may"
+                return "allowed"
             if torch.equal(out, 1 - triangle):
                 return "blocked"
         return None

@@ -1,19 +1,27 @@
-"""The part `patchify`: split images into patches as F.unfold does, with an optional projection."""
+"""Check the part `patchify`: split images into patches as F.unfold does, with an optional projection."""
 
 import inspect
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.argument_names import call_by_roles, normalize_identifier
-from vitascope.coursework.checker.attention_layers import CorrectVariant
+from vitascope.coursework.checker.argument_names import ArgumentRoles, call_by_roles, normalize_identifier
 from vitascope.coursework.checker.dot_product import select_output
-from vitascope.coursework.checker.embedding import PATCH_MISTAKES, PIXEL_ORDERS, extract_patches, project_patches
-from vitascope.coursework.checker.instances import ModuleFactory
-from vitascope.coursework.checker.part import CallConvention, Case, NamedTensors, PartChecker, draw_inputs
+from vitascope.coursework.checker.image_embedding import PATCH_MISTAKES, PIXEL_ORDERS, extract_patches, project_patches
+from vitascope.coursework.checker.module_factory import ModuleFactory
+from vitascope.coursework.checker.part_checker import (
+    CallConvention,
+    Case,
+    CorrectVariant,
+    MaskPolarity,
+    NamedTensors,
+    PartChecker,
+    UserCode,
+    draw_inputs,
+)
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 
 AXIS_ORDERS = {
@@ -25,11 +33,11 @@ AXIS_ORDERS = {
 
 
 class PatchifyChecker(PartChecker):
-    """A function, or a class with or without a projection."""
+    """Check a function, or a class with or without a projection."""
 
     part = "patchify"
 
-    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+    def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name, self.user_code = name, user_code
         self.constructor_sizes = {"width": 12, "patch": 4, "image": 12, "channels": 3, "dropout": 0.1}
         self.module_factory = (
@@ -60,7 +68,7 @@ class PatchifyChecker(PartChecker):
         )
 
     def _find_fixed_patch_size(self) -> int | None:
-        """A function without a patch size takes its own, mostly 4 or 16: the one that runs."""
+        """Find the patch size of a function that has no such argument: the first common size that runs."""
         if "patch" in self._guess_argument_roles().values() or "side" in self._guess_argument_roles().values():
             return None
         for size in (4, 16, 8, 2, 7, 14):
@@ -72,18 +80,18 @@ class PatchifyChecker(PartChecker):
                 return size
         return 4
 
-    def _guess_argument_roles(self) -> dict[str, str]:
+    def _guess_argument_roles(self) -> ArgumentRoles:
         roles = {}
-        for number, name in enumerate(inspect.signature(self.user_code).parameters):
-            word = normalize_identifier(name)
-            if number == 0 and "patchsize" not in word:
+        for index, name in enumerate(inspect.signature(self.user_code).parameters):
+            normalized = normalize_identifier(name)
+            if index == 0 and "patchsize" not in normalized:
                 roles[name] = "x"
-            elif word in ("npatches", "numpatches", "patchesperside", "n"):
+            elif normalized in ("npatches", "numpatches", "patchesperside", "n"):
                 roles[name] = "side"
-            elif "patch" in word or word in ("p", "ps", "size", "k", "kernelsize", "patchh", "patchw"):
+            elif "patch" in normalized or normalized in ("p", "ps", "size", "k", "kernelsize", "patchh", "patchw"):
                 roles[name] = "patch"
             else:
-                roles[name] = "x" if "x" not in roles.values() else word
+                roles[name] = "x" if "x" not in roles.values() else normalized
         return roles
 
     def list_tiny_cases(self) -> list[Case]:
@@ -101,18 +109,20 @@ class PatchifyChecker(PartChecker):
         return draw_inputs(case, {"x": shape})
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
-        return [[CallConvention((words,), {"axes": axes})] for axes, words in AXIS_ORDERS.items()]
+        return [[CallConvention((text,), {"axis_order": axis_order})] for axis_order, text in AXIS_ORDERS.items()]
 
-    def as_passed(self, way: CallConvention, case: Case, inputs: NamedTensors) -> NamedTensors:
-        axes = way.settings["axes"]
-        x = inputs["x"][0] if axes.startswith("single") else inputs["x"]
-        return {"x": x.movedim(-3, -1) if axes.endswith("last") else x}
+    def convert_inputs_to_user_shapes(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors
+    ) -> NamedTensors:
+        axis_order = convention.settings["axis_order"]
+        x = inputs["x"][0] if axis_order.startswith("single") else inputs["x"]
+        return {"x": x.movedim(-3, -1) if axis_order.endswith("last") else x}
 
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
-        axes, s = convention.settings["axes"], case.sizes
-        x = self.as_passed(convention, case, inputs)["x"]
+        axis_order, s = convention.settings["axis_order"], case.sizes
+        x = self.convert_inputs_to_user_shapes(convention, case, inputs)["x"]
         count = s["height"] * s["width_"] // s["patch"] ** 2
-        batch = 1 if axes.startswith("single") else s["batch"]
+        batch = 1 if axis_order.startswith("single") else s["batch"]
         if self.module_factory is not None:
             out = select_output(self.module_factory.get_module({}, self.dtype, self.training)(x), (batch, count, 12))
             return out.flatten(2).transpose(1, 2) if out.ndim == 4 and out.shape[1] != count else out
@@ -126,11 +136,11 @@ class PatchifyChecker(PartChecker):
     def run_reference(
         self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
     ) -> Tensor:
-        x = inputs["x"][:1] if convention.settings["axes"].startswith("single") else inputs["x"]
+        x = inputs["x"][:1] if convention.settings["axis_order"].startswith("single") else inputs["x"]
         size = case.sizes["patch"]
         if not options.keys() - {"pixels"}:
             cut = F.unfold(x, size, stride=size).transpose(1, 2).unflatten(2, (x.shape[1], size, size))
-            order = " ".join({"c": "channel", "h": "height", "w": "width"}[one] for one in options["pixels"])
+            order = " ".join({"c": "channel", "h": "height", "w": "width"}[axis] for axis in options["pixels"])
             patches = rearrange(cut, f"batch patch channel height width -> batch patch ({order})")
         else:
             patches = extract_patches(x, size, options)
@@ -141,7 +151,8 @@ class PatchifyChecker(PartChecker):
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         return [
-            ({"pixels": order}, (f"the pixel order in a patch is {words}",)) for order, words in PIXEL_ORDERS.items()
+            CorrectVariant({"pixels": order}, (f"the pixel order in a patch is {text}",))
+            for order, text in PIXEL_ORDERS.items()
         ]
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
@@ -163,12 +174,12 @@ class PatchifyChecker(PartChecker):
         except (RuntimeError, IndexError):
             return []
         row, column = out % (side * side) // side // size, out % side // size
-        whole = (row == row[:, :1]).all() and (column == column[:, :1]).all()
-        return [] if whole or out.shape[0] != (side // size) ** 2 else ["pixels-interleaved"]
+        is_square = (row == row[:, :1]).all() and (column == column[:, :1]).all()
+        return [] if is_square or out.shape[0] != (side // size) ** 2 else ["pixels-interleaved"]
 
 
 def _flatten_patches(output: Tensor, batch_size: int, num_patches: int, patch_size: int) -> Tensor:
-    """Patches that kept their axes are flattened by us."""
+    """Flatten the output to batch × patch × pixel if the patches still have their axes."""
     if (
         output.ndim == 3
         and output.shape[:2] != (batch_size, num_patches)
@@ -185,6 +196,13 @@ def _find_patch_size(module: nn.Module) -> int | None:
     return next((int(part.kernel_size[0]) for part in module.modules() if isinstance(part, nn.Conv2d)), None)
 
 
-def _find_projection_weights(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
+class ProjectionWeights(NamedTuple):
+    """The weight and bias of the patch projection."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _find_projection_weights(module: nn.Module) -> ProjectionWeights | None:
     layers = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
-    return (layers[0].weight, layers[0].bias) if layers else None
+    return ProjectionWeights(layers[0].weight, layers[0].bias) if layers else None

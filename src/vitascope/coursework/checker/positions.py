@@ -1,14 +1,21 @@
-"""The part `sinusoidal-positions`: sines and cosines of growing wavelength (Vaswani et al. 2017, section 3.5)."""
+"""Check the part `sinusoidal-positions`: sines and cosines of the position (Vaswani et al. 2017, section 3.5)."""
 
-from typing import Any
+import inspect
 
 import torch
 from torch import Tensor, nn
 
-from vitascope.coursework.checker.argument_names import call_by_roles, normalize_identifier
-from vitascope.coursework.checker.attention_layers import CorrectVariant
-from vitascope.coursework.checker.instances import ModuleFactory, choose_constructor_arguments
-from vitascope.coursework.checker.part import CallConvention, Case, NamedTensors, PartChecker
+from vitascope.coursework.checker.argument_names import ArgumentRoles, call_by_roles, normalize_identifier
+from vitascope.coursework.checker.module_factory import ModuleFactory
+from vitascope.coursework.checker.part_checker import (
+    CallConvention,
+    Case,
+    CorrectVariant,
+    MaskPolarity,
+    NamedTensors,
+    PartChecker,
+    UserCode,
+)
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 
 LENGTH_ARGUMENT_NAMES = {
@@ -59,36 +66,31 @@ SINUSOIDAL_MISTAKES = [
 
 
 def compute_sinusoidal_table(length: int, width: int, options: ReferenceOptions) -> Tensor:
-    """(position, feature)."""
+    """Return the table of shape position × feature."""
     pair = torch.arange(width // 2, dtype=torch.float64)
     kind, value = options.get("rate", ("power", 1.0))
     base, power = (value, 1.0) if kind == "base" else (10000.0, value)
-    share = 2 * pair / (width - 2 if kind == "minus one" or options.get("tensor2tensor") else width)
-    sines, cosines = share * power, share * power
-    if kind == "each":  # every feature, not every pair, has a rate of its own
-        sines, cosines = value * 2 * pair / width, value * (2 * pair + 1) / width
+    exponent = 2 * pair / (width - 2 if kind == "minus one" or options.get("tensor2tensor") else width)
+    sine_exponent, cosine_exponent = exponent * power, exponent * power
+    if kind == "each":  # a different frequency for every feature instead of every pair
+        sine_exponent, cosine_exponent = value * 2 * pair / width, value * (2 * pair + 1) / width
     position = torch.arange(length, dtype=torch.float64)[:, None] + (1 if options.get("from_one") else 0)
-    waves = [torch.sin(position * base**-sines), torch.cos(position * base**-cosines)]
+    waves = [torch.sin(position * base**-sine_exponent), torch.cos(position * base**-cosine_exponent)]
     waves = waves[::-1] if options.get("swapped_waves") else waves
     return torch.cat(waves, dim=1) if options.get("halves") else torch.stack(waves, dim=2).flatten(1)
 
 
 class SinusoidalPositionsChecker(PartChecker):
-    """f(length, width), or a module that adds its table to the tokens."""
+    """Check f(length, width), or a module that adds its table to the tokens."""
 
     part = "sinusoidal-positions"
 
-    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+    def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name, self.user_code = name, user_code
         self.is_module = isinstance(user_code, type | nn.Module)
         if self.is_module:
             self.module_factory = ModuleFactory(
                 user_code, {"width": 8, "length": 12, "dropout": 0.1}, ("width", "length")
-            )
-            self.has_length_argument = (
-                not isinstance(user_code, nn.Module)
-                and 12
-                in choose_constructor_arguments(user_code, self.module_factory.sizes, ("width", "length")).values()
             )
         else:
             self.argument_roles = _guess_position_roles(user_code)
@@ -119,17 +121,17 @@ class SinusoidalPositionsChecker(PartChecker):
     def list_convention_groups(self) -> list[list[CallConvention]]:
         if not self.is_module:
             return [[CallConvention((), {})]]
-        batch = CallConvention(("the tokens have shape batch × token × feature",), {"axes": "batch"})
-        return [[batch, CallConvention(("the tokens have shape token × batch × feature",), {"axes": "token"})]]
+        batch = CallConvention(("the tokens have shape batch × token × feature",), {"axis_order": "batch"})
+        return [[batch, CallConvention(("the tokens have shape token × batch × feature",), {"axis_order": "token"})]]
 
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         length, width = case.sizes["length"], case.sizes["width"]
         if self.is_module:
             module = self.module_factory.get_module(dict(case.sizes), self.dtype, self.training)
             zeros = torch.zeros(3, length, width, dtype=self.dtype)
-            given = zeros.transpose(0, 1) if convention.settings["axes"] == "token" else zeros
-            out = module(given)
-            out = out[:, 0] if convention.settings["axes"] == "token" and out.ndim == 3 else out
+            tokens = zeros.transpose(0, 1) if convention.settings["axis_order"] == "token" else zeros
+            out = module(tokens)
+            out = out[:, 0] if convention.settings["axis_order"] == "token" and out.ndim == 3 else out
         else:
             values = {"length": length, "width": width, "base": 10000.0, "device": torch.device("cpu")}
             out = call_by_roles(self.user_code, values, self.argument_roles)
@@ -151,9 +153,9 @@ class SinusoidalPositionsChecker(PartChecker):
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         return [
-            ({}, ("sine and cosine features alternate",)),
-            ({"halves": True}, ("the first half of the features is sine, the second half is cosine",)),
-            (
+            CorrectVariant({}, ("sine and cosine features alternate",)),
+            CorrectVariant({"halves": True}, ("the first half of the features is sine, the second half is cosine",)),
+            CorrectVariant(
                 {"halves": True, "tensor2tensor": True},
                 ("first half sine, second half cosine, with the frequencies of tensor2tensor",),
             ),
@@ -163,36 +165,35 @@ class SinusoidalPositionsChecker(PartChecker):
         return SINUSOIDAL_MISTAKES
 
     def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
-        """Every feature a sine or a cosine of the position, but of other angles: a wrong frequency."""
+        """Detect a wrong frequency: every feature is a sine or cosine of the position, but with other angles."""
         if convention is None:
             return []
         case = self.list_cases()[0]
-        found = self.run_user_code(convention, case, {})
-        if found.shape != (case.sizes["length"], case.sizes["width"]) or found.shape[0] < 4:
+        table = self.run_user_code(convention, case, {})
+        if table.shape != (case.sizes["length"], case.sizes["width"]) or table.shape[0] < 4:
             return []
-        zero, one = found[0].abs() < 1e-5, (found[0] - 1).abs() < 1e-5
-        # 2 cos(w) links three neighbours of any sine or cosine of w · position
-        twice = found[2] / found[1].where(found[1].abs() > 1e-9, torch.ones(()).to(found)) + one / found[1].where(
-            found[1].abs() > 1e-9, torch.ones(()).to(found)
-        )
-        waves = torch.allclose(found[3], twice * found[2] - found[1], atol=1e-3)
-        if not ((zero | one).all() and waves):
+        zero, one = table[0].abs() < 1e-5, (table[0] - 1).abs() < 1e-5
+        # f(p + 1) + f(p - 1) = 2 cos(w) f(p) for any sine or cosine of w · position
+        divisor = table[1].where(table[1].abs() > 1e-9, torch.ones(()).to(table))
+        twice_cosine = table[2] / divisor + one / divisor
+        are_waves = torch.allclose(table[3], twice_cosine * table[2] - table[1], atol=1e-3)
+        if not ((zero | one).all() and are_waves):
             return []
-        order = (one[1::2].all() and zero[0::2].all()) or one[found.shape[1] // 2 :].all()
-        return ["wrong-frequency"] if order else ["sin-cos-swapped", "wrong-frequency"]
+        is_correct_order = (one[1::2].all() and zero[0::2].all()) or one[table.shape[1] // 2 :].all()
+        return ["wrong-frequency"] if is_correct_order else ["sin-cos-swapped", "wrong-frequency"]
 
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         if user_result.shape != reference_result.shape:
             return [f"The table has shape {list(user_result.shape)} instead of {list(reference_result.shape)}."]
-        good = [
+        correct_indices = [
             n
             for n in range(reference_result.shape[1])
             if torch.allclose(user_result[:, n], reference_result[:, n], atol=1e-4)
         ]
-        indices = f": indices {good}" if good else ""
+        indices = f": indices {correct_indices}" if correct_indices else ""
         values = ", ".join(f"{value:.4g}" for value in user_result[0].tolist()[:8])
         return [
-            f"{len(good)} of {reference_result.shape[1]} features are correct{indices}.",
+            f"{len(correct_indices)} of {reference_result.shape[1]} features are correct{indices}.",
             f"Position 0 has the values {values}.",
         ]
 
@@ -201,20 +202,22 @@ def _format_size(length: int, width: int) -> str:
     return f"{length} {'position' if length == 1 else 'positions'}, width {width}"
 
 
-def _guess_position_roles(function: Any) -> dict[str, str]:
-    import inspect
-
+def _guess_position_roles(function: UserCode) -> ArgumentRoles:
     roles = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        word = normalize_identifier(name)
-        if parameter.default is not parameter.empty and "length" in roles.values() and word in LENGTH_ARGUMENT_NAMES:
-            roles[name] = "base"  # n=10000 beside a length
-        elif word in LENGTH_ARGUMENT_NAMES:
+        normalized = normalize_identifier(name)
+        if (
+            parameter.default is not parameter.empty
+            and "length" in roles.values()
+            and normalized in LENGTH_ARGUMENT_NAMES
+        ):
+            roles[name] = "base"  # n=10000 after a length
+        elif normalized in LENGTH_ARGUMENT_NAMES:
             roles[name] = "length"
-        elif word in ("base", "theta", "temperature", "maxperiod", "device", "dtype"):
-            roles[name] = "device" if word == "device" else "base" if word != "dtype" else "dtype"
+        elif normalized in ("base", "theta", "temperature", "maxperiod", "device", "dtype"):
+            roles[name] = "device" if normalized == "device" else "base" if normalized != "dtype" else "dtype"
         else:
-            roles[name] = "width" if "width" not in roles.values() else word
+            roles[name] = "width" if "width" not in roles.values() else normalized
     if "length" not in roles.values():
         roles[next(iter(roles))] = "length"
         rest = [name for name in roles if roles[name] not in ("length", "base", "device")]

@@ -1,7 +1,7 @@
-"""Attention, written once with a switch for every mistake: any one and any two of them can be switched on.
+"""Compute reference attention, with an option to simulate every known mistake, or two mistakes together.
 
-`Options` names what deviates from the paper; an empty one is the right computation, which the tests hold against
-PyTorch's own layers.
+`ReferenceOptions` lists the deviations from the paper. Empty options give the correct computation; the tests compare
+it with PyTorch's layers.
 """
 
 from collections.abc import Mapping
@@ -13,16 +13,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ReferenceOptions = Mapping[str, Any]
+WeightsByRole = Mapping[str, Tensor | None]  # weights wq, wk, wv, wo and biases bq, bk, bv, bo
+
+
+class QueryKeyValue(NamedTuple):
+    """The inputs of the three projections; all are the same tensor in self-attention."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 class SimulatedMistake(NamedTuple):
-    """A mistake's id, and the options that make it."""
+    """The id of a mistake, and the reference options that reproduce it."""
 
     mistake_id: str
     options: dict[str, Any]
 
 
-# How the output is made of a map between features: transposed or not, the map likewise, scaled by features or tokens.
+# Attention between features: scores transposed or not, map transposed or not, scaled by tokens or features.
 FEATURE_ATTENTION_VARIANTS = list(product((False, True), (False, True), (False, True)))
 WRONG_MASK_FILLS = [
     0.0,
@@ -48,44 +57,49 @@ SCALE_MISTAKES = [
 ATTENTION_MAP_MISTAKES = [
     SimulatedMistake("softmax-over-queries", {"softmax": -2}),
     SimulatedMistake("query-key-swapped", {"swapped": True}),
-    *(SimulatedMistake("feature-attention", {"features": number}) for number in range(len(FEATURE_ATTENTION_VARIANTS))),
+    *(SimulatedMistake("feature-attention", {"features": index}) for index in range(len(FEATURE_ATTENTION_VARIANTS))),
 ]
 HEAD_MISTAKES = [
     SimulatedMistake("softmax-over-heads", {"softmax": -3}),
     *(
-        SimulatedMistake("heads-not-transposed", {"split": how} | ({"join": back} if back else {}))
-        for how, back in (("left", ""), ("left", "back"), ("cut", ""), ("cut", "cut"))
+        SimulatedMistake("heads-not-transposed", {"split": split} | ({"join": join} if join else {}))
+        for split, join in (("left", ""), ("left", "back"), ("cut", ""), ("cut", "cut"))
     ),
-    *(SimulatedMistake("heads-joined-wrongly", {"join": how}) for how in ("cut", "inside-out")),
+    *(SimulatedMistake("heads-joined-wrongly", {"join": join}) for join in ("cut", "inside-out")),
     SimulatedMistake("missing-output-projection", {"projected": False}),
-    *(SimulatedMistake("weight-not-transposed", {"untransposed": who}) for who in ("qkvo", "qkv", "o", "q", "k", "v")),
+    *(
+        SimulatedMistake("weight-not-transposed", {"untransposed": roles})
+        for roles in ("qkvo", "qkv", "o", "q", "k", "v")
+    ),
 ]
-IGNORED_MASK = SimulatedMistake("unknown", {"ignored": True})  # a mask that changes nothing has no name of its own
+IGNORED_MASK = SimulatedMistake("unknown", {"ignored": True})  # an ignored mask has no mistake id
 MASK_MISTAKES = [
     IGNORED_MASK,
     *(
-        SimulatedMistake("mask-inverted", {"turned": how, "fill": fill})
-        for how in ("not", "transposed")
+        SimulatedMistake("mask-inverted", {"mask_change": change, "fill": fill})
+        for change in ("not", "transposed")
         for fill in (None, ("put", -1e9), ("add", -1e9))
     ),
-    SimulatedMistake("mask-after-softmax", {"after": "zero"}),
-    SimulatedMistake("mask-after-softmax", {"after": "add"}),
+    SimulatedMistake("mask-after-softmax", {"masked_weights": "zero"}),
+    SimulatedMistake("mask-after-softmax", {"masked_weights": "add"}),
 ]
 MASK_FILL_MISTAKES = [
-    SimulatedMistake("mask-too-small", {"fill": (how, fill)}) for fill in WRONG_MASK_FILLS for how in ("put", "add")
+    SimulatedMistake("mask-too-small", {"fill": (method, fill)})
+    for fill in WRONG_MASK_FILLS
+    for method in ("put", "add")
 ]
 
 
 MISTAKE_OPTION_NAMES = {
-    switch_key
-    for switch in [*SCALE_MISTAKES, *ATTENTION_MAP_MISTAKES, *HEAD_MISTAKES, *MASK_MISTAKES, *MASK_FILL_MISTAKES]
-    for switch_key in switch.options
+    option_name
+    for mistake in [*SCALE_MISTAKES, *ATTENTION_MAP_MISTAKES, *HEAD_MISTAKES, *MASK_MISTAKES, *MASK_FILL_MISTAKES]
+    for option_name in mistake.options
 }
-MASK_OPTION_NAMES = {"turned", "fill", "after", "ignored"}
+MASK_OPTION_NAMES = {"mask_change", "fill", "masked_weights", "ignored"}
 
 
 def is_mistake_free(options: ReferenceOptions) -> bool:
-    """No mistake of attention is switched on."""
+    """Return whether the options simulate no mistake of attention."""
     return not MISTAKE_OPTION_NAMES & options.keys()
 
 
@@ -97,7 +111,9 @@ def attend_with_options(
     options: ReferenceOptions,
     num_heads: int | None = None,
 ) -> Tensor:
-    """(…, head, query, width), … -> (…, head, query, width); `allowed` is True where a query may attend to a key."""
+    """(…, head, query, width), … -> (…, head, query, width).
+
+    `allowed_mask` is True where a query may attend to a key; `num_heads` matters only for wrong scales."""
     if is_mistake_free(options):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed_mask)
     if options.get("swapped"):
@@ -112,13 +128,15 @@ def attend_with_options(
     if allowed_mask is None or options.get("ignored"):
         return scores.softmax(dim=axis) @ value
     allowed_mask = {"not": ~allowed_mask, "transposed": allowed_mask.transpose(-2, -1)}.get(
-        options.get("turned", ""), allowed_mask
+        options.get("mask_change", ""), allowed_mask
     )
-    if "after" in options:
+    if "masked_weights" in options:
         maps = scores.softmax(dim=axis)
-        return (maps * allowed_mask if options["after"] == "zero" else maps.where(allowed_mask, -torch.inf)) @ value
-    how, fill = options.get("fill") or ("put", -torch.inf)
-    masked = scores.where(allowed_mask, fill if how == "put" else scores + fill)
+        return (
+            maps * allowed_mask if options["masked_weights"] == "zero" else maps.where(allowed_mask, -torch.inf)
+        ) @ value
+    method, fill = options.get("fill") or ("put", -torch.inf)
+    masked = scores.where(allowed_mask, fill if method == "put" else scores + fill)
     return masked.softmax(dim=axis) @ value
 
 
@@ -127,25 +145,25 @@ def _compute_scale(width: int, options: ReferenceOptions) -> float:
 
 
 def _attend_over_features(query: Tensor, key: Tensor, value: Tensor, options: ReferenceOptions) -> Tensor:
-    turned, transposed, by_tokens = FEATURE_ATTENTION_VARIANTS[options["features"]]
-    scores = (key if turned else query).transpose(-2, -1) @ (query if turned else key)
-    maps = (scores * _compute_scale(query.shape[-2 if by_tokens else -1], options)).softmax(
+    scores_transposed, map_transposed, scaled_by_tokens = FEATURE_ATTENTION_VARIANTS[options["features"]]
+    scores = (key if scores_transposed else query).transpose(-2, -1) @ (query if scores_transposed else key)
+    maps = (scores * _compute_scale(query.shape[-2 if scaled_by_tokens else -1], options)).softmax(
         dim=options.get("softmax", -1)
     )
-    return value @ (maps.transpose(-2, -1) if transposed else maps)
+    return value @ (maps.transpose(-2, -1) if map_transposed else maps)
 
 
 def multi_head_attention(
-    query_key_value: tuple[Tensor, Tensor, Tensor],
-    weights: Mapping[str, Tensor | None],
+    query_key_value: QueryKeyValue,
+    weights: WeightsByRole,
     num_heads: int,
     allowed_mask: Tensor | None,
     options: ReferenceOptions,
 ) -> Tensor:
-    """(batch, token, feature) three times -> (batch, token, feature). Weights are output × input, as nn.Linear's."""
-    last = weights.get("wo")
-    if is_mistake_free(options) and last is not None and _can_use_torch_attention(weights):
-        return _run_torch_attention(query_key_value, weights, last, num_heads, allowed_mask)
+    """(batch, token, feature) three times -> (batch, token, feature). Weights have shape output × input."""
+    output_weight = weights.get("wo")
+    if is_mistake_free(options) and output_weight is not None and _can_use_torch_attention(weights):
+        return _run_torch_attention(query_key_value, weights, output_weight, num_heads, allowed_mask)
     query, key, value = (
         project_tokens(x, weights, role, options) for x, role in zip(query_key_value, "qkv", strict=True)
     )
@@ -156,20 +174,20 @@ def multi_head_attention(
     return joined if options.get("projected") is False else project_tokens(joined, weights, "o", options)
 
 
-def _can_use_torch_attention(weights: Mapping[str, Tensor | None]) -> bool:
+def _can_use_torch_attention(weights: WeightsByRole) -> bool:
     shapes = {None if (weight := weights.get("w" + role)) is None else weight.shape for role in "qkvo"}
     biased = {weights.get("b" + role) is None for role in "qkv"}
     return len(shapes) == 1 and None not in shapes and len(biased) == 1
 
 
 def _run_torch_attention(
-    query_key_value: tuple[Tensor, Tensor, Tensor],
-    weights: Mapping[str, Tensor | None],
+    query_key_value: QueryKeyValue,
+    weights: WeightsByRole,
     output_weight: Tensor,
     num_heads: int,
     allowed_mask: Tensor | None,
 ) -> Tensor:
-    """nn.MultiheadAttention's own computation, with these weights."""
+    """Compute nn.MultiheadAttention with these weights."""
     query, key, value = (x.transpose(0, 1) for x in query_key_value)
     inner = {name: [w for letter in "qkv" if (w := weights.get(name + letter)) is not None] for name in "wb"}
     mask = None if allowed_mask is None else ~allowed_mask
@@ -181,10 +199,8 @@ def _run_torch_attention(
     return out.transpose(0, 1)
 
 
-def project_tokens(
-    tokens: Tensor, weights: Mapping[str, Tensor | None], role: str, options: ReferenceOptions
-) -> Tensor:
-    """One linear map; nothing where the user's code has none."""
+def project_tokens(tokens: Tensor, weights: WeightsByRole, role: str, options: ReferenceOptions) -> Tensor:
+    """Apply the linear layer of a role (q, k, v or o); return the tokens unchanged if the user's code has none."""
     weight = weights.get("w" + role)
     if weight is None:
         return tokens
@@ -209,14 +225,16 @@ def split_heads(tokens: Tensor, num_heads: int, options: ReferenceOptions) -> Te
 
 def join_heads(head_outputs: Tensor, options: ReferenceOptions) -> Tensor:
     """(batch, head, token, width) -> (batch, token, head · width)."""
-    if options.get("split") == "left":  # nothing was moved, so nothing is moved back
+    if options.get("split") == "left":  # the head axis was not moved before
         batch, count, heads, width = head_outputs.shape
         moved = head_outputs.transpose(1, 2) if options.get("join") == "back" else head_outputs
         return moved.reshape(batch, count, heads * width)
     batch, heads, count, width = head_outputs.shape
-    how = options.get("join", "inside-out" if options.get("split") == "inside-out" else None)
-    if how == "cut":
+    order = options.get("join", "inside-out" if options.get("split") == "inside-out" else None)
+    if order == "cut":
         return head_outputs.reshape(batch, count, heads * width)
     return (
-        head_outputs.permute(0, 2, 3, 1).flatten(2) if how == "inside-out" else head_outputs.transpose(1, 2).flatten(2)
+        head_outputs.permute(0, 2, 3, 1).flatten(2)
+        if order == "inside-out"
+        else head_outputs.transpose(1, 2).flatten(2)
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from vitascope.coursework.checker.mistakes import MISTAKES
 
@@ -10,9 +10,19 @@ NOTHING_RECOGNIZED = "No transformer part was recognised in it."
 RESULT_SIGNS = {True: "✓", False: "✗", None: "–"}
 
 
+class FirstDifference(TypedDict):
+    """The first difference from the reference; the keys are those of the JSON output."""
+
+    check: str
+    index: list[int] | None
+    expected: float | str | None
+    got: float | str | None
+    error: NotRequired[str]
+
+
 @dataclass
 class CheckRow:
-    """One line of the table of checks; `holds` is None if it was not checked."""
+    """One line of the table of checks; `passed` is None if it was not checked."""
 
     check: str
     passed: bool | None
@@ -28,7 +38,7 @@ class CheckReport:
     passed: bool
     mistakes: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    first_difference: dict[str, Any] | None = None
+    first_difference: FirstDifference | None = None
     assumptions: list[str] = field(default_factory=list)
     table: list[CheckRow] = field(default_factory=list)
     example: list[str] = field(default_factory=list)
@@ -81,7 +91,7 @@ class CheckReport:
 
 @dataclass
 class FileReport:
-    """All parts of one file; `error` says why it could not be checked."""
+    """The reports of all parts of one file; `error` gives the reason why it could not be checked."""
 
     part_reports: list[CheckReport] = field(default_factory=list)
     error: str | None = None
@@ -93,7 +103,7 @@ class FileReport:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file runs but contains nothing to check."""
+        """Return whether the file runs but contains nothing to check."""
         return self.error is not None and self.error.startswith(NOTHING_RECOGNIZED)
 
     @property
@@ -102,14 +112,14 @@ class FileReport:
         return 2 if self.error is not None or not self.part_reports else int(not self.passed)
 
     def to_json_summary(self) -> dict[str, Any]:
-        answer: dict[str, Any] = {"parts": [part.to_json_summary() for part in self.part_reports]}
-        answer |= {"passed_over": self.unrecognized_names} if self.unrecognized_names else {}
-        return answer if self.error is None else answer | {"error": self.error}
+        summary: dict[str, Any] = {"parts": [part.to_json_summary() for part in self.part_reports]}
+        summary |= {"passed_over": self.unrecognized_names} if self.unrecognized_names else {}
+        return summary if self.error is None else summary | {"error": self.error}
 
     def __str__(self) -> str:
-        words = [str(part) for part in self.part_reports]
-        words += [] if self.error is None else [f"The file could not be checked. {self.error}"]
-        return "\n\n".join(words)
+        paragraphs = [str(part) for part in self.part_reports]
+        paragraphs += [] if self.error is None else [f"The file could not be checked. {self.error}"]
+        return "\n\n".join(paragraphs)
 
     __repr__ = __str__
 
@@ -119,19 +129,20 @@ class FileReport:
 
 
 def parse_report(report_fields: dict[str, Any]) -> CheckReport:
-    """The inverse of `Report.whole`."""
+    """Create a report from the fields that `CheckReport.to_dict` returns."""
     rows = [CheckRow(**row) for row in report_fields["table"]]
     return CheckReport(**{name: value for name, value in report_fields.items() if name != "table"}, table=rows)
 
 
-def format_first_difference(first_difference: dict[str, Any]) -> str:
+def format_first_difference(first_difference: FirstDifference) -> str:
     """Describe a `first_difference` in one line."""
     if "error" in first_difference:
         return f"{first_difference['check']}: raised {first_difference['error']}"
     if first_difference["index"] is None:
         return f"{first_difference['check']}: expected {first_difference['expected']}, got {first_difference['got']}"
-    where = ", ".join(map(str, first_difference["index"]))
+    index = ", ".join(map(str, first_difference["index"]))
     expected, got = (
-        n if isinstance(n, str) else f"{n:.6g}" for n in (first_difference["expected"], first_difference["got"])
+        value if isinstance(value, str) else f"{value:.6g}"
+        for value in (first_difference["expected"], first_difference["got"])
     )
-    return f"{first_difference['check']}, output[{where}]: expected {expected}, got {got}"
+    return f"{first_difference['check']}, output[{index}]: expected {expected}, got {got}"

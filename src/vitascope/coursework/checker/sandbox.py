@@ -9,9 +9,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from vitascope.coursework.checker.report import FileReport, parse_report
+from vitascope.coursework.checker.sandbox_messages import CheckTask, WorkerMessage
 from vitascope.errors import UserError
 
 STARTUP_SECONDS = 120.0  # additional seconds for Python and PyTorch to start on a slow machine
@@ -25,37 +25,41 @@ def check_file(
     time_limit_seconds: float = 60.0,
     memory_limit_gib: float = 4.0,
 ) -> FileReport:
-    """Check all parts of a file, or one. `seconds` limits loading and each part; `memory` is in GiB."""
+    """Check all parts of a file, or one. The time limit holds for loading and for each part."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "answer.jsonl", Path(folder) / "log.txt"
         out.touch()
-        task = {
-            "file": str(path),
-            "name": name,
-            "part": part,
-            "seconds": time_limit_seconds,
-            "memory": memory_limit_gib,
-            "out": str(out),
-        }
-        code = _run_task(task, log, 20 * time_limit_seconds + STARTUP_SECONDS)
-        told = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-        return _collect_reports(told, code, time_limit_seconds, log.read_text(encoding="utf-8", errors="replace"))
+        task = CheckTask(
+            file=str(path),
+            name=name,
+            part=part,
+            time_limit_seconds=time_limit_seconds,
+            memory_limit_gib=memory_limit_gib,
+            output_file=str(out),
+            log_file=str(log),
+            timeout_seconds=20 * time_limit_seconds + STARTUP_SECONDS,
+        )
+        exit_code = _run_task(task)
+        messages = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+        return _collect_reports(
+            messages, exit_code, time_limit_seconds, log.read_text(encoding="utf-8", errors="replace")
+        )
 
 
-def _run_task(task: dict[str, Any], log_path: Path, timeout_seconds: float) -> int | None:
-    """Return the exit code, or None if the process was killed after `most` seconds."""
+def _run_task(task: CheckTask) -> int | None:
+    """Return the exit code, or None if the process was killed after the timeout."""
     if not hasattr(os, "fork"):
-        return _run_task_without_fork(task, log_path, timeout_seconds)
-    launcher = IDLE_FORK_SERVERS.pop() if IDLE_FORK_SERVERS else ForkServer()
-    code = launcher.run_task(task | {"log": str(log_path), "most": timeout_seconds})
-    IDLE_FORK_SERVERS.append(launcher)
-    return code
+        return _run_task_without_fork(task)
+    server = IDLE_FORK_SERVERS.pop() if IDLE_FORK_SERVERS else ForkServer()
+    exit_code = server.run_task(task)
+    IDLE_FORK_SERVERS.append(server)
+    return exit_code
 
 
 class ForkServer:
-    """A process that imports PyTorch once and then forks for each file: the second file starts at once."""
+    """A process that imports PyTorch once and then forks for each file, so that later files start faster."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -67,7 +71,7 @@ class ForkServer:
         )
         atexit.register(self.close)
 
-    def run_task(self, task: dict[str, Any]) -> int | None:
+    def run_task(self, task: CheckTask) -> int | None:
         if self.process.stdin is None or self.process.stdout is None:
             raise UserError("The checker process could not be started: it has no pipes.")
         self.process.stdin.write(json.dumps(task) + "\n")
@@ -83,14 +87,13 @@ class ForkServer:
         self.process.communicate()
 
 
-IDLE_FORK_SERVERS: list[
-    ForkServer
-] = []  # started and waiting for a file; as many as files were checked at the same time
+# Servers that wait for a file; their number is the highest number of files checked at the same time.
+IDLE_FORK_SERVERS: list[ForkServer] = []
 
 
-def _run_task_without_fork(task: dict[str, Any], log_path: Path, timeout_seconds: float) -> int | None:
-    """Where processes cannot fork (Windows): a new one for each file."""
-    with log_path.open("w", encoding="utf-8") as file:
+def _run_task_without_fork(task: CheckTask) -> int | None:
+    """Start a new process for each file, where processes cannot fork (Windows)."""
+    with Path(task["log_file"]).open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
             [*_build_child_command(), json.dumps(task)],
             stdin=subprocess.DEVNULL,
@@ -99,7 +102,7 @@ def _run_task_without_fork(task: dict[str, Any], log_path: Path, timeout_seconds
             env=_build_child_environment(),
         )
         try:
-            return process.wait(timeout=timeout_seconds)
+            return process.wait(timeout=task["timeout_seconds"])
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -116,31 +119,30 @@ def _build_child_environment() -> dict[str, str]:
 
 
 def _collect_reports(
-    messages: list[dict[str, Any]], exit_code: int | None, time_limit_seconds: float, log: str
+    messages: list[WorkerMessage], exit_code: int | None, time_limit_seconds: float, log: str
 ) -> FileReport:
     reports = FileReport()
     started = None
-    for words in messages:
-        if "report" in words:
-            reports.part_reports.append(parse_report(words["report"]))
+    for message in messages:
+        if "report" in message:
+            reports.part_reports.append(parse_report(message["report"]))
             started = None
-        elif "error" in words:
-            reports.error = words["error"]
+        elif "error" in message:
+            reports.error = message["error"]
             started = None
         else:
-            started = words.get("started", started)
-            reports.unrecognized_names += words.get("passed_over", [])
+            started = message.get("started", started)
+            reports.unrecognized_names += message.get("unrecognized_names", [])
     if reports.error is None and not (messages and messages[-1].get("done")):
         reports.error = _explain_early_exit(exit_code, started, time_limit_seconds, log)
     return reports
 
 
 def _explain_early_exit(exit_code: int | None, unfinished_name: str | None, time_limit_seconds: float, log: str) -> str:
-    """Why the process ended before all parts were checked."""
-    what = unfinished_name or "Loading the file"
+    """Explain why the process ended before all parts were checked."""
+    activity = unfinished_name or "Loading the file"
     if exit_code is None or -exit_code in (getattr(signal, "SIGALRM", None), getattr(signal, "SIGPROF", None)):
-        return (
-            f"{what} did not finish within {time_limit_seconds:g} seconds of computing time. Is there an infinite loop?"
-        )
+        limit = f"{time_limit_seconds:g} seconds of computing time"
+        return f"{activity} did not finish within {limit}. Is there an infinite loop?"
     last = (log.strip().splitlines() or [""])[-1][:200]
-    return f"{what} crashed the Python process (exit code {exit_code}).{' Last output: ' + last if last else ''}"
+    return f"{activity} crashed the Python process (exit code {exit_code}).{' Last output: ' + last if last else ''}"

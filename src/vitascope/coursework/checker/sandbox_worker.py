@@ -1,7 +1,7 @@
-"""The process in which a user's file runs; `sandbox.py` starts it with `python -m`.
+"""Run a user's file in a separate process; `sandbox.py` starts it with `python -m`.
 
-With a task as its argument it runs that one. Else it reads tasks from standard input, forks for each and prints
-the exit code: PyTorch is imported once for many files.
+With a task as its argument, it runs this task. Otherwise it reads tasks from standard input, forks for each task and
+prints the exit code, so that PyTorch is imported only once.
 """
 
 import contextlib
@@ -14,10 +14,11 @@ import time
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from vitascope.coursework.checker.check import check_module_parts
+from vitascope.coursework.checker.check import CheckStarted, UnrecognizedNames, check_module_parts
 from vitascope.coursework.checker.report import CheckReport
+from vitascope.coursework.checker.sandbox_messages import CheckTask, WorkerMessage
 from vitascope.errors import UserError, shorten_error_message
 
 WALL_CLOCK_FACTOR = 10.0  # wall-clock limit, as a multiple of the computing time limit
@@ -30,16 +31,18 @@ def main() -> None:
         print(json.dumps({"code": fork_and_wait(json.loads(line))}), flush=True)
 
 
-def fork_and_wait(task: dict[str, Any]) -> int | None:
-    """The child's exit code, or None where it was ended after `most` seconds; what it started ends with it."""
+def fork_and_wait(task: CheckTask) -> int | None:
+    """Run the task in a child process; return its exit code, or None if it was killed after the timeout.
+
+    Processes that the child has started are killed too."""
     child = os.fork()
     if child == 0:
         os.setsid()
-        for number, flags in enumerate((os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
-            os.dup2(os.open(task["log"] if number else os.devnull, flags), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(task["log_file"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
         os.dup2(1, 2)
         run_task(task)
-    deadline = time.monotonic() + task["most"]
+    deadline = time.monotonic() + task["timeout_seconds"]
     try:
         while time.monotonic() < deadline:
             pid, status = os.waitpid(child, os.WNOHANG)
@@ -54,32 +57,36 @@ def fork_and_wait(task: dict[str, Any]) -> int | None:
             os.waitpid(child, 0)
 
 
-def run_task(task: dict[str, Any]) -> NoReturn:
-    """A task has file, name, part, seconds, memory and out; its reports go to `out`, line by line."""
-    path, out = Path(task["file"]).resolve(), Path(task["out"]).resolve()
-    set_time_limit(task["seconds"])
-    set_memory_limit(task["memory"])
-    with out.open("a", encoding="utf-8") as file:
+def run_task(task: CheckTask) -> NoReturn:
+    """Check a file, write one message per line to the output file, and exit."""
+    path, output_path = Path(task["file"]).resolve(), Path(task["output_file"]).resolve()
+    set_time_limit(task["time_limit_seconds"])
+    set_memory_limit(task["memory_limit_gib"])
+    with output_path.open("a", encoding="utf-8") as file:
 
-        def tell(**words: object) -> None:
-            file.write(json.dumps(words) + "\n")
+        def send(message: WorkerMessage) -> None:
+            file.write(json.dumps(message) + "\n")
             file.flush()
 
         try:
-            for found in check_module_parts(import_user_file(path), task["name"], task["part"]):
-                if isinstance(found, CheckReport):
-                    tell(**_make_report_message(found, task["memory"]))
-                else:
-                    set_time_limit(task["seconds"])
-                    tell(**({"started": found} if isinstance(found, str) else {"passed_over": found}))
+            for progress in check_module_parts(import_user_file(path), task["name"], task["part"]):
+                match progress:
+                    case CheckReport():
+                        send(_make_report_message(progress, task["memory_limit_gib"]))
+                    case CheckStarted():
+                        set_time_limit(task["time_limit_seconds"])
+                        send({"started": progress.name})
+                    case UnrecognizedNames():
+                        set_time_limit(task["time_limit_seconds"])
+                        send({"unrecognized_names": progress.names})
         except BaseException as error:
-            tell(error=explain_error(error, path, task["memory"]))
-        tell(done=True)
+            send({"error": explain_error(error, path, task["memory_limit_gib"])})
+        send({"done": True})
     sys.stdout.flush()
     os._exit(0)  # exit even if the file has left threads running
 
 
-def _make_report_message(report: CheckReport, memory_limit_gib: float) -> dict[str, object]:
+def _make_report_message(report: CheckReport, memory_limit_gib: float) -> WorkerMessage:
     error = str((report.first_difference or {}).get("error", ""))
     if "MemoryError" in error or "allocate memory" in error:
         return {"error": _format_memory_error(report.name, memory_limit_gib)}
@@ -87,7 +94,7 @@ def _make_report_message(report: CheckReport, memory_limit_gib: float) -> dict[s
 
 
 def import_user_file(path: Path) -> ModuleType:
-    """The file as a module; what it prints goes to a log."""
+    """Import a file as a module."""
     os.chdir(path.parent)
     sys.path.insert(0, str(path.parent))
     name = f"_reader_{path.stem}"
@@ -101,10 +108,10 @@ def import_user_file(path: Path) -> ModuleType:
 
 
 def explain_error(error: BaseException, path: Path, memory_limit_gib: float) -> str:
-    """Why the file could not be checked, with the line number."""
+    """Explain why the file could not be checked, with the line number."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    where = f" (line {lines[-1]})" if lines else ""
-    words = shorten_error_message(error, 200) if isinstance(error, Exception) else str(error)
+    location = f" (line {lines[-1]})" if lines else ""
+    message = shorten_error_message(error, 200) if isinstance(error, Exception) else str(error)
     kind = type(error).__name__
     match error:
         case UserError():
@@ -112,15 +119,15 @@ def explain_error(error: BaseException, path: Path, memory_limit_gib: float) -> 
         case SyntaxError():
             return f"Syntax error in line {error.lineno}: {error.msg}."
         case ModuleNotFoundError():
-            return f"It imports {error.name}, which is not installed{where}."
+            return f"It imports {error.name}, which is not installed{location}."
         case SystemExit():
-            return f"It exits the program, e.g. with sys.exit(){where}."
+            return f"It exits the program, e.g. with sys.exit(){location}."
         case MemoryError():
-            return _format_memory_error("It", memory_limit_gib, where)
-        case _ if "allocate memory" in words:
-            return _format_memory_error("It", memory_limit_gib, where)
+            return _format_memory_error("It", memory_limit_gib, location)
+        case _ if "allocate memory" in message:
+            return _format_memory_error("It", memory_limit_gib, location)
         case _:
-            return f"It raised {kind}: {words}{where}." if words else f"It raised {kind}{where}."
+            return f"It raised {kind}: {message}{location}." if message else f"It raised {kind}{location}."
 
 
 def _format_memory_error(name: str, memory_limit_gib: float, location: str = "") -> str:
@@ -132,12 +139,12 @@ def set_time_limit(seconds: float) -> None:
 
     Computing time does not depend on other programs, so a busy machine gives the same verdict."""
     if hasattr(signal, "setitimer"):
-        for timer, number, most in (
+        for timer, signal_number, limit in (
             (signal.ITIMER_PROF, signal.SIGPROF, seconds),
             (signal.ITIMER_REAL, signal.SIGALRM, WALL_CLOCK_FACTOR * seconds),
         ):
-            signal.signal(number, signal.SIG_DFL)
-            signal.setitimer(timer, most)
+            signal.signal(signal_number, signal.SIG_DFL)
+            signal.setitimer(timer, limit)
 
 
 def set_memory_limit(memory_limit_gib: float) -> None:
@@ -146,9 +153,9 @@ def set_memory_limit(memory_limit_gib: float) -> None:
         import resource
 
         status = Path("/proc/self/status").read_text(encoding="utf-8")
-        taken = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData")) * 1024
-        most = taken + int(memory_limit_gib * 2**30)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        used_bytes = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData")) * 1024
+        limit_bytes = used_bytes + int(memory_limit_gib * 2**30)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
 if __name__ == "__main__":

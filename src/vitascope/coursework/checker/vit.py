@@ -1,16 +1,14 @@
-"""The part `vit`: patches, class token, position embeddings, blocks and head (Dosovitskiy et al. 2021)."""
+"""Check the part `vit`: patches, class token, position embeddings, blocks and head (Dosovitskiy et al. 2021)."""
 
 import inspect
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.attention_layers import CorrectVariant, get_norm_parameters
+from vitascope.coursework.checker.attention_layers import get_norm_parameters
 from vitascope.coursework.checker.blocks import (
     find_missing_block_layers,
     list_block_mistakes,
@@ -18,30 +16,31 @@ from vitascope.coursework.checker.blocks import (
     run_reference_block,
 )
 from vitascope.coursework.checker.dot_product import select_output
-from vitascope.coursework.checker.embedding import (
+from vitascope.coursework.checker.image_embedding import (
     CLASS_TOKEN_MISTAKES,
     PATCH_MISTAKES,
     PIXEL_ORDERS,
     POSITION_MISTAKES,
     assemble_tokens,
     extract_patches,
-    find_token_and_positions,
-    project_patches,
     select_class_token,
 )
-from vitascope.coursework.checker.instances import ModuleFactory
-from vitascope.coursework.checker.part import (
-    ALONE,
-    NOT_ALONE,
+from vitascope.coursework.checker.module_factory import ModuleFactory
+from vitascope.coursework.checker.part_checker import (
+    IMAGES_DEPENDENT,
+    IMAGES_INDEPENDENT,
     CallConvention,
     Case,
+    CorrectVariant,
+    MaskPolarity,
     NamedTensors,
     PartChecker,
+    UserCode,
     draw_inputs,
-    observe,
+    format_observation,
 )
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
-from vitascope.coursework.checker.weights import find_linear_layers, find_norms
+from vitascope.coursework.checker.vit_layers import ViTLayers, find_vit_layers
 
 CONSTRUCTOR_SIZES = {
     "width": 12,
@@ -58,106 +57,24 @@ EXTRA_CONSTRUCTOR_SIZES: dict[str, Any] = {"side": 3, "chw": (3, 9, 9)}
 SIZE_ORDER = ("image", "patch", "channels", "classes", "width", "depth", "heads", "hidden")
 
 
-@dataclass
-class ViTLayers:
-    """The layers of the user's ViT by their role."""
-
-    patch_projection: nn.Conv2d | nn.Linear
-    blocks: list[nn.Module]
-    final_norms: list[nn.Module]
-    head_layers: list[nn.Linear]
-    class_token: Tensor | None
-    position_table: Tensor | None
-    projection_norms: tuple[list[nn.LayerNorm], list[nn.LayerNorm]]  # the patch projection
-
-    def embed_patches(self, patches: Tensor) -> Tensor:
-        """Project the patches, with the norms before and after the projection."""
-        for norm in self.projection_norms[0]:
-            patches = F.layer_norm(patches, patches.shape[-1:], *get_norm_parameters(norm))
-        tokens = project_patches(patches, self.patch_projection.weight, self.patch_projection.bias)
-        for norm in self.projection_norms[1]:
-            tokens = F.layer_norm(tokens, tokens.shape[-1:], *get_norm_parameters(norm))
-        return tokens
-
-
-_VIT_LAYERS_CACHE: WeakKeyDictionary[nn.Module, dict[tuple[int, int], ViTLayers]] = WeakKeyDictionary()
-
-
-def find_vit_layers(module: nn.Module, width: int = 12, num_patches: int = 9) -> ViTLayers:
-    """Find the layers of a ViT by shape, name and order."""
-    if torch.is_grad_enabled():
-        return _collect_vit_layers(module, width, num_patches)
-    known = _VIT_LAYERS_CACHE.setdefault(module, {})
-    if (width, num_patches) not in known:
-        known[width, num_patches] = _collect_vit_layers(module, width, num_patches)
-    return known[width, num_patches]
-
-
-def _collect_vit_layers(module: nn.Module, width: int, num_patches: int) -> ViTLayers:
-    blocks = find_blocks(module)
-    inside = {id(part) for one in blocks for part in one.modules()}
-    outside = [part for part in module.modules() if id(part) not in inside]
-    convolutions = [part for part in outside if isinstance(part, nn.Conv2d)]
-    linears = [part for part in outside if isinstance(part, nn.Linear)]
-    first: nn.Conv2d | nn.Linear | None = convolutions[0] if convolutions else next(
-        (part for part in linears if part.out_features == width and part.in_features != width), None
-    )  # fmt: skip
-    if first is None or not blocks:
-        lacking = "layer that projects the patches" if first is None else "list of transformer blocks"
-        raise RuntimeError(f"no {lacking} was found")
-    around = find_projection_norms(module, first)
-    inside |= {id(norm) for side in around for norm in side}
-    norms = [part for _, part in find_norms(module) if id(part) not in inside]
-    token, table = find_token_and_positions(module, num_patches, width)
-    return ViTLayers(first, blocks, norms, [part for part in linears if part is not first], token, table, around)
-
-
-def find_projection_norms(
-    module: nn.Module, patch_projection: nn.Module
-) -> tuple[list[nn.LayerNorm], list[nn.LayerNorm]]:
-    """Norms in one sequence with the patch projection: those before it and those after."""
-    for part in module.modules():
-        children = list(part.children())
-        if isinstance(part, nn.Sequential) and any(child is patch_projection for child in children):
-            place = next(number for number, child in enumerate(children) if child is patch_projection)
-            before = [one for one in children[:place] if isinstance(one, nn.LayerNorm)]
-            return before, [one for one in children[place + 1 :] if isinstance(one, nn.LayerNorm)]
-    return [], []
-
-
-def find_blocks(module: nn.Module) -> list[nn.Module]:
-    """The longest list of layers of one kind that hold linear maps; a lone block where there is no list."""
-    lists = []
-    for part in module.modules():
-        if isinstance(part, nn.ModuleList | nn.Sequential | nn.TransformerEncoder):
-            children = list(part.layers if isinstance(part, nn.TransformerEncoder) else part.children())
-            alike = [
-                child for child in children if type(child) is type(children[0]) and len(find_linear_layers(child)) >= 3
-            ]
-            if alike and len(alike) == len([child for child in children if find_linear_layers(child)]):
-                lists.append(alike)
-    lone = [[part] for part in module.children() if len(find_norms(part)) and len(find_linear_layers(part)) >= 4]
-    return max(lists or lone, key=len, default=[])
-
-
 class ViTChecker(PartChecker):
-    """A class or an instance that takes images and gives logits."""
+    """Check a class or an instance that takes images and returns logits."""
 
     part = "vit"
     max_variants_per_mistake = 3
 
-    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+    def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name = name
         self.module_factory = ModuleFactory(user_code, CONSTRUCTOR_SIZES | EXTRA_CONSTRUCTOR_SIZES, SIZE_ORDER)
         self.sample_module = self.module_factory.get_module({})
-        found = find_vit_layers(self.sample_module, self.width, 1)
-        self.patch_size = _infer_patch_size(found.patch_projection)
+        layers = find_vit_layers(self.sample_module, self.width, 1)
+        self.patch_size = _infer_patch_size(layers.patch_projection)
         self.num_channels = (
-            found.patch_projection.in_channels
-            if isinstance(found.patch_projection, nn.Conv2d)
-            else self._infer_num_channels(found.patch_projection)
+            layers.patch_projection.in_channels
+            if isinstance(layers.patch_projection, nn.Conv2d)
+            else self._infer_num_channels(layers.patch_projection)
         )
-        self.patches_per_side = self._infer_patches_per_side(found)
+        self.patches_per_side = self._infer_patches_per_side(layers)
 
     @property
     def width(self) -> int:
@@ -175,7 +92,7 @@ class ViTChecker(PartChecker):
         )
 
     def _infer_patches_per_side(self, vit_layers: ViTLayers) -> int:
-        """Patches along a side, from the position table."""
+        """Return the number of patches along a side, from the position table."""
         if vit_layers.position_table is None or not isinstance(self.module_factory.user_code, nn.Module):
             return 3
         return int(len(vit_layers.position_table) ** 0.5)
@@ -184,8 +101,14 @@ class ViTChecker(PartChecker):
         return "a ViT built from PyTorch layers"
 
     def list_cases(self) -> list[Case]:
-        edge = self.patches_per_side * self.patch_size
-        sizes = {"batch": 2, "channels": self.num_channels, "side": edge, "width": self.width, "heads": self.num_heads}
+        image_size = self.patches_per_side * self.patch_size
+        sizes = {
+            "batch": 2,
+            "channels": self.num_channels,
+            "side": image_size,
+            "width": self.width,
+            "heads": self.num_heads,
+        }
         return [Case("two images", sizes), Case("one image", sizes | {"batch": 1})]
 
     def make_inputs(self, case: Case) -> NamedTensors:
@@ -206,41 +129,38 @@ class ViTChecker(PartChecker):
     def run_reference(
         self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
     ) -> Tensor:
-        found = find_vit_layers(self.get_module(), self.width, self.patches_per_side**2)
+        layers = find_vit_layers(self.get_module(), self.width, self.patches_per_side**2)
         order = {"order": options["patch_order"]} if "patch_order" in options else {}
-        chosen = {name: options[name] for name in ("pixels", "cut") if name in options}
-        cut = extract_patches(inputs["images"], self.patch_size, chosen | order)
-        tokens = assemble_tokens(found.embed_patches(cut), found.class_token, found.position_table, options)
-        for one in found.blocks:
-            if options.get("position") == "each-block" and found.position_table is not None:
-                tokens = tokens + found.position_table[: tokens.shape[1]]
-            tokens = run_reference_block(tokens, one, self.num_heads, None, options)
-        if options.get("position") == "end" and found.position_table is not None:
-            tokens = tokens + found.position_table[: tokens.shape[1]]
-        return _apply_classifier_head(tokens, found, options)
+        patch_options = {name: options[name] for name in ("pixels", "cut") if name in options}
+        patches = extract_patches(inputs["images"], self.patch_size, patch_options | order)
+        tokens = assemble_tokens(layers.embed_patches(patches), layers.class_token, layers.position_table, options)
+        for block in layers.blocks:
+            if options.get("position") == "each-block" and layers.position_table is not None:
+                tokens = tokens + layers.position_table[: tokens.shape[1]]
+            tokens = run_reference_block(tokens, block, self.num_heads, None, options)
+        if options.get("position") == "end" and layers.position_table is not None:
+            tokens = tokens + layers.position_table[: tokens.shape[1]]
+        return _apply_classifier_head(tokens, layers, options)
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
-        found = find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
-        pixels: list[CorrectVariant] = [({"pixels": "chw"}, ())]
-        if isinstance(found.patch_projection, nn.Linear):
-            pixels = [
-                ({"pixels": order}, (f"the pixel order in a patch is {words}",))
-                for order, words in PIXEL_ORDERS.items()
+        layers = find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
+        pixel_variants = [CorrectVariant({"pixels": "chw"}, ())]
+        if isinstance(layers.patch_projection, nn.Linear):
+            pixel_variants = [
+                CorrectVariant({"pixels": order}, (f"the pixel order in a patch is {text}",))
+                for order, text in PIXEL_ORDERS.items()
             ]
-        pools: list[CorrectVariant] = [({"pool": "token"}, ())] if found.class_token is not None else []
-        rare: dict[str, Any] = {} if found.class_token is None else {"mean_pool": True}
-        for how in ("patches", "all") if found.class_token is not None else ("all",):
-            for late in (False, True) if found.final_norms else (False,):
-                words = f"the head reads the mean of all {'tokens' if how == 'all' else 'patch tokens'}"
-                pools.append(({"pool": how, "norm_late": late} | rare, (words,)))
-        told = () if found.position_table is not None else ("the model has no position embeddings",)
-        told += (
-            () if found.final_norms else ("the model has no norm before the head (Dosovitskiy et al. 2021 use one)",)
-        )
-        inner = list_block_variants(found.blocks[0], self.width)
+        assumptions = () if layers.position_table is not None else ("the model has no position embeddings",)
+        if not layers.final_norms:
+            assumptions += ("the model has no norm before the head (Dosovitskiy et al. 2021 use one)",)
         return [
-            ({**one, **pixel, **pool}, (*told, *one_words, *pixel_words, *pool_words))
-            for (pool, pool_words), (one, one_words), (pixel, pixel_words) in product(pools, inner, pixels)
+            CorrectVariant(
+                {**block.options, **pixels.options, **pooling.options},
+                (*assumptions, *block.assumptions, *pixels.assumptions, *pooling.assumptions),
+            )
+            for pooling, block, pixels in product(
+                _list_pooling_variants(layers), list_block_variants(layers.blocks[0], self.width), pixel_variants
+            )
         ]
 
     def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
@@ -249,17 +169,19 @@ class ViTChecker(PartChecker):
         )
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
-        found = find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
-        there = {switch.mistake_id for switch in self.find_missing_layers(convention)}
-        inner = [s for s in list_block_mistakes(found.blocks[0], self.width) if s.mistake_id not in there]
+        layers = find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
+        missing_ids = {mistake.mistake_id for mistake in self.find_missing_layers(convention)}
+        block_mistakes = [
+            s for s in list_block_mistakes(layers.blocks[0], self.width) if s.mistake_id not in missing_ids
+        ]
         patch = [
             SimulatedMistake(s.mistake_id, {"patch_order": s.options["order"]} if "order" in s.options else s.options)
             for s in PATCH_MISTAKES
         ]
-        tokens = CLASS_TOKEN_MISTAKES if found.class_token is not None else []
-        tables = POSITION_MISTAKES if found.position_table is not None else []
-        final = [SimulatedMistake("missing-norm", {"final": False})] if found.final_norms else []
-        return [*patch, *tokens, *tables, *final, *inner]
+        tokens = CLASS_TOKEN_MISTAKES if layers.class_token is not None else []
+        tables = POSITION_MISTAKES if layers.position_table is not None else []
+        final = [SimulatedMistake("missing-norm", {"final": False})] if layers.final_norms else []
+        return [*patch, *tokens, *tables, *final, *block_mistakes]
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
         return list(self.get_module().parameters())
@@ -272,30 +194,42 @@ class ViTChecker(PartChecker):
             lines.append(
                 "The outputs sum to 1, so the model ends with a softmax. The cross-entropy loss expects logits."
             )
-        alone = self.run_user_code(
+        single_result = self.run_user_code(
             convention,
             self.list_cases()[0],
             {"images": self.make_inputs(self.list_cases()[0])["images"][:1].to(self.dtype)},
         )
-        free = torch.allclose(alone, user_result[:1], atol=1e-4)
-        return [*lines, observe(free, ALONE, NOT_ALONE)]
+        is_independent = torch.allclose(single_result, user_result[:1], atol=1e-4)
+        return [*lines, format_observation(is_independent, IMAGES_INDEPENDENT, IMAGES_DEPENDENT)]
+
+
+def _list_pooling_variants(vit_layers: ViTLayers) -> list[CorrectVariant]:
+    """List the correct inputs of the head: the class token, or the mean of tokens normalised before or after it."""
+    has_class_token = vit_layers.class_token is not None
+    variants = [CorrectVariant({"pool": "token"}, ())] if has_class_token else []
+    rare_option = {"mean_pool": True} if has_class_token else {}
+    for pool in ("patches", "all") if has_class_token else ("all",):
+        for norm_late in (False, True) if vit_layers.final_norms else (False,):
+            text = f"the head reads the mean of all {'tokens' if pool == 'all' else 'patch tokens'}"
+            variants.append(CorrectVariant({"pool": pool, "norm_late": norm_late, **rare_option}, (text,)))
+    return variants
 
 
 def _apply_classifier_head(tokens: Tensor, vit_layers: ViTLayers, options: ReferenceOptions) -> Tensor:
-    def normal(x: Tensor) -> Tensor:
+    def normalize(x: Tensor) -> Tensor:
         for norm in vit_layers.final_norms if options.get("final", True) else []:
             x = F.layer_norm(x, x.shape[-1:], *get_norm_parameters(norm))
         return x
 
     if not options.get("norm_late"):
-        tokens = normal(tokens)
+        tokens = normalize(tokens)
     if options["pool"] == "token":
         pooled = select_class_token(tokens, options)
     else:
         pooled = tokens[:, 0 if options["pool"] == "all" else 1 :].mean(dim=1)
-    pooled = normal(pooled) if options.get("norm_late") else pooled
-    for number, layer in enumerate(vit_layers.head_layers):
-        pooled = F.linear(pooled if number == 0 else torch.tanh(pooled), layer.weight, layer.bias)
+    pooled = normalize(pooled) if options.get("norm_late") else pooled
+    for index, layer in enumerate(vit_layers.head_layers):
+        pooled = F.linear(pooled if index == 0 else torch.tanh(pooled), layer.weight, layer.bias)
     return pooled
 
 

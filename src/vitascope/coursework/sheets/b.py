@@ -30,34 +30,39 @@ QUICK_OVERRIDES = ["train.epochs=1,3,5", *SMALL_MODEL_OVERRIDES]
 
 
 def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+    """Run sheet B's studies and fill the report."""
     _add_attention_shapes_section(report)
-    found = experiments.run_study(
+    results = experiments.run_study(
         "epochs", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES, eval_split="test"
     )
     report.add_heading("Curves at three lengths")
     report.add_text(
-        f"""The sheet names no data set. These are runs of three lengths on CIFAR-10 with {describe_model(experiments)}. The learning
-        rate of each run falls to zero at its own end. The curves show held-out images. The accuracy is measured once,
+        f"""The sheet names no data set. These are runs of three lengths on CIFAR-10 with
+        {describe_model(experiments)}. The learning rate of each run falls to zero at its own end. The curves show
+        held-out images. The accuracy is measured once,
         on the test images."""
     )
     report.add_figure(
         "curves",
-        draw_study_curves(found, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in found.combinations}),
+        draw_study_curves(
+            results, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in results.combinations}
+        ),
     )
     head = ["epochs", "test accuracy", "training accuracy", "training loss", "held-out loss", "seconds per run"]
     rows = []
-    for cell in found.combinations:
-        numbers = [cell.compute_mean_last_value(name) or 0.0 for name in ("train_accuracy", "train_loss", "val_loss")]
-        measured = [
-            f"{100 * numbers[0]:.1f} %",
-            f"{numbers[1]:.3f}",
-            f"{numbers[2]:.3f}",
-            f"{cell.compute_mean('seconds'):.0f}",
+    for cell in results.combinations:
+        last_values = [
+            cell.compute_mean_last_value(name) or 0.0 for name in ("train_accuracy", "train_loss", "val_loss")
         ]
-        rows.append([cell.settings["train.epochs"], cell.formatted_accuracy, *measured])
+        train_accuracy, train_loss, val_loss = last_values
+        values = [f"{100 * train_accuracy:.1f} %", f"{train_loss:.3f}", f"{val_loss:.3f}"]
+        seconds = f"{cell.compute_mean('seconds'):.0f}"
+        rows.append([cell.settings["train.epochs"], cell.formatted_accuracy, *values, seconds])
     report.add_table(head, rows)
-    report.add_text(f"{found.conclusion} {_describe_rising_loss(found.combinations)} {found.timing_note}")
-    report.measurements |= {"accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in found.combinations}}
+    report.add_text(f"{results.conclusion} {_describe_rising_loss(results.combinations)} {results.timing_note}")
+    report.measurements |= {
+        "accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in results.combinations}
+    }
     _add_input_sizes_section(report)
     report.add_questions()
 
@@ -68,7 +73,7 @@ def _add_input_sizes_section(report: SheetReport) -> None:
     torch.manual_seed(0)
     small: dict[str, Any] = {"embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 10}
     features = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    asked: dict[str, Callable[[int], nn.Module]] = {
+    builders: dict[str, Callable[[int], nn.Module]] = {
         "ViT, unchanged (it checks the size)": lambda _: VisionTransformer(ModelConfig(32, 4, **small)),
         **{
             f"ViT built for the size, {positions} positions": lambda size, positions=positions: VisionTransformer(
@@ -82,9 +87,9 @@ def _add_input_sizes_section(report: SheetReport) -> None:
         "CNN, flattened last map": lambda _: nn.Sequential(*features, nn.Flatten(), nn.Linear(8 * 16 * 16, 10)),
     }
     rows = []
-    for name, model in asked.items():
-        weights = model(32).state_dict()
-        rows.append([name, *(_try_input_size(model(size), weights, size) for size in sizes)])
+    for name, build_model in builders.items():
+        weights = build_model(32).state_dict()
+        rows.append([name, *(_try_input_size(build_model(size), weights, size) for size in sizes)])
     layer, tokens = SelfAttention(32, 2), [(size // 4) ** 2 for size in sizes]
     with torch.no_grad():
         rows.append(["attention alone", *(format_shape(layer(torch.randn(1, count, 32))) for count in tokens)])
@@ -93,7 +98,7 @@ def _add_input_sizes_section(report: SheetReport) -> None:
 
 
 def _try_input_size(model: nn.Module, state_dict: dict[str, torch.Tensor], image_size: int) -> str:
-    """The shape of the output with these weights, or 'rejected'."""
+    """Return the shape of the output with these weights, or 'rejected'."""
     try:
         model.load_state_dict(state_dict)
         with torch.no_grad():

@@ -19,6 +19,7 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.records.ablation import NOT_SIGNIFICANT, format_mean
 from vitascope.study.report import draw_study_curves
 from vitascope.study.results import CombinationResults
+from vitascope.study.trial_data import Curves
 from vitascope.weights.torch_layers import from_torch
 
 TITLE = "one head, many heads, a causal mask, and CIFAR-10"
@@ -28,31 +29,33 @@ QUICK_OVERRIDES = ["train.epochs=6", "data.augment.shift=0,4", *SMALL_MODEL_OVER
 
 
 def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+    """Run sheet C's studies and fill the report."""
     _add_weight_shapes_section(report)
     report.add_heading("The causal mask for 5 tokens")
     report.add_code(format_causal_mask(5))
     report.add_figure("mask", plot_causal_mask(5))
-    found = experiments.run_study("variation", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES)
-    without, varied = found.combinations
+    results = experiments.run_study("variation", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES)
+    without, varied = results.combinations
     _add_cifar10_section(report, experiments.quick)
     _add_training_section(
-        report, varied, draw_study_curves(found, {without.name: "flip only", varied.name: "flip and shift"})
+        report, varied, draw_study_curves(results, {without.name: "flip only", varied.name: "flip and shift"})
     )
-    points, worth = compare_accuracy(without, varied, 1)
-    verdict = f"the shift {worth}" if worth in ("helps", "hurts") else NOT_SIGNIFICANT
-    _add_questions(report, without, varied, f"{points} points: {verdict}")
+    gain = compare_accuracy(without, varied, 1)
+    verdict = f"the shift {gain.verdict}" if gain.verdict in ("helps", "hurts") else NOT_SIGNIFICANT
+    _add_questions(report, without, varied, f"{gain.points} points: {verdict}")
     report.measurements |= {"accuracy": varied.accuracies, "without_shift": without.accuracies}
 
 
 def _add_weight_shapes_section(report: SheetReport) -> None:
-    one = SingleHeadAttention(256, key_width=64, value_width=256, bias=False)
-    shapes = {name: format_shape(getattr(one, name).weight.T) for name in ("query", "key", "value")}
+    single_head = SingleHeadAttention(256, key_width=64, value_width=256, bias=False)
+    shapes = {name: format_shape(getattr(single_head, name).weight.T) for name in ("query", "key", "value")}
     torch.manual_seed(0)
-    native = nn.MultiheadAttention(768, 12, batch_first=True)
-    ours: Any = from_torch(native).eval()
+    torch_layer = nn.MultiheadAttention(768, 12, batch_first=True)
+    layer: Any = from_torch(torch_layer).eval()
     tokens = torch.randn(2, 5, 768)
     with torch.no_grad():
-        apart = float((native.eval()(tokens, tokens, tokens)[0] - ours(tokens)).abs().max())
+        expected = torch_layer.eval()(tokens, tokens, tokens)[0]
+        max_difference = float((expected - layer(tokens)).abs().max())
     report.add_heading("Shapes of the weight matrices")
     report.add_table(
         ["weight (input × output)", "the sheet", "here"],
@@ -60,19 +63,19 @@ def _add_weight_shapes_section(report: SheetReport) -> None:
             ["one head, width 256: W_q", "256 × 64", shapes["query"]],
             ["W_k", "256 × 64 (its text swaps it with W_v)", shapes["key"]],
             ["W_v", "256 × 256", shapes["value"]],
-            ["12 heads, width 768: W_q, W_k, W_v", "768 × 768 each", format_shape(ours.W_Q)],
+            ["12 heads, width 768: W_q, W_k, W_v", "768 × 768 each", format_shape(layer.W_Q)],
             [
                 "inside nn.MultiheadAttention",
                 "in_proj_weight[0], [1], [2]",
-                "rows [0:768], [768:1536], [1536:] of " + format_shape(native.in_proj_weight),
+                "rows [0:768], [768:1536], [1536:] of " + format_shape(torch_layer.in_proj_weight),
             ],
         ],
     )
-    row = native.in_proj_weight[0]
+    row = torch_layer.in_proj_weight[0]
     report.add_text(
         f"""The sheet takes `in_proj_weight[0]` for W_Q, but it is a single row of {row.numel()} numbers. Split into
         three blocks of 768 rows, the weights give the same output in our layer as in PyTorch's: the largest difference
-        is {apart:.1e}. PyTorch stores output × input; the table gives input × output, as the sheet does."""
+        is {max_difference:.1e}. PyTorch stores output × input; the table gives input × output, as the sheet does."""
     )
 
 
@@ -119,17 +122,17 @@ def _add_cifar10_section(report: SheetReport, quick: bool = False) -> None:
 
 
 def _add_training_section(report: SheetReport, cell: CombinationResults, curves_figure: Figure) -> None:
-    curves = [found["curves"] for found in cell.results.values()]
-    length = len(curves[0]["val_accuracy"])
-    epochs = [max(1, round(length * share)) for share in (1 / 3, 2 / 3, 1)]
+    curves = [result["curves"] for result in cell.results.values()]
+    num_epochs = len(curves[0]["val_accuracy"])
+    epochs = [max(1, round(num_epochs * fraction)) for fraction in (1 / 3, 2 / 3, 1)]
     rows = []
     for epoch in epochs:
-        means = {name: sum(own[name][epoch - 1] for own in curves) / len(curves) for name in curves[0]}
+        means = {name: sum(seed_curves[name][epoch - 1] for seed_curves in curves) / len(curves) for name in curves[0]}
         rows.append(
             [
                 str(epoch),
                 f"{100 * means['train_accuracy']:.1f} %",
-                format_mean([own["val_accuracy"][epoch - 1] for own in curves]),
+                format_mean([seed_curves["val_accuracy"][epoch - 1] for seed_curves in curves]),
                 f"{means['train_loss']:.3f}",
                 f"{means['val_loss']:.3f}",
             ]
@@ -137,15 +140,17 @@ def _add_training_section(report: SheetReport, cell: CombinationResults, curves_
     report.add_figure("curves", curves_figure)
     report.add_table(["epochs", "training accuracy", "held-out accuracy", "training loss", "held-out loss"], rows)
     report.add_text(
-        f"""As in the sheet, the rows are epochs of the same runs ({len(curves)} seeds). {_describe_accuracy_trend(curves, epochs)} The
-        learning rate falls to zero only at epoch {length}. The earlier rows are therefore not the results of shorter
+        f"""As in the sheet, the rows are epochs of the same runs ({len(curves)} seeds).
+        {_describe_accuracy_trend(curves, epochs)} The learning rate falls to zero only at epoch {num_epochs}. The
+        earlier rows are therefore not the results of shorter
         runs; for those see sheet B."""
     )
 
 
-def _describe_accuracy_trend(curves_by_seed: list[dict[str, list[float]]], epochs: list[int]) -> str:
-    """Whether the accuracy rises in every seed."""
-    pairs = [pair for own in curves_by_seed for pair in pairwise(own["val_accuracy"][epoch - 1] for epoch in epochs)]
+def _describe_accuracy_trend(curves_by_seed: list[Curves], epochs: list[int]) -> str:
+    """Describe whether the accuracy rises in every seed."""
+    accuracies = [[curves["val_accuracy"][epoch - 1] for epoch in epochs] for curves in curves_by_seed]
+    pairs = [pair for seed_accuracies in accuracies for pair in pairwise(seed_accuracies)]
     if all(before < after for before, after in pairs):
         return (
             "The accuracy rises from row to row in every seed. The sheet plots it falling because its list is reversed."
@@ -156,11 +161,16 @@ def _describe_accuracy_trend(curves_by_seed: list[dict[str, list[float]]], epoch
 def _add_questions(
     report: SheetReport, without_shift: CombinationResults, with_shift: CombinationResults, verdict: str
 ) -> None:
-    learnt = {
+    train_accuracies = {
         name: 100 * (cell.compute_mean_last_value("train_accuracy") or 0)
         for name, cell in (("without", without_shift), ("varied", with_shift))
     }
     results = {"without": without_shift.formatted_accuracy, "varied": with_shift.formatted_accuracy, "verdict": verdict}
-    overfits = with_shift.mean_accuracy > without_shift.mean_accuracy and learnt["without"] > learnt["varied"]
+    overfits = (
+        with_shift.mean_accuracy > without_shift.mean_accuracy
+        and train_accuracies["without"] > train_accuracies["varied"]
+    )
     results["heart"] = ": without the shift the model overfits" if overfits else ""
-    report.add_questions(**results, learnt_without=learnt["without"], learnt_varied=learnt["varied"])
+    report.add_questions(
+        **results, learnt_without=train_accuracies["without"], learnt_varied=train_accuracies["varied"]
+    )

@@ -4,18 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
-from typing import Any
+from typing import NamedTuple
 
 from vitascope.coursework.sheets.experiments import find_first_epoch
 from vitascope.records.ablation import NOT_SIGNIFICANT
 from vitascope.study.results import CombinationResults, PairedDifference, StudyResults
+from vitascope.study.trial_data import RunResult
 
 TARGET_ACCURACY = 0.9  # validation accuracy; slow convergence reaches it late
-RunResult = dict[str, Any]  # of one run
 
 
 def _compute_epochs_to_target(result: RunResult) -> float:
-    """Epochs until the curve reaches the mark, interpolated linearly between epochs, because whole epochs would often
+    """Compute the epochs until the curve reaches the target, interpolated linearly between epochs, because whole
+    epochs would often
     differ equally in all seeds. Number of epochs + 1 if it is not reached."""
     curve = [0.0, *result["curves"]["val_accuracy"]]
     epoch = find_first_epoch(curve[1:], TARGET_ACCURACY)
@@ -40,6 +41,16 @@ MEASURES: dict[str, Callable[[RunResult], float]] = {
 FINAL_ACCURACY, FIRST_EPOCH_ACCURACY, EPOCHS_TO_TARGET, LARGEST_DROP, SECONDS_PER_RUN = MEASURES
 
 
+class ClaimVerdict(NamedTuple):
+    verdict: str  # holds, does not hold, the opposite holds, no significant difference, one seed
+    measurement: str
+
+
+class AccuracyGain(NamedTuple):
+    points: str  # difference in percentage points, with its interval
+    verdict: str  # helps, hurts, no significant difference, one seed
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim that a value is the best, alone or together with others; or that a measure is higher (or lower) for this
@@ -52,46 +63,46 @@ class Claim:
     allows_ties: bool = False  # others may be equally good
     compared_value: str | None = None
 
-    def evaluate(self, study_result: StudyResults, num_comparisons: int = 1) -> tuple[str, str]:
-        """The verdict (holds, does not hold, the opposite holds, no significant difference) and the measurement.
-        `together`: number of comparisons."""
+    def evaluate(self, study_result: StudyResults, num_comparisons: int = 1) -> ClaimVerdict:
+        """Test the claim over the seeds, corrected for the number of comparisons."""
         cells = {next(iter(cell.settings.values())): cell for cell in study_result.combinations}
         if self.measure is None:
             return _evaluate_best_claim(study_result, cells[self.value], self.allows_ties)
         others = [cell for value, cell in cells.items() if value != self.value and self.compared_value in (None, value)]
-        measure, own = MEASURES[self.measure], cells[self.value].results
-        seeds = [seed for seed in own if all(seed in other.results for other in others)]
-        pairs = [measure(own[seed]) - mean(measure(other.results[seed]) for other in others) for seed in seeds]
-        other = PairedDifference.from_pairs(pairs, num_comparisons)
+        measure, results = MEASURES[self.measure], cells[self.value].results
+        seeds = [seed for seed in results if all(seed in other.results for other in others)]
+        pairs = [measure(results[seed]) - mean(measure(other.results[seed]) for other in others) for seed in seeds]
+        difference = PairedDifference.from_pairs(pairs, num_comparisons)
         claimed, opposite = ("better", "worse") if self.expects_higher else ("worse", "better")
-        verdict = {claimed: "holds", opposite: "the opposite holds"}.get(other.verdict, other.verdict)
-        mine = mean(measure(own[seed]) for seed in seeds)
-        against = self.compared_value or "the mean of the others"
-        return verdict, f"{self.measure}: {mine:.2f}; difference to {against}: {other.format_with_interval()}"
+        verdict = {claimed: "holds", opposite: "the opposite holds"}.get(difference.verdict, difference.verdict)
+        value = mean(measure(results[seed]) for seed in seeds)
+        compared = self.compared_value or "the mean of the others"
+        return ClaimVerdict(
+            verdict, f"{self.measure}: {value:.2f}; difference to {compared}: {difference.format_with_interval()}"
+        )
 
 
-def _evaluate_best_claim(study_result: StudyResults, cell: CombinationResults, allows_ties: bool) -> tuple[str, str]:
+def _evaluate_best_claim(study_result: StudyResults, cell: CombinationResults, allows_ties: bool) -> ClaimVerdict:
     best = study_result.best_combination
     if len(best.results) < 2:
-        return "one seed", f"{cell.formatted_accuracy}; the best has {best.formatted_accuracy}"
+        return ClaimVerdict("one seed", f"{cell.formatted_accuracy}; the best has {best.formatted_accuracy}")
     if cell is best:
-        rest = "; ".join(other.name for other in study_result.not_worse_combinations)
-        compared = f"not significantly different: {rest}" if rest else "all others are significantly worse"
-        return (
-            NOT_SIGNIFICANT if rest and not allows_ties else "holds",
+        equal = "; ".join(other.name for other in study_result.not_worse_combinations)
+        compared = f"not significantly different: {equal}" if equal else "all others are significantly worse"
+        return ClaimVerdict(
+            NOT_SIGNIFICANT if equal and not allows_ties else "holds",
             f"{cell.formatted_accuracy}, the best; {compared}",
         )
-    measured = f"{cell.formatted_accuracy}; {best.name} has {best.formatted_accuracy}"
+    measurement = f"{cell.formatted_accuracy}; {best.name} has {best.formatted_accuracy}"
     if cell not in study_result.not_worse_combinations:
-        return "does not hold", measured
-    return NOT_SIGNIFICANT, f"{measured}, which is not significantly different"
+        return ClaimVerdict("does not hold", measurement)
+    return ClaimVerdict(NOT_SIGNIFICANT, f"{measurement}, which is not significantly different")
 
 
-def compare_accuracy(
-    baseline: CombinationResults, variant: CombinationResults, num_comparisons: int
-) -> tuple[str, str]:
-    """The difference in points, seed by seed, and its verdict; `together`: number of comparisons."""
-    other = variant.compute_difference(baseline, num_comparisons)
-    if other is None:
-        return "–", "not compared"
-    return other.format_with_interval(100), {"better": "helps", "worse": "hurts"}.get(other.verdict, other.verdict)
+def compare_accuracy(baseline: CombinationResults, variant: CombinationResults, num_comparisons: int) -> AccuracyGain:
+    """Compare a variant with its baseline, seed by seed, corrected for the number of comparisons."""
+    difference = variant.compute_difference(baseline, num_comparisons)
+    if difference is None:
+        return AccuracyGain("–", "not compared")
+    verdict = {"better": "helps", "worse": "hurts"}.get(difference.verdict, difference.verdict)
+    return AccuracyGain(difference.format_with_interval(100), verdict)

@@ -1,7 +1,7 @@
 """Sheet D: three studies on MNIST, the cost of attention, a small image, and little data."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitascope.coursework.sheets.claims import (
     EPOCHS_TO_TARGET,
@@ -9,6 +9,7 @@ from vitascope.coursework.sheets.claims import (
     FIRST_EPOCH_ACCURACY,
     LARGEST_DROP,
     SECONDS_PER_RUN,
+    AccuracyGain,
     Claim,
     compare_accuracy,
 )
@@ -35,8 +36,17 @@ from vitascope.study.results import StudyResults
 from vitascope.training.hardware import choose_device
 
 TITLE = "three studies on MNIST, the cost of attention, a small image, little data"
-STUDIES = {  # name -> the varied setting and the sheet's claims
-    "width": (
+
+
+class SheetStudy(NamedTuple):
+    """A study of the sheet: the varied setting and the sheet's claims."""
+
+    override: str
+    claims: list[Claim]
+
+
+STUDIES = {
+    "width": SheetStudy(
         "model.embed_dim=16,32,64,128",
         [
             Claim("32 features are best", "32"),
@@ -46,14 +56,14 @@ STUDIES = {  # name -> the varied setting and the sheet's claims
             Claim("128 are slowest, in seconds", "128", SECONDS_PER_RUN),
         ],
     ),
-    "patch": (
+    "patch": SheetStudy(
         "model.patch_size=2,4,7,14,28",
         [
             Claim("patches of 2 have a problem with learning", "2", EPOCHS_TO_TARGET),
             Claim("patches of 14 are ideal", "14"),
         ],
     ),
-    "depth": (
+    "depth": SheetStudy(
         "model.depth=2,4,6,8",
         [
             Claim("6 blocks are best", "6"),
@@ -81,21 +91,25 @@ SMALL_DATA_CHANGES = {
 }
 
 
-def _few(words: str) -> str:
-    """The folder of a comparison with little data."""
-    return "few-" + words.split("=")[0].split(".")[-1]
+def _make_small_data_study_name(override: str) -> str:
+    """Return the name of a comparison with little data: few-attention for model.attention=plain,lsa."""
+    return "few-" + override.split("=")[0].split(".")[-1]
 
 
 EXPERIMENTS = {  # folder -> title, in the order of the sheet
     "width": "model width",
     "patch": "patch size",
     "depth": "number of blocks",
-    **{place: f"a larger model, {name}" for name, (place, _) in INITIALIZATIONS.items()},
-    **{_few(words): f"a thousand images, without and with {name}" for name, words in SMALL_DATA_CHANGES.items()},
+    **{item.study_name: f"a larger model, {name}" for name, item in INITIALIZATIONS.items()},
+    **{
+        _make_small_data_study_name(override): f"a thousand images, without and with {name}"
+        for name, override in SMALL_DATA_CHANGES.items()
+    },
 }
 
 
 def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+    """Run sheet D's studies and fill the report."""
     weights = try_open_weights(experiments)
     plain = read_recipe("sheet-d", QUICK_OVERRIDES if experiments.quick else [])
     report.add_text(
@@ -113,27 +127,28 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     _add_small_image_section(report)
     compare_initializations(experiments, report, weights)
     gains = _add_small_data_section(experiments, report)
-    out, fused = costs["written out"], costs["fused"]
-    effects = "; ".join(f"{name} {points} points ({verdict})" for name, (points, verdict) in gains.items())
+    unfused, fused = costs["written out"], costs["fused"]
+    effects = "; ".join(f"{name} {gain.points} points ({gain.verdict})" for name, gain in gains.items())
     report.add_questions(
-        time=out["seconds"], memory=out["peak_bytes"], fused=fused["peak_bytes"], claims=claims, told=effects
+        time=unfused["seconds"], memory=unfused["peak_bytes"], fused=fused["peak_bytes"], claims=claims, told=effects
     )
 
 
 def _add_study_section(experiments: SheetExperiments, report: SheetReport, study_name: str) -> str:
     """Run one study and return the verdicts on the sheet's claims as text."""
-    words, claims = STUDIES[study_name]
-    found = experiments.run_study(study_name, "sheet-d", [words, *(QUICK_OVERRIDES if experiments.quick else [])])
-    report.add_heading(f"Study: {words}")
-    report.add_figure(study_name, draw_study_curves(found))
-    report.add_table(*build_results_table(found))
-    report.add_text(f"{found.conclusion} Every run has {found.max_epochs} epochs. {found.timing_note}")
-    return _add_claims_table(report, study_name, claims, found)
+    override, claims = STUDIES[study_name]
+    results = experiments.run_study(study_name, "sheet-d", [override, *(QUICK_OVERRIDES if experiments.quick else [])])
+    report.add_heading(f"Study: {override}")
+    report.add_figure(study_name, draw_study_curves(results))
+    report.add_table(*build_results_table(results))
+    report.add_text(f"{results.conclusion} Every run has {results.max_epochs} epochs. {results.timing_note}")
+    return _add_claims_table(report, study_name, claims, results)
 
 
 def _add_claims_table(report: SheetReport, study_name: str, claims: list[Claim], study_result: StudyResults) -> str:
-    judged = {claim.text: claim.evaluate(study_result, len(claims)) for claim in claims}
-    rows = [[text, verdict, measured] for text, (verdict, measured) in judged.items()]
+    """Add the verdicts on the sheet's claims and return them as text."""
+    verdicts_by_claim = {claim.text: claim.evaluate(study_result, len(claims)) for claim in claims}
+    rows = [[text, *verdict] for text, verdict in verdicts_by_claim.items()]
     report.add_table(
         ["claim of the sheet, from one run each", "verdict over the seeds", "measured (differences seed by seed)"], rows
     )
@@ -143,48 +158,55 @@ def _add_claims_table(report: SheetReport, study_name: str, claims: list[Claim],
         {STUDY_REMARKS.get(study_name, "")}"""
     )
     report.measurements[study_name] = {cell.name: cell.accuracies for cell in study_result.combinations}
-    verdicts = "; ".join(f"“{text}”: {verdict}" for text, (verdict, _) in judged.items())
+    verdicts = "; ".join(f"“{text}”: {verdict}" for text, (verdict, _) in verdicts_by_claim.items())
     return f"{study_name.capitalize()}: {study_result.conclusion} Claims of the sheet: {verdicts}."
 
 
-def _explain_correction(what: str, seeds: int, comparisons: str) -> str:
-    """What ± means, where it is printed: from three seeds on."""
-    if seeds == 1:
+def _explain_correction(subject: str, num_seeds: int, comparisons: str) -> str:
+    """Explain what ± means, if it is printed: from three seeds on. `subject` starts the sentence."""
+    if num_seeds == 1:
         return ""
-    interval = f"{what} 95 % confidence interval," if seeds >= MIN_SEEDS_FOR_INTERVAL else "The verdicts are"
+    interval = f"{subject} 95 % confidence interval," if num_seeds >= MIN_SEEDS_FOR_INTERVAL else "The verdicts are"
     return f"{interval} corrected for {comparisons} (Bonferroni)."
 
 
 def _add_cost_section(experiments: SheetExperiments, report: SheetReport) -> dict[str, dict[str, float]]:
-    known = experiments.measure_once("cost", lambda: _measure_attention_cost(choose_device(experiments.device)))
-    costs, parts, where = [AttentionCost(**cost) for cost in known["costs"]], known["parts"], known["machine"]
-    fits = fit_exponents_by_implementation(costs)
-    report.measurements["cost"] = known
+    """Measure the cost of attention; return implementation -> exponents of seconds and peak_bytes."""
+    measurement = experiments.measure_once("cost", lambda: _measure_attention_cost(choose_device(experiments.device)))
+    costs = [AttentionCost(**cost) for cost in measurement["costs"]]
+    seconds_by_part, machine = measurement["parts"], measurement["machine"]
+    exponents = fit_exponents_by_implementation(costs)
+    report.measurements["cost"] = measurement
     report.add_heading("The cost of attention by the number of tokens")
     report.add_figure("cost", draw_costs(costs, "4 heads of width 64"))
-    rows = [[way, f"tokens^{fit['seconds']:.1f}", f"tokens^{fit['peak_bytes']:.1f}"] for way, fit in fits.items()]
-    report.add_table([f"4 heads of 64, {where}", "time", "memory"], [["the sheet", "tokens²", "tokens²"], *rows])
+    rows = [
+        [implementation, f"tokens^{fit['seconds']:.1f}", f"tokens^{fit['peak_bytes']:.1f}"]
+        for implementation, fit in exponents.items()
+    ]
+    report.add_table([f"4 heads of 64, {machine}", "time", "memory"], [["the sheet", "tokens²", "tokens²"], *rows])
     stages = {stage.name: stage.flops for stage in list_stages(ModelConfig(32, 4, embed_dim=256, depth=1, num_heads=4))}
     attention = {name.split(".")[-1]: flops for name, flops in stages.items() if ".attn." in name}
     projections = sum(flops for name, flops in attention.items() if name in ("query", "key", "value", "proj", "joined"))
-    meeting = sum(attention.values()) - projections
+    maps_and_sums = sum(attention.values()) - projections
     report.add_text(
-        f"""The exponents are log-log slopes, fitted to the larger half of the token counts. At {COST_IMAGES_AND_TOKENS[1]} tokens of
-        width 256 the projections cost {projections / 1e6:.1f} million operations; the attention maps and the weighted
-        sums of the values cost {meeting / 1e6:.1f} million. The N² part is smaller until N is twice the width. Measured
+        f"""The exponents are log-log slopes, fitted to the larger half of the token counts. At
+        {COST_IMAGES_AND_TOKENS[1]} tokens of width 256 the projections cost {projections / 1e6:.1f} million operations;
+        the attention maps and the weighted sums of the values cost {maps_and_sums / 1e6:.1f} million. The N² part is
+        smaller until N is twice the width. Measured
         with a batch of {COST_IMAGES_AND_TOKENS[0]} images:
-        {", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in parts.items())}. {_compare_time_with_flops(parts)}"""
+        {", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in seconds_by_part.items())}.
+        {_compare_time_with_flops(seconds_by_part)}"""
     )
-    return fits
+    return exponents
 
 
 def _compare_time_with_flops(seconds_by_part: dict[str, float]) -> str:
     """Describe when the part with fewer operations takes longer, or nearly as long."""
-    projections, written, fused = seconds_by_part.values()
-    if written < projections / 2:
+    projections, unfused, fused = seconds_by_part.values()
+    if unfused < projections / 2:
         return ""
     return f"""Time is not proportional to the number of operations. Maps and weighted sums have an eighth of the
-        operations, but without fusion they take {written / projections:.1f} times as long as the projections
+        operations, but without fusion they take {unfused / projections:.1f} times as long as the projections
         ({fused / projections:.1f} times when fused). A likely reason is that the maps are written to memory and read
         again in several steps."""
 
@@ -205,26 +227,26 @@ def _add_small_image_section(report: SheetReport) -> None:
     with torch.no_grad():
         try:
             timm.create_model("vit_tiny_patch16_224")(torch.zeros(1, 3, 28, 28))
-            said = "runs"
+            timm_result = "runs"
         except AssertionError as error:
-            said = str(error)
+            timm_result = str(error)
         model: Any = timm.create_model("vit_tiny_patch16_224", img_size=28)
     grid = model.patch_embed.grid_size
     try:
         ModelConfig(img_size=28, patch_size=16)
-        ours = "accepted"
+        vitascope_result = "accepted"
     except UserError as error:
-        ours = str(error)
-    seen = grid[0] * grid[1] * 256 / 784
+        vitascope_result = str(error)
+    fraction = grid[0] * grid[1] * 256 / 784
     report.add_table(
         ["model", "result"],
         [
-            ["timm, unchanged", said],
+            ["timm, unchanged", timm_result],
             [
                 "timm, img_size=28",
-                f"a grid of {grid[0]}×{grid[1]} patches, which uses {seen:.1%} of the pixels, without a warning",
+                f"a grid of {grid[0]}×{grid[1]} patches, which uses {fraction:.1%} of the pixels, without a warning",
             ],
-            ["Vitascope, img_size=28, patch_size=16", ours],
+            ["Vitascope, img_size=28, patch_size=16", vitascope_result],
         ],
     )
     report.add_text(
@@ -236,28 +258,29 @@ def _add_small_image_section(report: SheetReport) -> None:
     )
 
 
-def _add_small_data_section(experiments: SheetExperiments, report: SheetReport) -> dict[str, tuple[str, str]]:
-    """Measure each change with little data; return its difference in points and the verdict."""
+def _add_small_data_section(experiments: SheetExperiments, report: SheetReport) -> dict[str, AccuracyGain]:
+    """Measure each change with little data; return change -> gain."""
     report.add_heading("Little data: a thousand images")
-    gains: dict[str, tuple[str, str]] = {}
+    gains: dict[str, AccuracyGain] = {}
     rows, passes = [], 0
-    for name, words in SMALL_DATA_CHANGES.items():
-        place = _few(words)
-        found = experiments.run_study(
-            place, "sheet-d", [words, *(SMALL_DATA_QUICK_OVERRIDES if experiments.quick else SMALL_DATA_OVERRIDES)]
-        )
-        plain, changed = found.combinations
-        passes = found.max_epochs * found.design.build_recipe(plain.settings, 1).data.passes_per_epoch
+    common_overrides = SMALL_DATA_QUICK_OVERRIDES if experiments.quick else SMALL_DATA_OVERRIDES
+    for name, override in SMALL_DATA_CHANGES.items():
+        study_name = _make_small_data_study_name(override)
+        results = experiments.run_study(study_name, "sheet-d", [override, *common_overrides])
+        plain, changed = results.combinations
+        passes = results.max_epochs * results.design.build_recipe(plain.settings, 1).data.passes_per_epoch
         gains[name] = compare_accuracy(plain, changed, len(SMALL_DATA_CHANGES))
-        report.measurements[place] = {cell.name: cell.accuracies for cell in found.combinations}
-        learnt = [f"{100 * (one.compute_mean_last_value('train_accuracy') or 0.0):.0f} %" for one in found.combinations]
-        rows.append([name, plain.formatted_accuracy, changed.formatted_accuracy, *gains[name], " → ".join(learnt)])
+        report.measurements[study_name] = {cell.name: cell.accuracies for cell in results.combinations}
+        train_accuracies = [cell.compute_mean_last_value("train_accuracy") or 0.0 for cell in results.combinations]
+        formatted = " → ".join(f"{100 * accuracy:.0f} %" for accuracy in train_accuracies)
+        rows.append([name, plain.formatted_accuracy, changed.formatted_accuracy, *gains[name], formatted])
     report.add_table(
         ["change", "without", "with", "difference in points", "verdict", "training accuracy, without → with"], rows
     )
     report.add_text(
         f"""Every image is used {passes} times; {experiments.num_seeds} seeds. Differences are taken seed by seed.
-        {_explain_correction("Their ± is a", experiments.num_seeds, f"{len(SMALL_DATA_CHANGES)} comparisons")} The training accuracy is
-        measured during training, so it includes the shift, dropout or stochastic depth of the change."""
+        {_explain_correction("Their ± is a", experiments.num_seeds, f"{len(SMALL_DATA_CHANGES)} comparisons")}
+        The training accuracy is measured during training, so it includes the shift, dropout or stochastic depth of
+        the change."""
     )
     return gains

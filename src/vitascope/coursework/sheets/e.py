@@ -1,6 +1,6 @@
 """Sheet E: an exercise with tests, and 25, 50 and 70 % on CIFAR-10."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -15,6 +15,7 @@ from vitascope.model.config import ModelConfig
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.vit import VisionTransformer
 from vitascope.study.report import draw_study_curves
+from vitascope.study.results import CombinationResults
 from vitascope.weights.torch_layers import to_torch
 
 TITLE = "an exercise with tests, and 25, 50 and 70 % on CIFAR-10"
@@ -26,48 +27,60 @@ TARGET_ACCURACIES = (0.25, 0.50, 0.70)
 
 
 def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+    """Run sheet E's studies and fill the report."""
     _add_torch_comparison_section(report)
-    found = experiments.run_study("accuracy", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES)
-    [alone] = (
-        experiments.copy_for_single_run()
-        .run_study("alone", "sheet-c", SINGLE_RUN_QUICK_OVERRIDES if experiments.quick else SINGLE_RUN_OVERRIDES)
-        .combinations
-    )
+    results = experiments.run_study("accuracy", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES)
+    overrides = SINGLE_RUN_QUICK_OVERRIDES if experiments.quick else SINGLE_RUN_OVERRIDES
+    [alone] = experiments.copy_for_single_run().run_study("alone", "sheet-c", overrides).combinations
     report.add_heading("25, 50 and 70 % accuracy on held-out images")
     report.add_text(
-        f"""Runs with {describe_model(experiments)}; the test images are not used. Seconds count up to the end of the first epoch that
-        reached the accuracy, including the validation after every epoch. {found.timing_note} The last column is a single run,
-        timed from the images on the device, including compilation and CUDA graph recording."""
+        f"""Runs with {describe_model(experiments)}; the test images are not used. Seconds count up to the end of the
+        first epoch that reached the accuracy, including the validation after every epoch. {results.timing_note} The
+        last column is a single run, timed from the images on the device, including compilation and CUDA graph
+        recording."""
     )
-    length = len(alone.get_curves("val_accuracy")[0])
-    head = ["held-out accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in found.combinations)]
-    head.append(f"{length} epochs, a single run")
-    rows = [
-        [
-            f"{mark:.0%}",
-            "2",
-            *(str(compute_time_to_accuracy(cell, mark)) for cell in found.combinations),
-            str(compute_time_to_accuracy(alone, mark, "waited")),
-        ]
-        for mark in TARGET_ACCURACIES
-    ]
-    ends = [f"{cell.formatted_accuracy}, {cell.compute_mean('seconds'):.0f} s" for cell in found.combinations]
-    rows.append(["final accuracy", "", *ends, f"{alone.formatted_accuracy}, {alone.get_curves('waited')[0][-1]:.0f} s"])
-    report.add_table(head, rows)
-    report.add_figure(
-        "curves",
-        draw_study_curves(found, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in found.combinations}),
-    )
-    times = {
-        str(mark): [compute_time_to_accuracy(cell, mark).seconds for cell in found.combinations]
-        for mark in TARGET_ACCURACIES
-    }
-    times |= {f"{mark}, alone": [compute_time_to_accuracy(alone, mark, "waited").seconds] for mark in TARGET_ACCURACIES}
-    report.measurements |= {"accuracy": {cell.name: cell.accuracies for cell in found.combinations}, "seconds": times}
+    _add_time_to_accuracy_table(report, results.combinations, alone)
+    labels = {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in results.combinations}
+    report.add_figure("curves", draw_study_curves(results, labels))
+    report.measurements |= {"accuracy": {cell.name: cell.accuracies for cell in results.combinations}}
+    report.measurements |= {"seconds": _collect_seconds_to_accuracy(results.combinations, alone)}
     report.add_text(
         """To check your own solution against PyTorch's layers and see which mistake it has: `vitascope check FILE.py`.
         To get skeletons with the sheet's points: `vitascope exercise start`."""
     )
+
+
+def _add_time_to_accuracy_table(
+    report: SheetReport, cells: list[CombinationResults], alone: CombinationResults
+) -> None:
+    """Add when each target accuracy was reached, in the study and in the single run."""
+    num_epochs = len(alone.get_curves("val_accuracy")[0])
+    header = ["held-out accuracy", "points", *(f"{cell.settings['train.epochs']} epochs" for cell in cells)]
+    rows = [
+        [
+            f"{target:.0%}",
+            "2",
+            *(str(compute_time_to_accuracy(cell, target)) for cell in cells),
+            str(compute_time_to_accuracy(alone, target, "waited")),
+        ]
+        for target in TARGET_ACCURACIES
+    ]
+    final = [f"{cell.formatted_accuracy}, {cell.compute_mean('seconds'):.0f} s" for cell in cells]
+    final.append(f"{alone.formatted_accuracy}, {alone.get_curves('waited')[0][-1]:.0f} s")
+    rows.append(["final accuracy", "", *final])
+    report.add_table([*header, f"{num_epochs} epochs, a single run"], rows)
+
+
+def _collect_seconds_to_accuracy(
+    cells: list[CombinationResults], alone: CombinationResults
+) -> dict[str, list[list[float]]]:
+    """Return target accuracy -> the seconds of all seeds, for each combination."""
+    seconds = {
+        str(target): [compute_time_to_accuracy(cell, target).seconds for cell in cells] for target in TARGET_ACCURACIES
+    }
+    return seconds | {
+        f"{target}, alone": [compute_time_to_accuracy(alone, target, "waited").seconds] for target in TARGET_ACCURACIES
+    }
 
 
 def _add_torch_comparison_section(report: SheetReport) -> None:
@@ -75,21 +88,21 @@ def _add_torch_comparison_section(report: SheetReport) -> None:
     torch.manual_seed(0)
     rows = []
     for heads, points in ((1, "1 + 3"), (4, "2")):
-        ours = SelfAttention2d(32, heads).double().eval()
+        layer = SelfAttention2d(32, heads).double().eval()
         grid = torch.randn(2, 32, 3, 5, dtype=torch.float64, requires_grad=True)
         tokens = rearrange(grid, "batch feature row column -> batch (row column) feature")
-        native: Any = to_torch(ours.attn).eval()
-        theirs = native(tokens, tokens, tokens, need_weights=False)[0]
-        theirs = rearrange(theirs, "batch (row column) feature -> batch feature row column", row=3)
-        written = ours.mix(ours.maps(grid), grid)
+        torch_layer: Any = to_torch(layer.attn).eval()
+        expected = torch_layer(tokens, tokens, tokens, need_weights=False)[0]
+        expected = rearrange(expected, "batch (row column) feature -> batch feature row column", row=3)
+        output = layer.mix(layer.maps(grid), grid)
         name = "SelfAttention2d: parts, one head" if heads == 1 else f"SelfAttention2d, {heads} heads"
-        rows.append([name, points, "nn.MultiheadAttention", *_format_max_differences(written, theirs, grid)])
+        rows.append([name, points, "nn.MultiheadAttention", *_format_max_differences(output, expected, grid)])
     rows += _compare_block_with_torch()
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
     unfolded = F.unfold(images, 4, stride=4).mT
     rows.append(["patchify", "2", "F.unfold", *_format_max_differences(patchify(images, 4), unfolded, images)])
-    back = unpatchify(patchify(images, 4), 4, (2, 2))
-    rows.append(["patchify and unpatchify", "", "the images", *_format_max_differences(back, images, images)])
+    restored = unpatchify(patchify(images, 4), 4, (2, 2))
+    rows.append(["patchify and unpatchify", "", "the images", *_format_max_differences(restored, images, images)])
     rows.append(_compare_vit_with_timm())
     report.add_heading("Comparison with PyTorch's layers (float64)")
     report.add_table(
@@ -103,46 +116,55 @@ def _add_torch_comparison_section(report: SheetReport) -> None:
 
 
 def _compare_block_with_torch() -> list[list[str]]:
-    """The feed-forward part and the whole block."""
-    ours: Any = VisionTransformer(ModelConfig(embed_dim=32, num_heads=4, depth=1)).blocks[0].double().eval()
-    native: Any = to_torch(ours).eval()
-    ours.attn.kernel = UNFUSED_KERNEL
+    """Compare the feed-forward part and the whole block; return two rows of the table."""
+    block: Any = VisionTransformer(ModelConfig(embed_dim=32, num_heads=4, depth=1)).blocks[0].double().eval()
+    torch_block: Any = to_torch(block).eval()
+    block.attn.kernel = UNFUSED_KERNEL
     tokens = torch.randn(2, 5, 32, dtype=torch.float64, requires_grad=True)
-    forward = native.linear2(F.gelu(native.linear1(tokens)))
+    feed_forward = torch_block.linear2(F.gelu(torch_block.linear1(tokens)))
     name = "nn.TransformerEncoderLayer(norm_first=True)"
     return [
         [
             "feed-forward block",
             "1",
             "nn.Linear, F.gelu, nn.Linear",
-            *_format_max_differences(ours.mlp(tokens), forward, tokens),
+            *_format_max_differences(block.mlp(tokens), feed_forward, tokens),
         ],
-        ["self-attention block", "2", name, *_format_max_differences(ours(tokens), native(tokens), tokens)],
+        ["self-attention block", "2", name, *_format_max_differences(block(tokens), torch_block(tokens), tokens)],
     ]
 
 
 def _compare_vit_with_timm() -> list[str]:
+    """Compare the whole model with timm's, with the same weights; return a row of the table."""
     from timm.models.vision_transformer import VisionTransformer as TimmViT
 
-    ours: Any = VisionTransformer(ModelConfig(32, 4, embed_dim=32, num_heads=4, depth=2, num_classes=10))
-    theirs: Any = TimmViT(img_size=32, patch_size=4, embed_dim=32, num_heads=4, depth=2, num_classes=10)
-    theirs.load_state_dict(ours.state_dict())
-    for block in ours.blocks:
+    model: Any = VisionTransformer(ModelConfig(32, 4, embed_dim=32, num_heads=4, depth=2, num_classes=10))
+    timm_model: Any = TimmViT(img_size=32, patch_size=4, embed_dim=32, num_heads=4, depth=2, num_classes=10)
+    timm_model.load_state_dict(model.state_dict())
+    for block in model.blocks:
         block.attn.kernel = UNFUSED_KERNEL
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64, requires_grad=True)
-    apart = _format_max_differences(ours.double().eval()(images), theirs.double().eval()(images), images)
-    return ["VisionTransformer: parts, forward", "2 + 1", "timm's VisionTransformer", *apart]
+    differences = _format_max_differences(model.double().eval()(images), timm_model.double().eval()(images), images)
+    return ["VisionTransformer: parts, forward", "2 + 1", "timm's VisionTransformer", *differences]
+
+
+class MaxDifferences(NamedTuple):
+    """The largest absolute differences, as text."""
+
+    forward: str
+    gradient: str
 
 
 def _format_max_differences(
     vitascope_output: torch.Tensor, reference_output: torch.Tensor, inputs: torch.Tensor
-) -> list[str]:
-    numbers = torch.randn_like(vitascope_output)
-    one, other = (
-        torch.autograd.grad((found * numbers).sum(), inputs, retain_graph=True)[0]
-        for found in (vitascope_output, reference_output)
+) -> MaxDifferences:
+    """Compare two outputs and their gradients with respect to the inputs, for a random linear loss."""
+    loss_weights = torch.randn_like(vitascope_output)
+    gradient, reference_gradient = (
+        torch.autograd.grad((output * loss_weights).sum(), inputs, retain_graph=True)[0]
+        for output in (vitascope_output, reference_output)
     )
-    return [
+    return MaxDifferences(
         f"{float((vitascope_output - reference_output).detach().abs().max()):.0e}",
-        f"{float((one - other).abs().max()):.0e}",
-    ]
+        f"{float((gradient - reference_gradient).abs().max()):.0e}",
+    )

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -16,13 +16,16 @@ from vitascope.errors import UserError
 from vitascope.recipe.writing import find_non_default_settings, hash_values
 from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder, read_json, write_json
-from vitascope.study.design import Design, format_combination, read_design
+from vitascope.study.design import Design, EvalSplit, format_combination, read_design
 from vitascope.study.queue import TrialQueue
 from vitascope.study.results import CombinationResults, StudyResults, collect_results
 from vitascope.study.storage import get_default_storage_url
+from vitascope.study.trial_data import RunResult, Settings
 from vitascope.study.workers import collect_run_result, print_outcome, run_trials
 
 QUICK_SEEDS = 2
+OTHER_FOLDER_HINT = "Choose another folder with --out."
+RunRecord = dict[str, Any]  # a line of runs.jsonl: RECORD_ID_FIELDS and a RunResult
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,17 @@ class SheetExperiments:
     max_batched_runs: int | None = None  # most runs to train in one batch; None: chosen for the device
     weights_ref: str | None = None  # pretrained weights for sheet D; None: the default
     machine_names: list[str] = field(default_factory=list)  # machines that trained the runs so far
-    experiments: dict[str, str] = field(default_factory=dict)  # the sheet's studies: name -> title
+    study_titles: dict[str, str] = field(default_factory=dict)  # the sheet's studies: name -> title
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
 
-    def title(self, name: str) -> str:
-        """The study's number and title."""
-        if name not in self.experiments:
-            return f"Experiment: {name}"
-        place = list(self.experiments).index(name) + 1
-        return f"Experiment {place} of {len(self.experiments)}: {self.experiments[name]}"
+    def format_title(self, study_name: str) -> str:
+        """Return the study's position in the sheet and its title."""
+        if study_name not in self.study_titles:
+            return f"Experiment: {study_name}"
+        position = list(self.study_titles).index(study_name) + 1
+        return f"Experiment {position} of {len(self.study_titles)}: {self.study_titles[study_name]}"
 
     def run_study(
         self,
@@ -55,66 +58,72 @@ class SheetExperiments:
         recipe_name: str,
         overrides: list[str],
         *,
-        eval_split: str = "val",
+        eval_split: EvalSplit = "val",
         needs_weights: bool = False,
     ) -> StudyResults:
-        """Train every combination with all seeds; finished runs are not repeated. `weights`: the runs' weights are
-        needed afterwards, not only their results."""
-        made = read_design(
+        """Train every combination with all seeds; finished runs are not repeated. `needs_weights`: not only the results
+        but also the weights of the runs are needed afterwards."""
+        design = read_design(
             recipe_name,
             [*overrides, f"train.device={self.device}"],
             self.num_seeds,
             eval_split=eval_split,
             allow_single=True,
         )
-        varied = "".join(f" {key}={','.join(values)}" for key, values in made.values_by_setting.items())
-        self.say(f"{self.title(study_name)}. {made.size}{':' if varied else ''}{varied}")
-        first = made.build_recipe(made.combinations[0], made.seeds[0])
+        self._print_design(study_name, design)
+        first = design.build_recipe(design.combinations[0], design.seeds[0])
         open_data_source(first.data, first.model.image_shape, first.model.in_chans)  # reports missing data once
         folder = self.folder / study_name
-        elsewhere = "Choose another folder with --out."
-        make_folder(folder, elsewhere)
-        queue = TrialQueue(made, get_default_storage_url(folder), study_name, elsewhere)
+        make_folder(folder, OTHER_FOLDER_HINT)
+        queue = TrialQueue(design, get_default_storage_url(folder), study_name, OTHER_FOLDER_HINT)
         queue.requeue_failed_trials()  # the cause may be gone
-        made_already = FinishedRuns(self.folder.parent, self.console)
-        made_already.reuse_results(queue, single_runs_only=self.max_batched_runs == 1, needs_weights=needs_weights)
-        for told in run_trials(queue, folder, max_runs_per_batch=self.max_batched_runs):
-            made_already.record_finished_runs(queue, folder)
-            print_outcome(told, self.console)
-        made_already.record_finished_runs(queue, folder)  # also runs that finished just before an interruption
-        found = collect_results(made, queue.trials)
-        if found.failed_trials:
-            which, why = found.failed_trials[0]
-            raise UserError(f"{self.title(study_name)}: {which} failed: {why}")
-        if found.num_unfinished or not found.combinations:
+        finished_runs = FinishedRuns(self.folder.parent, self.console)
+        finished_runs.reuse_results(queue, single_runs_only=self.max_batched_runs == 1, needs_weights=needs_weights)
+        for outcome in run_trials(queue, folder, max_runs_per_batch=self.max_batched_runs):
+            finished_runs.record_finished_runs(queue, folder)
+            print_outcome(outcome, self.console)
+        finished_runs.record_finished_runs(queue, folder)  # also runs that finished just before an interruption
+        results = collect_results(design, queue.trials)
+        self._check_complete(study_name, results)
+        self.machine_names.extend(name for name in results.machine_names if name not in self.machine_names)
+        return results
+
+    def _print_design(self, study_name: str, design: Design) -> None:
+        varied = "".join(f" {key}={','.join(values)}" for key, values in design.values_by_setting.items())
+        self.print_line(f"{self.format_title(study_name)}. {design.size_text}{':' if varied else ''}{varied}")
+
+    def _check_complete(self, study_name: str, results: StudyResults) -> None:
+        """Reject a study with failed or unfinished runs."""
+        if results.failed_trials:
+            combination, reason = results.failed_trials[0]
+            raise UserError(f"{self.format_title(study_name)}: {combination} failed: {reason}")
+        if results.num_unfinished or not results.combinations:
             raise UserError(
-                f"{self.title(study_name)}: another process is training some of the runs. Repeat the command when it has "
-                "finished."
+                f"{self.format_title(study_name)}: another process is training some of the runs. Repeat the command "
+                "when it has finished."
             )
-        self.machine_names.extend(name for name in found.machine_names if name not in self.machine_names)
-        return found
 
     def measure_once(self, measurement_name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Measure once and store the result, so that a page written again has the same numbers."""
-        place = self.folder.with_name(f"{self.folder.name}-{measurement_name}.json")
-        known = read_json(place)
-        if not known:
-            make_folder(place.parent, "Choose another folder with --out.")
-            known = measure()
-            write_json(place, known)
-        return known
+        path = self.folder.with_name(f"{self.folder.name}-{measurement_name}.json")
+        measurement = read_json(path)
+        if not measurement:
+            make_folder(path.parent, OTHER_FOLDER_HINT)
+            measurement = measure()
+            write_json(path, measurement)
+        return measurement
 
     def copy_for_single_run(self) -> "SheetExperiments":
-        """For a single run, trained alone, whose seconds include the set-up."""
+        """Return a copy for a single run, trained alone, whose seconds include the set-up."""
         return replace(self, num_seeds=1, max_batched_runs=1)
 
     def find_run(self, study_name: str, **settings: object) -> Run:
-        """The first finished run of a study with these settings, such as data.fraction=0.8."""
-        for place in sorted((self.folder / study_name / "runs").glob("*/*/model.safetensors")):
-            recipe = Run(place.parent).recipe
-            said = {key: getattr(getattr(recipe, key.split(".")[0]), key.split(".")[1]) for key in settings}
-            if said == settings:
-                return Run(place.parent)
+        """Return the first finished run of a study with these settings, such as data.fraction=0.8."""
+        for path in sorted((self.folder / study_name / "runs").glob("*/*/model.safetensors")):
+            recipe = Run(path.parent).recipe
+            values = {key: getattr(getattr(recipe, key.split(".")[0]), key.split(".")[1]) for key in settings}
+            if values == settings:
+                return Run(path.parent)
         raise UserError(f"{self.folder / study_name} has no run with {settings}.")
 
 
@@ -133,33 +142,33 @@ class TimeToAccuracy:
         low, high = min(self.epochs), max(self.epochs)
         epochs = f"{low}" if low == high else f"{low}–{high}"
         text = f"epoch {epochs}, {sum(self.seconds) / len(self.seconds):.1f} s"
-        return (
-            text
-            if not self.num_seeds_not_reached
-            else f"{text} (not reached by {self.num_seeds_not_reached} of {len(self.epochs) + self.num_seeds_not_reached} seeds)"
-        )
+        if not self.num_seeds_not_reached:
+            return text
+        num_seeds = len(self.epochs) + self.num_seeds_not_reached
+        return f"{text} (not reached by {self.num_seeds_not_reached} of {num_seeds} seeds)"
 
 
 def find_first_epoch(accuracy_curve: list[float], target_accuracy: float) -> int | None:
-    """The first epoch with this accuracy; None if there is none."""
+    """Return the first epoch with this accuracy; None if there is none."""
     return next((epoch for epoch, value in enumerate(accuracy_curve, start=1) if value >= target_accuracy), None)
 
 
 def compute_time_to_accuracy(
     cell: CombinationResults, target_accuracy: float, time_curve: str = "seconds"
 ) -> TimeToAccuracy:
-    """By validation accuracy at the end of epochs. `clock`: seconds (without set-up) or waited (with set-up)."""
-    epochs, seconds, never, length = [], [], 0, 0
-    for found in cell.results.values():
-        curve = found["curves"]["val_accuracy"]
-        length = max(length, len(curve))
+    """Find when the validation accuracy at the end of an epoch first reached a target. `time_curve`: "seconds" (without
+    set-up) or "waited" (with set-up)."""
+    epochs, seconds, num_not_reached, num_epochs = [], [], 0, 0
+    for result in cell.results.values():
+        curve = result["curves"]["val_accuracy"]
+        num_epochs = max(num_epochs, len(curve))
         first = find_first_epoch(curve, target_accuracy)
         if first is None:
-            never += 1
+            num_not_reached += 1
         else:
             epochs.append(first)
-            seconds.append(found["curves"][time_curve][first - 1])
-    return TimeToAccuracy(epochs, seconds, never, length)
+            seconds.append(result["curves"][time_curve][first - 1])
+    return TimeToAccuracy(epochs, seconds, num_not_reached, num_epochs)
 
 
 RUNS_FILE = "runs.jsonl"
@@ -174,61 +183,69 @@ class FinishedRuns:
     console: Console
 
     def reuse_results(self, queue: TrialQueue, *, single_runs_only: bool, needs_weights: bool) -> None:
-        """Reuse the results of other studies. `alone`: only runs that were trained alone; `weights`: only runs whose
-        weights still exist."""
-        lines, found = self._read_records(), {}
+        """Reuse the results of other studies. `single_runs_only`: only runs that were trained alone; `needs_weights`:
+        only runs whose weights still exist."""
+        records = self._read_records()
+        loaders: dict[str, Callable[[], RunResult]] = {}  # by combination and seed
 
-        def there(cell: dict[str, str], seed: int) -> bool:
-            key = compute_run_key(queue.design, cell, seed)
-            mine = [line for line in lines if line["key"] == key and not (single_runs_only and line["together"] > 1)]
-            way = self._find_result_loader(mine, queue.design, needs_weights)
-            if way is not None:
-                found[format_combination(cell, f"seed {seed}")] = way
-            return way is not None
+        def has_result(settings: Settings, seed: int) -> bool:
+            key = compute_run_key(queue.design, settings, seed)
+            matching = [
+                record
+                for record in records
+                if record["key"] == key and not (single_runs_only and record["together"] > 1)
+            ]
+            loader = self._find_result_loader(matching, queue.design, needs_weights)
+            if loader is not None:
+                loaders[format_combination(settings, f"seed {seed}")] = loader
+            return loader is not None
 
-        taken = queue.take_matching_trials(queue.num_waiting, there)
+        trials = queue.take_matching_trials(queue.num_waiting, has_result)
         with ExitStack() as stack:
-            for trial in taken:
+            for trial in trials:
                 stack.enter_context(queue.heartbeat(trial))
-            for place, trial in enumerate(taken):
-                which = format_combination(trial.settings, f"seed {trial.seeds[0]}")
+            for index, trial in enumerate(trials):
+                label = format_combination(trial.settings, f"seed {trial.seeds[0]}")
                 try:
-                    came = found[which]()
+                    result = loaders[label]()
                 except KeyboardInterrupt:
-                    for rest in taken[place:]:
-                        queue.requeue_trial(rest)
+                    for remaining in trials[index:]:
+                        queue.requeue_trial(remaining)
                     raise
                 except Exception:  # a changed or incomplete run is trained again
                     queue.requeue_trial(trial)
                     continue
-                trial.set_attribute("results", {str(trial.seeds[0]): came | {"run": ""}})  # it belongs to another study
-                queue.finish_trial(trial, came["accuracy"])
-                self.console.print(f"{which}: already trained, reused", highlight=False, soft_wrap=True)
+                trial.set_attribute("results", {str(trial.seeds[0]): result | {"run": ""}})  # of another study
+                queue.finish_trial(trial, result["accuracy"])
+                self.console.print(f"{label}: already trained, reused", highlight=False, soft_wrap=True)
 
     def record_finished_runs(self, queue: TrialQueue, study_folder: Path) -> None:
         """Append the runs that this study has finished, without reused ones."""
         make_folder(self.folder)
-        known = {(line["judge"], line["run"]) for line in self._read_records()}
+        recorded = {(record["judge"], record["run"]) for record in self._read_records()}
         design = queue.design
-        for told in (trial.user_attrs for trial in queue.trials if trial.state.name == "COMPLETE"):
-            for seed, found in told["results"].items():
-                place = (study_folder / "runs" / found["run"]).relative_to(self.folder).as_posix()
-                if found["run"] and (design.eval_split, place) not in known:
-                    head = {"key": compute_run_key(design, told["cell"], int(seed)), "recipe": design.recipe}
-                    head |= {"cell": told["cell"], "seed": int(seed), "judge": design.eval_split}
-                    append_json_line(self.folder / RUNS_FILE, head | found | {"run": place})
+        for attributes in (trial.user_attrs for trial in queue.trials if trial.state.name == "COMPLETE"):
+            for seed, result in attributes["results"].items():
+                run_path = (study_folder / "runs" / result["run"]).relative_to(self.folder).as_posix()
+                if result["run"] and (design.eval_split, run_path) not in recorded:
+                    settings = attributes["cell"]
+                    record_id = {"key": compute_run_key(design, settings, int(seed)), "recipe": design.recipe}
+                    record_id |= {"cell": settings, "seed": int(seed), "judge": design.eval_split}
+                    append_json_line(self.folder / RUNS_FILE, record_id | result | {"run": run_path})
 
-    def _find_result_loader(self, records: list[dict[str, Any]], design: Design, needs_weights: bool) -> Any:
-        """How to get a run's result: from its line, or by evaluating the run; else None."""
-        runs = [self.folder / line["run"] for line in records]
-        there = [run for run in runs if (run / "model.safetensors").is_file()]
-        same = [line for line in records if line["judge"] == design.eval_split]
-        if same and (there or not needs_weights):
-            return lambda: {name: value for name, value in same[-1].items() if name not in RECORD_ID_FIELDS}
-        return partial(collect_run_result, Run(there[-1]), design) if there else None
+    def _find_result_loader(
+        self, records: list[RunRecord], design: Design, needs_weights: bool
+    ) -> Callable[[], RunResult] | None:
+        """Return a function that gets a run's result, from its record or by evaluating the run; else None."""
+        run_paths = [self.folder / record["run"] for record in records]
+        runs = [Run(path) for path in run_paths if (path / "model.safetensors").is_file()]
+        same_split = [record for record in records if record["judge"] == design.eval_split]
+        if same_split and (runs or not needs_weights):
+            return lambda: _get_record_result(same_split[-1])
+        return partial(collect_run_result, runs[-1], design) if runs else None
 
-    def _read_records(self) -> list[dict[str, Any]]:
-        """All complete lines; an interruption may have cut one off."""
+    def _read_records(self) -> list[RunRecord]:
+        """Read all complete lines; an interruption may have cut one off."""
         lines = []
         if (self.folder / RUNS_FILE).is_file():
             for line in (self.folder / RUNS_FILE).read_text(encoding="utf-8").splitlines():
@@ -240,8 +257,12 @@ class FinishedRuns:
 RECORD_ID_FIELDS = ("key", "recipe", "cell", "seed", "judge")  # identify the run; the rest of a line is its result
 
 
-def compute_run_key(design: Design, cell_settings: dict[str, str], seed: int) -> str:
-    """A hash of this run's settings, independent of the study and of the path of its initial weights."""
+def _get_record_result(record: RunRecord) -> RunResult:
+    return cast(RunResult, {name: value for name, value in record.items() if name not in RECORD_ID_FIELDS})
+
+
+def compute_run_key(design: Design, cell_settings: Settings, seed: int) -> str:
+    """Compute a hash of this run's settings, independent of the study and of the path of its initial weights."""
     recipe = replace(design.build_recipe(cell_settings, seed), name="any")
     if recipe.weights and Path(recipe.weights).is_file():
         recipe = replace(recipe, weights=hashlib.blake2b(Path(recipe.weights).read_bytes()).hexdigest())

@@ -1,6 +1,9 @@
 """Figures of the sheets: position embedding, causal mask, attention map beside its image."""
 
+from typing import NamedTuple
+
 import torch
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -19,10 +22,17 @@ from vitascope.run.directory import Run
 BLOCKED_SCORE = -10_000.0  # sheet C's number for "not allowed"; in the model it is -inf
 
 
-def plot_sinusoidal_positions(sizes: list[tuple[int, int]]) -> Figure:
-    """Sheet D: position on the horizontal axis, feature on the vertical axis."""
-    figure, panels = create_figure(len(sizes), width=5.2 * len(sizes), height=4.4)
-    for panel, (positions, features) in zip(panels, sizes, strict=True):
+class AttentionMapFigure(NamedTuple):
+    figure: Figure
+    attention_map: Float[Tensor, "query key"]
+
+
+def plot_sinusoidal_positions(position_and_feature_counts: list[tuple[int, int]]) -> Figure:
+    """Draw sinusoidal position tables for sheet D: position on the horizontal axis, feature on the vertical axis."""
+    figure, panels = create_figure(
+        len(position_and_feature_counts), width=5.2 * len(position_and_feature_counts), height=4.4
+    )
+    for panel, (positions, features) in zip(panels, position_and_feature_counts, strict=True):
         values = make_sinusoidal_table(positions, features).T.numpy()
         title = f"{positions} positions × {features} features"
         draw_heatmap(
@@ -48,14 +58,14 @@ def make_additive_causal_mask(num_tokens: int) -> Tensor:
 
 
 def format_causal_mask(num_tokens: int) -> str:
-    """The values of the mask, one line per query."""
+    """Format the values of the mask, one line per query."""
     return "\n".join(
         " ".join(f"{value:>7,.0f}" for value in row) for row in make_additive_causal_mask(num_tokens).tolist()
     )
 
 
 def plot_causal_mask(num_tokens: int) -> Figure:
-    """Sheet C: the mask that is added to the scores so that no token attends to a later one."""
+    """Draw sheet C's mask, which is added to the scores so that no token attends to a later one."""
     figure, panels = create_figure(1, width=5.6, height=5.0)
     draw_heatmap(
         figure,
@@ -76,24 +86,24 @@ def plot_causal_mask(num_tokens: int) -> Figure:
     return figure
 
 
-def plot_attention_map(run: Run) -> tuple[Figure, Tensor]:
-    """Sheet A: one image, the last block's attention map as a matrix, and the class token's row over the image. Return
-    the figure and the map (query × key)."""
+def plot_attention_map(run: Run) -> AttentionMapFigure:
+    """Draw for sheet A one image, the last block's attention map as a matrix, and the class token's row over the
+    image."""
     model = load(run)
-    found = sample_run_images(run, model.info, 1)
-    if found is None:
+    samples = sample_run_images(run, model.info, 1)
+    if samples is None:
         raise UserError(f"The images of {run.path} cannot be found.")
-    stored, label_ = found[0].images, model.classes[int(found[0].labels[0])]
+    stored_images, class_name = samples[0].images, model.classes[int(samples[0].labels[0])]
     with torch.inference_mode():
-        images = model.info.preparation(stored)
+        images = model.info.preparation(stored_images)
         maps = attention_maps(model, images)[-1][0].mean(0)
-        answer = model.classes[int(model(images).argmax())]
+        predicted = model.classes[int(model(images).argmax())]
     figure, panels = create_figure(3, width=13.0, height=4.4)
-    picture = stored[0].permute(1, 2, 0).float().numpy() / 255
+    picture = stored_images[0].permute(1, 2, 0).float().numpy() / 255
     grid = model.config.grid
     show_image(panels[0], picture)
     draw_patch_grid(panels[0], picture, grid)
-    panels[0].set_title(f"true: {label_}, predicted: {answer}", fontsize=11, fontweight="bold")
+    panels[0].set_title(f"true: {class_name}, predicted: {predicted}", fontsize=11, fontweight="bold")
     text = "key (0 is the class token)"
     draw_heatmap(
         figure,
@@ -114,4 +124,4 @@ def plot_attention_map(run: Run) -> tuple[Figure, Tensor]:
         "Every row of the matrix is one token's attention and sums to 1. The right panel shows the first row without "
         "the class token itself: one weight per patch.",
     )
-    return figure, maps
+    return AttentionMapFigure(figure, maps)

@@ -3,12 +3,13 @@
 from dataclasses import fields
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 from vitascope.coursework.sheets.claims import compare_accuracy
 from vitascope.coursework.sheets.experiments import SheetExperiments
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import UserError
-from vitascope.recipe.writing import format_value as typed
+from vitascope.recipe.writing import format_value
 from vitascope.study.results import CombinationResults
 from vitascope.training.initial_weights import resolve_weights_path
 from vitascope.weights.pretrained import ONLINE_PREFIXES, PretrainedModel, open_weights
@@ -27,10 +28,19 @@ EXCLUDED_MODEL_FIELDS = (
 )  # set by this comparison, not by the weights
 FULL_OVERRIDES = ["train.epochs=2"]
 QUICK_OVERRIDES = ["data.validation=0.01", "data.fraction=0.005", "train.epochs=2", "train.batch_size=16"]
+
+
+class Initialization(NamedTuple):
+    """How the larger model is initialized: the study that trains it, and what the sheet claims."""
+
+    study_name: str
+    sheet_claim: str
+
+
 INITIALIZATIONS = {  # name -> its study and the sheet's claim
-    "from scratch, 28 × 28": ("start-scratch", "about an hour, starts near 30 %, poor"),
-    "pretrained weights, images resized to 224": ("start-resized", "better than from scratch"),
-    "pretrained weights, the model changed to 28 × 28": ("start-changed", "learns much quicker"),
+    "from scratch, 28 × 28": Initialization("start-scratch", "about an hour, starts near 30 %, poor"),
+    "pretrained weights, images resized to 224": Initialization("start-resized", "better than from scratch"),
+    "pretrained weights, the model changed to 28 × 28": Initialization("start-changed", "learns much quicker"),
 }
 
 
@@ -52,27 +62,30 @@ def compare_initializations(
     report.add_heading("A larger model, from scratch and from pretrained weights")
     if isinstance(pretrained, UserError):
         report.add_text(
-            f"""Not run, because the weights are missing: {pretrained} To use a file: `vitascope sheet D --weights FILE`.
-            Results from an H200 are in docs/pretrained.md."""
+            f"""Not run, because the weights are missing: {pretrained} To use a file: `vitascope sheet D --weights
+            FILE`. Results from an H200 are in docs/pretrained.md."""
         )
-        for place, _ in INITIALIZATIONS.values():
-            experiments.say(f"{experiments.title(place)}: skipped, because the pretrained weights are missing.")
+        for study_name, _ in INITIALIZATIONS.values():
+            experiments.print_line(
+                f"{experiments.format_title(study_name)}: skipped, because the pretrained weights are missing."
+            )
         return
-    word, shape = resolve_weights_path(experiments.weights_ref or DEFAULT_WEIGHTS), pretrained.info.model
-    own = {item.name: getattr(shape, item.name) for item in fields(shape) if item.name not in EXCLUDED_MODEL_FIELDS}
-    scratch = ["weights=null", "train.layer_decay=1", *(f"model.{name}={typed(value)}" for name, value in own.items())]
-    ways = (
-        [*scratch, *ORIGINAL_SIZE_OVERRIDES],
-        [f"weights={word}", *RESIZED_OVERRIDES],
-        [f"weights={word}", *ORIGINAL_SIZE_OVERRIDES],
+    weights_path = resolve_weights_path(experiments.weights_ref or DEFAULT_WEIGHTS)
+    config = pretrained.info.model
+    names = [field.name for field in fields(config) if field.name not in EXCLUDED_MODEL_FIELDS]
+    model_overrides = [f"model.{name}={format_value(getattr(config, name))}" for name in names]
+    overrides_by_study = (
+        ["weights=null", "train.layer_decay=1", *model_overrides, *ORIGINAL_SIZE_OVERRIDES],
+        [f"weights={weights_path}", *RESIZED_OVERRIDES],
+        [f"weights={weights_path}", *ORIGINAL_SIZE_OVERRIDES],
     )
     common = [*MNIST_OVERRIDES, *(QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES)]
     cells = {
-        name: experiments.run_study(place, "cifar10-finetune", [*common, *words]).combinations[0]
-        for (name, (place, _)), words in zip(INITIALIZATIONS.items(), ways, strict=True)
+        name: experiments.run_study(study_name, "cifar10-finetune", [*common, *overrides]).combinations[0]
+        for (name, (study_name, _)), overrides in zip(INITIALIZATIONS.items(), overrides_by_study, strict=True)
     }
-    called = word if word.startswith(ONLINE_PREFIXES) else Path(word).name
-    _add_comparison_section(report, cells, called)
+    weights_name = weights_path if weights_path.startswith(ONLINE_PREFIXES) else Path(weights_path).name
+    _add_comparison_section(report, cells, weights_name)
 
 
 def _add_comparison_section(report: SheetReport, cells: dict[str, CombinationResults], weights_name: str) -> None:
@@ -81,7 +94,7 @@ def _add_comparison_section(report: SheetReport, cells: dict[str, CombinationRes
     rows = [
         [
             name,
-            INITIALIZATIONS[name][1],
+            INITIALIZATIONS[name].sheet_claim,
             f"{100 * _compute_first_epoch_accuracy(cell):.1f} %",
             cell.formatted_accuracy,
             f"{cell.compute_mean('seconds'):.0f}",
@@ -101,14 +114,17 @@ def _add_comparison_section(report: SheetReport, cells: dict[str, CombinationRes
     other, other_verdict = compare_accuracy(resized, changed, 2)
     no = "no " if _compute_first_epoch_accuracy(changed) <= _compute_first_epoch_accuracy(resized) else ""
     report.add_text(
-        f"""Weights: {weights_name}, {changed.compute_mean("parameters") / 1e6:.1f} M parameters with ten classes. After {epochs}
-        epochs the accuracy of the model from scratch still rises steeply. At that point the pretrained weights change
+        f"""Weights: {weights_name}, {changed.compute_mean("parameters") / 1e6:.1f} M parameters with ten classes. After
+        {epochs} epochs the accuracy of the model from scratch still rises steeply. At that point the pretrained
+        weights change
         the accuracy on 28 × 28 images by {better} points ({verdict}). Changing the model instead of resizing the images
         changes it by {other} points ({other_verdict}). Both differences are taken seed by seed. Per epoch the changed
-        model learns {no}faster: its training accuracy in the first epoch is {100 * _compute_first_epoch_accuracy(changed):.1f} %, that of the
-        resized images {100 * _compute_first_epoch_accuracy(resized):.1f} %. Each has a learning rate that suits its size: for resized images
-        half, {RESIZED_LR}. An epoch of the changed model takes 1/{cost:.1f} of the time, with 49 patches instead of 196. The
-        sheet's own `vit_base_patch16_224` (86 M parameters) and `vit_small_patch16_224` (22 M, its best) were not run
+        model learns {no}faster: its training accuracy in the first epoch is
+        {100 * _compute_first_epoch_accuracy(changed):.1f} %, that of the resized images
+        {100 * _compute_first_epoch_accuracy(resized):.1f} %. Each has a learning rate that suits its size: for resized
+        images half, {RESIZED_LR}. An epoch of the changed model takes 1/{cost:.1f} of the time, with 49 patches instead
+        of 196. The sheet's own `vit_base_patch16_224` (86 M parameters) and `vit_small_patch16_224` (22 M, its best)
+        were not run
         here. To compare them, use `--weights timm:vit_small_patch16_224`."""
     )
     report.measurements["starts"] = {name: cell.accuracies for name, cell in cells.items()}

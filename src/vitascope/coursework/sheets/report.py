@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -18,70 +18,86 @@ from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.run.machine import collect_machine_info
 
 
+class Section(NamedTuple):
+    """A part of the report in two formats."""
+
+    markdown: str
+    html: str
+
+
+class StoredTable(TypedDict):
+    head: list[str]
+    rows: list[list[str]]
+
+
 @dataclass
 class SheetReport:
-    """The parts of a report in order, each as Markdown and HTML; `numbers` are the measurements."""
+    """The sections of a report in order, and the measurements that are stored as JSON."""
 
     sheet_letter: str
     title: str
     quick: bool
     folder: Path
-    sections: list[tuple[str, str]] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
     measurements: dict[str, Any] = field(default_factory=dict)
-    tables: list[dict[str, Any]] = field(default_factory=list)  # as printed on the page
+    tables: list[StoredTable] = field(default_factory=list)  # as printed on the page
 
     def add_heading(self, text: str) -> None:
-        self.sections.append((f"## {text}", f"<h2>{escape(text)}</h2>"))
+        self.sections.append(Section(f"## {text}", f"<h2>{escape(text)}</h2>"))
 
     def add_text(self, text: str) -> None:
         text = " ".join(text.split())
-        self.sections.append((text, f"<p>{_format_inline_html(text)}</p>"))
+        self.sections.append(Section(text, f"<p>{_format_inline_html(text)}</p>"))
 
     def add_code(self, text: str) -> None:
-        self.sections.append((f"```\n{text}\n```", f"<pre>{escape(text)}</pre>"))
+        self.sections.append(Section(f"```\n{text}\n```", f"<pre>{escape(text)}</pre>"))
 
     def add_table(self, header: list[str], rows: list[list[str]]) -> None:
-        self.sections.append((format_markdown_table(header, rows), make_html_table(header, rows)))
+        self.sections.append(Section(format_markdown_table(header, rows), make_html_table(header, rows)))
         self.tables.append({"head": header, "rows": rows})
 
     def add_figure(self, name: str, figure: Figure) -> None:
         make_folder(self.folder, "Choose another folder with --out.")
         file = f"{self.sheet_letter}-{name}.png"
         save_figure(figure, self.folder / file)
-        self.sections.append((f"![{name.replace('-', ' ')}]({file})", f"<p>{encode_figure_as_html(figure)}</p>"))
+        self.sections.append(Section(f"![{name.replace('-', ' ')}]({file})", f"<p>{encode_figure_as_html(figure)}</p>"))
 
     def add_questions(self, **placeholder_values: Any) -> None:
-        """Add the sheet's questions and answers from questions/SHEET.md; `numbers` fill the {} placeholders."""
+        """Add the sheet's questions and answers from questions/SHEET.md, with values for the {} placeholders."""
         self.add_heading("The questions")
-        place = resources.files("vitascope.coursework.sheets") / "questions" / f"{self.sheet_letter}.md"
-        for part in place.read_text(encoding="utf-8").split("## ")[1:]:
+        path = resources.files("vitascope.coursework.sheets") / "questions" / f"{self.sheet_letter}.md"
+        for part in path.read_text(encoding="utf-8").split("## ")[1:]:
             question, _, answer = part.partition("\n")
             question, answer = question.strip(), " ".join(answer.split()).format(**placeholder_values)
             self.sections.append(
-                (f"**{question}** {answer}", f"<p><b>{escape(question)}</b> {_format_inline_html(answer)}</p>")
+                Section(f"**{question}** {answer}", f"<p><b>{escape(question)}</b> {_format_inline_html(answer)}</p>")
             )
 
     def write_pages(self, machine_names: list[str], git_commit: str | None = None) -> Path:
-        """Write SHEET.md, SHEET.html and SHEET.json and return the page's path. `machines` trained the runs; this one
-        writes the report."""
+        """Write SHEET.md, SHEET.html and SHEET.json and return the path of the HTML page. `machine_names`: the machines
+        that trained the runs."""
         make_folder(self.folder, "Choose another folder with --out.")
         machine, title = collect_machine_info(git_commit), f"Sheet {self.sheet_letter}: {self.title}"
-        made = f"{_format_provenance(self.sheet_letter, self.quick, machine_names)} {_explain_interval(self.measurements.get('seeds'))}"
-        first = [(f"# {title}", f"<h1>{escape(title)}</h1>"), (made, f"<p>{_format_inline_html(made)}</p>")]
+        provenance = _format_provenance(self.sheet_letter, self.quick, machine_names)
+        intro = f"{provenance} {_explain_interval(self.measurements.get('seeds'))}"
+        first = [
+            Section(f"# {title}", f"<h1>{escape(title)}</h1>"),
+            Section(intro, f"<p>{_format_inline_html(intro)}</p>"),
+        ]
         lines, body = zip(*first, *self.sections, strict=True)
         write_atomically(self.folder / f"{self.sheet_letter}.md", "\n\n".join(lines) + "\n")
         write_atomically(
             self.folder / f"{self.sheet_letter}.html", make_html_page(f"Sheet {self.sheet_letter}", "".join(body))
         )
         command = f"vitascope sheet {self.sheet_letter}{' --quick' if self.quick else ''}"
-        told = {
+        content = {
             "sheet": self.sheet_letter,
             "quick": self.quick,
             "command": command,
             "runs_on": machine_names,
         } | self.measurements
-        told |= {"tables": self.tables, "written_on": machine}
-        write_json(self.folder / f"{self.sheet_letter}.json", told)
+        content |= {"tables": self.tables, "written_on": machine}
+        write_json(self.folder / f"{self.sheet_letter}.json", content)
         return self.folder / f"{self.sheet_letter}.html"
 
 

@@ -30,9 +30,9 @@ def run_sheet(
     sheet = SHEET_MODULES.get(sheet_letter.upper())
     if sheet is None:
         raise UserError(f"There is no sheet {sheet_letter}. Choose one of {', '.join(SHEET_MODULES)}.")
-    count = num_seeds if num_seeds is not None else QUICK_SEEDS if quick else 5
-    if count < 1:
-        raise UserError(f"--seeds {count} must be at least 1.")
+    num_seeds = num_seeds if num_seeds is not None else QUICK_SEEDS if quick else 5
+    if num_seeds < 1:
+        raise UserError(f"--seeds {num_seeds} must be at least 1.")
     if max_batched_runs is not None and max_batched_runs < 1:
         raise UserError(f"--batch-runs {max_batched_runs} must be at least 1.")
     choose_device(device)  # reports a missing device before anything is written
@@ -40,14 +40,13 @@ def run_sheet(
     if weights_ref is not None and sheet_letter != "D":
         raise UserError(f"--weights is only for sheet D. Sheet {sheet_letter} uses no pretrained weights.")
     if quick and read_json(output_folder / f"{sheet_letter}.json").get("quick") is False:
-        raise UserError(
-            f"{output_folder / f'{sheet_letter}.md'} is a full report. Choose another folder for the quick one with --out."
-        )
-    work = output_folder / f"{sheet_letter}-{'quick' if quick else 'full'}"
+        path = output_folder / f"{sheet_letter}.md"
+        raise UserError(f"{path} is a full report. Choose another folder for the quick one with --out.")
+    runs_folder = output_folder / f"{sheet_letter}-{'quick' if quick else 'full'}"
     report = SheetReport(sheet_letter, sheet.TITLE, quick, output_folder)
-    lab = SheetExperiments(
-        work, count, quick, console, device, max_batched_runs, weights_ref, experiments=sheet.EXPERIMENTS
+    experiments = SheetExperiments(
+        runs_folder, num_seeds, quick, console, device, max_batched_runs, weights_ref, study_titles=sheet.EXPERIMENTS
     )
-    report.measurements["seeds"] = count
-    sheet.run_experiments(lab, report)
-    return report.write_pages(lab.machine_names, git_commit)
+    report.measurements["seeds"] = num_seeds
+    sheet.run_experiments(experiments, report)
+    return report.write_pages(experiments.machine_names, git_commit)

@@ -1,7 +1,7 @@
 """Read data sets from array files: .npz in the layout of Keras, MNIST's idx files, and the built-in digits.
 
-From UCI's "Optical Recognition of Handwritten Digits" (CC BY 4.0; E. Alpaydin, C. Kaynak, 1998). Pixel values of
-0 to 16 are scaled to 0 to 255. Training and test images are the halves of scikit-learn's `train_test_split` with
+The digits are UCI's "Optical Recognition of Handwritten Digits" (CC BY 4.0; E. Alpaydin, C. Kaynak, 1998). Pixel values
+of 0 to 16 are scaled to 0 to 255. Training and test images are the halves of scikit-learn's `train_test_split` with
 `test_size=0.5, random_state=0, stratify=labels`; a test compares them with scikit-learn's.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitascope.data.data_root import find_first_existing
-from vitascope.data.dataset import DataSource, Split
+from vitascope.data.dataset import DataSource, Split, SplitName
 from vitascope.errors import UserError
 
 ARRAY_NAMES = {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")}
@@ -26,12 +26,12 @@ ARRAY_NAMES = {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")}
 def open_npz(
     path: Path, dataset_name: str | None = None, class_names: list[str] | None = None, *, for_training: bool = True
 ) -> DataSource:
-    """Without `classes`, the class names are the numbers in y_train, or in y_test if there is no training split."""
-    names = _list_array_names(path)
-    splits = tuple(split for split, keys in ARRAY_NAMES.items() if all(key in names for key in keys))
-    wanted = ARRAY_NAMES["train"] if for_training or "test" not in splits else ARRAY_NAMES["test"]
-    if missing := [key for key in wanted if key not in names]:
-        raise UserError(f"{path} has no {' and no '.join(missing)}; it contains {', '.join(names) or 'nothing'}.")
+    """Open an .npz file. Without `class_names`, the classes are named by their index: 0 to the largest label."""
+    array_names = _list_array_names(path)
+    splits = tuple(split for split, keys in ARRAY_NAMES.items() if all(key in array_names for key in keys))
+    required = ARRAY_NAMES["train"] if for_training or "test" not in splits else ARRAY_NAMES["test"]
+    if missing := [key for key in required if key not in array_names]:
+        raise UserError(f"{path} has no {' and no '.join(missing)}; it contains {', '.join(array_names) or 'nothing'}.")
     key = ARRAY_NAMES[splits[0]][1]
     labels = _read_array(path, key)
     if not np.issubdtype(labels.dtype, np.integer) or not labels.size:
@@ -39,18 +39,17 @@ def open_npz(
     count = int(labels.max()) + 1
     if count < 2 and for_training:
         raise UserError(f"{key} in {path} has only one class. Training needs at least two.")
-    numbers = [str(number) for number in range(count)]
-    told = class_names or numbers
+    names = class_names or [str(index) for index in range(count)]
     return DataSource(
         dataset_name or path.stem,
-        told,
-        lambda split: _load_split(path, split, len(told)),
+        names,
+        lambda split_name: _load_split(path, split_name, len(names)),
         splits,
         has_class_names=bool(class_names),
     )
 
 
-def _load_split(path: Path, split_name: str, num_classes: int) -> Split:
+def _load_split(path: Path, split_name: SplitName, num_classes: int) -> Split:
     images_key, labels_key = ARRAY_NAMES[split_name]
     images, labels = _read_array(path, images_key), _read_array(path, labels_key).reshape(-1)
     if images.dtype != np.uint8:
@@ -93,27 +92,28 @@ FILE_ENDINGS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def list_idx_folders(root: Path, dataset_name: str, torchvision_name: str) -> list[Path]:
-    """ROOT/NAME as published, or torchvision's ROOT/Name/raw."""
+    """Return the possible folders: ROOT/NAME as published, and torchvision's ROOT/Name/raw."""
     return [root / dataset_name, root / torchvision_name / "raw"]
 
 
 def find_idx_folder(root: Path, dataset_name: str, torchvision_name: str) -> Path | None:
-    """The first folder that holds all four files."""
+    """Return the first folder that contains all four files, or None."""
     for folder in list_idx_folders(root, dataset_name, torchvision_name):
-        if all(_find_idx_file(folder, split, kind) for split in SPLIT_PREFIXES for kind in FILE_ENDINGS):
+        if all(_find_idx_file(folder, split, ending) for split in SPLIT_PREFIXES for ending in FILE_ENDINGS):
             return folder
     return None
 
 
-def read_idx_split(folder: Path, split_name: str) -> Split:
-    images, labels = (read_idx_file(_find_idx_file(folder, split_name, kind)) for kind in FILE_ENDINGS)
+def read_idx_split(folder: Path, split_name: SplitName) -> Split:
+    """Read the images and labels of one split."""
+    images, labels = (read_idx_file(_find_idx_file(folder, split_name, ending)) for ending in FILE_ENDINGS)
     if len(images) != len(labels):
         raise UserError(f"{folder} has {len(images)} images but {len(labels)} labels in its {split_name} split.")
     return Split(images[:, None], labels.long())
 
 
 def read_idx_file(path: Path | None) -> Tensor:
-    """The format: two zero bytes, type 8 (uint8), number of axes, each axis as 4 bytes big-endian, then the bytes."""
+    """Read an idx file: two zero bytes, type 8 (uint8), number of axes, axis sizes as big-endian int32, then bytes."""
     if path is None:
         raise UserError("An idx file is missing.")
     try:
@@ -126,7 +126,7 @@ def read_idx_file(path: Path | None) -> Tensor:
     return torch.from_numpy(values.copy())
 
 
-def _find_idx_file(folder: Path, split_name: str, file_ending: str) -> Path | None:
+def _find_idx_file(folder: Path, split_name: SplitName, file_ending: str) -> Path | None:
     name = f"{SPLIT_PREFIXES[split_name]}-{file_ending}"
     return find_first_existing([folder / f"{name}.gz", folder / name, folder / name.replace("-idx", ".idx")])
 
@@ -135,10 +135,12 @@ DIGITS_FILE = Path(__file__).with_name("digits.npz")
 
 
 def open_digits() -> DataSource:
-    return DataSource("digits", [str(number) for number in range(10)], load_digits_split)
+    """Open the digits that ship with the package."""
+    return DataSource("digits", [str(digit) for digit in range(10)], load_digits_split)
 
 
-def load_digits_split(split_name: str) -> Split:
+def load_digits_split(split_name: SplitName) -> Split:
+    """Load the training or test half of the digits."""
     with np.load(DIGITS_FILE) as arrays:
         images, labels = arrays[f"{split_name}_images"], arrays[f"{split_name}_labels"]
     return Split(torch.from_numpy(images)[:, None], torch.from_numpy(labels).long())

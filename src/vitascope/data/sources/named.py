@@ -4,11 +4,12 @@ import pickle
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 
-from vitascope.data.dataset import DataSource, Split
+from vitascope.data.dataset import DataSource, Split, SplitName
 from vitascope.data.sources.arrays import find_idx_folder, open_npz, read_idx_split
 from vitascope.errors import UserError
 
@@ -27,16 +28,24 @@ FASHION_MNIST_CLASSES = [
 CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
+class TorchvisionDataset(Protocol):
+    """The attributes of torchvision's data sets that are used here."""
+
+    data: NDArray[Any]
+    targets: list[int]
+    classes: list[str]
+
+
 @dataclass(frozen=True)
 class PublishedDataset:
-    """Facts about a published data set that do not need its files."""
+    """Description of a published data set, independent of its files."""
 
     class_names: list[str]
-    torchvision_class: str  # torchvision's class, which downloads
-    expected_files: str  # what to put under the root where nothing can be downloaded
+    torchvision_class: str  # name of torchvision's class, which downloads it
+    expected_files: str  # files to put under the data root if it cannot be downloaded
     description: str
 
-    def load_with_torchvision(self, root: str, **options: Any) -> Any:
+    def load_with_torchvision(self, root: str, **options: bool) -> TorchvisionDataset:
         """Call torchvision's class. It is imported here because the import takes seconds."""
         from torchvision import datasets
 
@@ -45,7 +54,7 @@ class PublishedDataset:
 
 PUBLISHED_DATASETS = {
     "mnist": PublishedDataset(
-        [str(number) for number in range(10)],
+        [str(digit) for digit in range(10)],
         "MNIST",
         "mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz (four files), or mnist.npz",
         "handwritten digits, 28×28 grayscale, 60,000 training and 10,000 test images",
@@ -63,7 +72,7 @@ PUBLISHED_DATASETS = {
         "photos of 10 classes, 32×32 colour, 50,000 training and 10,000 test images",
     ),
     "cifar100": PublishedDataset(
-        [str(number) for number in range(100)],
+        [str(index) for index in range(100)],
         "CIFAR100",
         "cifar-100-python/ (from cifar-100-python.tar.gz), or cifar100.npz",
         "photos of 100 classes, 32×32 colour, 50,000 training and 10,000 test images",
@@ -76,52 +85,53 @@ DAMAGED_FILE_ERRORS = (
     KeyError,
     ValueError,
     pickle.UnpicklingError,
-)  # what torn files raise
+)  # raised for incomplete files
 IDX_TORCHVISION_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
 def open_published_dataset(dataset_name: str, data_folder: Path, *, download: bool) -> DataSource:
-    """Open the data set below `root`. If it is missing and `download` is set, download it first."""
-    found = find_published_dataset(dataset_name, data_folder)
-    if found is None and download:
+    """Open the data set below `data_folder`. If it is missing and `download` is set, download it first."""
+    source = find_published_dataset(dataset_name, data_folder)
+    if source is None and download:
         _download_dataset(dataset_name, data_folder)
-        found = find_published_dataset(dataset_name, data_folder)
-    if found is None:
+        source = find_published_dataset(dataset_name, data_folder)
+    if source is None:
         raise UserError(
             f"There is no {dataset_name} in {data_folder}. {_format_missing_message(dataset_name, data_folder)}"
         )
-    return found
+    return source
 
 
 def find_published_dataset(dataset_name: str, data_folder: Path) -> DataSource | None:
-    """Open the data set if it is below `root`, else return None."""
-    facts = PUBLISHED_DATASETS[dataset_name]
+    """Open the data set if it is below `data_folder`, else return None."""
+    dataset = PUBLISHED_DATASETS[dataset_name]
     if (data_folder / f"{dataset_name}.npz").is_file():
-        return open_npz(data_folder / f"{dataset_name}.npz", dataset_name, facts.class_names)
+        return open_npz(data_folder / f"{dataset_name}.npz", dataset_name, dataset.class_names)
     if dataset_name in IDX_TORCHVISION_NAMES and (
-        place := find_idx_folder(data_folder, dataset_name, IDX_TORCHVISION_NAMES[dataset_name])
+        folder := find_idx_folder(data_folder, dataset_name, IDX_TORCHVISION_NAMES[dataset_name])
     ):
-        return DataSource(dataset_name, facts.class_names, lambda split: read_idx_split(place, split))
+        return DataSource(dataset_name, dataset.class_names, lambda split_name: read_idx_split(folder, split_name))
     if dataset_name in CIFAR_FOLDERS:
         for base in (data_folder, data_folder / dataset_name):
             if (base / CIFAR_FOLDERS[dataset_name]).is_dir():
                 return DataSource(
                     dataset_name,
                     _read_cifar_class_names(dataset_name, base),
-                    lambda split, base=base: _load_cifar_split(dataset_name, base, split),
+                    lambda split_name, base=base: _load_cifar_split(dataset_name, base, split_name),
                 )
     return None
 
 
-def _load_cifar_split(dataset_name: str, parent_folder: Path, split_name: str) -> Split:
+def _load_cifar_split(dataset_name: str, parent_folder: Path, split_name: SplitName) -> Split:
     try:
         data = PUBLISHED_DATASETS[dataset_name].load_with_torchvision(
             str(parent_folder), train=split_name == "train", download=False
         )
     except DAMAGED_FILE_ERRORS as error:
         raise UserError(
-            f"{parent_folder / CIFAR_FOLDERS[dataset_name]} is incomplete or damaged ({error}). Delete it and download it again."
+            f"{parent_folder / CIFAR_FOLDERS[dataset_name]} is incomplete or damaged ({error}). "
+            "Delete it and download it again."
         ) from error
     return Split(torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(data.targets))
 
@@ -142,17 +152,22 @@ def _download_dataset(dataset_name: str, data_folder: Path) -> None:
     try:
         data_folder.mkdir(parents=True, exist_ok=True)
         PUBLISHED_DATASETS[dataset_name].load_with_torchvision(str(data_folder), download=True)
-    except (OSError, RuntimeError) as error:  # no network, a refused folder, a checksum that does not fit
+    except (OSError, RuntimeError) as error:  # no network, no write permission, or a wrong checksum
         raise UserError(
-            f"{dataset_name} could not be downloaded ({_reason(error)}). {_format_missing_message(dataset_name, data_folder)}"
+            f"{dataset_name} could not be downloaded ({_get_last_line(error)}). "
+            f"{_format_missing_message(dataset_name, data_folder)}"
         ) from error
 
 
-def _reason(error: Exception) -> str:
-    """The last line of torchvision's error: with several mirrors, the lines before name the addresses."""
+def _get_last_line(error: Exception) -> str:
+    """Return the last line of torchvision's error; earlier lines list the mirrors."""
     lines = [line.strip(" <>") for line in str(error).splitlines()]
     return next((line for line in reversed(lines) if line), type(error).__name__)[:120]
 
 
 def _format_missing_message(dataset_name: str, data_folder: Path) -> str:
-    return f"Put into {data_folder}: {PUBLISHED_DATASETS[dataset_name].expected_files}. Or set data.root or VITASCOPE_DATA to the folder that contains it."
+    """Return what to do if the data set is missing."""
+    return (
+        f"Put into {data_folder}: {PUBLISHED_DATASETS[dataset_name].expected_files}. "
+        "Or set data.root or VITASCOPE_DATA to the folder that contains it."
+    )

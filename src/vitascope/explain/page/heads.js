@@ -1,23 +1,23 @@
 // Small maps of every block and head for the selected query, one scale per block; click one to enlarge it.
 
-import { attention } from './maps.js';
-import { paint, topOf } from './colour.js';
-import { fraction } from './words.js';
+import { attentionMap } from './maps.js';
+import { paintMap, scaleEnd } from './colour.js';
+import { formatFraction } from './text.js';
 
 export function makeHeads(root, layout, store, depth, heads) {
   const tiles = [];
   root.style.setProperty('--heads', heads);
-  const word = (text, parent = root) => {
+  const addLabel = (text, parent = root) => {
     const span = parent.appendChild(document.createElement('span'));
     span.textContent = text;
     return span;
   };
-  word('block ↓ head →');
-  for (let head = 0; head < heads; head++) word(`${head + 1}`).title = `head ${head + 1}`;
-  word('');
-  const tops = [];
+  addLabel('block ↓ head →');
+  for (let head = 0; head < heads; head++) addLabel(`${head + 1}`).title = `head ${head + 1}`;
+  addLabel('');
+  const scaleLabels = [];
   for (let block = 0; block < depth; block++) {
-    word(`${block + 1}`).title = `block ${block + 1}`;
+    addLabel(`${block + 1}`).title = `block ${block + 1}`;
     for (let head = 0; head < heads; head++) {
       const tile = root.appendChild(document.createElement('button'));
       tile.type = 'button';
@@ -26,17 +26,17 @@ export function makeHeads(root, layout, store, depth, heads) {
       tiles.push({ block, head, tile, canvas: tile.appendChild(document.createElement('canvas')) });
       tile.addEventListener('click', () => store.set({ block, head, map: 'attention' }));
     }
-    tops.push(word(''));
+    scaleLabels.push(addLabel(''));
   }
-  store.watch((state) => {
-    const rows = tiles.map(({ block, head }) => attention(state.example, layout, block, head, state.query));
+  store.subscribe((state) => {
+    const rows = tiles.map(({ block, head }) => attentionMap(state.example, layout, block, head, state.query));
     const patches = rows.map((values) => values.subarray(layout.prefix));
-    const top = tops.map((_, block) => topOf(patches.slice(block * heads, (block + 1) * heads).flatMap((values) => [...values]), rows[0].length));
-    tops.forEach((span, block) => (span.textContent = fraction(top[block])));
-    tiles.forEach(({ block, head, tile, canvas }, number) => {
-      paint(canvas, patches[number], layout.columns, state.example.table, top[block]);
-      const chosen = block === state.block && (head === state.head || state.head === 'mean');
-      tile.setAttribute('aria-pressed', String(chosen && state.map === 'attention'));
+    const scaleEnds = scaleLabels.map((_, block) => scaleEnd(patches.slice(block * heads, (block + 1) * heads).flatMap((values) => [...values]), rows[0].length));
+    scaleLabels.forEach((span, block) => (span.textContent = formatFraction(scaleEnds[block])));
+    tiles.forEach(({ block, head, tile, canvas }, index) => {
+      paintMap(canvas, patches[index], layout.columns, state.example.table, scaleEnds[block]);
+      const selected = block === state.block && (head === state.head || state.head === 'mean');
+      tile.setAttribute('aria-pressed', String(selected && state.map === 'attention'));
     });
   });
 }

@@ -2,56 +2,56 @@
 
 import { openArrays } from './arrays.js';
 import { makeHeads } from './heads.js';
-import { attention, relevance, rollout } from './maps.js';
+import { attentionMap, relevanceMap, rolloutMap } from './maps.js';
 import { makeStage } from './stage.js';
 import { makeStore } from './store.js';
 
 const manifest = JSON.parse(document.getElementById('manifest').textContent);
 const texts = [...document.querySelectorAll('script.example')].map((block) => block.textContent);
-const opened = new Map();
+const openedExamples = new Map();
 
-async function open(number) {
-  if (!opened.has(number)) {
-    const arrays = await openArrays(texts[number]);
-    opened.set(number, { ...arrays, table: manifest.table });
+async function openExample(index) {
+  if (!openedExamples.has(index)) {
+    const arrays = await openArrays(texts[index]);
+    openedExamples.set(index, { ...arrays, table: manifest.table });
   }
-  return opened.get(number);
+  return openedExamples.get(index);
 }
 
-function look(state) {
-  if (state.map === 'rollout') return rollout(state.example, manifest.layout, state.block, state.query);
-  if (state.map === 'relevance') return relevance(state.example, manifest.layout, state.query);
-  return attention(state.example, manifest.layout, state.block, state.head, state.query);
+function computeMap(state) {
+  if (state.map === 'rollout') return rolloutMap(state.example, manifest.layout, state.block, state.query);
+  if (state.map === 'relevance') return relevanceMap(state.example, manifest.layout, state.query);
+  return attentionMap(state.example, manifest.layout, state.block, state.head, state.query);
 }
 
-function choices(select, words) {
-  for (const [value, text] of words) select.add(new Option(text, value));
+function addOptions(select, options) {
+  for (const [value, text] of options) select.add(new Option(text, value));
 }
 
 async function start() {
-  const root = document.getElementById('look');
+  const root = document.getElementById('viewer');
   const [examples, block, head, map] = ['example', 'block', 'head', 'map'].map((name) => root.querySelector(`[name=${name}]`));
-  choices(examples, manifest.examples.map((text, number) => [number, text]));
-  const example = await open(0);
+  addOptions(examples, manifest.examples.map((text, index) => [index, text]));
+  const example = await openExample(0);
   const [depth, heads] = example.maps.shape;
-  choices(block, Array.from({ length: depth }, (_, number) => [number, `block ${number + 1}`]));
-  choices(head, [['mean', 'mean over heads'], ...Array.from({ length: heads }, (_, number) => [number, `head ${number + 1}`])]);
+  addOptions(block, Array.from({ length: depth }, (_, index) => [index, `block ${index + 1}`]));
+  addOptions(head, [['mean', 'mean over heads'], ...Array.from({ length: heads }, (_, index) => [index, `head ${index + 1}`])]);
   const store = makeStore({
-    example, number: 0, block: depth - 1, head: 'mean', map: 'attention', query: null, pinned: false,
+    example, exampleIndex: 0, block: depth - 1, head: 'mean', map: 'attention', query: null, pinned: false,
   });
-  examples.addEventListener('change', async () => store.set({ number: Number(examples.value), example: await open(Number(examples.value)) }));
+  examples.addEventListener('change', async () => store.set({ exampleIndex: Number(examples.value), example: await openExample(Number(examples.value)) }));
   block.addEventListener('change', () => store.set({ block: Number(block.value) }));
   head.addEventListener('change', () => store.set({ head: head.value === 'mean' ? 'mean' : Number(head.value) }));
   map.addEventListener('change', () => store.set({ map: map.value }));
-  store.watch((state) => {
-    examples.value = state.number;
+  store.subscribe((state) => {
+    examples.value = state.exampleIndex;
     block.value = state.block;
     head.value = state.head;
     map.value = state.map;
     head.disabled = state.map !== 'attention';
     block.disabled = state.map === 'relevance';
   });
-  makeStage(root, manifest.layout, store, look);
+  makeStage(root, manifest.layout, store, computeMap);
   makeHeads(root.querySelector('.heads'), manifest.layout, store, depth, heads);
   root.dataset.ready = 'yes';
 }

@@ -1,9 +1,9 @@
 // The large image with the selected map, and one cell per patch to hover, tap or reach with the arrow keys.
 
-import { paint, paintImage, topOf } from './colour.js';
-import { fraction, place, sentence } from './words.js';
+import { paintMap, paintImage, scaleEnd } from './colour.js';
+import { describeSelection, formatFraction, formatPatch } from './text.js';
 
-export function makeStage(root, layout, store, look) {
+export function makeStage(root, layout, store, computeMap) {
   const image = root.querySelector('.stage-image');
   const overlay = root.querySelector('.stage-map');
   const grid = root.querySelector('.stage-grid');
@@ -18,22 +18,22 @@ export function makeStage(root, layout, store, look) {
       cell.setAttribute('role', 'gridcell');
       cell.tabIndex = cells.length ? -1 : 0;
       cells.push(cell);
-      listen(cell, cells.length - 1);
+      addListeners(cell, cells.length - 1);
     }
   }
 
-  function listen(cell, patch) {
-    const ask = () => store.get().pinned || store.set({ query: patch });
-    cell.addEventListener('pointerenter', ask);
-    cell.addEventListener('focus', ask);
+  function addListeners(cell, patch) {
+    const selectQuery = () => store.get().pinned || store.set({ query: patch });
+    cell.addEventListener('pointerenter', selectQuery);
+    cell.addEventListener('focus', selectQuery);
     cell.addEventListener('click', () => {
-      const again = store.get().pinned && store.get().query === patch;
-      store.set({ query: patch, pinned: !again });
+      const unpin = store.get().pinned && store.get().query === patch;
+      store.set({ query: patch, pinned: !unpin });
     });
-    cell.addEventListener('keydown', (event) => move(event, patch));
+    cell.addEventListener('keydown', (event) => moveFocus(event, patch));
   }
 
-  function move(event, patch) {
+  function moveFocus(event, patch) {
     const row = Math.floor(patch / layout.columns);
     const column = patch % layout.columns;
     const next = {
@@ -55,18 +55,18 @@ export function makeStage(root, layout, store, look) {
 
   grid.addEventListener('pointerleave', () => store.get().pinned || store.set({ query: null }));
 
-  store.watch((state) => {
-    const values = look(state);
+  store.subscribe((state) => {
+    const values = computeMap(state);
     const patches = values.subarray(layout.prefix);
-    const top = topOf(patches, values.length);
+    const end = scaleEnd(patches, values.length);
     paintImage(image, state.example.image);
-    paint(overlay, patches, layout.columns, state.example.table, top);
+    paintMap(overlay, patches, layout.columns, state.example.table, end);
     cells.forEach((cell, patch) => {
-      cell.setAttribute('aria-label', `${place(layout, patch)}, ${fraction(patches[patch])}`);
+      cell.setAttribute('aria-label', `${formatPatch(layout, patch)}, ${formatFraction(patches[patch])}`);
       cell.setAttribute('aria-selected', String(patch === state.query));
     });
-    paint(root.querySelector('.legend canvas'), Array.from({ length: 64 }, (_, step) => step / 63), 64, state.example.table, 1);
-    root.querySelector('.legend-top').textContent = fraction(top);
-    root.querySelector('.sentence').textContent = sentence(layout, state, values);
+    paintMap(root.querySelector('.legend canvas'), Array.from({ length: 64 }, (_, step) => step / 63), 64, state.example.table, 1);
+    root.querySelector('.legend-top').textContent = formatFraction(end);
+    root.querySelector('.sentence').textContent = describeSelection(layout, state, values);
   });
 }

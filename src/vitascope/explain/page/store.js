@@ -1,4 +1,4 @@
-// The state of the page: the selection, and its listeners.
+// Hold the state of the page (the selection) and call the listeners when it changes.
 
 export function makeStore(state) {
   const listeners = [];
@@ -8,7 +8,7 @@ export function makeStore(state) {
       state = { ...state, ...change };
       for (const listener of listeners) listener(state);
     },
-    watch(listener) {
+    subscribe(listener) {
       listeners.push(listener);
       listener(state);
     },

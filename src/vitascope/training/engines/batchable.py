@@ -13,8 +13,8 @@ from vitascope.training.session import Session
 
 def check_batchable(recipes: list[Recipe]) -> None:
     """Raise an error unless the runs can be batched. They may differ only in seed, learning rates and weight decay."""
-    alike = {repr(_reset_per_run_settings(recipe)) for recipe in recipes}
-    if len(alike) > 1:
+    shared_settings = {repr(_reset_per_run_settings(recipe)) for recipe in recipes}
+    if len(shared_settings) > 1:
         raise UserError(
             "Runs can be batched only if they differ in nothing but train.seed, lr, muon_lr and weight_decay."
         )
@@ -26,35 +26,49 @@ def check_batchable(recipes: list[Recipe]) -> None:
     if model.token_reduction:
         name, count = next(iter(model.token_reduction.items()))
         raise UserError(f"Batched runs do not support model.{name}={count}. Set it at inference instead.")
-    without = {"grad_accum_steps": 1, "layer_decay": 1.0, "final_weight_decay": None, "patience": 0, "patch_share": 1.0}
-    for name, wanted in without.items():
-        if getattr(train, name) != wanted:
+    required = {
+        "grad_accum_steps": 1,
+        "layer_decay": 1.0,
+        "final_weight_decay": None,
+        "patience": 0,
+        "patch_share": 1.0,
+    }
+    for name, value in required.items():
+        if getattr(train, name) != value:
             raise UserError(f"Batched runs do not support train.{name}={getattr(train, name)}.")
     if recipes[0].data.balance != "none" or model.grad_checkpointing or train.precision == "float16":
         raise UserError("Batched runs do not support data.balance, model.grad_checkpointing and float16.")
 
 
 def _reset_per_run_settings(recipe: Recipe) -> Recipe:
+    """Return the recipe with fixed values for the settings in which batched runs may differ."""
     return replace(recipe, train=replace(recipe.train, seed=0, lr=1.0, muon_lr=1.0, weight_decay=0.0))
 
 
 def set_batchable_attention(session: Session) -> None:
-    """Set attention kernels that can be batched over models. PyTorch's fused attention is not used: under batching it
-    does not detect that gradients are needed, and two of its CUDA kernels then give wrong gradients (torch 2.11)."""
+    """Set attention kernels that can be batched over models.
+
+    PyTorch's fused attention is not used: under vmap it does not detect that gradients are needed, and two of its CUDA
+    kernels then give wrong gradients (torch 2.11)."""
     kernel = choose_attention_kernel(session)
     set_kernels(session.model, {"attention": kernel})
     last = session.model.blocks[-1]
     if session.recipe.model.global_pool == "token" and isinstance(last, Block):
-        last.attn.kernel = UNFUSED_KERNEL  # only the class token is a query here; our kernel needs all tokens
+        last.attn.kernel = UNFUSED_KERNEL  # only the class token is a query; the `own` kernel needs all tokens
 
 
 def choose_attention_kernel(session: Session) -> str:
-    """Our own kernel for few tokens where it applies (without QK-norm), else attention written out."""
+    """Return `own` (the Triton kernel for few tokens, without QK-norm) if it applies, else unfused attention."""
     hardware, model = session.hardware, session.recipe.model
-    fits = hardware.device == "cuda" and hardware.precision == "bfloat16" and HAS_TRITON
-    plain = not model.qk_norm and not model.causal and model.attention == "plain" and not model.num_removed_per_block[0]
+    has_kernel = hardware.device == "cuda" and hardware.precision == "bfloat16" and HAS_TRITON
+    is_plain = (
+        not model.qk_norm and not model.causal and model.attention == "plain" and not model.num_removed_per_block[0]
+    )
     return (
         "own"
-        if fits and plain and model.num_tokens <= MAX_SHORT_TOKENS and model.head_width in SUPPORTED_HEAD_WIDTHS
+        if has_kernel
+        and is_plain
+        and model.num_tokens <= MAX_SHORT_TOKENS
+        and model.head_width in SUPPORTED_HEAD_WIDTHS
         else UNFUSED_KERNEL
     )

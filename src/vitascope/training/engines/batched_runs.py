@@ -17,22 +17,22 @@ from vitascope.training.engines.batchable import check_batchable
 from vitascope.training.engines.batched import BatchedTraining
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, choose_device, count_train_flops_per_image
 from vitascope.training.loop import finish_epoch, format_divergence_error, make_metrics_row, save_weight_snapshot
+from vitascope.training.messages import make_curves_title
+from vitascope.training.prepare import make_console, prepare_run
 from vitascope.training.session import Session, start_session
-from vitascope.training.train import make_console, prepare_run, write_run_info
+from vitascope.training.train import write_run_info
 
 BATCHED_RUNS_LIMIT = 32
-GPU_SATURATION_FLOPS = (
-    1.5e12  # FLOPs of a step that keep a GPU busy: a model that has as many gains nothing from company
-)
+GPU_SATURATION_FLOPS = 1.5e12  # FLOPs of a step that keep a GPU busy; batching larger steps saves no time
 
 
 def max_batched_runs(recipe: Recipe) -> int:
-    """How many runs like this one should learn together: 1 where they cannot, or where it gains nothing."""
+    """Return how many runs of this recipe to train in one batch: 1 if they cannot be batched or it saves no time."""
     try:
         check_batchable([recipe])
     except UserError:
         return 1
-    if choose_device(recipe.train.device) != "cuda":  # two cores are busy with one
+    if choose_device(recipe.train.device) != "cuda":  # one run already keeps a CPU busy
         return 1
     return max(
         1,
@@ -44,23 +44,25 @@ def max_batched_runs(recipe: Recipe) -> int:
 
 
 def train_batched_runs(recipes: list[Recipe], runs_folder: Path) -> list[Run | UserError]:
-    """In the order of the recipes; a run whose loss is no number any more is an error, and the others go on."""
+    """Train the recipes as one batch; return the runs in the same order.
+
+    A run whose loss becomes NaN or infinite is returned as an error; the others continue."""
     quiet = make_console(quiet=True)
     sessions: list[Session] = []
     for recipe in recipes:
         recipe, data, _ = prepare_run(recipe, quiet)
         first = sessions[0].hardware if sessions else None
         sessions.append(start_session(recipe, data, first, num_batched_runs=len(recipes)))
-    crowd = BatchedTraining(sessions)
-    made = [create_run(session.recipe, runs_folder) for session in sessions]
+    batched_training = BatchedTraining(sessions)
+    new_runs = [create_run(session.recipe, runs_folder) for session in sessions]
     try:
-        return _train_all_epochs(crowd, made)
+        return _train_all_epochs(batched_training, new_runs)
     except BaseException:
-        for run in made:  # without a checkpoint nobody can go on with them
+        for run in new_runs:  # they have no checkpoint, so they cannot be resumed
             shutil.rmtree(run.path, ignore_errors=True)
         raise
     finally:
-        crowd.close()
+        batched_training.close()
         torch.set_num_threads(DEFAULT_NUM_THREADS)
 
 
@@ -72,29 +74,27 @@ def _train_all_epochs(batched_training: BatchedTraining, new_runs: list[Run]) ->
         _train_one_epoch(batched_training, runs, epoch)
     for run, session in zip(runs, batched_training.sessions, strict=True):
         if isinstance(run, Run):
-            draw_run_curves(
-                run.get_path("curves.png"), run.metrics, f"{session.recipe.name}, seed {session.recipe.train.seed}"
-            )
+            draw_run_curves(run.get_path("curves.png"), run.metrics, make_curves_title(session.recipe))
             save_weights(run.get_path("model.safetensors"), merge_lora_state_dict(session.eval_model))
     return runs
 
 
 def _train_one_epoch(batched_training: BatchedTraining, runs: list[Run | UserError], epoch: int) -> None:
     start = time.monotonic()
-    losses, rights = batched_training.train_epoch(epoch).tolist()  # waits for the device
+    losses, accuracies = (values.tolist() for values in batched_training.train_epoch(epoch))  # waits for the device
     seconds = time.monotonic() - start
     batched_training.copy_weights_to_sessions()
-    scores = batched_training.validate()
-    share = (time.monotonic() - start) / len(runs)
-    for number, (session, looked) in enumerate(zip(batched_training.sessions, scores, strict=True)):
-        run = runs[number]
+    validation_metrics = batched_training.validate()
+    seconds_per_run = (time.monotonic() - start) / len(runs)
+    for index, (session, validation) in enumerate(zip(batched_training.sessions, validation_metrics, strict=True)):
+        run = runs[index]
         session.epoch, session.step = epoch + 1, (epoch + 1) * batched_training.steps_per_epoch
         if not isinstance(run, Run):
             continue
-        if not math.isfinite(losses[number] + looked.get("val_loss", 0.0)):
-            runs[number] = UserError(format_divergence_error("The loss became NaN or infinite", epoch + 1, session))
+        if not math.isfinite(losses[index] + validation.get("val_loss", 0.0)):
+            runs[index] = UserError(format_divergence_error("The loss became NaN or infinite", epoch + 1, session))
             continue
-        told = {"train_loss": losses[number], "train_accuracy": rights[number]}
-        row = make_metrics_row(session, session.epoch, told, seconds, len(runs)) | {"together": len(runs)}
-        finish_epoch(session, run, row | looked, share)
+        metric_means = {"train_loss": losses[index], "train_accuracy": accuracies[index]}
+        row = make_metrics_row(session, session.epoch, metric_means, seconds, len(runs)) | {"together": len(runs)}
+        finish_epoch(session, run, row | validation, seconds_per_run)
         save_weight_snapshot(session, run)

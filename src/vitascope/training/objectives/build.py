@@ -9,4 +9,5 @@ OBJECTIVES: dict[str, type[Objective]] = {"classify": Classify, "dino": Dino, "m
 
 
 def make_objective(learning: Learning) -> Objective:
+    """Create the objective of the recipe."""
     return OBJECTIVES[learning.recipe.train.objective](learning)

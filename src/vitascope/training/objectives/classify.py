@@ -4,6 +4,7 @@ import hashlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +27,26 @@ from vitascope.weights.model_info import has_placeholder_names
 from vitascope.weights.pretrained import AnyModel, open_any
 
 
+class LossAndAccuracy(NamedTuple):
+    """Means over a batch; in batched training one value per model."""
+
+    loss: Tensor
+    accuracy: Tensor
+
+
 class Classify(Objective):
+    """Cross-entropy with the labels, optionally mixed with the loss of distillation from a teacher."""
+
     metric_names = ("train_loss", "train_accuracy")
 
     def __init__(self, learning: Learning) -> None:
         super().__init__(learning)
         data, config = learning.data, learning.recipe
-        stages: list[nn.Module] = [learning.model]
+        phase_models: list[nn.Module] = [learning.model]
         if config.train.num_patch_share_epochs:
-            seen = config.train.count_kept_patches(learning.model.config.num_patches)
-            stages.insert(0, PatchDropout(learning.model, seen))
-        self.models_by_phase = [learning.hardware.compile(stage) for stage in stages]
+            num_kept = config.train.count_kept_patches(learning.model.config.num_patches)
+            phase_models.insert(0, PatchDropout(learning.model, num_kept))
+        self.models_by_phase = [learning.hardware.compile(model) for model in phase_models]
         self.compute_loss_and_accuracy = learning.hardware.compile(compute_loss_and_accuracy)
         self.weight_per_class: Tensor | None = None  # per class, for data.balance=loss
         if config.data.balance == "loss":
@@ -56,13 +66,13 @@ class Classify(Objective):
 
     def get_phase(self, epoch: int) -> int:
         """train.patch_share: 0 while only some patches are used, then 1."""
-        few = self.learning.recipe.train.num_patch_share_epochs
-        return int(epoch >= few) if few else 0
+        num_epochs = self.learning.recipe.train.num_patch_share_epochs
+        return int(epoch >= num_epochs) if num_epochs else 0
 
     def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
-        some = self.learning.recipe.train.num_patch_share_epochs
+        drops_patches = self.learning.recipe.train.num_patch_share_epochs
         return super().make_random_draws(num_steps, batch_size, epoch) | (
-            self.make_patch_noise(num_steps, batch_size, epoch) if some else {}
+            self.make_patch_noise(num_steps, batch_size, epoch) if drops_patches else {}
         )
 
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
@@ -73,43 +83,43 @@ class Classify(Objective):
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues) -> StepMetrics:
         images, target = batch[0], MixedLabels(*batch[1:4])
-        noise = () if self.phase else batch[4:]  # which patches are seen at first
+        noise = () if self.phase else batch[4:]  # decides which patches are used in phase 0
         config = self.learning.recipe.train
         with self.learning.hardware.autocast():
             logits = self.models_by_phase[self.phase](images, *noise)
-            taught = self.teacher(images) if self.teacher else None
-        loss, right = self.compute_loss_and_accuracy(logits, target, config.label_smoothing, self.weight_per_class)
-        if taught is not None:
-            loss = torch.lerp(loss, distillation_loss(logits, taught, config), config.distill_alpha)
-        return {"train_loss": loss, "train_accuracy": right}
+            teacher_logits = self.teacher(images) if self.teacher else None
+        loss, accuracy = self.compute_loss_and_accuracy(logits, target, config.label_smoothing, self.weight_per_class)
+        if teacher_logits is not None:
+            loss = torch.lerp(loss, distillation_loss(logits, teacher_logits, config), config.distill_alpha)
+        return {"train_loss": loss, "train_accuracy": accuracy}
 
     def validate(self, epoch: int) -> dict[str, float]:
         data = self.learning.data
         if data.validation is None:
             return {}
-        found = score_model(self.learning.eval_model, data.validation, data.preprocessing, self.learning.hardware)
-        return {"val_loss": found.loss, "val_accuracy": found.accuracy}
+        score = score_model(self.learning.eval_model, data.validation, data.preprocessing, self.learning.hardware)
+        return {"val_loss": score.loss, "val_accuracy": score.accuracy}
 
 
 def compute_loss_and_accuracy(
     logits: Tensor, target: MixedLabels, label_smoothing: float, weight_per_class: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The loss, and the share of right answers."""
-    right = (logits.detach().argmax(1) == target.get_dominant_labels()).float().mean()
-    return cross_entropy(logits, target, label_smoothing, weight_per_class), right
+) -> LossAndAccuracy:
+    """Return the mean loss and accuracy. For a mixed image, the label with the larger weight counts as correct."""
+    accuracy = (logits.detach().argmax(1) == target.get_dominant_labels()).float().mean()
+    return LossAndAccuracy(cross_entropy(logits, target, label_smoothing, weight_per_class), accuracy)
 
 
 def cross_entropy(
     logits: Tensor, target: MixedLabels, label_smoothing: float, weight_per_class: Tensor | None
 ) -> Tensor:
-    """Against mixed and smoothed labels, in float32 at least."""
+    """Return the mean cross-entropy with mixed and smoothed labels, in float32 or float64."""
     return soft_cross_entropy(logits, target.compute_probabilities(logits.shape[1]), label_smoothing, weight_per_class)
 
 
 def soft_cross_entropy(
     logits: Tensor, target_probabilities: Tensor, label_smoothing: float, weight_per_class: Tensor | None = None
 ) -> Tensor:
-    """Against a probability for each class."""
+    """Return the mean cross-entropy with target probabilities, in float32 or float64."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(
         logits, target_probabilities.to(logits.dtype), weight=weight_per_class, label_smoothing=label_smoothing
@@ -118,15 +128,15 @@ def soft_cross_entropy(
 
 @dataclass
 class Teacher:
-    """In eval mode, never learning. It sees each image as varied and mixed as the student does (DeiT), but normalised
-    and sized as it is used to."""
+    """A trained model in eval mode. Its inputs are augmented and mixed as the student's (DeiT), but resized and
+    normalised as in its own training."""
 
     network: nn.Module
-    student_preprocessing: Preprocessing  # how the student's images are prepared
-    teacher_preprocessing: Preprocessing  # how the teacher's are
-    class_order: list[int] | None  # where the student's classes stand among the teacher's; None: in the same places
-    uses_float32: bool = False  # it answers in float32, whatever the student computes in
-    fingerprint: str = ""  # a short name for exactly these weights
+    student_preprocessing: Preprocessing  # of the student's images
+    teacher_preprocessing: Preprocessing  # of the teacher's images
+    class_order: list[int] | None  # teacher's index of each class of the student; None: the same order
+    uses_float32: bool = False  # even if the student is trained in float16
+    fingerprint: str = ""  # hash of the weights
 
     @torch.no_grad()
     def __call__(self, images: Images) -> Logits:
@@ -147,16 +157,21 @@ def open_teacher(
     *,
     has_class_names: bool = True,
 ) -> Teacher:
-    """`classes` are the student's, `named` unless they are only numbers."""
-    with torch.random.fork_rng(devices=[]):  # building a network draws weights: the student's chances stay its own
-        found = open_any(model_ref)
-    order = _match_class_order(model_ref, found, class_names, has_class_names)
-    _check_forward_pass(model_ref, found)
-    module = found.module.to(hardware.device).eval().requires_grad_(False)
+    """Open a teacher for the student's classes. `has_class_names`: False if the classes have only numbers."""
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # building a model draws weights; the student's random state stays unchanged
+        try:
+            teacher = open_any(model_ref)
+        except UserError as error:
+            raise UserError(f"train.distill={model_ref}: {error}") from error
+    order = _match_class_order(model_ref, teacher, class_names, has_class_names)
+    _check_forward_pass(model_ref, teacher)
+    module = teacher.module.to(hardware.device).eval().requires_grad_(False)
     forward = hardware.compile(module)
-    plain = hardware.precision == "float16"  # where a teacher's answer could overflow
+    uses_float32 = hardware.precision == "float16"  # the teacher's logits could overflow
     return Teacher(
-        forward, student_preprocessing, found.preprocessing, order, plain, _compute_weights_fingerprint(module)
+        forward, student_preprocessing, teacher.preprocessing, order, uses_float32, _compute_weights_fingerprint(module)
     )  # pyright: ignore
 
 
@@ -168,9 +183,9 @@ def distillation_loss(student_logits: Logits, teacher_logits: Logits, config: Tr
     student_logits, teacher_logits = student_logits.float(), teacher_logits.float()
     if config.distill_type == "hard":
         return F.cross_entropy(student_logits, teacher_logits.argmax(1))
-    soft = config.distill_temperature
-    ours, theirs = (part.div(soft).log_softmax(1) for part in (student_logits, teacher_logits))
-    return F.kl_div(ours, theirs, log_target=True, reduction="batchmean") * soft**2
+    temperature = config.distill_temperature
+    student, teacher = (logits.div(temperature).log_softmax(1) for logits in (student_logits, teacher_logits))
+    return F.kl_div(student, teacher, log_target=True, reduction="batchmean") * temperature**2
 
 
 def _check_forward_pass(model_ref: str, teacher: AnyModel) -> None:
@@ -179,14 +194,14 @@ def _check_forward_pass(model_ref: str, teacher: AnyModel) -> None:
     try:
         with torch.no_grad():
             logits = teacher.module(torch.zeros(1, len(teacher.preprocessing.mean), *size))
-        width = tuple(logits.shape)
-    except Exception as error:  # whatever a network may say
+        shape = tuple(logits.shape)
+    except Exception as error:  # any error of an external model
         raise UserError(
             f"The teacher {model_ref} fails on an image of {size[0]}×{size[1]}: {shorten_error_message(error)}."
         ) from error
-    if width != (1, teacher.num_classes):
+    if shape != (1, teacher.num_classes):
         raise UserError(
-            f"The output of the teacher {model_ref} has shape {list(width)}; it must be one number per class."
+            f"The output of the teacher {model_ref} has shape {list(shape)}; it must be one number per class."
         )
 
 

@@ -1,8 +1,9 @@
-"""Crops of one image -> one answer: a student learns what its own average says of other crops (Caron et al. 2021).
+"""DINO objective: the student predicts the teacher's output for other crops of the same image (Caron et al. 2021).
 
-Nobody names the answers: there are `prototypes` to choose from. Two forces keep the answers from becoming all the same:
-the teacher's are centred (what it says on average is subtracted, so that no prototype takes all) and sharpened by a low
-temperature (so that they do not become all alike).
+The teacher is the exponential moving average of the student. The outputs are distributions over `prototypes`, which are
+trained without labels. Two operations prevent collapse to a constant output: the teacher's logits are centred (their
+running mean is subtracted, so that no prototype dominates) and sharpened by a low temperature (so that they do not
+become uniform).
 """
 
 from dataclasses import dataclass, replace
@@ -33,13 +34,12 @@ TeacherLogits = Float[Tensor, "large image prototype"]
 
 @dataclass(frozen=True)
 class DinoLoss:
-    """Means over images and views. `loss` = `entropy` + `divergence` (section 5.3): how unsure the teacher is, and how
-    far the student is from it. `used`: how many prototypes the teacher uses, all images together."""
+    """Means over images and views. `loss` = `teacher_entropy` + `divergence` (section 5.3), in nats."""
 
     loss: Tensor
     teacher_entropy: Tensor
-    divergence: Tensor
-    prototypes_used: Tensor
+    divergence: Tensor  # KL(teacher ‖ student)
+    prototypes_used: Tensor  # exp of the entropy of the teacher's mean distribution
 
 
 def dino_loss(
@@ -49,29 +49,31 @@ def dino_loss(
     student_temperature: float,
     teacher_temperature: float | Tensor,
 ) -> DinoLoss:
-    """Cross-entropy of every student's view against every other teacher's view: 2 (V - 1) pairs, in float32.
+    """Return the mean cross-entropy of student and teacher over all pairs of different views, in float32.
 
-    The first views of both are the same crops, which are not compared with themselves."""
-    ours = (student_logits.float() / student_temperature).log_softmax(-1)
-    theirs = ((teacher_logits.float() - centre) / teacher_temperature).log_softmax(-1)
-    chances = theirs.exp()
-    others = ours.sum(0) - ours[: len(teacher_logits)]  # per teacher's view: all the student's views but the same one
-    loss = -(chances * others).sum(-1).mean() / (len(student_logits) - 1)
-    entropy = -(chances * theirs).sum(-1).mean()
-    shared = chances.mean((0, 1))
-    used = torch.exp(-torch.xlogy(shared, shared).sum())
+    With V views of the student and 2 of the teacher these are 2 (V - 1) pairs: the first views of both are the same
+    crops and not compared."""
+    student_log_probs = (student_logits.float() / student_temperature).log_softmax(-1)
+    teacher_log_probs = ((teacher_logits.float() - centre) / teacher_temperature).log_softmax(-1)
+    teacher_probs = teacher_log_probs.exp()
+    # For each view of the teacher, the sum over all other views of the student.
+    other_views = student_log_probs.sum(0) - student_log_probs[: len(teacher_logits)]
+    loss = -(teacher_probs * other_views).sum(-1).mean() / (len(student_logits) - 1)
+    entropy = -(teacher_probs * teacher_log_probs).sum(-1).mean()
+    mean_probs = teacher_probs.mean((0, 1))
+    used = torch.exp(-torch.xlogy(mean_probs, mean_probs).sum())
     return DinoLoss(loss, entropy, loss - entropy, used)
 
 
 def make_view_policies(augment: AugmentConfig, dino_config: DinoConfig) -> list[AugmentConfig]:
-    """One per view: two large crops, of which the second may be solarized, then the small ones."""
-    large = replace(augment, crop_scale=dino_config.global_crops_scale)
-    small = replace(augment, crop_scale=dino_config.local_crops_scale, solarize=0.0)
-    return [replace(large, solarize=0.0), large] + [small] * dino_config.local_crops
+    """Return one policy per view: two global crops, of which the second may be solarized, then the local crops."""
+    global_crop = replace(augment, crop_scale=dino_config.global_crops_scale)
+    local_crop = replace(augment, crop_scale=dino_config.local_crops_scale, solarize=0.0)
+    return [replace(global_crop, solarize=0.0), global_crop] + [local_crop] * dino_config.local_crops
 
 
 class BackboneWithHead(nn.Module):
-    """Crops -> answers: the model and the head on top; small crops by resampled positions."""
+    """Crops -> prototype logits: the model and the head. Local crops use resampled position embeddings."""
 
     def __init__(self, model: VisionTransformer, head: nn.Module, local_crop_encoder: ResolutionAdapter | None) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ class BackboneWithHead(nn.Module):
 
 
 class DinoHeads(nn.Module):
-    """What DINO needs beside the model: the student's head, the teacher's, and the centre of the teacher's answers."""
+    """The heads of student and teacher, and the centre of the teacher's logits."""
 
     centre: Tensor
     seen: Tensor
@@ -94,10 +96,14 @@ class DinoHeads(nn.Module):
         super().__init__()
         self.student, self.teacher = student_head, teacher_head
         self.register_buffer("centre", torch.zeros(len(student_head.prototypes)))
-        self.register_buffer("seen", torch.zeros(len(student_head.prototypes)))  # the mean answer of the step under way
+        self.register_buffer(
+            "seen", torch.zeros(len(student_head.prototypes))
+        )  # mean teacher logits of the current step
 
 
 class Dino(Objective):
+    """Self-distillation without labels. `extra_module` holds the heads and the centre."""
+
     metric_names = ("train_loss", "teacher_entropy", "divergence", "prototypes_used")
     selection_metric = "knn_accuracy"
 
@@ -135,43 +141,38 @@ class Dino(Objective):
 
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         """One tensor of crops per view."""
-        size, preparation = (self.config.local_size, self.config.local_size), self.learning.preprocessing
-        found = []
+        size, preprocessing = (self.config.local_size, self.config.local_size), self.learning.preprocessing
+        crops = []
         for view, policy in enumerate(self.view_policies):
-            own = {name.split("/")[1]: draw for name, draw in draws.items() if name.startswith(f"{view}/")}
-            found.append(preparation.augment(images, own, policy, None if view < NUM_GLOBAL_CROPS else size))
-        return tuple(found)
+            view_draws = {name.split("/")[1]: draw for name, draw in draws.items() if name.startswith(f"{view}/")}
+            crops.append(preprocessing.augment(images, view_draws, policy, None if view < NUM_GLOBAL_CROPS else size))
+        return tuple(crops)
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues) -> StepMetrics:
-        large = torch.cat(batch[:NUM_GLOBAL_CROPS])
-        small = torch.cat(batch[NUM_GLOBAL_CROPS:]) if len(batch) > NUM_GLOBAL_CROPS else None
+        global_crops = torch.cat(batch[:NUM_GLOBAL_CROPS])
+        local_crops = torch.cat(batch[NUM_GLOBAL_CROPS:]) if len(batch) > NUM_GLOBAL_CROPS else None
         with self.learning.hardware.autocast():
-            student = self.student_network(large, small)
+            student = self.student_network(global_crops, local_crops)
             with torch.no_grad():
-                teacher = self.teacher_network(large)
+                teacher = self.teacher_network(global_crops)
         student = student.unflatten(0, (len(batch), -1))
         teacher = teacher.unflatten(0, (NUM_GLOBAL_CROPS, -1)).float()
         self.heads.seen.add_(teacher.mean((0, 1)) * (len(batch[0]) / self.learning.batch_size))
-        soft = self.config.student_temperature
-        found = dino_loss(student, teacher, self.heads.centre, soft, schedule["teacher_temperature"])
-        return dict(
-            zip(
-                self.metric_names,
-                (found.loss, found.teacher_entropy, found.divergence, found.prototypes_used),
-                strict=True,
-            )
-        )
+        temperatures = (self.config.student_temperature, schedule["teacher_temperature"])
+        losses = dino_loss(student, teacher, self.heads.centre, *temperatures)
+        values = (losses.loss, losses.teacher_entropy, losses.divergence, losses.prototypes_used)
+        return dict(zip(self.metric_names, values, strict=True))
 
     def adjust_gradients(self, schedule: ScheduleValues) -> None:
-        """The prototypes stay as they were drawn at first."""
+        """Keep the prototypes fixed during dino.freeze_last."""
         gradient = self.heads.student.prototypes.grad
         if gradient is not None:
-            gradient.mul_(schedule["last_layer"])
+            gradient.mul_(schedule["last_layer_grad_factor"])
 
     @torch.no_grad()
     def update_teacher(self, schedule: ScheduleValues) -> None:
-        """The teacher's head follows, the centre moves towards what the teacher said."""
-        self.averaged_head.update_parameters(self.heads.student, schedule["decay"])
+        """Update the teacher's head and the centre of its logits."""
+        self.averaged_head.update_parameters(self.heads.student, schedule["ema_decay"])
         self.heads.centre.lerp_(self.heads.seen, 1 - self.config.center_momentum)
         self.heads.seen.zero_()
 

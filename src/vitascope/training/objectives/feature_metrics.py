@@ -1,6 +1,6 @@
 """Measure features during training without labels: k-NN, linear probe, and their spread.
 
-Labels are used to look, never to learn from: the probe reads the features, and nothing flows back into the model.
+Labels are used only for evaluation: no gradient of the probe reaches the model.
 """
 
 import inspect
@@ -18,12 +18,9 @@ from vitascope.shapes import Features, Logits
 from vitascope.training.objectives.objective import Learning
 from vitascope.training.scoring import compute_outputs
 
-MAX_TRAIN_IMAGES = 10_000  # training images that are looked at on the way
+MAX_TRAIN_IMAGES = 10_000  # training images for the evaluation during training
 NUM_NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07  # as in Wu et al. 2018 and DINO's eval_knn.py
-PROBE_WEIGHT_DECAY, PROBE_MAX_STEPS = (
-    1e-4,
-    100,
-)  # of the linear probe: its weights' squares beside the mean cross-entropy, and its most steps
+PROBE_WEIGHT_DECAY, PROBE_MAX_STEPS = 1e-4, 100  # L2 penalty of the linear probe's weights; L-BFGS iterations
 KNN_CHUNK_SIZE = 2000  # images whose neighbours are searched at once
 
 
@@ -52,22 +49,20 @@ def predict_knn(
     num_classes: int,
     num_neighbours: int = NUM_NEIGHBOURS,
 ) -> Tensor:
-    """For each asked image the class that its `most` nearest known images vote for, by cosine, the nearer the more."""
-    train_features, found = F.normalize(train_features, dim=1), []
+    """Predict the class of each query by a vote of its nearest training images, weighted by cosine similarity."""
+    train_features, predictions = F.normalize(train_features, dim=1), []
     for part in F.normalize(query_features, dim=1).split(KNN_CHUNK_SIZE):
-        near = (part @ train_features.T).topk(min(num_neighbours, len(train_features)), dim=1)
+        nearest = (part @ train_features.T).topk(min(num_neighbours, len(train_features)), dim=1)
         votes = torch.zeros(len(part), num_classes, device=part.device, dtype=part.dtype)
-        weights = (
-            (near.values - 1) / KNN_TEMPERATURE
-        ).exp()  # exp(1/0.07) is a million: shifted, which changes no vote
-        found.append(votes.scatter_add(1, train_labels[near.indices], weights).argmax(1))
-    return torch.cat(found)
+        weights = ((nearest.values - 1) / KNN_TEMPERATURE).exp()  # shifted by 1 against overflow; votes stay the same
+        predictions.append(votes.scatter_add(1, train_labels[nearest.indices], weights).argmax(1))
+    return torch.cat(predictions)
 
 
 def fit_linear_probe(features: Features, labels: Labels, num_classes: int) -> LinearProbe:
-    """Logistic regression by L-BFGS on standardised features; the standardisation is folded into the weights."""
+    """Fit logistic regression by L-BFGS on standardised features; the standardisation is folded into the weights."""
     mean, deviation = features.mean(0), features.std(0, correction=0)
-    deviation = torch.maximum(deviation, 1e-4 * mean.abs() + 1e-6)  # what never changes stays as it is
+    deviation = torch.maximum(deviation, 1e-4 * mean.abs() + 1e-6)  # constant features are not scaled up
     inputs = (features - mean) / deviation
     weight = torch.zeros(num_classes, features.shape[1], device=features.device, requires_grad=True)
     bias = torch.zeros(num_classes, device=features.device, requires_grad=True)
@@ -81,53 +76,58 @@ def fit_linear_probe(features: Features, labels: Labels, num_classes: int) -> Li
         return loss.item()
 
     optimizer.step(closure)
-    folded = weight.detach().double() / deviation.double()
-    moved = bias.detach().double() - folded @ mean.double()
-    return LinearProbe(folded.to(features.dtype), moved.to(features.dtype))
+    folded_weight = weight.detach().double() / deviation.double()
+    folded_bias = bias.detach().double() - folded_weight @ mean.double()
+    return LinearProbe(folded_weight.to(features.dtype), folded_bias.to(features.dtype))
 
 
 def compute_feature_spread(features: Features) -> float:
-    """How different the features of different images are: 1 where they point everywhere, 0 where all are the same.
+    """Return how different the features of different images are: 0 if identical, near 1 if in all directions.
 
-    The root of the summed variance over images of features of length 1."""
+    This is the square root of the summed variance over images, of features normalised to length 1."""
     return F.normalize(features.float(), dim=1).var(0, correction=0).sum().sqrt().item()
 
 
 class FeatureEvaluator:
-    """Looks at the features every few epochs, and leaves the linear probe in the model as its classifier: at the end
-    one that is fitted to all training images, so that a finished run answers like any other."""
+    """Evaluate the features every few epochs by k-NN and a linear probe.
+
+    The probe becomes the model's classifier. After the last epoch it is fitted to all training images."""
 
     def __init__(self, learning: Learning) -> None:
         self.learning, data = learning, learning.data
-        share = min(1.0, MAX_TRAIN_IMAGES / len(data.train))
-        self.train_subset = data.train.select(draw_stratified_subset(data.train.labels, share, seed=0))
+        fraction = min(1.0, MAX_TRAIN_IMAGES / len(data.train))
+        self.train_subset = data.train.select(draw_stratified_subset(data.train.labels, fraction, seed=0))
         for model in (learning.model, learning.eval_model):
             if isinstance(model, VisionTransformer):
                 model.head.requires_grad_(False)
 
     def evaluate_features(self, epoch: int) -> dict[str, float]:
+        """Return feature_spread, knn_accuracy and val_accuracy; empty in epochs without evaluation."""
         config = self.learning.recipe.train
         if epoch % config.probe_interval and epoch != config.epochs:
             return {}
-        known = compute_features(self.learning, self.train_subset)
-        row = {"feature_spread": compute_feature_spread(known)}
-        labels, classes = self.train_subset.labels.to(known.device), len(self.learning.data.classes)
-        probe = fit_linear_probe(known, labels, classes)
+        features = compute_features(self.learning, self.train_subset)
+        row = {"feature_spread": compute_feature_spread(features)}
+        labels, classes = self.train_subset.labels.to(features.device), len(self.learning.data.classes)
+        probe = fit_linear_probe(features, labels, classes)
         self._copy_probe_to_heads(probe)
         validation = self.learning.data.validation
         if validation is not None:
-            asked, right = compute_features(self.learning, validation), validation.labels.to(known.device)
-            row["knn_accuracy"] = _compute_accuracy(predict_knn(known, labels, asked, classes) == right)
-            row["val_accuracy"] = _compute_accuracy(probe(asked).argmax(1) == right)
+            val_features, val_labels = (
+                compute_features(self.learning, validation),
+                validation.labels.to(features.device),
+            )
+            row["knn_accuracy"] = _compute_accuracy(predict_knn(features, labels, val_features, classes) == val_labels)
+            row["val_accuracy"] = _compute_accuracy(probe(val_features).argmax(1) == val_labels)
         if epoch == config.epochs and len(self.train_subset) < len(self.learning.data.train):
             train = self.learning.data.train
-            every = compute_features(self.learning, train)
-            self._copy_probe_to_heads(fit_linear_probe(every, train.labels.to(every.device), classes))
+            all_features = compute_features(self.learning, train)
+            self._copy_probe_to_heads(fit_linear_probe(all_features, train.labels.to(all_features.device), classes))
         return row
 
     @torch.no_grad()
     def _copy_probe_to_heads(self, probe: LinearProbe) -> None:
-        """Into the model and its average alike, so that averaging leaves it as it is."""
+        """Copy the probe into the model and its EMA, so that averaging does not change it."""
         for model in (self.learning.model, self.learning.eval_model):
             head = model.head
             if isinstance(head, nn.Linear):
@@ -136,9 +136,12 @@ class FeatureEvaluator:
 
 
 def compute_features(learning: Learning, split: Split) -> Features:
+    """Compute the pooled features of the evaluated model for all images of the split."""
     model, hardware = learning.eval_model, learning.hardware
-    found = compute_outputs(model, model.compute_pooled_features, split.images, learning.data.preprocessing, hardware)  # pyright: ignore
-    return found.to(hardware.device)
+    features = compute_outputs(
+        model, model.compute_pooled_features, split.images, learning.data.preprocessing, hardware
+    )  # pyright: ignore
+    return features.to(hardware.device)
 
 
 def _compute_accuracy(is_correct: Tensor) -> float:

@@ -1,6 +1,7 @@
 """Masked autoencoder: reconstruct hidden patches from visible ones (He et al. 2022, arXiv 2111.06377)."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +28,31 @@ FIGURE_FOLDER = "reconstructions"  # a folder of the run
 ROW_TITLES = ("image", "visible", "reconstructed")
 CAPTION = (
     "{:.0%} of the patches are hidden (grey). The encoder gets the visible patches; the decoder reconstructs the "
-    "hidden ones. With mae.norm_pix_loss, reconstructed patches are shown with their true mean and contrast."
+    "hidden ones."
+)
+NORM_PIX_CAPTION = (
+    " This run predicts normalised pixels (mae.norm_pix_loss=true), so each reconstructed patch is shown with its true "
+    "mean and contrast."
 )
 
 
+class Reconstruction(NamedTuple):
+    """The decoder's output for all patches, and each patch's rank in the random order. Small ranks are visible."""
+
+    patches: Patches
+    patch_ranks: TokenIndices
+
+
+class ReconstructionImages(NamedTuple):
+    """The rows of the figure (`ROW_TITLES`)."""
+
+    images: Images
+    visible: Images  # hidden patches are 0
+    reconstructed: Images
+
+
 def make_target_pixels(patches: Patches, normalise: bool) -> Patches:
-    """The decoder's target: the pixels of each patch, normalised by the patch's mean and standard deviation or not."""
+    """Return the decoder's target: the pixels of each patch, or normalised by the patch's mean and deviation."""
     if not normalise:
         return patches
     variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
@@ -42,26 +62,27 @@ def make_target_pixels(patches: Patches, normalise: bool) -> Patches:
 def mae_loss(
     predicted_patches: Patches, target_patches: Patches, patch_ranks: TokenIndices, num_visible: int
 ) -> Tensor:
-    """Mean squared error over the pixels of hidden patches, in float32."""
+    """Return the mean squared error over the pixels of hidden patches, in float32."""
     hidden = (patch_ranks >= num_visible).float()
-    wrong = (predicted_patches.float() - target_patches.float()).square().mean(-1)
-    return (wrong * hidden).sum() / hidden.sum()
+    errors = (predicted_patches.float() - target_patches.float()).square().mean(-1)
+    return (errors * hidden).sum() / hidden.sum()
 
 
 class MaskedAutoencoder(nn.Module):
-    """Images and a random number per patch -> pixels of all patches, and which of them were hidden."""
+    """Images and a random number per patch -> predicted pixels of all patches, and their ranks."""
 
     def __init__(self, model: VisionTransformer, decoder: MaeDecoder, num_visible: int) -> None:
         super().__init__()
         self.model, self.decoder, self.num_visible = model, decoder, num_visible
 
-    def forward(self, images: Tensor, patch_noise: PatchNoise) -> tuple[Patches, TokenIndices]:
-        visible, places = select_visible_patches(patch_noise, self.num_visible)
-        return self.decoder(encode_visible_patches(self.model, images, visible), places), places
+    def forward(self, images: Tensor, patch_noise: PatchNoise) -> Reconstruction:
+        visible, patch_ranks = select_visible_patches(patch_noise, self.num_visible)
+        patches = self.decoder(encode_visible_patches(self.model, images, visible), patch_ranks)
+        return Reconstruction(patches, patch_ranks)
 
 
 class Mae(Objective):
-    """`extra` is the decoder. No mixing, no colour changes: crops and mirror images (appendix A.1)."""
+    """Masked autoencoder. `extra_module` is the decoder. Augmentation: crops and mirror images (appendix A.1)."""
 
     selection_metric = "knn_accuracy"
 
@@ -89,9 +110,9 @@ class Mae(Objective):
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues) -> StepMetrics:
         images, noise = batch
         with self.learning.hardware.autocast():
-            said, places = self.compiled_autoencoder(images, noise)
-        wanted = make_target_pixels(patchify(images, self.learning.model.config.patch_size), self.config.norm_pix_loss)
-        return {"train_loss": mae_loss(said, wanted, places, self.num_visible)}
+            predicted, patch_ranks = self.compiled_autoencoder(images, noise)
+        target = make_target_pixels(patchify(images, self.learning.model.config.patch_size), self.config.norm_pix_loss)
+        return {"train_loss": mae_loss(predicted, target, patch_ranks, self.num_visible)}
 
     def validate(self, epoch: int) -> dict[str, float]:
         return self.feature_evaluator.evaluate_features(epoch)
@@ -116,25 +137,27 @@ class Mae(Objective):
         make_folder(run_folder / FIGURE_FOLDER)
         save_mosaic(rows, run_folder / FIGURE_FOLDER / f"epoch-{epoch:04d}.png")
         if epoch == self.learning.recipe.train.epochs:
-            gallery = draw_gallery(
-                [list(row) for row in rows], ROW_TITLES, [""] * len(images), CAPTION.format(self.config.mask_ratio)
-            )
+            gallery = draw_gallery([list(row) for row in rows], ROW_TITLES, [""] * len(images), self._make_caption())
             save_figure(gallery, run_folder / "reconstructions.png")
 
+    def _make_caption(self) -> str:
+        return CAPTION.format(self.config.mask_ratio) + (NORM_PIX_CAPTION if self.config.norm_pix_loss else "")
+
     @torch.no_grad()
-    def reconstruct_images(self, images: Images) -> tuple[Images, Images, Images]:
-        """The images, their visible patches (the rest is 0), and the reconstruction of the hidden patches. With
-        norm_pix_loss each patch gets its true mean and standard deviation back."""
+    def reconstruct_images(self, images: Images) -> ReconstructionImages:
+        """Hide random patches, always the same, and reconstruct them.
+
+        With norm_pix_loss each reconstructed patch gets its true mean and standard deviation."""
         config = self.learning.model.config
         patches = patchify(images, config.patch_size)
         noise = torch.rand(patches.shape[:2], generator=torch.Generator().manual_seed(0)).to(images.device)
         was_training = self.autoencoder.training
-        said, places = self.autoencoder.eval()(images, noise)
+        predicted, patch_ranks = self.autoencoder.eval()(images, noise)
         self.autoencoder.train(was_training)
         if self.config.norm_pix_loss:
             variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
-            said = said * (variance + EPS).sqrt() + mean
-        hidden = (places >= self.num_visible)[..., None]
-        parts = (torch.where(hidden, 0.0, patches), torch.where(hidden, said, patches))
-        visible, whole = (unpatchify(part, config.patch_size, config.grid) for part in parts)
-        return images, visible, whole
+            predicted = predicted * (variance + EPS).sqrt() + mean
+        hidden = (patch_ranks >= self.num_visible)[..., None]
+        parts = (torch.where(hidden, 0.0, patches), torch.where(hidden, predicted, patches))
+        visible, reconstructed = (unpatchify(part, config.patch_size, config.grid) for part in parts)
+        return ReconstructionImages(images, visible, reconstructed)

@@ -1,4 +1,4 @@
-"""What a step of learning wants: the same loop for labels, for DINO and for MAE; each objective says its own part."""
+"""Base class of the training objectives: classification, DINO and MAE share one training loop."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ from vitascope.training.objectives.collapse import Alarm
 from vitascope.training.optim.ema import AveragedModel
 from vitascope.training.optim.schedule import ScheduleValues
 
-Batch = tuple[Tensor, ...]  # what a step learns from, images along the first axis of each
-StepMetrics = dict[str, Tensor]  # what a step tells, the loss among them
+Batch = tuple[Tensor, ...]  # the inputs of a step; the first axis of each tensor is the image
+StepMetrics = dict[str, Tensor]  # metric name -> mean over the batch; the first is the loss
 
 
 @dataclass
 class Learning:
-    """What an objective works with."""
+    """The recipe, data, hardware and model that an objective uses."""
 
     recipe: Recipe
     data: TrainingData
@@ -31,9 +31,7 @@ class Learning:
     ema: AveragedModel[VisionTransformer] | None
 
     def __post_init__(self) -> None:
-        self.preprocessing = DevicePreprocessing.from_preprocessing(
-            self.data.preprocessing, self.hardware.device
-        )  # of what a step learns from
+        self.preprocessing = DevicePreprocessing.from_preprocessing(self.data.preprocessing, self.hardware.device)
 
     @property
     def eval_model(self) -> VisionTransformer:
@@ -46,52 +44,55 @@ class Learning:
 
 
 class Objective:
-    """One per session. `extra` are modules that belong to the learning alone, such as a decoder; their weights that ask
-    for gradients learn with the model's, and all of it is in the checkpoint."""
+    """Loss, metrics and validation of a run. One object per session.
 
-    metric_names: tuple[str, ...] = ("train_loss",)  # what is averaged over an epoch, the loss first
-    selection_metric: str = "val_accuracy"  # the number of a row that the best epoch is chosen by
-    fingerprint: str = ""  # a short name for what else the run depends on
+    `extra_module` holds modules that only the training uses, such as a decoder. They are trained with the model and
+    stored in the checkpoint."""
+
+    metric_names: tuple[str, ...] = ("train_loss",)  # averaged over an epoch; the first is the loss
+    selection_metric: str = "val_accuracy"  # metric that selects the best epoch
+    fingerprint: str = ""  # hash of other inputs of the run, such as a teacher's weights
 
     def __init__(self, learning: Learning) -> None:
         self.learning = learning
         self.extra_module = nn.Module()
-        self.phase = 0  # a step of another stage does other work: it is recorded anew
+        self.phase = 0  # each phase has its own training step and CUDA graph
 
     def get_phase(self, epoch: int) -> int:
-        """Counted from 0, as epochs are here."""
+        """Return the phase of an epoch. Both count from 0."""
         return 0
 
     def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
-        """Every random number of an epoch, step × image (…)."""
+        """Draw all random numbers of an epoch for augmentation, step × image (…)."""
         recipe = self.learning.recipe
         return draw_epoch_augmentation(recipe.data.augment, num_steps, batch_size, recipe.train.seed, epoch)
 
     def make_patch_noise(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
-        """A random number for every patch, step × image × patch: which of them are seen."""
+        """Draw a random number per patch, step × image × patch; it decides which patches are used."""
         seed, patches = self.learning.recipe.train.seed, self.learning.model.config.num_patches
         return {"noise": draw_epoch_noise(patches, num_steps, batch_size, seed, epoch)}
 
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
+        """Augment the stored images of a step and return the inputs of the loss."""
         raise NotImplementedError
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues) -> StepMetrics:
-        """By the names in `numbers`, each a mean over the images; the first is what is learnt from."""
+        """Return the training loss and the metrics to log (`metric_names`), each averaged over the batch."""
         raise NotImplementedError
 
     def adjust_gradients(self, schedule: ScheduleValues) -> None:
-        """Gradients are there, weights are still the old ones."""
+        """Change the gradients before the optimizer step."""
 
     def update_teacher(self, schedule: ScheduleValues) -> None:
-        """Weights are new; the average has followed."""
+        """Update state that follows the weights, after the optimizer step and the EMA update."""
 
     def validate(self, epoch: int) -> dict[str, float]:
-        """After an epoch (counted from 1): what the row gets besides, from images that are not learnt from."""
+        """Return the validation metrics after an epoch, counted from 1."""
         return {}
 
     def save_figures(self, run_folder: Path, epoch: int) -> None:
-        """After an epoch: pictures for the run's folder."""
+        """Save figures to the run folder after an epoch."""
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
-        """After an epoch: whether something has gone wrong that its numbers show."""
+        """Return an alarm if the metrics of an epoch show a collapse."""
         return None

@@ -36,26 +36,26 @@ class Optimizer:
             param.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters become their numbers, as in PyTorch's state dicts; tensors are not copied."""
-        numbers = {param: number for number, param in enumerate(self.params)}
-        groups = [group | {"params": [numbers[param] for param in group["params"]]} for group in self.param_groups]
-        return {"state": {numbers[param]: state for param, state in self.state.items()}, "param_groups": groups}
+        """Return the state with parameters as indices, as in PyTorch. Tensors are not copied."""
+        indices = {param: index for index, param in enumerate(self.params)}
+        groups = [group | {"params": [indices[param] for param in group["params"]]} for group in self.param_groups]
+        return {"state": {indices[param]: state for param, state in self.state.items()}, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copies of the saved tensors, on the device of their parameter."""
+        """Copy the saved tensors to the devices of their parameters."""
         self.param_groups = [
             old | {"params": group["params"]}
             for group, old in zip(self.param_groups, state_dict["param_groups"], strict=True)
         ]
         params = self.params
         self.state.clear()
-        for number, state in state_dict["state"].items():
-            device = params[number].device
-            self.state[params[number]] = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
+        for index, state in state_dict["state"].items():
+            device = params[index].device
+            self.state[params[index]] = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
 
 
 class AdamW(Optimizer):
-    """For parameters of one device; a learning rate may be a tensor on it, so that a CUDA graph can read it."""
+    """AdamW for parameters on one device. The learning rate may be a tensor there, so that a CUDA graph can read it."""
 
     def __init__(
         self, param_groups: list[ParamGroup], lr: float, betas: tuple[float, float], weight_decay: float = 0.0

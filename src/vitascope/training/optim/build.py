@@ -1,6 +1,7 @@
 """Build the optimizers of a model: trainable parameters, weight decay, learning rates by layer."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,29 +17,31 @@ NO_DECAY_NAMES = ("cls_token", "reg_token", "pos_embed", "mask_token", "prototyp
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig, extra_module: nn.Module | None = None) -> list[Optimizer]:
-    """AdamW for all, or Muon for the blocks' matrices and AdamW for the rest. `scale` is each group's rate factor;
-    `decayed`: the decay changes from step to step, and `decay_weights` does it."""
+    """Create AdamW for all parameters, or Muon for the blocks' matrices and AdamW for the rest.
+
+    A group's `scale` is its learning rate factor. `decayed`: its weight decay changes from step to step and is applied
+    by `apply_weight_decay`."""
     depth = 1 + max(
         (int(name.split(".")[1]) for name, _ in model.named_parameters() if name[:7] == "blocks."), default=0
     )
-    beside = extra_module.named_parameters("extra") if extra_module is not None else ()
-    named = [item for item in (*model.named_parameters(), *beside) if item[1].requires_grad]
+    extra_params = extra_module.named_parameters("extra") if extra_module is not None else ()
+    named = [item for item in (*model.named_parameters(), *extra_params) if item[1].requires_grad]
     scales = {name: config.layer_decay ** (depth + 1 - get_layer_index(name, depth)) for name, _ in named}
     muon = [item for item in named if config.optimizer == "muon" and is_block_matrix(*item)]
-    taken = {name for name, _ in muon}
-    rest = [item for item in named if item[0] not in taken]
-    changing = config.final_weight_decay is not None
-    decay = 0.0 if changing else config.weight_decay
+    muon_names = {name for name, _ in muon}
+    rest = [item for item in named if item[0] not in muon_names]
+    decay_changes = config.final_weight_decay is not None
+    decay = 0.0 if decay_changes else config.weight_decay
 
-    def decaying(name: str, weight: nn.Parameter) -> dict[str, Any]:
+    def make_decay_settings(name: str, weight: nn.Parameter) -> dict[str, Any]:
         decayed = has_weight_decay(name, weight)
-        return {"weight_decay": decay * decayed, "decayed": changing and decayed}
+        return {"weight_decay": decay * decayed, "decayed": decay_changes and decayed}
 
-    groups = _make_param_groups(rest, scales, decaying)
+    groups = _make_param_groups(rest, scales, make_decay_settings)
     optimizers: list[Optimizer] = [AdamW(groups, config.lr, config.betas)]
     if muon:
         groups = _make_param_groups(
-            muon, scales, lambda name, _: {"parts": num_packed_matrices(name), "decayed": changing}
+            muon, scales, lambda name, _: {"parts": num_packed_matrices(name), "decayed": decay_changes}
         )
         optimizers.append(Muon(groups, config.muon_lr, config.momentum, decay))
     for optimizer in optimizers:
@@ -48,7 +51,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig, extra_module: nn.Modu
 
 
 def get_layer_index(param_name: str, depth: int) -> int:
-    """0 for the embedding, 1 … depth for the blocks, depth + 1 for what follows (BEiT's counting)."""
+    """Return 0 for the embedding, 1 … depth for the blocks, depth + 1 for the layers after them (as BEiT)."""
     if param_name.startswith("blocks."):
         return int(param_name.split(".")[1]) + 1
     return 0 if param_name.split(".")[0] in (*NO_DECAY_NAMES, "patch_embed") else depth + 1
@@ -63,7 +66,7 @@ def is_block_matrix(param_name: str, weight: nn.Parameter) -> bool:
 
 
 def set_learning_rates(optimizers: list[Optimizer], lr_factor: float | Tensor) -> None:
-    """Every group's rate: its peak times the schedule's factor; in place where rates live on the device."""
+    """Set every group's learning rate to its peak times the factor, in place if the rates are tensors."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if isinstance(lr_factor, Tensor):
@@ -74,7 +77,7 @@ def set_learning_rates(optimizers: list[Optimizer], lr_factor: float | Tensor) -
 
 @torch.no_grad()
 def apply_weight_decay(optimizers: list[Optimizer], weight_decay: float | Tensor) -> None:
-    """Before the step, as AdamW does it: every decayed weight shrinks by its rate times the decay."""
+    """Multiply every decayed weight by 1 − lr · weight_decay before the step, as AdamW does."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if group["decayed"]:
@@ -82,13 +85,15 @@ def apply_weight_decay(optimizers: list[Optimizer], weight_decay: float | Tensor
 
 
 def _make_param_groups(
-    named_params: list[tuple[str, nn.Parameter]], lr_scales: dict[str, float], make_settings: Any
+    named_params: list[tuple[str, nn.Parameter]],
+    lr_scales: dict[str, float],
+    make_settings: Callable[[str, nn.Parameter], dict[str, Any]],
 ) -> list[ParamGroup]:
-    """Parameters with the same settings and rate factor together."""
+    """Group parameters with the same settings and learning rate factor."""
     groups: dict[tuple[object, ...], ParamGroup] = {}
     for name, weight in named_params:
-        own = make_settings(name, weight) | {"scale": lr_scales[name]}
-        groups.setdefault(tuple(own.items()), {"params": [], **own})["params"].append(weight)
+        settings = make_settings(name, weight) | {"scale": lr_scales[name]}
+        groups.setdefault(tuple(settings.items()), {"params": [], **settings})["params"].append(weight)
     return list(groups.values())
 
 
@@ -126,7 +131,15 @@ def set_train_mode(model: VisionTransformer) -> None:
             block.eval()
 
 
-def count_trainable_parameters(model: nn.Module) -> tuple[int, int]:
-    """(trainable parameters, all parameters)."""
+class ParameterCounts(NamedTuple):
+    """Numbers of parameters of a model."""
+
+    trainable: int
+    total: int
+
+
+def count_trainable_parameters(model: nn.Module) -> ParameterCounts:
+    """Count the trainable parameters and all parameters."""
     weights = list(model.parameters())
-    return sum(weight.numel() for weight in weights if weight.requires_grad), sum(weight.numel() for weight in weights)
+    trainable = sum(weight.numel() for weight in weights if weight.requires_grad)
+    return ParameterCounts(trainable, sum(weight.numel() for weight in weights))

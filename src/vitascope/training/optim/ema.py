@@ -1,4 +1,4 @@
-"""Weights over many steps -> their exponential average, which often answers better than the last step's."""
+"""Exponential moving average (EMA) of the weights, which is often more accurate than the last weights."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -12,7 +12,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class AveragedModel(Generic[ModelT]):
-    """A copy of the model whose weights follow by `decay` per step; early on faster, so that the start is forgotten."""
+    """A copy of the model whose weights are the exponential moving average of the trained weights."""
 
     def __init__(self, model: ModelT) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
@@ -21,11 +21,13 @@ class AveragedModel(Generic[ModelT]):
     def update_parameters(self, model: nn.Module, decay: float | Tensor) -> None:
         averaged: list[Tensor] = list(self.model.parameters())
         weights: list[Tensor] = list(model.parameters())
-        apart = torch._foreach_sub(weights, averaged)
-        torch._foreach_mul_(apart, 1 - decay)  # a share on the device would make of a lerp one kernel per weight
-        torch._foreach_add_(averaged, apart)
+        differences = torch._foreach_sub(weights, averaged)
+        torch._foreach_mul_(
+            differences, 1 - decay
+        )  # with a tensor as weight, _foreach_lerp_ would launch one kernel per parameter
+        torch._foreach_add_(averaged, differences)
 
 
 def compute_ema_decay(step: int, max_decay: float) -> float:
-    """`step` counts from 0. The decay grows as (1 + step) / (10 + step) until it reaches its value."""
+    """Return the decay of a step, counted from 0: (1 + step) / (10 + step), at most `max_decay`."""
     return min(max_decay, (1 + step) / (10 + step))

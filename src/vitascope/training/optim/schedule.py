@@ -1,4 +1,4 @@
-"""A step's number -> what changes from step to step: the rate, the average's decay, and what an objective needs."""
+"""Compute the values that change from step to step: learning rate, EMA decay, weight decay, DINO's temperature."""
 
 import math
 
@@ -8,11 +8,15 @@ from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
 from vitascope.training.optim.ema import compute_ema_decay
 
-ScheduleValues = dict[str, float | Tensor]  # numbers, or tensors on the device where the step is recorded
+ScheduleValues = dict[str, float | Tensor]
+"""Values of one step by name: lr_factor and ema_decay, and where used weight_decay, teacher_temperature and
+last_layer_grad_factor. Numbers, or tensors on the device in a captured step."""
 
 
 def compute_lr_factor(step: int, num_steps: int, config: TrainConfig) -> float:
-    """Warm-up reaches 1 at its last step; the schedule's last step is just above `final_lr`."""
+    """Return the learning rate as a fraction of its peak. `step` counts from 0.
+
+    Warm-up reaches 1 at its last step; the last step of the schedule is just above `final_lr`."""
     warm = round(config.warmup * num_steps)
     if step < warm:
         return (step + 1) / warm
@@ -22,20 +26,20 @@ def compute_lr_factor(step: int, num_steps: int, config: TrainConfig) -> float:
 
 
 def compute_schedule_values(step: int, num_steps: int, recipe: Recipe) -> dict[str, float]:
-    """By name. `rate` is a share of the peak; `decay` is the average's."""
+    """Return the values of a step by name (see `ScheduleValues`)."""
     train, dino, done = recipe.train, recipe.dino, step / max(1, num_steps)
-    values = {"rate": compute_lr_factor(step, num_steps, train), "decay": compute_ema_decay(step, train.ema)}
+    values = {"lr_factor": compute_lr_factor(step, num_steps, train), "ema_decay": compute_ema_decay(step, train.ema)}
     if train.final_weight_decay is not None:
         values["weight_decay"] = interpolate_cosine(train.weight_decay, train.final_weight_decay, done)
     if train.objective == "dino":
         warm = min(1.0, done / dino.teacher_warmup) if dino.teacher_warmup else 1.0
         rise = dino.final_teacher_temperature - dino.teacher_temperature
-        values["decay"] = interpolate_cosine(dino.teacher_momentum, 1.0, done)
+        values["ema_decay"] = interpolate_cosine(dino.teacher_momentum, 1.0, done)
         values["teacher_temperature"] = dino.teacher_temperature + warm * rise
-        values["last_layer"] = float(step >= round(dino.freeze_last * num_steps))
+        values["last_layer_grad_factor"] = float(step >= round(dino.freeze_last * num_steps))
     return values
 
 
 def interpolate_cosine(start: float, end: float, progress: float) -> float:
-    """From `start` to `end`, slowly at both ends."""
+    """Return the value between `start` and `end` on half a cosine wave. `progress`: 0 to 1."""
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2

@@ -7,7 +7,7 @@ import torchvision
 import transformers
 from torch import nn
 
-from tests.weights.test_pretrained import HF, apart, shaken, small_timm
+from tests.weights.test_pretrained import HF, build_small_timm, compute_max_difference, randomize_weights
 from vitascope import UserError
 from vitascope.weights.model_info import WeightsMetadata
 from vitascope.weights.pretrained import open_weights, pretrained_from_state_dict
@@ -17,10 +17,10 @@ GATED = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
 
 @torch.no_grad()
 def test_dinov2_s_own_gated_names_are_read() -> None:
-    theirs, images = small_timm(**GATED, init_values=1e-5, num_classes=0), torch.randn(2, 3, 32, 32)
+    theirs, images = build_small_timm(**GATED, init_values=1e-5, num_classes=0), torch.randn(2, 3, 32, 32)
     state = {name.replace("fc1", "w12").replace("fc2", "w3"): weight for name, weight in theirs.state_dict().items()}
     found = pretrained_from_state_dict(state | {"mask_token": torch.zeros(1, 128)}, "dinov2")
-    assert apart(found.build_model()(images), theirs(images)) < 1e-5
+    assert compute_max_difference(found.build_model()(images), theirs(images)) < 1e-5
     assert found.info.model.mlp == "swiglu" and found.dropped_names == ["mask_token"]
 
 
@@ -28,25 +28,25 @@ def test_dinov2_s_own_gated_names_are_read() -> None:
 @torch.no_grad()
 def test_transformers_gated_names_are_read(kind, tmp_path) -> None:
     config = getattr(transformers, f"{kind}Config")(**HF, use_swiglu_ffn=True)
-    theirs, images = shaken(getattr(transformers, f"{kind}Model")(config)), torch.randn(2, 3, 32, 32)
+    theirs, images = randomize_weights(getattr(transformers, f"{kind}Model")(config)), torch.randn(2, 3, 32, 32)
     theirs.save_pretrained(tmp_path)
     found = open_weights(str(tmp_path))
     assert found.info.model.mlp == "swiglu"
-    assert apart(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
+    assert compute_max_difference(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
 
 
 @torch.no_grad()
-def test_the_second_head_of_distilled_deit_is_left_out(tmp_path) -> None:
+def test_the_distillation_head_of_deit_is_dropped(tmp_path) -> None:
     sizes = HF | {"num_labels": 4, "intermediate_size": 256}
-    theirs = shaken(transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**sizes)))
+    theirs = randomize_weights(transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**sizes)))
     theirs.save_pretrained(tmp_path)
     found, images = open_weights(str(tmp_path)), torch.randn(2, 3, 32, 32)
     assert found.dropped_names == ["head_dist.bias", "head_dist.weight"]
-    assert apart(found.build_model()(images), theirs(images).cls_logits) < 1e-5
+    assert compute_max_difference(found.build_model()(images), theirs(images).cls_logits) < 1e-5
 
 
-def test_dinov2_s_double_head_is_left_out_and_said(tmp_path) -> None:
-    theirs = shaken(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**HF, num_labels=4)))
+def test_the_double_width_classifier_of_dinov2_is_dropped_with_a_note(tmp_path) -> None:
+    theirs = randomize_weights(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**HF, num_labels=4)))
     theirs.save_pretrained(tmp_path)
     found = open_weights(str(tmp_path))
     assert found.info.model.num_classes == 0 and {"head.weight", "head.bias"} <= set(found.dropped_names)
@@ -54,8 +54,8 @@ def test_dinov2_s_double_head_is_left_out_and_said(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("wrapper", ["backbone.", "model.backbone.", "module._orig_mod.model.", "model.model."])
-def test_wrappers_are_taken_off_and_what_stood_beside_is_named(wrapper, tmp_path) -> None:
-    inside = small_timm(num_classes=0).state_dict()
+def test_wrapper_prefixes_are_removed_and_other_tensors_are_named(wrapper, tmp_path) -> None:
+    inside = build_small_timm(num_classes=0).state_dict()
     state = {f"{wrapper}{name}": weight for name, weight in inside.items()}
     torch.save(state | {"head.weight": torch.zeros(7, 128), "head.bias": torch.zeros(7)}, tmp_path / "w.pth")
     found = open_weights(str(tmp_path / "w.pth"))
@@ -64,7 +64,7 @@ def test_wrappers_are_taken_off_and_what_stood_beside_is_named(wrapper, tmp_path
 
 @pytest.mark.parametrize("name", ["model_ema", "state_dict_ema"])
 def test_averaged_weights_are_the_ones_to_use(name, tmp_path) -> None:
-    raw, averaged = small_timm(), small_timm()
+    raw, averaged = build_small_timm(), build_small_timm()
     averaged.norm.weight.data.mul_(3)
     torch.save({"state_dict": raw.state_dict(), name: averaged.state_dict()}, tmp_path / "w.pth")
     assert torch.equal(open_weights(str(tmp_path / "w.pth")).weights["norm.weight"], averaged.norm.weight)
@@ -72,16 +72,18 @@ def test_averaged_weights_are_the_ones_to_use(name, tmp_path) -> None:
 
 @torch.no_grad()
 def test_registers_without_positions_do_not_shrink_a_small_grid() -> None:
-    theirs, images = small_timm(img_size=24, reg_tokens=4, no_embed_class=True), torch.randn(2, 3, 24, 24)
+    theirs, images = build_small_timm(img_size=24, reg_tokens=4, no_embed_class=True), torch.randn(2, 3, 24, 24)
     found = pretrained_from_state_dict(theirs.state_dict(), "theirs")
-    assert found.info.model.grid == (3, 3) and apart(found.build_model()(images), theirs(images)) < 1e-5
+    assert (
+        found.info.model.grid == (3, 3) and compute_max_difference(found.build_model()(images), theirs(images)) < 1e-5
+    )
     config = transformers.Dinov2WithRegistersConfig(**(HF | {"image_size": 24}))
-    theirs = shaken(transformers.Dinov2WithRegistersModel(config))
+    theirs = randomize_weights(transformers.Dinov2WithRegistersModel(config))
     found = pretrained_from_state_dict(
         theirs.state_dict(), "theirs", WeightsMetadata({"num_heads": 4, "norm_eps": 1e-6})
     )
     assert found.info.model.grid == (3, 3) and found.info.model.no_embed_class
-    assert apart(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
+    assert compute_max_difference(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
     oblong = theirs.state_dict() | {"embeddings.position_embeddings": torch.zeros(1, 1 + 2 * 7, 128)}
     with pytest.raises(UserError, match="14 positions do not form a square grid"):  # not 3×3 and five tokens in front
         pretrained_from_state_dict(oblong, "theirs", WeightsMetadata({"num_heads": 4}))
@@ -90,7 +92,7 @@ def test_registers_without_positions_do_not_shrink_a_small_grid() -> None:
 @pytest.mark.parametrize("width", [1152, 1280, 1408, 1664])
 @torch.no_grad()
 def test_the_widest_published_vits_have_sixteen_heads(width) -> None:
-    theirs = shaken(torchvision.models.VisionTransformer(28, 14, 1, 16, width, 64, num_classes=5))
+    theirs = randomize_weights(torchvision.models.VisionTransformer(28, 14, 1, 16, width, 64, num_classes=5))
     found, images = pretrained_from_state_dict(theirs.state_dict(), "theirs"), torch.randn(1, 3, 28, 28)
-    assert apart(found.build_model()(images), theirs(images)) < 1e-4
+    assert compute_max_difference(found.build_model()(images), theirs(images)) < 1e-4
     assert f"num_heads=16 (as in published ViTs with embed_dim {width})" in found.assumptions

@@ -13,14 +13,14 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
 
-def shake(module: nn.Module) -> nn.Module:
+def randomize_weights(module: nn.Module) -> nn.Module:
     """Weights away from zeros and ones, where mistakes could hide."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
     return module.eval()
 
 
-def gradients(module: nn.Module, tokens: torch.Tensor, call) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_output_and_gradient(module: nn.Module, tokens: torch.Tensor, call) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = tokens.clone().requires_grad_()
     output = call(module, tokens)
     output.square().sum().backward()
@@ -30,21 +30,23 @@ def gradients(module: nn.Module, tokens: torch.Tensor, call) -> tuple[torch.Tens
 @dtypes
 @pytest.mark.parametrize(("width", "heads", "tokens", "bias"), [(16, 1, 5, True), (24, 3, 7, False), (64, 8, 1, True)])
 def test_attention_is_multihead_attention_both_ways(width, heads, tokens, bias, dtype) -> None:
-    theirs = shake(nn.MultiheadAttention(width, heads, bias=bias, batch_first=True)).to(dtype)
+    theirs = randomize_weights(nn.MultiheadAttention(width, heads, bias=bias, batch_first=True)).to(dtype)
     x = torch.randn(2, tokens, width, dtype=dtype)
     ours = from_torch(theirs)
     back = to_torch(ours)
-    expected, expected_grad = gradients(theirs, x, lambda module, t: module(t, t, t, need_weights=False)[0])
+    expected, expected_grad = compute_output_and_gradient(
+        theirs, x, lambda module, t: module(t, t, t, need_weights=False)[0]
+    )
     for module, call in ((ours, lambda m, t: m(t)), (back, lambda m, t: m(t, t, t, need_weights=False)[0])):
-        output, grad = gradients(module, x, call)
+        output, grad = compute_output_and_gradient(module, x, call)
         assert (output - expected).abs().max() < TOLERANCE[dtype]
         assert (grad - expected_grad).abs().max() < TOLERANCE[dtype] * 10
     _, maps = theirs(x, x, x, average_attn_weights=False)
     assert (ours.maps(x) - maps).abs().max() < TOLERANCE[dtype]
 
 
-def test_their_boolean_mask_is_ours_turned_round() -> None:
-    theirs = shake(nn.MultiheadAttention(16, 2, batch_first=True))
+def test_pytorch_s_boolean_mask_is_the_inverse_of_vitascope_s() -> None:
+    theirs = randomize_weights(nn.MultiheadAttention(16, 2, batch_first=True))
     x, allowed = torch.randn(1, 4, 16), torch.ones(4, 4).tril().bool()
     expected = theirs(x, x, x, attn_mask=~allowed, need_weights=False)[0]
     torch.testing.assert_close(from_torch(theirs)(x, allowed), expected, atol=1e-5, rtol=0)
@@ -53,16 +55,16 @@ def test_their_boolean_mask_is_ours_turned_round() -> None:
 @dtypes
 def test_a_block_is_a_transformer_encoder_layer_both_ways(dtype) -> None:
     theirs = nn.TransformerEncoderLayer(48, 3, 100, 0.1, "gelu", batch_first=True, norm_first=True)
-    theirs = shake(theirs).to(dtype)
+    theirs = randomize_weights(theirs).to(dtype)
     x = torch.randn(2, 7, 48, dtype=dtype)
     ours = from_torch(theirs.train())
     assert ours.training and ours.norm1.eps == 1e-5
     back = to_torch(ours)
     assert (ours.attn.attn_drop.p, ours.mlp.drop.p) == (back.self_attn.dropout, back.dropout.p) == (0.1, 0.1)
     ours, theirs = ours.eval(), theirs.eval()
-    expected, expected_grad = gradients(theirs, x, lambda module, t: module(t))
+    expected, expected_grad = compute_output_and_gradient(theirs, x, lambda module, t: module(t))
     for module in (ours, to_torch(ours)):
-        output, grad = gradients(module, x, lambda m, t: m(t))
+        output, grad = compute_output_and_gradient(module, x, lambda m, t: m(t))
         assert (output - expected).abs().max() < TOLERANCE[dtype]
         assert (grad - expected_grad).abs().max() / expected_grad.abs().max() < TOLERANCE[dtype]
 
@@ -73,7 +75,7 @@ def test_the_model_is_transformers_vit(dtype) -> None:
     config = transformers.ViTConfig(
         hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, image_size=16, patch_size=4
     )
-    theirs = shake(transformers.ViTModel(config, add_pooling_layer=False)).to(dtype)
+    theirs = randomize_weights(transformers.ViTModel(config, add_pooling_layer=False)).to(dtype)
     ours = VisionTransformer(
         ModelConfig(
             img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=3, mlp_ratio=2, norm_eps=1e-12, num_classes=0
@@ -90,7 +92,7 @@ def test_the_model_is_torchvisions_vit(dtype) -> None:
     theirs = torchvision.models.VisionTransformer(
         image_size=16, patch_size=4, num_layers=2, num_heads=3, hidden_dim=48, mlp_dim=96, num_classes=5
     )
-    theirs = shake(theirs).to(dtype)
+    theirs = randomize_weights(theirs).to(dtype)
     config = ModelConfig(img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=3, mlp_ratio=2, num_classes=5)
     ours = VisionTransformer(config).to(dtype).eval()
     ours.load_state_dict(convert_to_timm_names(theirs.state_dict(), "theirs").weights)
@@ -124,6 +126,6 @@ def test_the_model_is_torchvisions_vit(dtype) -> None:
         (lambda: to_torch(nn.Linear(2, 2)), "Linear has no counterpart"),
     ],
 )
-def test_what_has_no_counterpart_is_refused(call, sentence) -> None:
+def test_layers_without_counterpart_are_refused(call, sentence) -> None:
     with pytest.raises(UserError, match=sentence):
         call()

@@ -17,7 +17,7 @@ def test_json_is_only_json_with_the_promised_keys(vitascope) -> None:
     assert (answer.code, answer.err) == (0, "")
 
 
-def test_the_table_shows_one_block_and_folds_the_rest(vitascope) -> None:
+def test_the_table_shows_one_block_and_summarises_the_others(vitascope) -> None:
     sizes = ("img_size=32", "patch_size=4", "embed_dim=256", "depth=8", "num_heads=4", "num_classes=10")
     text = vitascope("anatomy", *sizes).out
     assert text.startswith("From image to logits: ViT-Base with img_size=32, patch_size=4")
@@ -33,6 +33,7 @@ def test_the_table_shows_one_block_and_folds_the_rest(vitascope) -> None:
         (("anatomy", "cifar10", "num_heads=7"), "num_heads=7 does not divide embed_dim=256"),
         (("anatomy", "cifer10"), "Did you mean cifar10?"),
         (("anatomy", "cifar10", "dept=3"), "Did you mean model.depth?"),
+        (("anatomy", "cifar10", "train.epochs=2"), "train.epochs has no effect on the anatomy"),
         (("anatomy", "cifar10", "--tokens", "0"), "must be at least 1"),
         (("draw", "positions", "--kind", "sinus"), "Did you mean sinusoidal?"),
         (("draw", "positions", "--grid", "8", "--kind", "rotary"), "is not a grid"),
@@ -64,7 +65,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(vitascope, words, sentence) -> No
     ],
     ids=" ".join,
 )
-def test_pictures_are_drawn(vitascope, words, tmp_path) -> None:
+def test_figures_are_drawn(vitascope, words, tmp_path) -> None:
     path = tmp_path / "deep" / "picture.png"
     answer = vitascope("draw", *words, "--out", str(path))
     assert answer.code == 0 and str(path) in answer.out
@@ -94,7 +95,7 @@ def test_version_and_doctor(vitascope) -> None:
     assert answer.code == 0 and "torch" in answer.out and "cpu" in answer.out
 
 
-def test_doctor_says_what_is_missing(vitascope, monkeypatch) -> None:
+def test_doctor_lists_missing_packages(vitascope, monkeypatch) -> None:
     monkeypatch.setattr("vitascope.run.machine.REQUIRED_PACKAGES", ("torch", "no-such-package"))
     answer = vitascope("doctor")
     assert answer.code == 1 and "pip install no-such-package" in answer.out
@@ -106,7 +107,7 @@ def test_a_missing_package_is_one_line(vitascope, monkeypatch) -> None:
     assert answer.code == 2 and "omegaconf is not installed" in answer.err
 
 
-def test_the_demo_trains_scores_and_shows_agreement(vitascope, tmp_path) -> None:
+def test_the_demo_trains_evaluates_and_compares_with_timm(vitascope, tmp_path) -> None:
     answer = vitascope("demo", "train.epochs=2", "model.depth=1", "--runs", str(tmp_path))
     assert answer.code == 0, answer.err
     assert (
@@ -117,7 +118,7 @@ def test_the_demo_trains_scores_and_shows_agreement(vitascope, tmp_path) -> None
     )
 
 
-def test_the_story_of_an_image_is_drawn(vitascope, tmp_path) -> None:
+def test_a_forward_pass_is_drawn(vitascope, tmp_path) -> None:
     answer = vitascope("draw", "story", "digits", "depth=1", "--out", str(tmp_path / "story.png"))
     assert answer.code == 0
     with Image.open(tmp_path / "story.png") as picture:

@@ -1,14 +1,15 @@
-"""Right solutions as readers write them: sources drawn at random in styles, names, orders of arguments and sizes."""
+"""Write correct solutions at random, as students write them: in several styles, names, argument orders and sizes."""
 
 from random import Random
 from textwrap import indent
+from typing import NamedTuple
 
 HEADER = "import math\n\nimport numpy as np\nimport torch\nfrom einops import rearrange, einsum as einops_einsum\nfrom torch import nn\nfrom torch.nn import functional as F\n\n"
 STYLES = ("einsum", "loops", "linear", "raw", "einops")
 
 
-def attention(r: Random, style: str | None = None) -> tuple[str, str]:
-    """f(q, k, v[, mask]) in any order and with any names."""
+def write_attention(r: Random, style: str | None = None) -> tuple[str, str]:
+    """Write f(q, k, v[, mask]) with arguments in any order and with any names."""
     style = style or r.choice(STYLES)
     q, k, v = r.choice([("q", "k", "v"), ("query", "key", "value"), ("queries", "keys", "values"), ("Q", "K", "V")])
     name = r.choice(["attention", "scaled_dot_product_attention", "attend", "my_attention", "dot_product_attention"])
@@ -42,8 +43,8 @@ def attention(r: Random, style: str | None = None) -> tuple[str, str]:
     return hand + f"def {name}({', '.join(order)}):\n" + indent("\n".join(body), "    "), name
 
 
-def split_and_mix(r: Random, scale: str = "d ** -0.5") -> str:
-    """From q, k, v of batch × token × width (variables b, t, e, h, d) to `out` of the same shape, heads joined."""
+def write_attention_steps(r: Random, scale: str = "d ** -0.5") -> str:
+    """Write the steps from q, k, v of shape batch × token × width to `out`; uses the variables b, t, e, h, d."""
     split = r.choice(
         [
             "q, k, v = (z.view(b, t, h, d).transpose(1, 2) for z in (q, k, v))",
@@ -70,40 +71,40 @@ def split_and_mix(r: Random, scale: str = "d ** -0.5") -> str:
     return "\n".join([split, maps, join])
 
 
-def multi_head(r: Random, style: str | None = None, name: str | None = None) -> tuple[str, str]:
-    """A module, or a function with raw weights."""
+def write_multi_head_attention(r: Random, style: str | None = None, name: str | None = None) -> tuple[str, str]:
+    """Write a module, or a function with raw weights."""
     style = style or r.choice(STYLES)
     if style in ("raw", "loops") and name is None and r.random() < 0.6:
-        return multi_head_function(r)
+        return write_multi_head_function(r)
     name = name or r.choice(["MultiHeadAttention", "MHA", "SelfAttention", "MultiHeadSelfAttention", "CustomAttention"])
     width = r.choice(["embed_dim", "d_model", "dim", "hidden_size", "emb_dim", "n_embd", "hidden_dim"])
     heads = r.choice(["num_heads", "n_heads", "heads", "nhead", "h", "n_head"])
     bias = r.choice(["", ", bias=False"])
-    layers, use = _projections(r, style, bias)
-    kept = r.choice(["self.num_heads", "self.heads", "self.h", "self.n_heads"])
+    layers, use = _write_projections(r, style, bias)
+    heads_attribute = r.choice(["self.num_heads", "self.heads", "self.h", "self.n_heads"])
     dropout = r.random() < 0.3
     arguments = r.sample([width, heads], 2) + (["dropout=0.0"] if dropout else [])
-    init = [f"width, {kept} = {width}, {heads}", *layers]
+    init = [f"width, {heads_attribute} = {width}, {heads}", *layers]
     init += ["self.drop = nn.Dropout(dropout)"] if dropout else []
     body = [
         "b, t, e = x.shape",
-        f"h = {kept}",
+        f"h = {heads_attribute}",
         "d = e // h",
         *use,
-        split_and_mix(r),
+        write_attention_steps(r),
         "out = OUT(out)".replace("OUT", _OUT[0]),
     ]
     body += ["out = self.drop(out)"] if dropout else []
     first = r.random() < 0.2
     if first:
         body = ["x = x.transpose(0, 1)", *body, "out = out.transpose(0, 1)"]
-    return _module(name, arguments, init, "x", [*body, r.choice(["return out", "return out, w"])]), name
+    return _write_module(name, arguments, init, "x", [*body, r.choice(["return out", "return out, w"])]), name
 
 
 _OUT = ["self.proj"]
 
 
-def _projections(r: Random, style: str, bias: str) -> tuple[list[str], list[str]]:
+def _write_projections(r: Random, style: str, bias: str) -> tuple[list[str], list[str]]:
     out = r.choice(["proj", "out_proj", "W_o", "to_out", "fc_out", "output", "o"])
     _OUT[0] = f"self.{out}"
     last = f"self.{out} = nn.Linear(width, width{bias})"
@@ -120,11 +121,11 @@ def _projections(r: Random, style: str, bias: str) -> tuple[list[str], list[str]
     )
     if style in ("raw", "loops"):
         _OUT[0] = "lambda z: z @ self.w_out".replace("lambda z: z", "(lambda z: z") + ")"
-        made = [f"self.{n} = nn.Parameter(torch.randn(width, width))" for n in (q, k, v, "w_out")]
-        return made, [f"q, k, v = x @ self.{q}, x @ self.{k}, x @ self.{v}"]
+        lines = [f"self.{n} = nn.Parameter(torch.randn(width, width))" for n in (q, k, v, "w_out")]
+        return lines, [f"q, k, v = x @ self.{q}, x @ self.{k}, x @ self.{v}"]
     if style == "einops" or r.random() < 0.4:
         packed = r.choice(["qkv", "to_qkv", "qkv_proj", "c_attn", "in_proj"])
-        made = [f"self.{packed} = nn.Linear(width, 3 * width{bias})", last]
+        lines = [f"self.{packed} = nn.Linear(width, 3 * width{bias})", last]
         orders = [
             "q, k, v = self.P(x).chunk(3, dim=-1)",
             "q, k, v = rearrange(self.P(x), 'b t (n e) -> n b t e', n=3)",
@@ -133,21 +134,21 @@ def _projections(r: Random, style: str, bias: str) -> tuple[list[str], list[str]
         ]
         if packed == "to_qkv":
             orders.append("q, k, v = rearrange(self.P(x), 'b t (h n d) -> n b t (h d)', n=3, h=h)")
-        return made, [r.choice(orders).replace("P", packed)]
+        return lines, [r.choice(orders).replace("P", packed)]
     if style == "linear" and r.random() < 0.3:
-        made = [
+        lines = [
             f"self.{n} = nn.ModuleList([nn.Linear(width, width // self_heads{bias}) for _ in range(self_heads)])"
             for n in (q, k, v)
         ]
-        made = [line.replace("self_heads", "HEADS") for line in made]
-        return [*made, last], [
+        lines = [line.replace("self_heads", "HEADS") for line in lines]
+        return [*lines, last], [
             f"q, k, v = (torch.cat([f(x) for f in fs], -1) for fs in (self.{q}, self.{k}, self.{v}))"
         ]
-    made = [f"self.{n} = nn.Linear(width, width{bias})" for n in (q, k, v)]
-    return [*made, last], [f"q, k, v = self.{q}(x), self.{k}(x), self.{v}(x)"]
+    lines = [f"self.{n} = nn.Linear(width, width{bias})" for n in (q, k, v)]
+    return [*lines, last], [f"q, k, v = self.{q}(x), self.{k}(x), self.{v}(x)"]
 
 
-def multi_head_function(r: Random) -> tuple[str, str]:
+def write_multi_head_function(r: Random) -> tuple[str, str]:
     name = r.choice(["multi_head_attention", "mha", "multihead_self_attention", "multi_head"])
     kind = r.choice(["w_{}", "W_{}", "w{}", "W{}"])
     q, k, v, o = (kind.format(letter) for letter in "qkvo")
@@ -161,30 +162,30 @@ def multi_head_function(r: Random) -> tuple[str, str]:
         if not k
         else [f"q, k, v = {x} @ {q}{turn}, {x} @ {k}{turn}, {x} @ {v}{turn}"]
     )
-    told = ['"""The weights are input × output."""'] if not turn else []
+    docstring = ['"""The weights are input × output."""'] if not turn else []
     body = [
-        *told,
+        *docstring,
         f"b, t, e = {x}.shape",
         f"h = {heads}",
         "d = e // h",
         *use,
-        split_and_mix(r),
+        write_attention_steps(r),
         f"return out @ {o}{turn}",
     ]
     return f"def {name}({', '.join(arguments)}):\n" + indent("\n".join(body), "    "), name
 
 
-def _module(name: str, arguments: list[str], init: list[str], given: str, body: list[str]) -> str:
+def _write_module(name: str, arguments: list[str], init: list[str], argument: str, body: list[str]) -> str:
     lines = "\n".join(init).replace("HEADS", next((a for a in arguments if "head" in a or a in ("h",)), "1"))
     return (
         f"class {name}(nn.Module):\n    def __init__(self, {', '.join(arguments)}):\n        super().__init__()\n"
         + indent(lines, "        ")
-        + f"\n\n    def forward(self, {given}):\n"
+        + f"\n\n    def forward(self, {argument}):\n"
         + indent("\n".join(body), "        ")
     )
 
 
-def grid(r: Random, style: str | None = None) -> tuple[str, str]:
+def write_attention_2d(r: Random, style: str | None = None) -> tuple[str, str]:
     name = r.choice(["SelfAttention2d", "Attention2D", "SelfAttention2D"])
     channels, heads = (
         r.choice(["channels", "embed_dim", "in_channels", "dim"]),
@@ -214,13 +215,13 @@ def grid(r: Random, style: str | None = None) -> tuple[str, str]:
         "t, h = height * width, self.h",
         "d = e // h",
         f"q, k, v = {packed}.chunk(3, dim=-1)",
-        split_and_mix(r),
+        write_attention_steps(r),
         f"return {out}",
     ]
-    return _module(name, [channels, heads], init, "x", body), name
+    return _write_module(name, [channels, heads], init, "x", body), name
 
 
-def feed_forward(r: Random, style: str | None = None) -> tuple[str, str]:
+def write_feed_forward(r: Random, style: str | None = None) -> tuple[str, str]:
     style = style or r.choice(STYLES)
     act = r.choice(["F.gelu", "F.relu", "F.silu"])
     if style in ("raw", "loops", "einsum"):
@@ -233,20 +234,23 @@ def feed_forward(r: Random, style: str | None = None) -> tuple[str, str]:
     init = [
         f"self.net = nn.Sequential(nn.Linear({width}, {hidden}), {layer}, nn.Dropout(dropout), nn.Linear({hidden}, {width}))"
     ]
-    return _module(name, [width, hidden, "dropout=0.1"], init, "x", ["return self.net(x)"]), name
+    return _write_module(name, [width, hidden, "dropout=0.1"], init, "x", ["return self.net(x)"]), name
 
 
-def block(r: Random, style: str | None = None, name: str | None = None) -> tuple[str, str]:
+def write_transformer_block(r: Random, style: str | None = None, name: str | None = None) -> tuple[str, str]:
     name = name or r.choice(["TransformerBlock", "Block", "EncoderBlock", "EncoderLayer", "TransformerEncoderBlock"])
     width, heads = r.choice(["embed_dim", "d_model", "dim"]), r.choice(["num_heads", "n_heads", "heads"])
-    inner, inner_name = multi_head(r, style or r.choice(["linear", "einops", "raw"]), "InnerAttention")
-    own = r.random() < 0.6 and "transpose(0, 1)" not in inner
+    inner, inner_name = write_multi_head_attention(r, style or r.choice(["linear", "einops", "raw"]), "InnerAttention")
+    uses_inner = r.random() < 0.6 and "transpose(0, 1)" not in inner
     norms = r.choice([("norm1", "norm2"), ("ln_1", "ln_2"), ("layernorm1", "layernorm2"), ("norm_a", "norm_m")])
-    signature = inner.split("__init__(self, ")[1].split(")")[0] if own else ""
-    if own:
-        given = ", ".join(width if n.split("=")[0] in ("embed_dim", "d_model", "dim", "hidden_size", "emb_dim", "n_embd", "hidden_dim") else heads
+    signature = inner.split("__init__(self, ")[1].split(")")[0] if uses_inner else ""
+    if uses_inner:
+        constructor_arguments = ", ".join(width if n.split("=")[0] in ("embed_dim", "d_model", "dim", "hidden_size", "emb_dim", "n_embd", "hidden_dim") else heads
                           for n in signature.split(", ") if "=" not in n)  # fmt: skip
-        attn, call = f"{inner_name}({given})", "self.attn({})" + ("[0]" if "return out, w" in inner else "")
+        attn, call = (
+            f"{inner_name}({constructor_arguments})",
+            "self.attn({})" + ("[0]" if "return out, w" in inner else ""),
+        )
     else:
         inner, attn = "", f"nn.MultiheadAttention({width}, {heads}, batch_first=True)"
         call = "(lambda z: self.attn(z, z, z)[0])({})"
@@ -258,13 +262,13 @@ def block(r: Random, style: str | None = None, name: str | None = None) -> tuple
     ]
     init = init if r.random() < 0.5 else [init[0], init[2], init[1], init[3]]
     body = [f"x = x + {call.format(f'self.{norms[0]}(x)')}", f"return x + self.mlp(self.{norms[1]}(x))"]
-    made = _module(name, [width, heads, "mlp_ratio=4"], init, r.choice(["x", "x"]), body)
-    return (inner + "\n\n\n" if inner else "") + made, name
+    lines = _write_module(name, [width, heads, "mlp_ratio=4"], init, r.choice(["x", "x"]), body)
+    return (inner + "\n\n\n" if inner else "") + lines, name
 
 
-def vit(r: Random, style: str | None = None) -> tuple[str, str]:
+def write_vit(r: Random, style: str | None = None) -> tuple[str, str]:
     name = r.choice(["ViT", "VisionTransformer", "MyViT"])
-    inner, _ = block(r, style, "InnerBlock")
+    inner, _ = write_transformer_block(r, style, "InnerBlock")
     linear, pooled = r.random() < 0.5, r.random() < 0.25
     arguments = r.sample([r.choice(["img_size", "image_size"]), "patch_size", r.choice(["in_chans", "in_channels", "channels"]),
                           r.choice(["num_classes", "n_classes"]), r.choice(["embed_dim", "dim", "d_model", "hidden_dim"]),
@@ -306,10 +310,10 @@ def vit(r: Random, style: str | None = None) -> tuple[str, str]:
         if pooled
         else [r.choice(["return self.head(self.norm(x)[:, 0])", "return self.head(self.norm(x[:, 0]))"])]
     )
-    return inner + "\n\n\n" + _module(name, arguments, init, "x", body), name
+    return inner + "\n\n\n" + _write_module(name, arguments, init, "x", body), name
 
 
-def patchify(r: Random, style: str | None = None) -> tuple[str, str]:
+def write_patchify(r: Random, style: str | None = None) -> tuple[str, str]:
     name, size = (
         r.choice(["patchify", "image_to_patches", "to_patches", "extract_patches"]),
         r.choice(["patch_size", "p", "patch"]),
@@ -328,7 +332,7 @@ def patchify(r: Random, style: str | None = None) -> tuple[str, str]:
     return f"def {name}(images, {size}):\n" + indent(body, "    "), name
 
 
-def causal_mask(r: Random, style: str | None = None) -> tuple[str, str]:
+def write_causal_mask(r: Random, style: str | None = None) -> tuple[str, str]:
     name, n = (
         r.choice(["causal_mask", "make_causal_mask", "subsequent_mask", "look_ahead_mask"]),
         r.choice(["n", "size", "tokens", "seq_len"]),
@@ -341,7 +345,7 @@ def causal_mask(r: Random, style: str | None = None) -> tuple[str, str]:
     return f"def {name}({n}):\n    return {body}", name
 
 
-def positions(r: Random, style: str | None = None) -> tuple[str, str]:
+def write_sinusoidal_positions(r: Random, style: str | None = None) -> tuple[str, str]:
     name = r.choice(["sinusoidal_positions", "positional_encoding", "sinusoidal_embedding", "position_table"])
     n, d = r.choice(["length", "seq_len", "max_len", "n_positions"]), r.choice(["width", "d_model", "dim", "embed_dim"])
     body = r.choice(
@@ -355,7 +359,7 @@ def positions(r: Random, style: str | None = None) -> tuple[str, str]:
     return f"def {name}({', '.join(r.sample([n, d], 2))}):\n" + indent(body, "    "), name
 
 
-def class_token(r: Random, style: str | None = None) -> tuple[str, str]:
+def write_class_token(r: Random, style: str | None = None) -> tuple[str, str]:
     name, token = (
         r.choice(["add_class_token", "prepend_cls", "prepend_class_token"]),
         r.choice(["cls_token", "cls", "class_token"]),
@@ -365,23 +369,31 @@ def class_token(r: Random, style: str | None = None) -> tuple[str, str]:
     return f"def {name}({', '.join(r.sample(['x', token], 2))}):\n    return {body}", name
 
 
-MAKERS = {
-    "attention": attention,
-    "multi-head-attention": multi_head,
-    "self-attention-2d": grid,
-    "feed-forward": feed_forward,
-    "transformer-block": block,
-    "vit": vit,
-    "patchify": patchify,
-    "causal-mask": causal_mask,
-    "sinusoidal-positions": positions,
-    "class-token": class_token,
+SOURCE_WRITERS = {
+    "attention": write_attention,
+    "multi-head-attention": write_multi_head_attention,
+    "self-attention-2d": write_attention_2d,
+    "feed-forward": write_feed_forward,
+    "transformer-block": write_transformer_block,
+    "vit": write_vit,
+    "patchify": write_patchify,
+    "causal-mask": write_causal_mask,
+    "sinusoidal-positions": write_sinusoidal_positions,
+    "class-token": write_class_token,
 }
 
 
-def solution(seed: int, part: str | None = None, style: str | None = None) -> tuple[str, str, str]:
-    """A part, a source and the name in it that is the part."""
+class Solution(NamedTuple):
+    """The source code of a correct solution, and the name that it defines."""
+
+    part: str
+    source: str
+    name: str
+
+
+def write_random_solution(seed: int, part: str | None = None, style: str | None = None) -> Solution:
+    """Return a part, the source of a solution, and the name that it defines."""
     r = Random(seed)
-    part = part or r.choice([*MAKERS, "attention", "multi-head-attention", "multi-head-attention", "vit"])
-    source, name = MAKERS[part](r, style)
-    return part, HEADER + source + "\n", name
+    part = part or r.choice([*SOURCE_WRITERS, "attention", "multi-head-attention", "multi-head-attention", "vit"])
+    source, name = SOURCE_WRITERS[part](r, style)
+    return Solution(part, HEADER + source + "\n", name)

@@ -1,4 +1,4 @@
-"""Two mistakes at once are never called right, and are named together where they can be told apart."""
+"""Code with two mistakes never passes, and both mistakes are named if they can be distinguished."""
 
 from itertools import combinations
 
@@ -55,8 +55,8 @@ ATTENTIONS = {
 }
 
 
-def both(one: type, other: type, steps: tuple[str, ...]) -> type | None:
-    """A class with the changed steps of both, or None where they change the same one."""
+def combine_classes(one: type, other: type, steps: tuple[str, ...]) -> type | None:
+    """Return a class with the changed steps of both, or None if both change the same step."""
     changed = [{step for step in steps if step in vars(kind)} for kind in (one, other)]
     if changed[0] & changed[1]:
         return None
@@ -65,22 +65,21 @@ def both(one: type, other: type, steps: tuple[str, ...]) -> type | None:
     )
 
 
-PAIRS = [(a, b, made) for a, b in combinations(ATTENTIONS, 2) if (made := both(a, b, STEPS)) is not None]
+PAIRS = [
+    (a, b, combined) for a, b in combinations(ATTENTIONS, 2) if (combined := combine_classes(a, b, STEPS)) is not None
+]
 
 
-@pytest.mark.parametrize(("one", "other", "made"), PAIRS, ids=lambda kind: kind.__name__)
-def test_two_mistakes_in_an_attention_are_named_together(one: type, other: type, made: type) -> None:
-    report = vitascope.check(made, "multi-head-attention")
+@pytest.mark.parametrize(("one", "other", "combined"), PAIRS, ids=lambda kind: kind.__name__)
+def test_two_mistakes_in_an_attention_are_named_together(one: type, other: type, combined: type) -> None:
+    report = vitascope.check(combined, "multi-head-attention")
     assert not report.passed
-    if FeaturesB in (one, other):  # its own forward takes the place of the other's steps
+    if FeaturesB in (one, other):  # its forward replaces the other's steps
         assert "feature-attention" in report.mistakes
-    elif (one, other) == (LeftB, JoinA):  # cut wrongly and put together likewise: one mistake
+    elif (one, other) == (LeftB, JoinA):  # split and joined in the same wrong order: one mistake
         assert report.mistakes == ["heads-not-transposed"]
     else:
         assert set(report.mistakes) == {ATTENTIONS[one], ATTENTIONS[other]}
-
-
-INNER = [NoScale, WidthA, JoinA, OverHeadsA]
 
 
 @pytest.mark.parametrize("wrong", [ResidualA, ResidualB, AfterA, NormA], ids=lambda kind: kind.__name__)
@@ -110,19 +109,19 @@ def test_two_mistakes_in_a_model_are_named_together() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "inner"), [(EndA, ResidualA), (PlaceB, AfterA), (ViT, AfterA)], ids=str)
-def test_a_wrong_block_in_a_model_is_seen(place: type, inner: type) -> None:
-    class Mine(place):
+@pytest.mark.parametrize(("outer", "inner"), [(EndA, ResidualA), (PlaceB, AfterA), (ViT, AfterA)], ids=str)
+def test_a_wrong_block_in_a_model_is_named(outer: type, inner: type) -> None:
+    class Mine(outer):
         def __init__(self, img_size, patch_size, in_chans, num_classes, embed_dim, depth, num_heads):
             super().__init__(img_size, patch_size, in_chans, num_classes, embed_dim, depth, num_heads)
             self.blocks = torch.nn.Sequential(*(inner(embed_dim, num_heads) for _ in range(depth)))
 
     names = {ResidualA: "missing-residual", AfterA: "norm-after", EndA: "class-token-at-end"}
-    wanted = {names[inner], *([names[place]] if place is EndA else ["position-misplaced"] if place is PlaceB else [])}
-    assert set(vitascope.check(Mine, "vit").mistakes) == wanted
+    outer_mistakes = [names[outer]] if outer is EndA else ["position-misplaced"] if outer is PlaceB else []
+    assert set(vitascope.check(Mine, "vit").mistakes) == {names[inner], *outer_mistakes}
 
 
-def test_a_strange_attention_is_unknown_and_the_evidence_is_told() -> None:
+def test_an_unknown_mistake_is_reported_with_evidence() -> None:
     def attention(q, k, v):
         return torch.sigmoid(q @ k.transpose(-2, -1)) @ v
 
@@ -132,7 +131,7 @@ def test_a_strange_attention_is_unknown_and_the_evidence_is_told() -> None:
     assert "Doubling the values doubles the output (correct)." in report.evidence
 
 
-def test_a_mask_that_changes_nothing_is_told() -> None:
+def test_an_ignored_mask_is_reported() -> None:
     def attention(q, k, v, mask=None):
         return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
 
@@ -140,6 +139,6 @@ def test_a_mask_that_changes_nothing_is_told() -> None:
     assert report.mistakes == ["unknown"] and report.evidence == ["The mask has no effect on the output."]
 
 
-def test_the_right_parts_of_these_tests_are_right() -> None:
+def test_the_correct_base_classes_pass() -> None:
     assert vitascope.check(Parted, "multi-head-attention").passed
     assert vitascope.check(Block, "transformer-block").passed

@@ -1,4 +1,4 @@
-"""`vitascope check` and `exercise`: exit codes, JSON, a process of its own, folders and points."""
+"""`vitascope check` and `vitascope exercise`: exit codes, JSON, separate process, folders and points."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class SelfAttention2d(nn.Module):
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Callable[[str], Path]:
+def write_file(tmp_path: Path) -> Callable[[str], Path]:
     def write(source: str, name: str = "mine.py") -> Path:
         path = tmp_path / name
         path.write_text(source, encoding="utf-8")
@@ -47,16 +47,16 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_a_right_file_is_0_and_a_wrong_one_1(vitascope: Callable, written: Callable) -> None:
-    right = vitascope("check", str(written(RIGHT)))
+def test_a_correct_file_exits_with_0_and_a_wrong_file_with_1(vitascope: Callable, write_file: Callable) -> None:
+    right = vitascope("check", str(write_file(RIGHT)))
     assert right.code == 0 and "✓ attention (attention): correct" in right.out and not right.err
-    wrong = vitascope("check", str(written(WRONG)))
+    wrong = vitascope("check", str(write_file(WRONG)))
     assert wrong.code == 1 and "wrong: missing-scale" in wrong.out
-    assert all(words in wrong.out for words in ("First difference:", "expected", "got", "Hint:", "Assumed:"))
+    assert all(text in wrong.out for text in ("First difference:", "expected", "got", "Hint:", "Assumed:"))
 
 
-def test_json_is_only_json(vitascope: Callable, written: Callable) -> None:
-    answer = vitascope("check", str(written(WRONG)), "--json")
+def test_json_is_only_json(vitascope: Callable, write_file: Callable) -> None:
+    answer = vitascope("check", str(write_file(WRONG)), "--json")
     parts = json.loads(answer.out)["parts"]
     assert answer.code == 1 and [set(part) for part in parts] == [
         {"part", "name", "passed", "mistakes", "hints", "first_difference"}
@@ -66,24 +66,24 @@ def test_json_is_only_json(vitascope: Callable, written: Callable) -> None:
     assert parts[0]["first_difference"]["expected"] != parts[0]["first_difference"]["got"]
 
 
-def test_one_name_and_a_part_that_cannot_be_guessed(vitascope: Callable, written: Callable) -> None:
-    path = written(
+def test_an_unrecognised_name_needs_a_part(vitascope: Callable, write_file: Callable) -> None:
+    path = write_file(
         WRONG.replace("attention(q, k, v)", "g(a, b, c)").replace("q", "a").replace("k.", "b.").replace("@ v", "@ c")
     )
     unknown = vitascope("check", str(path))
-    how = f"It defines: g. To check it, run: vitascope check {path}:g --part attention (other parts: multi-head"
-    assert unknown.code == 2 and how in unknown.err and not unknown.out
+    advice = f"It defines: g. To check it, run: vitascope check {path}:g --part attention (other parts: multi-head"
+    assert unknown.code == 2 and advice in unknown.err and not unknown.out
     assigned = vitascope("check", str(path), "--part", "attention")
     assert assigned.code == 1 and "missing-scale" in assigned.out and "recognised" not in assigned.out + assigned.err
     assert "It does not define f. It defines: g." in vitascope("check", f"{path}:f").err
-    told = vitascope("check", f"{path}:g", "--part", "attention", "--json")
-    assert told.code == 1 and json.loads(told.out)["parts"][0]["mistakes"] == ["missing-scale"]
+    result = vitascope("check", f"{path}:g", "--part", "attention", "--json")
+    assert result.code == 1 and json.loads(result.out)["parts"][0]["mistakes"] == ["missing-scale"]
     wrong = vitascope("check", str(path), "--part", "atention")
     assert wrong.code == 2 and "Did you mean attention?" in wrong.err
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         ("def attention(q, k, v:\n    pass", "Syntax error in line 1"),
         ("import no_such_library", "It imports no_such_library, which is not installed (line 1)."),
@@ -96,15 +96,15 @@ def test_one_name_and_a_part_that_cannot_be_guessed(vitascope: Callable, written
         ("def attention(q, k, v):\n    while True:\n        pass", "attention did not finish within 2 seconds"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_2_and_the_reason_is_told(
-    vitascope: Callable, written: Callable, source: str, words: str
+def test_an_unusable_file_exits_with_2_and_the_reason(
+    vitascope: Callable, write_file: Callable, source: str, message: str
 ) -> None:
-    answer = vitascope("check", str(written(source)), "--seconds", "2", "--memory", "1")
-    assert answer.code == 2 and words in answer.err and answer.out == ""
+    answer = vitascope("check", str(write_file(source)), "--seconds", "2", "--memory", "1")
+    assert answer.code == 2 and message in answer.err and answer.out == ""
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         ("1 / 0", "It raised ZeroDivisionError: division by zero (line 1)."),
         ("import sys\nsys.exit(0)", "It exits the program, e.g. with sys.exit() (line 2)."),
@@ -112,47 +112,47 @@ def test_a_file_that_cannot_be_used_is_2_and_the_reason_is_told(
         ("x = 1\nraise KeyboardInterrupt", "It raised KeyboardInterrupt (line 2)."),
     ],
 )
-def test_every_way_to_fail_has_its_words(
-    written: Callable, source: str, words: str, monkeypatch: pytest.MonkeyPatch
+def test_every_import_error_is_explained(
+    write_file: Callable, source: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path.cwd())
     monkeypatch.syspath_prepend("")
-    path = written(source)
+    path = write_file(source)
     with pytest.raises(BaseException) as raised:  # noqa: PT011
         import_user_file(path)
-    assert explain_error(raised.value, path, 4.0) == words
+    assert explain_error(raised.value, path, 4.0) == message
 
 
-def test_what_was_done_before_an_endless_loop_is_told(written: Callable) -> None:
-    path = written(WRONG + "\ndef multi_head_attention(x, w_q, w_k, w_v, w_o, heads):\n    while True: pass\n")
+def test_reports_before_an_infinite_loop_are_kept(write_file: Callable) -> None:
+    path = write_file(WRONG + "\ndef multi_head_attention(x, w_q, w_k, w_v, w_o, heads):\n    while True: pass\n")
     reports = check_file(path, time_limit_seconds=2)
     assert [part.mistakes for part in reports.part_reports] == [["missing-scale"]]
     assert reports.exit_code == 2 and "multi_head_attention did not finish" in str(reports.error)
 
 
-def test_json_of_an_unusable_file_is_json(vitascope: Callable, written: Callable) -> None:
-    answer = vitascope("check", str(written("def f(:")), "--json")
+def test_json_of_an_unusable_file_is_json(vitascope: Callable, write_file: Callable) -> None:
+    answer = vitascope("check", str(write_file("def f(:")), "--json")
     assert answer.code == 2 and json.loads(answer.out)["parts"] == [] and "Syntax" in json.loads(answer.out)["error"]
 
 
-def test_numbers_that_are_not_finite_are_still_json(written: Callable) -> None:
+def test_numbers_that_are_not_finite_are_still_json(write_file: Callable) -> None:
     source = "import torch\ndef attention(q, k, v):\n    return v * torch.nan"
-    told = check_file(written(source)).to_json_summary()
-    assert json.loads(json.dumps(told, allow_nan=False))["parts"][0]["first_difference"]["got"] == "nan"
+    result = check_file(write_file(source)).to_json_summary()
+    assert json.loads(json.dumps(result, allow_nan=False))["parts"][0]["first_difference"]["got"] == "nan"
 
 
-def test_a_missing_file_and_no_file_are_2(vitascope: Callable, tmp_path: Path) -> None:
+def test_a_missing_file_and_no_file_exit_with_2(vitascope: Callable, tmp_path: Path) -> None:
     assert "There is no file" in vitascope("check", str(tmp_path / "none.py")).err
     assert vitascope("check").code == 2 and vitascope("check", "--all", str(tmp_path)).code == 2
 
 
-def test_a_function_that_raises_is_wrong_and_its_error_told(written: Callable) -> None:
-    reports = check_file(written("def attention(q, k, v):\n    return q @ k"))
+def test_a_function_that_raises_is_wrong_and_the_error_is_reported(write_file: Callable) -> None:
+    reports = check_file(write_file("def attention(q, k, v):\n    return q @ k"))
     assert reports.exit_code == 1 and reports.part_reports[0].mistakes == ["unknown"]
     assert "It raised an error for every input. RuntimeError" in reports.part_reports[0].evidence[0]
 
 
-def test_a_mask_must_agree_with_the_reader_s_own_causal_mask(written: Callable) -> None:
+def test_a_mask_must_agree_with_the_causal_mask_of_the_file(write_file: Callable) -> None:
     sees = "def causal_mask(n):\n    return torch.ones(n, n).tril().bool()\n"
     blocks = "def causal_mask(n):\n    return torch.ones(n, n).triu(1).bool()\n"
     hides = """
@@ -164,43 +164,43 @@ def attention(q, k, v, mask=None):
 
 """
     files = ((hides, "one.py"), (hides + sees, "two.py"), (hides + blocks, "three.py"))
-    alone, inverted, right = (check_file(written(text, name)) for text, name in files)
+    alone, inverted, right = (check_file(write_file(text, name)) for text, name in files)
     assert alone.part_reports[0].mistakes == ["mask-inverted"]  # by default, True means that attention is allowed
     assert [part.mistakes for part in inverted.part_reports] == [["mask-inverted"], []]
     assert right.passed
 
 
-def test_the_example_shows_what_the_code_gets_and_returns(written: Callable) -> None:
+def test_the_example_shows_the_inputs_and_outputs_of_the_code(write_file: Callable) -> None:
     rows = "import torch\ndef attention(q, k, v):\n    return (q @ k.mT).softmax(0) @ v\n"
     columns = "import torch\ndef attention(q, k, v):\n    return v @ (q.mT @ k).softmax(-1).mT\n"
 
-    def shown(source: str) -> tuple[list[torch.Tensor], list[str]]:
-        """q, k, v, expected, got; and what was assumed."""
-        report = check_file(written(source)).part_reports[0]
+    def read_example(source: str) -> tuple[list[torch.Tensor], list[str]]:
+        """Return q, k, v, expected and got, and the assumptions."""
+        report = check_file(write_file(source)).part_reports[0]
         return [
             torch.tensor(json.loads(line[line.index("[") :])).float() for line in report.example[1:]
         ], report.assumptions
 
-    tensors, assumed = shown(rows)
-    assert {tensor.ndim for tensor in tensors} == {3} and "q, k and v have shape batch × token × feature" in assumed
-    (q, k, v, _, got), assumed = shown(columns)
-    assert "q, k and v have shape batch × feature × token" in assumed
+    tensors, assumptions = read_example(rows)
+    assert {tensor.ndim for tensor in tensors} == {3} and "q, k and v have shape batch × token × feature" in assumptions
+    (q, k, v, _, got), assumptions = read_example(columns)
+    assert "q, k and v have shape batch × feature × token" in assumptions
     assert torch.allclose(v @ (q.mT @ k).softmax(-1).mT, got, atol=1e-3)
 
 
-def test_the_expected_mask_has_the_convention_of_the_code(written: Callable) -> None:
+def test_the_expected_mask_has_the_convention_of_the_code(write_file: Callable) -> None:
     source = "import torch\ndef causal_mask(n):\n    return torch.triu(torch.full((n, n), -10000.0))\n"
-    report = check_file(written(source)).part_reports[0]  # the diagonal is masked out, too
+    report = check_file(write_file(source)).part_reports[0]  # the diagonal is masked out, too
     assert report.mistakes == ["unknown"] and "the mask is additive: it is added to the scores" in report.assumptions
     assert report.example[-2:] == ["expected [[0, -10000], [0, 0]]", "got      [[-10000, -10000], [0, -10000]]"]
     assert report.first_difference["expected"] == 0
 
 
-def test_a_folder_is_graded_with_sheet_e_s_points(vitascope: Callable, written: Callable, tmp_path: Path) -> None:
-    written(GRID.replace("SCALE", "(c // self.heads)"), "anna.py")
-    written(GRID.replace("SCALE", "c"), "ben.py")
-    written("def broken(:", "cem.py")
-    written("EPOCHS = 10", "train.py")  # nothing to check: not counted as a failure
+def test_a_folder_is_graded_with_sheet_e_s_points(vitascope: Callable, write_file: Callable, tmp_path: Path) -> None:
+    write_file(GRID.replace("SCALE", "(c // self.heads)"), "anna.py")
+    write_file(GRID.replace("SCALE", "c"), "ben.py")
+    write_file("def broken(:", "cem.py")
+    write_file("EPOCHS = 10", "train.py")  # nothing to check: not counted as a failure
     answer = vitascope("check", "--all", str(tmp_path), "--json")
     files = {one["file"]: one for one in json.loads(answer.out)["files"]}
     assert answer.code == 2
@@ -213,15 +213,15 @@ def test_a_folder_is_graded_with_sheet_e_s_points(vitascope: Callable, written: 
     assert "Syntax error" in files["cem.py"]["error"]
     (tmp_path / "anna.py").unlink()
     (tmp_path / "cem.py").unlink()
-    written(RIGHT, "dora.py")  # correct, but no part of sheet E
-    told = vitascope("check", "--all", str(tmp_path))
+    write_file(RIGHT, "dora.py")  # correct, but no part of sheet E
+    result = vitascope("check", "--all", str(tmp_path))
     assert (
-        told.code == 1
-        and "4 of 14" in told.out
-        and "scale-by-width" in told.out
-        and "cannot be checked here" in told.out
+        result.code == 1
+        and "4 of 14" in result.out
+        and "scale-by-width" in result.out
+        and "cannot be checked here" in result.out
     )
-    assert "0 of 14" not in told.out and "–" in next(line for line in told.out.splitlines() if "dora.py" in line)
+    assert "0 of 14" not in result.out and "–" in next(line for line in result.out.splitlines() if "dora.py" in line)
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -243,8 +243,8 @@ def test_exercises_are_listed(vitascope: Callable) -> None:
     assert "Did you mean patchify?" in vitascope("exercise", "start", "patchfy").err
 
 
-def test_an_unfilled_skeleton_is_not_called_wrong(vitascope: Callable, written: Callable) -> None:
-    path = written("def attention(q, k, v, mask=None):\n    scores = q[..., None]\n    ...\n")
+def test_an_unfilled_skeleton_is_not_called_wrong(vitascope: Callable, write_file: Callable) -> None:
+    path = write_file("def attention(q, k, v, mask=None):\n    scores = q[..., None]\n    ...\n")
     answer = vitascope("check", str(path))
     assert answer.code == 1 and "not filled in yet" in answer.out and "wrong" not in answer.out
     assert "  Line 3 still contains ..." in answer.out  # the dots of an index are code
@@ -252,8 +252,8 @@ def test_an_unfilled_skeleton_is_not_called_wrong(vitascope: Callable, written: 
     assert "not filled in yet" in vitascope("check", "--all", str(path.parent)).out
 
 
-def test_what_classes_write_is_understood(written: Callable) -> None:
-    """A base called n, q beside a packed kv, h heads, position-wise layers, and an instance made in the file."""
+def test_common_student_code_is_recognised(write_file: Callable) -> None:
+    """A base called n, q next to a packed kv, h heads, position-wise layers, and an instance in the file."""
     text = """
 import torch
 from torch import nn
@@ -290,7 +290,7 @@ def mha(x, Wq, Wk, Wv, Wo, h):
 
 layer = SelfAttention(12, 3)
 """
-    path = written(text)
+    path = write_file(text)
     reports = check_file(path)
     assert [(part.part, part.passed) for part in reports.part_reports] == [
         ("sinusoidal-positions", True),
@@ -299,12 +299,14 @@ layer = SelfAttention(12, 3)
         ("multi-head-attention", True),
     ]
     assert check_file(path, "layer").passed
-    joined = written(text.replace("(maps @ v).transpose(1, 2)", "(maps @ v)"), "joined.py")
+    joined = write_file(text.replace("(maps @ v).transpose(1, 2)", "(maps @ v)"), "joined.py")
     assert [part.mistakes for part in check_file(joined, "SelfAttention").part_reports] == [["heads-joined-wrongly"]]
 
 
-def test_folders_and_missing_files_are_told(vitascope: Callable, written: Callable, tmp_path: Path) -> None:
-    written("def attention(q, k, v):\n    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v\n")
+def test_hidden_folders_are_skipped_and_missing_files_reported(
+    vitascope: Callable, write_file: Callable, tmp_path: Path
+) -> None:
+    write_file("def attention(q, k, v):\n    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v\n")
     hidden = tmp_path / ".ipynb_checkpoints"
     hidden.mkdir()
     (hidden / "copy.py").write_text("def broken(:")

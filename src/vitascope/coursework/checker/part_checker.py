@@ -1,11 +1,11 @@
-"""The interface of a part: how to call the user's code, and how to compute the correct result."""
+"""Define the interface of a part checker: how to call the user's code, and how to compute the correct result."""
 
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 import torch
@@ -13,111 +13,132 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from vitascope.coursework.checker.argument_names import ArgumentRoles
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 
 NamedTensors = dict[str, Tensor]
-ALONE = "The output of an image is independent of the other images in the batch"
-NOT_ALONE = "The output of an image depends on the other images in the batch"
+UserCode = Callable[..., Any]  # a function, a class or a module
+MaskPolarity = Literal["allowed", "blocked"]  # the meaning of True in a boolean mask
+MaskKind = Literal["all", "random", "causal", "high_scores"]
+IMAGES_INDEPENDENT = "The output of an image is independent of the other images in the batch"
+IMAGES_DEPENDENT = "The output of an image depends on the other images in the batch"
 LARGE_MASKED_SCORES = "masked keys with large scores have no effect"  # name of a case
 
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes and a kind of mask; if `required` is False, a failure is reported but does not count."""
+    """Input sizes and a kind of mask; if `required` is False, a failure is reported but does not count."""
 
     name: str
     sizes: Mapping[str, int]
-    mask_kind: str | None = None
+    mask_kind: MaskKind | None = None
     required: bool = True
-    tiny: bool = False  # small whole numbers, to be read in an example
+    tiny: bool = False  # small integer values, readable in an example
+
+
+class TinySizes(NamedTuple):
+    """The sizes of a small example of attention."""
+
+    width: int
+    num_heads: int
+    num_tokens: int
 
 
 def _format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def make_tiny_attention_cases(sizes: list[tuple[int, int, int]], mask_kind: str | None) -> list[Case]:
-    """Return small cases for examples; sizes are (width, heads, tokens)."""
+def make_tiny_attention_cases(sizes: list[TinySizes], mask_kind: MaskKind | None) -> list[Case]:
+    """Return one small case for each of the sizes."""
     return [
         Case(
-            f"{_format_count(tokens, 'token')} of width {width}, {_format_count(heads, 'head')}",
-            {"batch": 1, "width": width, "heads": heads, "rows": 1, "columns": tokens},
+            f"{_format_count(num_tokens, 'token')} of width {width}, {_format_count(num_heads, 'head')}",
+            {"batch": 1, "width": width, "heads": num_heads, "rows": 1, "columns": num_tokens},
             mask_kind,
             tiny=True,
         )
-        for width, heads, tokens in sizes
+        for width, num_heads, num_tokens in sizes
     ]
 
 
 @dataclass(frozen=True)
 class CallConvention:
-    """One way to call the user's code: the assumptions, as text and as settings."""
+    """How to call the user's code, e.g. axis order and mask format: the assumptions as text and as settings."""
 
     assumptions: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+class CorrectVariant(NamedTuple):
+    """A correct way to implement a part: the options of the reference, and the assumptions as text."""
+
+    options: ReferenceOptions
+    assumptions: tuple[str, ...]
+
+
 class PartChecker(ABC):
-    """A user's function or class, taken for one of the parts."""
+    """Call a user's function or class, and the reference for the part that it implements."""
 
     part: str
     name: str
     training: bool = False
-    max_variants_per_mistake: int | None = None  # of each mistake, tried in pairs; a large part cannot afford all
+    max_variants_per_mistake: int | None = None  # limit for the search among pairs of mistakes
     dtype: torch.dtype = torch.float64
 
     @abstractmethod
     def list_cases(self) -> list[Case]:
-        """Many sizes, the most telling first."""
+        """Return the cases to compare, the most informative first."""
 
     @abstractmethod
     def make_inputs(self, case: Case) -> NamedTensors:
-        """The leaves of the computation, float64."""
+        """Return the input tensors in float64."""
 
     @abstractmethod
     def list_convention_groups(self) -> list[list[CallConvention]]:
-        """Ways to call it; the first group that runs is what the user meant."""
+        """List the possible conventions in groups; the first group that runs is used."""
 
     @abstractmethod
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
-        """The user's result, axes in our order."""
+        """Return the user's result, with the axes in the reference's order."""
 
     @abstractmethod
     def run_reference(
         self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
     ) -> Tensor:
-        """The same by the reference, with some mistakes switched on."""
+        """Return the reference result, with the mistakes in `options` simulated."""
 
-    def as_passed(self, way: CallConvention, case: Case, inputs: NamedTensors) -> NamedTensors:
-        """The inputs in the shapes in which the user's code gets them."""
+    def convert_inputs_to_user_shapes(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors
+    ) -> NamedTensors:
+        """Return the inputs in the shapes in which the user's code receives them."""
         return inputs
 
-    def as_returned(self, way: CallConvention, case: Case, result: Tensor) -> Tensor:
-        """A correctly shaped result, with its axes in the order of the user's code."""
+    def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
+        """Return a correctly shaped result, with its axes in the order of the user's code."""
         return result
 
     def list_tiny_cases(self) -> list[Case]:
-        """The smallest first, for the example."""
+        """Return small cases for the example in the report, the smallest first."""
         return []
 
-    def list_correct_variants(self, convention: CallConvention) -> list[tuple[ReferenceOptions, tuple[str, ...]]]:
+    def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         """List the variants that are correct, each with a description."""
-        return [({}, ())]
+        return [CorrectVariant({}, ())]
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
-        """Mistakes this part can have."""
+        """List the mistakes that the reference can simulate for this part."""
         return []
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
-        """The user's own weights, for the gradient."""
+        """Return the weights of the user's module, to compare their gradients."""
         return []
 
     def get_example_weights(self, case: Case) -> NamedTensors:
-        """The user's own weights by name, for a small example."""
+        """Return the weights of the user's module by name, for a small example."""
         return {}
 
     def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
-        """Mistakes that are seen without running anything: a part that is not there."""
+        """Return the mistakes that are visible without running the code: missing layers."""
         return []
 
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
@@ -125,21 +146,21 @@ class PartChecker(ABC):
         return []
 
     def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
-        """Mistakes that are seen from properties or from the text where no variant has the user's numbers."""
+        """Guess mistakes from properties or source code if no simulated mistake reproduces the result."""
         return []
 
     def get_reference_name(self) -> str:
-        """PyTorch's layer behind the comparison."""
+        """Return the name of the PyTorch layer that the code is compared with."""
         return "PyTorch"
 
 
-def observe(holds: bool, right: str, wrong: str) -> str:
-    """A sentence about a property of the user's code that tells whether it is as it should be."""
-    return f"{right} (correct)." if holds else f"{wrong} (wrong)."
+def format_observation(is_correct: bool, correct_text: str, wrong_text: str) -> str:
+    """Return a sentence about a property of the user's code, marked as correct or wrong."""
+    return f"{correct_text} (correct)." if is_correct else f"{wrong_text} (wrong)."
 
 
 class NoDropoutMode(TorchFunctionMode):
-    """Dropout does nothing inside; calls of PyTorch's fused attention are remembered."""
+    """Disable dropout inside the context, and record whether PyTorch's fused attention is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +183,7 @@ class NoDropoutMode(TorchFunctionMode):
 
 @contextmanager
 def fork_seeded_rng(seed_name: str) -> Iterator[None]:
-    """The same draws for the same name, and the user's generator as it was."""
+    """Seed the random generator by a name; restore its state afterwards."""
     before = torch.get_rng_state()
     torch.manual_seed(crc32(seed_name.encode()))
     try:
@@ -172,7 +193,7 @@ def fork_seeded_rng(seed_name: str) -> Iterator[None]:
 
 
 def draw_inputs(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> NamedTensors:
-    """Normal numbers, or small whole ones that can be read in an example."""
+    """Draw normally distributed values, or small integers if the case is tiny."""
     with fork_seeded_rng(f"{case.name} {sorted(case.sizes.items())}"):
         if case.tiny:
             return {name: torch.randint(-2, 3, shape).double() for name, shape in shapes.items()}
@@ -180,32 +201,34 @@ def draw_inputs(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> NamedTenso
 
 
 def randomize_weights(module: nn.Module) -> None:
-    """Replace every parameter by random numbers; initial zeros and ones would hide mistakes."""
+    """Replace every parameter by random values; initial zeros and ones would hide mistakes."""
     with torch.no_grad(), fork_seeded_rng("weights"):
         for name, parameter in sorted(module.named_parameters()):
             spread = 1.2 * parameter[0].numel() ** -0.5 if parameter.ndim > 1 and "pos" not in name else 0.6
             parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64) * spread)
             if parameter.ndim == 1 and "bias" not in name:
                 parameter.add_(1.0)
-            parameter.copy_(parameter.round(decimals=2))  # to be read in an example
+            parameter.copy_(parameter.round(decimals=2))  # readable in an example
 
 
-def choose_default_mask_kind(function: Callable[..., Any], argument_roles: Mapping[str, str]) -> str | None:
-    """The mask of a case without one: if the mask is a required argument, a mask that allows everything."""
+def choose_default_mask_kind(function: Callable[..., Any], argument_roles: ArgumentRoles) -> MaskKind | None:
+    """Return "all" (a mask that allows everything) if the mask is a required argument, else None."""
     parameters = inspect.signature(function).parameters
-    insists = any(
+    is_required = any(
         role == "mask" and parameters[name].default is inspect.Parameter.empty for name, role in argument_roles.items()
     )
-    return "all" if insists else None
+    return "all" if is_required else None
 
 
 def make_allowed_mask(case: Case, num_queries: int, num_keys: int) -> Tensor | None:
-    """True where a query may attend to a key; each row has an allowed key and, with two or more keys, a masked one."""
+    """Return a mask that is True where a query may attend to a key.
+
+    Each row has an allowed key and, with two or more keys, a blocked one."""
     if case.mask_kind is None:
         return None
     if case.mask_kind == "all":
         return torch.ones(num_queries, num_keys, dtype=torch.bool)
-    if case.mask_kind in ("causal", "loud"):
+    if case.mask_kind in ("causal", "high_scores"):
         return torch.ones(num_queries, num_keys, dtype=torch.bool).tril()
     with fork_seeded_rng("mask"):
         allowed = torch.rand(num_queries, num_keys) > 0.5

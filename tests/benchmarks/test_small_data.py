@@ -21,13 +21,13 @@ def read(arm: str, base: str) -> Recipe:
 
 
 @pytest.mark.parametrize("arm", small_data.ARMS)
-def test_every_arm_can_be_trained_with_the_datas_own_augmentation(arm) -> None:
+def test_every_arm_can_be_trained_with_the_default_augmentation_of_the_data(arm) -> None:
     recipe = read(arm, "plain")
     assert resolve_augmentation(recipe.data.augment, "cifar10") == resolve_augmentation(AugmentConfig(), "cifar10")
     assert recipe.model.initialize == ("mimetic" if "mimetic" in arm else "timm")
 
 
 @pytest.mark.parametrize("arm", small_data.RECIPE_ARMS)
-def test_arms_on_top_of_the_recipe_keep_what_it_has(arm) -> None:
+def test_arms_based_on_the_recipe_keep_its_settings(arm) -> None:
     recipe = read(arm, "recipe")
     assert (recipe.model.initialize, recipe.data.augment.randaugment) == ("conv_like", 2)

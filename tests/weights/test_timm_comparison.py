@@ -30,7 +30,7 @@ SHAPES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 
 
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
-def test_logits_and_gradients_are_timms(changes) -> None:
+def test_logits_and_gradients_equal_timms(changes) -> None:
     config = ModelConfig(**(SMALL | changes))
     double, single = (compare_with_timm(config, dtype) for dtype in (torch.float64, torch.float32))
     assert max(double.max_logit_difference, double.max_gradient_difference) < 1e-8
@@ -38,7 +38,7 @@ def test_logits_and_gradients_are_timms(changes) -> None:
 
 
 @pytest.mark.parametrize("name", slow_except(SHAPES, ["tiny", "small"]))
-def test_the_standard_shapes_are_timms_forwards_and_backwards(name) -> None:
+def test_the_standard_shapes_equal_timms_forward_and_backward(name) -> None:
     width, heads = SHAPES[name]
     config = ModelConfig(img_size=32, patch_size=16, embed_dim=width, num_heads=heads, num_classes=10)
     for dtype, tolerance in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
@@ -46,7 +46,7 @@ def test_the_standard_shapes_are_timms_forwards_and_backwards(name) -> None:
         assert 0 <= max(found.max_logit_difference, found.max_gradient_difference) < tolerance
 
 
-def test_a_disagreement_is_seen(monkeypatch) -> None:
+def test_a_difference_is_detected(monkeypatch) -> None:
     """The agreement is only worth something if it can fail: one wrong weight in one block must show."""
     config = ModelConfig(**SMALL)
     load = VisionTransformer.load_state_dict
@@ -60,7 +60,7 @@ def test_a_disagreement_is_seen(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", slow_except(SHAPES, ["tiny", "small"]))
-def test_the_standard_shapes_at_224_pixels_are_timms(name) -> None:
+def test_the_standard_shapes_at_224_pixels_equal_timms(name) -> None:
     width, heads = SHAPES[name]
     theirs = timm.create_model(f"vit_{name}_patch16_224").eval()
     ours = VisionTransformer(ModelConfig(embed_dim=width, num_heads=heads)).eval()
@@ -80,6 +80,6 @@ def test_a_state_dict_goes_back_to_timm_strictly(changes) -> None:
     torch.testing.assert_close(ours(images), theirs(images), atol=1e-4, rtol=0)
 
 
-def test_what_timm_does_not_have_is_said() -> None:
+def test_settings_that_timm_lacks_are_named() -> None:
     with pytest.raises(UserError, match="does not support relu2"):
         build_timm_model(ModelConfig(**(SMALL | {"mlp": "relu2"})))

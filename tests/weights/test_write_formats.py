@@ -32,7 +32,7 @@ PLAIN = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_head
     ],
     ids=str,
 )
-def test_transformers_lacks_are_named(settings, named) -> None:
+def test_settings_that_transformers_lacks_are_named(settings, named) -> None:
     check_transformers_support(ModelConfig(**PLAIN))
     with pytest.raises(UserError, match=f"transformers' ViT does not support .*{named}"):
         check_transformers_support(ModelConfig(**(PLAIN | settings)))

@@ -1,4 +1,4 @@
-"""Right code is called right: PyTorch's own layers, five styles, hundreds of random writings."""
+"""Correct code passes: PyTorch's layers, five styles, hundreds of random solutions."""
 
 import math
 from pathlib import Path
@@ -9,14 +9,15 @@ import torch
 import torchvision
 import vit_pytorch
 from checking import wrong_models
-from checking.right import MAKERS, STYLES, solution
+from checking.correct_solutions import SOURCE_WRITERS, STYLES, write_random_solution
 from torch import nn
 from torch.nn import functional as F
 
 import vitascope
 from tests.slow import slow_except
-from vitascope.coursework.checker.check import check_object, recognize_part
-from vitascope.coursework.checker.reference import attend_with_options, multi_head_attention
+from vitascope.coursework.checker.check import check_object
+from vitascope.coursework.checker.recognition import recognize_part
+from vitascope.coursework.checker.reference import QueryKeyValue, attend_with_options, multi_head_attention
 from vitascope.coursework.checker.sandbox_worker import import_user_file
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
@@ -24,37 +25,37 @@ from vitascope.model.config import ModelConfig
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # thousands of tiny computations
 
 
-def verdict(source: str, name: str, part: str, folder: Path) -> str:
+def check_source(source: str, name: str, part: str, folder: Path) -> str:
     path = folder / "mine.py"
     path.write_text(source, encoding="utf-8")
     module = import_user_file(path)
     assert recognize_part(name, getattr(module, name)) == part
     report = check_object(name, getattr(module, name))
-    return "right" if report.passed else f"{report}\n{source}"
+    return "correct" if report.passed else f"{report}\n{source}"
 
 
 @pytest.fixture(autouse=True)
-def back_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def restore_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path.cwd())
     monkeypatch.syspath_prepend("")
 
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("part", ["attention", "multi-head-attention", "feed-forward", "transformer-block", "vit"])
-def test_five_styles_are_right(part: str, style: str, tmp_path: Path) -> None:
+def test_solutions_in_five_styles_pass(part: str, style: str, tmp_path: Path) -> None:
     for seed in range(4):
-        _, source, name = solution(seed, part, style)
-        assert verdict(source, name, part, tmp_path) == "right"
+        _, source, name = write_random_solution(seed, part, style)
+        assert check_source(source, name, part, tmp_path) == "correct"
 
 
 @pytest.mark.parametrize("start", slow_except(range(0, 240, 40), [0]))
-def test_no_right_solution_is_called_wrong_in_240_random_variations(start: int, tmp_path: Path) -> None:
-    seen = set()
+def test_240_random_correct_solutions_pass(start: int, tmp_path: Path) -> None:
+    parts = set()
     for seed in range(start, start + 40):
-        part, source, name = solution(seed)
-        assert verdict(source, name, part, tmp_path) == "right", seed
-        seen.add(part)
-    assert len(seen) >= 6 and seen <= set(MAKERS)
+        part, source, name = write_random_solution(seed)
+        assert check_source(source, name, part, tmp_path) == "correct", seed
+        parts.add(part)
+    assert len(parts) >= 6 and parts <= set(SOURCE_WRITERS)
 
 
 class Tutorial(nn.Module):
@@ -75,7 +76,7 @@ class Tutorial(nn.Module):
 
 
 class Linears(nn.Module):
-    """Four layers whose names do not tell which is which; three inputs."""
+    """Four layers whose names do not show their role; three inputs."""
 
     def __init__(self, h, d_model):
         super().__init__()
@@ -97,7 +98,7 @@ def native(query, key, value, attn_mask=None):
 
 
 @pytest.mark.parametrize(
-    ("thing", "part"),
+    ("user_code", "part"),
     [
         (native, "attention"),
         (nn.MultiheadAttention, "multi-head-attention"),
@@ -130,28 +131,28 @@ def native(query, key, value, attn_mask=None):
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_native_layers_and_our_own_are_right(thing: object, part: str, unchecked_shapes: None) -> None:
-    report = vitascope.check(thing, part)
+def test_layers_of_pytorch_timm_and_vitascope_pass(user_code: object, part: str, unchecked_shapes: None) -> None:
+    report = vitascope.check(user_code, part)
     assert report.passed, report
 
 
-def test_the_reference_is_pytorch_s(unchecked_shapes: None) -> None:
-    """The same numbers with and without the native calls: written out, as the switches need it, and by PyTorch."""
+def test_the_reference_computes_the_same_as_pytorch(unchecked_shapes: None) -> None:
+    """The written-out reference, which simulates mistakes, equals PyTorch's layers."""
     q, k, v = torch.randn(3, 2, 3, 5, 4, dtype=torch.float64)
     allowed = torch.ones(5, 5, dtype=torch.bool).tril()
-    written = attend_with_options(q, k, v, allowed, {"softmax": -1})
-    torch.testing.assert_close(written, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    written_out = attend_with_options(q, k, v, allowed, {"softmax": -1})
+    torch.testing.assert_close(written_out, F.scaled_dot_product_attention(q, k, v, is_causal=True))
     native = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
     wq, wk, wv = native.in_proj_weight.chunk(3)
     bq, bk, bv = native.in_proj_bias.chunk(3)
     weights = {"wq": wq, "wk": wk, "wv": wv, "bq": bq, "bk": bk, "bv": bv}
     weights |= {"wo": native.out_proj.weight, "bo": native.out_proj.bias}
     x = torch.randn(2, 5, 12, dtype=torch.float64)
-    ours = multi_head_attention((x, x, x), weights, 3, allowed, {"softmax": -1})
-    torch.testing.assert_close(ours, native(x, x, x, attn_mask=~allowed)[0])
+    reference_result = multi_head_attention(QueryKeyValue(x, x, x), weights, 3, allowed, {"softmax": -1})
+    torch.testing.assert_close(reference_result, native(x, x, x, attn_mask=~allowed)[0])
 
 
-def test_a_module_in_training_is_left_as_it_was() -> None:
+def test_checking_a_module_does_not_change_it() -> None:
     layer = nn.MultiheadAttention(8, 2).train()
     before = {name: weight.clone() for name, weight in layer.state_dict().items()}
     assert vitascope.check(layer).passed
@@ -159,7 +160,7 @@ def test_a_module_in_training_is_left_as_it_was() -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in layer.state_dict().items())
 
 
-def test_what_was_assumed_is_said() -> None:
+def test_the_report_lists_assumptions() -> None:
     def attention(values, queries, keys, attn_mask=None):
         scores = queries @ keys.transpose(-2, -1) / keys.shape[-1] ** 0.5
         return (scores if attn_mask is None else scores.masked_fill(attn_mask, -1e9)).softmax(-1) @ values
@@ -169,7 +170,7 @@ def test_what_was_assumed_is_said() -> None:
     assert "in a boolean mask, True means masked out, as in nn.MultiheadAttention" in report.assumptions
 
 
-def test_a_report_can_be_read_in_a_notebook() -> None:
+def test_a_report_has_text_and_html_for_notebooks() -> None:
     def attention(q, k, v):
         return (q @ k.transpose(-2, -1)).softmax(-1) @ v
 
@@ -178,7 +179,7 @@ def test_a_report_can_be_read_in_a_notebook() -> None:
     assert "<table>" in report._repr_html_() and "missing-scale" in report._repr_html_()
 
 
-def test_a_gradient_that_is_cut_is_seen() -> None:
+def test_a_detached_gradient_fails() -> None:
     def attention(q, k, v):
         return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1).detach() @ v
 

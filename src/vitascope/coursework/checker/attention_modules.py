@@ -1,4 +1,4 @@
-"""The parts `multi-head-attention` and `self-attention-2d`, as modules: against nn.MultiheadAttention."""
+"""Check `multi-head-attention` and `self-attention-2d` written as modules, compared with nn.MultiheadAttention."""
 
 import inspect
 from typing import Any
@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from vitascope.coursework.checker.argument_names import get_source, guess_argument_roles
 from vitascope.coursework.checker.attention_layers import (
-    CorrectVariant,
     get_norm_parameters,
     get_reference_weights,
     guess_single_row_mistake,
@@ -17,23 +16,33 @@ from vitascope.coursework.checker.attention_layers import (
     list_attention_variants,
 )
 from vitascope.coursework.checker.dot_product import describe_attention_evidence, select_output
-from vitascope.coursework.checker.instances import ModuleFactory
 from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_mask_formats
-from vitascope.coursework.checker.part import (
-    ALONE,
+from vitascope.coursework.checker.module_factory import ModuleFactory
+from vitascope.coursework.checker.part_checker import (
+    IMAGES_DEPENDENT,
+    IMAGES_INDEPENDENT,
     LARGE_MASKED_SCORES,
-    NOT_ALONE,
     CallConvention,
     Case,
+    CorrectVariant,
+    MaskKind,
+    MaskPolarity,
     NamedTensors,
     PartChecker,
+    TinySizes,
+    UserCode,
     choose_default_mask_kind,
     draw_inputs,
+    format_observation,
     make_allowed_mask,
     make_tiny_attention_cases,
-    observe,
 )
-from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake, multi_head_attention
+from vitascope.coursework.checker.reference import (
+    QueryKeyValue,
+    ReferenceOptions,
+    SimulatedMistake,
+    multi_head_attention,
+)
 from vitascope.coursework.checker.weights import find_linear_layers, find_norms
 
 AXIS_ORDERS = {
@@ -46,12 +55,12 @@ AXIS_ORDERS = {
 
 
 class AttentionModuleChecker(PartChecker):
-    """A class or an instance with weights of its own."""
+    """Check a class or an instance that holds its weights."""
 
     part = "multi-head-attention"
     axis_order_groups: tuple[tuple[str, ...], ...] = (("batch", "token"), ("single",))
 
-    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+    def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name = name
         sizes = {"width": 12, "heads": 3, "dropout": 0.1, "batch_first": True, "length": 16}
         self.module_factory = ModuleFactory(user_code, sizes | {"key_width": 4, "value_width": 4})
@@ -59,7 +68,9 @@ class AttentionModuleChecker(PartChecker):
         self.argument_roles = guess_argument_roles(self.sample_module.forward)
         masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
         self.mask_formats = list_mask_formats(masks[0], type(self.sample_module), mask_polarity) if masks else []
-        self.default_mask_kind = choose_default_mask_kind(self.sample_module.forward, self.argument_roles)
+        self.default_mask_kind: MaskKind | None = choose_default_mask_kind(
+            self.sample_module.forward, self.argument_roles
+        )
         if isinstance(self.sample_module, nn.MultiheadAttention):
             self.mask_formats = ["blocked"]
 
@@ -78,33 +89,35 @@ class AttentionModuleChecker(PartChecker):
         ]
         if self.mask_formats:
             masked = sizes(12, 3, 2, 5) | self._get_grid_sizes(2, 3)
-            cases += [Case("mask", masked, "random"), Case(LARGE_MASKED_SCORES, masked, "loud")]
-        return [fitted for case in cases if (fitted := self.module_factory.adapt_case(case)) is not None]
+            cases += [Case("mask", masked, "random"), Case(LARGE_MASKED_SCORES, masked, "high_scores")]
+        return [adapted for case in cases if (adapted := self.module_factory.adapt_case(case)) is not None]
 
     def _get_grid_sizes(self, num_rows: int, num_columns: int) -> dict[str, int]:
         return {} if self.part == "multi-head-attention" else {"rows": num_rows, "columns": num_columns}
 
     def list_tiny_cases(self) -> list[Case]:
-        grown = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2), (4, 2, 3)]
-        cases = make_tiny_attention_cases(grown, self.default_mask_kind)
-        return [fitted for case in cases if (fitted := self.module_factory.adapt_case(case)) is not None]
+        sizes = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2), (4, 2, 3)]
+        cases = make_tiny_attention_cases([TinySizes(*size) for size in sizes], self.default_mask_kind)
+        return [adapted for case in cases if (adapted := self.module_factory.adapt_case(case)) is not None]
 
     def make_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
-        given = draw_inputs(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
-        if case.mask_kind == "loud":  # the masked last token is 300 times larger
-            given["x"][:, -1] *= 300.0
-        return given
+        inputs = draw_inputs(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
+        if case.mask_kind == "high_scores":  # the masked last token is 300 times larger
+            inputs["x"][:, -1] *= 300.0
+        return inputs
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [
             [
                 CallConvention(
-                    (AXIS_ORDERS[axes],) if form is None else (AXIS_ORDERS[axes], MASK_FORMATS[form][0]),
-                    {"axes": axes, "form": form},
+                    (AXIS_ORDERS[axis_order],)
+                    if mask_format is None
+                    else (AXIS_ORDERS[axis_order], MASK_FORMATS[mask_format].description),
+                    {"axis_order": axis_order, "mask_format": mask_format},
                 )
-                for axes in group
-                for form in self.mask_formats or [None]
+                for axis_order in group
+                for mask_format in self.mask_formats or [None]
             ]
             for group in self._list_axis_order_groups()
         ]
@@ -117,26 +130,28 @@ class AttentionModuleChecker(PartChecker):
     def get_module(self, case: Case) -> nn.Module:
         return self.module_factory.get_module(case.sizes, self.dtype, self.training)
 
-    def as_passed(self, way: CallConvention, case: Case, inputs: NamedTensors) -> NamedTensors:
-        return {"x": self.convert_to_user_axes(inputs["x"], way.settings["axes"], case)}
+    def convert_inputs_to_user_shapes(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors
+    ) -> NamedTensors:
+        return {"x": self.convert_to_user_axes(inputs["x"], convention.settings["axis_order"], case)}
 
-    def as_returned(self, way: CallConvention, case: Case, result: Tensor) -> Tensor:
-        return self.convert_to_user_axes(result, way.settings["axes"], case)
+    def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
+        return self.convert_to_user_axes(result, convention.settings["axis_order"], case)
 
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
-        module, axes = self.get_module(case), convention.settings["axes"]
-        x = self.as_passed(convention, case, inputs)["x"]
+        module, axis_order = self.get_module(case), convention.settings["axis_order"]
+        x = self.convert_inputs_to_user_shapes(convention, case, inputs)["x"]
         values: dict[str, Any] = dict.fromkeys(("x", "q", "k", "v"), x) | {"heads": case.sizes["heads"]}
         allowed = make_allowed_mask(case, inputs["x"].shape[1], inputs["x"].shape[1])
         if allowed is None:
             return self.convert_from_user_axes(
-                select_output(self.call_module(module, values), tuple(x.shape)), axes, case
+                select_output(self.call_module(module, values), tuple(x.shape)), axis_order, case
             )
-        mask, error = MASK_FORMATS[convention.settings["form"]][1](allowed, self.dtype), None
-        for tried in list_broadcast_masks(mask, (case.sizes["batch"], case.sizes["heads"])):
+        mask, error = MASK_FORMATS[convention.settings["mask_format"]].convert(allowed, self.dtype), None
+        for candidate in list_broadcast_masks(mask, (case.sizes["batch"], case.sizes["heads"])):
             try:
-                result = self.call_module(module, values | {"mask": tried})
-                return self.convert_from_user_axes(select_output(result, tuple(x.shape)), axes, case)
+                result = self.call_module(module, values | {"mask": candidate})
+                return self.convert_from_user_axes(select_output(result, tuple(x.shape)), axis_order, case)
             except (RuntimeError, ValueError, IndexError, AssertionError) as raised:
                 error = error or raised
         raise error or RuntimeError("no mask shape was accepted")
@@ -164,37 +179,43 @@ class AttentionModuleChecker(PartChecker):
         self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
     ) -> Tensor:
         module, x = self.get_module(case), inputs["x"]
-        x = x[:1] if convention.settings["axes"] == "single" else x
+        x = x[:1] if convention.settings["axis_order"] == "single" else x
         allowed = make_allowed_mask(case, x.shape[1], x.shape[1])
         if options.get("causal"):
-            own = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-            allowed = own if allowed is None else allowed & own
+            causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+            allowed = causal if allowed is None else allowed & causal
         if options.get("norm_inside"):
-            x = F.layer_norm(x, x.shape[-1:], *get_norm_parameters(find_norms(module)[0][1]))
+            x = F.layer_norm(x, x.shape[-1:], *get_norm_parameters(find_norms(module)[0].norm))
         weights = get_reference_weights(find_linear_layers(module), options, case.sizes["heads"])
-        return multi_head_attention((x, x, x), weights, case.sizes["heads"], allowed, options)
+        return multi_head_attention(QueryKeyValue(x, x, x), weights, case.sizes["heads"], allowed, options)
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
-        found = list_attention_variants(self.sample_module, find_linear_layers(self.sample_module))
+        variants = list_attention_variants(self.sample_module, find_linear_layers(self.sample_module))
         if find_norms(self.sample_module):
             inside = [
-                (dict(o) | {"norm_inside": True}, (*w, "the module normalises its input itself")) for o, w in found
+                CorrectVariant(
+                    dict(variant.options) | {"norm_inside": True},
+                    (*variant.assumptions, "the module normalises its input itself"),
+                )
+                for variant in variants
             ]
-            return [*inside, *found]
-        return found
+            return [*inside, *variants]
+        return variants
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
-        found = list_attention_mistakes(
+        mistakes = list_attention_mistakes(
             self.sample_module, find_linear_layers(self.sample_module), has_mask=bool(self.mask_formats)
         )
         return [
-            s for s in found if s.mistake_id != "missing-output-projection" or not self.find_missing_layers(convention)
+            mistake
+            for mistake in mistakes
+            if mistake.mistake_id != "missing-output-projection" or not self.find_missing_layers(convention)
         ]
 
     def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
         """Detect a missing output projection; it is optional for a single head."""
-        maps = find_linear_layers(self.sample_module)
-        weights = get_reference_weights(maps, self.list_correct_variants(convention)[0][0], 3)
+        linear_layers = find_linear_layers(self.sample_module)
+        weights = get_reference_weights(linear_layers, self.list_correct_variants(convention)[0].options, 3)
         if self.module_factory.has_heads and "wo" not in weights:
             return [SimulatedMistake("missing-output-projection", {"projected": False})]
         return []
@@ -213,20 +234,22 @@ class AttentionModuleChecker(PartChecker):
         case = self.list_cases()[0]
         x = self.make_inputs(case)["x"].to(self.dtype)
         order = torch.arange(x.shape[1]).flip(0)
-        same = torch.allclose(
+        is_equivariant = torch.allclose(
             self.run_user_code(convention, case, {"x": x[:, order]}), user_result[:, order], atol=1e-4
         )
-        other = (
+        wrong_text = (
             "Permuting the tokens does not permute the output in the same way (wrong unless the attention is causal)."
         )
-        lines.append("Permuting the tokens permutes the output in the same way (correct)." if same else other)
+        lines.append(
+            "Permuting the tokens permutes the output in the same way (correct)." if is_equivariant else wrong_text
+        )
         alone = self.run_user_code(convention, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])})
-        apart = torch.allclose(alone[:1], user_result[:1], atol=1e-4)
-        return [*lines, observe(apart, ALONE, NOT_ALONE)]
+        is_independent = torch.allclose(alone[:1], user_result[:1], atol=1e-4)
+        return [*lines, format_observation(is_independent, IMAGES_INDEPENDENT, IMAGES_DEPENDENT)]
 
 
 class Attention2dChecker(AttentionModuleChecker):
-    """Self-attention over all positions of a feature map."""
+    """Check self-attention over all positions of a feature map."""
 
     part = "self-attention-2d"
     axis_order_groups = (("grid",), ("grid-last",))

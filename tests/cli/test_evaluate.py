@@ -31,7 +31,7 @@ def trained(vitascope, here):
     return here
 
 
-def test_json_is_all_that_json_prints_and_holds_what_others_check(vitascope, trained) -> None:
+def test_json_output_is_only_json_with_the_documented_keys(vitascope, trained) -> None:
     found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
     assert {"accuracy", "interval", "top5", "ece", "per_class"} <= set(found)
     assert 0 <= found["interval"][0] <= found["accuracy"] <= found["interval"][1] <= 1 and found["images"] == 90
@@ -49,7 +49,7 @@ def test_json_is_all_that_json_prints_and_holds_what_others_check(vitascope, tra
     assert not (place / "robustness.png").exists()
 
 
-def test_evaluating_prints_classes_calibration_and_decline(vitascope, trained) -> None:
+def test_evaluating_prints_classes_calibration_and_corruptions(vitascope, trained) -> None:
     answer = vitascope("evaluate", "runs/digits", "--split", "val")
     for words in (
         "validation accuracy",
@@ -65,7 +65,7 @@ def test_evaluating_prints_classes_calibration_and_decline(vitascope, trained) -
     assert "selection bias" not in answer.out and "it would be fitted on these same images" in answer.out
 
 
-def test_fewer_tokens_than_possible_are_said_and_more_are_refused(vitascope, trained) -> None:
+def test_token_reduction_is_printed_and_too_large_values_are_refused(vitascope, trained) -> None:
     words = ("evaluate", "runs/digits", "--split", "val", "--quick")
     dropped = vitascope(*words, "--drop-tokens", "2").out
     assert "(2 tokens dropped per block) on 90 images" in dropped
@@ -127,7 +127,7 @@ def test_a_broken_run_does_not_hide_the_others(vitascope, trained) -> None:
     assert len(json.loads(answer.out)) == 1 and "There is no setting 'model.dept'" in answer.err
 
 
-def test_names_are_shown_as_they_are(vitascope, trained) -> None:
+def test_names_are_printed_without_markup(vitascope, trained) -> None:
     """Neither rich's markup nor matplotlib's formulas may eat a name."""
     picture = trained / "photos" / "inner" / "0.png"
     for name in ("scan[final].png", "a:cat:.png", "d[b.png"):
@@ -174,7 +174,7 @@ def test_recording_runs(vitascope, trained) -> None:
         (("evaluate", "runs/digits", "--data", "parts", "--split", "val"), "parts has no val split. Choose one with"),
         (("evaluate", "runs/digits", "--data", "photos", "--split", "val"), "has no splits. Omit --split"),
         (("evaluate", "runs/digits", "--data", "photos"), "classes unknown to the model: inner"),
-        (("evaluate", "runs/digits", "--data", "nothing"), "There is no data set 'nothing'"),
+        (("evaluate", "runs/digits", "--data", "nothing"), "There is no data set and no folder named 'nothing'"),
         (("predict", "runs/digits", "nothing.png"), "There is no file or folder nothing.png"),
         (("predict", "runs/digits", "torn.png"), "torn.png cannot be read as an image"),
         (("predict", "runs/digits", "empty"), "The folder empty contains no images"),

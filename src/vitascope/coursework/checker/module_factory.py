@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitascope.coursework.checker.argument_names import NUM_HEADS_NAMES, normalize_identifier
-from vitascope.coursework.checker.part import Case, fork_seeded_rng, randomize_weights
+from vitascope.coursework.checker.part_checker import Case, UserCode, fork_seeded_rng, randomize_weights
 from vitascope.coursework.checker.weights import find_linear_layers, find_norms
 
 ARGUMENT_NAMES_BY_ROLE = {
@@ -48,27 +48,27 @@ class UnknownArgumentError(TypeError):
 
 
 def guess_size_role(argument_name: str, all_argument_names: set[str], sizes: Mapping[str, Any]) -> str | None:
-    """Which of our sizes an argument means; a hidden_dim beside an embed_dim is the feed-forward layer's."""
-    word = normalize_identifier(argument_name)
-    if word in NUM_HEADS_NAMES and not (word == "h" and "heads" not in sizes):
+    """Return the size that an argument stands for; next to embed_dim, hidden_dim is the width of the MLP."""
+    normalized = normalize_identifier(argument_name)
+    if normalized in NUM_HEADS_NAMES and not (normalized == "h" and "heads" not in sizes):
         return "heads"
-    role = ROLE_BY_ARGUMENT_NAME.get(word)
-    if role is None and "drop" in word:
+    role = ROLE_BY_ARGUMENT_NAME.get(normalized)
+    if role is None and "drop" in normalized:
         role = "dropout"
-    if word in ("hiddendim", "hidden", "hiddensize", "hiddenwidth") and "hidden" in sizes:
-        first = {
-            o
-            for o in all_argument_names
-            if o != word and ROLE_BY_ARGUMENT_NAME.get(o) == "width" and o not in ("outdim", "outputdim")
+    if normalized in ("hiddendim", "hidden", "hiddensize", "hiddenwidth") and "hidden" in sizes:
+        other_widths = {
+            name
+            for name in all_argument_names
+            if name != normalized and ROLE_BY_ARGUMENT_NAME.get(name) == "width" and name not in ("outdim", "outputdim")
         }
-        role = "hidden" if first else "width"
+        role = "hidden" if other_widths else "width"
     elif role == "hidden" and "hidden" not in sizes:
         role = "width"
     if role == "channels" and "channels" not in sizes:
         role = "width"
-    if word in ("outdim", "outputdim", "outfeatures", "outd") and "classes" in sizes:
+    if normalized in ("outdim", "outputdim", "outfeatures", "outd") and "classes" in sizes:
         role = "classes"
-    if word == "size":
+    if normalized == "size":
         role = "image" if "image" in sizes else "width"
     return role
 
@@ -76,43 +76,45 @@ def guess_size_role(argument_name: str, all_argument_names: set[str], sizes: Map
 def choose_constructor_arguments(
     cls: type, sizes: Mapping[str, Any], size_order: tuple[str, ...] = ("width", "heads")
 ) -> dict[str, Any]:
-    """The constructor's arguments by name; required ones that say nothing get the sizes not yet used, in order."""
+    """Return the constructor arguments by name.
+
+    Required arguments with an unknown role get the unused sizes in `size_order`."""
     parameters = list(inspect.signature(cls).parameters.values())
-    given, unknown, used = {}, [], set()
-    others = {normalize_identifier(parameter.name) for parameter in parameters}
+    arguments, unknown, used = {}, [], set()
+    all_names = {normalize_identifier(parameter.name) for parameter in parameters}
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        role = guess_size_role(parameter.name, others, sizes)
+        role = guess_size_role(parameter.name, all_names, sizes)
         if normalize_identifier(parameter.name) == "p" and type(parameter.default) is int and "patch" in sizes:
             role = "patch"
         if role is not None and role in sizes:
             if role == "ratio" and parameter.default is not parameter.empty:
                 continue
-            given[parameter.name], used = sizes[role], used | {role}
+            arguments[parameter.name], used = sizes[role], used | {role}
         elif parameter.default is parameter.empty:
             unknown.append(parameter.name)
-    left = [role for role in size_order if role not in used and role in sizes]
-    if len(unknown) > len(left):
+    unused = [role for role in size_order if role not in used and role in sizes]
+    if len(unknown) > len(unused):
         raise UnknownArgumentError(
-            f"the constructor argument {unknown[len(left)]!r} of {cls.__name__} has an unknown meaning"
+            f"the constructor argument {unknown[len(unused)]!r} of {cls.__name__} has an unknown meaning"
         )
-    return given | {name: sizes[role] for name, role in zip(unknown, left, strict=False)}
+    return arguments | {name: sizes[role] for name, role in zip(unknown, unused, strict=False)}
 
 
 def build_instance(cls: type, sizes: Mapping[str, Any], size_order: tuple[str, ...] = ("width", "heads")) -> nn.Module:
-    """An instance with our sizes."""
+    """Create an instance with these sizes."""
     return cls(**choose_constructor_arguments(cls, sizes, size_order))
 
 
 def has_constructor_argument(cls: type, role: str, sizes: Mapping[str, Any]) -> bool:
-    """Tell whether the constructor asks for it."""
+    """Return whether the constructor has an argument of this role."""
     names = list(inspect.signature(cls).parameters)
     return any(guess_size_role(name, {normalize_identifier(n) for n in names}, sizes) == role for name in names)
 
 
 def find_num_heads(module: nn.Module) -> int | None:
-    """The number of heads that an instance remembers, itself or in one of its parts."""
+    """Return the number of heads that an instance or one of its submodules stores, or None."""
     for part in module.modules():
         for name, value in vars(part).items():
             if type(value) is int and normalize_identifier(name) in NUM_HEADS_NAMES:
@@ -121,12 +123,13 @@ def find_num_heads(module: nn.Module) -> int | None:
 
 
 class ModuleFactory:
-    """Instances of one class, created once for each size and dtype."""
+    """Create instances of a class, one for each combination of sizes and dtype."""
 
     def __init__(
-        self, user_code: Any, sizes: Mapping[str, Any], size_order: tuple[str, ...] = ("width", "heads")
+        self, user_code: UserCode, sizes: Mapping[str, Any], size_order: tuple[str, ...] = ("width", "heads")
     ) -> None:
-        self.user_code, self.sizes, self.size_order = user_code, dict(sizes), size_order
+        self.user_code: Any = user_code
+        self.sizes, self.size_order = dict(sizes), size_order
         self.module_cache: dict[tuple[Any, ...], nn.Module] = {}
         self.fixed_sizes: dict[str, int] = {}
         if isinstance(user_code, nn.Module):
@@ -134,7 +137,7 @@ class ModuleFactory:
             self.has_heads = find_num_heads(user_code) is not None
         else:
             self.has_heads = (
-                has_constructor_argument(user_code, "heads", self.sizes)
+                has_constructor_argument(self.user_code, "heads", self.sizes)
                 or "heads" in size_order[: self._count_inferred_sizes()]
             )
             if not self.has_heads:
@@ -142,23 +145,24 @@ class ModuleFactory:
                 self.has_heads = self.fixed_sizes["heads"] > 1
 
     def _count_inferred_sizes(self) -> int:
-
-        asked = choose_constructor_arguments(self.user_code, self.sizes, self.size_order)
-        return 2 if list(asked.values()).count(self.sizes.get("heads")) else 0
+        arguments = choose_constructor_arguments(self.user_code, self.sizes, self.size_order)
+        return 2 if list(arguments.values()).count(self.sizes.get("heads")) else 0
 
     def get_module(
         self, sizes: Mapping[str, int], dtype: torch.dtype = torch.float64, training: bool = False
     ) -> nn.Module:
         """Return an instance, by default in eval mode."""
-        wanted = {name: sizes.get(name, size) for name, size in self.sizes.items()}
-        for narrow in {"key_width", "value_width"} & wanted.keys():
-            wanted[narrow] = wanted["width"] // wanted["heads"]
-        key = (*wanted.values(), dtype)
+        all_sizes = {name: sizes.get(name, size) for name, size in self.sizes.items()}
+        for name in {"key_width", "value_width"} & all_sizes.keys():
+            all_sizes[name] = all_sizes["width"] // all_sizes["heads"]
+        key = (*all_sizes.values(), dtype)
         if key not in self.module_cache:
             with fork_seeded_rng("building"):
-                fresh = isinstance(self.user_code, nn.Module)
+                is_instance = isinstance(self.user_code, nn.Module)
                 module = (
-                    copy.deepcopy(self.user_code) if fresh else build_instance(self.user_code, wanted, self.size_order)
+                    copy.deepcopy(self.user_code)
+                    if is_instance
+                    else build_instance(self.user_code, all_sizes, self.size_order)
                 )
             module = module.to(dtype=torch.float64)
             randomize_weights(module)
@@ -166,7 +170,7 @@ class ModuleFactory:
         return self.module_cache[key].train(training)
 
     def adapt_case(self, case: Case) -> Case | None:
-        """The case with sizes that cannot be changed put in; None where it would not be a new one."""
+        """Return the case with the module's fixed sizes, or None if it does not fit or would be a duplicate."""
         sizes = dict(case.sizes) | {name: size for name, size in self.fixed_sizes.items() if name in case.sizes}
         if sizes == dict(case.sizes):
             return case
@@ -178,9 +182,9 @@ class ModuleFactory:
 
 
 def infer_width(module: nn.Module) -> int:
-    """The features an instance works with: its norm's, or its first linear map's input."""
+    """Return the width of an instance: that of its first norm, or the input width of its first linear layer."""
     for _, norm in find_norms(module):
         if isinstance(norm, nn.LayerNorm):
             return int(norm.normalized_shape[-1])
-    maps = find_linear_layers(module)
-    return maps[0].shape[1] if maps else 12
+    linear_layers = find_linear_layers(module)
+    return linear_layers[0].shape[1] if linear_layers else 12

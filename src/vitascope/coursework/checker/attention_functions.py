@@ -1,4 +1,4 @@
-"""The parts `multi-head-attention` and `self-attention-2d` as a function with weights as arguments."""
+"""Check `multi-head-attention` and `self-attention-2d` written as a function with weights as arguments."""
 
 import re
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitascope.coursework.checker.argument_names import (
+    ArgumentRoles,
     call_by_roles,
     get_docs_and_comments,
     get_source,
@@ -15,19 +16,23 @@ from vitascope.coursework.checker.argument_names import (
     split_identifier,
 )
 from vitascope.coursework.checker.attention_layers import (
-    CorrectVariant,
     guess_single_row_mistake,
     list_row_order_mistakes,
 )
+from vitascope.coursework.checker.attention_modules import AXIS_ORDERS
 from vitascope.coursework.checker.dot_product import describe_attention_evidence, select_output
-from vitascope.coursework.checker.heads import AXIS_ORDERS
 from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_mask_formats
-from vitascope.coursework.checker.part import (
+from vitascope.coursework.checker.part_checker import (
     LARGE_MASKED_SCORES,
     CallConvention,
     Case,
+    CorrectVariant,
+    MaskKind,
+    MaskPolarity,
     NamedTensors,
     PartChecker,
+    TinySizes,
+    UserCode,
     choose_default_mask_kind,
     draw_inputs,
     make_allowed_mask,
@@ -39,6 +44,7 @@ from vitascope.coursework.checker.reference import (
     MASK_FILL_MISTAKES,
     MASK_MISTAKES,
     SCALE_MISTAKES,
+    QueryKeyValue,
     ReferenceOptions,
     SimulatedMistake,
     multi_head_attention,
@@ -52,11 +58,13 @@ INPUT_FIRST_PATTERN = (
 
 
 class AttentionFunctionChecker(PartChecker):
-    """`f(x, w_q, w_k, w_v, w_o, heads)` and its like: every weight is an input, drawn by us."""
+    """Check a function such as `f(x, w_q, w_k, w_v, w_o, heads)`; the checker draws the weights as inputs."""
 
     part = "multi-head-attention"
 
-    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None, part: str = part) -> None:
+    def __init__(
+        self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None, part: str = part
+    ) -> None:
         self.name, self.user_code, self.part = name, user_code, part
         self.argument_roles = self._guess_argument_roles(user_code)
         self.weights = [
@@ -65,17 +73,17 @@ class AttentionFunctionChecker(PartChecker):
         self.has_heads_argument = "heads" in self.argument_roles.values()
         masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
         self.mask_formats = list_mask_formats(masks[0], user_code, mask_polarity) if masks else []
-        self.default_mask_kind = choose_default_mask_kind(user_code, self.argument_roles)
-        words = {
+        self.default_mask_kind: MaskKind | None = choose_default_mask_kind(user_code, self.argument_roles)
+        name_words = {
             word
             for argument, role in self.argument_roles.items()
             if role in self.weights
             for word in split_identifier(argument)
         }
-        self.uses_torch_weight_names = bool(words & {"weight", "proj", "weights"})
+        self.uses_torch_weight_names = bool(name_words & {"weight", "proj", "weights"})
 
     @staticmethod
-    def _guess_argument_roles(function: Any) -> dict[str, str]:
+    def _guess_argument_roles(function: UserCode) -> ArgumentRoles:
         roles = guess_argument_roles(function)
         if not {"x", "q"} & set(roles.values()) and roles:
             roles[next(iter(roles))] = "x"
@@ -102,14 +110,14 @@ class AttentionFunctionChecker(PartChecker):
             Case("one token", sizes(12, 3, 2, 1, 1), self.default_mask_kind),
         ]
         if self.mask_formats:
-            same = sizes(12, 3, 2, 1, 5)
-            cases += [Case("mask", same, "random"), Case(LARGE_MASKED_SCORES, same, "loud")]
+            masked = sizes(12, 3, 2, 1, 5)
+            cases += [Case("mask", masked, "random"), Case(LARGE_MASKED_SCORES, masked, "high_scores")]
         return cases
 
     def list_tiny_cases(self) -> list[Case]:
-        grown = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2)]
+        sizes = [TinySizes(*size) for size in ((1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2))]
         return make_tiny_attention_cases(
-            [size for size in grown if size[1] == 1 or self.has_heads_argument], self.default_mask_kind
+            [size for size in sizes if size.num_heads == 1 or self.has_heads_argument], self.default_mask_kind
         )
 
     def make_inputs(self, case: Case) -> NamedTensors:
@@ -119,60 +127,62 @@ class AttentionFunctionChecker(PartChecker):
         for role in self.weights:
             rows = s["width"] * (3 if role.endswith("qkv") else 1)
             shapes[role] = (rows, s["width"]) if role[0] == "w" else (rows,)
-        given = draw_inputs(case, shapes)
+        inputs = draw_inputs(case, shapes)
         for role in [] if case.tiny else self.weights:
-            given[role] *= s["width"] ** -0.5
-        if case.mask_kind == "loud":
-            given = {name: x * _make_last_token_scale(x) if name in "xqkv" else x for name, x in given.items()}
-        return given
+            inputs[role] *= s["width"] ** -0.5
+        if case.mask_kind == "high_scores":
+            inputs = {name: x * _make_last_token_scale(x) if name in "xqkv" else x for name, x in inputs.items()}
+        return inputs
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
-        forms = self.mask_formats or [None]
-        talls = [False, True] if "wqkv" in self.weights else [False]
-        axes = [["grid"], ["grid-last"]] if self.part == "self-attention-2d" else [["batch", "token"], ["single"]]
-        stacked = [False, True] if {"wq", "wk", "wv"} <= set(self.weights) else [False]
+        mask_formats = self.mask_formats or [None]
+        packed_options = [False, True] if "wqkv" in self.weights else [False]
+        axis_order_groups = (
+            [["grid"], ["grid-last"]] if self.part == "self-attention-2d" else [["batch", "token"], ["single"]]
+        )
+        per_head_options = [False, True] if {"wq", "wk", "wv"} <= set(self.weights) else [False]
         return [
             [
-                CallConvention(
-                    _describe_assumptions(a, form, tall, heads),
-                    {"axes": a, "form": form, "tall": tall, "stacked": heads},
-                )
-                for a in group
-                for form in forms
+                _make_convention(axis_order, mask_format, packed_transposed, per_head)
+                for axis_order in group
+                for mask_format in mask_formats
             ]
-            for heads in stacked
-            for group in axes
-            for tall in talls
+            for per_head in per_head_options
+            for group in axis_order_groups
+            for packed_transposed in packed_options
         ]
 
-    def as_passed(self, way: CallConvention, case: Case, inputs: NamedTensors) -> NamedTensors:
-        axes, heads = way.settings["axes"], case.sizes["heads"]
+    def convert_inputs_to_user_shapes(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors
+    ) -> NamedTensors:
+        axis_order, heads = convention.settings["axis_order"], case.sizes["heads"]
         return {
-            name: _convert_to_user_axes(tensor, axes, case)
+            name: _convert_to_user_axes(tensor, axis_order, case)
             if name in "xqkv"
-            else _convert_weight_to_user_shape(name, tensor, way, heads)
+            else _convert_weight_to_user_shape(name, tensor, convention, heads)
             for name, tensor in inputs.items()
         }
 
-    def as_returned(self, way: CallConvention, case: Case, result: Tensor) -> Tensor:
-        return _convert_to_user_axes(result, way.settings["axes"], case)
+    def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
+        return _convert_to_user_axes(result, convention.settings["axis_order"], case)
 
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
-        axes, heads = convention.settings["axes"], case.sizes["heads"]
-        values: dict[str, Any] = dict(self.as_passed(convention, case, inputs))
+        axis_order, heads = convention.settings["axis_order"], case.sizes["heads"]
+        values: dict[str, Any] = dict(self.convert_inputs_to_user_shapes(convention, case, inputs))
         tokens = next(values[name] for name in "xqkv" if name in values)
         values |= {"heads": heads, "dropout": 0.0, "training": False, "embeddim": case.sizes["width"]}
         values |= {"dmodel": case.sizes["width"], "dk": case.sizes["width"] // heads}
         allowed = make_allowed_mask(case, case.sizes["columns"], case.sizes["columns"])
         if allowed is None:
             return _convert_from_user_axes(
-                select_output(call_by_roles(self.user_code, values, self.argument_roles), tuple(tokens.shape)), axes
+                select_output(call_by_roles(self.user_code, values, self.argument_roles), tuple(tokens.shape)),
+                axis_order,
             )
-        mask, error = MASK_FORMATS[convention.settings["form"]][1](allowed, self.dtype), None
-        for tried in list_broadcast_masks(mask, (case.sizes["batch"], heads)):
+        mask, error = MASK_FORMATS[convention.settings["mask_format"]].convert(allowed, self.dtype), None
+        for candidate in list_broadcast_masks(mask, (case.sizes["batch"], heads)):
             try:
-                result = call_by_roles(self.user_code, values | {"mask": tried}, self.argument_roles)
-                return _convert_from_user_axes(select_output(result, tuple(tokens.shape)), axes)
+                result = call_by_roles(self.user_code, values | {"mask": candidate}, self.argument_roles)
+                return _convert_from_user_axes(select_output(result, tuple(tokens.shape)), axis_order)
             except (RuntimeError, ValueError, IndexError, AssertionError) as raised:
                 error = error or raised
         raise error or RuntimeError("no mask shape was accepted")
@@ -181,29 +191,34 @@ class AttentionFunctionChecker(PartChecker):
         self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
     ) -> Tensor:
         first = next(inputs[name] for name in "xqkv" if name in inputs)
-        tokens = tuple(inputs.get(name, first) for name in "qkv")
-        if convention.settings["axes"] == "single":
-            tokens = tuple(x[:1] for x in tokens)
-        weight_roles: dict[str, Tensor | None] = {
-            role: inputs[role] for role in self.weights if not role.endswith("qkv")
-        }
+        tokens = [inputs.get(name, first) for name in "qkv"]
+        if convention.settings["axis_order"] == "single":
+            tokens = [x[:1] for x in tokens]
+        weights: dict[str, Tensor | None] = {role: inputs[role] for role in self.weights if not role.endswith("qkv")}
         for role in ("wqkv", "bqkv"):
             if role in inputs:
-                cuts = get_qkv_row_indices(options.get("rows", "qkv"), case.sizes["width"], case.sizes["heads"])
-                weight_roles |= {role[0] + letter: inputs[role][cut] for letter, cut in zip("qkv", cuts, strict=True)}
-        for letter in options.get("flipped", ""):
-            if (weight := weight_roles.get("w" + letter)) is not None:
-                weight_roles["w" + letter] = weight.T
+                row_indices = get_qkv_row_indices(options.get("rows", "qkv"), case.sizes["width"], case.sizes["heads"])
+                weights |= {
+                    role[0] + letter: inputs[role][rows] for letter, rows in zip("qkv", row_indices, strict=True)
+                }
+        for letter in options.get("transposed", ""):
+            if (weight := weights.get("w" + letter)) is not None:
+                weights["w" + letter] = weight.T
         allowed = make_allowed_mask(case, first.shape[1], first.shape[1])
-        return multi_head_attention(tokens, weight_roles, case.sizes["heads"], allowed, options)  # pyright: ignore[reportArgumentType]
+        return multi_head_attention(QueryKeyValue(*tokens), weights, case.sizes["heads"], allowed, options)
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         if "wqkv" in self.weights:
-            return [({"flipped": "o"}, ()), ({}, ())] if convention.settings["tall"] else [({}, ())]
-        told = re.search(INPUT_FIRST_PATTERN, get_docs_and_comments(self.user_code).lower())
-        if convention.settings["stacked"] or self.uses_torch_weight_names or not self.weights or not told:
-            return [({}, ())]
-        return [({"flipped": "qkvo"}, (TRANSPOSED_WEIGHTS_TEXT,))]
+            default = CorrectVariant({}, ())
+            return (
+                [CorrectVariant({"transposed": "o"}, ()), default]
+                if convention.settings["packed_transposed"]
+                else [default]
+            )
+        is_documented = re.search(INPUT_FIRST_PATTERN, get_docs_and_comments(self.user_code).lower())
+        if convention.settings["per_head"] or self.uses_torch_weight_names or not self.weights or not is_documented:
+            return [CorrectVariant({}, ())]
+        return [CorrectVariant({"transposed": "qkvo"}, (TRANSPOSED_WEIGHTS_TEXT,))]
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         rows = []
@@ -220,8 +235,8 @@ class AttentionFunctionChecker(PartChecker):
         ]
 
     def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
-        lacking = self.weights and self.has_heads_argument and "wo" not in self.weights
-        return [SimulatedMistake("missing-output-projection", {"projected": False})] if lacking else []
+        is_missing = self.weights and self.has_heads_argument and "wo" not in self.weights
+        return [SimulatedMistake("missing-output-projection", {"projected": False})] if is_missing else []
 
     def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
         return guess_single_row_mistake(get_source(self.user_code))
@@ -240,13 +255,15 @@ def _make_last_token_scale(x: Tensor) -> Tensor:
     return factor
 
 
-def _describe_assumptions(
-    axis_order: str, mask_format: str | None, is_packed_transposed: bool, has_head_axis: bool
-) -> tuple[str, ...]:
-    words = [AXIS_ORDERS[axis_order]]
-    words += [] if mask_format is None else [MASK_FORMATS[mask_format][0]]
-    words += ["the packed weight has shape input × output"] if is_packed_transposed else []
-    return (*words, *(["the weights have shape head × input × head width"] if has_head_axis else []))
+def _make_convention(
+    axis_order: str, mask_format: str | None, packed_transposed: bool, per_head: bool
+) -> CallConvention:
+    settings = {"axis_order": axis_order, "mask_format": mask_format}
+    assumptions = [AXIS_ORDERS[axis_order]]
+    assumptions += [] if mask_format is None else [MASK_FORMATS[mask_format].description]
+    assumptions += ["the packed weight has shape input × output"] if packed_transposed else []
+    assumptions += ["the weights have shape head × input × head width"] if per_head else []
+    return CallConvention(tuple(assumptions), settings | {"packed_transposed": packed_transposed, "per_head": per_head})
 
 
 def _convert_to_user_axes(x: Tensor, axis_order: str, case: Case) -> Tensor:
@@ -267,10 +284,10 @@ def _convert_from_user_axes(x: Tensor, axis_order: str) -> Tensor:
 def _convert_weight_to_user_shape(
     weight_role: str, weight: Tensor, convention: CallConvention, num_heads: int
 ) -> Tensor:
-    """A weight in the shape that this way hands over."""
-    if weight_role == "wqkv" and convention.settings["tall"]:
+    """Return the weight in the shape in which the user's code receives it."""
+    if weight_role == "wqkv" and convention.settings["packed_transposed"]:
         return weight.T
-    if not convention.settings["stacked"]:
+    if not convention.settings["per_head"]:
         return weight
     if weight_role[0] == "b":
         return weight if weight_role == "bo" else weight.unflatten(0, (num_heads, 1, -1)).squeeze(1)

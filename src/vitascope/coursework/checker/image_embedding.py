@@ -1,19 +1,32 @@
-"""The part `class-token`, and image embedding with a switch for every mistake."""
+"""Check the part `class-token`, and embed images with an option to simulate every known mistake."""
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.argument_names import call_by_roles, guess_argument_roles, normalize_identifier
+from vitascope.coursework.checker.argument_names import (
+    ArgumentRoles,
+    call_by_roles,
+    guess_argument_roles,
+    normalize_identifier,
+)
 from vitascope.coursework.checker.dot_product import select_output
-from vitascope.coursework.checker.instances import ModuleFactory
-from vitascope.coursework.checker.part import CallConvention, Case, NamedTensors, PartChecker, draw_inputs
+from vitascope.coursework.checker.module_factory import ModuleFactory
+from vitascope.coursework.checker.part_checker import (
+    CallConvention,
+    Case,
+    MaskPolarity,
+    NamedTensors,
+    PartChecker,
+    UserCode,
+    draw_inputs,
+)
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 
-PIXEL_ORDERS = {  # orders of the numbers inside a patch, all of them right
+PIXEL_ORDERS = {  # orders of the values inside a patch; all are correct
     "chw": "channel, row, column",
     "hwc": "row, column, channel",
     "cwh": "channel, column, row",
@@ -28,16 +41,17 @@ INTERLEAVED_PATTERNS = {
 PATCH_MISTAKES = [
     SimulatedMistake("patches-in-column-order", {"order": "(column row)"}),
     *(
-        SimulatedMistake("pixels-interleaved", {"cut": how})
-        for how in (*INTERLEAVED_PATTERNS, "strips", "channel strips")
+        SimulatedMistake("pixels-interleaved", {"cut": cut})
+        for cut in (*INTERLEAVED_PATTERNS, "strips", "channel strips")
     ),
 ]
 CLASS_TOKEN_MISTAKES = [
-    SimulatedMistake("class-token-at-end", {"class_at": how}) for how in ("end", "end, read first", "start, read last")
+    SimulatedMistake("class-token-at-end", {"class_at": position})
+    for position in ("end", "end, read first", "start, read last")
 ]
 POSITION_MISTAKES = [
-    SimulatedMistake("position-misplaced", {"position": how})
-    for how in ("before", "end", "none", "not-class", "rolled", "class-only", "twice", "each-block")
+    SimulatedMistake("position-misplaced", {"position": position})
+    for position in ("before", "end", "none", "not-class", "rolled", "class-only", "twice", "each-block")
 ]
 
 
@@ -50,16 +64,18 @@ def extract_patches(images: Tensor, patch_size: int, options: ReferenceOptions) 
         return images.reshape(batch, count, -1)
     if cut == "channel strips":
         return images.reshape(batch, channels, count, patch_size * patch_size).transpose(1, 2).flatten(2)
-    left = INTERLEAVED_PATTERNS.get(cut or "", "batch channel (row height) (column width)")
-    inner = " ".join(AXIS_NAMES[letter] for letter in pixels)
-    right = f"batch {options.get('order', '(row column)')} ({inner})"
-    return rearrange(images, f"{left} -> {right}", height=patch_size, width=patch_size)
+    input_pattern = INTERLEAVED_PATTERNS.get(cut or "", "batch channel (row height) (column width)")
+    pixel_axes = " ".join(AXIS_NAMES[letter] for letter in pixels)
+    output_pattern = f"batch {options.get('order', '(row column)')} ({pixel_axes})"
+    return rearrange(images, f"{input_pattern} -> {output_pattern}", height=patch_size, width=patch_size)
 
 
 def assemble_tokens(
     patch_tokens: Tensor, class_token: Tensor | None, position_table: Tensor | None, options: ReferenceOptions
 ) -> Tensor:
-    """Class token in front, positions added; a table for patches only leaves the class token as it is."""
+    """Prepend the class token and add the position embeddings.
+
+    A position table with one row per patch is not added to the class token."""
     position = options.get("position")
     first = None if class_token is None else class_token.reshape(1, 1, -1).expand(len(patch_tokens), 1, -1)
     if position_table is not None:
@@ -94,7 +110,7 @@ def select_class_token(tokens: Tensor, options: ReferenceOptions) -> Tensor:
 
 
 def project_patches(patches: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A convolution's or a linear layer's weight, as the same linear map."""
+    """Apply the weight of a convolution or a linear layer to flattened patches."""
     return F.linear(patches, weight.flatten(1), bias)
 
 
@@ -102,11 +118,11 @@ CLASS_TOKEN_SHAPES = {"1×1×feature": (1, 1), "feature": (), "1×feature": (1,)
 
 
 class ClassTokenChecker(PartChecker):
-    """f(tokens, class_token[, positions]), or a module that owns its token."""
+    """Check f(tokens, class_token[, positions]), or a module that holds its class token."""
 
     part = "class-token"
 
-    def __init__(self, name: str, user_code: Any, mask_polarity: str | None = None) -> None:
+    def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name, self.user_code = name, user_code
         self.is_module = isinstance(user_code, type | nn.Module)
         if self.is_module:
@@ -137,26 +153,33 @@ class ClassTokenChecker(PartChecker):
         return draw_inputs(case, shapes)
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
-        axes = "the tokens have shape batch × token × feature"
+        axis_order = "the tokens have shape batch × token × feature"
         if self.is_module:
-            return [[CallConvention((axes,), {"shape": ()})]]
+            return [[CallConvention((axis_order,), {"shape": ()})]]
         return [
-            [CallConvention((axes, f"the class token has shape {name}"), {"shape": shape})]
+            [CallConvention((axis_order, f"the class token has shape {name}"), {"shape": shape})]
             for name, shape in CLASS_TOKEN_SHAPES.items()
         ]
 
-    def as_passed(self, way: CallConvention, case: Case, inputs: NamedTensors) -> NamedTensors:
+    def convert_inputs_to_user_shapes(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors
+    ) -> NamedTensors:
         if self.is_module:
             return inputs
-        return inputs | {"token": inputs["token"].reshape(*way.settings["shape"], case.sizes["width"])}
+        return inputs | {"token": inputs["token"].reshape(*convention.settings["shape"], case.sizes["width"])}
 
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         s = case.sizes
-        wanted = (s["batch"], s["tokens"] + 1, s["width"])
+        expected_shape = (s["batch"], s["tokens"] + 1, s["width"])
         if self.is_module:
-            return select_output(self.module_factory.get_module({}, self.dtype, self.training)(inputs["x"]), wanted)
+            return select_output(
+                self.module_factory.get_module({}, self.dtype, self.training)(inputs["x"]), expected_shape
+            )
         return select_output(
-            call_by_roles(self.user_code, self.as_passed(convention, case, inputs), self.argument_roles), wanted
+            call_by_roles(
+                self.user_code, self.convert_inputs_to_user_shapes(convention, case, inputs), self.argument_roles
+            ),
+            expected_shape,
         )
 
     def run_reference(
@@ -170,10 +193,10 @@ class ClassTokenChecker(PartChecker):
         return assemble_tokens(inputs["x"], token, table, options)
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
-        there = {"before", "not-class", "none", "rolled", "class-only", "twice"}
+        positions = {"before", "not-class", "none", "rolled", "class-only", "twice"}
         return [
             CLASS_TOKEN_MISTAKES[0],
-            *(switch for switch in POSITION_MISTAKES if switch.options["position"] in there),
+            *(mistake for mistake in POSITION_MISTAKES if mistake.options["position"] in positions),
         ]
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
@@ -182,33 +205,42 @@ class ClassTokenChecker(PartChecker):
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         if user_result.shape != reference_result.shape:
             return [f"The output has shape {list(user_result.shape)} instead of {list(reference_result.shape)}."]
-        good = [
+        correct_indices = [
             n for n in range(reference_result.shape[1]) if torch.allclose(user_result[:, n], reference_result[:, n])
         ]
-        indices = f": indices {good}" if good else ""
-        return [f"{len(good)} of {reference_result.shape[1]} tokens are correct{indices}."]
+        indices = f": indices {correct_indices}" if correct_indices else ""
+        return [f"{len(correct_indices)} of {reference_result.shape[1]} tokens are correct{indices}."]
 
 
-def find_token_and_positions(module: nn.Module, num_patches: int, width: int) -> tuple[Tensor | None, Tensor | None]:
-    """A module's class token and position table, by name and shape."""
-    plain = [(n, t) for part in module.modules() for n, t in vars(part).items() if isinstance(t, Tensor)]
-    named = [*module.named_parameters(), *module.named_buffers(), *plain]
-    tables = {n: p for n, p in named if p.is_floating_point()}
-    alone = {n: t for n, t in tables.items() if t.numel() == width and t.ndim != 1} | {
-        n: t for n, t in tables.items() if t.numel() == width and _is_class_token_name(n)
+class TokenAndPositions(NamedTuple):
+    """The class token and the position table of a module, or None for what it does not have."""
+
+    class_token: Tensor | None
+    position_table: Tensor | None
+
+
+def find_token_and_positions(module: nn.Module, num_patches: int, width: int) -> TokenAndPositions:
+    """Find a module's class token and position table by name and shape."""
+    attributes = [(n, t) for part in module.modules() for n, t in vars(part).items() if isinstance(t, Tensor)]
+    named = [*module.named_parameters(), *module.named_buffers(), *attributes]
+    tensors = {n: p for n, p in named if p.is_floating_point()}
+    token_candidates = {n: t for n, t in tensors.items() if t.numel() == width and t.ndim != 1} | {
+        n: t for n, t in tensors.items() if t.numel() == width and _is_class_token_name(n)
     }
-    token = next((t for n, t in alone.items() if _is_class_token_name(n)), next(iter(alone.values()), None))
-    long = {n: t for n, t in tables.items() if t.ndim in (2, 3) and t.shape[-1] == width and t.numel() > width}
-    placed = [t for n, t in long.items() if any(word in normalize_identifier(n) for word in ("pos", "pe"))]
-    fitting = [t for t in placed if t.numel() // width >= num_patches]
-    return token, fitting[0].reshape(-1, width) if fitting else None
+    token = next(
+        (t for n, t in token_candidates.items() if _is_class_token_name(n)), next(iter(token_candidates.values()), None)
+    )
+    tables = {n: t for n, t in tensors.items() if t.ndim in (2, 3) and t.shape[-1] == width and t.numel() > width}
+    position_tables = [t for n, t in tables.items() if any(word in normalize_identifier(n) for word in ("pos", "pe"))]
+    fitting = [t for t in position_tables if t.numel() // width >= num_patches]
+    return TokenAndPositions(token, fitting[0].reshape(-1, width) if fitting else None)
 
 
 def _is_class_token_name(name: str) -> bool:
     return "cls" in normalize_identifier(name) or "class" in normalize_identifier(name)
 
 
-def _guess_class_token_roles(function: Any) -> dict[str, str]:
+def _guess_class_token_roles(function: UserCode) -> ArgumentRoles:
     roles = guess_argument_roles(function)
     for name in roles:
         if "pos" in normalize_identifier(name):

@@ -1,0 +1,111 @@
+"""Find the first value that differs from the reference, and format a small failing example for the report."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from vitascope.coursework.checker.comparison import CachedRunner, Diagnosis
+from vitascope.coursework.checker.part_checker import Case
+from vitascope.coursework.checker.report import FirstDifference
+from vitascope.errors import shorten_error_message
+
+MAX_SHOWN_VALUES = 24  # number of tensor values that are shown
+
+
+def find_first_difference(runner: CachedRunner, mistake_free: Diagnosis) -> FirstDifference | None:
+    """Return the first difference in the first required case that fails, or None."""
+    for case in runner.checker.list_cases():
+        difference = find_case_difference(runner, mistake_free, case) if case.required else None
+        if difference:
+            return difference
+    return None
+
+
+def find_case_difference(runner: CachedRunner, mistake_free: Diagnosis, case: Case) -> FirstDifference | None:
+    user_result, reference_result = (
+        runner.run_user_code(mistake_free.convention, case),
+        runner.run_reference(mistake_free.convention, case, mistake_free.variant_options),
+    )
+    difference = FirstDifference(check=case.name, index=None, expected=None, got=None)
+    if isinstance(reference_result, Exception):
+        return None
+    if isinstance(user_result, Exception):
+        return {**difference, "error": f"{type(user_result).__name__}: {shorten_error_message(user_result, 200)}"}
+    if user_result.shape != reference_result.shape:
+        expected, got = f"shape {list(reference_result.shape)}", f"shape {list(user_result.shape)}"
+        return {**difference, "expected": expected, "got": got}
+    user_result, reference_result = (
+        runner.checker.convert_output_to_user_axes(mistake_free.convention, case, result.double())
+        for result in (user_result, reference_result)
+    )
+    wrong = ~torch.isclose(
+        user_result, reference_result, rtol=0.0, atol=1e-5 * max(reference_result.abs().max().item(), 1e-3)
+    )
+    if not wrong.any():
+        return None
+    index = tuple(wrong.nonzero()[0].tolist())
+    return {
+        **difference,
+        "index": list(index),
+        "expected": convert_to_json_number(reference_result[index]),
+        "got": convert_to_json_number(user_result[index]),
+    }
+
+
+def convert_to_json_number(scalar: Tensor) -> float | str:
+    """Return a finite number, or nan and inf as text, because JSON does not support them."""
+    value = scalar.item()
+    return value if math.isfinite(value) else str(value)
+
+
+def format_smallest_failing_example(runner: CachedRunner, mistake_free: Diagnosis) -> list[str]:
+    """Return the lines that show the smallest failing case: its inputs, the expected and the actual result."""
+    by_size = sorted(runner.checker.list_cases(), key=lambda case: sum(case.sizes.values()))
+    for case in [*runner.checker.list_tiny_cases(), *by_size]:
+        if not find_case_difference(runner, mistake_free, case):
+            continue
+        checker, convention = runner.checker, mistake_free.convention
+        user_result, reference_result = (
+            runner.run_user_code(convention, case),
+            runner.run_reference(convention, case, mistake_free.variant_options),
+        )
+        if (
+            isinstance(user_result, Tensor)
+            and isinstance(reference_result, Tensor)
+            and user_result.shape == reference_result.shape
+        ):
+            user_result, reference_result = (
+                checker.convert_output_to_user_axes(convention, case, result)
+                for result in (user_result, reference_result)
+            )
+        user_inputs = checker.convert_inputs_to_user_shapes(convention, case, runner.get_inputs(case))
+        lines = [case.name, *(f"{name} = {format_tensor(tensor)}" for name, tensor in user_inputs.items())]
+        weights = checker.get_example_weights(case)
+        if sum(weight.numel() for weight in weights.values()) <= 2 * MAX_SHOWN_VALUES:
+            lines += [f"{name} = {format_tensor(weight)}" for name, weight in weights.items()]
+        got = (
+            format_tensor(user_result)
+            if isinstance(user_result, Tensor)
+            else f"raises {type(user_result).__name__}: {shorten_error_message(user_result)}"
+        )
+        return [
+            *lines,
+            f"expected {format_tensor(reference_result)}" if isinstance(reference_result, Tensor) else "",
+            f"got      {got}",
+        ]
+    return []
+
+
+def format_tensor(tensor: Tensor) -> str:
+    """Format a tensor as nested lists, fractions with four digits; a long tensor is shortened."""
+    if tensor.numel() > MAX_SHOWN_VALUES:
+        return f"{_format_nested_list(tensor.flatten()[:8])[:-1]}, …] of shape {list(tensor.shape)}"
+    return _format_nested_list(tensor)
+
+
+def _format_nested_list(tensor: Tensor) -> str:
+    if tensor.ndim == 0:
+        value = float(tensor.item())
+        return f"{value:.6g}" if value.is_integer() else f"{value:.4g}"
+    return "[" + ", ".join(_format_nested_list(part) for part in tensor) + "]"

@@ -1,0 +1,113 @@
+"""Prepare a run: open its data, complete its recipe and load its pretrained weights."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from vitascope.data.config import resolve_augmentation
+from vitascope.data.open_data import resolve_data_paths
+from vitascope.data.splits import TrainingData, open_training_data
+from vitascope.errors import UserError, format_count
+from vitascope.model.config import ModelConfig
+from vitascope.recipe.schema import Recipe
+from vitascope.training.initial_weights import (
+    format_adaptation_report,
+    load_pretrained_weights,
+    make_leakage_warning,
+    resolve_weights_path,
+)
+from vitascope.training.messages import describe_file_conversion, describe_incomplete_batch, describe_shape
+from vitascope.weights.adaptation import AdaptedModel
+
+
+class PreparedRun(NamedTuple):
+    """The complete recipe of a run, its data, and its pretrained weights (None: random initialisation)."""
+
+    recipe: Recipe
+    data: TrainingData
+    adapted_model: AdaptedModel | None
+
+
+def open_data(recipe: Recipe, console: Console) -> TrainingData:
+    """Open the data in the input size of the model. Print which files are skipped or converted."""
+    model = recipe.model
+    data = open_training_data(recipe.data, model.image_shape, model.in_chans, recipe.train.seed)
+    if skipped := data.source.skipped_paths:
+        names = ", ".join(skipped[:3]) + (", …" if len(skipped) > 3 else "")
+        console.print(
+            f"{format_count(len(skipped), 'image')} could not be read and will be skipped: {names}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if data.train.file_paths and (note := describe_file_conversion(Path(data.train.file_paths[0]), model)):
+        console.print(note, highlight=False, soft_wrap=True)
+    return data
+
+
+def prepare_run(recipe: Recipe, console: Console) -> PreparedRun:
+    """Open the data, complete the recipe and load the pretrained weights, if it has any."""
+    data = open_data(recipe, console)
+    recipe = complete_recipe(recipe, data, console)
+    if recipe.train.distill:
+        recipe = replace(recipe, train=replace(recipe.train, distill=resolve_weights_path(recipe.train.distill)))
+    if not recipe.weights:
+        return PreparedRun(recipe, data, None)
+    adapted = load_pretrained_weights(recipe, get_class_names(data))
+    _print_model_changes(recipe.model, adapted.info.model, console)
+    recipe = replace(recipe, model=adapted.info.model, weights=resolve_weights_path(recipe.weights))
+    data = replace(data, preprocessing=adapted.info.preparation)  # the normalisation that the weights were trained with
+    console.print(format_adaptation_report(adapted.report), highlight=False, soft_wrap=True)
+    if warning := make_leakage_warning(recipe):
+        console.print(warning, highlight=False, soft_wrap=True)
+    return PreparedRun(recipe, data, adapted)
+
+
+def get_class_names(data: TrainingData) -> list[str] | None:
+    """Return the class names of the data; None if its classes have only numbers."""
+    return data.classes if data.source.has_class_names else None
+
+
+def complete_recipe(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
+    """Complete the recipe: add the data set's augmentation policy, and set num_classes to match the data."""
+    stored_shape = tuple(data.train.images.shape[1:])
+    augment = resolve_augmentation(recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective)
+    recipe = replace(recipe, data=replace(resolve_data_paths(recipe.data), augment=augment))
+    if recipe.model.num_classes != len(data.classes):
+        console.print(f"model.num_classes: {recipe.model.num_classes} → {len(data.classes)}, as in the data")
+        recipe = replace(recipe, model=replace(recipe.model, num_classes=len(data.classes)))
+    model_shape = (recipe.model.in_chans, *recipe.model.image_shape)
+    if stored_shape[0] != model_shape[0] and {stored_shape[0], model_shape[0]} != {1, 3}:
+        raise UserError(
+            f"The images have {format_count(stored_shape[0], 'channel')}, but model.in_chans={model_shape[0]}. "
+            "Only 1 channel and 3 channels can be converted into each other."
+        )
+    if recipe.train.batch_size > len(data.train):
+        console.print(
+            f"train.batch_size={recipe.train.batch_size} is larger than the training set: each step uses all "
+            f"{len(data.train):,} images.",
+            highlight=False,
+        )
+    if note := describe_incomplete_batch(recipe, len(data.train)):
+        console.print(note, highlight=False, soft_wrap=True)
+    if stored_shape != model_shape:
+        before, after = describe_shape(stored_shape), describe_shape(model_shape)
+        console.print(f"Images are converted from {before} to {after}, the input size of the model.")
+    return recipe
+
+
+def _print_model_changes(requested_config: ModelConfig, weights_config: ModelConfig, console: Console) -> None:
+    """Print the model settings that the pretrained weights change."""
+    values = {
+        item.name: (getattr(requested_config, item.name), getattr(weights_config, item.name))
+        for item in fields(ModelConfig)
+    }
+    changes = [f"model.{name}: {old} → {new}" for name, (old, new) in values.items() if old != new]
+    if changes:
+        console.print(f"Changed to match the weights: {', '.join(changes)}", highlight=False, soft_wrap=True)
+
+
+def make_console(quiet: bool) -> Console:
+    """A console that prints nothing if `quiet`."""
+    return Console(quiet=quiet)

@@ -1,0 +1,33 @@
+"""The description of a data set: duplicates within and between splits."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitascope.data.statistics import count_label_conflicts, summarize_data
+
+
+def save_random_image(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def test_label_conflicts_are_copies_with_another_label_than_the_first() -> None:
+    assert count_label_conflicts([b"a", b"b", b"a", b"a"], [0, 1, 0, 1]) == 1
+
+
+def test_a_description_counts_copies_in_train_and_val_and_under_different_labels(tmp_path) -> None:
+    for seed in range(4):
+        save_random_image(tmp_path / "train" / "cat" / f"{seed}.png", seed)
+    save_random_image(tmp_path / "train" / "dog" / "0.png", 0)  # the first cat again
+    for split in ("val", "test"):
+        save_random_image(tmp_path / split / "cat" / "10.png", 10)
+        save_random_image(tmp_path / split / "dog" / "11.png", 11)
+    summary = summarize_data(str(tmp_path), None)
+    assert (summary.splits["test"].also_in_train, summary.splits["test"].also_in_val) == (0, 2)
+    text = summary.format_text()
+    assert "exact duplicates: 1 (with different labels: 1)" in text
+    assert "also in the training split: 0; also in the validation split: 2" in text
+    assert "(imbalanced: try data.balance=loss or sampling)" in text

@@ -82,7 +82,7 @@ def test_a_picture_of_another_shape_is_the_same_picture_as_file_pillow_image_arr
     assert model.features([a, a]).shape == (2, 32)
 
 
-def test_features_can_be_learnt_from(run) -> None:
+def test_a_classifier_can_be_fitted_on_features(run) -> None:
     probe = torch.nn.Linear(32, 10)
     features = vitascope.load(run).features(open_digits().load_split("train").images[:8])
     torch.nn.functional.cross_entropy(probe(features), torch.arange(8)).backward()
@@ -136,7 +136,7 @@ def test_a_look_at_other_images_is_no_look_at_the_test_images(run, tmp_path) -> 
     assert find_first_test_result(run, 1).use_count == 1
 
 
-def test_the_runs_own_folder_without_test_images_is_not_judged_as_if_it_were_new(tmp_path) -> None:
+def test_the_runs_own_folder_without_test_images_is_not_evaluated_as_new_data(tmp_path) -> None:
     saved(tmp_path / "own", 80)
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own"), "train.batch_size": 8, "train.epochs": 1})
     model = vitascope.load(run)
@@ -365,14 +365,15 @@ def test_a_run_from_another_machine_finds_its_data_in_this_ones_place(tmp_path, 
     assert use_local_data_root(DataConfig(root=str(tmp_path))).root == str(tmp_path)
 
 
-def test_a_run_answers_with_fewer_tokens_when_asked(run) -> None:
-    """Other answers, noted as such; the run itself stays as it is."""
+def test_a_run_can_be_loaded_with_token_reduction(run) -> None:
+    """The predictions change and the log names the setting; the run's config does not change."""
     whole, merged = vitascope.load(run), vitascope.load(run, merge_tokens=2)
     images = open_digits().load_split("test").images[:50]
     shares = [[item.probability for item in model.predict(images)] for model in (whole, merged)]
     assert shares[0] != shares[1]
     found = merged.evaluate("test", robust=False)
     assert found.weights_label == "last, merge_tokens=2"
+    assert write_evaluation_report(found).name == "test-merge2"
     assert "merge_tokens=2" in run.get_path("test-openings.jsonl").read_text()
     assert vitascope.load(run).config == whole.config
     quick = vitascope.load(run, fast=True)

@@ -120,7 +120,9 @@ def test_maps_that_do_not_make_the_output_are_refused(monkeypatch) -> None:
     model = made()
     from vitascope.explain import maps
 
-    monkeypatch.setattr(maps, "maps_of", lambda query, key, mask: torch.softmax(query @ key.mT, -1))  # no scale
+    monkeypatch.setattr(
+        maps, "compute_attention_maps", lambda query, key, mask: torch.softmax(query @ key.mT, -1)
+    )  # no scale
     with pytest.raises(UserError, match="Block 1: the attention maps do not reproduce the block's output"):
         attention_maps(model, pictures(model))
 
@@ -255,7 +257,7 @@ def test_areas_ranks_and_blur_by_hand() -> None:
     assert blur_images(torch.randn(1, 1, 16, 16)).std() < 0.5
 
 
-def test_the_table_has_every_method_and_chance_and_the_best_first() -> None:
+def test_the_table_has_every_method_and_a_random_order_with_the_best_first() -> None:
     model, image = one_patch_matters(looked_at=0.5)
     rows = measure_faithfulness(model, image.repeat(3, 1, 1, 1))
     assert {row.method for row in rows} == {*METHODS, "random"} and all(row.images == 3 for row in rows)
@@ -263,7 +265,7 @@ def test_the_table_has_every_method_and_chance_and_the_best_first() -> None:
     assert gains == sorted(gains, reverse=True) and rows[0].method != "random"
 
 
-def test_a_model_that_learnt_nothing_is_explained_otherwise() -> None:
+def test_a_model_with_shuffled_weights_has_other_explanations() -> None:
     model = made()
     shuffled = copy_with_shuffled_weights(model)
     assert not torch.equal(shuffled.head.weight, model.head.weight)

@@ -13,7 +13,7 @@ from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
 from vitascope.data.sources.arrays import open_digits
 from vitascope.explain.model_figures import MAX_IMAGES, load_run_images
-from vitascope.explain.subject import TokenLayout, open_subject
+from vitascope.explain.subject import PatchPosition, TokenLayout, open_subject
 from vitascope.recipe.train import TrainConfig
 from vitascope.weights.model_info import make_class_names
 
@@ -33,7 +33,7 @@ def images(tmp_path) -> list[str]:
     return [str(tmp_path / f"digit{number}.png") for number in range(2)]
 
 
-def test_the_set_is_written_and_its_numbers_are_told(vitascope, run, images, tmp_path) -> None:
+def test_all_figures_and_numbers_are_written(vitascope, run, images, tmp_path) -> None:
     out = tmp_path / "out"
     answer = vitascope("explain", str(run.path), *images, "--out", str(out))
     assert answer.code == 0, answer.err
@@ -96,36 +96,37 @@ def test_more_copies_than_epochs_are_refused() -> None:
         TrainConfig(weight_snapshots=4, epochs=3)
 
 
-def test_json_holds_what_was_asked_for(vitascope, run, images, tmp_path) -> None:
+def test_json_holds_the_requested_methods(vitascope, run, images, tmp_path) -> None:
     words = ["--methods", "rollout,occlusion", "--blocks", "2", "--heads", "1", "--query", "1,2", "--target", "3"]
     answer = vitascope("explain", str(run.path), images[0], "--out", str(tmp_path), *words, "--no-analysis", "--json")
     said = json.loads(answer.out)
     assert set(said["images"][0]["heat"]) == {"rollout", "occlusion"} and said["images"][0]["explained"] == "3"
     assert {row["method"] for row in said["evidence"]} == {"rollout", "occlusion", "random"}
     assert not any("probes" in path for path in said["files"])
+    assert "NaN" not in answer.out and said["evidence"][0]["deletion_error"] is None, "one image has no standard error"
 
 
-def test_captions_name_the_patch_from_1_and_only_what_is_drawn(run) -> None:
+def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
     from vitascope.explain.figures import _describe_attention, _format_explanation_caption
 
     plain, registers = (
         TokenLayout(0, 4, 4, reads_class_token=False),
         TokenLayout(3, 4, 4, reads_class_token=True, registers=2),
     )
-    assert _describe_attention(plain, (0, 2)).startswith("Attention from the patch in row 1, column 3 (framed)")
+    assert _describe_attention(plain, PatchPosition(0, 2)).startswith(
+        "Attention from the patch in row 1, column 3 (framed)"
+    )
     assert "Attention each patch receives" in _describe_attention(plain, None)
     assert "tokens" not in _describe_attention(plain, None)
     assert "Attention to the class token is not shown" in _describe_attention(
         TokenLayout(1, 4, 4, reads_class_token=True), None
     )
     assert "Attention to the class and register tokens is not shown" in _describe_attention(registers, None)
-    subject, heat = open_subject(str(run.path)), torch.rand(4, 4).numpy()
-    text = _format_explanation_caption(subject, 7, 0.5, {"rollout": heat, "relevance": heat, "occlusion": heat - 0.5})
+    heat = torch.rand(4, 4)
+    text = _format_explanation_caption("7", 0.5, {"rollout": heat, "relevance": heat, "occlusion": heat - 0.5})
     assert "Not specific to the class: rollout." in text
     assert "In occlusion, red patches increase" in text and "In the others, yellow" in text
-    assert _format_explanation_caption(subject, 7, 0.5, {"relevance": heat}).endswith(
-        "own scale. Yellow is most important."
-    )
+    assert _format_explanation_caption("7", 0.5, {"relevance": heat}).endswith("own scale. Yellow is most important.")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_wrong_word_gets_one_sentence(vitascope, run, images, tmp_path, words,
     assert answer.code == 2 and sentence in answer.err and answer.err.count("\n") == 1
 
 
-def test_what_cannot_be_opened_is_said(vitascope, run, images, tmp_path) -> None:
+def test_unreadable_input_is_reported(vitascope, run, images, tmp_path) -> None:
     text = tmp_path / "text.png"
     text.write_text("not an image")
     torn = tmp_path / "torn.safetensors"

@@ -1,4 +1,4 @@
-"""The report in a real browser: it opens from disk, asks nobody, and shows what Python computes."""
+"""The report in a real browser: it opens from disk, makes no network requests, and shows what Python computes."""
 
 import re
 import shutil
@@ -37,7 +37,7 @@ def test_maps_in_bytes_are_the_maps(made) -> None:
     assert stored["image"].shape == (8, 8, 1) and stored["logits"].shape == (10,)
 
 
-def test_the_report_asks_nobody_and_holds_all_its_parts(made) -> None:
+def test_the_report_makes_no_network_requests_and_holds_all_its_parts(made) -> None:
     page = made[0].read_text(encoding="utf-8")
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page) and "default-src 'none'" in page
     for title in (
@@ -82,19 +82,19 @@ def browser_page(made):
         browser = play.chromium.launch(executable_path=chromium, args=FLAGS, timeout=0)
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(0)  # a busy machine is slow, not wrong
-        said, asked = [], []
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        errors, urls = [], []
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: urls.append(request.url))
         page.goto(made[0].as_uri())
         page.wait_for_selector("#viewer[data-ready=yes]")
         yield page
-        assert not said and [url for url in asked if not url.startswith("data:")] == [made[0].as_uri()]
+        assert not errors and [url for url in urls if not url.startswith("data:")] == [made[0].as_uri()]
         browser.close()
 
 
-def shares(page) -> list[float]:
-    """What the cells say, as fractions."""
+def read_cell_values(page) -> list[float]:
+    """Return the values in the labels of the cells."""
     labels = page.locator(".stage-grid button").evaluate_all("cells => cells.map(cell => cell.ariaLabel)")
     return [float(label.split(", ")[2]) for label in labels]
 
@@ -113,7 +113,7 @@ def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None
         page.wait_for_function(
             f"() => document.querySelectorAll('.stage-grid button')[{patch}].ariaSelected === 'true'"
         )
-        assert shares(page) == pytest.approx(wanted.tolist(), abs=0.0015)
+        assert read_cell_values(page) == pytest.approx(wanted.tolist(), abs=0.0015)
         top = max(wanted.max(), 2 / len(row))
         pixels = page.locator(".stage-map").evaluate(
             "map => [...map.getContext('2d').getImageData(0, 0, map.width, map.height).data]"
@@ -140,7 +140,7 @@ def test_rollout_in_the_page_is_rollout(made, browser_page) -> None:
     browser_page.locator(".stage-grid button").nth(6).hover()
     browser_page.wait_for_function("() => document.querySelector('.sentence').textContent.includes('row 2, column 3')")
     through = rollout(attention_maps(model, model.info.preparation(images[:1])))[0, layout.num_prefix_tokens + 6]
-    assert shares(browser_page) == pytest.approx(through[layout.num_prefix_tokens :].tolist(), abs=0.0015)
+    assert read_cell_values(browser_page) == pytest.approx(through[layout.num_prefix_tokens :].tolist(), abs=0.0015)
 
 
 def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
@@ -152,11 +152,11 @@ def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
     page.locator(".stage-grid button").nth(5).hover()
     row = counts[layout.num_prefix_tokens + 5]
     wanted = (row / row.sum())[layout.num_prefix_tokens :]
-    assert shares(page) == pytest.approx(wanted.tolist(), abs=0.0015)
+    assert read_cell_values(page) == pytest.approx(wanted.tolist(), abs=0.0015)
     assert page.locator("[name=block]").is_disabled() and "for the prediction" in page.locator(".sentence").inner_text()
 
 
-def test_patches_can_be_kept_left_and_reached_by_keys(browser_page) -> None:
+def test_patches_can_be_pinned_released_and_reached_by_keys(browser_page) -> None:
     page, cells = browser_page, browser_page.locator(".stage-grid button")
     cells.nth(5).click()
     cells.nth(9).hover()

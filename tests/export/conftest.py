@@ -3,7 +3,7 @@
 import pytest
 
 from tests.training.tiny import tiny_run
-from vitascope.export import verify as speed
+from vitascope.export import verify
 
 
 @pytest.fixture(scope="session")
@@ -13,4 +13,4 @@ def run(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def traceable(unchecked_shapes, monkeypatch) -> None:
-    monkeypatch.setattr(speed, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(verify, "MAX_SECONDS", 0.0)

@@ -13,12 +13,11 @@ from onnx import numpy_helper
 from tests.model.combinations import TINY
 from tests.slow import slow_except
 from vitascope import ModelConfig, UserError, VisionTransformer, load
-from vitascope.data import splits as training_data
+from vitascope.data import splits
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.evaluation.eval_data import load_run_split, sample_run_images
 from vitascope.explain import attention_maps
-from vitascope.export import export_run, int8, onnx_file, torch_file, write_int8, write_onnx, write_torch
-from vitascope.export import verify as faithful
+from vitascope.export import export_run, int8, onnx_file, torch_file, verify, write_int8, write_onnx, write_torch
 from vitascope.export.export_model import TransformerWithMaps, build_export_model
 from vitascope.weights.model_info import ModelInfo
 
@@ -174,13 +173,13 @@ def test_the_file_is_one_and_says_what_its_user_must_know_and_nothing_of_this_ma
 
 
 def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monkeypatch) -> None:
-    opened, real = [], training_data.open_data_source
+    opened, real = [], splits.open_data_source
 
     def spied(*words, **more):
         source = real(*words, **more)
         return replace(source, load_split=lambda split: opened.append(split) or source.load_split(split))
 
-    monkeypatch.setattr(training_data, "open_data_source", spied)
+    monkeypatch.setattr(splits, "open_data_source", spied)
     model = load(run)
     written = export_run(model, "int8", tmp_path / "short.onnx")
     assert opened and "test" not in opened
@@ -259,18 +258,18 @@ def test_maps_that_are_not_the_model_s_are_refused(tmp_path, monkeypatch) -> Non
 def test_a_file_that_says_nothing_at_all_is_refused() -> None:
     model, pictures = loud(TINY), images_for(TINY, 10)
     for answer in (torch.full((1, 3), float("nan")), torch.zeros(1, 4)):
-        apart = faithful.compute_relative_errors(
+        apart = verify.compute_relative_errors(
             model, lambda images, said=answer: [said.expand(len(images), -1)], pictures
         )
         with pytest.raises(UserError, match="The exported logits differ"):
-            faithful.reject_inaccurate_export(apart, 1e-4)
+            verify.reject_inaccurate_export(apart, 1e-4)
 
 
 def test_few_images_fill_the_batches_and_a_training_model_is_refused(run, tmp_path) -> None:
     model = load(run)
-    split, words = sample_run_images(run, model.info, 3)
-    images, which = faithful.select_comparison_images(model, model.info.preparation, (split, words))
-    assert len(images) == 10 and which == words and torch.equal(images[3], images[0])
+    run_sample = sample_run_images(run, model.info, 3)
+    images, description = verify.select_comparison_images(model, model.info.preparation, run_sample)
+    assert len(images) == 10 and description == run_sample.description and torch.equal(images[3], images[0])
     with pytest.raises(UserError, match=r"training mode.*model\.eval\(\)"):
         write_onnx(model.train(), model.info, tmp_path / "model.onnx")
 

@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from vitascope import ModelConfig, UserError, VisionTransformer, load
 from vitascope.cli.export import _describe_times
 from vitascope.data.sources.arrays import open_digits
-from vitascope.export import verify as faithful
-from vitascope.export import write_onnx
+from vitascope.export import verify, write_onnx
 from vitascope.export.onnx_file import load_onnx
 from vitascope.export.verify import Timing, compare_speed
 
@@ -24,7 +23,7 @@ TINY = ModelConfig(img_size=8, patch_size=4, embed_dim=8, depth=1, num_heads=1, 
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 
 
-def test_onnx_is_written_beside_the_run_and_told_in_a_table(vitascope, run) -> None:
+def test_onnx_is_written_to_the_run_and_reported_in_a_table(vitascope, run) -> None:
     answer = vitascope("export", "onnx", str(run.path), "--maps")
     assert answer.code == 0 and answer.err == ""
     path = run.path / "export" / "model.onnx"
@@ -70,7 +69,7 @@ def test_the_lines_in_the_docs_answer_as_predict_does(vitascope, run, tmp_path, 
     assert chances.max().item() == pytest.approx(wanted.probability, abs=1e-5)
 
 
-def test_int8_prints_only_json_where_asked(vitascope, run, tmp_path) -> None:
+def test_int8_prints_only_json_with_the_option(vitascope, run, tmp_path) -> None:
     out = tmp_path / "new" / "short.onnx"
     answer = vitascope("export", "onnx", str(run.path), "--int8", "--json", "--out", str(out))
     said = json.loads(answer.out)
@@ -146,13 +145,13 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(vitascope, run
     assert answer.err == 'vitascope: ONNX export needs onnxscript. Install with: pip install "vitascope[onnx]"\n'
 
 
-def test_a_file_that_onnxruntime_cannot_read_is_said(tmp_path) -> None:
+def test_a_file_that_onnxruntime_cannot_read_is_reported(tmp_path) -> None:
     (tmp_path / "torn.onnx").write_bytes(b"torn")
     with pytest.raises(UserError, match=r"onnxruntime [\d.]+ cannot read the file: "):
         load_onnx(tmp_path / "torn.onnx")
 
 
-def test_an_error_of_onnxruntime_without_words_is_said_too(tmp_path, monkeypatch) -> None:
+def test_an_error_of_onnxruntime_without_a_message_is_reported(tmp_path, monkeypatch) -> None:
     def fail(*_, **__):
         raise RuntimeError
 
@@ -162,17 +161,17 @@ def test_an_error_of_onnxruntime_without_words_is_said_too(tmp_path, monkeypatch
 
 
 def test_files_are_compared_with_exact_products_whatever_a_training_left(run, monkeypatch) -> None:
-    model, seen, real = load(run), [], faithful.forward_all_tokens
+    model, seen, real = load(run), [], verify.forward_all_tokens
 
     def noted(model, images):
         seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
         return real(model, images)
 
-    monkeypatch.setattr(faithful, "forward_all_tokens", noted)
+    monkeypatch.setattr(verify, "forward_all_tokens", noted)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
-        faithful.compute_relative_errors(model, lambda some: [model(some).detach()], torch.randn(10, 1, 8, 8))
+        verify.compute_relative_errors(model, lambda some: [model(some).detach()], torch.randn(10, 1, 8, 8))
         assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before

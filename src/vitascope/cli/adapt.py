@@ -137,8 +137,8 @@ def _describe_alternative(report: "AdaptationReport") -> str:
     )
     text = (
         f"Alternative without resampling: keep {sizes}, and upscale the images. This needs "
-        f"{upscaling['tokens']} tokens and {abbreviate_count(upscaling['flops'])} FLOPs per image{f' with {changed}' if changed else ''} "
-        f"({upscaling['times_flops']:g} times the FLOPs)."
+        f"{upscaling['tokens']} tokens and {abbreviate_count(upscaling['flops'])} FLOPs per image"
+        f"{f' with {changed}' if changed else ''} ({upscaling['times_flops']:g} times the FLOPs)."
     )
     return text + (
         " The channels are still converted, with the relative error above." if upscaling["converts_channels"] else ""

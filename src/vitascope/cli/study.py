@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 BatchRunsOption = Annotated[
     int | None, typer.Option("--batch-runs", help="Number of runs trained as one batch. Default: as many as fit.")
 ]
+StudyArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE KEY=A,B,C…", help="A recipe, and settings with comma-separated values, or ranges for --search."
+    ),
+]
+WeightsOption = Annotated[str | None, typer.Option(help="Sheet D: pretrained weights. Default: timm's DeiT-tiny.")]
 SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600}
 
 
 def study(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RECIPE KEY=A,B,C…",
-            help="A recipe, and settings with comma-separated values, or ranges for --search.",
-        ),
-    ] = None,
+    words: StudyArgument = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds per combination.")] = 5,
     search: Annotated[int, typer.Option(help="Try this many combinations, chosen by Optuna, instead of the grid.")] = 0,
     split: Annotated[str, typer.Option(help="Images for the comparison: val (held-out) or test.")] = "val",
@@ -51,7 +52,6 @@ def study(
     """Compare settings: train every combination with several seeds and test which differences are significant.
 
     To continue after an interruption, run the same command again. Finished runs are not repeated.
-
     With --search, a setting can be a range: train.lr=0.0001..0.1
 
     Example: vitascope study digits model.embed_dim=16,32,64 --seeds 5
@@ -160,10 +160,8 @@ def run_coursework_sheet(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for reports and runs.")] = Path("sheets"),
     batch_runs: BatchRunsOption = None,
-    weights: Annotated[str | None, typer.Option(help="Sheet D: pretrained weights. Default: timm's DeiT-tiny.")] = None,
-    commit: Annotated[
-        str | None, typer.Option(help="Git commit for the record, if there is no Git.", hidden=True)
-    ] = None,
+    weights: WeightsOption = None,
+    commit: Annotated[str | None, typer.Option(help="Git commit for the record, without Git.", hidden=True)] = None,
 ) -> None:
     """Run a coursework sheet: train its experiments, draw its figures and answer its questions.
 

@@ -47,16 +47,35 @@ def draw_accuracy_over_time(tuning_curves: dict[str, list[TimePoint]], record_po
     figure, [axis] = create_figure(1, width=9.6, height=5.2)
     for colour, (name, line) in zip(choose_colours(len(tuning_curves)), tuning_curves.items(), strict=True):
         seconds, accuracies = zip(*line, strict=True)
-        axis.plot(
-            seconds,
-            [100 * accuracy for accuracy in accuracies],
-            color=colour,
-            label=escape_mathtext(name),
-            linewidth=1.6,
-        )
+        percentages = [100 * accuracy for accuracy in accuracies]
+        axis.plot(seconds, percentages, color=colour, label=escape_mathtext(name), linewidth=1.6)
+    _draw_record_points(axis, record_points)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter("{x:g}")
+    final_accuracies = [
+        100 * point[1] for point in [*record_points.values(), *(line[-1] for line in tuning_curves.values())]
+    ]
+    # The steep beginnings are cut off.
+    axis.set_ylim(max(0.0, min(final_accuracies) - 10), min(100.0, max(final_accuracies) + 3))
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, loc="lower right")
+    set_labels(axis, "Accuracy over training time", "seconds (log scale)", "accuracy in %")
+    add_caption(
+        figure,
+        "Lines: tuning runs on part of the training images, one seed each; accuracy on held-out images with one view; "
+        "training seconds only. Dots: records on all training images, mean over seeds not used for tuning; accuracy on "
+        "test images, with two views for some records; seconds including evaluation.",
+    )
+    return figure
+
+
+def _draw_record_points(axis: Axes, record_points: dict[str, TimePoint]) -> None:
+    """Draw one dot per record. Labels are at the upper left, above the label of a close dot."""
     previous_seconds, level = 0.0, 0
     for name, (seconds, accuracy) in sorted(record_points.items(), key=lambda item: item[1]):
-        level = level + 1 if seconds < 2 * previous_seconds else 0  # above the label of a close dot
+        level = level + 1 if seconds < 2 * previous_seconds else 0
         axis.plot(seconds, 100 * accuracy, "o", color="#222222", markersize=7)
         axis.annotate(
             escape_mathtext(f"{name}\n{100 * accuracy:.2f} %, {seconds:.0f} s"),
@@ -70,26 +89,6 @@ def draw_accuracy_over_time(tuning_curves: dict[str, list[TimePoint]], record_po
             fontweight="bold",
         )
         previous_seconds = seconds
-    axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter("{x:g}")
-    final_accuracies = [
-        100 * point[1] for point in [*record_points.values(), *(line[-1] for line in tuning_curves.values())]
-    ]
-    axis.set_ylim(
-        max(0.0, min(final_accuracies) - 10), min(100.0, max(final_accuracies) + 3)
-    )  # the steep beginnings are cut off
-    axis.grid(alpha=0.25)
-    axis.legend(frameon=False, loc="lower right")
-    set_labels(axis, "Accuracy over training time", "seconds (log scale)", "accuracy in %")
-    add_caption(
-        figure,
-        "Lines: tuning runs on part of the training images, one seed each; accuracy on held-out images with one view; "
-        "training seconds only. Dots: records on all training images, mean over seeds not used for tuning; accuracy on "
-        "test images, with two views for some records; seconds including evaluation.",
-    )
-    return figure
 
 
 def _draw_effects_panel(panel: Axes, title: str, effects: list[SettingEffect]) -> None:

@@ -125,10 +125,10 @@ def draw_attention_heads(
     image_title: str,
     caption_text: str,
 ) -> Figure:
-    """Draw `maps` (block × head × row × column) beside the image; `image_title` is above the image.
+    """Draw the attention maps (block × head × row × column) beside the image; `image_title` is above the image.
 
-    `query_patch` is the query patch; None is the token that the classifier reads. A block's scale ends at its largest value,
-    but at least at twice the value of uniform attention."""
+    `query_patch`: row and column; None is the token that the classifier reads. A block's scale ends at its largest
+    value, but at least at twice the value of uniform attention."""
     blocks, heads, rows, columns = attention_maps.shape
     figure = Figure(figsize=(1.25 * (heads + 2) + 1.0, 1.08 * blocks + 1.0), layout="constrained", dpi=150)
     left, right = figure.subfigures(1, 2, width_ratios=[2, heads + 0.8]).flat  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,6 +1,7 @@
 """Draw statistics of a model: heads by depth, similarity of blocks, positions, filters, features."""
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -24,16 +25,10 @@ def draw_block_statistics(
     Similarity: block × block. Agreement of the logit lens with the final prediction: block."""
     figure, panels = create_figure(3, width=12.0, height=7.4, num_rows=2)
     panels[5].axis("off")
-    blocks = np.arange(1, len(attention_distance) + 1)
-    for panel, values, title, unit in (
-        (panels[0], attention_distance, "attention distance", "mean distance in patches"),
-        (panels[1], attention_entropy, "attention entropy", "entropy in nats"),
-    ):
-        for head in range(values.shape[1]):
-            panel.plot(blocks, values[:, head], "o", color=COLOURS[0], alpha=0.6)
-        panel.plot(blocks, values.mean(1), "-", color=COLOURS[1], label="mean over heads")
-        set_labels(panel, title, "block", unit)
-        panel.set_ylim(0, 1.3 * float(values.max()))
+    _draw_head_values(panels[0], attention_distance)
+    set_labels(panels[0], "attention distance", "block", "mean distance in patches")
+    _draw_head_values(panels[1], attention_entropy)
+    set_labels(panels[1], "attention entropy", "block", "entropy in nats")
     panels[1].axhline(np.log(num_tokens), color="#999999", linestyle=":", label="uniform attention")
     for panel in panels[:2]:
         panel.legend(fontsize=8, loc="upper right")
@@ -42,16 +37,9 @@ def draw_block_statistics(
     set_labels(panels[2], "token norms", "after block", "L2 norm")
     panels[2].legend(fontsize=8)
     panels[2].set_ylim(0)
-    draw_heatmap(
-        figure,
-        panels[3],
-        block_similarity,
-        title="similarity between blocks",
-        x_label="after block",
-        y_label="after block",
-        colormap=SEQUENTIAL,
-        colorbar_label="linear CKA (1: same representation)",
-    )
+    labels = {"title": "similarity between blocks", "x_label": "after block", "y_label": "after block"}
+    colorbar_label = "linear CKA (1: same representation)"
+    draw_heatmap(figure, panels[3], block_similarity, colormap=SEQUENTIAL, colorbar_label=colorbar_label, **labels)
     panels[4].plot(range(len(logit_lens_agreement)), 100 * logit_lens_agreement, "o-", color=COLOURS[0])
     set_labels(panels[4], "early predictions (logit lens)", "after block", "equal to the final prediction, in %")
     panels[4].set_ylim(0, 102)
@@ -59,6 +47,15 @@ def draw_block_statistics(
         set_integer_ticks(panel.xaxis)
     add_caption(figure, caption_text)
     return figure
+
+
+def _draw_head_values(panel: Axes, values: NDArray) -> None:
+    """Draw values (block × head) as dots, and their mean over the heads as a line."""
+    blocks = np.arange(1, len(values) + 1)
+    for head in range(values.shape[1]):
+        panel.plot(blocks, values[:, head], "o", color=COLOURS[0], alpha=0.6)
+    panel.plot(blocks, values.mean(1), "-", color=COLOURS[1], label="mean over heads")
+    panel.set_ylim(0, 1.3 * float(values.max()))
 
 
 def draw_position_similarity(similarity: NDArray, num_rows: int, num_columns: int, caption_text: str) -> Figure:

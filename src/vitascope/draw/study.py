@@ -52,15 +52,8 @@ def draw_curve_bands(
             for split, style, line_width in (("train", "--", 0.9), ("val", "-", 1.8)):
                 lines = curves.get(f"{split}_{metric}") if split == "val" or first == 1 else None
                 if lines:
-                    _draw_band(
-                        panel,
-                        scale * _truncate_to_shortest(lines),
-                        colour,
-                        style,
-                        line_width,
-                        first,
-                        shaded=split == "val",
-                    )
+                    values = scale * _truncate_to_shortest(lines)
+                    _draw_band(panel, values, colour, style, line_width, first, shaded=split == "val")
         format_epoch_panel(panel, metric)
         panel.set_ylabel(metric_units[metric])
         if first > 1:

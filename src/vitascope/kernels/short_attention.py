@@ -84,9 +84,8 @@ def _short_attention_backward_kernel(
 ):  # fmt: skip
     image, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     token, feature, pair = tl.arange(0, TILE)[:, None], tl.arange(0, WIDTH)[None, :], tl.arange(0, WIDTH // 2)[None, :]
-    inside = token < TOKENS
     ALL: tl.constexpr = HEADS * WIDTH
-    row, head_offset = image * TOKENS + token, head * WIDTH
+    inside, row, head_offset = token < TOKENS, image * TOKENS + token, head * WIDTH
     offset = (row * 3 * ALL + head_offset) // 2 + pair
     raw_query, raw_query_second = unpack_bfloat16_pairs(tl.load(pairs + offset, mask=inside, other=0))
     raw_key, raw_key_second = unpack_bfloat16_pairs(tl.load(pairs + offset + ALL // 2, mask=inside, other=0))

@@ -13,6 +13,8 @@ from vitascope.recipe.writing import find_non_default_settings, format_setting_v
 from vitascope.study.trial_data import Settings
 
 MAX_RUNS = 10_000  # runs; more are treated as a mistake
+OPTION_BY_FIELD = {"judge": "--split"}  # identity field -> option, for the error
+MAX_DIFFERENCES = 4  # between two studies, listed in the error
 EvalSplit = Literal["val", "test"]
 LOG_SCALE_RATIO = 10.0  # a range whose ends differ by at least this factor is searched on a log scale
 
@@ -254,3 +256,22 @@ def _parse_range(setting: str, text: str) -> Range | None:
     if not all(map(math.isfinite, ends)) or ends[0] >= ends[1]:
         raise UserError(f"{setting}={text} is not a range. The first number must be smaller.")
     return Range(*ends, is_integer=all(end.lstrip("+-").isdigit() for end in (low, high)))
+
+
+def format_identity_differences(stored_fields: dict[str, str], new_fields: dict[str, str]) -> str:
+    """Return the differing settings as text; empty without stored fields."""
+    varied = stored_fields.get("varied", "") + ", " + new_fields["varied"]
+    names = (
+        [name for name in sorted(stored_fields | new_fields) if stored_fields.get(name) != new_fields.get(name)]
+        if stored_fields
+        else []
+    )
+    names = [name for name in names if name not in varied.split(", ") or (name in stored_fields and name in new_fields)]
+    differences = [
+        f"{OPTION_BY_FIELD.get(name, name)} was {stored_fields.get(name, 'not set')}, "
+        f"now {new_fields.get(name, 'not set')}"
+        for name in names
+    ]
+    num_more = len(differences) - MAX_DIFFERENCES
+    more = f"; and {num_more} more" if num_more > 0 else ""
+    return ": " + "; ".join(differences[:MAX_DIFFERENCES]) + more if differences else ""

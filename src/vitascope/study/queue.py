@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from vitascope.errors import UserError
-from vitascope.study.design import Design
+from vitascope.study.design import Design, format_identity_differences
 from vitascope.study.storage import lock_storage, open_study
 from vitascope.study.trial_data import RunResult, Settings, TrialAttributes
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS = 20.0, 300.0
-OPTION_BY_FIELD = {"judge": "--split"}  # stored name -> name in the error
-MAX_DIFFERENCES = 4  # between two studies, listed in the error
 TrialKey = tuple[tuple[str, str] | int, ...]  # settings and seeds, comparable
 
 
@@ -199,7 +197,7 @@ class TrialQueue:
             self.optuna_study.set_user_attr("described", self.design.identity_fields)
             self.optuna_study.set_user_attr("identity", self.design.identity_hash)
         elif stored["identity"] != self.design.identity_hash:
-            differences = _format_differences(stored.get("described", {}), self.design.identity_fields)
+            differences = format_identity_differences(stored.get("described", {}), self.design.identity_fields)
             study_name = self.optuna_study.study_name
             raise UserError(f"A study named {study_name} exists with other settings{differences}. {conflict_hint}")
 
@@ -259,25 +257,6 @@ def _get_attributes(optuna_trial: "FrozenTrial") -> TrialAttributes:
 
 def _make_trial_key(settings: Settings, seeds: list[int]) -> TrialKey:
     return (*sorted(settings.items()), *seeds)
-
-
-def _format_differences(stored_fields: dict[str, str], new_fields: dict[str, str]) -> str:
-    """Return the differing settings as text; empty if the storage has no description."""
-    varied = stored_fields.get("varied", "") + ", " + new_fields["varied"]
-    names = (
-        [name for name in sorted(stored_fields | new_fields) if stored_fields.get(name) != new_fields.get(name)]
-        if stored_fields
-        else []
-    )
-    names = [name for name in names if name not in varied.split(", ") or (name in stored_fields and name in new_fields)]
-    differences = [
-        f"{OPTION_BY_FIELD.get(name, name)} was {stored_fields.get(name, 'not set')}, "
-        f"now {new_fields.get(name, 'not set')}"
-        for name in names
-    ]
-    num_more = len(differences) - MAX_DIFFERENCES
-    more = f"; and {num_more} more" if num_more > 0 else ""
-    return ": " + "; ".join(differences[:MAX_DIFFERENCES]) + more if differences else ""
 
 
 def _is_lost(optuna_trial: "FrozenTrial") -> bool:

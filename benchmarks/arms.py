@@ -12,8 +12,8 @@ from benchmarks.records import Row
 from vitascope import load, train
 from vitascope.draw.benchmark_figures import TimePoint
 from vitascope.model.anatomy import count_flops, count_parameters
-from vitascope.run.metrics import list_seconds_without_setup, sum_epoch_seconds, sum_seconds_without_setup
-from vitascope.training.hardware import count_forward_passes_per_image
+from vitascope.run.metrics import list_epoch_seconds_without_setup, sum_epoch_seconds, sum_seconds_without_setup
+from vitascope.training.hardware import count_equivalent_forward_passes
 
 
 def train_and_measure(
@@ -42,13 +42,15 @@ def train_and_measure(
     row = {"accuracy": round(score, 5), "parameters": count_parameters(model), "tokens": model.num_tokens}
     row |= {
         "flops": count_flops(model),
-        "passes": round(count_forward_passes_per_image(run.recipe), 4),
+        "passes": round(count_equivalent_forward_passes(run.recipe), 4),
         "lr": run.recipe.train.lr,
     }
     row |= {"images_seen": rows[-1]["images_seen"], "epochs": len(rows) * run.recipe.data.passes_per_epoch}
     row |= {"train_accuracy": round(rows[-1]["train_accuracy"], 4), "cold_seconds": round(cold_seconds, 1)}
     row |= {"seconds": round(sum_epoch_seconds(rows), 1), "steady_seconds": round(sum_seconds_without_setup(rows), 2)}
-    train_seconds = sum(list_seconds_without_setup(rows, "train_seconds"))  # also if the first epochs use fewer patches
+    train_seconds = sum(
+        list_epoch_seconds_without_setup(rows, "train_seconds")
+    )  # also if the first epochs use fewer patches
     row |= {"train_seconds": round(train_seconds, 2)}
     row |= {"images_per_second": round(rows[-1]["images_seen"] / train_seconds)}
     row |= {"val_loss": round(rows[-1]["val_loss"], 4)} if "val_loss" in rows[-1] else {}
@@ -65,6 +67,6 @@ def train_and_measure(
 
 def compute_accuracy_over_time(metric_rows: list[Row]) -> list[TimePoint]:
     """Return, per epoch, training seconds so far, without set-up and validation, and the validation accuracy."""
-    times = accumulate(list_seconds_without_setup(metric_rows, "train_seconds"))
+    times = accumulate(list_epoch_seconds_without_setup(metric_rows, "train_seconds"))
     points = zip(times, (row["val_accuracy"] for row in metric_rows), strict=True)
     return [TimePoint(round(seconds, 3), round(accuracy, 4)) for seconds, accuracy in points]

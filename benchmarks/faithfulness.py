@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.__main__ import RESULTS_FOLDER
 from vitascope import load
-from vitascope.evaluation.eval_data import open_eval_data
+from vitascope.evaluation.eval_data import load_eval_data
 from vitascope.explain import METHODS, correlate_with_shuffled_weights, measure_faithfulness
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     model = load(args.run)
-    split = open_eval_data(model.run, model.info, "test", None).samples  # explained, not used for an accuracy
+    split = load_eval_data(model.run, model.info, "test", None).samples  # explained, not used for an accuracy
     some = split.select_evenly(args.images)
     images, start = model.info.preparation(some.images), time.perf_counter()
     rows: list[dict[str, Any]] = [

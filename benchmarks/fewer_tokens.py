@@ -14,8 +14,8 @@ import torch
 from benchmarks.records import Row, write_record
 from benchmarks.timing import synchronize_device
 from vitascope import load
-from vitascope.evaluation.eval_data import sample_run_images
-from vitascope.evaluation.prediction import convert_to_stored_images
+from vitascope.evaluation.eval_data import sample_val_or_train_images
+from vitascope.evaluation.prediction import load_or_convert_input_images
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.model.anatomy import count_flops
 
@@ -92,9 +92,9 @@ def main() -> None:
     args = parser.parse_args()
     model = load(args.model, device=args.device)
     if args.images:
-        stored, labels = convert_to_stored_images(args.images, model.info.stored).images[: args.most], None
+        stored, labels = load_or_convert_input_images(args.images, model.info.stored).images[: args.most], None
     else:
-        sample = sample_run_images(model.run, model.info, args.most)
+        sample = sample_val_or_train_images(model.run, model.info, args.most)
         if sample is None:
             raise SystemExit("The run's images cannot be found. Give --images FOLDER.")
         stored, labels = sample[0].images, sample[0].labels

@@ -18,8 +18,8 @@ from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
 from vitascope.training.loader import EpochLoader
-from vitascope.training.prepare import make_console, open_data
-from vitascope.training.session import start_session
+from vitascope.training.prepare import make_console, open_data_and_print_notes
+from vitascope.training.session import build_session
 from vitascope.training.step import MetricSums
 from vitascope.training.train import train_recipe
 
@@ -89,7 +89,7 @@ def compute_seconds_to_accuracy(metric_rows: list[Row], target_accuracy: float) 
 
 def measure_loop_overhead(run: Run, num_rounds: int = 5) -> float:
     """Return 1 - (bare step time × steps) / (epoch time without validation), measured by repeating the steps alone."""
-    session = start_session(run.recipe, open_data(run.recipe, make_console(quiet=True)))
+    session = build_session(run.recipe, open_data_and_print_notes(run.recipe, make_console(quiet=True)))
     loader, metric_sums = EpochLoader(session), MetricSums.empty(session)
     run_step, times = loader.start_epoch(0, metric_sums), []
     for _ in range(num_rounds):

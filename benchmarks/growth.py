@@ -17,7 +17,7 @@ from vitascope import ModelConfig
 from vitascope.draw.style import add_caption, create_figure, save_figure, set_labels
 from vitascope.model.anatomy import count_flops
 from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import collect_machine_info, get_machine_name
+from vitascope.run.machine import collect_machine_info, get_device_or_cpu_name
 
 IMAGES_FOLDER = Path(__file__).parent.parent / "docs" / "images"
 SIZES_BY_DEVICE = {
@@ -120,7 +120,7 @@ def draw_step_times(record: Record, figure_path: Path) -> Path:
             "ms per step",
         )
     base = ", ".join(f"{name} {value}" for name, value in record["base"].items())
-    machine = get_machine_name(record["machine"], record["device"])
+    machine = get_device_or_cpu_name(record["machine"], record["device"])
     add_caption(
         figure,
         f"Training step of cifar10's network, not compiled, {machine}. Base: {base}; each panel changes one size.",

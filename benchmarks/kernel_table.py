@@ -12,22 +12,22 @@ from pathlib import Path
 import torch
 
 from vitascope.errors import UserError
-from vitascope.evaluation.fast import CudaGraphInference, make_inference_kernel_use
+from vitascope.evaluation.fast import CudaGraphInference, make_bfloat16_inference_workload
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.run.files import write_json
-from vitascope.training.hardware import choose_device, choose_precision
+from vitascope.training.hardware import choose_or_check_device, choose_precision
 from vitascope.training.initial_weights import STAGE_PREFIX, make_first_stage_recipe
 from vitascope.training.kernel_choice import (
     SHIPPED_TABLE_PATH,
     KernelTable,
     KernelWorkload,
-    list_kernel_layers,
+    find_fastest_kernel_by_timing,
+    make_gpu_layer_calls,
     make_kernel_key,
-    measure_fastest_kernel,
-    read_kernel_table,
+    read_kernel_table_or_empty,
 )
 from vitascope.training.session import make_training_workload
 
@@ -49,7 +49,7 @@ def list_kernel_uses(recipe: Recipe, model: VisionTransformer) -> Iterator[tuple
         yield model, make_training_workload(recipe, UNLIMITED_IMAGES, getattr(torch, precision), compiled)
     inference = CudaGraphInference(deepcopy(model).eval())
     for size in inference.batch_sizes:
-        yield inference.model, make_inference_kernel_use(size)
+        yield inference.model, make_bfloat16_inference_workload(size)
 
 
 def measure_kernel_choices(recipe: Recipe, known_choices: KernelTable) -> KernelTable:
@@ -57,10 +57,10 @@ def measure_kernel_choices(recipe: Recipe, known_choices: KernelTable) -> Kernel
     torch.manual_seed(0)
     model, choices = VisionTransformer(find_model_config(recipe)).cuda().train(), {}
     for used_model, workload in list_kernel_uses(recipe, model):
-        for layer in list_kernel_layers(used_model, workload).values():
+        for layer in make_gpu_layer_calls(used_model, workload).values():
             key = str(make_kernel_key(layer, workload))
             if key not in known_choices and key not in choices:
-                choices[key] = measure_fastest_kernel(layer, workload)
+                choices[key] = find_fastest_kernel_by_timing(layer, workload)
                 print(f"{choices[key]:10s} {key}", flush=True)
     return choices
 
@@ -79,8 +79,8 @@ def main() -> None:
     args = parser.parse_args()
     try:
         recipes = [read_recipe(name, args.set) for name in args.recipes]
-        choose_device("cuda")
-        table = read_kernel_table(args.out)
+        choose_or_check_device("cuda")
+        table = read_kernel_table_or_empty(args.out)
         for recipe in recipes:
             table |= measure_kernel_choices(recipe, {} if args.again else table)
             write_kernel_choices(args.out, table)  # after each recipe, so that an interruption loses little

@@ -18,7 +18,7 @@ from vitascope.run.files import write_json
 from vitascope.run.machine import collect_machine_info
 from vitascope.weights.adaptation import adapt
 from vitascope.weights.model_info import WeightsMetadata
-from vitascope.weights.pretrained import pretrained_from_state_dict
+from vitascope.weights.pretrained import build_pretrained_from_state_dict
 
 IMAGE_SIZE = 28
 
@@ -58,7 +58,7 @@ def main() -> None:
     for weight in changed.parameters():
         nn.init.normal_(weight, std=0.02)
     heads = timm_model.blocks[0].attn.num_heads  # pyright: ignore
-    pretrained = pretrained_from_state_dict(
+    pretrained = build_pretrained_from_state_dict(
         timm_model.state_dict(), args.architecture, WeightsMetadata({"num_heads": heads, "img_size": 224})
     )
     adapted_model: VisionTransformer = adapt(pretrained, img_size=IMAGE_SIZE, patch_size=4, in_chans=1).build_model()

@@ -19,11 +19,11 @@ from benchmarks.records import GrowingRecord, add_run_options
 from vitascope import load, train
 from vitascope.draw.benchmark_figures import draw_accuracy_by_label_fraction
 from vitascope.draw.style import save_figure
-from vitascope.evaluation.probe import evaluate_frozen_features
+from vitascope.evaluation.probe import evaluate_knn_and_linear_probe
 from vitascope.model.anatomy import count_flops
 from vitascope.run.directory import Run
 from vitascope.run.metrics import sum_epoch_seconds
-from vitascope.training.hardware import count_forward_passes_per_image
+from vitascope.training.hardware import count_equivalent_forward_passes
 
 PRETRAINING_METHODS = ("dino", "mae")
 MAX_EPOCHS = 60  # with few images, an epoch has several passes to limit the overhead of validation
@@ -53,7 +53,7 @@ def pretrain_or_find_run(pretraining_method: str, seed: int, args: argparse.Name
 
 def evaluate_features(pretraining_method: str, run: Run, args: argparse.Namespace) -> dict[str, Any]:
     """Evaluate the frozen features on test images (with --tune: validation images)."""
-    result = evaluate_frozen_features(load(run, device=args.device), "val" if args.tune else "test")
+    result = evaluate_knn_and_linear_probe(load(run, device=args.device), "val" if args.tune else "test")
     row = {
         "arm": ARM_BY_METHOD[pretraining_method],
         "kind": "features",
@@ -79,7 +79,7 @@ def count_training_flops(run: Run) -> float:
     return (
         3.0
         * count_flops(run.recipe.model)
-        * count_forward_passes_per_image(run.recipe)
+        * count_equivalent_forward_passes(run.recipe)
         * run.metrics[-1]["images_seen"]
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
-from vitascope.training.hardware import choose_device
+from vitascope.training.hardware import choose_or_check_device
 
 Row = dict[str, Any]  # one row of a record, with stored keys
 Record = dict[str, Any]  # contents of a record file
@@ -69,7 +69,7 @@ class GrowingRecord:
             command=format_typed_command(self.module),
             data=self.args.data,
             judged_by="validation" if self.args.tune else "test",
-            device=choose_device(self.args.device),
+            device=choose_or_check_device(self.args.device),
             **self.origins,
             rows=self.rows,
         )

@@ -16,7 +16,7 @@ from benchmarks.arms import train_and_measure
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.draw.benchmark_figures import SettingEffect, draw_setting_effects
 from vitascope.draw.style import save_figure
-from vitascope.records.ablation import compare_arms, list_gains_in_points
+from vitascope.records.ablation import compare_arms_with_baselines, list_gains_in_percentage_points
 
 PLAIN_MODEL = {
     "embed_dim": 192, "depth": 9, "num_heads": 12, "mlp_ratio": 2.0, "class_token": True, "global_pool": "token",
@@ -81,10 +81,10 @@ def draw_records(record_paths: list[Path], figure_path: Path) -> None:
     panels = {}
     for path in record_paths:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        first, arms = rows[0], compare_arms(rows)
+        first, arms = rows[0], compare_arms_with_baselines(rows)
         labels = f"{first['labels']:.0%} of the labels"
         title = f"{labels}\nplain: {100 * arms[0].mean_accuracy:.1f} %"
-        panels[title] = [SettingEffect(*gain) for gain in list_gains_in_points(arms)]
+        panels[title] = [SettingEffect(*gain) for gain in list_gains_in_percentage_points(arms)]
     save_figure(
         draw_setting_effects(
             panels,

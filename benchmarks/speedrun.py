@@ -20,11 +20,15 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import format_value
-from vitascope.records.ablation import compare_arms, estimate_residual_noise, list_gains_in_points
+from vitascope.records.ablation import (
+    compare_arms_with_baselines,
+    estimate_residual_noise,
+    list_gains_in_percentage_points,
+)
 from vitascope.records.reading import read_results_file
 from vitascope.records.record import read_record
-from vitascope.training.hardware import choose_device
-from vitascope.training.scoring import check_views
+from vitascope.training.hardware import choose_or_check_device
+from vitascope.training.scoring import check_views_match_training
 
 BASELINE = "as it is"
 EFFECTS_CAPTION = (
@@ -101,7 +105,7 @@ def select_valid_arms(
     words = [f"{key}={value}" for key, value in common_settings.items()]
     plain = _fill_in_augmentation(read_recipe(recipe_name, words))
     for number in view_counts:
-        check_views(plain, number)
+        check_views_match_training(plain, number)
     kept = []
     for name in arm_names:
         try:
@@ -141,7 +145,7 @@ def draw_speed_records(record_paths: list[Path], figure_path: Path) -> None:
     """Accuracy over time: the first seed of every arm as a line, every record of a recipe as a dot."""
     found = {path: read_results_file(path) for path in record_paths}
     rows = [row for path, said in found.items() if "rows" in said for row in _get_checked_rows(path, said)]
-    lines = {arm.name: arm.rows[0]["curve"] for arm in compare_arms(rows)}
+    lines = {arm.name: arm.rows[0]["curve"] for arm in compare_arms_with_baselines(rows)}
     published = [read_record(path) for path, said in found.items() if "rows" not in said]
     dots = {record.name: TimePoint(mean(record.seconds), record.mean_test_accuracy) for record in published}
     save_figure(draw_accuracy_over_time(lines, dots), figure_path)
@@ -150,8 +154,8 @@ def draw_speed_records(record_paths: list[Path], figure_path: Path) -> None:
 def draw_part_effects(record_path: Path, figure_path: Path) -> None:
     """Draw the effect of removing each part."""
     rows = _get_checked_rows(record_path, read_results_file(record_path))
-    arms = compare_arms(rows, estimate_residual_noise(rows))
-    effects = [SettingEffect(*gain) for gain in list_gains_in_points(arms)]
+    arms = compare_arms_with_baselines(rows, estimate_residual_noise(rows))
+    effects = [SettingEffect(*gain) for gain in list_gains_in_percentage_points(arms)]
     effects.sort(key=lambda effect: effect.difference_points)
     save_figure(
         draw_setting_effects(
@@ -216,7 +220,7 @@ def _run_benchmark(args: argparse.Namespace) -> None:
         return
     recipe = read_recipe(args.recipe, args.set)  # rejects unknown settings
     args.data = args.data or recipe.data.name
-    compiled = args.compile or ("always" if choose_device(args.device) == "cuda" else "never")
+    compiled = args.compile or ("always" if choose_or_check_device(args.device) == "cuda" else "never")
     common = {"train.device": args.device, "train.compile": compiled, "data.validation": 0.1}
     common["data.name"] = args.data
     common |= dict(setting.split("=", 1) for setting in args.set)

@@ -20,8 +20,8 @@ from benchmarks.records import format_typed_command, write_record
 from vitascope.model.anatomy import count_flops, count_parameters
 from vitascope.recipe.reading import read_recipe
 from vitascope.training.engines.batched import BatchedTraining
-from vitascope.training.prepare import make_console, prepare_run
-from vitascope.training.session import start_session
+from vitascope.training.prepare import make_console, prepare_recipe_data_and_weights
+from vitascope.training.session import build_session
 
 MODEL_OVERRIDES = ["model.img_size=28", "model.patch_size=7", "model.in_chans=1", "model.embed_dim=64", "model.depth=4"]
 MODEL_OVERRIDES += ["model.num_heads=2", "model.class_token=false", "model.global_pool=avg", "train.batch_size=256"]
@@ -31,11 +31,13 @@ MODEL_OVERRIDES += ["data.augment.shift=0"]
 def measure_batched_models(num_models: int, compiled: bool, args: argparse.Namespace) -> dict[str, Any]:
     overrides = ["train.epochs=3", f"train.compile={'always' if compiled else 'never'}"]
     overrides += [] if args.recipe else [*MODEL_OVERRIDES, f"data.name={args.data}"]
-    base, data, _ = prepare_run(read_recipe(args.recipe or "sheet-d", overrides), make_console(quiet=True))
+    base, data, _ = prepare_recipe_data_and_weights(
+        read_recipe(args.recipe or "sheet-d", overrides), make_console(quiet=True)
+    )
     sessions = []
     for seed in range(num_models):
         recipe = replace(base, train=replace(base.train, seed=seed))
-        sessions.append(start_session(recipe, data, sessions[0].hardware if sessions else None))
+        sessions.append(build_session(recipe, data, sessions[0].hardware if sessions else None))
     start = time.perf_counter()
     batched = BatchedTraining(sessions)
     batched.train_epoch(0).loss.tolist()

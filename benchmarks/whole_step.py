@@ -14,7 +14,7 @@ from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.splits import TrainingData
 from vitascope.recipe.reading import read_recipe
 from vitascope.training.loader import EpochLoader
-from vitascope.training.session import start_session
+from vitascope.training.session import build_session
 from vitascope.training.step import MetricSums
 
 STEPS_PER_EPOCH = 20  # in the synthetic epoch that is repeated
@@ -40,7 +40,7 @@ def build_training_step(model_config: ModelConfig, args: argparse.Namespace) -> 
     recipe = read_recipe("cifar10", overrides)
     augment = resolve_augmentation(AugmentConfig(), "cifar10")
     recipe = replace(recipe, model=model_config, data=replace(recipe.data, augment=augment))
-    session = start_session(recipe, _make_random_data(model_config, args.batch * STEPS_PER_EPOCH))
+    session = build_session(recipe, _make_random_data(model_config, args.batch * STEPS_PER_EPOCH))
     loader, metric_sums = EpochLoader(session), MetricSums.empty(session)
     run_step, call_indices = loader.start_epoch(0, metric_sums), count()
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from benchmarks.contenders import MODEL_BUILDERS, SHAPES
 from benchmarks.timing import synchronize_device
 from vitascope import ModelConfig
-from vitascope.training.hardware import keep_freed_memory
+from vitascope.training.hardware import set_malloc_to_keep_memory
 
 TimedCall = Callable[[], object]
 TASKS = ("train", "infer", "step", "recipe", "fast")
@@ -58,7 +58,7 @@ def build_timed_call(args: argparse.Namespace) -> TimedCall:
     """Build the timed call. Vitascope runs as in `vitascope`, other libraries as their users would run them."""
     shape = SHAPES[args.shape]
     if args.library == "ours" and args.device == "cpu":
-        keep_freed_memory()
+        set_malloc_to_keep_memory()
     if args.task in ("step", "recipe"):
         from benchmarks.whole_step import build_training_step, make_cifar10_config
 

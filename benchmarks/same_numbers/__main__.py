@@ -22,7 +22,7 @@ from benchmarks.same_numbers.settings import ADDED_METRICS, METRIC_RENAMES, REMO
 from benchmarks.same_numbers.worker import Result, Setting
 from benchmarks.trees import export_commit, find_commit_hash, has_vitascope_package, make_empty_folder, name_tree
 from vitascope.errors import UserError, suggest_choice
-from vitascope.training.hardware import choose_device
+from vitascope.training.hardware import choose_or_check_device
 
 METRIC_NAMES = MetricNames(METRIC_RENAMES, ADDED_METRICS, REMOVED_METRICS)
 IDENTICAL, DIFFERENT, NOT_REPEATABLE = "identical", "different", "not repeatable"
@@ -117,7 +117,7 @@ def run_comparison(args: argparse.Namespace, stack: ExitStack) -> int:
     if args.export:
         print(f"Exported {name_tree(export_commit(args.base, args.export))} to {args.export}")
         return 0
-    settings = choose_settings(choose_device(args.device), args.only)
+    settings = choose_settings(choose_or_check_device(args.device), args.only)
     base = open_base_tree(args.base, stack)
     folder = (args.keep or Path(stack.enter_context(TemporaryDirectory()))).resolve()
     make_empty_folder(folder)

@@ -23,7 +23,7 @@ def fake_gpu(monkeypatch):
     measured = []
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(VisionTransformer, "cuda", lambda self: self)
-    monkeypatch.setattr(kernel_table, "choose_device", lambda asked: asked)
+    monkeypatch.setattr(kernel_table, "choose_or_check_device", lambda asked: asked)
 
     def tell_parts(model, use):
         tokens = torch.zeros(use.batch_size, model.config.num_tokens, model.config.embed_dim)
@@ -34,8 +34,8 @@ def fake_gpu(monkeypatch):
         measured.append((part, use))
         return "default" if "own" not in part.module.KERNELS else "own"
 
-    monkeypatch.setattr(kernel_table, "list_kernel_layers", tell_parts)
-    monkeypatch.setattr(kernel_table, "measure_fastest_kernel", measure)
+    monkeypatch.setattr(kernel_table, "make_gpu_layer_calls", tell_parts)
+    monkeypatch.setattr(kernel_table, "find_fastest_kernel_by_timing", measure)
     return measured
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import speedrun
 from vitascope import UserError
-from vitascope.records.ablation import compare_arms
+from vitascope.records.ablation import compare_arms_with_baselines
 
 SEEN = [("long", 1, 0.7), ("short", 1, 0.6), ("long", 2, 0.9)]
 COMMON = {"data.validation": 0.1, "data.name": "cifar10", "train.compile": "never"}
@@ -35,7 +35,7 @@ def test_every_tuned_part_of_the_fast_recipe_can_be_removed() -> None:
 
 def test_a_combination_of_changes_is_compared_with_the_combination_it_extends() -> None:
     rows = [{"arm": name, "seed": 1, "accuracy": 0.9} for name in ("as it is", "lean", "lean, free", "lean, free, 3")]
-    bases = [arm.baseline_name for arm in compare_arms(rows)]
+    bases = [arm.baseline_name for arm in compare_arms_with_baselines(rows)]
     assert bases == ["", "as it is", "lean", "lean, free"]
 
 
@@ -43,7 +43,13 @@ def test_a_recipe_with_other_settings_is_named_and_its_arms_are_compared_with_it
     names = [speedrun.make_row_name(arm, base) for base in ("60 passes", "as it is") for arm in ("as it is", "GELU")]
     assert names == ["60 passes", "60 passes, GELU", "as it is", "GELU"]
     rows = [{"arm": name, "seed": 1, "accuracy": 0.9} for name in ["first", *names]]
-    assert [arm.baseline_name for arm in compare_arms(rows)] == ["", "first", "60 passes", "first", "first"]
+    assert [arm.baseline_name for arm in compare_arms_with_baselines(rows)] == [
+        "",
+        "first",
+        "60 passes",
+        "first",
+        "first",
+    ]
 
 
 def test_accuracy_over_time_has_a_line_per_arm_and_a_dot_per_record(tmp_path, monkeypatch) -> None:

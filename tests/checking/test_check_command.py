@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from vitascope.coursework.checker.check import PARTS
-from vitascope.coursework.checker.sandbox import check_file
-from vitascope.coursework.checker.sandbox_worker import explain_error, import_user_file
+from vitascope.coursework.checker.sandbox import check_file_in_sandbox
+from vitascope.coursework.checker.sandbox_worker import enter_folder_and_import_file, explain_error
 from vitascope.coursework.exercises import EXERCISES
 
 RIGHT = """
@@ -119,13 +119,13 @@ def test_every_import_error_is_explained(
     monkeypatch.syspath_prepend("")
     path = write_file(source)
     with pytest.raises(BaseException) as raised:  # noqa: PT011
-        import_user_file(path)
+        enter_folder_and_import_file(path)
     assert explain_error(raised.value, path, 4.0) == message
 
 
 def test_reports_before_an_infinite_loop_are_kept(write_file: Callable) -> None:
     path = write_file(WRONG + "\ndef multi_head_attention(x, w_q, w_k, w_v, w_o, heads):\n    while True: pass\n")
-    reports = check_file(path, time_limit_seconds=2)
+    reports = check_file_in_sandbox(path, time_limit_seconds=2)
     assert [part.mistakes for part in reports.part_reports] == [["missing-scale"]]
     assert reports.exit_code == 2 and "multi_head_attention did not finish" in str(reports.error)
 
@@ -137,7 +137,7 @@ def test_json_of_an_unusable_file_is_json(vitascope: Callable, write_file: Calla
 
 def test_numbers_that_are_not_finite_are_still_json(write_file: Callable) -> None:
     source = "import torch\ndef attention(q, k, v):\n    return v * torch.nan"
-    result = check_file(write_file(source)).to_json_summary()
+    result = check_file_in_sandbox(write_file(source)).to_json_summary()
     assert json.loads(json.dumps(result, allow_nan=False))["parts"][0]["first_difference"]["got"] == "nan"
 
 
@@ -147,7 +147,7 @@ def test_a_missing_file_and_no_file_exit_with_2(vitascope: Callable, tmp_path: P
 
 
 def test_a_function_that_raises_is_wrong_and_the_error_is_reported(write_file: Callable) -> None:
-    reports = check_file(write_file("def attention(q, k, v):\n    return q @ k"))
+    reports = check_file_in_sandbox(write_file("def attention(q, k, v):\n    return q @ k"))
     assert reports.exit_code == 1 and reports.part_reports[0].mistakes == ["unknown"]
     assert "It raised an error for every input. RuntimeError" in reports.part_reports[0].evidence[0]
 
@@ -164,7 +164,7 @@ def attention(q, k, v, mask=None):
 
 """
     files = ((hides, "one.py"), (hides + sees, "two.py"), (hides + blocks, "three.py"))
-    alone, inverted, right = (check_file(write_file(text, name)) for text, name in files)
+    alone, inverted, right = (check_file_in_sandbox(write_file(text, name)) for text, name in files)
     assert alone.part_reports[0].mistakes == ["mask-inverted"]  # by default, True means that attention is allowed
     assert [part.mistakes for part in inverted.part_reports] == [["mask-inverted"], []]
     assert right.passed
@@ -176,7 +176,7 @@ def test_the_example_shows_the_inputs_and_outputs_of_the_code(write_file: Callab
 
     def read_example(source: str) -> tuple[list[torch.Tensor], list[str]]:
         """Return q, k, v, expected and got, and the assumptions."""
-        report = check_file(write_file(source)).part_reports[0]
+        report = check_file_in_sandbox(write_file(source)).part_reports[0]
         return [
             torch.tensor(json.loads(line[line.index("[") :])).float() for line in report.example[1:]
         ], report.assumptions
@@ -190,7 +190,7 @@ def test_the_example_shows_the_inputs_and_outputs_of_the_code(write_file: Callab
 
 def test_the_expected_mask_has_the_convention_of_the_code(write_file: Callable) -> None:
     source = "import torch\ndef causal_mask(n):\n    return torch.triu(torch.full((n, n), -10000.0))\n"
-    report = check_file(write_file(source)).part_reports[0]  # the diagonal is masked out, too
+    report = check_file_in_sandbox(write_file(source)).part_reports[0]  # the diagonal is masked out, too
     assert report.mistakes == ["unknown"] and "the mask is additive: it is added to the scores" in report.assumptions
     assert report.example[-2:] == ["expected [[0, -10000], [0, 0]]", "got      [[-10000, -10000], [0, -10000]]"]
     assert report.first_difference["expected"] == 0
@@ -233,7 +233,7 @@ def test_an_exercise_starts_unfilled_and_its_parts_are_recognised(
     assert answer.code == 0 and "..." in path.read_text() and "vitascope check exercise.py" in path.read_text()
     assert vitascope("exercise", "start", name, "--out", str(path)).code == 2  # never overwritten
     if name in ("attention", "sheet-e"):
-        reports = check_file(path)
+        reports = check_file_in_sandbox(path)
         assert reports.exit_code == 1 and len(reports.part_reports) == (1 if name == "attention" else 5)
 
 
@@ -291,16 +291,18 @@ def mha(x, Wq, Wk, Wv, Wo, h):
 layer = SelfAttention(12, 3)
 """
     path = write_file(text)
-    reports = check_file(path)
+    reports = check_file_in_sandbox(path)
     assert [(part.part, part.passed) for part in reports.part_reports] == [
         ("sinusoidal-positions", True),
         ("feed-forward", True),
         ("multi-head-attention", True),
         ("multi-head-attention", True),
     ]
-    assert check_file(path, "layer").passed
+    assert check_file_in_sandbox(path, "layer").passed
     joined = write_file(text.replace("(maps @ v).transpose(1, 2)", "(maps @ v)"), "joined.py")
-    assert [part.mistakes for part in check_file(joined, "SelfAttention").part_reports] == [["heads-joined-wrongly"]]
+    assert [part.mistakes for part in check_file_in_sandbox(joined, "SelfAttention").part_reports] == [
+        ["heads-joined-wrongly"]
+    ]
 
 
 def test_hidden_folders_are_skipped_and_missing_files_reported(

@@ -15,10 +15,14 @@ from torch.nn import functional as F
 
 import vitascope
 from tests.slow import slow_except
-from vitascope.coursework.checker.check import check_object
+from vitascope.coursework.checker.check import check_object_or_report_error
 from vitascope.coursework.checker.recognition import recognize_part
-from vitascope.coursework.checker.reference import QueryKeyValue, attend_with_options, multi_head_attention
-from vitascope.coursework.checker.sandbox_worker import import_user_file
+from vitascope.coursework.checker.reference import (
+    QueryKeyValue,
+    attend_with_simulated_mistakes,
+    run_reference_multi_head_attention,
+)
+from vitascope.coursework.checker.sandbox_worker import enter_folder_and_import_file
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
 
@@ -28,9 +32,9 @@ pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # thousands of tiny co
 def check_source(source: str, name: str, part: str, folder: Path) -> str:
     path = folder / "mine.py"
     path.write_text(source, encoding="utf-8")
-    module = import_user_file(path)
+    module = enter_folder_and_import_file(path)
     assert recognize_part(name, getattr(module, name)) == part
-    report = check_object(name, getattr(module, name))
+    report = check_object_or_report_error(name, getattr(module, name))
     return "correct" if report.passed else f"{report}\n{source}"
 
 
@@ -140,7 +144,7 @@ def test_the_reference_computes_the_same_as_pytorch(unchecked_shapes: None) -> N
     """The written-out reference, which simulates mistakes, equals PyTorch's layers."""
     q, k, v = torch.randn(3, 2, 3, 5, 4, dtype=torch.float64)
     allowed = torch.ones(5, 5, dtype=torch.bool).tril()
-    written_out = attend_with_options(q, k, v, allowed, {"softmax": -1})
+    written_out = attend_with_simulated_mistakes(q, k, v, allowed, {"softmax": -1})
     torch.testing.assert_close(written_out, F.scaled_dot_product_attention(q, k, v, is_causal=True))
     native = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
     wq, wk, wv = native.in_proj_weight.chunk(3)
@@ -148,7 +152,7 @@ def test_the_reference_computes_the_same_as_pytorch(unchecked_shapes: None) -> N
     weights = {"wq": wq, "wk": wk, "wv": wv, "bq": bq, "bk": bk, "bv": bv}
     weights |= {"wo": native.out_proj.weight, "bo": native.out_proj.bias}
     x = torch.randn(2, 5, 12, dtype=torch.float64)
-    reference_result = multi_head_attention(QueryKeyValue(x, x, x), weights, 3, allowed, {"softmax": -1})
+    reference_result = run_reference_multi_head_attention(QueryKeyValue(x, x, x), weights, 3, allowed, {"softmax": -1})
     torch.testing.assert_close(reference_result, native(x, x, x, attn_mask=~allowed)[0])
 
 

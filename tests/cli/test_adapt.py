@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from tests.weights.test_pretrained import build_small_timm, compute_max_difference
 from vitascope import ModelConfig, load
-from vitascope.run.directory import create_external_model
+from vitascope.run.directory import make_external_model
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_results_of_files_with_the_same_name_have_different_folders(tmp_path, mo
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
     words = ("x/model.safetensors", "y/model.safetensors", "y/pytorch_model.bin", "y/vit.pth", "y", "hf:a/model")
-    names = [create_external_model(word, ModelConfig()).path.name for word in words]
+    names = [make_external_model(word, ModelConfig()).path.name for word in words]
     assert names == ["x-model", "y-model", "y-pytorch_model", "vit", "y", "hf-a-model"]
 
 

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from tests.training.tiny import TINY, shared_run
-from vitascope.data.sources.arrays import open_digits
-from vitascope.run.directory import open_run
+from vitascope.data.sources.arrays import open_builtin_digits
+from vitascope.run.directory import open_run_or_newest
 
 WORDS = [f"{key}={value}" for key, value in TINY.items()]
 
@@ -26,7 +26,7 @@ def trained(vitascope, here):
     for seed in (1, 2):
         shared_run(here / "runs", **{"train.seed": seed, "train.epochs": 1})
     (here / "photos" / "inner").mkdir(parents=True)
-    for number, image in enumerate(open_digits().load_split("test").images[:6]):
+    for number, image in enumerate(open_builtin_digits().load_split("test").images[:6]):
         Image.fromarray(image[0].numpy()).resize((40, 30)).save(here / "photos" / "inner" / f"{number}.png")
     return here
 
@@ -35,7 +35,7 @@ def test_json_output_is_only_json_with_the_documented_keys(vitascope, trained) -
     found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
     assert {"accuracy", "interval", "top5", "ece", "per_class"} <= set(found)
     assert 0 <= found["interval"][0] <= found["accuracy"] <= found["interval"][1] <= 1 and found["images"] == 90
-    place = open_run("runs/digits").get_path("evaluation") / "val"
+    place = open_run_or_newest("runs/digits").get_path("evaluation") / "val"
     assert json.loads((place / "report.json").read_text()) == found
     with Image.open(place / "confusion.png") as picture:
         assert picture.width > 500

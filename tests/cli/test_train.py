@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.training.tiny import TINY, untimed
 from vitascope.recipe.reading import list_recipe_names
-from vitascope.run.directory import open_run
+from vitascope.run.directory import open_run_or_newest
 from vitascope.training.objectives.classify import Classify
 
 WORDS = [f"{key}={value}" for key, value in TINY.items()]
@@ -60,7 +60,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(vitascope, here, monkeypatch, sig
     monkeypatch.setattr(Classify, "prepare_batch", prepare_and_interrupt)
     answer = vitascope("train", "digits", *WORDS, "train.epochs=4000")
     assert answer.code == 130 and "Interrupted. To resume: vitascope resume runs/digits/" in answer.out
-    run = open_run("runs/digits")
+    run = open_run_or_newest("runs/digits")
     done = len(run.metrics)
     assert done == 2 and untimed(run) and not run.is_finished and run.get_path("curves.png").is_file()
 
@@ -140,7 +140,7 @@ def test_a_full_disk_is_reported_and_earlier_files_are_kept(vitascope, here, mon
     monkeypatch.undo()
     os.chdir(here)
     assert vitascope("resume", "runs/digits").code == 0
-    assert len(open_run("runs/digits").metrics) == 3
+    assert len(open_run_or_newest("runs/digits").metrics) == 3
 
 
 def test_finding_a_rate_draws_and_suggests(vitascope, here) -> None:

@@ -14,10 +14,10 @@ from torchvision.transforms.v2 import functional as tv
 from vitascope import UserError
 from vitascope.data import randaugment as ra
 from vitascope.data.augment import (
+    apply_mixup_or_cutmix,
     erase_rectangles,
-    flip_selected,
+    flip_selected_images,
     make_unmixed_labels,
-    mix_images_and_labels,
     shift_images,
 )
 from vitascope.data.config import NO_AUGMENTATION, AugmentConfig, resolve_augmentation
@@ -30,7 +30,7 @@ from vitascope.data.image_ops import (
     to_grayscale,
 )
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.data.sampling import draw_epoch_augmentation, draw_epoch_order, select_step_draws
+from vitascope.data.sampling import draw_epoch_augmentation_parameters, draw_epoch_image_indices, select_step_draws
 
 GEOMETRY = replace(NO_AUGMENTATION, flip=0.5, shift=2, rotate=20.0, scale=0.2, erase=0.5)
 EVERYTHING = replace(GEOMETRY, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.2, randaugment=2)
@@ -43,8 +43,8 @@ def draw_stored_images(batch: int = 6, channels: int = 3) -> torch.Tensor:
 
 def test_flipping_and_shifting_by_hand() -> None:
     image = torch.arange(9, dtype=torch.uint8).view(1, 1, 3, 3)
-    assert flip_selected(image, torch.tensor([True]))[0, 0].tolist() == [[2, 1, 0], [5, 4, 3], [8, 7, 6]]
-    assert torch.equal(flip_selected(image, torch.tensor([False])), image)
+    assert flip_selected_images(image, torch.tensor([True]))[0, 0].tolist() == [[2, 1, 0], [5, 4, 3], [8, 7, 6]]
+    assert torch.equal(flip_selected_images(image, torch.tensor([False])), image)
     assert shift_images(image, torch.tensor([[1, 0]]), "zero")[0, 0].tolist() == [[3, 4, 5], [6, 7, 8], [0, 0, 0]]
     assert shift_images(image, torch.tensor([[0, -1]]), "zero")[0, 0].tolist() == [[0, 0, 1], [0, 3, 4], [0, 6, 7]]
     assert shift_images(image, torch.tensor([[0, -1]]), "reflect")[0, 0].tolist() == [[1, 0, 1], [4, 3, 4], [7, 6, 7]]
@@ -162,7 +162,7 @@ def test_randaugment_of_magnitude_0_changes_nothing() -> None:
 def test_augmenting_a_batch_equals_augmenting_each_image(seed, channels) -> None:
     images, labels = draw_stored_images(5, channels), torch.arange(5)
     preprocessing = Preprocessing((8, 10), PREPROCESSING.mean[:channels], PREPROCESSING.std[:channels])
-    draws = select_step_draws(draw_epoch_augmentation(EVERYTHING, 1, 5, seed, 0), 0)
+    draws = select_step_draws(draw_epoch_augmentation_parameters(EVERYTHING, 1, 5, seed, 0), 0)
     together, _ = preprocessing.augment_and_mix(images, labels, draws, EVERYTHING)
     for index in range(5):
         alone = {name: draw[index : index + 1] for name, draw in draws.items()}
@@ -172,9 +172,9 @@ def test_augmenting_a_batch_equals_augmenting_each_image(seed, channels) -> None
 
 def test_every_image_and_every_epoch_has_its_own_draws() -> None:
     image = draw_stored_images(1).expand(32, -1, -1, -1)
-    first = draw_epoch_augmentation(EVERYTHING, 1, 32, seed=3, epoch=0)
+    first = draw_epoch_augmentation_parameters(EVERYTHING, 1, 32, seed=3, epoch=0)
     again, later, other = (
-        draw_epoch_augmentation(EVERYTHING, 1, 32, seed, epoch) for seed, epoch in ((3, 0), (3, 1), (4, 0))
+        draw_epoch_augmentation_parameters(EVERYTHING, 1, 32, seed, epoch) for seed, epoch in ((3, 0), (3, 1), (4, 0))
     )
     varied, _ = PREPROCESSING.augment_and_mix(image, torch.zeros(32).long(), select_step_draws(first, 0), EVERYTHING)
     assert len(varied.flatten(1).unique(dim=0)) > 24
@@ -183,20 +183,20 @@ def test_every_image_and_every_epoch_has_its_own_draws() -> None:
 
 
 def test_an_epoch_is_a_permutation_unless_sampling_probabilities_are_given() -> None:
-    order = draw_epoch_order(10, 3, 3, seed=0, epoch=0)
+    order = draw_epoch_image_indices(10, 3, 3, seed=0, epoch=0)
     assert order.shape == (3, 3) and len(order.unique()) == 9
     weights = np.array([0.5, 0.5, *[0.0] * 8])
-    again = draw_epoch_order(10, 5, 4, seed=0, epoch=0)  # twice all of them
+    again = draw_epoch_image_indices(10, 5, 4, seed=0, epoch=0)  # twice all of them
     assert again.flatten().bincount().tolist() == [2] * 10 and len(set(again.flatten()[:10].tolist())) == 10
-    assert set(draw_epoch_order(10, 3, 3, 0, 0, weights).flatten().tolist()) <= {0, 1}
+    assert set(draw_epoch_image_indices(10, 3, 3, 0, 0, weights).flatten().tolist()) <= {0, 1}
 
 
 @given(seed=st.integers(0, 99))
 def test_the_mixed_label_is_the_mixed_area(seed) -> None:
     policy = replace(NO_AUGMENTATION, cutmix=1.0, mix_prob=0.7)
-    draw = select_step_draws(draw_epoch_augmentation(policy, 1, 8, seed, 0), 0)["mix"]
+    draw = select_step_draws(draw_epoch_augmentation_parameters(policy, 1, 8, seed, 0), 0)["mix"]
     colours = torch.arange(8.0)[:, None, None, None].expand(8, 1, 8, 10)
-    mixed, target = mix_images_and_labels(colours.contiguous(), torch.arange(8), draw)
+    mixed, target = apply_mixup_or_cutmix(colours.contiguous(), torch.arange(8), draw)
     own_fraction = (mixed == colours).float().mean(dim=(1, 2, 3))
     torch.testing.assert_close(target.lam, own_fraction, atol=1e-6, rtol=0)
     probabilities = target.compute_probabilities(8)
@@ -206,9 +206,11 @@ def test_the_mixed_label_is_the_mixed_area(seed) -> None:
 
 @given(seed=st.integers(0, 99))
 def test_mixup_of_constants_is_their_weighted_mean(seed) -> None:
-    draw = select_step_draws(draw_epoch_augmentation(replace(NO_AUGMENTATION, mixup=0.4), 1, 6, seed, 0), 0)["mix"]
+    draw = select_step_draws(draw_epoch_augmentation_parameters(replace(NO_AUGMENTATION, mixup=0.4), 1, 6, seed, 0), 0)[
+        "mix"
+    ]
     colours = torch.arange(6.0)[:, None, None, None].expand(6, 3, 4, 4)
-    mixed, target = mix_images_and_labels(colours.contiguous(), torch.arange(6), draw)
+    mixed, target = apply_mixup_or_cutmix(colours.contiguous(), torch.arange(6), draw)
     torch.testing.assert_close(
         mixed[:, 0, 0, 0], target.compute_probabilities(6) @ torch.arange(6.0), atol=1e-5, rtol=0
     )
@@ -216,9 +218,9 @@ def test_mixup_of_constants_is_their_weighted_mean(seed) -> None:
 
 
 def test_kinds_of_mixing_have_the_requested_frequencies() -> None:
-    kinds = draw_epoch_augmentation(replace(NO_AUGMENTATION, mixup=1.0, cutmix=1.0, mix_prob=0.5), 1, 4000, 0, 0)[
-        "mix"
-    ][0, :, 0]
+    kinds = draw_epoch_augmentation_parameters(
+        replace(NO_AUGMENTATION, mixup=1.0, cutmix=1.0, mix_prob=0.5), 1, 4000, 0, 0
+    )["mix"][0, :, 0]
     frequencies = [(kinds == kind).float().mean().item() for kind in (0, 1, 2)]
     assert frequencies == pytest.approx([0.5, 0.25, 0.25], abs=0.04)
 

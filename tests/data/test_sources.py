@@ -15,9 +15,14 @@ from PIL import Image
 from vitascope import UserError
 from vitascope.data.config import DataConfig
 from vitascope.data.open_data import open_data_source
-from vitascope.data.sources.folder import has_colour, read_image
-from vitascope.data.sources.named import PUBLISHED_DATASETS, open_published_dataset
-from vitascope.data.statistics import compute_fingerprints, compute_mean_and_std, count_duplicates, count_shared_images
+from vitascope.data.sources.folder import image_file_has_colour, read_image
+from vitascope.data.sources.named import PUBLISHED_DATASETS, open_or_download_published_dataset
+from vitascope.data.statistics import (
+    compute_pixel_mean_and_std,
+    count_also_in_reference,
+    count_duplicates,
+    hash_each_image,
+)
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not on this machine")
@@ -156,7 +161,7 @@ def test_gray_images_in_colour_files_are_recognised(tmp_path) -> None:
     tinted = np.stack([shades, shades + 8, shades], axis=2)  # as paper in a scanner
     Image.fromarray(tinted).save(tmp_path / "grey.jpg")
     Image.fromarray(np.stack([shades, shades.T, shades], axis=2)).save(tmp_path / "colours.jpg")
-    assert not has_colour(tmp_path / "grey.jpg") and has_colour(tmp_path / "colours.jpg")
+    assert not image_file_has_colour(tmp_path / "grey.jpg") and image_file_has_colour(tmp_path / "colours.jpg")
 
 
 def test_unreadable_images_are_reported_and_skipped_or_an_error_when_strict(tmp_path) -> None:
@@ -245,7 +250,7 @@ def test_a_failed_download_names_the_files_and_the_folder(tmp_path, monkeypatch,
 
     monkeypatch.setattr("torchvision.datasets.mnist.MNIST.download", no_network)
     with pytest.raises(UserError, match="no route to host") as caught:
-        open_published_dataset("mnist", tmp_path / "new", download=True)
+        open_or_download_published_dataset("mnist", tmp_path / "new", download=True)
     assert str(caught.value).startswith("mnist could not be downloaded (no route to host). Put into ")
     assert str(tmp_path / "new") in str(caught.value) and "four files" in str(caught.value)
 
@@ -256,15 +261,15 @@ def test_the_reason_of_a_failed_download_is_the_last_line(tmp_path, monkeypatch)
 
     monkeypatch.setattr("torchvision.datasets.mnist.MNIST.download", no_mirror)
     with pytest.raises(UserError, match=r"^mnist could not be downloaded \(no route to host\)\. "):
-        open_published_dataset("mnist", tmp_path, download=True)
+        open_or_download_published_dataset("mnist", tmp_path, download=True)
 
 
 def test_statistics_by_hand() -> None:
     images = torch.tensor([0, 255, 255, 255], dtype=torch.uint8).view(2, 1, 1, 2)
-    mean, std = compute_mean_and_std(images)
+    mean, std = compute_pixel_mean_and_std(images)
     assert mean.item() == pytest.approx(0.75) and std.item() == pytest.approx(0.75**0.5 * 0.5)
-    fingerprints = compute_fingerprints(torch.stack([images[0], images[1], images[0]]))
-    assert count_duplicates(fingerprints) == 1 and count_shared_images(fingerprints[:1], fingerprints) == 2
+    fingerprints = hash_each_image(torch.stack([images[0], images[1], images[0]]))
+    assert count_duplicates(fingerprints) == 1 and count_also_in_reference(fingerprints[:1], fingerprints) == 2
 
 
 @needs_shared
@@ -272,7 +277,7 @@ def test_statistics_by_hand() -> None:
 def test_the_real_gray_sets_are_read_completely(name, mean, std) -> None:
     train, test = (open_source(name, SHARED).load_split(split) for split in ("train", "test"))
     assert (len(train), len(test)) == (60000, 10000)
-    data = compute_mean_and_std(train.images)
+    data = compute_pixel_mean_and_std(train.images)
     assert [value.item() for value in data] == pytest.approx([mean, std], abs=1e-4)
 
 
@@ -280,7 +285,7 @@ def test_the_real_gray_sets_are_read_completely(name, mean, std) -> None:
 def test_the_real_cifar10_is_read_completely(tmp_path) -> None:
     subprocess.run([sys.executable, SHARED / "unpack.py", tmp_path / "cifar10.npz"], check=True)
     train = open_source("cifar10", tmp_path).load_split("train")
-    mean, std = compute_mean_and_std(train.images)
+    mean, std = compute_pixel_mean_and_std(train.images)
     assert mean.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
     assert std.tolist() == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
     assert torch.bincount(train.labels).tolist() == [5000] * 10

@@ -9,7 +9,7 @@ from torch import nn
 
 from vitascope import ModelConfig, VisionTransformer, load
 from vitascope.evaluation import fast
-from vitascope.evaluation.fast import CudaGraphInference, build_fastest_feature_function, measure_accuracy_loss
+from vitascope.evaluation.fast import CudaGraphInference, build_fastest_feature_function, load_or_measure_accuracy_loss
 from vitascope.model.int8 import Int8Linear
 from vitascope.run import format_probe
 
@@ -66,7 +66,7 @@ def test_what_is_faster_and_as_good_answers_and_the_check_is_kept(run, int8_wins
     assert torch.equal(model(pictures), plain(pictures))  # with gradients: the weights themselves answer
     assert abs(model.evaluate("val", robust=False).accuracy - plain.evaluate("val", robust=False).accuracy) <= 0.03
     assert json.loads((run.path / "fast.json").read_text())["int8"]["points_lost"] <= 3.0
-    monkeypatch.setattr(fast, "sample_run_images", lambda *_: pytest.fail("looked again"))
+    monkeypatch.setattr(fast, "sample_val_or_train_images", lambda *_: pytest.fail("looked again"))
     assert load(run.path, fast=True).fast.description == model.fast.description
     assert "int8" in model._repr_html_()
 
@@ -78,7 +78,7 @@ def test_what_loses_too_much_or_cannot_be_checked_is_not_used(run, int8_wins, mo
         (None, "float32: the accuracy of int8 cannot be checked, because the run's images are not available"),
     )
     for lost, words in cases:
-        monkeypatch.setattr(fast, "measure_accuracy_loss", lambda *_, lost=lost: lost)
+        monkeypatch.setattr(fast, "load_or_measure_accuracy_loss", lambda *_, lost=lost: lost)
         model = load(run.path, fast=True)
         assert model.fast.description.startswith(words)
         with torch.no_grad():
@@ -91,7 +91,7 @@ def test_points_lost_are_counted_on_the_run_s_own_images(run) -> None:
     def blind(images: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(images), model.config.embed_dim)
 
-    lost = measure_accuracy_loss(model, blind, "blind", run, model.info)
+    lost = load_or_measure_accuracy_loss(model, blind, "blind", run, model.info)
     assert 20 < lost < 95  # it always says the same class
     assert json.loads((run.path / "fast.json").read_text())["blind"]["points_lost"] == lost
 
@@ -105,11 +105,11 @@ def test_where_nothing_is_faster_float32_stays(run, monkeypatch) -> None:
 
 def test_a_format_that_ends_the_process_counts_as_zero(monkeypatch) -> None:
     monkeypatch.setattr(format_probe.sys, "executable", "/bin/false")
-    assert format_probe._run_probe_process("bfloat16", "train") == 0.0
+    assert format_probe._measure_speedup_in_subprocess("bfloat16", "train") == 0.0
 
 
 def test_the_probe_measures_int8_here() -> None:
-    assert 0.05 < format_probe._run_probe_process("int8", "answer", "64", "1") < 50
+    assert 0.05 < format_probe._measure_speedup_in_subprocess("int8", "answer", "64", "1") < 50
 
 
 @pytest.mark.parametrize(("hopeless", "rounds"), [(0, 2), (1e9, format_probe.NUM_ROUNDS)])
@@ -118,7 +118,7 @@ def test_the_probe_stops_early_where_a_format_is_hopeless(monkeypatch, hopeless,
     looks, real = [], time.perf_counter
     monkeypatch.setattr(format_probe, "MAX_SLOWDOWN", hopeless)
     monkeypatch.setattr(format_probe.time, "perf_counter", lambda: looks.append(1) or real())
-    assert format_probe._measure_speedup("int8", "answer", 16, 1) > 0 and len(looks) == 4 * rounds
+    assert format_probe._measure_linear_layer_speedup("int8", "answer", 16, 1) > 0 and len(looks) == 4 * rounds
 
 
 class ByHand(CudaGraphInference):

@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from vitascope.evaluation.calibration import compute_calibration, evaluate_temperature, fit_temperature
+from vitascope.evaluation.calibration import (
+    compute_calibration,
+    compute_temperature_scaled_calibration,
+    fit_temperature_within_bounds,
+)
 from vitascope.evaluation.evaluate import top_k_accuracy
 from vitascope.evaluation.intervals import wilson_interval
 from vitascope.evaluation.report import compute_class_scores, compute_confusion_matrix
@@ -106,7 +110,7 @@ def test_the_temperature_is_found_that_was_put_in(factor) -> None:
     generator = torch.Generator().manual_seed(3)
     true = 2 * torch.randn(8000, 5, generator=generator)
     labels = torch.multinomial(true.softmax(1), 1, generator=generator)[:, 0]
-    assert fit_temperature(true * factor, labels) == pytest.approx(factor, rel=0.08)
+    assert fit_temperature_within_bounds(true * factor, labels) == pytest.approx(factor, rel=0.08)
 
 
 @given(seed=st.integers(0, 10**6), spread=st.floats(0.01, 50))
@@ -115,17 +119,17 @@ def test_a_temperature_never_changes_an_answer_and_never_raises_the_loss_it_was_
     logits = spread * torch.randn(60, 6, generator=generator)
     labels = torch.randint(0, 6, (60,), generator=generator)
     labels[:30] = logits[:30].argmax(1)
-    value = fit_temperature(logits, labels)
+    value = fit_temperature_within_bounds(logits, labels)
     if value is None:  # nothing to be learnt from these logits: flatter is always better
         return
     assert ((logits.double() / value).argmax(1) == logits.argmax(1)).all()
-    after = evaluate_temperature(logits, labels, value, 60)
+    after = compute_temperature_scaled_calibration(logits, labels, value, 60)
     assert after.loss <= compute_calibration(logits, labels).loss + 1e-6 and after.value == value
 
 
 def test_where_every_answer_is_right_or_none_there_is_no_best_temperature() -> None:
-    assert fit_temperature(torch.eye(4) * 3, torch.arange(4)) is None
-    assert fit_temperature(torch.eye(4) * 3, (torch.arange(4) + 1) % 4) is None
+    assert fit_temperature_within_bounds(torch.eye(4) * 3, torch.arange(4)) is None
+    assert fit_temperature_within_bounds(torch.eye(4) * 3, (torch.arange(4) + 1) % 4) is None
 
 
 def test_the_share_among_the_likeliest_is_scikit_learns() -> None:

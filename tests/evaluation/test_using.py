@@ -10,16 +10,20 @@ from PIL import Image
 import vitascope
 from tests.training.tiny import tiny_run
 from vitascope import UserError
-from vitascope.data.sources.arrays import open_digits
-from vitascope.evaluation.embedding import compute_image_features, find_similar_images
-from vitascope.evaluation.figures import describe_shown_errors, draw_evaluation_figures, write_evaluation_report
-from vitascope.training.hardware import make_inference_hardware
+from vitascope.data.sources.arrays import open_builtin_digits
+from vitascope.evaluation.embedding import compute_features_of_image_files, find_similar_images
+from vitascope.evaluation.figures import (
+    describe_shown_errors,
+    draw_evaluation_figures,
+    write_evaluation_json_and_figures,
+)
+from vitascope.training.hardware import make_float32_inference_hardware
 from vitascope.training.scoring import compute_logits
 
 
 def saved(folder, count=30):
     """Test images as files in class folders; (paths, their labels)."""
-    test = open_digits().load_split("test").select(slice(0, count))
+    test = open_builtin_digits().load_split("test").select(slice(0, count))
     paths = []
     for number, (image, label) in enumerate(zip(test.images, test.labels.tolist(), strict=True)):
         place = folder / str(label)
@@ -35,7 +39,9 @@ def test_a_prediction_from_a_file_equals_the_evaluation_of_the_same_image(tmp_pa
     model = vitascope.load(tiny_run(tmp_path, **settings))
     paths, test = saved(tmp_path / "files")
     shares = (
-        compute_logits(model, test.images, model.info.preparation, make_inference_hardware(model)).double().softmax(1)
+        compute_logits(model, test.images, model.info.preparation, make_float32_inference_hardware(model))
+        .double()
+        .softmax(1)
     )
     for path, expected in zip(paths, shares, strict=True):
         (found,) = model.predict(path)
@@ -84,7 +90,7 @@ def test_a_picture_of_another_shape_is_the_same_picture_as_file_pillow_image_arr
 
 def test_a_classifier_can_be_fitted_on_features(run) -> None:
     probe = torch.nn.Linear(32, 10)
-    features = vitascope.load(run).features(open_digits().load_split("train").images[:8])
+    features = vitascope.load(run).features(open_builtin_digits().load_split("train").images[:8])
     torch.nn.functional.cross_entropy(probe(features), torch.arange(8)).backward()
     assert probe.weight.grad is not None
 
@@ -92,7 +98,9 @@ def test_a_classifier_can_be_fitted_on_features(run) -> None:
 def test_a_failed_answer_leaves_the_model_as_it_was(run) -> None:
     model = vitascope.load(run).train()
     with pytest.raises(ValueError, match="spoilt"):
-        compute_logits(model, open_digits().load_split("train").images[:2], _spoilt, make_inference_hardware(model))
+        compute_logits(
+            model, open_builtin_digits().load_split("train").images[:2], _spoilt, make_float32_inference_hardware(model)
+        )
     assert model.training
 
 
@@ -103,16 +111,18 @@ def _spoilt(images):
 @pytest.mark.filterwarnings("ignore:Mean of empty")
 def test_a_mirror_symmetric_model_gains_nothing_from_two_views_whatever_the_images_suffer(run) -> None:
     """So both views must see the same spoilt image."""
-    from vitascope.evaluation.robustness import measure_robustness
+    from vitascope.evaluation.robustness import measure_accuracy_under_corruptions
 
-    model, test = vitascope.load(run), open_digits().load_split("test")
+    model, test = vitascope.load(run), open_builtin_digits().load_split("test")
 
     class Symmetric(torch.nn.Module):
         def forward(self, images):
             return model(images) + model(images.flip(-1))
 
     found = [
-        measure_robustness(Symmetric(), test, model.info.preparation, make_inference_hardware(model), views)
+        measure_accuracy_under_corruptions(
+            Symmetric(), test, model.info.preparation, make_float32_inference_hardware(model), views
+        )
         for views in (1, 2)
     ]
     assert found[0] == found[1]
@@ -121,19 +131,19 @@ def test_a_mirror_symmetric_model_gains_nothing_from_two_views_whatever_the_imag
 def test_a_look_at_other_images_is_no_look_at_the_test_images(run, tmp_path) -> None:
     """Spelling a path in another way, or judging training images, must not turn into a test accuracy."""
     from vitascope.run.listing import summarize_run
-    from vitascope.run.test_set_log import find_first_test_result, read_test_set_log
+    from vitascope.run.test_set_log import find_first_finished_test_entry, read_test_set_log
 
     model = vitascope.load(run)
     saved(tmp_path / "files", 12)
     model.evaluate(data=str(tmp_path / "files"), robust=False)
     model.evaluate(data=str(tmp_path / "runs" / ".." / "files"), robust=False)
     assert [opening.use_count for opening in read_test_set_log(run)] == [1, 2]
-    assert find_first_test_result(run, 1) is None and summarize_run(run).test_accuracy is None
+    assert find_first_finished_test_entry(run, 1) is None and summarize_run(run).test_accuracy is None
     found = model.evaluate(data="digits", robust=False)
     assert (
         found.eval_data.is_run_data and found.test_use_count == 1 and summarize_run(run).test_accuracy == found.accuracy
     )
-    assert find_first_test_result(run, 1).use_count == 1
+    assert find_first_finished_test_entry(run, 1).use_count == 1
 
 
 def test_the_runs_own_folder_without_test_images_is_not_evaluated_as_new_data(tmp_path) -> None:
@@ -240,7 +250,7 @@ def test_an_evaluation_agrees_with_itself(run) -> None:
 def test_the_report_and_its_pictures_are_in_the_run_and_in_a_notebook(run) -> None:
     model = vitascope.load(run)
     found = model.evaluate("val")
-    folder = write_evaluation_report(found)
+    folder = write_evaluation_json_and_figures(found)
     assert folder == run.path / "evaluation" / "val"
     count = 90 - found.num_correct
     assert describe_shown_errors(found, count - 1) == f"the worst {count - 1} of {count} errors"
@@ -261,7 +271,7 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
     found = vitascope.load(run).evaluate(data=str(tmp_path / "files"))
     kept = test.labels != 3
     said = compute_logits(
-        model := vitascope.load(run), test.images, model.info.preparation, make_inference_hardware(model)
+        model := vitascope.load(run), test.images, model.info.preparation, make_float32_inference_hardware(model)
     ).argmax(1)
     assert found.accuracy == pytest.approx((said == test.labels)[kept].float().mean().item())
     assert found.eval_data.split == "all" and found.per_class["3"].recall is None
@@ -276,7 +286,7 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
     from vitascope.data.sources.arrays import open_npz
     from vitascope.run.test_set_log import read_test_set_log
 
-    test = open_digits().load_split("test")
+    test = open_builtin_digits().load_split("test")
     pixels = test.images[:, 0].numpy()
     np.savez(tmp_path / "own.npz", x_train=pixels, y_train=test.labels, x_test=pixels[:50], y_test=test.labels[:50])
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own.npz"), "data.augment.flip": 0.5})
@@ -286,15 +296,19 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
     with torch.inference_mode():
         expected = (model(prepare(images)) + model(prepare(images.flip(-1)))) / 2
     torch.testing.assert_close(
-        compute_logits(model, images, prepare, make_inference_hardware(model), num_views=2), expected
+        compute_logits(model, images, prepare, make_float32_inference_hardware(model), num_views=2), expected
     )
     found = model.evaluate(views=2)
     assert found.accuracy == pytest.approx((expected.argmax(1) == test.labels[:50]).float().mean().item())
-    assert write_evaluation_report(found).name == "test-2-views"
+    assert write_evaluation_json_and_figures(found).name == "test-2-views"
     for views in (6, 10):
-        assert write_evaluation_report(model.evaluate(views=views, robust=False)).name == f"test-{views}-views"
+        assert (
+            write_evaluation_json_and_figures(model.evaluate(views=views, robust=False)).name == f"test-{views}-views"
+        )
     assert [opening.views for opening in read_test_set_log(run)] == [2, 6, 10]
-    six = compute_logits(model, images, prepare, make_inference_hardware(model), num_views=6).double().softmax(1)
+    six = (
+        compute_logits(model, images, prepare, make_float32_inference_hardware(model), num_views=6).double().softmax(1)
+    )
     said = model.predict(images, views=6)
     assert [item.probability for item in said] == pytest.approx(six.amax(1).tolist())
 
@@ -312,7 +326,7 @@ def test_features_are_what_the_classifier_sees_and_are_written_with_their_files(
     model = vitascope.load(run)
     _, test = saved(tmp_path / "files", 20)
     (tmp_path / "files" / "0" / "torn.png").write_bytes(b"no image")
-    found = compute_image_features(model, [tmp_path / "files"])
+    found = compute_features_of_image_files(model, [tmp_path / "files"])
     assert [name.split("/")[-1] for name in found.unreadable_files] == ["torn.png"]
     with torch.inference_mode():
         logits = model.head(found.features)
@@ -331,7 +345,7 @@ def test_features_are_what_the_classifier_sees_and_are_written_with_their_files(
 def test_features_go_to_parquet(run, tmp_path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     saved(tmp_path / "files", 5)
-    found = compute_image_features(vitascope.load(run), [tmp_path / "files"])
+    found = compute_features_of_image_files(vitascope.load(run), [tmp_path / "files"])
     found.save(tmp_path / "out.parquet")
     table = parquet.read_table(tmp_path / "out.parquet")
     assert table.column("file").to_pylist() == found.files
@@ -340,9 +354,9 @@ def test_features_go_to_parquet(run, tmp_path) -> None:
 
 def test_the_image_most_like_a_training_image_is_itself(run, tmp_path) -> None:
     model = vitascope.load(run)
-    from vitascope.evaluation.eval_data import load_run_split
+    from vitascope.evaluation.eval_data import load_verified_run_split
 
-    train = load_run_split(run, model.info, "train")
+    train = load_verified_run_split(run, model.info, "train")
     Image.fromarray(train.images[17, 0].numpy()).save(tmp_path / "one.png")
     first = find_similar_images(model, tmp_path / "one.png", None, 5)
     assert first.similarities[0] == pytest.approx(1, abs=1e-5) and torch.equal(
@@ -359,21 +373,21 @@ def test_the_image_most_like_a_training_image_is_itself(run, tmp_path) -> None:
 
 def test_a_run_from_another_machine_finds_its_data_in_this_ones_place(tmp_path, monkeypatch) -> None:
     from vitascope.data.config import DataConfig
-    from vitascope.evaluation.eval_data import use_local_data_root
+    from vitascope.evaluation.eval_data import reset_missing_data_root
 
-    assert use_local_data_root(DataConfig(root="/not/here")).root is None
-    assert use_local_data_root(DataConfig(root=str(tmp_path))).root == str(tmp_path)
+    assert reset_missing_data_root(DataConfig(root="/not/here")).root is None
+    assert reset_missing_data_root(DataConfig(root=str(tmp_path))).root == str(tmp_path)
 
 
 def test_a_run_can_be_loaded_with_token_reduction(run) -> None:
     """The predictions change and the log names the setting; the run's config does not change."""
     whole, merged = vitascope.load(run), vitascope.load(run, merge_tokens=2)
-    images = open_digits().load_split("test").images[:50]
+    images = open_builtin_digits().load_split("test").images[:50]
     shares = [[item.probability for item in model.predict(images)] for model in (whole, merged)]
     assert shares[0] != shares[1]
     found = merged.evaluate("test", robust=False)
     assert found.weights_label == "last, merge_tokens=2"
-    assert write_evaluation_report(found).name == "test-merge2"
+    assert write_evaluation_json_and_figures(found).name == "test-merge2"
     assert "merge_tokens=2" in run.get_path("test-openings.jsonl").read_text()
     assert vitascope.load(run).config == whole.config
     quick = vitascope.load(run, fast=True)
@@ -394,7 +408,7 @@ def test_weights_without_a_classifier_give_features_and_say_so_otherwise(tmp_pat
     save_file(theirs.state_dict(), tmp_path / "features.safetensors")
     model = vitascope.load(tmp_path / "features.safetensors")
     paths, _ = saved(tmp_path / "files", 6)
-    found = compute_image_features(model, [tmp_path / "files"])
+    found = compute_features_of_image_files(model, [tmp_path / "files"])
     assert found.predictions is None and found.features.shape == (6, 192)
     with np.load(found.save(tmp_path / "f.npz")) as arrays:
         assert set(arrays) == {"file", "folder", "features"}

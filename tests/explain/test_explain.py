@@ -23,13 +23,13 @@ from vitascope.explain import (
     relevance,
     rollout,
 )
-from vitascope.explain.attribution import HEAD_FUSIONS, sum_per_patch
+from vitascope.explain.attribution import HEAD_FUSIONS, sum_pixels_per_patch
 from vitascope.explain.faithfulness import (
     area_under_curve,
-    blur_images,
+    blur_relative_to_image_size,
     copy_with_shuffled_weights,
-    rank_correlation,
     sort_patches_by_importance,
+    spearman_correlation_per_image,
 )
 from vitascope.explain.maps import AttentionRecorder, force_fused_attention
 
@@ -185,7 +185,7 @@ def test_integrated_gradients_sum_to_the_difference_they_explain() -> None:
     with torch.no_grad():
         change = model(images) - model(torch.zeros_like(images))
     torch.testing.assert_close(found.sum((1, 2, 3)), change.gather(1, targets[:, None])[:, 0], rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(sum_per_patch(found, get_token_layout(model)).sum((1, 2)), found.sum((1, 2, 3)))
+    torch.testing.assert_close(sum_pixels_per_patch(found, get_token_layout(model)).sum((1, 2)), found.sum((1, 2, 3)))
 
 
 def one_patch_matters(looked_at: float) -> tuple[VisionTransformer, torch.Tensor]:
@@ -249,12 +249,12 @@ def test_areas_ranks_and_blur_by_hand() -> None:
     )
     assert sort_patches_by_importance(torch.tensor([[[1.0, 3.0], [3.0, 0.0]]])).tolist() == [[1, 2, 0, 3]]
     first = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
-    assert rank_correlation(first, first.exp()).item() == pytest.approx(1)
-    assert rank_correlation(first, -first).item() == pytest.approx(-1)
-    assert rank_correlation(first, torch.zeros_like(first)).item() == 0
+    assert spearman_correlation_per_image(first, first.exp()).item() == pytest.approx(1)
+    assert spearman_correlation_per_image(first, -first).item() == pytest.approx(-1)
+    assert spearman_correlation_per_image(first, torch.zeros_like(first)).item() == 0
     flat = torch.full((1, 3, 12, 12), 0.7)
-    torch.testing.assert_close(blur_images(flat), flat)
-    assert blur_images(torch.randn(1, 1, 16, 16)).std() < 0.5
+    torch.testing.assert_close(blur_relative_to_image_size(flat), flat)
+    assert blur_relative_to_image_size(torch.randn(1, 1, 16, 16)).std() < 0.5
 
 
 def test_the_table_has_every_method_and_a_random_order_with_the_best_first() -> None:

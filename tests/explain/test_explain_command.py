@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
-from vitascope.data.sources.arrays import open_digits
-from vitascope.explain.model_figures import MAX_IMAGES, load_run_images
-from vitascope.explain.subject import PatchPosition, TokenLayout, open_subject
+from vitascope.data.sources.arrays import open_builtin_digits
+from vitascope.explain.model_figures import MAX_IMAGES, load_preprocessed_run_images
+from vitascope.explain.subject import PatchPosition, TokenLayout, open_model_to_explain
 from vitascope.recipe.train import TrainConfig
-from vitascope.weights.model_info import make_class_names
+from vitascope.weights.model_info import make_imagenet_or_number_names
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "data"
 
@@ -27,7 +27,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def images(tmp_path) -> list[str]:
-    pixels = open_digits().load_split("test").images[:2, 0]
+    pixels = open_builtin_digits().load_split("test").images[:2, 0]
     for number, image in enumerate(pixels):
         Image.fromarray(image.numpy()).save(tmp_path / f"digit{number}.png")
     return [str(tmp_path / f"digit{number}.png") for number in range(2)]
@@ -60,9 +60,9 @@ def test_a_folder_s_pictures_that_explain_wrote_are_not_explained_again(vitascop
 
 
 def test_probes_can_be_about_test_images(vitascope, run, images, tmp_path) -> None:
-    subject = open_subject(str(run.path))
-    found = load_run_images(subject, "test")
-    wanted = open_digits().load_split("test").select_evenly(MAX_IMAGES)
+    subject = open_model_to_explain(str(run.path))
+    found = load_preprocessed_run_images(subject, "test")
+    wanted = open_builtin_digits().load_split("test").select_evenly(MAX_IMAGES)
     assert found is not None and found[1:] == (wanted.labels.tolist(), "test")
     assert torch.equal(found[0], subject.preprocessing(wanted.images))
     answer = vitascope("explain", str(run.path), images[0], "--split", "tset", "--out", str(tmp_path / "out"))
@@ -107,21 +107,21 @@ def test_json_holds_the_requested_methods(vitascope, run, images, tmp_path) -> N
 
 
 def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
-    from vitascope.explain.figures import _describe_attention, _format_explanation_caption
+    from vitascope.explain.figures import _format_attention_caption, _format_explanation_caption
 
     plain, registers = (
         TokenLayout(0, 4, 4, reads_class_token=False),
         TokenLayout(3, 4, 4, reads_class_token=True, registers=2),
     )
-    assert _describe_attention(plain, PatchPosition(0, 2)).startswith(
+    assert _format_attention_caption(plain, PatchPosition(0, 2)).startswith(
         "Attention from the patch in row 1, column 3 (framed)"
     )
-    assert "Attention each patch receives" in _describe_attention(plain, None)
-    assert "tokens" not in _describe_attention(plain, None)
-    assert "Attention to the class token is not shown" in _describe_attention(
+    assert "Attention each patch receives" in _format_attention_caption(plain, None)
+    assert "tokens" not in _format_attention_caption(plain, None)
+    assert "Attention to the class token is not shown" in _format_attention_caption(
         TokenLayout(1, 4, 4, reads_class_token=True), None
     )
-    assert "Attention to the class and register tokens is not shown" in _describe_attention(registers, None)
+    assert "Attention to the class and register tokens is not shown" in _format_attention_caption(registers, None)
     heat = torch.rand(4, 4)
     text = _format_explanation_caption("7", 0.5, {"rollout": heat, "relevance": heat, "occlusion": heat - 0.5})
     assert "Not specific to the class: rollout." in text
@@ -172,7 +172,7 @@ def test_unreadable_input_is_reported(vitascope, run, images, tmp_path) -> None:
 def test_a_timm_model_is_opened_with_its_own_preparation(monkeypatch) -> None:
     real = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: real(name, pretrained=False))
-    subject = open_subject("timm:vit_tiny_patch16_224")
+    subject = open_model_to_explain("timm:vit_tiny_patch16_224")
     assert subject.stored_shape == (3, 224, 224) and subject.preprocessing.mean == (0.5, 0.5, 0.5)
     assert (
         len(subject.classes) == 1000 and subject.classes[1] == "goldfish" and subject.find_class_index("goldfish") == 1
@@ -189,10 +189,10 @@ def test_a_weights_file_s_sizes_come_from_its_shapes(tmp_path, pool) -> None:
     torch.save({"model": theirs.state_dict()}, tmp_path / "w.pth")
     pixels = torch.randn(2, 3, 32, 32)
     for name in ("w.safetensors", "w.pth"):
-        subject = open_subject(str(tmp_path / name))
+        subject = open_model_to_explain(str(tmp_path / name))
         with torch.no_grad():
             torch.testing.assert_close(subject.model(pixels), theirs(pixels), atol=1e-4, rtol=1e-4)
-    assert make_class_names(3) == ["0", "1", "2"]
+    assert make_imagenet_or_number_names(3) == ["0", "1", "2"]
 
 
 @pytest.mark.slow

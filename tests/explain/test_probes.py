@@ -17,7 +17,7 @@ from vitascope.explain.subject import TokenLayout
 def test_even_attention_looks_as_far_as_the_grid_s_mean_distance(side, wanted) -> None:
     tokens = side * side + 1
     even = torch.full((1, 2, tokens, tokens), 1 / tokens).double()
-    found = model_statistics.attention_distance(even, TokenLayout(1, side, side, reads_class_token=True))
+    found = model_statistics.compute_mean_attention_distance(even, TokenLayout(1, side, side, reads_class_token=True))
     assert found.shape == (1, 2) and found[0, 0].item() == pytest.approx(wanted, abs=1e-3)
 
 
@@ -28,13 +28,16 @@ def test_distance_does_not_depend_on_what_the_class_token_draws() -> None:
     drawn[..., 0] = 50.0
     drawn = drawn / drawn.sum(-1, keepdim=True)
     torch.testing.assert_close(
-        model_statistics.attention_distance(drawn, layout), model_statistics.attention_distance(maps, layout)
+        model_statistics.compute_mean_attention_distance(drawn, layout),
+        model_statistics.compute_mean_attention_distance(maps, layout),
     )
 
 
 def test_entropy_is_zero_for_one_and_largest_for_all() -> None:
-    assert model_statistics.attention_entropy(torch.eye(5)[None, None]).item() == 0
-    assert model_statistics.attention_entropy(torch.full((1, 1, 65, 65), 1 / 65)).item() == pytest.approx(math.log(65))
+    assert model_statistics.compute_attention_entropy(torch.eye(5)[None, None]).item() == 0
+    assert model_statistics.compute_attention_entropy(torch.full((1, 1, 65, 65), 1 / 65)).item() == pytest.approx(
+        math.log(65)
+    )
 
 
 def test_cka_by_its_laws() -> None:
@@ -61,8 +64,10 @@ def test_the_last_block_s_lens_is_the_model_s_answer(kind) -> None:
     assert len(states) == 4
     with torch.no_grad():
         torch.testing.assert_close(states[0], model.embed(images))
-        torch.testing.assert_close(model_statistics.logit_lens(model, states[-1]), model(images), atol=1e-10, rtol=0)
-        alone = model_statistics.logit_lens_per_token(model, states[-1])
+        torch.testing.assert_close(
+            model_statistics.apply_logit_lens(model, states[-1]), model(images), atol=1e-10, rtol=0
+        )
+        alone = model_statistics.apply_logit_lens_per_token(model, states[-1])
         read = alone[:, 0] if get_token_layout(model).reads_class_token else None
         assert alone.shape == (3, states[-1].shape[1], 5)
         assert read is None or torch.allclose(read, model(images), atol=1e-10)
@@ -84,15 +89,18 @@ def test_timm_and_transformers_models_are_probed_too() -> None:
         with torch.no_grad():
             answer = model(images)
             torch.testing.assert_close(
-                model_statistics.logit_lens(model, states[-1]), getattr(answer, "logits", answer), atol=1e-4, rtol=0
+                model_statistics.apply_logit_lens(model, states[-1]),
+                getattr(answer, "logits", answer),
+                atol=1e-4,
+                rtol=0,
             )
-        likeness = model_statistics.position_embedding_similarity(model, layout)
+        likeness = model_statistics.compute_position_embedding_similarity(model, layout)
         torch.testing.assert_close(likeness.diagonal(), torch.ones(16))
 
 
 def test_filters_are_principal_components() -> None:
     model = made()
-    filters, shares = model_statistics.compute_patch_filter_components(model, num_components=10)
+    filters, shares = model_statistics.compute_patch_filter_pca(model, num_components=10)
     assert filters.shape == (10, 3, 4, 4) and shares[0] >= shares[1]
     flat = filters.flatten(1)
     torch.testing.assert_close(flat @ flat.T, torch.eye(10), atol=1e-5, rtol=0)
@@ -102,7 +110,7 @@ def test_colours_are_between_0_and_1_and_like_patches_are_alike() -> None:
     layout = TokenLayout(1, 2, 2, reads_class_token=True)
     tokens = torch.randn(6, 5, 8)
     tokens[:, 2] = tokens[:, 1]
-    found = model_statistics.project_features_to_rgb(tokens, layout)
+    found = model_statistics.project_patches_to_pca_rgb(tokens, layout)
     assert found.shape == (6, 2, 2, 3) and found.min() >= 0 and found.max() <= 1
     torch.testing.assert_close(found[:, 0, 0], found[:, 0, 1])
 
@@ -110,4 +118,4 @@ def test_colours_are_between_0_and_1_and_like_patches_are_alike() -> None:
 def test_a_model_without_positions_says_so() -> None:
     model = made(class_token=False, global_pool="avg", positions="rotary")
     with pytest.raises(UserError, match="has no position embedding"):
-        model_statistics.position_embedding_similarity(model, get_token_layout(model))
+        model_statistics.compute_position_embedding_similarity(model, get_token_layout(model))

@@ -12,7 +12,12 @@ from tests.training.tiny import tiny_run
 from vitascope import load
 from vitascope.explain import attention_maps, get_token_layout, rollout
 from vitascope.explain.attribution import build_attribution_inputs
-from vitascope.explain.report import PAGE_FOLDER, choose_evaluated_examples, compute_page_arrays, write_run_report
+from vitascope.explain.report import (
+    PAGE_FOLDER,
+    choose_errors_and_correct_examples,
+    compute_quantised_maps_and_relevance,
+    evaluate_and_write_html_report,
+)
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 
@@ -23,14 +28,14 @@ def made(tmp_path_factory):
     settings = {"train.epochs": 3, "model.class_token": True, "model.global_pool": "token"}
     run = tiny_run(tmp_path_factory.mktemp("reported"), **settings)
     model = load(run.path)
-    images, words = choose_evaluated_examples(model, model.evaluate("val", robust=False))
-    return write_run_report(run.path), model, images, words
+    images, words = choose_errors_and_correct_examples(model, model.evaluate("val", robust=False))
+    return evaluate_and_write_html_report(run.path), model, images, words
 
 
 def test_maps_in_bytes_are_the_maps(made) -> None:
     _, model, images, _ = made
     image = model.info.preparation(images[:1])
-    stored = compute_page_arrays(model, image, images[:1])
+    stored = compute_quantised_maps_and_relevance(model, image, images[:1])
     maps = torch.cat(attention_maps(model, image)).numpy()
     back = stored["maps"] * stored["maps_scale"][..., None]
     assert np.abs(back - maps).max() <= 0.002 * maps.max()
@@ -55,9 +60,9 @@ def test_the_report_makes_no_network_requests_and_holds_all_its_parts(made) -> N
 
 def test_a_class_named_like_markup_stays_text(made) -> None:
     from vitascope.explain.report import _render_attention_viewer
-    from vitascope.explain.subject import open_subject
+    from vitascope.explain.subject import open_model_to_explain
 
-    subject = open_subject(str(made[1].run.path))
+    subject = open_model_to_explain(str(made[1].run.path))
     told = _render_attention_viewer(subject, made[2][:1], ["</script><img src=x onerror=alert(1)>"])
     assert "</script><img" not in told and told.count("</script>") == 2
 

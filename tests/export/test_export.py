@@ -15,10 +15,10 @@ from tests.slow import slow_except
 from vitascope import ModelConfig, UserError, VisionTransformer, load
 from vitascope.data import splits
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.evaluation.eval_data import load_run_split, sample_run_images
+from vitascope.evaluation.eval_data import load_verified_run_split, sample_val_or_train_images
 from vitascope.explain import attention_maps
 from vitascope.export import export_run, int8, onnx_file, torch_file, verify, write_int8, write_onnx, write_torch
-from vitascope.export.export_model import TransformerWithMaps, build_export_model
+from vitascope.export.export_model import TransformerWithMaps, copy_model_for_export
 from vitascope.weights.model_info import ModelInfo
 
 KINDS = {
@@ -143,7 +143,7 @@ def test_the_maps_of_different_kinds_are_the_model_s(kind, tmp_path) -> None:
 
 def test_a_run_s_file_answers_for_batches_it_was_not_traced_with(run, tmp_path) -> None:
     model, path = load(run), tmp_path / "model.onnx"
-    held = sample_run_images(run, model.info, 50)
+    held = sample_val_or_train_images(run, model.info, 50)
     written = write_onnx(model, model.info, path, run_name="digits/mine", maps=True, run_sample=held)
     assert written.compared_on == "validation" and set(written.differences) == {"logits", "maps"}
     images = model.info.preparation(held[0].images)
@@ -183,7 +183,7 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
     model = load(run)
     written = export_run(model, "int8", tmp_path / "short.onnx")
     assert opened and "test" not in opened
-    held, told = load_run_split(run, model.info, "val"), written.int8
+    held, told = load_verified_run_split(run, model.info, "val"), written.int8
     parts = model.info.preparation(held.images).split(int8.BATCH_SIZE)  # scales may depend on who is asked together
     said = torch.cat([answers_of(tmp_path / "short.onnx", part)[0] for part in parts]).argmax(1)
     with torch.no_grad():
@@ -199,8 +199,8 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
 
 def test_the_way_to_int8_that_answers_better_on_training_images_is_taken(run, tmp_path, monkeypatch) -> None:
     model = load(run)
-    training, preparation = load_run_split(run, model.info, "train"), model.info.preparation
-    onnx_file.trace_to_onnx(model, tmp_path / "model.onnx", {}, maps=False, opset=20)
+    training, preparation = load_verified_run_split(run, model.info, "train"), model.info.preparation
+    onnx_file.trace_and_save_onnx(model, tmp_path / "model.onnx", {}, maps=False, opset=20)
 
     def ruined(whole, calibration):
         return _spoilt(whole, whole.with_name("ruined.onnx"), -1.0)
@@ -208,14 +208,14 @@ def test_the_way_to_int8_that_answers_better_on_training_images_is_taken(run, tm
     for worse, better in (("dynamic", "static"), ("static", "dynamic")):
         with monkeypatch.context() as patch:
             patch.setitem(int8.QUANTISERS, worse, ruined)
-            assert int8.quantise_most_accurately(tmp_path / "model.onnx", preparation, training)[1] == better
-    assert int8.quantise_most_accurately(tmp_path / "model.onnx", preparation, None)[1] == "dynamic"
+            assert int8.quantise_by_most_accurate_method(tmp_path / "model.onnx", preparation, training)[1] == better
+    assert int8.quantise_by_most_accurate_method(tmp_path / "model.onnx", preparation, None)[1] == "dynamic"
 
 
 def test_a_file_with_other_weights_is_refused_and_what_was_there_stays(run, tmp_path, monkeypatch) -> None:
     model, path = load(run), tmp_path / "model.onnx"
     path.write_text("an older file")
-    onnx_file.trace_to_onnx(model, tmp_path / "sabotaged", {}, maps=False, opset=20)
+    onnx_file.trace_and_save_onnx(model, tmp_path / "sabotaged", {}, maps=False, opset=20)
     content = _spoilt(tmp_path / "sabotaged", tmp_path / "sabotaged", 1.001).read_bytes()
     (tmp_path / "sabotaged").unlink()
 
@@ -231,11 +231,11 @@ def test_a_file_with_other_weights_is_refused_and_what_was_there_stays(run, tmp_
 
 def test_a_torch_file_with_other_weights_is_refused(run, tmp_path, monkeypatch) -> None:
     def sabotaged(model):
-        twin = build_export_model(model)
+        twin = copy_model_for_export(model)
         twin.head.weight *= 1.0001
         return twin
 
-    monkeypatch.setattr(torch_file, "build_export_model", sabotaged)
+    monkeypatch.setattr(torch_file, "copy_model_for_export", sabotaged)
     model = load(run)
     with pytest.raises(UserError, match=r"allowed: 1e-05\)\. No file was written"):
         write_torch(model, model.info, tmp_path / "model.pt2")
@@ -258,17 +258,17 @@ def test_maps_that_are_not_the_model_s_are_refused(tmp_path, monkeypatch) -> Non
 def test_a_file_that_says_nothing_at_all_is_refused() -> None:
     model, pictures = loud(TINY), images_for(TINY, 10)
     for answer in (torch.full((1, 3), float("nan")), torch.zeros(1, 4)):
-        apart = verify.compute_relative_errors(
+        apart = verify.compute_max_relative_errors(
             model, lambda images, said=answer: [said.expand(len(images), -1)], pictures
         )
         with pytest.raises(UserError, match="The exported logits differ"):
-            verify.reject_inaccurate_export(apart, 1e-4)
+            verify.raise_if_export_inaccurate(apart, 1e-4)
 
 
 def test_few_images_fill_the_batches_and_a_training_model_is_refused(run, tmp_path) -> None:
     model = load(run)
-    run_sample = sample_run_images(run, model.info, 3)
-    images, description = verify.select_comparison_images(model, model.info.preparation, run_sample)
+    run_sample = sample_val_or_train_images(run, model.info, 3)
+    images, description = verify.select_run_or_random_images(model, model.info.preparation, run_sample)
     assert len(images) == 10 and description == run_sample.description and torch.equal(images[3], images[0])
     with pytest.raises(UserError, match=r"training mode.*model\.eval\(\)"):
         write_onnx(model.train(), model.info, tmp_path / "model.onnx")

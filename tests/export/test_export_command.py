@@ -13,11 +13,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from vitascope import ModelConfig, UserError, VisionTransformer, load
-from vitascope.cli.export import _describe_times
-from vitascope.data.sources.arrays import open_digits
+from vitascope.cli.export import _format_times_and_speedups
+from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.export import verify, write_onnx
-from vitascope.export.onnx_file import load_onnx
-from vitascope.export.verify import Timing, compare_speed
+from vitascope.export.onnx_file import load_onnx_as_function
+from vitascope.export.verify import Timing, compare_single_thread_speed
 
 TINY = ModelConfig(img_size=8, patch_size=4, embed_dim=8, depth=1, num_heads=1, num_classes=3)
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
@@ -45,18 +45,18 @@ def test_onnx_is_written_to_the_run_and_reported_in_a_table(vitascope, run) -> N
 
 
 def test_the_speed_up_is_the_quotient_of_the_printed_times() -> None:
-    quick = _describe_times(Timing(1, {"torch": 6.8, "onnxruntime": 4.14}, {"onnxruntime": 6.8 / 4.14}))
+    quick = _format_times_and_speedups(Timing(1, {"torch": 6.8, "onnxruntime": 4.14}, {"onnxruntime": 6.8 / 4.14}))
     assert quick == "torch 6.8 ms; onnxruntime 4.14 ms (1.64 times as fast)"
-    slow = _describe_times(Timing(1, {"torch": 0.5, "onnxruntime": 1.0}, {"onnxruntime": 0.5}))
+    slow = _format_times_and_speedups(Timing(1, {"torch": 0.5, "onnxruntime": 1.0}, {"onnxruntime": 0.5}))
     assert slow == "torch 500 µs; onnxruntime 1 ms (2.00 times as slow)"
-    found = compare_speed(VisionTransformer(TINY).eval(), {"again": lambda images: images + 1})
+    found = compare_single_thread_speed(VisionTransformer(TINY).eval(), {"again": lambda images: images + 1})
     for timing in found:
         assert timing.times_as_fast == {"again": timing.milliseconds["torch"] / timing.milliseconds["again"]}
 
 
 def test_the_lines_in_the_docs_answer_as_predict_does(vitascope, run, tmp_path, monkeypatch, capsys) -> None:
     code = re.search(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[1]
-    picture = open_digits().load_split("train").images[3, 0].repeat_interleave(3, 0).repeat_interleave(5, 1)
+    picture = open_builtin_digits().load_split("train").images[3, 0].repeat_interleave(3, 0).repeat_interleave(5, 1)
     Image.fromarray(picture.numpy()).save(tmp_path / "digit.png")
     model = load(run)
     write_onnx(model, model.info, tmp_path / "model.onnx")
@@ -148,7 +148,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(vitascope, run
 def test_a_file_that_onnxruntime_cannot_read_is_reported(tmp_path) -> None:
     (tmp_path / "torn.onnx").write_bytes(b"torn")
     with pytest.raises(UserError, match=r"onnxruntime [\d.]+ cannot read the file: "):
-        load_onnx(tmp_path / "torn.onnx")
+        load_onnx_as_function(tmp_path / "torn.onnx")
 
 
 def test_an_error_of_onnxruntime_without_a_message_is_reported(tmp_path, monkeypatch) -> None:
@@ -157,21 +157,21 @@ def test_an_error_of_onnxruntime_without_a_message_is_reported(tmp_path, monkeyp
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
     with pytest.raises(UserError, match="cannot read the file: RuntimeError"):
-        load_onnx(tmp_path / "model.onnx")
+        load_onnx_as_function(tmp_path / "model.onnx")
 
 
 def test_files_are_compared_with_exact_products_whatever_a_training_left(run, monkeypatch) -> None:
-    model, seen, real = load(run), [], verify.forward_all_tokens
+    model, seen, real = load(run), [], verify.compute_logits_with_all_tokens
 
     def noted(model, images):
         seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
         return real(model, images)
 
-    monkeypatch.setattr(verify, "forward_all_tokens", noted)
+    monkeypatch.setattr(verify, "compute_logits_with_all_tokens", noted)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
-        verify.compute_relative_errors(model, lambda some: [model(some).detach()], torch.randn(10, 1, 8, 8))
+        verify.compute_max_relative_errors(model, lambda some: [model(some).detach()], torch.randn(10, 1, 8, 8))
         assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before

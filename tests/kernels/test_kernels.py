@@ -8,7 +8,7 @@ from vitascope import kernels
 from vitascope.model.attention import SelfAttention
 from vitascope.model.mlp import Mlp
 from vitascope.model.norm import LayerNorm, RMSNorm
-from vitascope.model.positions import make_rotary_table, rotate_heads
+from vitascope.model.positions import apply_rotary_positions, make_rotary_table
 
 pytestmark = pytest.mark.skipif(not kernels.HAS_TRITON, reason="Triton is not on this system")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -28,7 +28,7 @@ def normalize_and_rotate_in_pytorch(qkv, weights, table, heads: int):
     if weights:
         query, key = (F.rms_norm(x, x.shape[-1:], w, 1e-6) for x, w in zip((query, key), weights, strict=True))
     if table is not None:
-        query, key = rotate_heads(query, table), rotate_heads(key, table)
+        query, key = apply_rotary_positions(query, table), apply_rotary_positions(key, table)
     return query, key, value
 
 
@@ -216,10 +216,10 @@ def test_attention_is_the_same_with_and_without_the_kernel(qk_norm, side, unchec
 
 def test_unsupported_inputs_use_pytorch() -> None:
     supported = torch.zeros(1, 64, 96, dtype=torch.bfloat16, device=DEVICE)
-    assert kernels.can_fuse_attention(supported, 32)
-    assert not kernels.can_fuse_attention(supported.float(), 32)
-    assert not kernels.can_fuse_attention(supported, 16)
-    assert kernels.can_use_short_attention(supported) and not kernels.can_use_short_attention(supported.repeat(1, 3, 1))
+    assert kernels.can_use_attention_kernels(supported, 32)
+    assert not kernels.can_use_attention_kernels(supported.float(), 32)
+    assert not kernels.can_use_attention_kernels(supported, 16)
+    assert kernels.fits_short_attention(supported) and not kernels.fits_short_attention(supported.repeat(1, 3, 1))
     masked = SelfAttention(64, 2)
     masked.kernel = "own"
     mask = torch.ones(5, 5, dtype=torch.bool).tril()

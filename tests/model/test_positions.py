@@ -11,11 +11,11 @@ from timm.layers.pos_embed_sincos import RotaryEmbedding, apply_rot_embed
 
 from vitascope import UserError
 from vitascope.model.positions import (
+    apply_rotary_positions,
     make_rotary_table,
     make_sincos2d_table,
     make_sinusoidal_table,
     resample_position_table,
-    rotate_heads,
 )
 
 
@@ -50,7 +50,7 @@ def test_2d_sincos_rows_are_distinct_and_of_one_length(rows, columns, quarter) -
 def test_a_rotation_keeps_dot_products_by_relative_position() -> None:
     table = make_rotary_table((5, 5), 4, base=100.0).double()
     one = torch.tensor([1.0, 0, 1, 0]).double().expand(1, 1, 25, 4)
-    rotated = rotate_heads(one, table)[0, 0].view(5, 5, 4)
+    rotated = apply_rotary_positions(one, table)[0, 0].view(5, 5, 4)
     for (row, column), (other_row, other_column) in (((0, 0), (1, 2)), ((3, 1), (4, 3))):
         product = (rotated[row, column] * rotated[other_row, other_column]).sum().item()
         assert product == pytest.approx(math.cos(1) + math.cos(2), abs=1e-6)  # 0.124155
@@ -63,12 +63,14 @@ def test_rotary_positions_are_timms(grid) -> None:
     heads = torch.randn(2, 3, grid[0] * grid[1], 16)
     sine, cosine = timm_result.get_embed()
     expected = apply_rot_embed(heads, sine, cosine)
-    torch.testing.assert_close(rotate_heads(heads, make_rotary_table(grid, 16, 100.0)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        apply_rotary_positions(heads, make_rotary_table(grid, 16, 100.0)), expected, atol=1e-5, rtol=0
+    )
 
 
 def test_prefix_tokens_are_not_rotated() -> None:
     heads = torch.randn(1, 2, 6, 8)
-    rotated = rotate_heads(heads, make_rotary_table((2, 2), 8, 100.0, num_prefix_tokens=2))
+    rotated = apply_rotary_positions(heads, make_rotary_table((2, 2), 8, 100.0, num_prefix_tokens=2))
     torch.testing.assert_close(rotated[:, :, :2], heads[:, :, :2])
     assert not torch.allclose(rotated[:, :, 4:], heads[:, :, 4:])
 

@@ -12,7 +12,7 @@ from vitascope.model.token_merging import (
     TokenGroups,
     assign_patches_to_tokens,
     drop_least_attended_patches,
-    encode_with_reduction,
+    encode_with_token_reduction,
     merge_similar_patches,
 )
 
@@ -147,7 +147,7 @@ def test_token_reduction_works_with_other_settings(setting, changes) -> None:
 def test_computing_only_the_class_token_in_the_last_block_changes_nothing() -> None:
     model = VisionTransformer(replace(GRID, merge_tokens=3)).eval()
     images = torch.randn(2, 3, 16, 16)
-    tokens, sizes = encode_with_reduction(model, model.embed(images), None)
+    tokens, sizes = encode_with_token_reduction(model, model.embed(images), None)
     assert tokens.shape[1] == 18 - 3 - 3 and sizes.sum(1).tolist() == [18.0, 18.0]
     assert torch.allclose(model.forward_head(tokens, token_sizes=sizes), model(images), atol=1e-6)
 
@@ -158,7 +158,7 @@ def test_every_patch_is_assigned_to_a_token() -> None:
     images = torch.randn(2, 3, 16, 16)
     merging = VisionTransformer(replace(GRID, merge_tokens=3)).eval()
     token_indices = assign_patches_to_tokens(merging, images)
-    _, sizes = encode_with_reduction(merging, merging.embed(images), None)
+    _, sizes = encode_with_token_reduction(merging, merging.embed(images), None)
     for image in range(2):
         group_sizes = torch.bincount(token_indices[image], minlength=sizes.shape[1])
         assert group_sizes[2:].tolist() == sizes[image, 2:].tolist()  # without class token and register

@@ -13,13 +13,28 @@ import vitascope
 from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
 from vitascope.data.config import resolve_augmentation
-from vitascope.recipe.differences import find_differing_settings, flatten_recipe, format_train_command
+from vitascope.recipe.differences import (
+    find_differing_settings,
+    flatten_comparable_settings,
+    format_shortest_train_command,
+)
 from vitascope.recipe.reading import read_recipe
-from vitascope.records.ablation import compare_arms, estimate_residual_noise, format_difference, format_mean
-from vitascope.records.pages import fill_results_marks, format_model_card
-from vitascope.records.record import _get_test_seconds, check_record_name, make_record, read_record, write_record
-from vitascope.records.tables import RESULT_FORMATTERS, compute_flops_per_image
-from vitascope.run.directory import create_run, open_run
+from vitascope.records.ablation import (
+    compare_arms_with_baselines,
+    estimate_residual_noise,
+    format_mean_difference_or_values,
+    format_percent_mean_or_values,
+)
+from vitascope.records.pages import fill_and_count_results_marks, format_model_card
+from vitascope.records.record import (
+    _get_test_seconds_or_zero,
+    check_record_name,
+    evaluate_and_make_record,
+    read_record,
+    write_record_per_machine,
+)
+from vitascope.records.tables import RESULT_FORMATTERS, compute_train_flops_per_image
+from vitascope.run.directory import create_run_folder, open_run_or_newest
 from vitascope.run.metrics import sum_epoch_seconds, sum_seconds_without_setup
 from vitascope.run.test_set_log import EvalLogEntry
 
@@ -39,8 +54,8 @@ def on_machine(record, name):
 
 
 def test_a_record_is_complete_and_agrees_with_the_runs(pair, tmp_path) -> None:
-    record = make_record(pair, "tiny", commit=None)
-    path = write_record(record, tmp_path)
+    record = evaluate_and_make_record(pair, "tiny", commit=None)
+    path = write_record_per_machine(record, tmp_path)
     said = json.loads(path.read_text())
     assert {"name", "recipe", "data", "track", "params", "tokens", "images_seen", "views", "seeds"} <= set(said)
     assert {"test_accuracy", "seconds", "cold_seconds", "machine", "versions", "commit", "command"} <= set(said)
@@ -51,17 +66,20 @@ def test_a_record_is_complete_and_agrees_with_the_runs(pair, tmp_path) -> None:
     assert said["test_accuracy"][0] == model.evaluate(robust=False).accuracy
     assert "root" not in json.dumps(said["settings"]) and str(pair[0].path.parent) not in path.read_text()
     assert read_record(path) == record
-    again = make_record(pair, "tiny")
+    again = evaluate_and_make_record(pair, "tiny")
     assert again.test_accuracy == record.test_accuracy and again.openings == [1, 1], "the first look counts"
 
 
 def test_a_gpus_first_batch_counts_in_the_cold_seconds_only() -> None:
     found = {"accuracy": 0.9, "seconds": 0.5, "set_up_seconds": 2.0}
     opening = EvalLogEntry(1, 1, "digits", "test", 1, "last", "Box", None, found)
-    assert _get_test_seconds(opening, "Box") == 0.5 and _get_test_seconds(opening, "Box", include_setup=True) == 2.5
-    assert _get_test_seconds(opening, "Another", include_setup=True) == 0.0
+    assert (
+        _get_test_seconds_or_zero(opening, "Box") == 0.5
+        and _get_test_seconds_or_zero(opening, "Box", include_setup=True) == 2.5
+    )
+    assert _get_test_seconds_or_zero(opening, "Another", include_setup=True) == 0.0
     older = replace(opening, result={"accuracy": 0.9, "seconds": 0.5})
-    assert _get_test_seconds(older, "Box", include_setup=True) == 0.5
+    assert _get_test_seconds_or_zero(older, "Box", include_setup=True) == 0.5
 
 
 def test_the_command_of_a_record_trains_the_same_recipe(tmp_path) -> None:
@@ -69,31 +87,31 @@ def test_the_command_of_a_record_trains_the_same_recipe(tmp_path) -> None:
     recipe = read_recipe("digits", [*words, "train.seed=5"])
     augment = resolve_augmentation(recipe.data.augment, "digits")
     recipe = replace(recipe, data=replace(recipe.data, root="/somewhere", augment=augment))
-    call = shlex.split(format_train_command(recipe, [5]))
+    call = shlex.split(format_shortest_train_command(recipe, [5]))
     assert call[:3] == ["vitascope", "train", "digits"] and set(call[3:]) == {*words, "train.seed=5"}
     again = read_recipe(call[2], call[3:])
     again = replace(again, data=replace(again.data, augment=resolve_augmentation(again.data.augment, "digits")))
-    assert flatten_recipe(again) == flatten_recipe(recipe)
-    assert format_train_command(recipe, [5, 6]).startswith("for seed in 5 6; do vitascope train digits ")
+    assert flatten_comparable_settings(again) == flatten_comparable_settings(recipe)
+    assert format_shortest_train_command(recipe, [5, 6]).startswith("for seed in 5 6; do vitascope train digits ")
 
 
 def test_the_command_of_a_user_recipe_starts_from_a_built_in_recipe() -> None:
     recipe = read_recipe("digits", ["name=deep", "model.depth=9", "data.name=/home/me/my photos", "model.in_chans=1"])
     augment = resolve_augmentation(recipe.data.augment, recipe.data.name, 1)
-    call = shlex.split(format_train_command(replace(recipe, data=replace(recipe.data, augment=augment)), [5]))
+    call = shlex.split(format_shortest_train_command(replace(recipe, data=replace(recipe.data, augment=augment)), [5]))
     assert call[:3] == ["vitascope", "train", "digits"]
     assert set(call[3:]) == {"name=deep", "model.depth=9", "data.name=/path/to/my photos", "train.seed=5"}
 
 
 def test_seconds_of_test_logits_count_only_where_the_run_was_trained(pair, tmp_path) -> None:
     run = changed(pair[0], tmp_path)
-    make_record([run], "x")
+    evaluate_and_make_record([run], "x")
     lines = [json.loads(line) for line in run.get_path("test-openings.jsonl").read_text().splitlines()]
     before = sum_seconds_without_setup(run.metrics)
     for machine, extra in ((lines[0]["machine"], 500.0), ("A laptop", 0.0)):
         lines[0]["machine"], lines[1]["seconds"] = machine, 500.0
         run.get_path("test-openings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        assert make_record([run], "x").seconds == pytest.approx([before + extra], abs=0.01)
+        assert evaluate_and_make_record([run], "x").seconds == pytest.approx([before + extra], abs=0.01)
 
 
 def test_a_run_evaluated_by_an_older_version_is_not_evaluated_again(pair, tmp_path) -> None:
@@ -101,7 +119,7 @@ def test_a_run_evaluated_by_an_older_version_is_not_evaluated_again(pair, tmp_pa
     old = [{"opening": 1, "when": "2026", "images": 899}, {"opening": 1, "accuracy": 0.5, "loss": 1.0}]
     run.get_path("test-openings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
     with pytest.raises(UserError, match="evaluated by an older version"):
-        make_record([run], "x")
+        evaluate_and_make_record([run], "x")
     assert len(run.get_path("test-openings.jsonl").read_text().splitlines()) == 2
 
 
@@ -112,19 +130,19 @@ def test_only_settings_that_differ_are_listed() -> None:
 
 
 def test_records_of_one_name_from_different_machines_are_kept_apart(pair, tmp_path) -> None:
-    record = make_record(pair, "tiny")
-    first = write_record(on_machine(record, "Old box"), tmp_path)
-    second = write_record(on_machine(record, "New box"), tmp_path)
-    again = write_record(replace(on_machine(record, "Old box"), date="2099-01-01"), tmp_path)
+    record = evaluate_and_make_record(pair, "tiny")
+    first = write_record_per_machine(on_machine(record, "Old box"), tmp_path)
+    second = write_record_per_machine(on_machine(record, "New box"), tmp_path)
+    again = write_record_per_machine(replace(on_machine(record, "Old box"), date="2099-01-01"), tmp_path)
     assert first == again == tmp_path / "tiny.json" and second == tmp_path / "tiny.new-box-4-cores.json"
     assert read_record(first).date == "2099-01-01" and read_record(second).machine_name == "New box, 4 cores"
     (tmp_path / "page.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
-    text, _ = fill_results_marks(tmp_path / "page.md", tmp_path)
+    text, _ = fill_and_count_results_marks(tmp_path / "page.md", tmp_path)
     assert text.count("[tiny](./tiny") == 2 and "Old box, 4 cores" in text and "New box, 4 cores" in text
 
 
 def test_threads_do_not_make_another_machine(pair) -> None:
-    record = make_record(pair, "tiny")
+    record = evaluate_and_make_record(pair, "tiny")
     other = replace(record, machine=record.machine | {"cpu": record.machine["cpu"].rsplit(",", 1)[0] + ", 99 threads"})
     assert other.machine_name == record.machine_name
 
@@ -159,27 +177,27 @@ def test_runs_that_differ_in_more_than_the_seed_are_rejected(pair, tmp_path) -> 
     ]
     for runs, sentence in refusals:
         with pytest.raises(UserError, match=sentence):
-            make_record(runs, "mixed")
+            evaluate_and_make_record(runs, "mixed")
     other = shared_run(tmp_path, **ONE, **{"train.seed": 3, "data.validation": 0, "model.depth": 1})
     with pytest.raises(UserError, match=r"The runs differ in model\.depth"):
-        make_record([first, other], "mixed")
+        evaluate_and_make_record([first, other], "mixed")
 
 
 def test_a_commit_is_accepted_without_git_and_rejected_if_the_run_has_another(pair, tmp_path) -> None:
     gitless = [changed(run, tmp_path / "gitless", commit=None) for run in pair]
-    assert make_record(gitless, "x", commit="feed").commit == "feed"
-    assert make_record(gitless, "x").commit is None
+    assert evaluate_and_make_record(gitless, "x", commit="feed").commit == "feed"
+    assert evaluate_and_make_record(gitless, "x").commit is None
     known = [changed(run, tmp_path / "known", commit="beef") for run in pair]
-    assert make_record(known, "x").commit == "beef"
+    assert evaluate_and_make_record(known, "x").commit == "beef"
     with pytest.raises(UserError, match="made at commit beef"):
-        make_record(known, "x", commit="feed")
+        evaluate_and_make_record(known, "x", commit="feed")
 
 
 def test_an_unfinished_run_and_an_odd_name_are_refused(pair, tmp_path) -> None:
     run = changed(pair[0], tmp_path)
     run.get_path("model.safetensors").unlink()
     with pytest.raises(UserError, match="is not finished"):
-        make_record([run], "x")
+        evaluate_and_make_record([run], "x")
     for name in ("../x", "", "a b", ".hidden"):
         with pytest.raises(UserError, match="cannot be a file name"):
             check_record_name(name)
@@ -190,7 +208,7 @@ def test_a_batched_run_is_not_recorded(pair, tmp_path) -> None:
     row = run.metrics[-1] | {"together": 4}
     run.get_path("metrics.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match="was trained in one batch of 4 runs"):
-        make_record([run], "x")
+        evaluate_and_make_record([run], "x")
 
 
 def test_steady_seconds_exclude_the_set_up_of_the_first_epoch() -> None:
@@ -205,7 +223,7 @@ def test_steady_seconds_exclude_the_set_up_of_the_first_epoch() -> None:
 
 
 def test_a_card_has_the_numbers_of_the_record(pair) -> None:
-    record = replace(make_record(pair, "tiny"), test_accuracy=[0.9, 0.92], commit="feed")
+    record = replace(evaluate_and_make_record(pair, "tiny"), test_accuracy=[0.9, 0.92], commit="feed")
     text = format_model_card(record, "tiny.json")
     assert "**90.00, 92.00 %** (both seeds" in text and "| 1 | 90.00 %" in text and "commit `feed`" in text
     assert "None" not in format_model_card(replace(record, recall=record.recall | {"0": [None, None]}), "tiny.json")
@@ -213,31 +231,31 @@ def test_a_card_has_the_numbers_of_the_record(pair) -> None:
 
 
 def test_marks_are_filled_within_a_line_over_lines_and_in_recipes(pair, tmp_path) -> None:
-    record = replace(on_machine(make_record(pair, "tiny"), "Box"), test_accuracy=[0.9, 0.92])
+    record = replace(on_machine(evaluate_and_make_record(pair, "tiny"), "Box"), test_accuracy=[0.9, 0.92])
     results = tmp_path / "results"
-    write_record(record, results)
+    write_record_per_machine(record, results)
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     line, table = "accuracy tiny -->stale<!-- end results", "table -->\n\nstale\n<!-- end results"
     page.write_text(f"It is <!-- results: {line} -->.\n<!-- results: {table} -->")
-    text, marks = fill_results_marks(page, results)
+    text, marks = fill_and_count_results_marks(page, results)
     assert marks == 2
     assert "It is <!-- results: accuracy tiny -->90.00, 92.00 %<!-- end results -->.\n" in text
     assert "stale" not in text and "(../results/tiny.json)" in text
     page.write_text(text)
-    assert fill_results_marks(page, results) == (text, 2)
+    assert fill_and_count_results_marks(page, results) == (text, 2)
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text("# About.\n# Recorded: x\n#   more\ndata:\n  name: digits\n")
-    told, _ = fill_results_marks(recipe, results)
+    told, _ = fill_and_count_results_marks(recipe, results)
     assert told.startswith("# About.\n# Recorded: 90.00, 92.00 % test accuracy on digits (2 seeds, last epoch")
     assert "x\n" not in told and "more" not in told
     assert told.endswith("data:\n  name: digits\n")
     (tmp_path / "other.yaml").write_text("# Recorded: wishes\n")
-    assert fill_results_marks(tmp_path / "other.yaml", results) == ("# Recorded: not yet.\n", 1)
+    assert fill_and_count_results_marks(tmp_path / "other.yaml", results) == ("# Recorded: not yet.\n", 1)
     for mark, sentence in (("tabel", "Did you mean table?"), ("table tinny", "no record 'tinny'")):
         page.write_text(f"<!-- results: {mark} -->\n<!-- end results -->")
         with pytest.raises(UserError, match=sentence):
-            fill_results_marks(page, results)
+            fill_and_count_results_marks(page, results)
 
 
 def test_the_help_lists_the_kinds_of_marks(vitascope) -> None:
@@ -246,8 +264,8 @@ def test_the_help_lists_the_kinds_of_marks(vitascope) -> None:
 
 
 def test_two_values_are_in_the_order_of_their_seeds() -> None:
-    assert format_mean([0.9761, 0.9759]) == "97.61, 97.59 %"
-    assert format_difference([0.02, -0.01], 0.1, 100) == "+2.00, -1.00"
+    assert format_percent_mean_or_values([0.9761, 0.9759]) == "97.61, 97.59 %"
+    assert format_mean_difference_or_values([0.02, -0.01], 0.1, 100) == "+2.00, -1.00"
 
 
 def test_gpu_benchmarks_and_scaling_exponents_are_formatted_from_their_records(tmp_path) -> None:
@@ -303,7 +321,7 @@ def test_the_gain_of_an_arm_is_computed_in_pairs_of_seeds() -> None:
         for seed, change in enumerate((0.01, -0.012, 0.004))
     ]
     rows += [{"arm": "once", "seed": 1, "accuracy": 0.9}]
-    first, better, noise, once = compare_arms(rows)
+    first, better, noise, once = compare_arms_with_baselines(rows)
     assert (first.gain, first.verdict) == (None, "–")
     assert (
         better.gain == pytest.approx(0.01)
@@ -326,10 +344,12 @@ def test_the_pooled_noise_is_the_residual_of_arm_and_seed_effects() -> None:
     noise = estimate_residual_noise(rows)
     assert noise.degrees_of_freedom == 8 and noise.std == pytest.approx((left**2).sum() ** 0.5 / 8**0.5)
     assert estimate_residual_noise([*rows, {"arm": "4", "seed": 9, "accuracy": 100.0}]).std == pytest.approx(noise.std)
-    assert compare_arms(rows, noise)[1].ci_half_width == pytest.approx(2.3060 * noise.std * (2 / 3) ** 0.5, rel=1e-4)
+    assert compare_arms_with_baselines(rows, noise)[1].ci_half_width == pytest.approx(
+        2.3060 * noise.std * (2 / 3) ** 0.5, rel=1e-4
+    )
     pair = rows[:6]
-    assert compare_arms(pair, estimate_residual_noise(pair))[1].ci_half_width == pytest.approx(
-        compare_arms(pair)[1].ci_half_width
+    assert compare_arms_with_baselines(pair, estimate_residual_noise(pair))[1].ci_half_width == pytest.approx(
+        compare_arms_with_baselines(pair)[1].ci_half_width
     )
     assert estimate_residual_noise(rows[::3]) is None, "one seed"
 
@@ -337,7 +357,7 @@ def test_the_pooled_noise_is_the_residual_of_arm_and_seed_effects() -> None:
 @pytest.mark.slow
 def test_a_record_has_its_track_and_counts_its_previous_stage(tmp_path) -> None:
     """Two stages, two seeds: images and seconds of both stages, and a command that names no place of this machine."""
-    from vitascope.records.track import determine_track
+    from vitascope.records.track import determine_training_track
 
     first = {"train.objective": "mae", "mae.pictures": 0}
     before = [tiny_run(tmp_path, **(first | {"train.seed": seed})) for seed in (1, 2)]
@@ -345,22 +365,28 @@ def test_a_record_has_its_track_and_counts_its_previous_stage(tmp_path) -> None:
         tiny_run(tmp_path / "later", **{"weights": stage.path, "train.epochs": 1, "train.seed": seed})
         for stage, seed in zip(before, (1, 2), strict=True)
     ]
-    made = make_record(runs, "two-stages")
-    assert made.track == "ssl" == determine_track(before[0])
+    made = evaluate_and_make_record(runs, "two-stages")
+    assert made.track == "ssl" == determine_training_track(before[0])
     assert made.images_seen == before[0].metrics[-1]["images_seen"] + runs[0].metrics[-1]["images_seen"]
     assert made.seconds[0] > sum(row["seconds"] for row in before[0].metrics[1:])
     assert made.settings["weights"] == "recipe:digits" and str(tmp_path) not in made.command
     assert not any(key.startswith(("dino.", "mae.")) for key in made.settings)
-    assert determine_track(create_run(read_recipe("digits", ["model.tokenizer=spt"]), tmp_path)) == "tokenizer"
-    first = create_run(read_recipe("digits"), tmp_path)
-    assert determine_track(create_run(read_recipe("digits", [f"weights={first.path}"]), tmp_path)) == "staged"
+    assert (
+        determine_training_track(create_run_folder(read_recipe("digits", ["model.tokenizer=spt"]), tmp_path))
+        == "tokenizer"
+    )
+    first = create_run_folder(read_recipe("digits"), tmp_path)
+    assert (
+        determine_training_track(create_run_folder(read_recipe("digits", [f"weights={first.path}"]), tmp_path))
+        == "staged"
+    )
     other, odd = (shutil.copytree(run.path, tmp_path / "odd" / run.path.name) for run in (before[1], runs[1]))
     for place, old, new in ((other, "mask_ratio: 0.75", "mask_ratio: 0.5"), (odd, str(before[1].path), str(other))):
         text = (place / "recipe.yaml").read_text()
         assert old in text
         (place / "recipe.yaml").write_text(text.replace(old, new))
     with pytest.raises(UserError, match=r"The runs differ in mae\.mask_ratio"):
-        make_record([runs[0], open_run(odd)], "two-stages")
+        evaluate_and_make_record([runs[0], open_run_or_newest(odd)], "two-stages")
 
 
 def test_the_speedrun_table_has_the_gain_of_each_change(tmp_path) -> None:
@@ -410,7 +436,7 @@ def test_training_flops_are_counted(tmp_path) -> None:
     shares = ({"train.patch_share": 0.5}, two), ({}, whole)
     for more, first in shares:
         record = replace(known, settings=settings | more | {"train.seed": [1, 2]}, images_seen=10)
-        assert compute_flops_per_image(record) * record.images_seen == pytest.approx(3 * 10 * (first + whole) / 2)
+        assert compute_train_flops_per_image(record) * record.images_seen == pytest.approx(3 * 10 * (first + whole) / 2)
         (tmp_path / "some.json").write_text(json.dumps(asdict(record)))
         assert f"| {(first + whole) * 3 / 2 / 1e9:.2f} |" in RESULT_FORMATTERS["work"](tmp_path, [])
 

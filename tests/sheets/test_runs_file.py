@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from vitascope.coursework.sheets import a, d
-from vitascope.coursework.sheets.experiments import compute_run_key
-from vitascope.study.design import read_design
+from vitascope.coursework.sheets.experiments import hash_run_settings
+from vitascope.study.design import parse_and_check_design
 
 LINES = [
     json.loads(line)
@@ -30,7 +30,7 @@ def test_every_recorded_run_is_found(recipe) -> None:
     lines = [line for line in LINES if line["recipe"] == recipe]
     assert len(lines) > 20
     for line in lines:
-        made = read_design(
+        made = parse_and_check_design(
             recipe, [*get_overrides(line), "train.device=auto"], 5, eval_split=line["judge"], allow_single=True
         )
-        assert compute_run_key(made, {}, line["seed"]) == line["key"], line["run"]
+        assert hash_run_settings(made, {}, line["seed"]) == line["key"], line["run"]

@@ -19,14 +19,14 @@ from vitascope.coursework.sheets.claims import (
     LARGEST_DROP,
     MEASURES,
     Claim,
-    compare_accuracy,
+    format_accuracy_difference_and_verdict,
 )
-from vitascope.coursework.sheets.experiments import SheetExperiments, compute_run_key, compute_time_to_accuracy
+from vitascope.coursework.sheets.experiments import SheetExperiments, compute_time_to_accuracy, hash_run_settings
 from vitascope.coursework.sheets.figures import make_additive_causal_mask, plot_sinusoidal_positions
 from vitascope.coursework.sheets.report import SheetReport
-from vitascope.coursework.sheets.run_sheet import run_sheet
+from vitascope.coursework.sheets.run_sheet import run_sheet_and_write_report
 from vitascope.study import workers as running
-from vitascope.study.design import read_design
+from vitascope.study.design import parse_and_check_design
 from vitascope.study.results import CombinationResults
 
 QUIET = Console(quiet=True)
@@ -43,17 +43,17 @@ def get_report_text(report: SheetReport) -> str:
 
 def test_an_unknown_sheet_and_no_seeds_are_refused(tmp_path) -> None:
     with pytest.raises(UserError, match="There is no sheet F"):
-        run_sheet("F", tmp_path, console=QUIET)
+        run_sheet_and_write_report("F", tmp_path, console=QUIET)
     with pytest.raises(UserError, match="--seeds 0"):
-        run_sheet("A", tmp_path, num_seeds=0, console=QUIET)
+        run_sheet_and_write_report("A", tmp_path, num_seeds=0, console=QUIET)
     with pytest.raises(UserError, match="--batch-runs 0"):
-        run_sheet("A", tmp_path, max_batched_runs=0, console=QUIET)
+        run_sheet_and_write_report("A", tmp_path, max_batched_runs=0, console=QUIET)
 
 
 def test_a_quick_report_does_not_take_a_full_ones_place(tmp_path) -> None:
     SheetReport("B", "a test", False, tmp_path).write_pages(["Box"])
     with pytest.raises(UserError, match=r"B\.md is a full report"):
-        run_sheet("b", tmp_path, quick=True, console=QUIET)
+        run_sheet_and_write_report("b", tmp_path, quick=True, console=QUIET)
 
 
 def test_sheet_b_corrects_the_shapes(tmp_path) -> None:
@@ -88,14 +88,14 @@ def test_sheet_d_measures_what_the_sheet_claims(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("vitascope.model.attention_cost.TOKEN_COUNTS", (64, 128, 256))
     report = make_report("D", tmp_path)
     experiments = SheetExperiments(tmp_path / "D-quick", 1, True, QUIET, "cpu")
-    fits = d._add_cost_section(experiments, report)
+    fits = d._add_cost_and_return_exponents(experiments, report)
     cost = report.measurements["cost"]
     assert [one["tokens"] for one in cost["costs"]] == [64, 64, 128, 128, 256, 256]
     assert set(cost["parts"]) == {
         "the four projections", "maps and gathering written out", "maps and gathering fused",
     }  # fmt: skip
     monkeypatch.setattr(d, "_measure_attention_cost", None)  # once is enough
-    assert d._add_cost_section(experiments, make_report("D", tmp_path / "again")) == fits
+    assert d._add_cost_and_return_exponents(experiments, make_report("D", tmp_path / "again")) == fits
     d._add_small_image_section(report)
     text = get_report_text(report)
     assert set(fits) == {"written out", "fused"} and "uses 32.7% of the pixels" in text
@@ -141,13 +141,17 @@ def test_a_claim_about_a_measure_is_tested_in_pairs_of_seeds() -> None:
 def test_the_gain_of_a_change_is_corrected_for_all_changes() -> None:
     plain, changed = fake({"1": [0.90, 0.92, 0.94], "2": [0.94, 0.96, 0.99]}).combinations
     assert (
-        compare_accuracy(plain, changed, 1) == ("+4.33 ± 1.43", "helps")
-        and compare_accuracy(changed, plain, 1)[1] == "hurts"
+        format_accuracy_difference_and_verdict(plain, changed, 1) == ("+4.33 ± 1.43", "helps")
+        and format_accuracy_difference_and_verdict(changed, plain, 1)[1] == "hurts"
     )
-    assert compare_accuracy(plain, changed, 40)[1] == "no significant difference"
-    assert compare_accuracy(*fake({"1": [0.9], "2": [0.94]}).combinations, 1) == ("+4.00", "one seed")
+    assert format_accuracy_difference_and_verdict(plain, changed, 40)[1] == "no significant difference"
+    assert format_accuracy_difference_and_verdict(*fake({"1": [0.9], "2": [0.94]}).combinations, 1) == (
+        "+4.00",
+        "one seed",
+    )
     assert (
-        compare_accuracy(*fake({"1": [0.5, 0.6], "2": [0.625, 0.725]}).combinations, 1)[1] == "not testable"
+        format_accuracy_difference_and_verdict(*fake({"1": [0.5, 0.6], "2": [0.625, 0.725]}).combinations, 1)[1]
+        == "not testable"
     )  # no spread
 
 
@@ -172,18 +176,18 @@ def test_three_initializations_are_compared_or_the_missing_weights_are_named(tmp
     monkeypatch.setattr(starts, "QUICK_OVERRIDES", ["train.epochs=1", "train.batch_size=64"])
     report = make_report("D", tmp_path)
     experiments = SheetExperiments(tmp_path / "D", 1, True, QUIET, "cpu", None, str(weights))
-    starts.compare_initializations(experiments, report, starts.try_open_weights(experiments))
+    starts.run_or_skip_initialization_comparison(experiments, report, starts.open_named_or_default_weights(experiments))
     assert len(report.measurements["starts"]) == 3 and get_report_text(report).count(" patches instead of ") == 1
     assert len(list((tmp_path / "D").rglob("model.safetensors"))) == 3
     report = make_report("D", tmp_path)
-    starts.compare_initializations(experiments, report, UserError("out of reach."))
+    starts.run_or_skip_initialization_comparison(experiments, report, UserError("out of reach."))
     assert "Not run, because the weights are missing" in get_report_text(report) and "starts" not in report.measurements
     for wrong, why in (("nowhere.safetensors", "There is no file"), ("a,b.safetensors", "a comma")):
         with pytest.raises(UserError, match=why):
-            run_sheet("D", tmp_path / "none", weights_ref=wrong, console=QUIET)
+            run_sheet_and_write_report("D", tmp_path / "none", weights_ref=wrong, console=QUIET)
     assert not (tmp_path / "none").exists()  # before anything ran
     with pytest.raises(UserError, match="--weights is only for sheet D"):
-        run_sheet("A", tmp_path, weights_ref="x.safetensors", console=QUIET)
+        run_sheet_and_write_report("A", tmp_path, weights_ref="x.safetensors", console=QUIET)
 
 
 def test_when_an_accuracy_is_reached() -> None:
@@ -230,7 +234,9 @@ def test_sheet_a_is_run_answered_and_not_repeated(tmp_path, monkeypatch) -> None
     for again in range(3):
         if again == 2:  # the study's storage is lost, not what it made
             next((tmp_path / "A-quick").rglob("study.db")).unlink()
-        page = run_sheet("a", tmp_path, num_seeds=1, quick=True, device="cpu", git_commit="abc", console=QUIET)
+        page = run_sheet_and_write_report(
+            "a", tmp_path, num_seeds=1, quick=True, device="cpu", git_commit="abc", console=QUIET
+        )
         runs = sorted((tmp_path / "A-quick").rglob("model.safetensors"))
         times.append([run.stat().st_mtime_ns for run in runs])
     assert len(times[0]) == 4 and times[0] == times[1] == times[2]
@@ -308,7 +314,9 @@ def test_the_key_of_a_run_does_not_depend_on_the_path_of_its_weights(tmp_path) -
     (tmp_path / "other.safetensors").write_bytes(b"others")
 
     def key(place):
-        return compute_run_key(read_design("digits", [f"weights={tmp_path / place}"], 1, allow_single=True), {}, 1)
+        return hash_run_settings(
+            parse_and_check_design("digits", [f"weights={tmp_path / place}"], 1, allow_single=True), {}, 1
+        )
 
     assert key("here/weights.safetensors") == key("there/weights.safetensors") != key("other.safetensors")
 
@@ -333,7 +341,7 @@ def test_missing_data_is_reported_first_and_a_failed_run_is_repeated(tmp_path, m
         ["data.name=nowhere.npz", "model.patch_size=4,2", "data.fraction=0.1,0.5", "train.epochs=1"],
     )
     with pytest.raises(UserError, match=r"nowhere\.npz"):
-        run_sheet("a", tmp_path, quick=True, device="cpu", console=QUIET)
+        run_sheet_and_write_report("a", tmp_path, quick=True, device="cpu", console=QUIET)
     assert not (tmp_path / "A-quick").exists()
     digits = ["data.name=digits", "model.img_size=8", "model.patch_size=4,2"]
     digits += ["data.fraction=0.1,0.5", "train.epochs=1"]
@@ -343,6 +351,6 @@ def test_missing_data_is_reported_first_and_a_failed_run_is_repeated(tmp_path, m
     real = running.train_recipe
     monkeypatch.setattr(running, "train_recipe", lambda *_: (_ for _ in ()).throw(UserError("the disk is full")))
     with pytest.raises(UserError, match="the disk is full"):
-        run_sheet("a", tmp_path, num_seeds=1, quick=True, device="cpu", console=QUIET)
+        run_sheet_and_write_report("a", tmp_path, num_seeds=1, quick=True, device="cpu", console=QUIET)
     monkeypatch.setattr(running, "train_recipe", real)
-    assert run_sheet("a", tmp_path, num_seeds=1, quick=True, device="cpu", console=QUIET).is_file()
+    assert run_sheet_and_write_report("a", tmp_path, num_seeds=1, quick=True, device="cpu", console=QUIET).is_file()

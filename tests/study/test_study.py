@@ -23,11 +23,11 @@ from vitascope import UserError
 from vitascope.draw.study import ParetoPoint, draw_pareto_fronts
 from vitascope.records.ablation import compute_ci_half_width
 from vitascope.study import workers
-from vitascope.study.design import Range, read_design, split_values
+from vitascope.study.design import Range, parse_and_check_design, split_at_outer_commas
 from vitascope.study.queue import TrialQueue
 from vitascope.study.report import build_results_table, draw_figures, draw_study_curves, format_notes, write_report
 from vitascope.study.results import collect_results
-from vitascope.study.storage import get_default_storage_url, hide_password
+from vitascope.study.storage import hide_password, make_sqlite_storage_url
 from vitascope.study.workers import run_trials
 from vitascope.training.engines.batched import BatchedTraining
 
@@ -35,7 +35,7 @@ QUICK = ["train.epochs=1", "train.device=cpu", "train.precision=float32", "model
 
 
 def test_overrides_become_combinations_with_the_last_setting_changing_fastest() -> None:
-    design = read_design("digits", ["model.depth=1,2", "train.epochs=3", "model.embed_dim=16,32"], 2)
+    design = parse_and_check_design("digits", ["model.depth=1,2", "train.epochs=3", "model.embed_dim=16,32"], 2)
     assert [tuple(cell.values()) for cell in design.combinations] == [
         ("1", "16"),
         ("1", "32"),
@@ -45,11 +45,11 @@ def test_overrides_become_combinations_with_the_last_setting_changing_fastest() 
     assert design.fixed_overrides == ("train.epochs=3",) and design.seeds == (1, 2)
     recipe = design.build_recipe(design.combinations[1], 7)
     assert (recipe.model.depth, recipe.model.embed_dim, recipe.train.epochs, recipe.train.seed) == (1, 32, 3, 7)
-    assert split_values("[0.9,0.95],[0.9,0.99]") == ["[0.9,0.95]", "[0.9,0.99]"]
+    assert split_at_outer_commas("[0.9,0.95],[0.9,0.99]") == ["[0.9,0.95]", "[0.9,0.99]"]
 
 
 def test_ranges_are_integer_or_real_and_logarithmic_if_far_apart() -> None:
-    design = read_design(
+    design = parse_and_check_design(
         "digits", ["train.lr=1e-4..1e-2", "model.depth=1..4", "data.augment.shift=0..2"], 1, num_search_trials=5
     )
     assert (
@@ -89,12 +89,12 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
 def test_an_impossible_design_is_rejected_before_training(words) -> None:
     with pytest.raises(UserError) as error:
-        read_design("digits", list(words), 2)
+        parse_and_check_design("digits", list(words), 2)
     assert REFUSED[words] in str(error.value)
 
 
 def test_a_storage_that_cannot_be_reached_is_named_without_its_password(tmp_path) -> None:
-    design = read_design("digits", ["model.depth=1,2"], 1)
+    design = parse_and_check_design("digits", ["model.depth=1,2"], 1)
     with pytest.raises(UserError, match="The storage sqlite:////nowhere"):
         TrialQueue(design, "sqlite:////nowhere/at/all/study.db", "x")
     with pytest.raises(UserError) as error:
@@ -104,12 +104,12 @@ def test_a_storage_that_cannot_be_reached_is_named_without_its_password(tmp_path
         "postgresql:me:secret@h/db"
     )
     with pytest.raises(UserError, match="cannot hold a database"):
-        get_default_storage_url(tmp_path / "a?b")
+        make_sqlite_storage_url(tmp_path / "a?b")
 
 
 def run_study_trials(tmp_path: Path, words: list[str], seeds: int, **more):
-    design = read_design("digits", [*QUICK, *words], seeds, **more)
-    queue = TrialQueue(design, get_default_storage_url(tmp_path), "study")
+    design = parse_and_check_design("digits", [*QUICK, *words], seeds, **more)
+    queue = TrialQueue(design, make_sqlite_storage_url(tmp_path), "study")
     return queue, list(run_trials(queue, tmp_path))
 
 
@@ -131,26 +131,26 @@ def test_every_combination_and_seed_is_run_once_and_the_same_command_repeats_not
 
 
 def test_a_study_can_become_smaller_and_overrides_may_change_their_order(tmp_path) -> None:
-    large = read_design("digits", [*QUICK, "model.embed_dim=16,32", "model.num_heads=1,2"], 2)
-    TrialQueue(large, get_default_storage_url(tmp_path), "study")
-    small = read_design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=16"], 1)
+    large = parse_and_check_design("digits", [*QUICK, "model.embed_dim=16,32", "model.num_heads=1,2"], 2)
+    TrialQueue(large, make_sqlite_storage_url(tmp_path), "study")
+    small = parse_and_check_design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=16"], 1)
     with pytest.raises(UserError, match=r"varied was model.embed_dim, model.num_heads, now model.num_heads"):
-        TrialQueue(small, get_default_storage_url(tmp_path), "study")
-    fewer = read_design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=32,16"], 1)
-    queue = TrialQueue(fewer, get_default_storage_url(tmp_path), "study")
+        TrialQueue(small, make_sqlite_storage_url(tmp_path), "study")
+    fewer = parse_and_check_design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=32,16"], 1)
+    queue = TrialQueue(fewer, make_sqlite_storage_url(tmp_path), "study")
     assert len(queue.trials) == 4
     trial = queue.take_trial()
     assert trial.seeds == [1]
     queue.finish_trial(trial, 0.5)
-    assert len(TrialQueue(large, get_default_storage_url(tmp_path), "study").trials) == 8
+    assert len(TrialQueue(large, make_sqlite_storage_url(tmp_path), "study").trials) == 8
 
 
 def test_a_smaller_study_beside_a_larger_one_takes_and_drops_nothing_of_it(tmp_path) -> None:
     """Two workers, one told to run one seed, the other three; a trial that is put back is the last to wait."""
-    large, small = (read_design("digits", [*QUICK, "model.embed_dim=16,32"], seeds) for seeds in (3, 1))
-    one = TrialQueue(large, get_default_storage_url(tmp_path), "study")
+    large, small = (parse_and_check_design("digits", [*QUICK, "model.embed_dim=16,32"], seeds) for seeds in (3, 1))
+    one = TrialQueue(large, make_sqlite_storage_url(tmp_path), "study")
     one.requeue_trial(one.take_trial())
-    other = TrialQueue(small, get_default_storage_url(tmp_path), "study")
+    other = TrialQueue(small, make_sqlite_storage_url(tmp_path), "study")
     taken = [other.take_trial() for _ in range(3)]
     assert [trial and trial.seeds for trial in taken] == [[1], [1], None]
     assert len(one.trials) == 6 and one.num_waiting == 4
@@ -158,8 +158,10 @@ def test_a_smaller_study_beside_a_larger_one_takes_and_drops_nothing_of_it(tmp_p
 
 def test_a_requeued_trial_of_a_search_keeps_its_suggested_settings(tmp_path) -> None:
     """So that the sampler learns from it."""
-    design = read_design("digits", [*QUICK, "train.lr=1e-4..1e-2", "model.embed_dim=16,32"], 1, num_search_trials=2)
-    queue = TrialQueue(design, get_default_storage_url(tmp_path), "search")
+    design = parse_and_check_design(
+        "digits", [*QUICK, "train.lr=1e-4..1e-2", "model.embed_dim=16,32"], 1, num_search_trials=2
+    )
+    queue = TrialQueue(design, make_sqlite_storage_url(tmp_path), "search")
     first = queue.take_trial()
     queue.requeue_trial(first)
     again = [queue.take_trial() for _ in range(2)][-1]
@@ -169,16 +171,16 @@ def test_a_requeued_trial_of_a_search_keeps_its_suggested_settings(tmp_path) -> 
 
 
 def test_an_interruption_while_a_batch_is_reported_loses_no_result(tmp_path, monkeypatch) -> None:
-    design = read_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
-    queue = TrialQueue(design, get_default_storage_url(tmp_path), "study")
+    design = parse_and_check_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
+    queue = TrialQueue(design, make_sqlite_storage_url(tmp_path), "study")
     assert next(run_trials(queue, tmp_path, max_runs_per_batch=3)).accuracy  # and nobody asks for the others
     assert [trial.state.name for trial in queue.trials] == ["COMPLETE"] * 3
     assert all(trial.user_attrs["results"]["1"]["together"] == 3 for trial in queue.trials)
 
 
 def test_a_result_that_the_storage_rejects_is_reported_and_the_others_are_stored(tmp_path, monkeypatch) -> None:
-    design = read_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
-    queue, real = TrialQueue(design, get_default_storage_url(tmp_path), "study"), TrialQueue.finish_trial
+    design = parse_and_check_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
+    queue, real = TrialQueue(design, make_sqlite_storage_url(tmp_path), "study"), TrialQueue.finish_trial
 
     def finish(self, trial, value):
         if trial.settings["train.lr"] == "2e-3":
@@ -206,32 +208,40 @@ def test_an_abandoned_trial_is_taken_again_and_a_living_one_is_not() -> None:
 
 def test_another_study_of_the_same_name_is_rejected_with_the_differences(tmp_path) -> None:
     first = ["model.depth=1,2", "train.epochs=3"]
-    TrialQueue(read_design("digits", first, 1), get_default_storage_url(tmp_path), "study")
+    TrialQueue(parse_and_check_design("digits", first, 1), make_sqlite_storage_url(tmp_path), "study")
     with pytest.raises(UserError, match=r"with other settings: train.epochs was 3, now 5. Choose another name"):
-        TrialQueue(read_design("digits", [*first[:1], "train.epochs=5"], 1), get_default_storage_url(tmp_path), "study")
+        TrialQueue(
+            parse_and_check_design("digits", [*first[:1], "train.epochs=5"], 1),
+            make_sqlite_storage_url(tmp_path),
+            "study",
+        )
     with pytest.raises(UserError, match=r"varied was model.depth, now model.embed_dim"):
         TrialQueue(
-            read_design("digits", ["model.embed_dim=16,32", *first[1:]], 1), get_default_storage_url(tmp_path), "study"
+            parse_and_check_design("digits", ["model.embed_dim=16,32", *first[1:]], 1),
+            make_sqlite_storage_url(tmp_path),
+            "study",
         )
     with pytest.raises(UserError, match="--split was val, now test"):
-        TrialQueue(read_design("digits", first, 1, eval_split="test"), get_default_storage_url(tmp_path), "study")
+        TrialQueue(
+            parse_and_check_design("digits", first, 1, eval_split="test"), make_sqlite_storage_url(tmp_path), "study"
+        )
     TrialQueue(
-        read_design("digits", ["train.lr=1e-4..1e-2"], 2, num_search_trials=3),
-        get_default_storage_url(tmp_path),
+        parse_and_check_design("digits", ["train.lr=1e-4..1e-2"], 2, num_search_trials=3),
+        make_sqlite_storage_url(tmp_path),
         "search",
     )
     with pytest.raises(UserError, match=r"train.lr was 0\.0001\.\.0\.01, now 0\.001\.\.0\.01"):
         TrialQueue(
-            read_design("digits", ["train.lr=1e-3..1e-2"], 2, num_search_trials=3),
-            get_default_storage_url(tmp_path),
+            parse_and_check_design("digits", ["train.lr=1e-3..1e-2"], 2, num_search_trials=3),
+            make_sqlite_storage_url(tmp_path),
             "search",
         )
     with pytest.raises(UserError, match="and 8 more"):  # another recipe
-        TrialQueue(read_design("mnist", ["model.depth=1,2"], 1), get_default_storage_url(tmp_path), "study")
+        TrialQueue(parse_and_check_design("mnist", ["model.depth=1,2"], 1), make_sqlite_storage_url(tmp_path), "study")
     with pytest.raises(UserError, match="seeds was 2, now 3"):  # more seeds would not be run
         TrialQueue(
-            read_design("digits", ["train.lr=1e-4..1e-2"], 3, num_search_trials=3),
-            get_default_storage_url(tmp_path),
+            parse_and_check_design("digits", ["train.lr=1e-4..1e-2"], 3, num_search_trials=3),
+            make_sqlite_storage_url(tmp_path),
             "search",
         )
 
@@ -369,7 +379,7 @@ def test_two_workers_on_one_postgresql_study_never_run_the_same_trial_twice(data
 
 
 def test_two_workers_on_one_file_never_run_the_same_trial_twice(tmp_path) -> None:
-    check_two_workers(get_default_storage_url(tmp_path), tmp_path)
+    check_two_workers(make_sqlite_storage_url(tmp_path), tmp_path)
 
 
 def test_on_one_file_a_worker_waits_while_another_takes_a_trial(tmp_path) -> None:
@@ -377,7 +387,9 @@ def test_on_one_file_a_worker_waits_while_another_takes_a_trial(tmp_path) -> Non
     from filelock import FileLock
 
     queue = TrialQueue(
-        read_design("digits", [*QUICK, "model.embed_dim=16,32"], 1), get_default_storage_url(tmp_path), "study"
+        parse_and_check_design("digits", [*QUICK, "model.embed_dim=16,32"], 1),
+        make_sqlite_storage_url(tmp_path),
+        "study",
     )
     with ThreadPoolExecutor(1) as pool:
         with FileLock(tmp_path / "study.db.lock"):
@@ -437,7 +449,7 @@ class FakeTrial:
 
 @cache
 def depths(values: str, seeds: int):
-    return read_design("digits", [f"model.depth={values}"], seeds)
+    return parse_and_check_design("digits", [f"model.depth={values}"], seeds)
 
 
 def fake(accuracies: dict[str, list[float]], flops: dict[str, float] | None = None):
@@ -492,7 +504,7 @@ def test_notes_and_captions_explain_only_what_is_shown() -> None:
     off = [f"data.augment.{name}=0" for name in ("shift", "rotate", "scale", "mixup")]
     for words, augmented in ((["model.depth=1,2"], True), (["model.depth=1,2", *off], False)):
         trials = [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"]
-        caption = draw_study_curves(collect_results(read_design("digits", words, 1), trials)).get_supxlabel()
+        caption = draw_study_curves(collect_results(parse_and_check_design("digits", words, 1), trials)).get_supxlabel()
         assert "Training values are" in caption and ("augmented" in caption) == augmented
 
 
@@ -545,7 +557,7 @@ def test_no_combination_dominates_the_pareto_front() -> None:
 
 
 def test_the_report_has_all_results_in_markdown_and_in_one_page(tmp_path) -> None:
-    design = read_design("digits", ["model.depth=1,2", "model.embed_dim=16,32"], 2)
+    design = parse_and_check_design("digits", ["model.depth=1,2", "model.embed_dim=16,32"], 2)
     trials = [
         FakeTrial(cell, seed, 0.5 + 0.01 * place + 0.001 * seed)
         for place, cell in enumerate(design.combinations)
@@ -560,7 +572,7 @@ def test_the_report_has_all_results_in_markdown_and_in_one_page(tmp_path) -> Non
 
 
 def test_a_searched_range_is_an_axis_and_labels_do_not_overprint(tmp_path) -> None:
-    design = read_design("digits", ["train.lr=1e-4..1e-2"], 1, num_search_trials=30)
+    design = parse_and_check_design("digits", ["train.lr=1e-4..1e-2"], 1, num_search_trials=30)
     trials = [FakeTrial({"train.lr": f"{10 ** (-4 + place / 15):.6g}"}, 1, 0.5) for place in range(30)]
     pictures = draw_figures(collect_results(design, trials))
     assert (
@@ -575,7 +587,7 @@ def test_a_searched_range_is_an_axis_and_labels_do_not_overprint(tmp_path) -> No
 
 
 def test_runs_without_labels_are_compared_by_a_linear_probe_and_the_report_says_so() -> None:
-    design = read_design("digits-mae", ["model.depth=1,2"], 1)
+    design = parse_and_check_design("digits-mae", ["model.depth=1,2"], 1)
     found = collect_results(design, [FakeTrial({"model.depth": value}, 1, 0.5) for value in "12"])
     assert (
         build_results_table(found)[0][2] == "validation linear probe accuracy"
@@ -586,7 +598,9 @@ def test_runs_without_labels_are_compared_by_a_linear_probe_and_the_report_says_
 
 
 def test_the_report_names_runs_that_shared_their_machine(tmp_path) -> None:
-    queue = TrialQueue(read_design("digits", ["model.depth=1,2"], 1), get_default_storage_url(tmp_path), "study")
+    queue = TrialQueue(
+        parse_and_check_design("digits", ["model.depth=1,2"], 1), make_sqlite_storage_url(tmp_path), "study"
+    )
     mine, other = queue.take_trial(), queue.take_trial()
     assert queue.count_other_workers() == 0
     other.set_attribute("worker", [socket.gethostname(), os.getppid()])
@@ -602,8 +616,8 @@ def test_the_report_names_runs_that_shared_their_machine(tmp_path) -> None:
 def test_a_search_runs_the_given_number_of_trials_and_finds_the_better_rate(tmp_path) -> None:
     words = ["train.epochs=10", "train.device=cpu", "model.depth=1", "train.lr=1e-6..1e-2", "train.optimizer=adamw"]
     words += ["train.ema=0", "train.batch_size=32", "data.augment.mixup=0"]  # few steps, in which something is learnt
-    design = read_design("digits", words, 1, num_search_trials=8)
-    queue = TrialQueue(design, get_default_storage_url(tmp_path), "search")
+    design = parse_and_check_design("digits", words, 1, num_search_trials=8)
+    queue = TrialQueue(design, make_sqlite_storage_url(tmp_path), "search")
     queue.optuna_study.sampler = TPESampler(n_startup_trials=10, seed=5)  # chance would at times try no high rate
     told = list(run_trials(queue, tmp_path))
     assert len(told) == 8
@@ -656,7 +670,9 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
     words = [*QUICK, "train.lr=1e-3,2e-3", "train.batch_size=64"]
     found = []
     for place, together in (("alone", 1), ("many", 6)):
-        queue = TrialQueue(read_design("digits", words, 3), get_default_storage_url(make(tmp_path / place)), "study")
+        queue = TrialQueue(
+            parse_and_check_design("digits", words, 3), make_sqlite_storage_url(make(tmp_path / place)), "study"
+        )
         told = list(run_trials(queue, tmp_path / place, max_runs_per_batch=together))
         assert len(told) == 6 and not any(one.failure_reason for one in told)
         found.append(collect_results(queue.design, queue.trials))
@@ -680,7 +696,7 @@ def test_a_batched_study_of_three_seeds_is_three_single_runs(tmp_path) -> None:
 
 def test_a_failing_run_of_a_batch_does_not_stop_the_others(tmp_path) -> None:
     words = [*QUICK, "train.lr=1e-3,1e30", "train.optimizer=adamw", "train.clip_grad=0"]
-    queue = TrialQueue(read_design("digits", words, 1), get_default_storage_url(tmp_path), "study")
+    queue = TrialQueue(parse_and_check_design("digits", words, 1), make_sqlite_storage_url(tmp_path), "study")
     told = {one.settings["train.lr"]: one for one in run_trials(queue, tmp_path, max_runs_per_batch=2)}
     assert told["1e-3"].accuracy is not None and "became NaN or infinite" in told["1e30"].failure_reason
 
@@ -698,7 +714,7 @@ def test_if_a_batch_fails_its_runs_are_trained_one_at_a_time(tmp_path, monkeypat
     held, real = [], workers._run_single_trial
     monkeypatch.setattr(workers, "_run_single_trial", lambda *given: held.append(crowds[0]()) or real(*given))
     queue = TrialQueue(
-        read_design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 2), get_default_storage_url(tmp_path), "study"
+        parse_and_check_design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 2), make_sqlite_storage_url(tmp_path), "study"
     )
     told = list(run_trials(queue, tmp_path, max_runs_per_batch=2))
     assert len(told) == 4 and all(one.accuracy is not None for one in told) and tried == [0]
@@ -712,9 +728,9 @@ def test_if_a_batch_fails_its_runs_are_trained_one_at_a_time(tmp_path, monkeypat
 
 
 def test_a_batch_that_cannot_be_evaluated_is_not_trained_again(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(workers, "collect_run_result", broken_result)
+    monkeypatch.setattr(workers, "score_and_collect_run_result", broken_result)
     queue = TrialQueue(
-        read_design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 1), get_default_storage_url(tmp_path), "study"
+        parse_and_check_design("digits", [*QUICK, "train.lr=1e-3,2e-3"], 1), make_sqlite_storage_url(tmp_path), "study"
     )
     told = list(run_trials(queue, tmp_path, max_runs_per_batch=2))
     assert [one.failure_reason for one in told] == ["ValueError: no test images"] * 2
@@ -733,14 +749,18 @@ def make(folder: Path) -> Path:
 def test_a_varied_setting_may_make_an_invalid_recipe_valid() -> None:
     """sheet-a's patches of 7 do not divide 8 pixels, but no combination has them."""
     words = ["data.name=digits", "model.img_size=8", "model.patch_size=2,4"]
-    design = read_design("sheet-a", words, 1)
-    assert design.identity_hash == read_design("sheet-a", [*words[:2], "model.patch_size=4,2,1"], 3).identity_hash
-    orders = [
-        read_design("digits", [f"train.objective={text}"], 1).identity_hash for text in ("classify,mae", "mae,classify")
-    ]
-    assert orders[0] == orders[1]
-    assert design.identity_hash != read_design("sheet-a", [*words, "train.epochs=3"], 1).identity_hash
+    design = parse_and_check_design("sheet-a", words, 1)
     assert (
         design.identity_hash
-        != read_design("sheet-a", [*words[:2], "model.patch_size=2", "model.depth=1,2"], 1).identity_hash
+        == parse_and_check_design("sheet-a", [*words[:2], "model.patch_size=4,2,1"], 3).identity_hash
+    )
+    orders = [
+        parse_and_check_design("digits", [f"train.objective={text}"], 1).identity_hash
+        for text in ("classify,mae", "mae,classify")
+    ]
+    assert orders[0] == orders[1]
+    assert design.identity_hash != parse_and_check_design("sheet-a", [*words, "train.epochs=3"], 1).identity_hash
+    assert (
+        design.identity_hash
+        != parse_and_check_design("sheet-a", [*words[:2], "model.patch_size=2", "model.depth=1,2"], 1).identity_hash
     )

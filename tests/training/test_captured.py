@@ -7,7 +7,7 @@ from tests.training.test_runs import session_of
 from tests.training.tiny import EVERYTHING
 from vitascope import UserError
 from vitascope.training import loader as feeding
-from vitascope.training.engines.cuda_graph import CudaGraphStep, restore_in_place
+from vitascope.training.engines.cuda_graph import CudaGraphStep, restore_training_state_in_place
 from vitascope.training.loader import EpochLoader
 from vitascope.training.step import MetricSums
 
@@ -20,7 +20,7 @@ class ReplayedByHand(CudaGraphStep):
     def _capture_cuda_graph(self) -> None:
         before = self.session.copy_state()
         self._run_warm_up_steps()
-        restore_in_place(self.session, before)
+        restore_training_state_in_place(self.session, before)
         self.cuda_graph = self
 
     def replay(self) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from vitascope.data.config import AugmentConfig, resolve_augmentation
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.data.sampling import draw_epoch_augmentation
+from vitascope.data.sampling import draw_epoch_augmentation_parameters
 from vitascope.recipe.reading import read_recipe
 from vitascope.training import hardware
 
@@ -47,9 +47,11 @@ def test_a_compiled_step_gives_the_losses_of_the_eager_step(steps, variant, part
     [("cifar10", 100, 1, True), ("cifar10", 2, 1, False), ("sheet-c", 50, 1, False), ("sheet-c", 50, 5, True)],
 )
 def test_compilation_is_chosen_if_it_saves_time(monkeypatch, recipe, epochs, models, pays) -> None:
-    monkeypatch.setattr(hardware, "choose_device", lambda _: "cuda")
+    monkeypatch.setattr(hardware, "choose_or_check_device", lambda _: "cuda")
     long_recipe = read_recipe(recipe, ["train.precision=bfloat16", f"train.epochs={epochs}"])
-    assert hardware.choose_hardware(long_recipe, nn.Identity(), epochs * 45_000, models).compiled is pays
+    assert (
+        hardware.choose_hardware_and_set_threads(long_recipe, nn.Identity(), epochs * 45_000, models).compiled is pays
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -64,7 +66,10 @@ def test_variation_compiled_on_a_gpu_is_the_plain_one(asked, unchecked_shapes) -
     preparation = Preprocessing((32, 32), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
     compiled = torch.compile(preparation.augment_and_mix)
     for step in range(2):  # other draws, the same compiled code
-        draws = {name: draw[step].to("cuda") for name, draw in draw_epoch_augmentation(policy, 2, 64, 0, 0).items()}
+        draws = {
+            name: draw[step].to("cuda")
+            for name, draw in draw_epoch_augmentation_parameters(policy, 2, 64, 0, 0).items()
+        }
         found, target = compiled(images, labels, draws, policy)
         wanted, _ = preparation.augment_and_mix(images, labels, draws, policy)
         assert ((found - wanted).abs() > 1e-3).float().mean() < 1e-3  # a pixel on the edge of two levels may fall over

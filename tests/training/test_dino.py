@@ -16,7 +16,7 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import DinoConfig
 from vitascope.training.loader import EpochLoader
 from vitascope.training.objectives.collapse import detect_collapse
-from vitascope.training.objectives.dino import dino_loss, make_view_policies
+from vitascope.training.objectives.dino import dino_loss, make_augment_config_per_view
 from vitascope.training.optim.schedule import compute_schedule_values
 from vitascope.training.step import MetricSums
 
@@ -183,7 +183,7 @@ def test_a_model_sees_its_own_size_through_other_size_as_ever(positions, class_t
 
 def test_views_are_two_large_crops_and_small_ones_and_only_the_second_is_solarized() -> None:
     augment = resolve_augmentation(AugmentConfig(), "cifar10", 3, "dino")
-    first, second, *small = make_view_policies(augment, DinoConfig(local_crops=3))
+    first, second, *small = make_augment_config_per_view(augment, DinoConfig(local_crops=3))
     assert first.crop_scale == second.crop_scale == (0.4, 1.0)
     assert len(small) == 3 and small[0].crop_scale == (0.15, 0.4)
     assert first.solarize == small[0].solarize == 0 and second.solarize == 0.2

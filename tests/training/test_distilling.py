@@ -14,14 +14,14 @@ import vitascope
 from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.data.sources.arrays import open_digits
+from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.recipe.train import TrainConfig
 from vitascope.run.checkpoint import LAST_WEIGHTS, read_model_info
-from vitascope.run.directory import open_run
+from vitascope.run.directory import open_run_or_newest
 from vitascope.training import train
 from vitascope.training.hardware import Hardware
-from vitascope.training.objectives.classify import Teacher, distillation_loss, open_teacher
-from vitascope.weights.pretrained import open_any
+from vitascope.training.objectives.classify import Teacher, distillation_loss, open_and_check_teacher
+from vitascope.weights.pretrained import open_timm_or_vitascope_model
 
 NAMES = [str(number) for number in range(10)]
 
@@ -37,7 +37,7 @@ def save_like_timm(folder, model, architecture, classes=None, **said) -> str:
 @pytest.fixture(scope="module")
 def cnn(tmp_path_factory) -> str:
     """A small convolutional network that knows the digits, trained by a loop of this test's own."""
-    train = open_digits().load_split("train")
+    train = open_builtin_digits().load_split("train")
     images, labels = train.images.float() / 255, train.labels
     torch.manual_seed(0)
     model = timm.create_model("test_efficientnet", num_classes=10, in_chans=1)
@@ -102,7 +102,7 @@ def test_the_teacher_sees_the_students_image_in_its_own_size_and_colours() -> No
 
 def test_a_students_labels_may_be_wrong_where_a_cnn_teaches_it(cnn, tmp_path) -> None:
     """The teacher alone counts (distill_alpha=1), and the labels are shuffled: the digits are learnt anyway."""
-    parts = {name: open_digits().load_split(name) for name in ("train", "test")}
+    parts = {name: open_builtin_digits().load_split(name) for name in ("train", "test")}
     arrays = {f"x_{name}": part.images.permute(0, 2, 3, 1).numpy() for name, part in parts.items()}
     labels = {f"y_{name}": part.labels.numpy() for name, part in parts.items()}
     shuffled = np.random.default_rng(0).permutation(labels["y_train"])
@@ -140,10 +140,10 @@ def _stopped_after_one_epoch(folder, told):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "show_progress", once)
+        patch.setattr(train, "show_progress_and_yield_epochs", once)
         with pytest.raises(KeyboardInterrupt):
             tiny_run(folder, **told)
-    return open_run(folder / "digits")
+    return open_run_or_newest(folder / "digits")
 
 
 def test_without_a_share_the_teacher_changes_nothing(cnn, tmp_path) -> None:
@@ -179,7 +179,9 @@ HERE = Hardware("cpu", "float32", compiled=False, captured=False, threads=1)
 def order_of(folder, theirs, classes, **told):
     folder.mkdir(exist_ok=True)
     word = save_like_timm(folder, timm.create_model("test_resnet", num_classes=len(classes)), "test_resnet", theirs)
-    return open_teacher(word, open_any(word).preprocessing, classes, HERE, **told).class_order
+    return open_and_check_teacher(
+        word, open_timm_or_vitascope_model(word).preprocessing, classes, HERE, **told
+    ).class_order
 
 
 def test_classes_are_matched_by_name(tmp_path) -> None:
@@ -209,9 +211,12 @@ def test_a_teacher_saved_by_timm_itself_is_asked_in_its_own_size_and_channels(na
 
     model = timm.create_model(name, num_classes=10, **settings)
     save_for_hf(model, tmp_path, model_args=settings)
-    found = open_any(str(tmp_path))
+    found = open_timm_or_vitascope_model(str(tmp_path))
     assert found.preprocessing.size == size and len(found.preprocessing.mean) == 1
-    assert open_teacher(str(tmp_path), found.preprocessing, NAMES, HERE)(torch.zeros(2, 1, *size)).shape == (2, 10)
+    assert open_and_check_teacher(str(tmp_path), found.preprocessing, NAMES, HERE)(torch.zeros(2, 1, *size)).shape == (
+        2,
+        10,
+    )
 
 
 def test_a_run_goes_on_only_with_the_teacher_it_began_with(tmp_path) -> None:
@@ -225,7 +230,7 @@ def test_a_run_goes_on_only_with_the_teacher_it_began_with(tmp_path) -> None:
 
 def test_any_model_of_ours_is_opened_as_it_was_trained(tmp_path) -> None:
     run = shared_run(tmp_path, **{"train.epochs": 1})
-    found = open_any(str(run.path))
+    found = open_timm_or_vitascope_model(str(run.path))
     assert found.classes == NAMES and found.preprocessing == read_model_info(run).preparation
     images = torch.randn(2, 1, 8, 8)
     torch.testing.assert_close(found.module(images), vitascope.load(run)(images))

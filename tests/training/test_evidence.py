@@ -12,7 +12,7 @@ from tests.training.tiny import TINY, tiny_run
 from vitascope import UserError
 from vitascope.data.config import NO_AUGMENTATION, AugmentConfig
 from vitascope.data.image_ops import crop_and_resize
-from vitascope.data.sampling import draw_epoch_augmentation
+from vitascope.data.sampling import draw_epoch_augmentation_parameters
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.listing import summarize_run
 from vitascope.training.initial_weights import make_first_stage_recipe
@@ -20,7 +20,7 @@ from vitascope.training.objectives.feature_metrics import (
     PROBE_WEIGHT_DECAY,
     compute_feature_spread,
     fit_linear_probe,
-    predict_knn,
+    predict_classes_by_knn,
 )
 from vitascope.training.objectives.mae import Mae
 
@@ -31,10 +31,10 @@ def test_neighbours_vote_by_nearness() -> None:
     """By hand: a very near neighbour outvotes two farther ones; each weighs exp(similarity / 0.07)."""
     known = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])
     labels = torch.tensor([1, 0, 0])
-    assert predict_knn(known, labels, torch.tensor([[2.0, 0.1]]), 2, num_neighbours=3).tolist() == [1]
-    assert predict_knn(known, labels, torch.tensor([[0.1, 5.0]]), 2, num_neighbours=1).tolist() == [0]
+    assert predict_classes_by_knn(known, labels, torch.tensor([[2.0, 0.1]]), 2, num_neighbours=3).tolist() == [1]
+    assert predict_classes_by_knn(known, labels, torch.tensor([[0.1, 5.0]]), 2, num_neighbours=1).tolist() == [0]
     asked = torch.randn(2500, 2)  # in more than one part
-    assert len(predict_knn(known, labels, asked, 2)) == 2500
+    assert len(predict_classes_by_knn(known, labels, asked, 2)) == 2500
 
 
 def test_the_linear_probe_is_scikit_learns_logistic_regression() -> None:
@@ -84,7 +84,7 @@ def test_labels_are_only_looked_at_so_shuffling_them_changes_no_weight(tmp_path,
 
     settings = {"train.objective": objective} | ({"dino.local_size": 4, "train.ema": 0} if objective == "dino" else {})
     plain = tiny_run(tmp_path, **settings)
-    real = module.open_data
+    real = module.open_data_and_print_notes
 
     def shuffled(recipe, console):
         data = real(recipe, console)
@@ -92,7 +92,7 @@ def test_labels_are_only_looked_at_so_shuffling_them_changes_no_weight(tmp_path,
         object.__setattr__(data.train, "labels", data.train.labels[order])
         return data
 
-    monkeypatch.setattr(module, "open_data", shuffled)
+    monkeypatch.setattr(module, "open_data_and_print_notes", shuffled)
     other = tiny_run(tmp_path, **settings)
     ours, theirs = (load_file(run.get_path("model.safetensors")) for run in (plain, other))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours if not name.startswith("head."))
@@ -228,7 +228,7 @@ def test_crops_have_the_asked_share_of_the_area() -> None:
     """Read off a picture of coordinates: how far the outermost pixels of the crop lie apart."""
     side = torch.linspace(-1 + 1 / 64, 1 - 1 / 64, 64)
     places = torch.stack(torch.meshgrid(side, side, indexing="ij")).expand(500, 2, 64, 64)
-    draw = draw_epoch_augmentation(AugmentConfig(crop_scale=(0.2, 1.0)), 1, 500, seed=0, epoch=0)["crop"][0]
+    draw = draw_epoch_augmentation_parameters(AugmentConfig(crop_scale=(0.2, 1.0)), 1, 500, seed=0, epoch=0)["crop"][0]
     crops = crop_and_resize(places, draw, (0.2, 0.6), (32, 32))
     tall, wide = (crops[:, 0, -1, 0] - crops[:, 0, 0, 0]) / 2, (crops[:, 1, 0, -1] - crops[:, 1, 0, 0]) / 2
     area = (tall * 32 / 31) * (wide * 32 / 31)
@@ -242,7 +242,9 @@ def test_grey_and_solarized_shares_and_a_crop_for_labels_too(tmp_path) -> None:
 
     from vitascope.data.image_ops import grayscale_selected, solarize_selected
 
-    draws = draw_epoch_augmentation(replace(NO_AUGMENTATION, grayscale=0.25, solarize=0.5), 10, 1000, seed=0, epoch=0)
+    draws = draw_epoch_augmentation_parameters(
+        replace(NO_AUGMENTATION, grayscale=0.25, solarize=0.5), 10, 1000, seed=0, epoch=0
+    )
     assert draws["grayscale"].float().mean() == pytest.approx(0.25, abs=0.02)
     assert draws["solarize"].float().mean() == pytest.approx(0.5, abs=0.02)
     image = torch.tensor([0.2, 0.9, 0.5]).view(1, 3, 1, 1).expand(2, 3, 1, 1)

@@ -16,12 +16,12 @@ from vitascope.model.patches import patchify, unpatchify
 from vitascope.model.pretraining import PatchDropout
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
-from vitascope.run.metrics import list_seconds_without_setup
+from vitascope.run.metrics import list_epoch_seconds_without_setup
 from vitascope.training.engines.batchable import check_batchable
-from vitascope.training.hardware import count_forward_passes_per_image, count_train_flops_per_image
-from vitascope.training.initial_weights import VARIANCE_OFFSET, compute_whitening
-from vitascope.training.loader import EpochLoader, make_epoch_plan
-from vitascope.training.rate_finder import _train_with_rising_lr
+from vitascope.training.hardware import count_equivalent_forward_passes, count_train_flops_per_image
+from vitascope.training.initial_weights import VARIANCE_OFFSET, compute_whitening_mean_and_matrix
+from vitascope.training.loader import EpochLoader, make_image_order_and_draws
+from vitascope.training.rate_finder import _yield_losses_at_rising_lr
 from vitascope.training.step import MetricSums
 
 
@@ -61,9 +61,9 @@ def test_an_answer_from_some_patches_does_not_depend_on_the_others(pool) -> None
 
 
 def test_fewer_patches_cost_less() -> None:
-    assert count_forward_passes_per_image(read_recipe("cifar10", [])) == 1
+    assert count_equivalent_forward_passes(read_recipe("cifar10", [])) == 1
     half = read_recipe("cifar10", ["train.patch_share=0.5", "train.patch_share_until=0.4"])
-    assert count_forward_passes_per_image(half) == pytest.approx(
+    assert count_equivalent_forward_passes(half) == pytest.approx(
         0.796, abs=1e-3
     )  # half of the tokens, a quarter of their meetings
 
@@ -73,9 +73,9 @@ def test_tokens_merged_or_dropped_in_answers_are_learnt_with_all_the_same() -> N
     for fewer in ("model.merge_tokens=6", "model.drop_tokens=6"):
         recipe = read_recipe("cifar10", [fewer])
         assert count_train_flops_per_image(recipe) == count_train_flops_per_image(plain)
-        assert count_forward_passes_per_image(read_recipe("cifar10", [*half, fewer])) == count_forward_passes_per_image(
-            read_recipe("cifar10", half)
-        )
+        assert count_equivalent_forward_passes(
+            read_recipe("cifar10", [*half, fewer])
+        ) == count_equivalent_forward_passes(read_recipe("cifar10", half))
         with pytest.raises(UserError, match="Set it at inference instead"):
             check_batchable([read_recipe("cifar10", [fewer, "model.drop_path_rate=0"])])
 
@@ -120,8 +120,8 @@ def test_making_weights_whitening_and_saving_are_inside_the_clock_and_setting_up
     assert rows[0]["prepared_seconds"] == pytest.approx(1.5) and "prepared_seconds" not in rows[1]
     assert rows[0]["seconds"] == pytest.approx(2.0 + 1.5 + steps), "cold"
     assert [row["seconds"] for row in rows[1:]] == pytest.approx([0.4 + steps] * 2), "the first and the second save"
-    assert list_seconds_without_setup(rows)[0] == pytest.approx(1.5 + 0.4 + steps)
-    assert list_seconds_without_setup([{"seconds": 31.0, "prepared_seconds": 1.0}, *[{"seconds": 2.0}] * 3]) == [
+    assert list_epoch_seconds_without_setup(rows)[0] == pytest.approx(1.5 + 0.4 + steps)
+    assert list_epoch_seconds_without_setup([{"seconds": 31.0, "prepared_seconds": 1.0}, *[{"seconds": 2.0}] * 3]) == [
         3.0,
         2.0,
         2.0,
@@ -187,14 +187,14 @@ def test_one_epoch_at_least_is_small_and_the_last_is_whole() -> None:
 
 def test_a_single_epoch_uses_all_patches(tmp_path) -> None:
     session, _ = session_of(tmp_path, **{"train.epochs": 1, "train.patch_share": 0.5})
-    assert patches_seen(session, 1) == [16] and count_forward_passes_per_image(session.recipe) == 1
+    assert patches_seen(session, 1) == [16] and count_equivalent_forward_passes(session.recipe) == 1
 
 
 def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:
     session, _ = session_of(tmp_path, **{"train.epochs": 4, "train.patch_share": 0.5})
     seen = set()
     session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
-    next(_train_with_rising_lr(session))
+    next(_yield_losses_at_rising_lr(session))
     assert seen == {session.recipe.model.num_tokens}
 
 
@@ -210,7 +210,7 @@ def test_whitened_patches_vary_by_one_in_every_direction() -> None:
     spread = torch.tensor([30.0, 10.0, 3.0, 1.0], dtype=torch.float64)
     turned = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
     patches = (torch.randn(500, 8, 4, dtype=torch.float64) * spread) @ turned + torch.tensor([1.0, -2.0, 0.5, 7.0])
-    mean, matrix = compute_whitening(patches)
+    mean, matrix = compute_whitening_mean_and_matrix(patches)
     white = (patches.flatten(0, 1) - mean) @ matrix
     torch.testing.assert_close(white.mean(0), torch.zeros(4, dtype=torch.float64), atol=1e-9, rtol=0)
     torch.testing.assert_close(torch.cov(white.T), torch.eye(4, dtype=torch.float64), atol=2 * VARIANCE_OFFSET, rtol=0)
@@ -222,7 +222,7 @@ def test_the_projection_starts_on_whitened_patches(tmp_path) -> None:
     white, _ = session_of(tmp_path / "b", **{"train.seed": 3, "train.whiten": True})
     images = plain.data.preprocessing(plain.data.train.images)
     patches = patchify(images, plain.recipe.model.patch_size)
-    mean, matrix = compute_whitening(patches)
+    mean, matrix = compute_whitening_mean_and_matrix(patches)
     wanted = (patches.double() - mean) @ matrix @ plain.model.patch_embed.proj.weight.flatten(1).double().T
     found = white.model.patch_embed(images) - plain.model.patch_embed.proj.bias
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-4)
@@ -247,7 +247,7 @@ def test_the_setting_reaches_the_draws(tmp_path) -> None:
     augment = replace(session.recipe.data.augment, flip=0.5, flip_mode="alternating")
     session.recipe = replace(session.recipe, data=replace(session.recipe.data, augment=augment))
     session.objective.learning.recipe = session.recipe
-    plans = [make_epoch_plan(session, epoch) for epoch in (0, 1)]
+    plans = [make_image_order_and_draws(session, epoch) for epoch in (0, 1)]
     sides: dict[int, list[bool]] = {}
     for order, draws in plans:
         for image, mirrored in zip(order.flatten().tolist(), draws["flip"].flatten().tolist(), strict=True):
@@ -263,7 +263,7 @@ def test_an_epoch_may_go_over_the_images_several_times(tmp_path) -> None:
     assert (
         abs(session.total_steps - once.total_steps) <= 6
     )  # the smaller batch at an epoch's end is left out less often
-    order, draws = make_epoch_plan(session, 0)
+    order, draws = make_image_order_and_draws(session, 0)
     assert order.shape[0] == session.steps_per_epoch and all(len(draw) == len(order) for draw in draws.values())
     seen = order.flatten().bincount(minlength=len(session.data.train))
     assert seen.max() == 3 and seen.min() >= 2

@@ -15,19 +15,19 @@ import vitascope
 from tests.training.tiny import TINY, shared_run, tiny_run, untimed
 from tests.weights.test_pretrained import build_small_timm
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.data.splits import open_training_data
-from vitascope.model.lora import add_lora, merge_lora_state_dict
+from vitascope.data.splits import load_train_and_validation_data
+from vitascope.model.lora import add_lora, make_lora_merged_state_dict
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import TrainConfig
 from vitascope.run.checkpoint import read_model_info
 from vitascope.run.directory import Run
 from vitascope.training import loop, rate_finder, train
-from vitascope.training.initial_weights import load_pretrained_weights
+from vitascope.training.initial_weights import load_and_adapt_pretrained_weights
 from vitascope.training.optim.build import (
-    count_trainable_parameters,
+    count_trainable_and_all_parameters,
     make_optimizers,
-    set_train_mode,
-    set_trainable_parameters,
+    set_train_mode_except_frozen,
+    set_trainable_and_add_lora,
 )
 from vitascope.training.prepare import get_class_names
 
@@ -46,7 +46,7 @@ def learning(model: torch.nn.Module) -> set[str]:
 
 def test_a_linear_probe_teaches_the_head_alone() -> None:
     model = VisionTransformer(CONFIG)
-    set_trainable_parameters(model, TrainConfig(tune="head"))
+    set_trainable_and_add_lora(model, TrainConfig(tune="head"))
     assert learning(model) == {"head.weight", "head.bias"}
     groups = make_optimizers(model, TrainConfig(optimizer="muon"))[0].param_groups
     assert sum(len(group["params"]) for group in groups) == 2
@@ -54,25 +54,25 @@ def test_a_linear_probe_teaches_the_head_alone() -> None:
 
 def test_frozen_blocks_and_the_embedding_stay() -> None:
     model = VisionTransformer(CONFIG)
-    set_trainable_parameters(model, TrainConfig(freeze=2))
+    set_trainable_and_add_lora(model, TrainConfig(freeze=2))
     assert all(name.startswith(("blocks.2.", "norm.", "head.")) for name in learning(model))
     assert "blocks.2.attn.qkv.weight" in learning(model)
     lora = VisionTransformer(CONFIG)
-    set_trainable_parameters(lora, TrainConfig(tune="lora", freeze=2))
+    set_trainable_and_add_lora(lora, TrainConfig(tune="lora", freeze=2))
     assert learning(lora) == {"head.weight", "head.bias", *(f"blocks.2.attn.qkv.lora_{x}" for x in ("down", "up"))}
     with pytest.raises(UserError, match="freeze=4 is too large: the model has 3 blocks"):
-        set_trainable_parameters(model, TrainConfig(freeze=4))
+        set_trainable_and_add_lora(model, TrainConfig(freeze=4))
 
 
 def test_lora_starts_as_the_model_was_and_only_its_own_learns() -> None:
     model, images = VisionTransformer(CONFIG).eval(), torch.randn(2, 1, 8, 8)
     before = model(images)
-    set_trainable_parameters(model, TrainConfig(tune="lora", lora_rank=4))
+    set_trainable_and_add_lora(model, TrainConfig(tune="lora", lora_rank=4))
     assert torch.equal(model(images), before)
     assert learning(model) == {
         "head.weight", "head.bias", *(f"blocks.{n}.attn.qkv.lora_{part}" for n in range(3) for part in ("down", "up")),
     }  # fmt: skip
-    added = count_trainable_parameters(model)[0] - 5 * 33
+    added = count_trainable_and_all_parameters(model)[0] - 5 * 33
     assert added == 3 * 4 * 4 * 32  # 4 r D a layer: queries and values, up and down
     model(images).sum().backward()
     first = model.blocks[0].attn.qkv
@@ -86,7 +86,7 @@ def test_lora_touches_queries_and_values_and_merges_to_the_same_answers() -> Non
     projection = model.blocks[1].attn.qkv
     torch.nn.init.normal_(projection.lora_up)
     up, down = projection.lora_up.detach(), projection.lora_down.detach()
-    state = merge_lora_state_dict(model)
+    state = make_lora_merged_state_dict(model)
     assert state.keys() == plain.keys()
     change = state["blocks.1.attn.qkv.weight"] - plain["blocks.1.attn.qkv.weight"]
     torch.testing.assert_close(change[:32], 2.0 * up[0] @ down[0], atol=1e-6, rtol=1e-5)
@@ -124,7 +124,7 @@ def test_a_pretrained_network_of_another_shape_keeps_its_own(start, tmp_path) ->
 
 def stopped_run(folder: Path, monkeypatch, epoch: int, **settings) -> Run:
     """Broken off while this epoch, counted from 1, is judged."""
-    real = loop.finish_epoch
+    real = loop.log_epoch_and_keep_best
 
     def stop(session, *rest):
         if session.epoch == epoch:
@@ -132,7 +132,7 @@ def stopped_run(folder: Path, monkeypatch, epoch: int, **settings) -> Run:
         return real(session, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "finish_epoch", stop)
+        patch.setattr(loop, "log_epoch_and_keep_best", stop)
         with pytest.raises(KeyboardInterrupt):
             tiny_run(folder, **settings)
     return Run(next(folder.glob("*/*")))
@@ -152,7 +152,7 @@ def test_a_stopped_fine_tuning_goes_on_exactly(start, tune, tmp_path, monkeypatc
     whole = tiny_run(tmp_path / "whole", **settings)
     run = stopped_run(tmp_path / "stopped", monkeypatch, 3, **settings)
     monkeypatch.setattr(
-        train, "load_pretrained_weights", lambda recipe: pytest.fail("the weights are not needed any more")
+        train, "load_and_adapt_pretrained_weights", lambda recipe: pytest.fail("the weights are not needed any more")
     )
     assert_same(vitascope.resume(run.path, quiet=True), whole)
 
@@ -181,7 +181,7 @@ def test_images_are_normalised_as_the_weights_are_used_to_also_when_it_goes_on(k
 def test_drop_rates_are_the_recipe_s_not_the_weights(start) -> None:
     rates = {"model.drop_path_rate": 0.3, "model.proj_drop_rate": 0.1, "model.drop_rate": 0.2}
     words = [f"{key}={value}" for key, value in (TINY | rates | {"weights": start.path}).items()]
-    found = load_pretrained_weights(read_recipe("digits", words)).info.model
+    found = load_and_adapt_pretrained_weights(read_recipe("digits", words)).info.model
     assert (found.drop_path_rate, found.proj_drop_rate, found.drop_rate) == (0.3, 0.1, 0.2)
     assert start.recipe.model.drop_path_rate == 0 and found.embed_dim == start.recipe.model.embed_dim
 
@@ -202,8 +202,8 @@ DROPS = {"pos_drop_rate": 0.5, "proj_drop_rate": 0.5, "attn_drop_rate": 0.5, "dr
 )
 def test_what_is_frozen_is_free_of_chance(config, frozen, embedding_too) -> None:
     model, images = VisionTransformer(replace(CONFIG, **DROPS)), torch.randn(16, 1, 8, 8)
-    set_trainable_parameters(model, config)
-    set_train_mode(model.eval())
+    set_trainable_and_add_lora(model, config)
+    set_train_mode_except_frozen(model.eval())
     assert [block.training for block in model.blocks] == [number >= frozen for number in range(3)]
     assert all(module.training == block.training for block in model.blocks for module in block.modules())
     assert model.training and model.head.training and model.head_drop.training and model.norm.training
@@ -234,13 +234,13 @@ def test_how_much_learns_is_told_where_not_everything_does(start, tmp_path, caps
 
 def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, tmp_path, monkeypatch) -> None:
     save_file(build_small_timm().state_dict(), tmp_path / "w.safetensors")
-    sessions, real = [], rate_finder.start_session
-    monkeypatch.setattr(rate_finder, "start_session", lambda *a, **k: sessions.append(real(*a, **k)) or sessions[-1])
+    sessions, real = [], rate_finder.build_session
+    monkeypatch.setattr(rate_finder, "build_session", lambda *a, **k: sessions.append(real(*a, **k)) or sessions[-1])
     monkeypatch.setattr(rate_finder, "NUM_STEPS", 2)
     told = {"weights": tmp_path / "w.safetensors", "train.tune": "head", "model.patch_size": 2}
     recipe = read_recipe("digits", [f"{key}={value}" for key, value in (TINY | told).items()])
-    rate_finder.find_learning_rate(recipe, Console(quiet=True))
-    [session], adapted = sessions, load_pretrained_weights(recipe)
+    rate_finder.measure_learning_rate_curve(recipe, Console(quiet=True))
+    [session], adapted = sessions, load_and_adapt_pretrained_weights(recipe)
     body = {name: weight for name, weight in session.model.state_dict().items() if not name.startswith("head.")}
     assert body and all(torch.equal(weight, adapted.weights[name]) for name, weight in body.items())
     assert session.data.preprocessing == adapted.info.preparation
@@ -271,8 +271,8 @@ def test_other_classes_of_the_same_number_get_a_new_classifier(start, tmp_path) 
 
 def test_data_without_names_keeps_the_classifier_and_says_so(start) -> None:
     recipe = replace(start.recipe, weights=str(start.path))
-    made = load_pretrained_weights(recipe)
+    made = load_and_adapt_pretrained_weights(recipe)
     assert not made.report.new and "because the data has no class names to compare" in made.report.notes[-1]
-    data = open_training_data(start.recipe.data, start.recipe.model.image_shape, 1, 0)
+    data = load_train_and_validation_data(start.recipe.data, start.recipe.model.image_shape, 1, 0)
     assert get_class_names(data) == data.classes
     assert get_class_names(replace(data, source=replace(data.source, has_class_names=False))) is None

@@ -19,7 +19,7 @@ from vitascope.training.kernel_choice import (
     KernelKey,
     KernelWorkload,
     LayerCall,
-    choose_kernels,
+    choose_fastest_kernels,
     make_kernel_key,
     set_kernels,
 )
@@ -44,7 +44,7 @@ def quick(monkeypatch, tmp_path):
         asked.append(kernel)
         return times[kernel]
 
-    monkeypatch.setattr(kernels, "_measure_kernel_milliseconds", measure)
+    monkeypatch.setattr(kernels, "_measure_kernel_milliseconds_or_inf", measure)
     return times, asked
 
 
@@ -108,7 +108,7 @@ def test_a_shipped_choice_is_taken_without_measuring_and_one_s_own_before_it(qui
     write_json(kernel_choices.SHIPPED_TABLE_PATH, {str(key): "math"})
     assert kernels._look_up_or_measure_kernel(part, USE) == "math" and not asked
     assert not kernel_choices.get_local_table_path().exists()
-    kernel_choices.store_fastest_kernel(key, "efficient")
+    kernel_choices.try_store_fastest_kernel(key, "efficient")
     assert kernels._look_up_or_measure_kernel(part, USE) == "efficient" and not asked
 
 
@@ -144,9 +144,9 @@ def test_the_table_that_ships_can_be_read_and_is_sorted() -> None:
 
 
 def test_measuring_leaves_the_random_state(monkeypatch) -> None:
-    monkeypatch.setattr(kernels, "_measure_kernel_milliseconds", lambda *_: torch.rand(()).item())
+    monkeypatch.setattr(kernels, "_measure_kernel_milliseconds_or_inf", lambda *_: torch.rand(()).item())
     part, before = attention_part(), torch.get_rng_state()
-    kernels.measure_fastest_kernel(part, USE)
+    kernels.find_fastest_kernel_by_timing(part, USE)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -155,22 +155,22 @@ def test_a_kernel_that_fails_takes_forever(monkeypatch) -> None:
         work()
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(kernels, "measure_cuda_graph_milliseconds", broken)
+    monkeypatch.setattr(kernels, "measure_milliseconds_in_cuda_graph", broken)
     plain = KernelWorkload(2, torch.float32, training=True, compiled=False)
-    assert kernels._measure_kernel_milliseconds(attention_part(), "default", plain) == float("inf")
+    assert kernels._measure_kernel_milliseconds_or_inf(attention_part(), "default", plain) == float("inf")
 
 
 def test_what_is_measured_is_a_step_forward_and_back_of_a_copy(monkeypatch) -> None:
     part, seen = attention_part(), []
-    monkeypatch.setattr(kernels, "measure_cuda_graph_milliseconds", lambda work: seen.append(work()) or 1.0)
+    monkeypatch.setattr(kernels, "measure_milliseconds_in_cuda_graph", lambda work: seen.append(work()) or 1.0)
     for training in (True, False):
         use = KernelWorkload(2, torch.float32, training=training, compiled=False)
-        assert kernels._measure_kernel_milliseconds(part, "math", use) == 1.0
+        assert kernels._measure_kernel_milliseconds_or_inf(part, "math", use) == 1.0
     assert part.module.kernel == "default" and all(weight.grad is None for weight in part.module.parameters())
 
 
 def test_on_a_cpu_pytorch_s_own_are_used() -> None:
-    assert choose_kernels(VisionTransformer(CONFIG), USE) == {}
+    assert choose_fastest_kernels(VisionTransformer(CONFIG), USE) == {}
 
 
 def test_kernels_are_set_in_every_block_and_norm() -> None:
@@ -189,7 +189,7 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA 
 @on_gpu
 def test_the_whole_model_is_the_same_with_its_kernels(unchecked_shapes) -> None:
     model, images = VisionTransformer(CONFIG).cuda().train(), torch.randn(64, 3, 32, 32, device="cuda")
-    chosen = choose_kernels(model, USE)
+    chosen = choose_fastest_kernels(model, USE)
     assert set(chosen) == {"attention", "mlp", "norm"}
     answers = {}
     for name, use in (("plain", {}), ("kernels", {"attention": "own", "mlp": "fused", "norm": "fused"})):

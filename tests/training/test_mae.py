@@ -8,13 +8,13 @@ from tests.training.test_runs import check_goes_on_after_a_stop, check_refused
 from tests.training.tiny import tiny_run
 from vitascope import ModelConfig, VisionTransformer
 from vitascope.data.config import AugmentConfig, resolve_augmentation
-from vitascope.data.sampling import draw_epoch_noise
+from vitascope.data.sampling import draw_epoch_patch_noise
 from vitascope.model.patches import patchify
 from vitascope.model.pretraining import (
     MaeDecoder,
     count_visible_patches,
     encode_visible_patches,
-    select_visible_patches,
+    select_visible_and_restore_indices,
 )
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import MaeConfig
@@ -64,8 +64,8 @@ def test_so_many_patches_stay_visible(patches, mask, count) -> None:
 
 
 def test_masking_is_exact_in_count_and_hides_every_patch_equally_often() -> None:
-    noise = draw_epoch_noise(16, num_steps=40, batch_size=100, seed=3, epoch=0).flatten(0, 1)
-    visible, places = select_visible_patches(noise, 4)
+    noise = draw_epoch_patch_noise(16, num_steps=40, batch_size=100, seed=3, epoch=0).flatten(0, 1)
+    visible, places = select_visible_and_restore_indices(noise, 4)
     hidden = places >= 4
     assert (hidden.sum(1) == 12).all()
     assert all((places[row, visible[row]] == torch.arange(4)).all() for row in range(10))
@@ -73,7 +73,9 @@ def test_masking_is_exact_in_count_and_hides_every_patch_equally_often() -> None
     assert (often - 0.75).abs().max() < 0.035
     pairs = (hidden.float().T @ hidden.float() / len(hidden))[0, 1:]
     assert (pairs - 0.75 * 11 / 15).abs().max() < 0.04  # no two patches hide together
-    assert not torch.equal(noise, draw_epoch_noise(16, num_steps=40, batch_size=100, seed=3, epoch=1).flatten(0, 1))
+    assert not torch.equal(
+        noise, draw_epoch_patch_noise(16, num_steps=40, batch_size=100, seed=3, epoch=1).flatten(0, 1)
+    )
 
 
 @pytest.mark.parametrize("positions", ["learned", "sincos2d", "rotary", "learned+rotary"])
@@ -87,7 +89,7 @@ def test_all_patches_visible_in_order_is_the_whole_model(positions, pool) -> Non
 @pytest.mark.parametrize("pool", POOLS.values(), ids=POOLS)
 def test_the_encoder_does_not_see_what_is_hidden(pool) -> None:
     model, images = small(positions="learned+rotary", qk_norm=True, **pool), torch.randn(2, 3, 16, 16)
-    visible, places = select_visible_patches(torch.rand(2, 16), 4)
+    visible, places = select_visible_and_restore_indices(torch.rand(2, 16), 4)
     hidden = (places >= 4)[:, None, :].repeat_interleave(1, 1).view(2, 1, 4, 4)
     pixels = hidden.repeat_interleave(4, 2).repeat_interleave(4, 3)
     changed = torch.where(pixels, torch.randn_like(images), images)
@@ -105,7 +107,7 @@ def test_the_order_in_which_patches_are_shown_does_not_matter() -> None:
     painter = MaskedAutoencoder(model, MaeDecoder(model.config, embed_dim=16, depth=2, num_heads=2), 4).eval()
     said, places = painter(images, noise)
     shuffled = noise.clone()
-    order = select_visible_patches(noise, 4)[0]
+    order = select_visible_and_restore_indices(noise, 4)[0]
     shuffled.scatter_(1, order, noise.gather(1, order).flip(1))  # the same four, shown in the opposite order
     again, elsewhere = painter(images, shuffled)
     assert not torch.equal(places, elsewhere)

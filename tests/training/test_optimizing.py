@@ -10,7 +10,7 @@ from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.recipe.train import TrainConfig
 from vitascope.training.optim.build import make_optimizers, set_learning_rates
 from vitascope.training.optim.ema import AveragedModel, compute_ema_decay
-from vitascope.training.optim.muon import Muon, orthogonalise, orthogonalise_updates
+from vitascope.training.optim.muon import Muon, orthogonalise, orthogonalise_and_scale_updates
 from vitascope.training.optim.schedule import compute_lr_factor
 
 CONFIG = ModelConfig(
@@ -43,12 +43,12 @@ def test_orthogonalising_ignores_scale_and_follows_turns_and_transposes() -> Non
 
 def test_a_batch_of_matrices_is_each_alone_and_qkv_is_three() -> None:
     updates = [torch.randn(12, 4), torch.randn(4, 4), torch.randn(12, 4), torch.randn(4, 12)]
-    together = orthogonalise_updates(updates, matrices_per_update=[1, 1, 1, 1])
+    together = orthogonalise_and_scale_updates(updates, matrices_per_update=[1, 1, 1, 1])
     for update, step in zip(updates, together, strict=True):
         rows, columns = update.shape
         expected = orthogonalise(update[None])[0] * max(1, rows / columns) ** 0.5
         torch.testing.assert_close(step, expected, atol=1e-5, rtol=1e-4)
-    packed, beside = orthogonalise_updates(
+    packed, beside = orthogonalise_and_scale_updates(
         updates[:2], matrices_per_update=[3, 1]
     )  # parts go into the batch of whole matrices
     torch.testing.assert_close(beside, together[1], atol=1e-5, rtol=1e-4)

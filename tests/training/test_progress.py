@@ -21,7 +21,7 @@ def test_a_long_run_prints_its_estimated_duration_once(monkeypatch, seconds_per_
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     output = io.StringIO()
     records = (StepProgress(0, step + 1, 1000, 1.0) for step in range(60))
-    assert list(progress.show_progress(records, 4, 0, Console(file=output))) == []
+    assert list(progress.show_progress_and_yield_epochs(records, 4, 0, Console(file=output))) == []
     assert output.getvalue().count("Estimated duration") == (duration is not None)
     assert duration is None or f"Estimated duration: {duration}." in output.getvalue()
 
@@ -31,7 +31,7 @@ def test_the_estimate_of_a_resumed_run_counts_only_remaining_epochs(monkeypatch)
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     output = io.StringIO()
     records = (StepProgress(3, step + 900, 1000, 1.0) for step in range(3))
-    list(progress.show_progress(records, 4, 3, Console(file=output)))
+    list(progress.show_progress_and_yield_epochs(records, 4, 3, Console(file=output)))
     assert "Estimated duration" not in output.getvalue()
 
 
@@ -46,7 +46,7 @@ def test_the_progress_line_shows_the_remaining_time(width) -> None:
     }
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=width, color_system=None)
-    list(progress.show_progress(iter([EpochRecord(metrics)]), 300, 0, console))
+    list(progress.show_progress_and_yield_epochs(iter([EpochRecord(metrics)]), 300, 0, console))
     line = [line for line in output.getvalue().splitlines() if "epoch 100/300" in line][-1]
     assert "epoch 100/300  loss 1.234  train" in line and ":" in line.split("left" if width == 80 else "remaining")[1]
 

@@ -15,15 +15,15 @@ from tests.training.killing import kill_after_epoch
 from tests.training.tiny import EVERYTHING, TINY, shared_run, tiny_run, untimed
 from vitascope import UserError
 from vitascope.data.config import resolve_augmentation
-from vitascope.data.sources.arrays import open_digits
-from vitascope.data.splits import open_training_data
+from vitascope.data.sources.arrays import open_builtin_digits
+from vitascope.data.splits import load_train_and_validation_data
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.writing import format_recipe_yaml
-from vitascope.run.directory import Run, create_run, open_run
-from vitascope.training.loop import EpochRecord, train_epochs
+from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
+from vitascope.training.loop import EpochRecord, train_and_checkpoint_remaining_epochs
 from vitascope.training.prepare import make_console
-from vitascope.training.session import start_session
-from vitascope.training.train import resume_run
+from vitascope.training.session import build_session
+from vitascope.training.train import resume_run_if_unfinished
 
 FILES = {
     "recipe.yaml",
@@ -68,20 +68,20 @@ def session_of(folder: Path, **settings):
     recipe = replace(
         recipe, data=replace(recipe.data, augment=resolve_augmentation(recipe.data.augment, "digits", 1, objective))
     )
-    data = open_training_data(recipe.data, (8, 8), 1, recipe.train.seed)
-    return start_session(recipe, data), create_run(recipe, folder)
+    data = load_train_and_validation_data(recipe.data, (8, 8), 1, recipe.train.seed)
+    return build_session(recipe, data), create_run_folder(recipe, folder)
 
 
 def check_goes_on_after_a_stop(folder: Path, **settings) -> Run:
     """Left after two epochs and resumed: the weights of a run that was not stopped, which comes back."""
     whole = shared_run(folder / "whole", **settings)
     session, run = session_of(folder / "cut", **(settings | {"train.save_seconds": 1000}))
-    records = train_epochs(session, run)
+    records = train_and_checkpoint_remaining_epochs(session, run)
     while session.epoch < 2:
         next(records)
     records.close()
     assert not run.is_finished
-    resume_run(run, make_console(quiet=True))
+    resume_run_if_unfinished(run, make_console(quiet=True))
     assert same_weights(run, whole)
     return whole
 
@@ -98,13 +98,13 @@ def test_an_abandoned_run_goes_on_as_if_it_had_not_been(tmp_path, epochs_before,
     """Left in the middle of an epoch: with averaging, Muon, mixing, dropout; also when saving is rare."""
     whole = shared_run(tmp_path / "whole", **settings)
     session, run = session_of(tmp_path / "cut", **(settings | {"train.save_seconds": 1000}))
-    records = train_epochs(session, run)
+    records = train_and_checkpoint_remaining_epochs(session, run)
     for _ in range(epochs_before):
         while not isinstance(next(records), EpochRecord):
             pass
     records.close()
     torch.manual_seed(99)  # another process would not share our generator either
-    resume_run(run, make_console(quiet=True))
+    resume_run_if_unfinished(run, make_console(quiet=True))
     assert untimed(run) == untimed(whole)
     assert same_weights(run, whole) and same_weights(run, whole, "best.safetensors")
 
@@ -114,7 +114,7 @@ def test_a_run_killed_without_warning_is_resumed_bit_by_bit(tmp_path, lines_befo
     settings = EVERYTHING | {"train.epochs": 4, "train.threads": 1}
     words = [f"{key}={value}" for key, value in settings.items()]
     kill_after_epoch(lines_before, "train", "digits", "--runs", str(tmp_path / "cut"), *words)
-    run = open_run(tmp_path / "cut" / "digits")
+    run = open_run_or_newest(tmp_path / "cut" / "digits")
     assert not run.is_finished and len(run.metrics) == lines_before
     torch.set_num_threads(1)
     vitascope.resume(run, quiet=True)
@@ -134,7 +134,7 @@ def tensorboard_events(run: Run, tag: str):
 
 def test_a_torn_or_foreign_checkpoint_is_refused_and_nothing_is_lost(tmp_path) -> None:
     session, run = session_of(tmp_path)
-    records = train_epochs(session, run)
+    records = train_and_checkpoint_remaining_epochs(session, run)
     next(records)
     records.close()
     whole = run.get_path("resume.pt").read_bytes()
@@ -155,7 +155,7 @@ def test_a_loss_that_is_not_a_number_stops_names_the_step_and_keeps_the_state(tm
     real, bad = module.cross_entropy, session.steps_per_epoch + 3
     monkeypatch.setattr(module, "cross_entropy", lambda *a: real(*a) * (float("nan") if session.step == bad else 1))
     with pytest.raises(UserError, match=rf"The loss became NaN or infinite at step {bad + 1} \(epoch 2\)") as said:
-        list(train_epochs(session, run))
+        list(train_and_checkpoint_remaining_epochs(session, run))
     advice = str(said.value)  # the rate may help; gradients are clipped and float32 already
     assert "train.lr below" in advice and "clip_grad" not in advice and "float32" not in advice
     kept = torch.load(run.get_path("resume.pt"), weights_only=True)
@@ -282,7 +282,7 @@ def test_an_epoch_that_ends_in_ruin_does_not_overwrite_the_good_state(tmp_path) 
     settings = {"train.optimizer": "adamw", "train.lr": 1e30, "train.warmup": 0, "train.batch_size": 2000}
     session, run = session_of(tmp_path, **settings, **{"train.ema": 0})
     with pytest.raises(UserError, match=r"The (loss|validation loss|weights) became NaN or infinite.* \(epoch 1\)"):
-        list(train_epochs(session, run))
+        list(train_and_checkpoint_remaining_epochs(session, run))
     kept = torch.load(run.get_path("resume.pt"), weights_only=True)
     assert kept["epoch"] == 0 and all(tensor.abs().max() < 100 for tensor in kept["model"].values())
     assert run.metrics == []
@@ -292,7 +292,7 @@ def test_a_changed_recipe_or_changed_images_are_not_gone_on_with(tmp_path, monke
     from vitascope.data.sources import arrays as digits_file
 
     session, run = session_of(tmp_path)
-    records = train_epochs(session, run)
+    records = train_and_checkpoint_remaining_epochs(session, run)
     next(records)
     records.close()
     recipe = run.get_path("recipe.yaml").read_text()
@@ -311,7 +311,9 @@ def test_classes_that_have_changed_are_not_scored(tmp_path, monkeypatch) -> None
 
     run = tiny_run(tmp_path)
     monkeypatch.setattr(
-        opening, "open_digits", lambda: replace(open_digits(), classes=[f"other {n}" for n in range(10)])
+        opening,
+        "open_builtin_digits",
+        lambda: replace(open_builtin_digits(), classes=[f"other {n}" for n in range(10)]),
     )
     with pytest.raises(UserError, match="The classes of digits have changed"):
         vitascope.load(run).evaluate()
@@ -335,7 +337,7 @@ def test_a_copy_over_an_old_one_is_a_copy(tmp_path) -> None:
     """As a deep copy, and nothing of it is the session's own; a state of another structure is copied anew."""
     session, run = session_of(tmp_path, **(EVERYTHING | {"train.epochs": 3}))
     fresh = session.copy_state()
-    records, kept = train_epochs(session, run), fresh
+    records, kept = train_and_checkpoint_remaining_epochs(session, run), fresh
     for record in records:
         if isinstance(record, EpochRecord):
             before, kept = kept, session.copy_state(kept)
@@ -362,10 +364,10 @@ def test_a_stop_while_the_state_is_copied_leaves_a_whole_one(tmp_path, monkeypat
 
     monkeypatch.setattr(torch, "_foreach_copy_", stopped)
     with pytest.raises(KeyboardInterrupt):
-        for _ in train_epochs(session, run):
+        for _ in train_and_checkpoint_remaining_epochs(session, run):
             pass
     monkeypatch.undo()
-    resume_run(run, make_console(quiet=True))
+    resume_run_if_unfinished(run, make_console(quiet=True))
     left, wanted = (load_file(one.get_path("model.safetensors")) for one in (run, whole))
     assert all(torch.equal(left[name], weight) for name, weight in wanted.items())
     assert untimed(run) == untimed(whole)
@@ -402,6 +404,6 @@ def test_a_full_memory_says_what_to_change_and_keeps_the_state(tmp_path, setting
 
     session.objective.compute_loss_and_metrics = told
     with pytest.raises(UserError, match=advice):
-        for _ in train_epochs(session, run):
+        for _ in train_and_checkpoint_remaining_epochs(session, run):
             pass
     assert run.get_path("resume.pt").is_file() and len(run.metrics) == 1

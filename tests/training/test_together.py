@@ -118,7 +118,7 @@ def test_pytorch_s_fused_attention_is_never_batched_over_models(tmp_path, varian
         raise AssertionError("PyTorch's fused attention was called")
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
-    monkeypatch.setattr(batchable, "choose_attention_kernel", lambda _: kernel)
+    monkeypatch.setattr(batchable, "choose_batchable_attention_kernel", lambda _: kernel)
     small = {"train.precision": "bfloat16", "data.fraction": 0.05, "train.batch_size": 8, "train.epochs": 1}
     small |= {"model.embed_dim": 64, "model.depth": 2, "model.qk_norm": "false"}
     batched = BatchedTraining(
@@ -156,7 +156,7 @@ def test_batched_models_train_the_same_with_the_triton_attention_kernel(tmp_path
     real = short_attention.short_attention
     monkeypatch.setattr(short_attention, "short_attention", lambda *args: calls.append(args) or real(*args))
     for kernel in ("written", "own"):
-        monkeypatch.setattr(batchable, "choose_attention_kernel", lambda _, kernel=kernel: kernel)
+        monkeypatch.setattr(batchable, "choose_batchable_attention_kernel", lambda _, kernel=kernel: kernel)
         batched = BatchedTraining(
             [session_of(tmp_path, **(PLAIN | settings | overrides))[0] for overrides in PER_RUN_SETTINGS[:2]]
         )

@@ -11,15 +11,15 @@ from vitascope.data.augment import shift_images
 from vitascope.data.config import AugmentConfig
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.recipe.reading import read_recipe
-from vitascope.records.record import _format_record_command
-from vitascope.training.hardware import make_inference_hardware
+from vitascope.records.record import _format_train_and_record_command
+from vitascope.training.hardware import make_float32_inference_hardware
 from vitascope.training.scoring import (
     VIEW_DESCRIPTIONS,
     VIEWS,
-    check_views,
+    check_views_match_training,
     compute_logits,
     compute_outputs,
-    make_views,
+    make_shifted_and_mirrored_views,
 )
 
 STORED = torch.randint(0, 256, (7, 3, 9, 9), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -33,7 +33,7 @@ def model() -> VisionTransformer:
 
 
 def test_one_and_two_views_are_bit_identical_to_the_image_s_and_the_mirror_image_s_logits(model) -> None:
-    hardware = make_inference_hardware(model)
+    hardware = make_float32_inference_hardware(model)
     plain = compute_outputs(model, model, STORED, PREPARE, hardware, 3)
     mirrored = compute_outputs(model, model, STORED, lambda part: PREPARE(part).flip(-1), hardware, 3)
     assert torch.equal(compute_logits(model, STORED, PREPARE, hardware, batch_size=3), plain)
@@ -54,9 +54,11 @@ def test_six_and_ten_views_are_a_weighted_mean_written_by_hand(model, views, cen
         for (row, column), weight in {(1, 1): centre, **corners}.items():
             image = PREPARE.normalize(padded[:, :, row : row + 8, column : column + 8])
             expected += weight * (model(image) + model(image.flip(-1)))
-    found = compute_logits(model, STORED, PREPARE, make_inference_hardware(model), batch_size=4, num_views=views)
+    found = compute_logits(
+        model, STORED, PREPARE, make_float32_inference_hardware(model), batch_size=4, num_views=views
+    )
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    assert (found - compute_logits(model, STORED, PREPARE, make_inference_hardware(model))).abs().max() > 1e-3
+    assert (found - compute_logits(model, STORED, PREPARE, make_float32_inference_hardware(model))).abs().max() > 1e-3
 
 
 class OnePixel(torch.nn.Module):
@@ -85,7 +87,7 @@ def test_a_model_of_one_pixel_sees_exactly_the_shifted_and_mirrored_pixels(place
     """Pixel (r, c) of the image is 10 r + c. A mirrored view shows column 3 − c of its shifted image."""
     image = torch.tensor([[10.0 * row + column for column in range(4)] for row in range(4)])[None, None]
     pixel = OnePixel(*place)
-    hardware = make_inference_hardware(torch.nn.Linear(1, 1))
+    hardware = make_float32_inference_hardware(torch.nn.Linear(1, 1))
     found = compute_logits(
         pixel, torch.zeros(1, 1, 4, 4, dtype=torch.uint8), lambda _: image, hardware, num_views=views
     )
@@ -94,7 +96,7 @@ def test_a_model_of_one_pixel_sees_exactly_the_shifted_and_mirrored_pixels(place
 
 def test_a_view_is_shifted_as_the_augmentation_that_fills_by_reflection_shifts() -> None:
     images = torch.randn(3, 2, 6, 5)
-    for view, copy in zip(VIEWS[10], make_views(images, VIEWS[10]), strict=True):
+    for view, copy in zip(VIEWS[10], make_shifted_and_mirrored_views(images, VIEWS[10]), strict=True):
         expected = shift_images(images, torch.tensor([view.shift]).expand(3, 2), "reflect")
         assert torch.equal(copy, expected.flip(-1) if view.mirrored else expected)
 
@@ -105,7 +107,7 @@ def test_the_images_are_prepared_once_for_all_views(model) -> None:
         model,
         STORED,
         lambda part: calls.append(0) or PREPARE(part),
-        make_inference_hardware(model),
+        make_float32_inference_hardware(model),
         batch_size=4,
         num_views=10,
     )
@@ -127,15 +129,15 @@ def test_views_that_do_not_exist_or_that_a_run_never_saw_are_refused(views, augm
     recipe = read_recipe("cifar10")
     seen = AugmentConfig(**({"flip": 0.5, "shift": 4} | augment))
     with pytest.raises(UserError, match=sentence):
-        check_views(replace(recipe, data=replace(recipe.data, augment=seen)), views)
+        check_views_match_training(replace(recipe, data=replace(recipe.data, augment=seen)), views)
 
 
 def test_a_run_that_saw_mirrored_and_shifted_images_takes_all_views_which_all_have_words() -> None:
     recipe = read_recipe("cifar10")
     seen = replace(recipe, data=replace(recipe.data, augment=AugmentConfig(flip=0.5, shift=1)))
     for views, chosen in VIEWS.items():
-        check_views(seen, views)
+        check_views_match_training(seen, views)
         assert len(chosen) == len(set(chosen)) == views
     assert list(VIEW_DESCRIPTIONS) == list(VIEWS)
-    assert _format_record_command(recipe, [1], "mine", 6).endswith("--name mine --views 6")
-    assert "--views" not in _format_record_command(recipe, [1], "mine", 1)
+    assert _format_train_and_record_command(recipe, [1], "mine", 6).endswith("--name mine --views 6")
+    assert "--views" not in _format_train_and_record_command(recipe, [1], "mine", 1)

@@ -12,7 +12,7 @@ import pytest
 import vitascope
 from tests.training.tiny import tiny_run
 from vitascope.records.pages import format_model_card
-from vitascope.records.record import make_record, read_record, write_record
+from vitascope.records.record import evaluate_and_make_record, read_record, write_record_per_machine
 from vitascope.records.tables import RESULT_FORMATTERS
 from vitascope.run import wall_clock
 from vitascope.run.directory import Run
@@ -33,9 +33,9 @@ def last_result(run: Run) -> dict:
 
 
 def test_wall_seconds_grow_and_are_no_less_than_the_time_since_this_file_was_imported() -> None:
-    first = wall_clock.measure_wall_seconds()
+    first = wall_clock.measure_seconds_since_process_start()
     since = time.monotonic() - IMPORTED
-    second = wall_clock.measure_wall_seconds()
+    second = wall_clock.measure_seconds_since_process_start()
     assert first is not None and second is not None
     assert first <= second and second >= since - wall_clock.CLOCK_TOLERANCE_SECONDS
 
@@ -48,20 +48,20 @@ def test_a_process_is_no_older_than_the_call_that_started_it() -> None:
 
 
 def test_without_proc_psutil_is_asked_and_without_both_or_with_nonsense_nothing_is_known(monkeypatch) -> None:
-    monkeypatch.setattr(wall_clock, "_read_linux_seconds", lambda: None)
+    monkeypatch.setattr(wall_clock, "_read_linux_process_seconds", lambda: None)
     process = SimpleNamespace(create_time=lambda: time.time() - 5000)
     monkeypatch.setitem(sys.modules, "psutil", SimpleNamespace(Process=lambda: process))
-    assert wall_clock.measure_wall_seconds() == pytest.approx(5000, abs=1)
+    assert wall_clock.measure_seconds_since_process_start() == pytest.approx(5000, abs=1)
     monkeypatch.setitem(sys.modules, "psutil", None)  # not installed
-    assert wall_clock.measure_wall_seconds() is None
-    monkeypatch.setattr(wall_clock, "_read_linux_seconds", lambda: -3.0)
-    assert wall_clock.measure_wall_seconds() is None
+    assert wall_clock.measure_seconds_since_process_start() is None
+    monkeypatch.setattr(wall_clock, "_read_linux_process_seconds", lambda: -3.0)
+    assert wall_clock.measure_seconds_since_process_start() is None
 
 
 def test_the_first_run_of_a_process_stores_its_wall_seconds_and_the_second_none(fresh, tmp_path) -> None:
     first, second = (tiny_run(tmp_path, **ONE, **{"train.seed": seed}) for seed in (1, 2))
     stored = first.machine["wall_seconds"]
-    assert 0 < stored <= wall_clock.measure_wall_seconds() and "wall_seconds" not in second.machine
+    assert 0 < stored <= wall_clock.measure_seconds_since_process_start() and "wall_seconds" not in second.machine
     assert first.machine.keys() - second.machine.keys() == {"wall_seconds"}
 
 
@@ -99,10 +99,10 @@ def test_a_record_adds_training_and_evaluation_where_both_are_known_and_tables_s
     run = tiny_run(tmp_path, **ONE)
     wall_clock._started_tasks.clear()
     vitascope.load(run).evaluate(robust=False)
-    record = make_record([run], "tiny")
+    record = evaluate_and_make_record([run], "tiny")
     total = run.machine["wall_seconds"] + last_result(run)["wall_seconds"]
     assert record.wall_seconds == pytest.approx([total])
-    path = write_record(record, tmp_path)
+    path = write_record_per_machine(record, tmp_path)
     assert read_record(path) == record
     for page in (
         RESULT_FORMATTERS["table"](tmp_path, []),
@@ -122,11 +122,11 @@ def test_a_record_adds_training_and_evaluation_where_both_are_known_and_tables_s
 
 def test_a_record_of_a_run_that_was_trained_and_scored_in_one_process_counts_the_training_once(fresh, tmp_path) -> None:
     run = tiny_run(tmp_path, **ONE)
-    record = make_record([run], "tiny")  # scores it
+    record = evaluate_and_make_record([run], "tiny")  # scores it
     assert record.wall_seconds == [last_result(run)["wall_seconds"]]
     facts = {key: value for key, value in run.machine.items() if key != "wall_seconds"}
     run.get_path("machine.json").write_text(json.dumps(facts))
-    assert make_record([run], "tiny").wall_seconds == record.wall_seconds
+    assert evaluate_and_make_record([run], "tiny").wall_seconds == record.wall_seconds
     lines = run.get_path("test-openings.jsonl").read_text().replace('"wall_includes_training": true', '"x": 0')
     run.get_path("test-openings.jsonl").write_text(lines)
-    assert make_record([run], "tiny").wall_seconds is None  # the training's is not known
+    assert evaluate_and_make_record([run], "tiny").wall_seconds is None  # the training's is not known

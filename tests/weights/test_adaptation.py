@@ -12,18 +12,27 @@ from tests.weights.test_pretrained import SHARED, build_small_timm, compute_max_
 from vitascope import ModelConfig, UserError, VisionTransformer, adapt
 from vitascope.data.image_ops import to_grayscale
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.evaluation.prediction import convert_to_stored_images
+from vitascope.evaluation.prediction import load_or_convert_input_images
 from vitascope.model.positions import resample_position_table
 from vitascope.training.initial_weights import format_adaptation_report
 from vitascope.weights.adaptation import AdaptedModel
 from vitascope.weights.adaptation_report import count_flops_per_image, plan_adaptation
 from vitascope.weights.model_info import ModelInfo, WeightsMetadata
-from vitascope.weights.pretrained import IMAGENET_CLASSES, PretrainedModel, open_weights, pretrained_from_state_dict
-from vitascope.weights.resampling import adapt_filter_channels, compute_patch_resampling_error, resample_patch_filters
+from vitascope.weights.pretrained import (
+    IMAGENET_CLASSES,
+    PretrainedModel,
+    build_pretrained_from_state_dict,
+    open_weights,
+)
+from vitascope.weights.resampling import (
+    compute_patch_resampling_error,
+    resample_patch_filters,
+    sum_or_repeat_filter_channels,
+)
 
 
 def pretrained(**settings) -> PretrainedModel:
-    return pretrained_from_state_dict(build_small_timm(**settings).state_dict(), "theirs")
+    return build_pretrained_from_state_dict(build_small_timm(**settings).state_dict(), "theirs")
 
 
 @pytest.mark.parametrize(("old", "new"), [((14, 14), (7, 7)), ((14, 14), (8, 8)), ((4, 6), (9, 5)), ((7, 7), (16, 16))])
@@ -46,7 +55,10 @@ def test_patch_filters_are_resampled_as_timm_does(new) -> None:
 @pytest.mark.parametrize("channels", [1, 2, 4, 6])
 def test_channels_change_as_timm_s_do(channels) -> None:
     filters = torch.randn(8, 3, 4, 4)
-    assert compute_max_difference(adapt_filter_channels(filters, channels), adapt_input_conv(channels, filters)) < 1e-6
+    assert (
+        compute_max_difference(sum_or_repeat_filter_channels(filters, channels), adapt_input_conv(channels, filters))
+        < 1e-6
+    )
 
 
 def test_a_larger_patch_answers_an_enlarged_image_as_before() -> None:
@@ -98,7 +110,7 @@ def test_grey_and_another_patch_together_are_the_two_one_after_the_other() -> No
 
 
 def test_colours_that_are_normalised_alike_leave_the_bias() -> None:
-    found = pretrained_from_state_dict(
+    found = build_pretrained_from_state_dict(
         build_small_timm().state_dict(), "theirs", WeightsMetadata(mean=(0.5,) * 3, std=(0.5,) * 3)
     )
     made, stored = adapt(found, in_chans=1), torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
@@ -111,7 +123,7 @@ def test_real_weights_answer_grey_photos_as_in_colour() -> None:
     found = open_weights(str(SHARED / "weights" / "deit_tiny_patch16_224.safetensors"))
     photos = SHARED / "photos" / "imagenet"
     files = [photos / line.split(",")[0] for line in (photos / "labels.csv").read_text().splitlines()[1:7]]
-    stored = convert_to_stored_images(files, found.info.stored).images
+    stored = load_or_convert_input_images(files, found.info.stored).images
     stored = (to_grayscale(stored.float() / 255) * 255).round().byte()
     assert len(stored) == 6 and as_in_colour(found, adapt(found, in_chans=1), stored) < 1e-4
 
@@ -224,7 +236,7 @@ def test_training_says_that_sizes_change() -> None:
 
 
 def test_class_names_are_not_assumed_for_a_new_classifier() -> None:
-    found = pretrained_from_state_dict(build_small_timm(num_classes=1000).state_dict(), "theirs")
+    found = build_pretrained_from_state_dict(build_small_timm(num_classes=1000).state_dict(), "theirs")
     assert IMAGENET_CLASSES in adapt(found, img_size=64).report.assumed
     assert IMAGENET_CLASSES not in adapt(found, num_classes=10).report.assumed
 

@@ -6,14 +6,14 @@ import torch
 from tests.weights.test_pretrained import build_small_timm, compute_max_difference
 from vitascope import UserError, adapt
 from vitascope.weights.model_info import WeightsMetadata
-from vitascope.weights.pretrained import PretrainedModel, pretrained_from_state_dict
+from vitascope.weights.pretrained import PretrainedModel, build_pretrained_from_state_dict
 
 OWN = ["ape", "bee", "cat", "dog", "eel", "fox", "gnu"]
 OTHERS = ["ash", "box", "elm", "fig", "fir", "oak", "yew"]
 
 
 def pretrained(classes: list[str] | None = OWN) -> PretrainedModel:
-    return pretrained_from_state_dict(build_small_timm().state_dict(), "theirs", WeightsMetadata(classes=classes))
+    return build_pretrained_from_state_dict(build_small_timm().state_dict(), "theirs", WeightsMetadata(classes=classes))
 
 
 def test_other_class_names_get_a_new_classifier() -> None:

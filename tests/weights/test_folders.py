@@ -14,9 +14,9 @@ from tests.training.tiny import shared_run
 from tests.weights.test_pretrained import HF, build_small_timm, compute_max_difference, randomize_weights
 from vitascope import UserError, adapt, load
 from vitascope.run.checkpoint import save_model_folder
-from vitascope.weights.files import read_timm_metadata
+from vitascope.weights.files import read_plain_timm_vit_metadata
 from vitascope.weights.model_info import get_default_normalisation
-from vitascope.weights.pretrained import open_any, open_weights, pretrained_from_state_dict
+from vitascope.weights.pretrained import build_pretrained_from_state_dict, open_timm_or_vitascope_model, open_weights
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2}
 
@@ -84,7 +84,7 @@ def test_a_config_reaches_nothing_but_the_network_s_settings(said, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("timm was asked"))
     word = timm_folder(tmp_path / "folder", build_small_timm(), **said)
-    for opening in (open_weights, open_any):
+    for opening in (open_weights, open_timm_or_vitascope_model):
         with pytest.raises(UserError, match=r"timm has no architecture|model_args m"):
             opening(word)
 
@@ -93,7 +93,7 @@ def test_settings_of_other_networks_are_for_teachers_only(tmp_path) -> None:
     model = timm.create_model("test_resnet", num_classes=3, stem_width=16)
     told = {"architecture": "test_resnet", "num_classes": 3, "model_args": {"stem_width": 16}}
     word = timm_folder(tmp_path, model, **told)
-    assert open_any(word).num_classes == 3
+    assert open_timm_or_vitascope_model(word).num_classes == 3
     with pytest.raises(UserError, match="stem_width is not one"):
         open_weights(word)
 
@@ -101,7 +101,7 @@ def test_settings_of_other_networks_are_for_teachers_only(tmp_path) -> None:
 def test_parallel_blocks_are_no_plain_vit() -> None:
     model = timm.create_model("vit_small_patch16_18x2_224", depth=1, embed_dim=64, num_heads=1)
     with pytest.raises(UserError, match="not a plain ViT: it has ParallelThingsBlock"):
-        read_timm_metadata(model)
+        read_plain_timm_vit_metadata(model)
 
 
 def test_transformers_preprocessor_is_used(tmp_path) -> None:
@@ -177,7 +177,7 @@ def test_another_model_s_file_beside_a_config_says_so(tmp_path) -> None:
     "said", [{"classes": ["a"]}, {"preparation": {"size": [32, 32], "mean": [0.5], "std": [0.5]}}], ids=str
 )
 def test_our_config_must_agree_with_itself(said, tmp_path) -> None:
-    made = adapt(pretrained_from_state_dict(build_small_timm().state_dict(), "theirs"))
+    made = adapt(build_pretrained_from_state_dict(build_small_timm().state_dict(), "theirs"))
     save_model_folder(tmp_path, made.info, made.weights)
     assert compute_max_difference(open_weights(str(tmp_path)).weights["norm.weight"], made.weights["norm.weight"]) == 0
     change_json(tmp_path / "config.json", **said)

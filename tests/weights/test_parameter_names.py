@@ -10,7 +10,7 @@ from torch import nn
 from tests.weights.test_pretrained import HF, build_small_timm, compute_max_difference, randomize_weights
 from vitascope import UserError
 from vitascope.weights.model_info import WeightsMetadata
-from vitascope.weights.pretrained import open_weights, pretrained_from_state_dict
+from vitascope.weights.pretrained import build_pretrained_from_state_dict, open_weights
 
 GATED = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
 
@@ -19,7 +19,7 @@ GATED = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
 def test_dinov2_s_own_gated_names_are_read() -> None:
     theirs, images = build_small_timm(**GATED, init_values=1e-5, num_classes=0), torch.randn(2, 3, 32, 32)
     state = {name.replace("fc1", "w12").replace("fc2", "w3"): weight for name, weight in theirs.state_dict().items()}
-    found = pretrained_from_state_dict(state | {"mask_token": torch.zeros(1, 128)}, "dinov2")
+    found = build_pretrained_from_state_dict(state | {"mask_token": torch.zeros(1, 128)}, "dinov2")
     assert compute_max_difference(found.build_model()(images), theirs(images)) < 1e-5
     assert found.info.model.mlp == "swiglu" and found.dropped_names == ["mask_token"]
 
@@ -73,26 +73,26 @@ def test_averaged_weights_are_the_ones_to_use(name, tmp_path) -> None:
 @torch.no_grad()
 def test_registers_without_positions_do_not_shrink_a_small_grid() -> None:
     theirs, images = build_small_timm(img_size=24, reg_tokens=4, no_embed_class=True), torch.randn(2, 3, 24, 24)
-    found = pretrained_from_state_dict(theirs.state_dict(), "theirs")
+    found = build_pretrained_from_state_dict(theirs.state_dict(), "theirs")
     assert (
         found.info.model.grid == (3, 3) and compute_max_difference(found.build_model()(images), theirs(images)) < 1e-5
     )
     config = transformers.Dinov2WithRegistersConfig(**(HF | {"image_size": 24}))
     theirs = randomize_weights(transformers.Dinov2WithRegistersModel(config))
-    found = pretrained_from_state_dict(
+    found = build_pretrained_from_state_dict(
         theirs.state_dict(), "theirs", WeightsMetadata({"num_heads": 4, "norm_eps": 1e-6})
     )
     assert found.info.model.grid == (3, 3) and found.info.model.no_embed_class
     assert compute_max_difference(found.build_model()(images), theirs(images).last_hidden_state[:, 0]) < 1e-5
     oblong = theirs.state_dict() | {"embeddings.position_embeddings": torch.zeros(1, 1 + 2 * 7, 128)}
     with pytest.raises(UserError, match="14 positions do not form a square grid"):  # not 3×3 and five tokens in front
-        pretrained_from_state_dict(oblong, "theirs", WeightsMetadata({"num_heads": 4}))
+        build_pretrained_from_state_dict(oblong, "theirs", WeightsMetadata({"num_heads": 4}))
 
 
 @pytest.mark.parametrize("width", [1152, 1280, 1408, 1664])
 @torch.no_grad()
 def test_the_widest_published_vits_have_sixteen_heads(width) -> None:
     theirs = randomize_weights(torchvision.models.VisionTransformer(28, 14, 1, 16, width, 64, num_classes=5))
-    found, images = pretrained_from_state_dict(theirs.state_dict(), "theirs"), torch.randn(1, 3, 28, 28)
+    found, images = build_pretrained_from_state_dict(theirs.state_dict(), "theirs"), torch.randn(1, 3, 28, 28)
     assert compute_max_difference(found.build_model()(images), theirs(images)) < 1e-4
     assert f"num_heads=16 (as in published ViTs with embed_dim {width})" in found.assumptions

@@ -21,7 +21,7 @@ from tests.slow import slow_except
 from vitascope import UserError, VisionTransformer, load
 from vitascope.evaluation.sharing import save_pretrained
 from vitascope.weights.model_info import IMAGENET_MEAN, IMAGENET_STD, WeightsMetadata
-from vitascope.weights.pretrained import open_weights, pretrained_from_state_dict
+from vitascope.weights.pretrained import build_pretrained_from_state_dict, open_weights
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SHAPES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
@@ -92,7 +92,9 @@ def test_transformers_names_in_memory_are_read_too() -> None:
     theirs = randomize_weights(
         transformers.ViTForImageClassification(transformers.ViTConfig(**HF, intermediate_size=256))
     )
-    ours = pretrained_from_state_dict(theirs.state_dict(), "memory", WeightsMetadata({"num_heads": 4})).build_model()
+    ours = build_pretrained_from_state_dict(
+        theirs.state_dict(), "memory", WeightsMetadata({"num_heads": 4})
+    ).build_model()
     images = torch.randn(2, 3, 32, 32)
     assert compute_max_difference(ours(images), theirs(images).logits) < 1e-5
 
@@ -134,7 +136,7 @@ def test_torchvision_s_weights_are_read() -> None:
     images = torch.randn(2, 3, 32, 32)
     assert (
         compute_max_difference(
-            pretrained_from_state_dict(randomize_weights(theirs).state_dict(), "theirs").build_model()(images),
+            build_pretrained_from_state_dict(randomize_weights(theirs).state_dict(), "theirs").build_model()(images),
             theirs(images),
         )
         < 1e-5
@@ -204,7 +206,7 @@ def test_a_timm_vit_is_opened_by_name_and_another_architecture_is_refused(monkey
 
 def test_without_a_network_the_error_names_the_files_to_download(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("vitascope.weights.files._is_reachable", lambda address: False)
+    monkeypatch.setattr("vitascope.weights.files._is_proxied_or_reachable", lambda address: False)
     with pytest.raises(UserError, match=r"repository someone/some-vit could not be downloaded.*in one folder here"):
         open_weights("hf:someone/some-vit")
     with pytest.raises(

@@ -6,7 +6,7 @@ import torch
 
 from tests.slow import slow_except
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.weights.timm_comparison import build_timm_model, compare_with_timm
+from vitascope.weights.timm_comparison import build_timm_model, compare_outputs_gradients_with_timm
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 10}
 SETTINGS = [
@@ -32,7 +32,7 @@ SHAPES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
 def test_logits_and_gradients_equal_timms(changes) -> None:
     config = ModelConfig(**(SMALL | changes))
-    double, single = (compare_with_timm(config, dtype) for dtype in (torch.float64, torch.float32))
+    double, single = (compare_outputs_gradients_with_timm(config, dtype) for dtype in (torch.float64, torch.float32))
     assert max(double.max_logit_difference, double.max_gradient_difference) < 1e-8
     assert max(single.max_logit_difference, single.max_gradient_difference) < 1e-4
 
@@ -42,7 +42,7 @@ def test_the_standard_shapes_equal_timms_forward_and_backward(name) -> None:
     width, heads = SHAPES[name]
     config = ModelConfig(img_size=32, patch_size=16, embed_dim=width, num_heads=heads, num_classes=10)
     for dtype, tolerance in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
-        found = compare_with_timm(config, dtype)
+        found = compare_outputs_gradients_with_timm(config, dtype)
         assert 0 <= max(found.max_logit_difference, found.max_gradient_difference) < tolerance
 
 
@@ -55,7 +55,7 @@ def test_a_difference_is_detected(monkeypatch) -> None:
         return load(self, state | {"blocks.2.mlp.fc2.bias": state["blocks.2.mlp.fc2.bias"] * 1.1})
 
     monkeypatch.setattr(VisionTransformer, "load_state_dict", load_wrongly)
-    found = compare_with_timm(config, torch.float64)
+    found = compare_outputs_gradients_with_timm(config, torch.float64)
     assert found.max_logit_difference > 1e-4 and found.max_gradient_difference > 1e-4
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from vitascope import ModelConfig, SelfAttention, UserError, VisionTransformer, from_torch, to_torch
 from vitascope.model.block import Block
-from vitascope.weights.parameter_names import convert_to_timm_names
+from vitascope.weights.parameter_names import convert_weights_to_timm_format
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -81,7 +81,7 @@ def test_the_model_is_transformers_vit(dtype) -> None:
             img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=3, mlp_ratio=2, norm_eps=1e-12, num_classes=0
         )
     ).to(dtype)
-    ours.load_state_dict(convert_to_timm_names(theirs.state_dict(), "theirs").weights)
+    ours.load_state_dict(convert_weights_to_timm_format(theirs.state_dict(), "theirs").weights)
     images = torch.randn(2, 3, 16, 16, dtype=dtype)
     difference = ours.eval().forward_features(images) - theirs(images).last_hidden_state
     assert difference.abs().max() < TOLERANCE[dtype]
@@ -95,7 +95,7 @@ def test_the_model_is_torchvisions_vit(dtype) -> None:
     theirs = randomize_weights(theirs).to(dtype)
     config = ModelConfig(img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=3, mlp_ratio=2, num_classes=5)
     ours = VisionTransformer(config).to(dtype).eval()
-    ours.load_state_dict(convert_to_timm_names(theirs.state_dict(), "theirs").weights)
+    ours.load_state_dict(convert_weights_to_timm_format(theirs.state_dict(), "theirs").weights)
     images = torch.randn(2, 3, 16, 16, dtype=dtype)
     assert (ours(images) - theirs(images)).abs().max() < TOLERANCE[dtype]
 

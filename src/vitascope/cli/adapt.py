@@ -9,7 +9,7 @@ import typer
 
 from vitascope.cli.console import abbreviate_count, create_console, create_table
 from vitascope.errors import UserError, suggest_choice
-from vitascope.model.config import Size, check_size
+from vitascope.model.config import Size, check_and_convert_size
 
 if TYPE_CHECKING:
     from vitascope.weights.adaptation_report import AdaptationReport, UpscalingCost
@@ -48,14 +48,14 @@ def adapt(
     Example: vitascope adapt timm:deit_tiny_patch16_224 img_size=28 patch_size=4 in_chans=1
     """
     from vitascope.run.checkpoint import save_model_folder
-    from vitascope.training.initial_weights import resolve_weights_path
+    from vitascope.training.initial_weights import resolve_local_model_ref
     from vitascope.weights import adaptation
     from vitascope.weights.adaptation_report import plan_adaptation
     from vitascope.weights.pretrained import open_weights
 
-    settings = _parse_overrides(words or [])
+    settings = _parse_adapt_settings(words or [])
     num_heads, img_size = settings.pop("num_heads", None), settings.get("img_size")
-    pretrained = open_weights(resolve_weights_path(weights), num_heads=num_heads, img_size=img_size)
+    pretrained = open_weights(resolve_local_model_ref(weights), num_heads=num_heads, img_size=img_size)
     report = plan_adaptation(pretrained, **settings)
     if report.refused:
         if as_json:
@@ -72,7 +72,7 @@ def adapt(
         print(f"Adapted model: {out}")
 
 
-def _parse_overrides(overrides: list[str]) -> AdaptSettings:
+def _parse_adapt_settings(overrides: list[str]) -> AdaptSettings:
     settings: dict[str, object] = {}
     for override in overrides:
         key, _, text = override.partition("=")
@@ -83,7 +83,7 @@ def _parse_overrides(overrides: list[str]) -> AdaptSettings:
         except ValueError as error:
             raise UserError(f"{override}: give a whole number, or a pair such as [28,56].") from error
         if key in SIZE_SETTINGS and isinstance(value, int | list) and not isinstance(value, bool):
-            value = check_size(key, value)
+            value = check_and_convert_size(key, value)
         elif type(value) is not int:
             pair = ", or a pair such as [28,56]" if key in SIZE_SETTINGS else ""
             raise UserError(f"{override}: give a whole number{pair}.")
@@ -125,10 +125,10 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
             print(f"{label}: {line}")
     print(f"unchanged: {report.kept} tensors")
     if report.alternative:
-        print(_describe_alternative(report))
+        print(_describe_upscaling_alternative(report))
 
 
-def _describe_alternative(report: "AdaptationReport") -> str:
+def _describe_upscaling_alternative(report: "AdaptationReport") -> str:
     """Describe the cost of upscaling the images instead of resampling the weights."""
     upscaling = cast("UpscalingCost", report.alternative)
     sizes = " and ".join(f"{name}={value}" for name, value in upscaling["settings"].items())

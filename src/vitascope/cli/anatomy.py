@@ -13,12 +13,12 @@ from vitascope.cli.console import (
     create_console,
     create_table,
     format_bytes,
-    load_model,
+    load_model_and_print_notes,
     reject_settings_without_effect,
 )
 from vitascope.model.anatomy import Stage, list_stages
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.reading import list_recipe_names, read_model_config, split_recipe_args
+from vitascope.recipe.reading import list_recipe_names, read_model_config, split_optional_recipe_args
 from vitascope.recipe.writing import format_value
 
 TABLE_NOTES = (
@@ -48,8 +48,8 @@ def show_anatomy(
 
     Example: vitascope anatomy cifar10 model.depth=4
     """
-    recipe, settings = split_recipe_args(words or [])
-    config = read_any_model(recipe, settings)
+    recipe, settings = split_optional_recipe_args(words or [])
+    config = read_model_config_from_any(recipe, settings)
     with_section = [setting for setting in settings if "." in setting.partition("=")[0]]
     reject_settings_without_effect(
         with_section, ("model.",), "on the anatomy. Use settings of the model, such as depth=4"
@@ -59,7 +59,7 @@ def show_anatomy(
     if not as_json:
         changed = f" with {', '.join(settings)}" if settings else ""
         title = f"From {'image' if tokens is None else 'tokens'} to logits: {recipe or 'ViT-Base'}{changed}"
-        print_stages(stages, config, title, all_blocks=all_blocks)
+        print_stage_table(stages, config, title, all_blocks=all_blocks)
     if measure:
         from vitascope.cli.attention_cost import measure_and_draw_attention_cost
 
@@ -68,19 +68,19 @@ def show_anatomy(
         print(json.dumps(report, indent=1))
 
 
-def read_any_model(model_ref: str | None, overrides: list[str]) -> ModelConfig:
+def read_model_config_from_any(model_ref: str | None, overrides: list[str]) -> ModelConfig:
     """Return the model configuration of a recipe, a run or pretrained weights, with settings changed."""
     if model_ref is None or model_ref in list_recipe_names() or Path(model_ref).suffix in (".yaml", ".yml"):
         return read_model_config(model_ref, overrides)
     if not (model_ref.startswith(("timm:", "hf:")) or Path(model_ref).exists()):
         return read_model_config(model_ref, overrides)  # raises an error that lists the recipes
 
-    config = load_model(model_ref).config
+    config = load_model_and_print_notes(model_ref).config
     settings = [f"{item.name}={format_value(getattr(config, item.name))}" for item in fields(ModelConfig)]
     return read_model_config(None, [*settings, *overrides])
 
 
-def print_stages(stages: list[Stage], config: ModelConfig, title: str, *, all_blocks: bool) -> None:
+def print_stage_table(stages: list[Stage], config: ModelConfig, title: str, *, all_blocks: bool) -> None:
     rows = []
     for block, group in groupby(stages, key=_get_block_index):
         group = list(group)

@@ -53,7 +53,7 @@ app.add_typer(export.app, name="export")
 app.add_typer(check.exercises, name="exercise")
 
 
-def _print_version(requested: bool) -> bool:
+def _print_version_and_exit(requested: bool) -> bool:
     if requested:
         print(f"vitascope {vitascope.__version__}")
         raise typer.Exit
@@ -63,7 +63,7 @@ def _print_version(requested: bool) -> bool:
 @app.callback()
 def handle_global_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version_and_exit, is_eager=True)
     ] = False,
 ) -> None:
     """Build, train, evaluate and explain vision transformers on small image data sets."""

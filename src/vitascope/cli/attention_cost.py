@@ -11,8 +11,8 @@ from vitascope.model.attention_cost import (
     THEORY,
     AttentionCost,
     choose_token_counts,
-    describe_fit,
-    draw_costs,
+    describe_fitted_token_range,
+    draw_attention_costs,
     fit_exponents_by_implementation,
     measure_attention_costs,
 )
@@ -27,7 +27,7 @@ def measure_and_draw_attention_cost(config: ModelConfig, figure_path: Path, *, q
     counts = choose_token_counts(config.num_heads, device)
     costs = measure_attention_costs(config.num_heads, config.head_width, counts, device)
     fits = fit_exponents_by_implementation(costs)
-    figure = draw_costs(costs, f"{config.num_heads} heads of width {config.head_width}")
+    figure = draw_attention_costs(costs, f"{config.num_heads} heads of width {config.head_width}")
     save_figure(figure, figure_path)
     if not quiet:
         _print_cost_table(costs, fits)
@@ -53,7 +53,7 @@ def _print_cost_table(costs: list[AttentionCost], fitted_exponents: dict[str, di
             right_aligned=set(columns),
         )
     )
-    print(f"Fitted growth: {describe_fit(costs)} {THEORY}")
+    print(f"Fitted growth: {describe_fitted_token_range(costs)} {THEORY}")
 
 
 def _format_time_and_memory(cost: AttentionCost) -> tuple[str, str]:

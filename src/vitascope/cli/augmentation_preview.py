@@ -10,14 +10,14 @@ from vitascope.cli.console import reject_settings_without_effect
 from vitascope.data.config import AugmentConfig, resolve_augmentation
 from vitascope.data.dataset import Split
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.data.sampling import draw_epoch_augmentation, select_step_draws
-from vitascope.data.splits import open_training_data
+from vitascope.data.sampling import draw_epoch_augmentation_parameters, select_step_draws
+from vitascope.data.splits import load_train_and_validation_data
 from vitascope.data.statistics import PREVIEW_SIZE
 from vitascope.draw.images import draw_gallery
 from vitascope.draw.style import save_figure
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.train import DinoConfig
-from vitascope.training.objectives.dino import NUM_GLOBAL_CROPS, make_view_policies
+from vitascope.training.objectives.dino import NUM_GLOBAL_CROPS, make_augment_config_per_view
 
 NUM_IMAGES, NUM_VERSIONS = 6, 8
 USED_SETTINGS = ("data.", "dino.", "train.objective")
@@ -32,11 +32,11 @@ def draw_augmentation_preview(
     data_name: str, overrides: list[str], data_root: str | None, seed: int, figure_path: Path
 ) -> Path:
     """Draw each image in a row with eight augmented versions, or with its crops for train.objective=dino."""
-    base_recipe = _find_base_recipe(data_name, overrides)
+    base_recipe = _find_self_supervised_recipe(data_name, overrides)
     recipe = read_recipe(base_recipe, overrides)
     reject_settings_without_effect(overrides, USED_SETTINGS, "on the augmentation. Use settings of data.augment")
     config = replace(recipe.data, name=data_name, root=data_root or recipe.data.root, validation=0.0)
-    data = open_training_data(config, *PREVIEW_SIZE, seed)
+    data = load_train_and_validation_data(config, *PREVIEW_SIZE, seed)
     policy = resolve_augmentation(config.augment, data_name, data.train.images.shape[1], recipe.train.objective)
     height, width = data.train.images.shape[2:]
     preprocessing = replace(data.preprocessing, size=(height, width))
@@ -69,7 +69,7 @@ def describe_augmentation(base_recipe: str | None, overrides: list[str], policy:
     return " ".join([text, *used, *(["The labels are mixed in the same proportion."] if used else [])])
 
 
-def _find_base_recipe(data_name: str, overrides: list[str]) -> str | None:
+def _find_self_supervised_recipe(data_name: str, overrides: list[str]) -> str | None:
     """Return the shipped self-supervised recipe for this data if `train.objective` names one: it has the crop sizes."""
     objectives = [text.partition("=")[2] for text in overrides if text.startswith("train.objective=")]
     names = [f"{data_name}-{objective}" for objective in objectives]
@@ -79,7 +79,7 @@ def _find_base_recipe(data_name: str, overrides: list[str]) -> str | None:
 def _make_augmented_versions(
     preprocessing: Preprocessing, samples: Split, policy: AugmentConfig, seed: int
 ) -> TitledVersions:
-    draws = draw_epoch_augmentation(policy, NUM_VERSIONS, len(samples), seed, epoch=0)
+    draws = draw_epoch_augmentation_parameters(policy, NUM_VERSIONS, len(samples), seed, epoch=0)
     versions = [
         preprocessing.augment_and_mix(samples.images, samples.labels, select_step_draws(draws, step), policy)[0]
         for step in range(NUM_VERSIONS)
@@ -92,8 +92,8 @@ def _make_dino_crops(
 ) -> TitledVersions:
     """Return the two global crops, which the teacher gets too, and the local crops."""
     crops, local_size = [], (dino_config.local_size, dino_config.local_size)
-    for view_index, view_policy in enumerate(make_view_policies(policy, dino_config)):
-        draws = draw_epoch_augmentation(view_policy, 1, len(samples), seed, 0, view_index=view_index)
+    for view_index, view_policy in enumerate(make_augment_config_per_view(policy, dino_config)):
+        draws = draw_epoch_augmentation_parameters(view_policy, 1, len(samples), seed, 0, view_index=view_index)
         size = local_size if view_index >= NUM_GLOBAL_CROPS else None
         crops.append(preprocessing.augment(samples.images, select_step_draws(draws, 0), view_policy, size))
     local_titles = [f"local {index + 1}" for index in range(dino_config.local_crops)]

@@ -59,9 +59,9 @@ def check(
         _require_part(part)
     limits = CheckLimits(part=part, time_limit_seconds=seconds, memory_limit_gib=memory)
     exit_code = (
-        _check_all_files(folder, limits, as_json)
+        _check_folder_and_print(folder, limits, as_json)
         if folder is not None
-        else _check_one_file(file or "", limits, as_json)
+        else _check_file_and_print(file or "", limits, as_json)
     )
     raise typer.Exit(exit_code)
 
@@ -75,8 +75,8 @@ def _require_part(part: str) -> None:
         raise UserError(f"There is no part {part}. {suggest_choice(part, PARTS)}")
 
 
-def _check_one_file(file_and_name: str, limits: CheckLimits, as_json: bool) -> int:
-    from vitascope.coursework.checker.sandbox import check_file
+def _check_file_and_print(file_and_name: str, limits: CheckLimits, as_json: bool) -> int:
+    from vitascope.coursework.checker.sandbox import check_file_in_sandbox
 
     path, _, name = file_and_name.rpartition(":") if ".py:" in file_and_name else (file_and_name, "", "")
     if Path(path).is_dir():
@@ -84,7 +84,7 @@ def _check_one_file(file_and_name: str, limits: CheckLimits, as_json: bool) -> i
     if as_json and not Path(path).is_file():
         print(json.dumps({"parts": [], "error": f"There is no file {path}."}, indent=1))
         return 2
-    reports = check_file(Path(path), name or None, **limits)
+    reports = check_file_in_sandbox(Path(path), name or None, **limits)
     if as_json:
         print(json.dumps(reports.to_json_summary(), indent=1))
         return reports.exit_code
@@ -114,8 +114,8 @@ def _format_check_command(path: str, unrecognized_names: list[str], part: str | 
     return f" To check {target}, run: vitascope check {path}:{unrecognized_names[0]} --part {part or PARTS[0]}{others}"
 
 
-def _check_all_files(folder: Path, limits: CheckLimits, as_json: bool) -> int:
-    from vitascope.coursework.checker.sandbox import check_file
+def _check_folder_and_print(folder: Path, limits: CheckLimits, as_json: bool) -> int:
+    from vitascope.coursework.checker.sandbox import check_file_in_sandbox
 
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
@@ -124,7 +124,9 @@ def _check_all_files(folder: Path, limits: CheckLimits, as_json: bool) -> int:
     if not paths:
         raise UserError(f"There is no .py file in {folder}.")
     with ThreadPoolExecutor(max_workers=2) as pool:
-        reports_by_path = dict(zip(paths, pool.map(lambda path: check_file(path, **limits), paths), strict=True))
+        reports_by_path = dict(
+            zip(paths, pool.map(lambda path: check_file_in_sandbox(path, **limits), paths), strict=True)
+        )
     if as_json:
         print(json.dumps(_make_grading_json(reports_by_path, folder), indent=1))
     else:
@@ -133,13 +135,13 @@ def _check_all_files(folder: Path, limits: CheckLimits, as_json: bool) -> int:
 
 
 def _make_grading_json(reports_by_path: "dict[Path, FileReport]", folder: Path) -> dict[str, Any]:
-    from vitascope.coursework.exercises import grade_sheet_e
+    from vitascope.coursework.exercises import grade_sheet_e_code
 
     parts, files = [], []
     for path, reports in reports_by_path.items():
         name = str(path.relative_to(folder))
         parts += [report.to_json_summary() | {"file": name} for report in reports.part_reports]
-        points = [task._asdict() for task in grade_sheet_e(reports.part_reports)]
+        points = [task._asdict() for task in grade_sheet_e_code(reports.part_reports)]
         files.append(
             {"file": name, "error": reports.error, "points": sum(task["given"] for task in points), "for": points}
         )
@@ -147,7 +149,7 @@ def _make_grading_json(reports_by_path: "dict[Path, FileReport]", folder: Path) 
 
 
 def _print_grading_table(reports_by_path: "dict[Path, FileReport]", folder: Path) -> None:
-    from vitascope.coursework.exercises import SHEET_E_PARTS, UNCHECKED_POINTS_NOTE, grade_sheet_e
+    from vitascope.coursework.exercises import SHEET_E_PARTS, UNCHECKED_POINTS_NOTE, grade_sheet_e_code
 
     rows = []
     graded = {
@@ -157,7 +159,7 @@ def _print_grading_table(reports_by_path: "dict[Path, FileReport]", folder: Path
     }
     for path, reports in reports_by_path.items():
         name = str(path.relative_to(folder))
-        tasks = grade_sheet_e(reports.part_reports)
+        tasks = grade_sheet_e_code(reports.part_reports)
         points = f"{sum(task.given for task in tasks)} of {sum(task.of for task in tasks)}" if path in graded else "–"
         lines = [
             [report.name, report.part, "correct" if report.passed else report.verdict or ", ".join(report.mistakes)]
@@ -193,7 +195,7 @@ def start_exercise(
     ] = None,
 ) -> None:
     """Write an exercise file. Replace each `...` in it with your own code."""
-    from vitascope.coursework.exercises import write_exercise_file
+    from vitascope.coursework.exercises import write_new_exercise_file
 
-    path = write_exercise_file(name, out)
+    path = write_new_exercise_file(name, out)
     print(f"Wrote {path}. Replace every ... in it. Then run: vitascope check {path}")

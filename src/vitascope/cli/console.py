@@ -88,16 +88,16 @@ def _format_with_unit(value: float, unit_step: int, units: list[str]) -> str:
     return f"{value:.0f}{units[index]}" if index == 0 else f"{value:.2f}{units[index]}"
 
 
-def load_model(model_ref: str | PathLike[str], **load_options: Any) -> "TrainedTransformer":
+def load_model_and_print_notes(model_ref: str | PathLike[str], **load_options: Any) -> "TrainedTransformer":
     """Load a model with `vitascope.load` and print its notes."""
     from vitascope.evaluation.trained import load
 
     model = load(model_ref, **load_options)
-    print_notes(model.notes)
+    print_notes_to_stderr(model.notes)
     return model
 
 
-def print_notes(notes: Iterable[str]) -> None:
+def print_notes_to_stderr(notes: Iterable[str]) -> None:
     for note in notes:
         print(f"Note: {note}", file=sys.stderr)
 

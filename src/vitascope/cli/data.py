@@ -19,13 +19,13 @@ DataRoot = Annotated[
 def list_data_sets(root: DataRoot = None) -> None:
     """List the named data sets and show which are on this machine."""
     from vitascope.data.data_root import resolve_data_root
-    from vitascope.data.sources.named import PUBLISHED_DATASETS, find_published_dataset
+    from vitascope.data.sources.named import PUBLISHED_DATASETS, open_published_dataset_if_found
 
     data_root = resolve_data_root(root)
     print(f"Data root: {data_root}")
     print(f"  {'digits':<14} {'built in':<10} handwritten digits, 8×8 grayscale, 898 training and 899 test images")
     for name, dataset in PUBLISHED_DATASETS.items():
-        status = "available" if find_published_dataset(name, data_root) else "not found"
+        status = "available" if open_published_dataset_if_found(name, data_root) else "not found"
         print(f"  {name:<14} {status:<10} {dataset.description}")
     print("Your own data: a folder with one subfolder of images per class, or an .npz file with the arrays")
     print("x_train, y_train, x_test and y_test.")

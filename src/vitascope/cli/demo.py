@@ -28,31 +28,31 @@ def run_demo(
 ) -> None:
     """Train a model on handwritten digits in under a minute, evaluate it, and compare the model with timm's."""
     recipe = read_recipe("digits", settings or [])
-    from vitascope.evaluation.figures import write_evaluation_report
+    from vitascope.evaluation.figures import write_evaluation_json_and_figures
     from vitascope.evaluation.trained import load
     from vitascope.training.train import train_recipe
 
     run = train_recipe(recipe, runs, create_console(), suggest_evaluation=False)
     evaluation = load(run, device="auto").evaluate()
     print_evaluation_summary(evaluation)
-    print(f"Misclassified images: {write_evaluation_report(evaluation) / 'errors.png'}\n")
-    _print_timm_comparison()
+    print(f"Misclassified images: {write_evaluation_json_and_figures(evaluation) / 'errors.png'}\n")
+    _print_differences_from_timm()
     print("Next commands: vitascope train --help, vitascope anatomy digits, vitascope data preview digits")
 
 
-def _print_timm_comparison() -> None:
+def _print_differences_from_timm() -> None:
     from dataclasses import replace
 
     import torch
 
-    from vitascope.weights.timm_comparison import compare_with_timm
+    from vitascope.weights.timm_comparison import compare_outputs_gradients_with_timm
 
     columns = ["model", "logits, float64", "gradients, float64", "logits, float32", "gradients, float32"]
     rows = []
     for name, changes in COMPARED_SETTINGS.items():
         row = [name]
         for dtype in (torch.float64, torch.float32):
-            comparison = compare_with_timm(replace(SMALL_MODEL, **changes), dtype)
+            comparison = compare_outputs_gradients_with_timm(replace(SMALL_MODEL, **changes), dtype)
             row += [f"{comparison.max_logit_difference:.0e}", f"{comparison.max_gradient_difference:.0e}"]
         rows.append(row)
     title = "Correctness check: largest difference from timm's model with the same weights"

@@ -26,14 +26,14 @@ def draw_positions(
     ),
 ) -> None:
     """Draw a position embedding as a heat map: positions along x, features along y (sheet D)."""
-    from vitascope.cli.figures import draw_grid_positions, draw_sinusoidal_positions
+    from vitascope.cli.figures import draw_grid_positions, draw_sinusoidal_tables
 
     if kind == "sinusoidal" and grid is not None:
         raise UserError("--grid is only for --kind sincos2d and --kind rotary.")
     if kind in ("sincos2d", "rotary") and length is not None:
         raise UserError(f"--length is only for --kind sinusoidal. For {kind}, set --grid.")
     if kind == "sinusoidal":
-        print(f"Figure: {draw_sinusoidal_positions(length, width, out)}")
+        print(f"Figure: {draw_sinusoidal_tables(length, width, out)}")
     elif kind in ("sincos2d", "rotary"):
         position_type = cast(Literal["sincos2d", "rotary"], kind)
         print(f"Figure: {draw_grid_positions(position_type, _parse_grid(grid or '8x8'), width or 64, out)}")
@@ -48,9 +48,9 @@ def draw_mask(
 ) -> None:
     """Print and draw the causal mask: 0 on and below the diagonal, −10,000 above it (sheet C)."""
     from vitascope.cli.figures import draw_causal_mask
-    from vitascope.coursework.sheets.figures import format_causal_mask
+    from vitascope.coursework.sheets.figures import format_additive_causal_mask
 
-    print(format_causal_mask(tokens) if tokens <= 12 else f"{tokens}×{tokens}: too large to print")
+    print(format_additive_causal_mask(tokens) if tokens <= 12 else f"{tokens}×{tokens}: too large to print")
     print(f"Figure: {draw_causal_mask(tokens, out)}")
 
 
@@ -67,12 +67,12 @@ def draw_forward_pass(
     """Draw the steps from an image to its prediction: patches, tokens, attention, class probabilities."""
     from vitascope.cli.console import reject_settings_without_effect
     from vitascope.cli.figures import draw_trained_forward_pass, draw_untrained_forward_pass
-    from vitascope.recipe.reading import read_model_config, split_recipe_args
+    from vitascope.recipe.reading import read_model_config, split_optional_recipe_args
 
     if run is not None:
         print(f"Figure: {draw_trained_forward_pass(run, out)}")
         return
-    recipe, settings = split_recipe_args(words or [])
+    recipe, settings = split_optional_recipe_args(words or [])
     with_section = [setting for setting in settings if "." in setting.partition("=")[0]]
     config = read_model_config(recipe or "digits", settings)
     reject_settings_without_effect(with_section, ("model.",), "on this figure. Use settings of the model")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, format_percent, load_model
+from vitascope.cli.console import create_console, create_table, format_percent, load_model_and_print_notes
 
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
@@ -53,9 +53,11 @@ def evaluate(
 
     Example: vitascope evaluate runs/digits --split val
     """
-    from vitascope.evaluation.figures import write_evaluation_report
+    from vitascope.evaluation.figures import write_evaluation_json_and_figures
 
-    model = load_model(run, best=best, device="auto", merge_tokens=merge_tokens, drop_tokens=drop_tokens)
+    model = load_model_and_print_notes(
+        run, best=best, device="auto", merge_tokens=merge_tokens, drop_tokens=drop_tokens
+    )
     hint = "" if quick else "; --quick is faster"
     with Console(stderr=True).status(f"Evaluating. On a CPU this can take minutes{hint} …"):
         evaluation = model.evaluate(split, data=data, views=views, robust=not quick)
@@ -66,17 +68,19 @@ def evaluate(
         print(f"Run: {evaluation.run.path}")
         print_evaluation_summary(evaluation)
         _print_class_and_corruption_tables(evaluation)
-    folder = write_evaluation_report(evaluation)  # last: the numbers are printed even if the folder cannot be written
+    folder = write_evaluation_json_and_figures(
+        evaluation
+    )  # last: the numbers are printed even if the folder cannot be written
     if not as_json:
         print(f"Figures and report.json: {folder}")
 
 
 def print_evaluation_summary(evaluation: "Evaluation") -> None:
     """Print accuracy, calibration and temperature scaling."""
-    from vitascope.evaluation.report import format_split_name
+    from vitascope.evaluation.report import spell_out_split_name
 
     data, (low, high) = evaluation.eval_data, evaluation.accuracy_interval
-    split, num_images = format_split_name(data.split), len(data.samples)
+    split, num_images = spell_out_split_name(data.split), len(data.samples)
     views = f", {evaluation.views} views each" if evaluation.views > 1 else ""
     kind = "linear-probe " if evaluation.is_linear_probe else ""
     epoch = " (best epoch)" if evaluation.weights_label.startswith("best") else ""
@@ -130,10 +134,10 @@ def _print_class_and_corruption_tables(evaluation: "Evaluation") -> None:
         rows = [rows[row] for row in order[:MAX_TABLE_CLASSES]]
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:6])))
     if evaluation.robustness:
-        _print_robustness(evaluation.robustness)
+        _print_robustness_table(evaluation.robustness)
 
 
-def _print_robustness(robustness: "dict[str, RobustnessCurve]") -> None:
+def _print_robustness_table(robustness: "dict[str, RobustnessCurve]") -> None:
     from vitascope.evaluation.robustness import CORRUPTIONS
 
     first = next(iter(robustness.values()))

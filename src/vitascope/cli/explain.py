@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, print_notes
+from vitascope.cli.console import create_console, create_table, print_notes_to_stderr
 from vitascope.cli.evaluate import BestOption, ModelRef, print_unreadable_files
 from vitascope.errors import UserError, format_count, suggest_choice
 
@@ -43,25 +43,25 @@ def explain(
 
     Example: vitascope explain runs/digits photo.png
     """
-    from vitascope.evaluation.prediction import read_image_files
+    from vitascope.evaluation.prediction import read_image_files_and_folders
     from vitascope.explain.figures import ExplainRequest
-    from vitascope.explain.subject import open_subject
+    from vitascope.explain.subject import open_model_to_explain
 
     method_names, query_patch = _parse_methods(methods), _parse_query(query)
-    subject = open_subject(run, best=best)
-    print_notes(subject.notes)
-    loaded = read_image_files(images, subject.stored_shape)
+    subject = open_model_to_explain(run, best=best)
+    print_notes_to_stderr(subject.notes)
+    loaded = read_image_files_and_folders(images, subject.stored_shape)
     class_index = None if target is None else subject.find_class_index(target)
     block_numbers, head_numbers = _parse_integers(blocks, "--blocks"), _parse_integers(heads, "--heads")
     request = ExplainRequest(method_names, block_numbers, head_numbers, query_patch, class_index)
     with TemporaryDirectory() as temporary_folder:  # --json without --out writes no files
         folder = out or (Path(temporary_folder) if as_json else Path("explained"))
-        report = _write_explanations(subject, loaded, request, folder, analysis, split)
+        report = _write_explanations_with_status(subject, loaded, request, folder, analysis, split)
     print_unreadable_files(loaded.unreadable_files)
     if as_json:
         print(json.dumps(report.as_dict()))
     else:
-        _print_faithfulness(report, len(loaded.images), folder)
+        _print_faithfulness_and_files(report, len(loaded.images), folder)
 
 
 def _parse_query(query: str | None) -> "PatchPosition | None":
@@ -83,7 +83,7 @@ def _parse_methods(method_list: str | None) -> list[str]:
     return names
 
 
-def _write_explanations(
+def _write_explanations_with_status(
     subject: "ExplainedModel",
     images: "LoadedImages",
     request: "ExplainRequest",
@@ -91,15 +91,15 @@ def _write_explanations(
     analysis: bool,
     split: str | None,
 ) -> "ExplainReport":
-    from vitascope.explain.write_explanations import write_explanations_and_probes
+    from vitascope.explain.write_explanations import write_explanations_and_statistics
 
     with Console(stderr=True).status(
         f"Explaining {format_count(len(images.images), 'image')}. Occlusion takes the longest …"
     ):
-        return write_explanations_and_probes(subject, images, request, out_folder, analysis=analysis, split=split)
+        return write_explanations_and_statistics(subject, images, request, out_folder, analysis=analysis, split=split)
 
 
-def _print_faithfulness(report: "ExplainReport", num_images: int, out_folder: Path) -> None:
+def _print_faithfulness_and_files(report: "ExplainReport", num_images: int, out_folder: Path) -> None:
     from vitascope.explain.attribution import DESCRIPTIONS
 
     rows = [
@@ -144,10 +144,10 @@ def write_html_report(
     out: Annotated[Path | None, typer.Option(help="Output file. Default: RUN/report.html.")] = None,
 ) -> None:
     """Write one HTML page about a run: curves, errors, analysis and interactive attention maps."""
-    from vitascope.explain.report import write_run_report
+    from vitascope.explain.report import evaluate_and_write_html_report
 
     with Console(stderr=True).status("Evaluating the run and analysing the model …"):
-        report_path = write_run_report(run, split, out)
+        report_path = evaluate_and_write_html_report(run, split, out)
     print(
         f"Report: {report_path} ({report_path.stat().st_size / 2**20:.1f} MiB). Open it in a browser. It works offline."
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, format_duration, load_model
+from vitascope.cli.console import create_console, create_table, format_duration, load_model_and_print_notes
 from vitascope.cli.evaluate import ModelRef
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ def export_folder(
     ] = "vitascope",
 ) -> None:
     """Export to a folder with config.json, model.safetensors and a model card. The folder is verified."""
-    from vitascope.evaluation.sharing import format_usage_code
+    from vitascope.evaluation.sharing import format_loading_code
 
-    folder = load_model(run).save_pretrained(out, library=target_library)
-    print(f"Folder: {folder}\n\n{format_usage_code(target_library, str(folder))}")
+    folder = load_model_and_print_notes(run).save_pretrained(out, library=target_library)
+    print(f"Folder: {folder}\n\n{format_loading_code(target_library, str(folder))}")
 
 
 @app.command("hub")
@@ -83,7 +83,8 @@ def push_to_hub(
     private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
 ) -> None:
     """Upload the model to the Hugging Face hub. Log in first with: hf auth login."""
-    print(f"Repository: {load_model(run).push_to_hub(repository, library=target_library, private=private)}")
+    model = load_model_and_print_notes(run)
+    print(f"Repository: {model.push_to_hub(repository, library=target_library, private=private)}")
 
 
 def _export_and_print(
@@ -97,18 +98,20 @@ def _export_and_print(
 ) -> None:
     from vitascope.export.run_export import export_run
 
-    model = load_model(model_ref)
+    model = load_model_and_print_notes(model_ref)
     with Console(stderr=True).status("Exporting, verifying and timing …"):
         report = export_run(model, export_format, out_path, maps=with_attention_maps, opset=opset)
     if as_json:
         print(json.dumps(report.as_dict()))
     else:
         create_console().print(
-            create_table(f"Export of {model.name} ({report.format})", ["", "result"], _format_report_rows(report))
+            create_table(
+                f"Export of {model.name} ({report.format})", ["", "result"], _format_export_report_rows(report)
+            )
         )
 
 
-def _format_report_rows(report: "ExportReport") -> list[list[str]]:
+def _format_export_report_rows(report: "ExportReport") -> list[list[str]]:
     size = f"{report.bytes / 2**20:.2f} MiB"
     comparison = report.int8 and report.int8.accuracy
     if report.int8:
@@ -128,11 +131,11 @@ def _format_report_rows(report: "ExportReport") -> list[list[str]]:
         rows.append(["accuracy", "not measured: the run's images are not available"])
     for timing in report.speed:
         images = "time for 1 image" if timing.batch == 1 else f"time for {timing.batch} images"
-        rows.append([images, f"{_describe_times(timing)}; one CPU thread each"])
+        rows.append([images, f"{_format_times_and_speedups(timing)}; one CPU thread each"])
     return rows
 
 
-def _describe_times(timing: "Timing") -> str:
+def _format_times_and_speedups(timing: "Timing") -> str:
     """Return, for example, "torch 6.8 ms; onnxruntime 4.14 ms (1.64 times as fast)"."""
     times = {name: format_duration(milliseconds / 1000) for name, milliseconds in timing.milliseconds.items()}
     parts = [f"torch {times['torch']}"]

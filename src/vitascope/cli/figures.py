@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitascope.coursework.sheets.figures import plot_causal_mask, plot_sinusoidal_positions
-from vitascope.data.sources.arrays import open_digits
+from vitascope.coursework.sheets.figures import plot_additive_causal_mask, plot_sinusoidal_positions
+from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw.explanation import draw_forward_pass
 from vitascope.draw.images import draw_heatmap, draw_image_tiles
 from vitascope.draw.palette import DIVERGING
-from vitascope.draw.patch_marks import choose_group_colours, draw_patch_borders, hatch_patches, outline_groups
+from vitascope.draw.patch_marks import choose_group_colours, draw_patch_borders, hatch_patches, outline_patch_groups
 from vitascope.draw.style import add_caption, create_figure, save_figure
 from vitascope.errors import UserError, format_count
-from vitascope.evaluation.eval_data import sample_run_images
-from vitascope.evaluation.prediction import check_channels_readable, convert_to_stored_images
+from vitascope.evaluation.eval_data import sample_val_or_train_images
+from vitascope.evaluation.prediction import check_one_or_three_channels, load_or_convert_input_images
 from vitascope.evaluation.trained import TrainedTransformer, load
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
@@ -26,10 +26,10 @@ from vitascope.model.patches import concat_shifted_copies
 from vitascope.model.positions import make_rotary_table, make_sincos2d_table
 from vitascope.model.token_merging import assign_patches_to_tokens
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.directory import open_run
+from vitascope.run.directory import open_run_or_newest
 
 
-def draw_sinusoidal_positions(num_positions: int | None, num_features: int | None, figure_path: Path) -> Path:
+def draw_sinusoidal_tables(num_positions: int | None, num_features: int | None, figure_path: Path) -> Path:
     """Draw one table of this size. Without a size, draw the two tables of sheet D, 100 × 16 and 1000 × 160."""
     has_size = num_positions is not None or num_features is not None
     sizes = [(num_positions or 100, num_features or 16)] if has_size else [(100, 16), (1000, 160)]
@@ -71,14 +71,14 @@ def draw_grid_positions(
 
 
 def draw_causal_mask(num_tokens: int, figure_path: Path) -> Path:
-    return save_figure(plot_causal_mask(num_tokens), figure_path)
+    return save_figure(plot_additive_causal_mask(num_tokens), figure_path)
 
 
 def draw_untrained_forward_pass(config: ModelConfig, seed: int, figure_path: Path) -> Path:
     """Draw the steps from a handwritten digit to its prediction, with random weights."""
     torch.manual_seed(seed)
     _check_image_classifier(config)
-    digit = F.interpolate(open_digits().load_split("train").images[:1].float(), size=config.image_shape).byte()
+    digit = F.interpolate(open_builtin_digits().load_split("train").images[:1].float(), size=config.image_shape).byte()
     raw_image = digit.expand(1, config.in_chans, -1, -1)
     note = "The weights are random, so all classes are about equally likely."
     return _draw_model_forward_pass(
@@ -88,9 +88,9 @@ def draw_untrained_forward_pass(config: ModelConfig, seed: int, figure_path: Pat
 
 def draw_trained_forward_pass(run_path: Path, figure_path: Path) -> Path:
     """Draw the steps from one of a run's images to its prediction, with the trained weights."""
-    model = load(open_run(run_path))
+    model = load(open_run_or_newest(run_path))
     _check_image_classifier(model.config)
-    sample = sample_run_images(model.run, model.info, 1)
+    sample = sample_val_or_train_images(model.run, model.info, 1)
     if sample is None:
         raise UserError(
             f"The images of {run_path} are not available. See data.name and data.root in {run_path}/recipe.yaml."
@@ -147,9 +147,11 @@ def draw_shifted_copies(image_path: Path | None, patch_size: int, figure_path: P
             "pixels."
         )
     if image_path is None:
-        raw_image = F.interpolate(open_digits().load_split("train").images[:1].float(), size=(IMAGE_SIZE, IMAGE_SIZE))
+        raw_image = F.interpolate(
+            open_builtin_digits().load_split("train").images[:1].float(), size=(IMAGE_SIZE, IMAGE_SIZE)
+        )
     else:
-        raw_image = convert_to_stored_images(image_path, (3, IMAGE_SIZE, IMAGE_SIZE)).images.float()
+        raw_image = load_or_convert_input_images(image_path, (3, IMAGE_SIZE, IMAGE_SIZE)).images.float()
     copies = concat_shifted_copies(raw_image / 255, patch_size)[0].unflatten(0, (5, -1))
     text = (
         f"Shifted patch tokenization: each patch of {patch_size}×{patch_size} pixels is cut from all five images at "
@@ -167,17 +169,17 @@ def draw_token_reduction(model_ref: str, image_path: Path, tokens_per_block: int
     """Draw the image, its merged patches as coloured groups, and its dropped patches hatched."""
     model = load(model_ref)
     model.set_token_reduction(merge_tokens=0, drop_tokens=0)
-    check_channels_readable(model.info.stored)
-    raw_image = convert_to_stored_images(image_path, model.info.stored).images[:1]
+    check_one_or_three_channels(model.info.stored)
+    raw_image = load_or_convert_input_images(image_path, model.info.stored).images[:1]
     pixels, patch_size = model.info.preparation.scale_and_resize(raw_image)[0], model.config.patch_shape
-    titles = [_format_prediction_title(model, raw_image, f"all {model.config.num_patches} patches")]
+    titles = [_predict_and_format_title(model, raw_image, f"all {model.config.num_patches} patches")]
     group_maps: list[NDArray] = []
     for setting, participle in (("merge_tokens", "merged"), ("drop_tokens", "dropped")):
         model.set_token_reduction(**({"merge_tokens": 0, "drop_tokens": 0} | {setting: tokens_per_block}))
         groups = assign_patches_to_tokens(model, model.info.preparation(raw_image))[0]
         group_maps.append(groups.unflatten(0, model.config.grid).numpy())
         num_left = format_count(len(set(groups[groups >= 0].tolist())), "token")
-        titles.append(_format_prediction_title(model, raw_image, f"{participle}: {num_left} left"))
+        titles.append(_predict_and_format_title(model, raw_image, f"{participle}: {num_left} left"))
     merged, dropped = group_maps
     image = _convert_to_numpy(pixels)
     text = (
@@ -185,18 +187,20 @@ def draw_token_reduction(model_ref: str, image_path: Path, tokens_per_block: int
         "most halves the tokens). Merged: patches of one colour form one token; patches without colour were not "
         "merged. Dropped: hatched patches were removed. Below each title: the prediction and its probability."
     )
-    figure = draw_image_tiles([image, _tint_groups(image, merged, patch_size), image], titles, text, num_columns=3)
-    outline_groups(figure.axes[1], merged, patch_size)
+    figure = draw_image_tiles(
+        [image, _tint_patch_groups(image, merged, patch_size), image], titles, text, num_columns=3
+    )
+    outline_patch_groups(figure.axes[1], merged, patch_size)
     hatch_patches(figure.axes[2], dropped < 0, patch_size)
     return save_figure(figure, figure_path)
 
 
-def _format_prediction_title(model: TrainedTransformer, raw_image: Tensor, first_line: str) -> str:
+def _predict_and_format_title(model: TrainedTransformer, raw_image: Tensor, first_line: str) -> str:
     prediction = model.predict(raw_image)[0]
     return f"{first_line}\n{prediction.label}, {prediction.probability:.0%}"
 
 
-def _tint_groups(image: NDArray, group_map: NDArray, patch_size: tuple[int, int]) -> NDArray:
+def _tint_patch_groups(image: NDArray, group_map: NDArray, patch_size: tuple[int, int]) -> NDArray:
     """Tint each group of several patches in its own colour. `group_map`: group of each patch, row × column."""
     groups, sizes = np.unique(group_map, return_counts=True)
     colours = choose_group_colours(int((sizes > 1).sum()))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from vitascope.cli.console import create_console, create_table, load_model
+from vitascope.cli.console import create_console, create_table, load_model_and_print_notes
 from vitascope.cli.evaluate import BestOption, ModelRef, RunPath, ViewsOption, print_unreadable_files
 from vitascope.errors import UserError, format_count
 
@@ -30,7 +30,7 @@ def predict(
     if as_json and as_csv:
         raise UserError("Choose one of --json and --csv.")
 
-    model = load_model(run, device="auto")
+    model = load_model_and_print_notes(run, device="auto")
     predictions = model.predict(images, views=views)
     print_unreadable_files(predictions.unreadable_files)
     if as_json:
@@ -62,7 +62,7 @@ def embed(
     from vitascope.evaluation import embedding
 
     embedding.check_feature_file_suffix(out)
-    features = embedding.compute_image_features(load_model(run, device="auto"), folder)
+    features = embedding.compute_features_of_image_files(load_model_and_print_notes(run, device="auto"), folder)
     features.save(out)
     print_unreadable_files(features.unreadable_files)
     print(f"{len(features.files):,} images × {features.features.shape[1]} features: {out}")
@@ -83,7 +83,7 @@ def find_similar_images(
     from vitascope.evaluation.figures import SAME, draw_neighbours
 
     check_figure_suffix(out)
-    similar = embedding.find_similar_images(load_model(run, device="auto"), image, among, count)
+    similar = embedding.find_similar_images(load_model_and_print_notes(run, device="auto"), image, among, count)
     print_unreadable_files(similar.unreadable_files)
     labels = [name + SAME * same for name, same in zip(similar.labels, similar.identical, strict=True)]
     columns = {"class" if among is None else "folder": labels}
@@ -111,14 +111,14 @@ def probe(
 
     Example: vitascope probe runs/cifar10-dino --labels 0.1
     """
-    from vitascope.evaluation.probe import evaluate_frozen_features
-    from vitascope.evaluation.report import format_split_name
+    from vitascope.evaluation.probe import evaluate_knn_and_linear_probe
+    from vitascope.evaluation.report import spell_out_split_name
 
-    model = load_model(run, best=best, device="auto")
+    model = load_model_and_print_notes(run, best=best, device="auto")
     with Console(stderr=True).status(
         "Computing features. On a CPU this can take minutes; --max-images limits the images …"
     ):
-        result = evaluate_frozen_features(
+        result = evaluate_knn_and_linear_probe(
             model, split, num_neighbours=neighbours, max_images=max_images, label_fraction=labels
         )
     if as_json:
@@ -130,7 +130,7 @@ def probe(
         ["linear probe", f"{result.linear:.2%}", _format_interval(result.linear_interval)],
     ]
     title = (
-        f"Accuracy on {result.images:,} {format_split_name(result.split)} images, "
+        f"Accuracy on {result.images:,} {spell_out_split_name(result.split)} images, "
         f"fitted on {result.known:,} training images"
     )
     create_console().print(

@@ -75,9 +75,9 @@ def compare(
     from vitascope.draw.style import save_figure
     from vitascope.recipe.writing import format_value
     from vitascope.run.comparison import compare_runs
-    from vitascope.run.directory import open_run
+    from vitascope.run.directory import open_run_or_newest
 
-    comparison = compare_runs([open_run(run) for run in runs])
+    comparison = compare_runs([open_run_or_newest(run) for run in runs])
     figure_path = save_figure(comparison.draw_curves(), out)
     if as_json:
         print(json.dumps(comparison.as_dict()))
@@ -104,9 +104,9 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete runs permanently, after confirmation."""
-    from vitascope.run.listing import delete_run, find_exact_run
+    from vitascope.run.listing import delete_run, open_exact_run
 
-    runs_to_delete = [find_exact_run(run) for run in runs]
+    runs_to_delete = [open_exact_run(run) for run in runs]
     count = format_count(len(runs_to_delete), "run")
     for run in runs_to_delete:
         print(run.path)
@@ -135,15 +135,15 @@ def record(
 
     Example: vitascope record runs/digits/* --name digits
     """
-    from vitascope.records.reading import format_accuracy
-    from vitascope.records.record import check_record_name, make_record, write_record
-    from vitascope.run.directory import open_run
+    from vitascope.records.reading import format_mean_test_accuracy
+    from vitascope.records.record import check_record_name, evaluate_and_make_record, write_record_per_machine
+    from vitascope.run.directory import open_run_or_newest
 
     check_record_name(name)
-    new_record = make_record([open_run(run) for run in runs], name, views=views, commit=commit)
-    path = write_record(new_record, results)
+    new_record = evaluate_and_make_record([open_run_or_newest(run) for run in runs], name, views=views, commit=commit)
+    path = write_record_per_machine(new_record, results)
     seeds = format_count(len(new_record.seeds), "seed")
-    print(f"{name}: {format_accuracy(new_record)} over {seeds}, {new_record.machine_name}: {path}")
+    print(f"{name}: {format_mean_test_accuracy(new_record)} over {seeds}, {new_record.machine_name}: {path}")
     if new_record.commit is None:
         print("The runs have no Git commit. Add one with --commit.")
     elif new_record.commit.endswith("+changes"):
@@ -170,13 +170,13 @@ def update_results(
 
     Example: vitascope results README.md docs/*.md
     """
-    from vitascope.records.pages import fill_results_marks, format_model_cards
+    from vitascope.records.pages import fill_and_count_results_marks, format_model_cards
     from vitascope.run.files import make_folder, write_atomically
 
     for file in files:
         if not file.is_file():
             raise UserError(f"There is no file {file}.")
-    pages = {file: fill_results_marks(file, results, cards) for file in files}
+    pages = {file: fill_and_count_results_marks(file, results, cards) for file in files}
     new_texts = {file: page.text for file, page in pages.items()}
     new_texts |= format_model_cards(results, cards) if cards else {}
     stale = [file for file, text in new_texts.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]

@@ -62,19 +62,19 @@ def study(
     for option, value in (("--jobs", jobs), ("--batch-runs", batch_runs)):
         if value is not None and value < 1:
             raise UserError(f"{option} {value} must be at least 1.")
-    seconds = None if budget is None else _parse_duration(budget)
-    from vitascope.study.design import read_design
+    seconds = None if budget is None else _parse_duration_seconds(budget)
+    from vitascope.study.design import parse_and_check_design
 
-    design = read_design(
+    design = parse_and_check_design(
         recipe, settings, seeds, num_search_trials=search, eval_split="test" if split == "test" else "val"
     )
     name = name or _make_study_name(recipe, design.varied_settings)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise UserError(f"--name {name} cannot name a folder. Use letters, digits, - and _.")
-    _run_study(design, out / name, name, storage, seconds, jobs, retry, batch_runs)
+    _run_study_and_print_report(design, out / name, name, storage, seconds, jobs, retry, batch_runs)
 
 
-def _run_study(
+def _run_study_and_print_report(
     design: "Design",
     folder: Path,
     study_name: str,
@@ -86,16 +86,16 @@ def _run_study(
 ) -> None:
     from vitascope.run.files import make_folder
     from vitascope.study.queue import TrialQueue
-    from vitascope.study.storage import get_default_storage_url
+    from vitascope.study.storage import make_sqlite_storage_url
     from vitascope.study.workers import print_outcome, run_trials
 
     make_folder(folder, "Choose another folder with --out.")
-    queue = TrialQueue(design, storage_url or get_default_storage_url(folder), study_name)
+    queue = TrialQueue(design, storage_url or make_sqlite_storage_url(folder), study_name)
     if retry_failed:
         print(f"{format_count(queue.requeue_failed_trials(), f'failed {design.unit}')} will be repeated.")
     waiting = format_count(queue.num_waiting, design.unit) if design.num_search_trials else queue.num_waiting
     print(f"Study: {folder}, {design.size_text}, {waiting} to do")
-    workers = [_start_worker(worker_number, folder) for worker_number in range(2, num_processes + 1)]
+    workers = [_start_worker_process(worker_number, folder) for worker_number in range(2, num_processes + 1)]
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     try:
         for outcome in run_trials(queue, folder, deadline, max_batched_runs):
@@ -109,12 +109,12 @@ def _run_study(
         for worker_number, worker in enumerate(workers, start=2):
             if worker.wait() > 0:
                 print(f"Worker {worker_number} failed. See {folder / f'worker-{worker_number}.log'}")
-        results = _write_and_print_report(queue, folder)
+        results = _write_and_print_study_report(queue, folder)
     if results.failed_trials and not results.combinations:
         raise UserError("Every run failed.")
 
 
-def _start_worker(worker_number: int, folder: Path) -> "subprocess.Popen[bytes]":
+def _start_worker_process(worker_number: int, folder: Path) -> "subprocess.Popen[bytes]":
     """Start the same command as another worker process."""
     args = sys.argv[1:]
     jobs_index = next(index for index, arg in enumerate(args) if arg.split("=")[0] == "--jobs")
@@ -124,7 +124,7 @@ def _start_worker(worker_number: int, folder: Path) -> "subprocess.Popen[bytes]"
     return subprocess.Popen([sys.executable, "-m", "vitascope", *args], stdout=log, stderr=subprocess.STDOUT)
 
 
-def _write_and_print_report(queue: "TrialQueue", folder: Path) -> "StudyResults":
+def _write_and_print_study_report(queue: "TrialQueue", folder: Path) -> "StudyResults":
     from vitascope.study.report import build_results_table, format_notes, write_report
     from vitascope.study.results import collect_results
 
@@ -139,7 +139,7 @@ def _write_and_print_report(queue: "TrialQueue", folder: Path) -> "StudyResults"
     return results
 
 
-def _parse_duration(text: str) -> float:
+def _parse_duration_seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not match:
         raise UserError(f"--budget {text} is not a duration. Write 90s, 30m or 2h.")
@@ -175,10 +175,10 @@ def run_coursework_sheet(
 
     Example: vitascope sheet A --quick
     """
-    from vitascope.coursework.sheets.run_sheet import run_sheet
+    from vitascope.coursework.sheets.run_sheet import run_sheet_and_write_report
 
     try:
-        page = run_sheet(
+        page = run_sheet_and_write_report(
             letter,
             out,
             num_seeds=seeds,

@@ -33,7 +33,7 @@ def train(
     recipe = _read_recipe_arguments(words)
     from vitascope.training.train import train_recipe
 
-    _run_interruptible(lambda: train_recipe(recipe, runs, create_console()))
+    _run_and_exit_on_interrupt(lambda: train_recipe(recipe, runs, create_console()))
 
 
 def resume(run: RunPath) -> None:
@@ -41,11 +41,11 @@ def resume(run: RunPath) -> None:
 
     Example: vitascope resume runs/digits
     """
-    from vitascope.run.directory import open_run
-    from vitascope.training.train import resume_run
+    from vitascope.run.directory import open_run_or_newest
+    from vitascope.training.train import resume_run_if_unfinished
 
-    interrupted_run = open_run(run)
-    _run_interruptible(lambda: resume_run(interrupted_run, create_console()))
+    interrupted_run = open_run_or_newest(run)
+    _run_and_exit_on_interrupt(lambda: resume_run_if_unfinished(interrupted_run, create_console()))
 
 
 def suggest_learning_rate(
@@ -59,9 +59,9 @@ def suggest_learning_rate(
     Example: vitascope lr-find digits
     """
     recipe = _read_recipe_arguments(words)
-    from vitascope.training.rate_finder import RULE, find_learning_rate
+    from vitascope.training.rate_finder import RULE, measure_learning_rate_curve
 
-    result = find_learning_rate(recipe, create_console())
+    result = measure_learning_rate_curve(recipe, create_console())
     result.save_figure(out)
     end = result.describe_divergence()
     if result.suggested_lr is None:
@@ -80,7 +80,7 @@ def _read_recipe_arguments(arguments: list[str] | None) -> Recipe:
     return read_recipe(*split_required_recipe_args(arguments))
 
 
-def _run_interruptible(run_training: Callable[[], object]) -> None:
+def _run_and_exit_on_interrupt(run_training: Callable[[], object]) -> None:
     """Run training. Ctrl-C and SIGTERM stop it after a save, with exit code 130."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

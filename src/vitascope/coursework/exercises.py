@@ -36,7 +36,7 @@ class TaskPoints(NamedTuple):
     of: int
 
 
-def write_exercise_file(exercise_name: str, output_path: Path | None = None) -> Path:
+def write_new_exercise_file(exercise_name: str, output_path: Path | None = None) -> Path:
     """Write the file of an exercise; an existing file is never overwritten."""
     if exercise_name not in EXERCISES:
         raise UserError(f"There is no exercise {exercise_name}. {suggest_choice(exercise_name, EXERCISES)}")
@@ -48,13 +48,13 @@ def write_exercise_file(exercise_name: str, output_path: Path | None = None) -> 
     return path
 
 
-def grade_sheet_e(reports: list[CheckReport]) -> list[TaskPoints]:
+def grade_sheet_e_code(reports: list[CheckReport]) -> list[TaskPoints]:
     """Count sheet E's 14 points for code; of several versions of a part, a correct one counts."""
     best = {report.part: report for report in sorted(reports, key=lambda report: report.passed)}
     attention, vit = best.get("self-attention-2d"), best.get("vit")
     is_written_out = attention is not None and not any("fused" in note for note in attention.notes)
     return [
-        TaskPoints("SelfAttention2d: all layers are present", int(_has_all_layers(attention)), 1),
+        TaskPoints("SelfAttention2d: all layers are present", int(_ran_without_missing_layers(attention)), 1),
         TaskPoints(
             "SelfAttention2d: correct with one head",
             3 * int(is_written_out and _has_passed_check(attention, "one head")),
@@ -65,7 +65,7 @@ def grade_sheet_e(reports: list[CheckReport]) -> list[TaskPoints]:
         ),
         TaskPoints("feed-forward layer", int(_is_correct(best.get("feed-forward"))), 1),
         TaskPoints("transformer block", 2 * int(_is_correct(best.get("transformer-block"))), 2),
-        TaskPoints("VisionTransformer: all layers are present", 2 * int(_has_all_layers(vit)), 2),
+        TaskPoints("VisionTransformer: all layers are present", 2 * int(_ran_without_missing_layers(vit)), 2),
         TaskPoints("VisionTransformer: patchify", 2 * int(_is_correct(best.get("patchify"))), 2),
         TaskPoints("VisionTransformer: forward", int(_is_correct(vit)), 1),
     ]
@@ -75,7 +75,7 @@ def _is_correct(report: CheckReport | None) -> bool:
     return report is not None and report.passed
 
 
-def _has_all_layers(report: CheckReport | None) -> bool:
+def _ran_without_missing_layers(report: CheckReport | None) -> bool:
     """Return whether the code ran and no layer is missing."""
     return report is not None and bool(report.table) and not any("missing-" in name for name in report.mistakes)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vitascope.data.config import NO_CROP, AugmentConfig
 from vitascope.data.dataset import ImageSize, Labels
-from vitascope.data.image_ops import apply_colour_jitter, crop_and_resize, rotate_and_scale
+from vitascope.data.image_ops import apply_drawn_colour_changes, crop_and_resize, rotate_and_scale
 from vitascope.data.randaugment import apply_randaugment
 from vitascope.data.sampling import RandomDraws
 from vitascope.shapes import Images
@@ -57,7 +57,7 @@ def make_unmixed_labels(labels: Labels) -> MixedLabels:
     return MixedLabels(labels, labels, torch.ones(len(labels), device=labels.device))
 
 
-def mix_images_and_labels(
+def apply_mixup_or_cutmix(
     images: Images, labels: Labels, draws: Float[Tensor, "batch kind_lam_row_column"]
 ) -> MixedBatch:
     """Mix each image with the previous one of the batch.
@@ -89,7 +89,7 @@ def compute_cutmix_mask_and_lam(
     return CutMixRegion(box, 1 - (bottom - top) * (right - left) / (height * width))
 
 
-def flip_selected(images: Tensor, is_selected: Tensor) -> Tensor:
+def flip_selected_images(images: Tensor, is_selected: Tensor) -> Tensor:
     """Flip the selected images left to right."""
     return torch.where(is_selected[:, None, None, None], images.flip(-1), images)
 
@@ -133,16 +133,16 @@ def make_box_masks(top: Tensor, bottom: Tensor, left: Tensor, right: Tensor, hei
     return rows[:, None, :, None] & columns[:, None, None, :]
 
 
-def flip_and_shift(images: Tensor, draws: RandomDraws, policy: AugmentConfig) -> Tensor:
+def flip_and_shift_as_drawn(images: Tensor, draws: RandomDraws, policy: AugmentConfig) -> Tensor:
     """Flip and shift. Both work on the stored bytes."""
     if "flip" in draws:
-        images = flip_selected(images, draws["flip"])
+        images = flip_selected_images(images, draws["flip"])
     if "shift" in draws:
         images = shift_images(images, draws["shift"], policy.shift_fill or "zero")
     return images
 
 
-def augment_pixels(
+def crop_warp_and_jitter_pixels(
     images: Tensor, draws: RandomDraws, policy: AugmentConfig, crop_size: ImageSize | None = None
 ) -> Images:
     """Augment pixels from 0 to 1: crop, rotate and scale, RandAugment, colour jitter."""
@@ -152,4 +152,4 @@ def augment_pixels(
         images = rotate_and_scale(images, draws["warp"])
     if "operation" in draws:
         images = apply_randaugment(images, draws["operation"], draws["sign"], policy.magnitude or 0.0)
-    return apply_colour_jitter(images, draws)
+    return apply_drawn_colour_changes(images, draws)

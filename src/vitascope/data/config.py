@@ -50,7 +50,9 @@ class AugmentConfig:
         for name in ("shift", "mixup", "cutmix"):
             _check_range(name, getattr(self, name), 0, 1000)
         if self.crop_scale is not None:
-            object.__setattr__(self, "crop_scale", check_crop_scale("data.augment.crop_scale", self.crop_scale))
+            object.__setattr__(
+                self, "crop_scale", check_and_convert_crop_scale("data.augment.crop_scale", self.crop_scale)
+            )
         for name, choices in (("shift_fill", FILL_MODES), ("flip_mode", FLIP_MODES)):
             value = getattr(self, name)
             if value is not None and value not in choices:
@@ -114,7 +116,7 @@ def _check_range(setting_name: str, value: float | None, low: float, high: float
         raise UserError(f"data.augment.{setting_name}={value} must be at least {low:g} and at most {high:g}.")
 
 
-def check_crop_scale(setting_name: str, crop_scale: tuple[float, float]) -> tuple[float, float]:
+def check_and_convert_crop_scale(setting_name: str, crop_scale: tuple[float, float]) -> tuple[float, float]:
     """Return a crop's range of areas as a tuple. Raise an error if it is not a range of fractions."""
     areas = tuple(crop_scale)
     if len(areas) != 2 or not 0 < areas[0] <= areas[1] <= 1:
@@ -164,8 +166,8 @@ def resolve_augmentation(
     """Complete the settings with the data set's policy; a user's own data gets the policy of photos or symbols."""
     policy = POLICIES.get(dataset_name, PHOTO_POLICY if num_channels == 3 else SYMBOL_POLICY)
     if objective != "classify":
-        _check_self_supervised_settings(requested, objective)
-        policy = _adapt_to_self_supervision(policy, objective, num_channels)
+        _check_augmentation_suits_objective(requested, objective)
+        policy = _adapt_policy_to_self_supervision(policy, objective, num_channels)
     settings = requested.fill_missing_from(policy)
     if dataset_name in DATASETS_WITHOUT_FLIPS and settings.flip:
         raise UserError(
@@ -185,7 +187,7 @@ def resolve_augmentation(
     return settings
 
 
-def _adapt_to_self_supervision(policy: AugmentConfig, objective: str, num_channels: int) -> AugmentConfig:
+def _adapt_policy_to_self_supervision(policy: AugmentConfig, objective: str, num_channels: int) -> AugmentConfig:
     """Return the policy without mixing and erasing.
 
     MAE uses only crops and flips (He et al. 2022, appendix A.1). DINO adds colour jitter (Caron et al. 2021), without
@@ -199,7 +201,7 @@ def _adapt_to_self_supervision(policy: AugmentConfig, objective: str, num_channe
     return replace(adapted, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2)
 
 
-def _check_self_supervised_settings(requested: AugmentConfig, objective: str) -> None:
+def _check_augmentation_suits_objective(requested: AugmentConfig, objective: str) -> None:
     if requested.mixup or requested.cutmix:
         name = "mixup" if requested.mixup else "cutmix"
         raise UserError(f"data.augment.{name} mixes labels, but train.objective={objective} uses none. Leave it out.")

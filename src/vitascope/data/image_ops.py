@@ -59,7 +59,7 @@ def solarize_selected(images: Images, is_selected: Tensor) -> Images:
     return torch.where(_add_pixel_axes(is_selected) & (images >= 0.5), 1 - images, images)
 
 
-def apply_colour_jitter(images: Images, draws: RandomDraws) -> Images:
+def apply_drawn_colour_changes(images: Images, draws: RandomDraws) -> Images:
     """Apply those of brightness, contrast, saturation, hue, grayscale and solarization that have draws."""
     steps = {
         "brightness": adjust_brightness,
@@ -78,7 +78,7 @@ def _add_pixel_axes(values_per_image: Tensor) -> Tensor:
     return values_per_image[:, None, None, None]
 
 
-def warp_images(images: Images, angles: Tensor, shears: Tensor, scales: Tensor, shifts: Tensor) -> Images:
+def rotate_shear_scale_shift(images: Images, angles: Tensor, shears: Tensor, scales: Tensor, shifts: Tensor) -> Images:
     """Warp each image: `angles` in radians, `shears` along (x, y), `scales`, `shifts` in widths and heights."""
     height, width = images.shape[2:]
     cosine, sine = torch.cos(angles) / scales, torch.sin(angles) / scales
@@ -92,7 +92,7 @@ def warp_images(images: Images, angles: Tensor, shears: Tensor, scales: Tensor, 
 def rotate_and_scale(images: Images, angles_and_scales: Float[Tensor, "batch angle_scale"]) -> Images:
     """Rotate each image by its angle in radians, and scale it by its factor."""
     zeros = torch.zeros_like(angles_and_scales)
-    return warp_images(images, angles_and_scales[:, 0], zeros, angles_and_scales[:, 1], zeros)
+    return rotate_shear_scale_shift(images, angles_and_scales[:, 0], zeros, angles_and_scales[:, 1], zeros)
 
 
 def crop_and_resize(

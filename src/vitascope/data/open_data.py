@@ -6,24 +6,28 @@ from pathlib import Path
 from vitascope.data.config import DataConfig
 from vitascope.data.data_root import find_first_existing, resolve_data_root
 from vitascope.data.dataset import DataSource, ImageSize
-from vitascope.data.sources.arrays import open_digits, open_npz
+from vitascope.data.sources.arrays import open_builtin_digits, open_npz
 from vitascope.data.sources.folder import open_image_folder
-from vitascope.data.sources.named import PUBLISHED_DATASETS, open_published_dataset
+from vitascope.data.sources.named import PUBLISHED_DATASETS, open_or_download_published_dataset
 from vitascope.errors import UserError, suggest_choice
 
 
-def resolve_data_paths(config: DataConfig) -> DataConfig:
+def resolve_paths_in_data_config(config: DataConfig) -> DataConfig:
     """Resolve relative paths and the data root, so that the setting is valid in every working directory."""
     if config.name == "digits":
         return config
     if config.name in PUBLISHED_DATASETS:
         return replace(config, root=str(resolve_data_root(config.root).resolve()))
-    return replace(config, name=str(_find_data_path(config).resolve()))
+    return replace(config, name=str(_find_path_or_under_root(config).resolve()))
 
 
-def check_data_exists(config: DataConfig) -> None:
+def check_data_name_exists(config: DataConfig) -> None:
     """Raise an error if no data set has this name. The data itself is not read."""
-    if config.name != "digits" and config.name not in PUBLISHED_DATASETS and not _find_data_path(config).exists():
+    if (
+        config.name != "digits"
+        and config.name not in PUBLISHED_DATASETS
+        and not _find_path_or_under_root(config).exists()
+    ):
         kind = "file" if Path(config.name).suffix else "folder"
         suggestion = suggest_choice(config.name, ["digits", *PUBLISHED_DATASETS])
         raise UserError(f"There is no data set and no {kind} named '{config.name}'. {suggestion}")
@@ -36,21 +40,21 @@ def open_data_source(
 
     With `for_training=False`, a single class or a test split alone is accepted."""
     if config.name == "digits":
-        return open_digits()
+        return open_builtin_digits()
     if config.name in PUBLISHED_DATASETS:
-        return open_published_dataset(config.name, resolve_data_root(config.root), download=config.download)
-    path = _find_data_path(config)
+        return open_or_download_published_dataset(config.name, resolve_data_root(config.root), download=config.download)
+    path = _find_path_or_under_root(config)
     if path.is_dir():
         return open_image_folder(
             path, image_size, num_channels, strict=config.strict, min_classes=2 if for_training else 1
         )
     if path.is_file() and path.suffix == ".npz":
         return open_npz(path, for_training=for_training)
-    check_data_exists(config)
+    check_data_name_exists(config)
     raise UserError(f"data.name={config.name} is neither a folder of class folders nor an .npz file.")
 
 
-def _find_data_path(config: DataConfig) -> Path:
+def _find_path_or_under_root(config: DataConfig) -> Path:
     """Return `name` as a path, or the folder or file of that name under the data root."""
     path = Path(config.name).expanduser()
     return path if path.exists() else find_first_existing([resolve_data_root(config.root) / config.name]) or path

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from vitascope.data.augment import (
     MixedBatch,
-    augment_pixels,
+    apply_mixup_or_cutmix,
+    crop_warp_and_jitter_pixels,
     erase_rectangles,
-    flip_and_shift,
+    flip_and_shift_as_drawn,
     make_unmixed_labels,
-    mix_images_and_labels,
 )
 from vitascope.data.config import AugmentConfig
 from vitascope.data.dataset import ImageSize, Labels, UInt8Images
@@ -40,15 +40,15 @@ class Preprocessing:
         """Augment the images, then apply MixUp or CutMix."""
         pixels = self.augment(images, draws, policy)
         if "mix" in draws:
-            return mix_images_and_labels(pixels, labels, draws["mix"])
+            return apply_mixup_or_cutmix(pixels, labels, draws["mix"])
         return MixedBatch(pixels, make_unmixed_labels(labels))
 
     def augment(
         self, images: UInt8Images, draws: RandomDraws, policy: AugmentConfig, crop_size: ImageSize | None = None
     ) -> Images:
         """Augment the images: flip and shift, crop, RandAugment and colour, normalise, erase."""
-        pixels = self.scale_and_resize(flip_and_shift(images, draws, policy))
-        pixels = self.normalize(augment_pixels(pixels, draws, policy, crop_size))
+        pixels = self.scale_and_resize(flip_and_shift_as_drawn(images, draws, policy))
+        pixels = self.normalize(crop_warp_and_jitter_pixels(pixels, draws, policy, crop_size))
         if "erase" in draws:
             pixels = erase_rectangles(pixels, draws["erase"], policy.erase or 0.0, policy.erase_area or 0.0)
         return pixels

@@ -12,7 +12,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitascope.data.image_ops import adjust_brightness, adjust_contrast, adjust_saturation, warp_images
+from vitascope.data.image_ops import adjust_brightness, adjust_contrast, adjust_saturation, rotate_shear_scale_shift
 from vitascope.shapes import Images
 
 OPERATIONS = (
@@ -27,16 +27,16 @@ def apply_randaugment(images: Images, operation_indices: Tensor, signs: Tensor, 
     images = images.clone()
     for step in range(operation_indices.shape[1]):
         masks = {name: operation_indices[:, step] == index for index, name in enumerate(OPERATIONS)}
-        images = _apply_one_round(images, masks, signs[:, step] * (magnitude / 30), magnitude / 30)
+        images = _apply_randaugment_round(images, masks, signs[:, step] * (magnitude / 30), magnitude / 30)
     return images
 
 
-def _apply_one_round(
+def _apply_randaugment_round(
     images: Images, masks_by_operation: dict[str, Bool[Tensor, "batch"]], signed_strengths: Tensor, strength: float
 ) -> Images:
     """Apply to each image the operation whose mask selects it."""
     is_affine = torch.stack([masks_by_operation[name] for name in AFFINE_OPERATIONS]).any(0)
-    images = _apply_to_selected(
+    images = _transform_selected_images(
         images,
         is_affine,
         shear_shift_rotate,
@@ -47,19 +47,21 @@ def _apply_one_round(
         ("saturation", adjust_saturation),
         ("contrast", adjust_contrast),
     ):
-        images = _apply_to_selected(images, masks_by_operation[name], transform, 1 + 0.9 * signed_strengths)
-    images = _apply_to_selected(images, masks_by_operation["sharpness"], adjust_sharpness, 1 + 0.9 * signed_strengths)
-    images = _apply_to_selected(
+        images = _transform_selected_images(images, masks_by_operation[name], transform, 1 + 0.9 * signed_strengths)
+    images = _transform_selected_images(
+        images, masks_by_operation["sharpness"], adjust_sharpness, 1 + 0.9 * signed_strengths
+    )
+    images = _transform_selected_images(
         images, masks_by_operation["posterize"], lambda selected: posterize(selected, 8 - round(4 * strength))
     )
-    images = _apply_to_selected(
+    images = _transform_selected_images(
         images, masks_by_operation["solarize"], lambda selected: solarize(selected, 1 - strength)
     )
-    images = _apply_to_selected(images, masks_by_operation["autocontrast"], autocontrast)
-    return _apply_to_selected(images, masks_by_operation["equalize"], equalize)
+    images = _transform_selected_images(images, masks_by_operation["autocontrast"], autocontrast)
+    return _transform_selected_images(images, masks_by_operation["equalize"], equalize)
 
 
-def _apply_to_selected(
+def _transform_selected_images(
     images: Images, is_selected: Tensor, transform: Callable[..., Images], *transform_args: Tensor
 ) -> Images:
     """Apply `transform` to the selected images.
@@ -81,7 +83,7 @@ def shear_shift_rotate(images: Images, signed_strengths: Tensor) -> Images:
         signed_strengths[:, 2:4] * (150 / 331),
         signed_strengths[:, 4] * math.radians(30),
     )
-    return warp_images(images, angles, shears, torch.ones_like(angles), shifts)
+    return rotate_shear_scale_shift(images, angles, shears, torch.ones_like(angles), shifts)
 
 
 def solarize(images: Images, threshold: float) -> Images:

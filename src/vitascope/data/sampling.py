@@ -16,7 +16,7 @@ from vitascope.data.config import AugmentConfig
 RandomDraws = dict[str, Tensor]  # name -> one draw per image of a batch
 
 
-def draw_epoch_order(
+def draw_epoch_image_indices(
     num_images: int,
     num_steps: int,
     batch_size: int,
@@ -37,7 +37,7 @@ def draw_epoch_order(
     return torch.from_numpy(order).view(num_steps, batch_size)
 
 
-def draw_epoch_augmentation(
+def draw_epoch_augmentation_parameters(
     policy: AugmentConfig, num_steps: int, batch_size: int, seed: int, epoch: int, *, view_index: int = 0
 ) -> RandomDraws:
     """Return the draws that the policy uses, name -> step × image (× …). Each `view_index` has its own draws."""
@@ -49,16 +49,19 @@ def draw_epoch_augmentation(
         "shift": (shift, lambda: rng.integers(-shift, shift + 1, (*shape, 2))),
         "crop": (policy.uses_crops, lambda: rng.random((*shape, 4))),
         "warp": (policy.rotate or policy.scale, lambda: _draw_angles_and_scales(rng, policy, shape)),
-        "brightness": (policy.brightness, lambda: _draw_factors(rng, policy.brightness, shape)),
-        "contrast": (policy.contrast, lambda: _draw_factors(rng, policy.contrast, shape)),
-        "saturation": (policy.saturation, lambda: _draw_factors(rng, policy.saturation, shape)),
+        "brightness": (policy.brightness, lambda: _draw_factors_around_one(rng, policy.brightness, shape)),
+        "contrast": (policy.contrast, lambda: _draw_factors_around_one(rng, policy.contrast, shape)),
+        "saturation": (policy.saturation, lambda: _draw_factors_around_one(rng, policy.saturation, shape)),
         "hue": (hue, lambda: rng.uniform(-hue, hue, shape)),
         "grayscale": (policy.grayscale, lambda: rng.random(shape) < (policy.grayscale or 0.0)),
         "solarize": (policy.solarize, lambda: rng.random(shape) < (policy.solarize or 0.0)),
         "operation": (rounds, lambda: rng.integers(0, 14, (*shape, rounds))),
         "sign": (rounds, lambda: rng.integers(0, 2, (*shape, rounds)) * 2.0 - 1),
         "erase": (policy.erase, lambda: rng.random((*shape, 5))),
-        "mix": ((policy.mixup or policy.cutmix) and policy.mix_prob, lambda: _draw_mixing(rng, policy, shape)),
+        "mix": (
+            (policy.mixup or policy.cutmix) and policy.mix_prob,
+            lambda: _draw_mixup_cutmix_parameters(rng, policy, shape),
+        ),
     }
     draws = {
         name: torch.from_numpy(np.asarray(draw_values()))
@@ -79,7 +82,7 @@ def draw_alternating_flips(
     return first_flips[order] ^ (pass_indices % 2).bool()
 
 
-def draw_epoch_noise(num_patches: int, num_steps: int, batch_size: int, seed: int, epoch: int) -> Tensor:
+def draw_epoch_patch_noise(num_patches: int, num_steps: int, batch_size: int, seed: int, epoch: int) -> Tensor:
     """Return uniform noise from 0 to 1, step × image × patch, which selects the hidden patches."""
     return torch.from_numpy(
         np.random.default_rng([seed, epoch, 2]).random((num_steps, batch_size, num_patches), dtype=np.float32)
@@ -94,15 +97,19 @@ def select_step_draws(draws: RandomDraws, step_index: int) -> RandomDraws:
 def _draw_angles_and_scales(rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int]) -> NDArray[Any]:
     """Return (angle in radians, factor) per image."""
     angle = np.deg2rad(policy.rotate or 0.0)
-    return np.stack([rng.uniform(-angle, angle, shape), _draw_factors(rng, policy.scale, shape)], axis=-1)
+    return np.stack([rng.uniform(-angle, angle, shape), _draw_factors_around_one(rng, policy.scale, shape)], axis=-1)
 
 
-def _draw_factors(rng: np.random.Generator, max_deviation: float | None, shape: tuple[int, int]) -> NDArray[Any]:
+def _draw_factors_around_one(
+    rng: np.random.Generator, max_deviation: float | None, shape: tuple[int, int]
+) -> NDArray[Any]:
     """Return factors between 1 - `max_deviation` and 1 + `max_deviation`."""
     return rng.uniform(1 - (max_deviation or 0.0), 1 + (max_deviation or 0.0), shape)
 
 
-def _draw_mixing(rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int]) -> NDArray[Any]:
+def _draw_mixup_cutmix_parameters(
+    rng: np.random.Generator, policy: AugmentConfig, shape: tuple[int, int]
+) -> NDArray[Any]:
     """Return (kind, λ, row, column) per image; kind 0: not mixed, 1: MixUp, 2: CutMix."""
     mixup, cutmix = policy.mixup or 0.0, policy.cutmix or 0.0
     is_cutmix = rng.random(shape) < (0.5 if mixup and cutmix else float(cutmix > 0))

@@ -10,7 +10,7 @@ from vitascope.data.config import DataConfig
 from vitascope.data.dataset import DataSource, ImageSize, Labels, Split
 from vitascope.data.open_data import open_data_source
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.data.statistics import compute_data_hash, compute_mean_and_std
+from vitascope.data.statistics import compute_data_hash, compute_pixel_mean_and_std
 from vitascope.errors import UserError
 
 
@@ -21,7 +21,7 @@ class SplitIndices(NamedTuple):
     validation: Tensor
 
 
-def split_train_validation(labels: Labels, validation_fraction: float, seed: int) -> SplitIndices:
+def split_train_validation_indices(labels: Labels, validation_fraction: float, seed: int) -> SplitIndices:
     """Hold out `validation_fraction` of each class, at least one image per class if it is greater than 0."""
     train, validation = [], []
     for members in shuffle_indices_by_class(labels, seed):
@@ -35,7 +35,7 @@ def split_train_validation(labels: Labels, validation_fraction: float, seed: int
     return SplitIndices(torch.cat(train).sort().values, torch.cat(validation).sort().values)
 
 
-def draw_stratified_subset(labels: Labels, fraction: float, seed: int) -> Tensor:
+def draw_stratified_subset_indices(labels: Labels, fraction: float, seed: int) -> Tensor:
     """Return the indices of a random `fraction` of each class, at least one image per class."""
     if fraction == 1:
         return torch.arange(len(labels))
@@ -65,24 +65,26 @@ class TrainingData:
         return self.source.classes
 
 
-def open_training_data(config: DataConfig, image_size: ImageSize, num_channels: int, seed: int) -> TrainingData:
+def load_train_and_validation_data(
+    config: DataConfig, image_size: ImageSize, num_channels: int, seed: int
+) -> TrainingData:
     """Open the data, hold out validation images, then select `fraction`: validation images do not depend on it."""
     source = open_data_source(config, image_size, num_channels)
     all_train = source.load_split("train")
     if "val" in source.split_names and config.validation > 0:
         train, validation = all_train, source.load_split("val")
     else:
-        indices = split_train_validation(all_train.labels, config.validation, seed)
+        indices = split_train_validation_indices(all_train.labels, config.validation, seed)
         train = all_train.select(indices.train)
         validation = all_train.select(indices.validation) if len(indices.validation) else None
-    train = train.select(draw_stratified_subset(train.labels, config.fraction, seed))
+    train = train.select(draw_stratified_subset_indices(train.labels, config.fraction, seed))
     full_hash = compute_data_hash(all_train.images, all_train.labels)
     return TrainingData(source, train, validation, make_preprocessing(train, image_size, num_channels), full_hash)
 
 
 def make_preprocessing(train_split: Split, image_size: ImageSize, num_channels: int) -> Preprocessing:
     """Return the preprocessing with mean and standard deviation of the training images, in the model's channels."""
-    mean, std = compute_mean_and_std(train_split.images)
+    mean, std = compute_pixel_mean_and_std(train_split.images)
     if len(mean) != num_channels:
         mean, std = (mean.mean().expand(num_channels), std.mean().expand(num_channels))
     return Preprocessing(image_size, tuple(mean.tolist()), tuple(std.tolist()))

@@ -23,7 +23,7 @@ class ChannelStatistics(NamedTuple):
     std: Tensor
 
 
-def compute_mean_and_std(images: UInt8Images) -> ChannelStatistics:
+def compute_pixel_mean_and_std(images: UInt8Images) -> ChannelStatistics:
     """Compute mean and standard deviation per channel from integer histograms, which sum without rounding errors."""
     values = torch.arange(256, dtype=torch.float64) / 255
     counts = torch.stack([torch.bincount(images[:, c].flatten().int(), minlength=256) for c in range(images.shape[1])])
@@ -33,7 +33,7 @@ def compute_mean_and_std(images: UInt8Images) -> ChannelStatistics:
     return ChannelStatistics(mean.float(), std.float().clamp(min=1e-3))  # a constant channel must not divide by zero
 
 
-def compute_fingerprints(images: UInt8Images) -> list[Fingerprint]:
+def hash_each_image(images: UInt8Images) -> list[Fingerprint]:
     """Return one hash per image; equal images have equal hashes."""
     return [hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest() for image in images]
 
@@ -50,7 +50,7 @@ def count_label_conflicts(fingerprints: list[Fingerprint], labels: list[int]) ->
     return sum(first_labels.setdefault(fingerprint, label) != label for fingerprint, label in pairs)
 
 
-def count_shared_images(reference_fingerprints: list[Fingerprint], fingerprints: list[Fingerprint]) -> int:
+def count_also_in_reference(reference_fingerprints: list[Fingerprint], fingerprints: list[Fingerprint]) -> int:
     """Count the images in `fingerprints` that also occur in `reference_fingerprints`."""
     reference = set(reference_fingerprints)
     return sum(fingerprint in reference for fingerprint in fingerprints)
@@ -130,7 +130,7 @@ def summarize_data(data_name: str, data_folder: str | None) -> DataSummary:
     """Describe every split, including the test images. Do not use the result to choose a model."""
     source = open_data_source(DataConfig(name=data_name, root=data_folder), *PREVIEW_SIZE)
     splits = {name: source.load_split(name) for name in source.split_names}
-    fingerprints = {name: compute_fingerprints(split.images) for name, split in splits.items()}
+    fingerprints = {name: hash_each_image(split.images) for name, split in splits.items()}
     summaries = {name: _summarize_split(name, split, source.classes, fingerprints) for name, split in splits.items()}
     return DataSummary(source.name, source.classes, summaries, source.skipped_paths)
 
@@ -139,7 +139,7 @@ def _summarize_split(
     split_name: SplitName, split: Split, class_names: list[str], fingerprints: dict[SplitName, list[Fingerprint]]
 ) -> SplitSummary:
     """Describe one split; `fingerprints` has those of every split."""
-    mean, std = compute_mean_and_std(split.images)
+    mean, std = compute_pixel_mean_and_std(split.images)
     counts = torch.bincount(split.labels, minlength=len(class_names)).tolist()
     _, channels, height, width = split.images.shape
     per_class = dict(zip(class_names, counts, strict=True))
@@ -161,7 +161,7 @@ def _summarize_split(
 def _count_also_in(
     reference_split: SplitName, split_name: SplitName, fingerprints: dict[SplitName, list[Fingerprint]]
 ) -> int:
-    return count_shared_images(fingerprints.get(reference_split, []), fingerprints[split_name])
+    return count_also_in_reference(fingerprints.get(reference_split, []), fingerprints[split_name])
 
 
 def _format_values(values: list[float]) -> str:

@@ -23,7 +23,7 @@ ERROR_COLOURMAP = LinearSegmentedColormap.from_list(
 def draw_confusion_matrix(counts: NDArray, class_names: list[str], title: str) -> Figure:
     """Draw true classes as rows and predicted classes as columns; cells are percentages of the row."""
     num_all_classes = len(counts)
-    counts, class_names = _limit_classes(counts, class_names)
+    counts, class_names = _limit_to_displayable_classes(counts, class_names)
     classes, has_images = len(class_names), counts.sum(1) > 0
     percentages = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     errors = percentages.copy()
@@ -67,7 +67,7 @@ class LimitedClasses(NamedTuple):
     class_names: list[str]
 
 
-def _limit_classes(counts: NDArray, class_names: list[str]) -> LimitedClasses:
+def _limit_to_displayable_classes(counts: NDArray, class_names: list[str]) -> LimitedClasses:
     """Limit many classes to those with images, then to those predicted most often."""
     has_images = counts.sum(1) > 0
     if len(class_names) <= MAX_CLASSES_WITH_NAMES or has_images.sum() > MAX_CLASSES_WITH_NAMES:
@@ -107,7 +107,9 @@ def draw_reliability_diagram(
             confidences, accuracies = [100 * row.confidence for row in bins], [100 * row.accuracy for row in bins]
             main.vlines(confidences, confidences, accuracies, color=colour, alpha=0.35, linewidth=4)
             main.plot(confidences, accuracies, color=colour, marker=marker, markersize=5, label=name)
-            counts.stairs(*_compute_histogram_steps(bins), color=colour, label=name, linewidth=1.6, baseline=0.5)
+            counts.stairs(
+                *_compute_histogram_counts_and_edges(bins), color=colour, label=name, linewidth=1.6, baseline=0.5
+            )
     main.set_xlim(0, 101)
     main.set_ylim(0, 101)
     main.set_aspect("equal")
@@ -127,7 +129,7 @@ class HistogramSteps(NamedTuple):
     edges: list[float]  # in percent
 
 
-def _compute_histogram_steps(bins: CalibrationBins) -> HistogramSteps:
+def _compute_histogram_counts_and_edges(bins: CalibrationBins) -> HistogramSteps:
     """Return the histogram of all bins, empty ones included."""
     width = bins[0].high - bins[0].low
     num_bins = round(1 / width)

@@ -14,7 +14,7 @@ from vitascope.draw.style import add_caption, create_figure, escape_mathtext, se
 HEAT_MAP_ALPHA = 0.65
 
 
-def draw_explanations(
+def draw_heat_maps_over_image(
     image: NDArray, heat_maps: dict[str, NDArray], image_title: str, caption_text: str, num_columns: int = 4
 ) -> Figure:
     """Draw `image` (height × width × 1 or 3, 0 to 1) and heat maps (row × column); `image_title` is above the image."""
@@ -61,7 +61,7 @@ def draw_patch_grid(panel: Axes, image: NDArray, grid_shape: tuple[int, ...]) ->
         panel.axvline(column * width / grid_shape[1], color=COLOURS[4], linewidth=0.6)
 
 
-def mark_patch(panel: Axes, image: NDArray, grid_shape: tuple[int, int], patch_position: tuple[int, int]) -> None:
+def outline_patch(panel: Axes, image: NDArray, grid_shape: tuple[int, int], patch_position: tuple[int, int]) -> None:
     """Draw a white frame with a black edge, visible on any colour."""
     height, width = image.shape[0] / grid_shape[0], image.shape[1] / grid_shape[1]
     left, top = patch_position[1] * width, patch_position[0] * height
@@ -164,7 +164,7 @@ def _draw_image_with_query(
     show_image(panel, image)
     draw_patch_grid(panel, image, grid_shape)
     if query_patch is not None:
-        mark_patch(panel, image, grid_shape, query_patch)
+        outline_patch(panel, image, grid_shape, query_patch)
 
 
 MAX_CLASSES = 12

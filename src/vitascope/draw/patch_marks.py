@@ -13,7 +13,7 @@ REMOVED_COLOUR = "#888888"
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
-def outline_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
+def outline_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
     """Draw white lines with a black edge between groups. `group_map`: group of each patch, row × column."""
     height, width = patch_size
     lines = []

@@ -31,7 +31,7 @@ LABEL_OVERLAP_DISTANCE = (0.12, 0.04)  # fractions of a panel: labels of closer 
 SeedCurves = dict[str, list[list[float]]]  # train_loss, val_accuracy, … -> one list of epochs per seed
 
 
-def draw_curve_bands(
+def draw_seed_curve_bands(
     curves_by_combination: dict[str, SeedCurves], caption_text: str, metric_units: dict[str, str] = METRIC_UNITS
 ) -> Figure:
     """Draw loss and accuracy over epochs, one colour per combination: validation solid, training dashed.
@@ -163,7 +163,9 @@ def _draw_pareto_panel(panel: Axes, cost_name: str, points: list[ParetoPoint]) -
     _format_cost_axis(panel, [point.cost for point in points])
     panel.set_ylim(max(panel.get_ylim()[0], -1.0), min(panel.get_ylim()[1], 101.0))
     labelled = {n: p for n, p in enumerate(points, 1) if p.is_on_front or len(points) <= MAX_LEGEND_NAMES}
-    _label_points(panel, {number: (point.cost, 100 * point.accuracy) for number, point in labelled.items()})
+    _label_points_with_letters(
+        panel, {number: (point.cost, 100 * point.accuracy) for number, point in labelled.items()}
+    )
     panel.grid(alpha=0.25)
     set_labels(panel, f"accuracy against {cost_name}", cost_name, "accuracy in %")
 
@@ -180,7 +182,7 @@ def _format_cost_axis(panel: Axes, costs: list[float]) -> None:
     panel.xaxis.set_major_formatter(EngFormatter(sep="") if max(costs) >= 1000 else "{x:g}")
 
 
-def _label_points(axis: Axes, points_by_number: dict[int, tuple[float, float]]) -> None:
+def _label_points_with_letters(axis: Axes, points_by_number: dict[int, tuple[float, float]]) -> None:
     """Label the points (x, y) with letters; points that are close together share one label."""
     groups: list[tuple[tuple[float, float], list[int]]] = []
     for number, point in points_by_number.items():

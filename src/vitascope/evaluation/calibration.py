@@ -80,7 +80,7 @@ def _bin_by_confidence(confidence: torch.Tensor, correct: torch.Tensor, num_bins
     return bins
 
 
-def fit_temperature(logits: Logits, labels: Labels) -> float | None:
+def fit_temperature_within_bounds(logits: Logits, labels: Labels) -> float | None:
     """Return the temperature with the lowest loss on these images, which must not be the evaluated ones.
 
     Return None if the optimum lies at a bound, e.g. because all images are classified correctly.
@@ -98,7 +98,9 @@ def fit_temperature(logits: Logits, labels: Labels) -> float | None:
     return None if best - low < 0.01 or high - best < 0.01 else math.exp(best)
 
 
-def evaluate_temperature(logits: Logits, labels: Labels, temperature: float, num_fit_images: int) -> TemperatureScaling:
+def compute_temperature_scaled_calibration(
+    logits: Logits, labels: Labels, temperature: float, num_fit_images: int
+) -> TemperatureScaling:
     """Return the calibration of these images with a temperature that was fitted on other images."""
     scaled = compute_calibration(logits.double() / temperature, labels)
     return TemperatureScaling(temperature, num_fit_images, scaled.ece, scaled.loss, scaled.bins)

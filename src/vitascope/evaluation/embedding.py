@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitascope.data.dataset import Split, UInt8Images
-from vitascope.data.splits import draw_stratified_subset
+from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError, format_count
-from vitascope.evaluation.eval_data import load_run_split
-from vitascope.evaluation.prediction import Prediction, Predictions, read_image_files
+from vitascope.evaluation.eval_data import load_verified_run_split
+from vitascope.evaluation.prediction import Prediction, Predictions, read_image_files_and_folders
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.run.files import make_folder, write_atomically
 from vitascope.shapes import Features
@@ -60,9 +60,9 @@ def check_feature_file_suffix(path: Path) -> None:
         )
 
 
-def compute_image_features(model: TrainedTransformer, paths: list[Path]) -> ImageFeatures:
+def compute_features_of_image_files(model: TrainedTransformer, paths: list[Path]) -> ImageFeatures:
     """Compute the features of every image in the folders, preprocessed as in training."""
-    loaded = read_image_files(paths, model.info.stored)
+    loaded = read_image_files_and_folders(paths, model.info.stored)
     files = loaded.files or []
     folders = [Path(name).resolve().parent.name for name in files]
     predictions, features = model.predict_with_features(loaded)
@@ -117,15 +117,15 @@ def find_similar_images(
     """Search by the cosine between features, in the run's training images or in a folder."""
     if image_path.is_dir():
         raise UserError(f"{image_path} is a folder. Give one image. To search a folder, add --among FOLDER.")
-    loaded = read_image_files([image_path], model.info.stored)
+    loaded = read_image_files_and_folders([image_path], model.info.stored)
     predictions, query_features = model.predict_with_features(loaded)
     query_features = F.normalize(query_features, dim=1)
     unreadable_files: list[str] = []
     if search_folder is None:
-        searched, features = _load_training_features(model)
+        searched, features = _load_or_compute_training_features(model)
         labels = [model.classes[index] for index in searched.labels.tolist()]
     else:
-        folder_features = compute_image_features(model, [search_folder])
+        folder_features = compute_features_of_image_files(model, [search_folder])
         searched = Split(
             folder_features.images, torch.zeros(len(folder_features.files), dtype=torch.long), folder_features.files
         )
@@ -158,16 +158,16 @@ class SampleFeatures(NamedTuple):
     features: Features
 
 
-def _load_training_features(model: TrainedTransformer) -> SampleFeatures:
+def _load_or_compute_training_features(model: TrainedTransformer) -> SampleFeatures:
     """Return the training images and their features; the features are cached in the run."""
-    samples = load_run_split(model.run, model.info, "train", "Name the images to search: --among FOLDER.")
+    samples = load_verified_run_split(model.run, model.info, "train", "Name the images to search: --among FOLDER.")
     if samples is None:
         raise UserError("The run has no training images to search.")
     samples = samples.select(
-        draw_stratified_subset(samples.labels, min(1.0, MAX_SEARCHED_IMAGES / len(samples)), seed=0)
+        draw_stratified_subset_indices(samples.labels, min(1.0, MAX_SEARCHED_IMAGES / len(samples)), seed=0)
     )
     path = model.run.get_path(CACHE_FILE)
-    identity = _hash_weights_and_images(model, samples)
+    identity = _hash_weights_and_samples(model, samples)
     if path.is_file():
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -176,11 +176,11 @@ def _load_training_features(model: TrainedTransformer) -> SampleFeatures:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             pass  # a damaged cache is computed again
     features = model.compute_stored_features(samples.images)
-    _cache_features(path, features, identity)
+    _try_to_cache_features(path, features, identity)
     return SampleFeatures(samples, features)
 
 
-def _hash_weights_and_images(model: TrainedTransformer, samples: Split) -> str:
+def _hash_weights_and_samples(model: TrainedTransformer, samples: Split) -> str:
     """Return a hash of the weights and images that the features depend on."""
     weights = hashlib.blake2b(digest_size=8)
     for tensor in model.state_dict().values():
@@ -188,7 +188,7 @@ def _hash_weights_and_images(model: TrainedTransformer, samples: Split) -> str:
     return f"{weights.hexdigest()} {compute_data_hash(samples.images, samples.labels)}"
 
 
-def _cache_features(path: Path, features: Features, cache_key: str) -> None:
+def _try_to_cache_features(path: Path, features: Features, cache_key: str) -> None:
     """Cache the features; a run folder without write access is no error."""
     file = io.BytesIO()
     np.savez(file, features=features.numpy(), identity=np.array(cache_key))

@@ -8,8 +8,8 @@ import torch
 
 from vitascope.data.config import DataConfig
 from vitascope.data.dataset import DataSource, Split
-from vitascope.data.open_data import open_data_source, resolve_data_paths
-from vitascope.data.splits import open_training_data
+from vitascope.data.open_data import open_data_source, resolve_paths_in_data_config
+from vitascope.data.splits import load_train_and_validation_data
 from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError, suggest_choice
 from vitascope.run.directory import ExternalModel, Run
@@ -29,23 +29,24 @@ class EvalData:
     unreadable_files: list[str] = field(default_factory=list)  # files that could not be read
 
 
-def open_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name: str | None) -> EvalData:
+def load_eval_data(run: Run, model_info: ModelInfo, split: str | None, data_name: str | None) -> EvalData:
     """Return the images of a split; by default the test split, or all images if other data has no splits."""
     if isinstance(run, ExternalModel) and data_name is None:
         raise UserError(
             f"{run.model_ref} is not a run, so it has no data. Name the images to evaluate: --data NAME or FOLDER."
         )
-    run_config = use_local_data_root(run.recipe.data)
+    run_config = reset_missing_data_root(run.recipe.data)
     if data_name is not None and (
         isinstance(run, ExternalModel)
-        or resolve_data_paths(replace(run_config, name=data_name)).name != resolve_data_paths(run_config).name
+        or resolve_paths_in_data_config(replace(run_config, name=data_name)).name
+        != resolve_paths_in_data_config(run_config).name
     ):
-        return _open_other_data(replace(run_config, name=data_name), model_info, split)
+        return _load_other_eval_data(replace(run_config, name=data_name), model_info, split)
     if split is not None and split not in SPLITS:
         splits = _list_run_splits(run_config, model_info)
         raise UserError(f"There is no split '{split}'. {suggest_choice(split, splits)}")
     if split in ("val", "train"):
-        samples = load_run_split(run, model_info, split)
+        samples = load_verified_run_split(run, model_info, split)
         if samples is None:
             raise UserError("The run has no validation images (data.validation=0). Use --split test or train.")
         return EvalData(run_config.name, split, samples, is_run_data=True)
@@ -70,10 +71,10 @@ def _list_run_splits(config: DataConfig, model_info: ModelInfo) -> list[str]:
 
 
 def has_test_images(run: Run, model_info: ModelInfo) -> bool:
-    return "test" in _open_data_source(use_local_data_root(run.recipe.data), model_info).split_names
+    return "test" in _open_data_source(reset_missing_data_root(run.recipe.data), model_info).split_names
 
 
-def load_run_split(run: Run, model_info: ModelInfo, split: str, advice: str = "") -> Split | None:
+def load_verified_run_split(run: Run, model_info: ModelInfo, split: str, advice: str = "") -> Split | None:
     """Return exactly the run's validation or training images; None if it has no validation images.
 
     `advice` ends the error message for a model that is not a run."""
@@ -83,7 +84,7 @@ def load_run_split(run: Run, model_info: ModelInfo, split: str, advice: str = ""
     if split == "val" and recipe.data.validation == 0:
         return None
     size, channels = model_info.model.image_shape, model_info.model.in_chans
-    data = open_training_data(use_local_data_root(recipe.data), size, channels, recipe.train.seed)
+    data = load_train_and_validation_data(reset_missing_data_root(recipe.data), size, channels, recipe.train.seed)
     _check_classes_unchanged(recipe.data.name, data.classes, model_info)
     data_hash = run.machine.get("data_hash")
     if data_hash is not None and data_hash != compute_data_hash(data.train.images, data.train.labels):
@@ -101,13 +102,13 @@ class RunSample(NamedTuple):
     description: str
 
 
-def sample_run_images(run: Run, model_info: ModelInfo, max_images: int) -> RunSample | None:
+def sample_val_or_train_images(run: Run, model_info: ModelInfo, max_images: int) -> RunSample | None:
     """Return evenly chosen validation (else training) images; None if they are not on this machine.
 
     Test images are never used."""
     for split, description in (("val", "validation"), ("train", "training")):
         try:
-            samples = load_run_split(run, model_info, split)
+            samples = load_verified_run_split(run, model_info, split)
         except UserError:
             continue
         if samples is not None:
@@ -115,12 +116,12 @@ def sample_run_images(run: Run, model_info: ModelInfo, max_images: int) -> RunSa
     return None
 
 
-def use_local_data_root(config: DataConfig) -> DataConfig:
+def reset_missing_data_root(config: DataConfig) -> DataConfig:
     """Use this machine's data folder if the run's own does not exist here."""
     return config if config.root is None or Path(config.root).is_dir() else replace(config, root=None)
 
 
-def _open_other_data(config: DataConfig, model_info: ModelInfo, split: str | None) -> EvalData:
+def _load_other_eval_data(config: DataConfig, model_info: ModelInfo, split: str | None) -> EvalData:
     source = _open_data_source(config, model_info)
     if source.split_names == ("train",):  # class folders, or one pair of arrays: there is nothing to choose from
         if split is not None:
@@ -132,9 +133,13 @@ def _open_other_data(config: DataConfig, model_info: ModelInfo, split: str | Non
         raise UserError(
             f"{config.name} has no {stored_split} split. Choose one with --split: {', '.join(source.split_names)}."
         )
-    samples = _load_with_model_labels(source, stored_split, model_info.classes)
+    samples = _load_split_with_model_labels(source, stored_split, model_info.classes)
     return EvalData(
-        resolve_data_paths(config).name, split_name, samples, is_run_data=False, unreadable_files=source.skipped_paths
+        resolve_paths_in_data_config(config).name,
+        split_name,
+        samples,
+        is_run_data=False,
+        unreadable_files=source.skipped_paths,
     )
 
 
@@ -152,7 +157,7 @@ def _check_classes_unchanged(data_name: str, classes: list[str], model_info: Mod
         )
 
 
-def _load_with_model_labels(source: DataSource, split: str, model_classes: list[str]) -> Split:
+def _load_split_with_model_labels(source: DataSource, split: str, model_classes: list[str]) -> Split:
     """Match classes by name, or by index if the data has no names. Classes may be missing, but not new."""
     names = source.classes
     if not model_classes:
@@ -161,10 +166,12 @@ def _load_with_model_labels(source: DataSource, split: str, model_classes: list[
         )
     if not source.has_class_names and len(names) <= len(model_classes):
         names = model_classes[: len(names)]
-    index_by_name = {_normalize_class_name(name): index for index, name in enumerate(model_classes)} | {
+    index_by_name = {_replace_underscores_with_spaces(name): index for index, name in enumerate(model_classes)} | {
         name: index for index, name in enumerate(model_classes)
     }
-    model_indices = [index_by_name.get(name, index_by_name.get(_normalize_class_name(name))) for name in names]
+    model_indices = [
+        index_by_name.get(name, index_by_name.get(_replace_underscores_with_spaces(name))) for name in names
+    ]
     unknown = [name for name, index in zip(names, model_indices, strict=True) if index is None]
     if unknown:
         raise UserError(
@@ -179,6 +186,6 @@ def _join_some(names: list[str], max_names: int) -> str:
     return ", ".join(names[:max_names]) + (" …" if len(names) > max_names else "")
 
 
-def _normalize_class_name(class_name: str) -> str:
+def _replace_underscores_with_spaces(class_name: str) -> str:
     """Spell African_elephant as African elephant, so that folder names match class lists."""
     return class_name.replace("_", " ").strip()

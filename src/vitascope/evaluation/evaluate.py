@@ -14,34 +14,39 @@ from vitascope.evaluation.calibration import (
     Calibration,
     TemperatureScaling,
     compute_calibration,
-    evaluate_temperature,
-    fit_temperature,
+    compute_temperature_scaled_calibration,
+    fit_temperature_within_bounds,
 )
-from vitascope.evaluation.eval_data import EvalData, load_run_split, open_eval_data
+from vitascope.evaluation.eval_data import EvalData, load_eval_data, load_verified_run_split
 from vitascope.evaluation.report import (
     ClassScore,
     Evaluation,
     Misclassification,
     compute_class_scores,
     compute_confusion_matrix,
-    describe_reduction,
+    describe_token_reduction,
 )
-from vitascope.evaluation.robustness import measure_robustness
+from vitascope.evaluation.robustness import measure_accuracy_under_corruptions
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
-from vitascope.run.machine import get_device_names, get_machine_name
-from vitascope.run.test_set_log import log_test_set_result, log_test_set_use, read_test_set_log
-from vitascope.run.wall_clock import EVALUATE, begin_task, is_trained_by_this_process, measure_task_seconds
+from vitascope.run.machine import get_device_names, get_device_or_cpu_name
+from vitascope.run.test_set_log import add_test_use_log_entry, log_test_set_result, read_test_set_log
+from vitascope.run.wall_clock import (
+    EVALUATE,
+    is_trained_by_this_process,
+    measure_process_seconds_if_alone,
+    note_task_start,
+)
 from vitascope.shapes import Logits
-from vitascope.training.hardware import make_inference_hardware
-from vitascope.training.scoring import check_views, choose_batch_size, compute_logits
+from vitascope.training.hardware import make_float32_inference_hardware
+from vitascope.training.scoring import check_views_match_training, choose_inference_batch_size, compute_logits
 from vitascope.weights.model_info import ModelInfo
 
 MAX_WORST_ERRORS = 24
 UNSCALED = "No temperature scaling"
 
 
-def evaluate(
+def evaluate_and_log_test_use(
     model: VisionTransformer,
     run: Run,
     model_info: ModelInfo,
@@ -53,11 +58,11 @@ def evaluate(
     robust: bool = True,
 ) -> Evaluation:
     """Evaluate in float32 on the model's device. Each use of test images is logged in the run, before and after."""
-    check_views(run.recipe, views)
-    eval_data = open_eval_data(run, model_info, split, data)
-    fitted = fit_validation_temperature(model, run, model_info, eval_data, views)
-    entry_id = _log_test_set_use(model, run, eval_data, views, weights_label)
-    timed = _compute_logits_timed(model, run, eval_data.samples.images, model_info, views)
+    check_views_match_training(run.recipe, views)
+    eval_data = load_eval_data(run, model_info, split, data)
+    fitted = fit_validation_temperature_or_explain(model, run, model_info, eval_data, views)
+    entry_id = _create_test_use_log_entry(model, run, eval_data, views, weights_label)
+    timed = _compute_and_time_logits(model, run, eval_data.samples.images, model_info, views)
     scores = _score_logits(timed.logits, eval_data.samples, model_info.classes)
     evaluation = Evaluation(
         run=run,
@@ -71,15 +76,15 @@ def evaluate(
         wall_seconds=timed.wall_seconds,
         temperature=fitted.measure_effect(timed.logits, eval_data.samples.labels),
         temperature_note=fitted.note,
-        reduction=describe_reduction(model_info.model),
+        reduction=describe_token_reduction(model_info.model),
         is_linear_probe=model_info.probe,
         **scores,
     )
     if entry_id is not None:  # before the slow part, so that an interrupted evaluation has its result
         log_test_set_result(run, entry_id, _build_result_log_entry(evaluation))
     if robust:
-        hardware = make_inference_hardware(model)
-        curves = measure_robustness(model, eval_data.samples, model_info.preparation, hardware, views)
+        hardware = make_float32_inference_hardware(model)
+        curves = measure_accuracy_under_corruptions(model, eval_data.samples, model_info.preparation, hardware, views)
         return replace(evaluation, robustness=curves)
     return evaluation
 
@@ -113,25 +118,25 @@ class FittedTemperature(NamedTuple):
     def measure_effect(self, logits: Logits, labels: Labels) -> TemperatureScaling | None:
         if self.temperature is None:
             return None
-        return evaluate_temperature(logits, labels, self.temperature, self.num_fit_images)
+        return compute_temperature_scaled_calibration(logits, labels, self.temperature, self.num_fit_images)
 
 
-def fit_validation_temperature(
+def fit_validation_temperature_or_explain(
     model: VisionTransformer, run: Run, model_info: ModelInfo, eval_data: EvalData, views: int
 ) -> FittedTemperature:
     """Fit a temperature on the run's validation images, unless these are the evaluated images or are missing."""
     if eval_data.is_run_data and eval_data.split == "val":
         return FittedTemperature(None, 0, f"{UNSCALED}: it would be fitted on these same images.")
     try:
-        validation = load_run_split(run, model_info, "val")
+        validation = load_verified_run_split(run, model_info, "val")
     except UserError as error:
         return FittedTemperature(None, 0, f"{UNSCALED}: {error}")
     if validation is None:
         return FittedTemperature(None, 0, f"{UNSCALED}: the run has no validation images (data.validation=0).")
     logits = compute_logits(
-        model, validation.images, model_info.preparation, make_inference_hardware(model), num_views=views
+        model, validation.images, model_info.preparation, make_float32_inference_hardware(model), num_views=views
     )
-    temperature = fit_temperature(logits, validation.labels)
+    temperature = fit_temperature_within_bounds(logits, validation.labels)
     if temperature is None:
         all_correct = bool((logits.argmax(1) == validation.labels.to(logits.device)).all())
         reason = "all correct" if all_correct else "no better than random guessing"
@@ -140,20 +145,20 @@ def fit_validation_temperature(
     return FittedTemperature(temperature, len(validation), f"fitted on {len(validation):,} validation images")
 
 
-def _log_test_set_use(
+def _create_test_use_log_entry(
     model: VisionTransformer, run: Run, eval_data: EvalData, views: int, weights_label: str
 ) -> int | None:
     """Log a use of test images before it starts, and return its id; None for training and validation images."""
     if eval_data.split not in ("test", "all"):
         return None
-    return log_test_set_use(
+    return add_test_use_log_entry(
         run,
         data=eval_data.data_name,
         split=eval_data.split,
         images=len(eval_data.samples),
         views=views,
         weights=weights_label,
-        machine=get_machine_name(get_device_names(), make_inference_hardware(model).device),
+        machine=get_device_or_cpu_name(get_device_names(), make_float32_inference_hardware(model).device),
         data_hash=compute_data_hash(eval_data.samples.images, eval_data.samples.labels),
     )
 
@@ -215,18 +220,20 @@ class TimedLogits(NamedTuple):
     wall_seconds: float | None  # from the process's start
 
 
-def _compute_logits_timed(
+def _compute_and_time_logits(
     model: VisionTransformer, run: Run, images: UInt8Images, model_info: ModelInfo, views: int
 ) -> TimedLogits:
-    begin_task(EVALUATE, run)
-    hardware, start = make_inference_hardware(model), time.monotonic()
+    note_task_start(EVALUATE, run)
+    hardware, start = make_float32_inference_hardware(model), time.monotonic()
     if hardware.device == "cuda":
         compute_logits(
             model,
-            torch.zeros_like(images[: choose_batch_size(model, hardware.device)]),
+            torch.zeros_like(images[: choose_inference_batch_size(model, hardware.device)]),
             model_info.preparation,
             hardware,
         )
     after_set_up = time.monotonic()
     logits = compute_logits(model, images, model_info.preparation, hardware, num_views=views)
-    return TimedLogits(logits, time.monotonic() - after_set_up, after_set_up - start, measure_task_seconds(run))
+    return TimedLogits(
+        logits, time.monotonic() - after_set_up, after_set_up - start, measure_process_seconds_if_alone(run)
+    )

@@ -12,16 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitascope.evaluation.eval_data import sample_run_images
+from vitascope.evaluation.eval_data import sample_val_or_train_images
 from vitascope.model.int8 import replace_linear_with_int8
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
-from vitascope.run.files import read_json, write_json
+from vitascope.run.files import read_json_or_empty, write_json
 from vitascope.run.format_probe import measure_inference_speedup
 from vitascope.shapes import Features
-from vitascope.training.hardware import make_inference_hardware
-from vitascope.training.kernel_choice import KernelWorkload, choose_kernels, set_kernels
-from vitascope.training.scoring import choose_batch_size, compute_outputs
+from vitascope.training.hardware import make_float32_inference_hardware
+from vitascope.training.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
+from vitascope.training.scoring import choose_inference_batch_size, compute_outputs
 from vitascope.weights.model_info import ModelInfo
 
 MIN_SPEEDUP = 1.15  # minimum speed-up; below it float32 is used
@@ -46,7 +46,7 @@ class FastCandidate(NamedTuple):
     speedup: float | None  # measured on a CPU, relative to float32; None on a GPU
 
 
-def prepare_fast_inference(model: VisionTransformer, run: Run, model_info: ModelInfo) -> FastInference:
+def choose_fast_or_float32_inference(model: VisionTransformer, run: Run, model_info: ModelInfo) -> FastInference:
     """Choose the fastest way to compute features whose accuracy loss is small enough."""
     compute_pooled, number_format, speedup = build_fastest_feature_function(model)
     if number_format is None:
@@ -57,7 +57,7 @@ def prepare_fast_inference(model: VisionTransformer, run: Run, model_info: Model
         )
     if speedup is None:
         return FastInference(compute_pooled, number_format)
-    points_lost = measure_accuracy_loss(model, compute_pooled, number_format, run, model_info)
+    points_lost = load_or_measure_accuracy_loss(model, compute_pooled, number_format, run, model_info)
     if points_lost is None:
         return FastInference(
             None,
@@ -81,7 +81,7 @@ def build_fastest_feature_function(model: VisionTransformer, full_batch_size: in
 
     `full_batch_size`: images in a full batch on a GPU, if known."""
     device = next(model.parameters()).device.type
-    plain = copy_as_plain_model(model).to(next(model.parameters()).device)
+    plain = copy_as_frozen_cpu_model(model).to(next(model.parameters()).device)
     if device == "cuda":
         return FastCandidate(
             CudaGraphInference(plain, full_batch_size), "compiled, bfloat16, recorded as CUDA graphs", None
@@ -98,7 +98,7 @@ def build_fastest_feature_function(model: VisionTransformer, full_batch_size: in
     return FastCandidate(FEATURE_FUNCTION_BUILDERS[number_format](plain), number_format, speedups[number_format])
 
 
-def measure_accuracy_loss(
+def load_or_measure_accuracy_loss(
     model: VisionTransformer,
     compute_fast_pooled: FeatureFunction,
     number_format: str,
@@ -108,18 +108,18 @@ def measure_accuracy_loss(
     """Return the accuracy loss on the run's own images, in percentage points; None if they are not available.
 
     Test images are never used."""
-    earlier_checks = read_json(run.get_path("fast.json"))
+    earlier_checks = read_json_or_empty(run.get_path("fast.json"))
     number_format += "".join(f", {name}={count}" for name, count in model.config.token_reduction.items())
     if number_format in earlier_checks:
         return earlier_checks[number_format]["points_lost"]
-    run_sample = sample_run_images(run, model_info, MAX_CHECKED_IMAGES)
+    run_sample = sample_val_or_train_images(run, model_info, MAX_CHECKED_IMAGES)
     if run_sample is None:
         return None
     samples = run_sample.samples
     accuracies = []
     for compute_pooled in (model.compute_pooled_features, compute_fast_pooled):
         features = compute_outputs(
-            model, compute_pooled, samples.images, model_info.preparation, make_inference_hardware(model)
+            model, compute_pooled, samples.images, model_info.preparation, make_float32_inference_hardware(model)
         )
         with torch.no_grad():
             accuracies.append((model.head(features).argmax(1) == samples.labels).float().mean().item())
@@ -131,7 +131,7 @@ def measure_accuracy_loss(
     return points_lost
 
 
-def make_inference_kernel_use(batch_size: int) -> KernelWorkload:
+def make_bfloat16_inference_workload(batch_size: int) -> KernelWorkload:
     """Return the workload for which the kernels of a captured batch are chosen."""
     return KernelWorkload(batch_size, torch.bfloat16, training=False, compiled=True)
 
@@ -146,8 +146,8 @@ class CudaGraphInference:
     """Compiled model in CUDA graphs with static batch sizes: one image, a few, many."""
 
     def __init__(self, model: VisionTransformer, full_batch_size: int | None = None) -> None:
-        self.model = _convert_weights_to_bfloat16(model)
-        self.batch_sizes = sorted({1, SMALL_BATCH_SIZE, full_batch_size or choose_batch_size(model, "cuda")})
+        self.model = _convert_linear_conv_to_bfloat16(model)
+        self.batch_sizes = sorted({1, SMALL_BATCH_SIZE, full_batch_size or choose_inference_batch_size(model, "cuda")})
         self.captured_graphs: dict[int, CapturedGraph] = {}
 
     @torch.inference_mode()
@@ -163,7 +163,7 @@ class CudaGraphInference:
 
     def _capture_graph(self, batch_size: int, example_images: Tensor) -> CapturedGraph:
         model = deepcopy(self.model)
-        set_kernels(model, choose_kernels(model, make_inference_kernel_use(batch_size)))
+        set_kernels(model, choose_fastest_kernels(model, make_bfloat16_inference_workload(batch_size)))
         compiled = torch.compile(model.compute_pooled_features, dynamic=False)
         inputs = example_images.new_zeros(batch_size, *example_images.shape[1:])
 
@@ -194,7 +194,7 @@ def _build_int8_feature_function(model: VisionTransformer) -> FeatureFunction:
 
 
 def _build_bfloat16_feature_function(model: VisionTransformer) -> FeatureFunction:
-    bfloat16_model = _convert_weights_to_bfloat16(model)
+    bfloat16_model = _convert_linear_conv_to_bfloat16(model)
 
     def compute_pooled(images: Tensor) -> Features:
         with torch.autocast("cpu", torch.bfloat16):
@@ -209,7 +209,7 @@ FEATURE_FUNCTION_BUILDERS: dict[str, Callable[[VisionTransformer], FeatureFuncti
 }
 
 
-def _convert_weights_to_bfloat16(model: VisionTransformer) -> VisionTransformer:
+def _convert_linear_conv_to_bfloat16(model: VisionTransformer) -> VisionTransformer:
     """Convert linear and convolution weights to bfloat16; norms and embeddings keep their precision."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -217,7 +217,7 @@ def _convert_weights_to_bfloat16(model: VisionTransformer) -> VisionTransformer:
     return model
 
 
-def copy_as_plain_model(
+def copy_as_frozen_cpu_model(
     model: VisionTransformer, model_class: type[VisionTransformer] = VisionTransformer
 ) -> VisionTransformer:
     """Copy weights and architecture to the CPU, without dropout, custom kernels, gradients or run."""
@@ -226,7 +226,7 @@ def copy_as_plain_model(
     return copy.eval().requires_grad_(False)
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
+def compute_max_relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest expected value."""
     if actual.shape != expected.shape:
         return float("inf")

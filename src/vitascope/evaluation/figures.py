@@ -23,19 +23,21 @@ from vitascope.errors import format_count
 from vitascope.evaluation.calibration import CalibrationBin
 from vitascope.evaluation.embedding import Neighbours
 from vitascope.evaluation.intervals import Interval
-from vitascope.evaluation.report import Evaluation, format_split_name
+from vitascope.evaluation.report import Evaluation, spell_out_split_name
 from vitascope.evaluation.robustness import RobustnessCurve
-from vitascope.run.files import make_folder, read_json, write_json
+from vitascope.run.files import make_folder, read_json_or_empty, write_json
 
 MAX_NAME_LENGTH = 20
 SAME = " (same image)"  # mark of a neighbour with the query's pixels
 
 
-def write_evaluation_report(evaluation: Evaluation) -> Path:
+def write_evaluation_json_and_figures(evaluation: Evaluation) -> Path:
     """Write report.json and the figures to `RUN/evaluation/SPLIT/`; other data or options are added to the name."""
     folder = evaluation.run.get_path("evaluation") / _make_folder_name(evaluation)
     make_folder(folder)
-    evaluation = evaluation if evaluation.robustness else _add_earlier_robustness(evaluation, folder / "report.json")
+    evaluation = (
+        evaluation if evaluation.robustness else _add_earlier_robustness_if_same(evaluation, folder / "report.json")
+    )
     for old_figure in folder.glob("*.png"):
         old_figure.unlink()
     write_json(folder / "report.json", evaluation.as_dict())
@@ -58,9 +60,9 @@ def _make_folder_name(evaluation: Evaluation) -> str:
     return "-".join(parts)
 
 
-def _add_earlier_robustness(evaluation: Evaluation, report_path: Path) -> Evaluation:
+def _add_earlier_robustness_if_same(evaluation: Evaluation, report_path: Path) -> Evaluation:
     """Add the robustness of an earlier report if it is about the same predictions for the same images."""
-    earlier, current = read_json(report_path), evaluation.as_dict()
+    earlier, current = read_json_or_empty(report_path), evaluation.as_dict()
     is_same = all(
         earlier.get(name) == current[name] for name in ("data", "split", "images", "views", "weights", "confusion")
     )
@@ -88,7 +90,7 @@ def draw_evaluation_figures(evaluation: Evaluation) -> dict[str, Figure]:
     return figures | ({"errors": _draw_worst_errors(evaluation)} if evaluation.worst_errors else {})
 
 
-def format_evaluation_html(evaluation: Evaluation, *, errors: bool = True) -> str:
+def format_evaluation_html(evaluation: Evaluation, *, include_worst_errors: bool = True) -> str:
     """Return tables and figures; `errors=False` leaves out the worst errors."""
     low, high = evaluation.accuracy_interval
     views = format_count(evaluation.views, "view")
@@ -98,7 +100,7 @@ def format_evaluation_html(evaluation: Evaluation, *, errors: bool = True) -> st
         ["expected calibration error", f"{evaluation.calibration.ece:.2%}"],
         [
             "images",
-            f"{len(evaluation.eval_data.samples):,} {format_split_name(evaluation.eval_data.split)} images, {views}",
+            f"{len(evaluation.eval_data.samples):,} {spell_out_split_name(evaluation.eval_data.split)} images, {views}",
         ],
     ]
     classes = [
@@ -109,7 +111,9 @@ def format_evaluation_html(evaluation: Evaluation, *, errors: bool = True) -> st
         ["class", "images", "precision", "recall"], classes
     )
     figures = {
-        name: figure for name, figure in draw_evaluation_figures(evaluation).items() if errors or name != "errors"
+        name: figure
+        for name, figure in draw_evaluation_figures(evaluation).items()
+        if include_worst_errors or name != "errors"
     }
     return tables + "".join(encode_figure_as_html(figure) for figure in figures.values())
 
@@ -144,17 +148,17 @@ def _draw_reliability_diagram(evaluation: Evaluation) -> Figure:
     scaled_bins, legend_names = None, ("model", "")
     if scaling:
         scaled_bins, legend_names = (
-            _drop_empty_bins(scaling.bins),
+            _convert_nonempty_bins_to_tuples(scaling.bins),
             ("without temperature scaling", "after temperature scaling"),
         )
         intro = f"After temperature scaling (logits / {scaling.value:.2f}, {evaluation.temperature_note})"
         text += f"{intro} the error is {scaling.ece:.1%}. "
     text += "Above the dashed line the model is under-confident, below it over-confident. "
     text += "Bars: gap to perfect calibration."
-    return draw_reliability_diagram(_drop_empty_bins(calibration.bins), scaled_bins, legend_names, text)
+    return draw_reliability_diagram(_convert_nonempty_bins_to_tuples(calibration.bins), scaled_bins, legend_names, text)
 
 
-def _drop_empty_bins(bins: list[CalibrationBin]) -> list[ReliabilityBin]:
+def _convert_nonempty_bins_to_tuples(bins: list[CalibrationBin]) -> list[ReliabilityBin]:
     return [
         ReliabilityBin(bin_.low, bin_.high, bin_.images, bin_.confidence, bin_.accuracy)
         for bin_ in bins
@@ -204,7 +208,7 @@ def _format_evaluation_title(evaluation: Evaluation) -> str:
     subject = f"recipe {recipe}" if recipe == data else f"recipe {recipe}, data {data}"
     epoch = ", best epoch" if evaluation.weights_label.startswith("best") else ""
     reduction = f", {evaluation.reduction}" if evaluation.reduction else ""
-    return f"{subject}, {format_split_name(evaluation.eval_data.split)} images{views}{epoch}{reduction}"
+    return f"{subject}, {spell_out_split_name(evaluation.eval_data.split)} images{views}{epoch}{reduction}"
 
 
 def _convert_image_for_drawing(image: Tensor) -> NDArray:

@@ -12,10 +12,14 @@ from PIL import Image
 from torch import Tensor
 
 from vitascope.data.dataset import UInt8Images
-from vitascope.data.sources.folder import convert_pil_image, list_image_files, try_read_image
+from vitascope.data.sources.folder import (
+    crop_and_resize_pil_image,
+    list_possible_image_files,
+    read_image_or_error_reason,
+)
 from vitascope.draw.html import encode_image_as_html, make_html_bar, make_html_table
 from vitascope.errors import UserError, format_count
-from vitascope.run.files import read_json
+from vitascope.run.files import read_json_or_empty
 from vitascope.shapes import Logits
 
 EXPLANATIONS_FILE = "explanations.json"  # lists the files that `vitascope explain` wrote
@@ -36,14 +40,14 @@ class LoadedImages:
     unreadable_files: list[str] = field(default_factory=list)
 
 
-def read_image_files(paths: Iterable[Path], stored_shape: StoredShape) -> LoadedImages:
+def read_image_files_and_folders(paths: Iterable[Path], stored_shape: StoredShape) -> LoadedImages:
     """Read files and folders. A named file must be readable; a folder must have at least one readable image."""
-    check_channels_readable(stored_shape)
+    check_one_or_three_channels(stored_shape)
     images: list[Tensor] = []
     files: list[str] = []
     unreadable: list[str] = []
-    for path, is_explicit in _list_image_files(paths):
-        image = try_read_image(path, (stored_shape[1], stored_shape[2]), stored_shape[0])
+    for path, is_explicit in _list_files_and_whether_named(paths):
+        image = read_image_or_error_reason(path, (stored_shape[1], stored_shape[2]), stored_shape[0])
         if isinstance(image, Tensor):
             images.append(image)
             files.append(str(path))
@@ -56,33 +60,37 @@ def read_image_files(paths: Iterable[Path], stored_shape: StoredShape) -> Loaded
     return LoadedImages(torch.stack(images), files, unreadable)
 
 
-def convert_to_stored_images(images: ImagesInput, stored_shape: StoredShape) -> LoadedImages:
+def load_or_convert_input_images(images: ImagesInput, stored_shape: StoredShape) -> LoadedImages:
     """Convert the argument of `predict` to stored images."""
     if isinstance(images, str | os.PathLike | Image.Image):
         images = [images]
     if isinstance(images, np.ndarray):
-        return LoadedImages(_fit_to_stored_shape(_convert_array_to_tensor(images, stored_shape), stored_shape))
+        return LoadedImages(
+            _crop_and_resize_if_needed(_convert_array_to_channels_first(images, stored_shape), stored_shape)
+        )
     if isinstance(images, Tensor):
-        return LoadedImages(_fit_to_stored_shape(images, stored_shape))
+        return LoadedImages(_crop_and_resize_if_needed(images, stored_shape))
     items: list[Any] = list(images) if isinstance(images, Iterable) else [images]
     if not items:
         raise UserError("No images were given.")
     if all(isinstance(item, str | os.PathLike) for item in items):
-        return read_image_files([Path(item) for item in items], stored_shape)
+        return read_image_files_and_folders([Path(item) for item in items], stored_shape)
     if all(isinstance(item, Image.Image) for item in items):
-        check_channels_readable(stored_shape)
+        check_one_or_three_channels(stored_shape)
         return LoadedImages(
             torch.stack(
-                [convert_pil_image(item, (stored_shape[1], stored_shape[2]), stored_shape[0]) for item in items]
+                [crop_and_resize_pil_image(item, (stored_shape[1], stored_shape[2]), stored_shape[0]) for item in items]
             )
         )
     if all(isinstance(item, np.ndarray | Tensor) for item in items):
-        tensors = [item if isinstance(item, Tensor) else _convert_array_to_tensor(item, stored_shape) for item in items]
-        return LoadedImages(torch.cat([_fit_to_stored_shape(tensor, stored_shape) for tensor in tensors]))
+        tensors = [
+            item if isinstance(item, Tensor) else _convert_array_to_channels_first(item, stored_shape) for item in items
+        ]
+        return LoadedImages(torch.cat([_crop_and_resize_if_needed(tensor, stored_shape) for tensor in tensors]))
     raise UserError(f"Images must be paths, Pillow images, arrays or tensors, not {type(items[0]).__name__}.")
 
 
-def check_channels_readable(stored_shape: StoredShape) -> None:
+def check_one_or_three_channels(stored_shape: StoredShape) -> None:
     if stored_shape[0] not in (1, 3):
         raise UserError(
             f"The model needs {stored_shape[0]} channels; image files have 1 or 3. "
@@ -95,7 +103,7 @@ class ListedFile(NamedTuple):
     is_explicit: bool  # named by the user, not found in a folder
 
 
-def _list_image_files(paths: Iterable[Path]) -> list[ListedFile]:
+def _list_files_and_whether_named(paths: Iterable[Path]) -> list[ListedFile]:
     """Return the files; folders are expanded to their images, without figures that `vitascope explain` wrote."""
     listed = []
     for path in paths:
@@ -103,9 +111,9 @@ def _list_image_files(paths: Iterable[Path]) -> list[ListedFile]:
             figures = {
                 explanations.parent / name
                 for explanations in path.rglob(EXPLANATIONS_FILE)
-                for name in _read_written_figure_names(explanations)
+                for name in _read_explanation_figure_names(explanations)
             }
-            images = [file for file in list_image_files(path) if file not in figures]
+            images = [file for file in list_possible_image_files(path) if file not in figures]
             if not images:
                 raise UserError(f"The folder {path} contains no images.")
             listed += [ListedFile(file, is_explicit=False) for file in images]
@@ -116,13 +124,13 @@ def _list_image_files(paths: Iterable[Path]) -> list[ListedFile]:
     return listed
 
 
-def _read_written_figure_names(explanations_path: Path) -> list[str]:
+def _read_explanation_figure_names(explanations_path: Path) -> list[str]:
     """Return the names of the figures that `vitascope explain` wrote, which are not input images."""
-    files = read_json(explanations_path).get("files", [])
+    files = read_json_or_empty(explanations_path).get("files", [])
     return [Path(str(file)).name for file in files] if isinstance(files, list) else []
 
 
-def _convert_array_to_tensor(array: np.ndarray, stored_shape: StoredShape) -> Tensor:
+def _convert_array_to_channels_first(array: np.ndarray, stored_shape: StoredShape) -> Tensor:
     """Convert an array with channels last (rows × columns × 1 to 4), or a batch, to a tensor with channels first."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if tensor.ndim == 2:
@@ -139,22 +147,25 @@ def _convert_array_to_tensor(array: np.ndarray, stored_shape: StoredShape) -> Te
     )
 
 
-def _fit_to_stored_shape(images: Tensor, stored_shape: StoredShape) -> UInt8Images:
+def _crop_and_resize_if_needed(images: Tensor, stored_shape: StoredShape) -> UInt8Images:
     """Return bytes of the stored shape. Other shapes are cropped, resized and put on white, like image files."""
-    images = _convert_to_uint8(images)
+    images = _convert_to_uint8_batch(images)
     if tuple(images.shape[1:]) == stored_shape:
         return images
-    check_channels_readable(stored_shape)
+    check_one_or_three_channels(stored_shape)
     if images.shape[1] not in (1, 2, 3, 4):
         raise UserError(f"The images have {images.shape[1]} channels; 1 to 4 are possible.")
     arrays = (image.permute(1, 2, 0).squeeze(-1).numpy() for image in images)
     pil_images = (Image.fromarray(array) if images.shape[1] != 2 else Image.fromarray(array, "LA") for array in arrays)
     return torch.stack(
-        [convert_pil_image(pil_image, (stored_shape[1], stored_shape[2]), stored_shape[0]) for pil_image in pil_images]
+        [
+            crop_and_resize_pil_image(pil_image, (stored_shape[1], stored_shape[2]), stored_shape[0])
+            for pil_image in pil_images
+        ]
     )
 
 
-def _convert_to_uint8(images: Tensor) -> UInt8Images:
+def _convert_to_uint8_batch(images: Tensor) -> UInt8Images:
     """Return bytes from 0 to 255, from bytes or from floats between 0 and 1."""
     images = images.detach().cpu()
     if images.ndim == 3:

@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vitascope.data.dataset import Split
-from vitascope.data.splits import draw_stratified_subset
+from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.errors import UserError
-from vitascope.evaluation.eval_data import load_run_split, open_eval_data
+from vitascope.evaluation.eval_data import load_eval_data, load_verified_run_split
 from vitascope.evaluation.intervals import Interval, wilson_interval
 from vitascope.evaluation.trained import TrainedTransformer
-from vitascope.run.test_set_log import log_test_set_result, log_test_set_use
+from vitascope.run.test_set_log import add_test_use_log_entry, log_test_set_result
 from vitascope.training.objectives.feature_metrics import (
     NUM_NEIGHBOURS,
     compute_feature_spread,
     fit_linear_probe,
-    predict_knn,
+    predict_classes_by_knn,
 )
 
 
@@ -40,7 +40,7 @@ class ProbeResult:
         return asdict(self)
 
 
-def evaluate_frozen_features(
+def evaluate_knn_and_linear_probe(
     model: TrainedTransformer,
     split: str | None = None,
     *,
@@ -52,7 +52,7 @@ def evaluate_frozen_features(
 
     `max_images`: training images to use (0: all); `label_fraction`: the fraction of them to use."""
     _check_probe_options(split, num_neighbours, max_images, label_fraction)
-    train = load_run_split(model.run, model.info, "train")
+    train = load_verified_run_split(model.run, model.info, "train")
     if train is None:
         raise UserError("The run has no training images.")
     if 0 < max_images < len(model.classes):
@@ -60,22 +60,22 @@ def evaluate_frozen_features(
             f"--max-images {max_images} is too small. Use at least {len(model.classes)}: one image per class."
         )
     fraction = label_fraction * min(1.0, max_images / len(train)) if max_images else label_fraction
-    train = train.select(draw_stratified_subset(train.labels, fraction, seed=model.run.recipe.train.seed))
+    train = train.select(draw_stratified_subset_indices(train.labels, fraction, seed=model.run.recipe.train.seed))
     if split in (None, "val") and model.run.recipe.data.validation == 0:
         raise UserError("The run has no validation images (data.validation=0). Use --split test.")
-    eval_data = open_eval_data(model.run, model.info, split or "val", None)
+    eval_data = load_eval_data(model.run, model.info, split or "val", None)
     entry_id = None
     if eval_data.split == "test":
-        entry_id = log_test_set_use(
+        entry_id = add_test_use_log_entry(
             model.run, data=eval_data.data_name, split="test", views=1, weights=f"probe, {model.weights_label}"
         )
-    result = _fit_and_score_probes(model, train, eval_data.samples, eval_data.split, num_neighbours)
+    result = _score_knn_and_linear_probe(model, train, eval_data.samples, eval_data.split, num_neighbours)
     if entry_id is not None:
         log_test_set_result(model.run, entry_id, {"accuracy": result.linear, "knn_accuracy": result.knn})
     return result
 
 
-def _fit_and_score_probes(
+def _score_knn_and_linear_probe(
     model: TrainedTransformer, train_samples: Split, eval_samples: Split, split: str, num_neighbours: int
 ) -> ProbeResult:
     device, classes = next(model.parameters()).device, len(model.classes)
@@ -83,7 +83,7 @@ def _fit_and_score_probes(
         model.compute_stored_features(part.images).to(device) for part in (train_samples, eval_samples)
     )
     train_labels, eval_labels = train_samples.labels.to(device), eval_samples.labels.to(device)
-    knn_predictions = predict_knn(train_features, train_labels, eval_features, classes, num_neighbours)
+    knn_predictions = predict_classes_by_knn(train_features, train_labels, eval_features, classes, num_neighbours)
     linear_predictions = fit_linear_probe(train_features, train_labels, classes)(eval_features).argmax(1)
     num_correct = [int((predictions == eval_labels).sum()) for predictions in (knn_predictions, linear_predictions)]
     accuracies = [count / len(eval_samples) for count in num_correct]

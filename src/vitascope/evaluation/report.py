@@ -61,12 +61,12 @@ def _divide_or_none(numerator: int, denominator: int) -> float | None:
     return numerator / denominator if denominator else None
 
 
-def format_split_name(split: str) -> str:
+def spell_out_split_name(split: str) -> str:
     """Return the full name of a split, for sentences and captions."""
     return {"val": "validation", "train": "training"}.get(split, split)
 
 
-def describe_reduction(config: ModelConfig) -> str:
+def describe_token_reduction(config: ModelConfig) -> str:
     """Describe token merging or dropping at inference; empty if all tokens are used."""
     if not config.token_reduction:
         return ""

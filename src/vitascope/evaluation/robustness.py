@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vitascope.data.dataset import Split
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.data.splits import draw_stratified_subset
+from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.evaluation.intervals import Interval, wilson_interval
 from vitascope.shapes import Images
 from vitascope.training.hardware import Hardware
@@ -19,13 +19,13 @@ from vitascope.training.scoring import compute_logits
 CorruptionFunction = Callable[[Images, float, int], Images]  # images, level, a seed
 
 
-def add_noise(images: Images, level: float, seed: int) -> Images:
+def add_gaussian_noise(images: Images, level: float, seed: int) -> Images:
     """Add Gaussian noise; `level` is its standard deviation (pixels go from 0 to 1)."""
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed)).to(images.device)
     return (images + level * noise).clamp(0, 1)
 
 
-def blur_images(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001 - nothing is drawn
+def apply_gaussian_blur(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001 - nothing is drawn
     """Apply a Gaussian blur; `level` is its standard deviation in pixels."""
     from torchvision.transforms.v2 import functional as tv  # seconds to import
 
@@ -33,7 +33,7 @@ def blur_images(images: Images, level: float, seed: int) -> Images:  # noqa: ARG
     return tv.gaussian_blur(images, [2 * half + 1, 2 * half + 1], [level, level])
 
 
-def shift_images(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001
+def shift_in_alternating_directions(images: Images, level: float, seed: int) -> Images:  # noqa: ARG001
     """Shift by `level` pixels, cycling through the four directions; edge pixels are repeated."""
     step = int(level)
     padded = F.pad(images, (step, step, step, step), mode="replicate")
@@ -67,12 +67,18 @@ class Corruption:
 
 CORRUPTIONS = {
     "noise": Corruption(
-        add_noise, (0.05, 0.1, 0.15, 0.2), "noise standard deviation (pixels 0 to 1)", "std, pixels 0 to 1"
+        add_gaussian_noise, (0.05, 0.1, 0.15, 0.2), "noise standard deviation (pixels 0 to 1)", "std, pixels 0 to 1"
     ),
     "blur": Corruption(
-        blur_images, (0.5, 1.0, 1.5, 2.0), "blur standard deviation in pixels", "std, pixels", levels_in_pixels=True
+        apply_gaussian_blur,
+        (0.5, 1.0, 1.5, 2.0),
+        "blur standard deviation in pixels",
+        "std, pixels",
+        levels_in_pixels=True,
     ),
-    "shift": Corruption(shift_images, (1, 2, 3, 4), "shift in pixels", "pixels", levels_in_pixels=True),
+    "shift": Corruption(
+        shift_in_alternating_directions, (1, 2, 3, 4), "shift in pixels", "pixels", levels_in_pixels=True
+    ),
     "contrast": Corruption(reduce_contrast, (0.2, 0.4, 0.6, 0.8), "fraction of contrast removed", "fraction removed"),
 }
 
@@ -92,18 +98,21 @@ class RobustnessCurve:
     intervals: list[Interval]
 
 
-def measure_robustness(
+def measure_accuracy_under_corruptions(
     model: nn.Module, samples: Split, preprocessing: Preprocessing, hardware: Hardware, views: int = 1
 ) -> dict[str, RobustnessCurve]:
     """Measure on at most 1000 images: a fixed, stratified subset."""
-    subset = samples.select(draw_stratified_subset(samples.labels, min(1.0, MAX_IMAGES / len(samples)), seed=0))
-    num_clean_correct = _count_correct(model, subset, preprocessing, hardware, views, None, 0)
+    subset = samples.select(draw_stratified_subset_indices(samples.labels, min(1.0, MAX_IMAGES / len(samples)), seed=0))
+    num_clean_correct = _count_correct_under_corruption(model, subset, preprocessing, hardware, views, None, 0)
     curves = {}
     for name, corruption in CORRUPTIONS.items():
         levels = corruption.scale_levels(preprocessing.size)
         num_correct = [
             num_clean_correct,
-            *(_count_correct(model, subset, preprocessing, hardware, views, corruption, level) for level in levels),
+            *(
+                _count_correct_under_corruption(model, subset, preprocessing, hardware, views, corruption, level)
+                for level in levels
+            ),
         ]
         accuracies = [count / len(subset) for count in num_correct]
         intervals = [wilson_interval(count, len(subset)) for count in num_correct]
@@ -111,7 +120,7 @@ def measure_robustness(
     return curves
 
 
-def _count_correct(
+def _count_correct_under_corruption(
     model: nn.Module,
     samples: Split,
     preprocessing: Preprocessing,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError, shorten_error_message, suggest_choice
-from vitascope.evaluation.fast import copy_as_plain_model, relative_error
+from vitascope.evaluation.fast import compute_max_relative_error, copy_as_frozen_cpu_model
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.model.anatomy import count_parameters
 from vitascope.run.checkpoint import LAST_WEIGHTS, save_weights
@@ -95,7 +95,7 @@ def verify_saved_model(model: TrainedTransformer, folder: Path, library: str) ->
         raise UserError(
             f"{library} cannot load the saved model ({shorten_error_message(error)}). {NOT_WRITTEN_MESSAGE}"
         ) from error
-    error_size = relative_error(logits, copy_as_plain_model(model)(images))
+    error_size = compute_max_relative_error(logits, copy_as_frozen_cpu_model(model)(images))
     if not error_size <= TOLERANCE:
         raise UserError(
             f"Loaded by {library}, the saved model's logits differ (relative error {error_size:.1e}). "
@@ -110,7 +110,7 @@ def _load_with_timm(folder: Path) -> LogitsFunction:
     return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
 
 
-def _load_with_transformers(folder: Path) -> LogitsFunction:
+def _load_with_transformers_or_vitascope(folder: Path) -> LogitsFunction:
     """Load with transformers, or with Vitascope if transformers is not installed."""
     if find_spec("transformers") is None:
         return open_weights(str(folder)).build_model()
@@ -125,7 +125,7 @@ NOT_WRITTEN_MESSAGE = "Nothing was written. Please report this, with the model's
 MODEL_LOADERS: dict[str, Callable[[Path], LogitsFunction]] = {
     "vitascope": lambda folder: open_weights(str(folder)).build_model(),
     "timm": _load_with_timm,
-    "transformers": _load_with_transformers,
+    "transformers": _load_with_transformers_or_vitascope,
 }
 
 
@@ -153,7 +153,7 @@ def format_model_card(model: TrainedTransformer, library: str) -> str:
     )
     preprocessing, size = model.info.preparation, model.info.preparation.size
     usage = (
-        f"```python\n{format_usage_code(library, 'FOLDER')}\n```\n\n"
+        f"```python\n{format_loading_code(library, 'FOLDER')}\n```\n\n"
         f"An image's short side is resized and its centre cropped to {size[0]}×{size[1]} pixels. Pixels are divided by "
         f"255 and normalised with mean {_format_decimals(preprocessing.mean)} and standard deviation "
         f"{_format_decimals(preprocessing.std)}. The model always predicts one of these classes, even for other "
@@ -173,7 +173,7 @@ def format_model_card(model: TrainedTransformer, library: str) -> str:
 PROBE_NOTE = "Trained without labels. The classifier is a linear probe on the frozen features."
 
 
-def format_usage_code(library: str, folder: str) -> str:
+def format_loading_code(library: str, folder: str) -> str:
     """Return Python code that loads the folder."""
     return USAGE_CODE[library].replace("FOLDER", folder)
 
@@ -197,7 +197,7 @@ def _format_accuracy_section(model: TrainedTransformer) -> str:
             views_text = f", {views} views" if views > 1 else ""
             evaluation_text = "first evaluation" if entry.use_count == 1 else f"evaluation number {entry.use_count}"
             lines.append(
-                f"{split.capitalize()} accuracy on {_shorten_absolute_path(data)}: {entry.result['accuracy']:.2%} "
+                f"{split.capitalize()} accuracy on {_keep_name_of_absolute_path(data)}: {entry.result['accuracy']:.2%} "
                 f"({weights} epoch's weights{views_text}; {evaluation_text} on "
                 f"{'the test' if split == 'test' else 'these'} images)."
             )
@@ -206,19 +206,21 @@ def _format_accuracy_section(model: TrainedTransformer) -> str:
 
 def _format_origin_section(model: TrainedTransformer) -> str:
     if isinstance(model.run, ExternalModel):
-        return f"Weights: `{_shorten_absolute_path(model.run.model_ref)}`. Converted by Vitascope."
+        return f"Weights: `{_keep_name_of_absolute_path(model.run.model_ref)}`. Converted by Vitascope."
     recipe, machine = model.run.recipe, model.run.machine
     names = ("commit", "versions", "training_images")
     machine_facts: dict[str, Any] = {name: value for name in names if (value := machine.get(name))}
-    start_text = f", starting from `{_shorten_absolute_path(recipe.weights)}`" if recipe.weights else ", from scratch"
+    start_text = (
+        f", starting from `{_keep_name_of_absolute_path(recipe.weights)}`" if recipe.weights else ", from scratch"
+    )
     text = (
-        f"Trained by Vitascope: recipe `{recipe.name}`, data `{_shorten_absolute_path(recipe.data.name)}`, "
+        f"Trained by Vitascope: recipe `{recipe.name}`, data `{_keep_name_of_absolute_path(recipe.data.name)}`, "
         f"{recipe.train.epochs * recipe.data.passes_per_epoch} epochs, seed {recipe.train.seed}{start_text}."
     )
     return f"{text}\n\n```json\n{json.dumps(machine_facts, indent=1, default=str)}\n```" if machine_facts else text
 
 
-def _shorten_absolute_path(path_or_name: str) -> str:
+def _keep_name_of_absolute_path(path_or_name: str) -> str:
     """Return a path's last part: the full path exists only on this machine."""
     return Path(path_or_name).name if Path(path_or_name).is_absolute() else path_or_name
 

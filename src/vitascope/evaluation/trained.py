@@ -10,24 +10,24 @@ from torch import Tensor
 
 from vitascope.draw.html import make_html_table
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluate import evaluate
-from vitascope.evaluation.fast import FastInference, prepare_fast_inference
+from vitascope.evaluation.evaluate import evaluate_and_log_test_use
+from vitascope.evaluation.fast import FastInference, choose_fast_or_float32_inference
 from vitascope.evaluation.prediction import (
     ImagesInput,
     LoadedImages,
     Predictions,
     build_predictions,
-    convert_to_stored_images,
+    load_or_convert_input_images,
 )
-from vitascope.evaluation.report import Evaluation, describe_reduction
+from vitascope.evaluation.report import Evaluation, describe_token_reduction
 from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.checkpoint import load_weights, read_model_info
-from vitascope.run.directory import ExternalModel, Run, create_external_model, open_run
+from vitascope.run.checkpoint import load_run_weights, read_model_info
+from vitascope.run.directory import ExternalModel, Run, make_external_model, open_run_or_newest
 from vitascope.shapes import Features
-from vitascope.training.hardware import choose_device, make_inference_hardware
-from vitascope.training.scoring import check_views, compute_logits, compute_outputs
+from vitascope.training.hardware import choose_or_check_device, make_float32_inference_hardware
+from vitascope.training.scoring import check_views_match_training, compute_logits, compute_outputs
 from vitascope.weights.files import WEIGHTS_SUFFIXES
 from vitascope.weights.model_info import ModelInfo
 from vitascope.weights.pretrained import ONLINE_PREFIXES, open_weights
@@ -78,16 +78,16 @@ class TrainedTransformer(VisionTransformer):
 
         `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged."""
         if views != 1:
-            check_views(self.run.recipe, views)
-        loaded = convert_to_stored_images(images, self.info.stored)
+            check_views_match_training(self.run.recipe, views)
+        loaded = load_or_convert_input_images(images, self.info.stored)
         logits = compute_logits(
-            self, loaded.images, self.info.preparation, make_inference_hardware(self), num_views=views
+            self, loaded.images, self.info.preparation, make_float32_inference_hardware(self), num_views=views
         )
         return build_predictions(logits, loaded, self.classes)
 
     def features(self, images: ImagesInput) -> Features:
         """Return the pooled feature vector of each image, i.e. the classifier's input."""
-        return self.compute_stored_features(convert_to_stored_images(images, self.info.stored).images)
+        return self.compute_stored_features(load_or_convert_input_images(images, self.info.stored).images)
 
     def predict_with_features(self, loaded_images: LoadedImages) -> PredictionsWithFeatures:
         """Return predictions and features from one forward pass; predictions are None without a classifier."""
@@ -100,7 +100,11 @@ class TrainedTransformer(VisionTransformer):
 
     def compute_stored_features(self, stored_images: Tensor) -> Features:
         return compute_outputs(
-            self, self.compute_pooled_features, stored_images, self.info.preparation, make_inference_hardware(self)
+            self,
+            self.compute_pooled_features,
+            stored_images,
+            self.info.preparation,
+            make_float32_inference_hardware(self),
         )
 
     def evaluate(
@@ -111,7 +115,7 @@ class TrainedTransformer(VisionTransformer):
         `views`: as in `predict`.
         `robust=False` skips the corruption tests, which take most of the time.
         """
-        return evaluate(
+        return evaluate_and_log_test_use(
             self,
             self.run,
             self.info,
@@ -144,7 +148,7 @@ class TrainedTransformer(VisionTransformer):
         return load(weights, device=device)
 
     def _repr_html_(self) -> str:
-        config, reduction = self.config, describe_reduction(self.config)
+        config, reduction = self.config, describe_token_reduction(self.config)
         rows = [
             ["weights", self.run.model_ref]
             if isinstance(self.run, ExternalModel)
@@ -176,18 +180,22 @@ def load(
     `model.fast.description` says which.
     `merge_tokens`, `drop_tokens`: tokens to merge or drop in each block, instead of the run's own setting.
     """
-    model = _load_external_weights(str(run), best) if is_external_weights(run) else _load_from_run(open_run(run), best)
+    model = (
+        _load_external_weights(str(run), best)
+        if refers_to_external_weights(run)
+        else _load_from_run(open_run_or_newest(run), best)
+    )
     overrides = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
     if reduction := {name: count for name, count in overrides.items() if count is not None}:
         model.set_token_reduction(**reduction)
-        _check_reduction(model.config)
-    model = model.to(choose_device(device)).eval()
+        _check_num_removed_tokens(model.config)
+    model = model.to(choose_or_check_device(device)).eval()
     if fast:
-        model.fast = prepare_fast_inference(model, model.run, model.info)
+        model.fast = choose_fast_or_float32_inference(model, model.run, model.info)
     return model
 
 
-def _check_reduction(config: ModelConfig) -> None:
+def _check_num_removed_tokens(config: ModelConfig) -> None:
     """Raise a UserError if a block cannot merge or drop so many tokens."""
     for name, count in config.token_reduction.items():
         if count > (max_count := config.num_removed_per_block[0]):
@@ -198,7 +206,7 @@ def _check_reduction(config: ModelConfig) -> None:
             )
 
 
-def is_external_weights(model_ref: str | os.PathLike[str]) -> bool:
+def refers_to_external_weights(model_ref: str | os.PathLike[str]) -> bool:
     """Whether this names external weights (a name, a file, or a folder that is not a run)."""
     path = Path(model_ref)
     online = str(model_ref).startswith(ONLINE_PREFIXES)
@@ -211,7 +219,7 @@ def is_external_weights(model_ref: str | os.PathLike[str]) -> bool:
 
 def _load_from_run(run: Run, best: bool) -> TrainedTransformer:
     model = TrainedTransformer(run, read_model_info(run), "best" if best else "last")
-    load_weights(model, run, use_best_epoch=best)
+    load_run_weights(model, run, use_best_epoch=best)
     return model
 
 
@@ -219,7 +227,7 @@ def _load_external_weights(model_ref: str, best: bool) -> TrainedTransformer:
     if best:
         raise UserError(f"{model_ref} has only one set of weights. Omit --best, which works only for runs.")
     pretrained = open_weights(model_ref)
-    model = TrainedTransformer(create_external_model(model_ref, pretrained.info.model), pretrained.info)
+    model = TrainedTransformer(make_external_model(model_ref, pretrained.info.model), pretrained.info)
     model.load_state_dict(pretrained.weights)
     model.notes = pretrained.user_messages
     if pretrained.library != "vitascope":  # a folder of Vitascope stores its preprocessing

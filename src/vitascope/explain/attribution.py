@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, suggest_choice
-from vitascope.explain.maps import attention_maps, compute_logits, compute_logits_and_maps, forward_all_tokens
+from vitascope.explain.maps import (
+    attention_maps,
+    compute_logits,
+    compute_logits_and_maps,
+    compute_logits_with_all_tokens,
+)
 from vitascope.explain.subject import TokenLayout, get_token_layout
 from vitascope.shapes import AttentionMaps, Images, PatchHeatmap, Probabilities, TargetClasses, TokenRelevance
 
@@ -88,7 +93,7 @@ def build_attribution_inputs(model: nn.Module, images: Images, target: int | Non
     return AttributionInputs(model, images, choose_target_classes(model, images, target), get_token_layout(model))
 
 
-def attribute_by_attention(inputs: AttributionInputs) -> PatchHeatmap:
+def attribute_by_last_block_attention(inputs: AttributionInputs) -> PatchHeatmap:
     """Attention of the token that the classifier reads, last block, averaged over heads. Equal for all classes."""
     return inputs.layout.reshape_to_grid(inputs.layout.select_classifier_row(inputs.maps[-1].mean(1)))
 
@@ -100,7 +105,7 @@ def attribute_by_rollout(inputs: AttributionInputs, fusion: str = "mean", discar
     )
 
 
-def attribute_by_gradient(inputs: AttributionInputs) -> PatchHeatmap:
+def attribute_by_gradient_times_attention(inputs: AttributionInputs) -> PatchHeatmap:
     """Gradient times attention in the last block: mean over heads of (∇A · A)⁺."""
     maps, gradients = inputs.maps_and_gradients
     return inputs.layout.reshape_to_grid(
@@ -134,16 +139,16 @@ def integrated_gradients(
     for step in range(steps):  # midpoints
         interpolated = (baseline + difference * ((step + 0.5) / steps)).detach().requires_grad_()
         with torch.enable_grad():
-            target_logits = forward_all_tokens(model, interpolated).gather(1, targets[:, None]).sum()
+            target_logits = compute_logits_with_all_tokens(model, interpolated).gather(1, targets[:, None]).sum()
             total += torch.autograd.grad(target_logits, interpolated)[0]
     return difference * total / steps
 
 
 def attribute_by_integrated_gradients(inputs: AttributionInputs) -> PatchHeatmap:
-    return sum_per_patch(integrated_gradients(inputs.model, inputs.images, inputs.targets), inputs.layout)
+    return sum_pixels_per_patch(integrated_gradients(inputs.model, inputs.images, inputs.targets), inputs.layout)
 
 
-def sum_per_patch(pixel_values: Images, layout: TokenLayout) -> PatchHeatmap:
+def sum_pixels_per_patch(pixel_values: Images, layout: TokenLayout) -> PatchHeatmap:
     """Sum over the pixels and channels of each patch."""
     rows = pixel_values.sum(1).unflatten(2, (layout.columns, -1)).sum(3)
     return rows.unflatten(1, (layout.rows, -1)).sum(2)
@@ -175,10 +180,10 @@ def predict_probabilities(model: nn.Module, images: Images) -> Probabilities:
 AttributionMethod = Callable[[AttributionInputs], Tensor]  # -> PatchHeatmap
 
 METHODS: dict[str, AttributionMethod] = {
-    "attention": attribute_by_attention,
+    "attention": attribute_by_last_block_attention,
     "rollout": attribute_by_rollout,
     "rollout-max": partial(attribute_by_rollout, fusion="max", discard=0.9),
-    "gradient": attribute_by_gradient,
+    "gradient": attribute_by_gradient_times_attention,
     "relevance": attribute_by_relevance,
     "integrated-gradients": attribute_by_integrated_gradients,
     "occlusion": attribute_by_occlusion,

@@ -56,7 +56,7 @@ def sort_patches_by_importance(heatmap: PatchHeatmap) -> TokenIndices:
 
 
 @torch.no_grad()
-def compute_probability_curves(
+def compute_curves_while_replacing_patches(
     model: nn.Module,
     images: Images,
     patch_order: TokenIndices,
@@ -93,7 +93,7 @@ def deletion(
     model: nn.Module, images: Images, heatmap: PatchHeatmap, targets: TargetClasses, layout: TokenLayout
 ) -> ProbabilityCurves:
     """Make the most important patch grey first."""
-    return compute_probability_curves(
+    return compute_curves_while_replacing_patches(
         model, images, sort_patches_by_importance(heatmap), targets, layout, torch.zeros_like(images)
     )
 
@@ -103,7 +103,9 @@ def insertion(
 ) -> ProbabilityCurves:
     """Restore the most important patch first; computed backwards, it is the last to be blurred."""
     reversed_order = sort_patches_by_importance(heatmap).flip(1)
-    return compute_probability_curves(model, images, reversed_order, targets, layout, blur_images(images)).flip(1)
+    return compute_curves_while_replacing_patches(
+        model, images, reversed_order, targets, layout, blur_relative_to_image_size(images)
+    ).flip(1)
 
 
 def area_under_curve(curves: ProbabilityCurves) -> Tensor:
@@ -111,7 +113,7 @@ def area_under_curve(curves: ProbabilityCurves) -> Tensor:
     return (curves.sum(1) - (curves[:, 0] + curves[:, -1]) / 2) / (curves.shape[1] - 1)
 
 
-def blur_images(images: Images) -> Images:
+def blur_relative_to_image_size(images: Images) -> Images:
     """Blur with a Gaussian as wide relative to the image as in RISE: 5 of 224 pixels, at least 1.5."""
     sigma = max(1.5, 5 * images.shape[-1] / 224)
     radius = min(math.ceil(2 * sigma), min(images.shape[-2:]) - 1)
@@ -146,17 +148,17 @@ def measure_faithfulness(
             continue
         if on_method_start:
             on_method_start(name)
-        curves[name] = compute_deletion_and_insertion(inputs, method(inputs))
-    return summarise_faithfulness(curves)
+        curves[name] = compute_deletion_and_insertion_curves(inputs, method(inputs))
+    return summarise_and_rank_faithfulness(curves)
 
 
-def compute_deletion_and_insertion(inputs: AttributionInputs, heatmap: PatchHeatmap) -> FaithfulnessCurves:
+def compute_deletion_and_insertion_curves(inputs: AttributionInputs, heatmap: PatchHeatmap) -> FaithfulnessCurves:
     """Return the deletion and insertion curves of each image."""
     arguments = inputs.model, inputs.images, heatmap, inputs.targets, inputs.layout
     return FaithfulnessCurves(deletion(*arguments), insertion(*arguments))
 
 
-def summarise_faithfulness(
+def summarise_and_rank_faithfulness(
     curves_by_method: dict[str, FaithfulnessCurves],
 ) -> list[Faithfulness]:
     """Compute the areas of deletion and insertion curves; the most faithful method first."""
@@ -178,7 +180,7 @@ def _compute_mean_and_standard_error(values: Tensor) -> MeanAndError:
     return MeanAndError(values.mean().item(), error)
 
 
-def rank_correlation(first_heatmap: PatchHeatmap, second_heatmap: PatchHeatmap) -> Tensor:
+def spearman_correlation_per_image(first_heatmap: PatchHeatmap, second_heatmap: PatchHeatmap) -> Tensor:
     """Return Spearman's rank correlation per image: 1 if both rank the patches equally; ties get their mean rank."""
     ranks = [_compute_average_ranks(heat.flatten(1)) for heat in (first_heatmap, second_heatmap)]
     centred = [rank - rank.mean(1, keepdim=True) for rank in ranks]
@@ -198,7 +200,7 @@ def correlate_with_shuffled_weights(model: nn.Module, images: Images, method: st
     A value near 0 is good: the explanation must depend on the trained weights (Adebayo et al. 2018)."""
     inputs = build_attribution_inputs(model, images)
     shuffled_inputs = replace(inputs, model=copy_with_shuffled_weights(model, seed))
-    return rank_correlation(METHODS[method](inputs), METHODS[method](shuffled_inputs)).mean().item()
+    return spearman_correlation_per_image(METHODS[method](inputs), METHODS[method](shuffled_inputs)).mean().item()
 
 
 def copy_with_shuffled_weights(model: nn.Module, seed: int = 0) -> nn.Module:

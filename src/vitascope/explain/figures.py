@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitascope.draw.explanation import draw_attention_heads, draw_deletion_and_insertion, draw_explanations
+from vitascope.draw.explanation import draw_attention_heads, draw_deletion_and_insertion, draw_heat_maps_over_image
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError, format_count
 from vitascope.evaluation.prediction import LoadedImages
@@ -24,10 +24,10 @@ from vitascope.explain.faithfulness import (
     Faithfulness,
     FaithfulnessCurves,
     attribute_at_random,
-    compute_deletion_and_insertion,
-    summarise_faithfulness,
+    compute_deletion_and_insertion_curves,
+    summarise_and_rank_faithfulness,
 )
-from vitascope.explain.model_statistics import logit_lens_per_token, record_hidden_states
+from vitascope.explain.model_statistics import apply_logit_lens_per_token, record_hidden_states
 from vitascope.explain.subject import ExplainedModel, PatchPosition, TokenLayout
 from vitascope.run.files import make_folder
 
@@ -93,7 +93,7 @@ class MapSelection(NamedTuple):
     query_patch: PatchPosition | None  # None: what the classifier reads
 
 
-def write_explanations(
+def write_explanation_figures(
     subject: ExplainedModel, loaded_images: LoadedImages, request: ExplainRequest, output_folder: Path
 ) -> ExplainReport:
     """Write explanations and attention maps of each image, and the faithfulness of each method over all images."""
@@ -107,33 +107,33 @@ def write_explanations(
     names = make_unique_file_stems(loaded_images)
     for index, (name, image) in enumerate(zip(names, subject.denormalize_images(inputs.images), strict=True)):
         target, image_heatmaps = int(inputs.targets[index]), {key: heatmap[index] for key, heatmap in heatmaps.items()}
-        result = _build_image_result(name, subject.classes, probabilities[index], target, image_heatmaps)
+        result = _build_image_result_json(name, subject.classes, probabilities[index], target, image_heatmaps)
         title = f"{name}\nprediction: {result['answer']} ({result['probability']:.1%})"
         caption = _format_explanation_caption(
             subject.classes[target], float(probabilities[index, target]), image_heatmaps
         )
         panels = {TITLES[method]: heatmap.numpy() for method, heatmap in image_heatmaps.items()}
-        figure = draw_explanations(image, panels, title, caption)
+        figure = draw_heat_maps_over_image(image, panels, title, caption)
         report.files += save_png_and_svg(figure, output_folder / f"explanations-{name}")
         figure = _draw_selected_maps(inputs, index, selection, image, title)
         report.files += save_png_and_svg(figure, output_folder / f"heads-{name}")
         report.image_results.append(result)
     report.files += _write_logit_lens_figures(subject, inputs, names, output_folder)
     curves = {
-        method: compute_deletion_and_insertion(inputs, heatmap)
+        method: compute_deletion_and_insertion_curves(inputs, heatmap)
         for method, heatmap in {**heatmaps, "random": attribute_at_random(inputs)}.items()
     }
-    report.files += _write_faithfulness_figure(curves, len(inputs.images), output_folder)
-    report.faithfulness = summarise_faithfulness(curves)
+    report.files += _measure_and_draw_faithfulness(curves, len(inputs.images), output_folder)
+    report.faithfulness = summarise_and_rank_faithfulness(curves)
     return report
 
 
 def _select_maps(request: ExplainRequest, inputs: AttributionInputs) -> MapSelection:
     """Check the requested blocks, heads and query patch."""
     return MapSelection(
-        select_blocks_or_heads(request.blocks, len(inputs.maps), "block"),
-        select_blocks_or_heads(request.heads, inputs.maps[0].shape[1], "head"),
-        None if request.query_patch is None else _find_patch(request.query_patch, inputs.layout),
+        check_indices_or_list_all(request.blocks, len(inputs.maps), "block"),
+        check_indices_or_list_all(request.heads, inputs.maps[0].shape[1], "head"),
+        None if request.query_patch is None else _convert_patch_to_zero_based(request.query_patch, inputs.layout),
     )
 
 
@@ -142,13 +142,13 @@ def _draw_selected_maps(
 ) -> Figure:
     heads = [head - 1 for head in selection.heads]
     maps = torch.stack([inputs.maps[block - 1][image_index, heads] for block in selection.blocks])
-    maps = extract_query_attention(maps, inputs.layout, selection.query_patch)
+    maps = extract_query_or_classifier_attention(maps, inputs.layout, selection.query_patch)
     names = [f"block {block}" for block in selection.blocks], [f"head {head}" for head in selection.heads]
-    caption = _describe_attention(inputs.layout, selection.query_patch)
+    caption = _format_attention_caption(inputs.layout, selection.query_patch)
     return draw_attention_heads(image, maps.numpy(), names, selection.query_patch, title, caption)
 
 
-def select_blocks_or_heads(requested: list[int] | None, count: int, item_name: str) -> list[int]:
+def check_indices_or_list_all(requested: list[int] | None, count: int, item_name: str) -> list[int]:
     """Return the chosen blocks or heads, counted from 1; None is all."""
     for index in requested or []:
         if not 1 <= index <= count:
@@ -156,17 +156,19 @@ def select_blocks_or_heads(requested: list[int] | None, count: int, item_name: s
     return requested or list(range(1, count + 1))
 
 
-def _find_patch(query: PatchPosition, layout: TokenLayout) -> PatchPosition:
+def _convert_patch_to_zero_based(one_based_row_column: PatchPosition, layout: TokenLayout) -> PatchPosition:
     """Return the row and column, counted from 0, of a patch that is counted from 1."""
-    if not (1 <= query.row <= layout.rows and 1 <= query.column <= layout.columns):
+    if not (1 <= one_based_row_column.row <= layout.rows and 1 <= one_based_row_column.column <= layout.columns):
         raise UserError(
-            f"There is no patch in row {query.row}, column {query.column}: the grid has rows 1 to {layout.rows} "
-            f"and columns 1 to {layout.columns}."
+            f"There is no patch in row {one_based_row_column.row}, column {one_based_row_column.column}: the grid has "
+            f"rows 1 to {layout.rows} and columns 1 to {layout.columns}."
         )
-    return PatchPosition(query.row - 1, query.column - 1)
+    return PatchPosition(one_based_row_column.row - 1, one_based_row_column.column - 1)
 
 
-def extract_query_attention(maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None) -> Tensor:
+def extract_query_or_classifier_attention(
+    maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None
+) -> Tensor:
     """Return the attention of the query patch, or of the classifier's token, as (block, head, row, column)."""
     row = (
         layout.select_classifier_row(maps)
@@ -199,7 +201,7 @@ def _write_logit_lens_figures(
 ) -> list[Path]:
     """Draw the class probability of every patch after every block (logit lens)."""
     states = record_hidden_states(inputs.model, inputs.images)
-    probabilities = [logit_lens_per_token(inputs.model, state).softmax(-1) for state in states]
+    probabilities = [apply_logit_lens_per_token(inputs.model, state).softmax(-1) for state in states]
     files = []
     for index, (name, image) in enumerate(zip(file_stems, subject.denormalize_images(inputs.images), strict=True)):
         target = int(inputs.targets[index])
@@ -215,12 +217,12 @@ def _write_logit_lens_figures(
             "patch's token after each block. Each panel has its own scale. Early blocks were not trained to predict."
         )
         files += save_png_and_svg(
-            draw_explanations(image, grids, name, text, num_columns=5), output_folder / f"lens-{name}"
+            draw_heat_maps_over_image(image, grids, name, text, num_columns=5), output_folder / f"lens-{name}"
         )
     return files
 
 
-def _write_faithfulness_figure(
+def _measure_and_draw_faithfulness(
     curves_by_method: dict[str, FaithfulnessCurves], num_images: int, output_folder: Path
 ) -> list[Path]:
     text = (
@@ -248,12 +250,11 @@ def _format_explanation_caption(target_class: str, probability: float, heatmaps:
     return text
 
 
-def _describe_attention(layout: TokenLayout, query: PatchPosition | None) -> str:
+def _format_attention_caption(layout: TokenLayout, query_patch: PatchPosition | None) -> str:
     """Describe the attention maps; `query` is counted from 0."""
-    if query is not None:
-        subject_text = (
-            f"Attention from the patch in row {query.row + 1}, column {query.column + 1} (framed) to each patch"
-        )
+    if query_patch is not None:
+        row, column = query_patch.row + 1, query_patch.column + 1
+        subject_text = f"Attention from the patch in row {row}, column {column} (framed) to each patch"
     elif layout.reads_class_token:
         subject_text = "Attention from the class token to each patch"
     else:
@@ -265,7 +266,7 @@ def _describe_attention(layout: TokenLayout, query: PatchPosition | None) -> str
     )
 
 
-def _build_image_result(
+def _build_image_result_json(
     image_name: str, class_names: list[str], probabilities: Tensor, target: int, heatmaps: dict[str, Tensor]
 ) -> ImageResult:
     return {

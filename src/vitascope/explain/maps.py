@@ -118,7 +118,7 @@ def compute_logits_and_maps(model: nn.Module, images: Images, edit_maps: MapEdit
         raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
     recorder = AttentionRecorder(edit_maps)
     with force_fused_attention(model), recorder:
-        logits = forward_all_tokens(model, images)
+        logits = compute_logits_with_all_tokens(model, images)
     if not recorder.maps:
         raise UserError(
             f"{type(model).__name__} does not call torch's scaled_dot_product_attention, so its attention maps cannot "
@@ -127,7 +127,7 @@ def compute_logits_and_maps(model: nn.Module, images: Images, edit_maps: MapEdit
     return LogitsAndMaps(logits, recorder.maps)
 
 
-def forward_all_tokens(model: nn.Module, images: Images) -> Logits:
+def compute_logits_with_all_tokens(model: nn.Module, images: Images) -> Logits:
     """Compute all tokens in every block; our forward pass skips unread tokens in the last block."""
     if isinstance(model, VisionTransformer):
         return model.forward_head(model.forward_features(images))

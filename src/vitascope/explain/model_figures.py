@@ -18,8 +18,8 @@ from vitascope.draw.probes import (
     draw_tsne_points,
 )
 from vitascope.errors import UserError
-from vitascope.evaluation.eval_data import open_eval_data, sample_run_images
-from vitascope.evaluation.report import format_split_name
+from vitascope.evaluation.eval_data import load_eval_data, sample_val_or_train_images
+from vitascope.evaluation.report import spell_out_split_name
 from vitascope.explain import model_statistics
 from vitascope.explain.figures import save_png_and_svg
 from vitascope.explain.maps import iterate_logits_and_maps
@@ -44,23 +44,25 @@ class ProbeStatistics:
     features: Tensor
 
 
-def compute_probe_statistics(subject: ExplainedModel, images: Images) -> ProbeStatistics:
+def compute_head_and_block_statistics(subject: ExplainedModel, images: Images) -> ProbeStatistics:
     model, layout = subject.model, get_token_layout(subject.model)
     distance, entropy, norms, agreement, features = [], [], [], [], []
     similarity: model_statistics.MinibatchCKA | None = None
-    for batch in model_statistics.iterate_equal_batches(images):
+    for batch in model_statistics.iterate_equal_batches_dropping_rest(images):
         logits, maps = next(iterate_logits_and_maps(model, batch, batch=len(batch)))
-        distance.append(torch.stack([model_statistics.attention_distance(block, layout).mean(0) for block in maps]))
-        entropy.append(torch.stack([model_statistics.attention_entropy(block).mean(0) for block in maps]))
+        distance.append(
+            torch.stack([model_statistics.compute_mean_attention_distance(block, layout).mean(0) for block in maps])
+        )
+        entropy.append(torch.stack([model_statistics.compute_attention_entropy(block).mean(0) for block in maps]))
         states = model_statistics.record_hidden_states(model, batch)
-        token_norms = torch.stack([model_statistics.token_norms(state).flatten() for state in states])
+        token_norms = torch.stack([model_statistics.compute_token_norms(state).flatten() for state in states])
         norms.append(torch.stack([token_norms.quantile(0.5, 1), token_norms.quantile(0.95, 1), token_norms.amax(1)], 1))
         with torch.no_grad():
             is_equal = torch.stack(
-                [model_statistics.logit_lens(model, state).argmax(1) == logits.argmax(1) for state in states]
+                [model_statistics.apply_logit_lens(model, state).argmax(1) == logits.argmax(1) for state in states]
             )
         agreement.append(is_equal.float().mean(1))
-        pooled = [model_statistics.pool_features(state, layout) for state in states]
+        pooled = [model_statistics.pool_class_token_or_mean(state, layout) for state in states]
         features.append(pooled[-1])
         similarity = similarity or model_statistics.MinibatchCKA(len(states))
         similarity.add_batch(pooled)
@@ -72,7 +74,7 @@ def compute_probe_statistics(subject: ExplainedModel, images: Images) -> ProbeSt
     )
 
 
-def write_probes(
+def write_model_statistics(
     subject: ExplainedModel, images: Images, labels: list[int] | None, images_description: str, output_folder: Path
 ) -> list[Path]:
     """Write the probes of at least eight prepared images; `images_description` is, e.g., validation."""
@@ -80,7 +82,7 @@ def write_probes(
         raise UserError(f"Probes are averages and need at least {MIN_IMAGES} images, not {len(images)}.")
     make_folder(output_folder)
     model, layout, images = subject.model, get_token_layout(subject.model), images[:MAX_IMAGES]
-    statistics = compute_probe_statistics(subject, images)
+    statistics = compute_head_and_block_statistics(subject, images)
     images_text = f"{len(statistics.features)} {images_description} images"
     text = (
         f"Averages over {images_text}. Each dot is one head; block 0 is the input. Attention distance: mean distance "
@@ -94,19 +96,19 @@ def write_probes(
         draw_block_statistics(*arrays, num_tokens=layout.num_prefix_tokens + layout.num_patches, caption_text=text),
         output_folder / "probes-blocks",
     )
-    filters, variance_fractions = model_statistics.compute_patch_filter_components(model)
+    filters, variance_fractions = model_statistics.compute_patch_filter_pca(model)
     text = "Principal components of the patch embedding's filters, each with its fraction of the variance."
     files += save_png_and_svg(
         draw_filter_components(filters.permute(0, 2, 3, 1).numpy(), variance_fractions.numpy(), text),
         output_folder / "probes-filters",
     )
-    files += _write_position_figure(subject, layout, output_folder)
-    files += _write_feature_colour_figure(subject, images, layout, output_folder)
+    files += _write_position_figure_if_any(subject, layout, output_folder)
+    files += _write_feature_pca_figure(subject, images, layout, output_folder)
     if labels is not None:
         text = (
             f"One point per image ({images_text}). Nearby points have similar features; larger distances mean nothing."
         )
-        points, point_labels = project_with_tsne(statistics.features), labels[: len(statistics.features)]
+        points, point_labels = project_with_pca_and_tsne(statistics.features), labels[: len(statistics.features)]
         figure = draw_tsne_points(points, point_labels, subject.classes, text)
         files += save_png_and_svg(figure, output_folder / "probes-map")
     numbers = json.dumps(_build_statistics_json(statistics, len(statistics.features)), indent=1)
@@ -122,20 +124,22 @@ class RunImages(NamedTuple):
     description: str  # validation, training or test
 
 
-def write_probes_if_possible(
+def write_model_statistics_if_possible(
     subject: ExplainedModel, run_images: RunImages | None, given_images: UInt8Images, output_folder: Path
 ) -> list[Path]:
     """Write probes over the run's own images, or over the given ones if there are enough; otherwise nothing."""
     if run_images is not None:
-        return write_probes(subject, run_images.images, run_images.labels, run_images.description, output_folder)
+        return write_model_statistics(
+            subject, run_images.images, run_images.labels, run_images.description, output_folder
+        )
     return (
-        write_probes(subject, subject.preprocessing(given_images), None, "given", output_folder)
+        write_model_statistics(subject, subject.preprocessing(given_images), None, "given", output_folder)
         if len(given_images) >= MIN_IMAGES
         else []
     )
 
 
-def load_run_images(subject: ExplainedModel, split: str | None = None) -> RunImages | None:
+def load_preprocessed_run_images(subject: ExplainedModel, split: str | None = None) -> RunImages | None:
     """Return some of the run's images; None if they are not on this machine.
 
     By default the validation images, else training images. Test images are used only with split="test"."""
@@ -146,18 +150,18 @@ def load_run_images(subject: ExplainedModel, split: str | None = None) -> RunIma
     run, model_info = subject.trained_run_model.run, subject.trained_run_model.info
     if split is not None:
         samples, description = (
-            open_eval_data(run, model_info, split, None).samples.select_evenly(MAX_IMAGES),
-            format_split_name(split),
+            load_eval_data(run, model_info, split, None).samples.select_evenly(MAX_IMAGES),
+            spell_out_split_name(split),
         )
     else:
-        run_sample = sample_run_images(run, model_info, MAX_IMAGES)
+        run_sample = sample_val_or_train_images(run, model_info, MAX_IMAGES)
         if run_sample is None:
             return None
         samples, description = run_sample
     return RunImages(subject.preprocessing(samples.images), samples.labels.tolist(), description)
 
 
-def project_with_tsne(features: Tensor) -> np.ndarray:
+def project_with_pca_and_tsne(features: Tensor) -> np.ndarray:
     """Project the features to two dimensions with t-SNE."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -167,9 +171,9 @@ def project_with_tsne(features: Tensor) -> np.ndarray:
     return TSNE(perplexity=min(30, (len(points) - 1) // 3), init="pca", random_state=0).fit_transform(points)
 
 
-def _write_position_figure(subject: ExplainedModel, layout: TokenLayout, output_folder: Path) -> list[Path]:
+def _write_position_figure_if_any(subject: ExplainedModel, layout: TokenLayout, output_folder: Path) -> list[Path]:
     try:
-        similarity = model_statistics.position_embedding_similarity(subject.model, layout)
+        similarity = model_statistics.compute_position_embedding_similarity(subject.model, layout)
     except UserError:
         return []  # rotary only, or none
     text = "Position embeddings: each small grid shows the similarity of one patch's position to all positions."
@@ -179,14 +183,16 @@ def _write_position_figure(subject: ExplainedModel, layout: TokenLayout, output_
     )
 
 
-def _write_feature_colour_figure(
+def _write_feature_pca_figure(
     subject: ExplainedModel, images: Images, layout: TokenLayout, output_folder: Path
 ) -> list[Path]:
     shown = images[:NUM_COLOURED_IMAGES]
     states = model_statistics.record_hidden_states(subject.model, shown)
     chosen_states = sorted({0, len(states) // 3, 2 * len(states) // 3, len(states) - 1})
     rows = [subject.denormalize_images(shown)]
-    rows += [list(model_statistics.project_features_to_rgb(states[state], layout).numpy()) for state in chosen_states]
+    rows += [
+        list(model_statistics.project_patches_to_pca_rgb(states[state], layout).numpy()) for state in chosen_states
+    ]
     names = ["image", *(f"after block {state}" if state else "input" for state in chosen_states)]
     text = (
         "The first three principal components of the patch features, shown as red, green and blue. Patches with equal "

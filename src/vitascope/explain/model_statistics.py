@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
-from vitascope.explain.maps import BATCH_SIZE, AttentionRecorder, force_fused_attention, forward_all_tokens
+from vitascope.explain.maps import BATCH_SIZE, AttentionRecorder, compute_logits_with_all_tokens, force_fused_attention
 from vitascope.explain.subject import TokenLayout
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import AttentionMaps, Features, HeadValues, Images, Logits, Tokens
 
 
-def attention_distance(maps: AttentionMaps, layout: TokenLayout) -> HeadValues:
+def compute_mean_attention_distance(maps: AttentionMaps, layout: TokenLayout) -> HeadValues:
     """Mean attention distance of each head, in patches: image × head.
 
     Attention to class and register tokens is excluded and the rest normalised to sum to 1. Otherwise a head that mostly
@@ -27,12 +27,12 @@ def attention_distance(maps: AttentionMaps, layout: TokenLayout) -> HeadValues:
     return (patch_maps * distance).sum(-1).mean(-1)
 
 
-def attention_entropy(maps: AttentionMaps) -> HeadValues:
+def compute_attention_entropy(maps: AttentionMaps) -> HeadValues:
     """Attention entropy of each head in nats: 0 if every query attends to one token, ln(tokens) if uniform."""
     return -torch.xlogy(maps, maps).sum(-1).mean(-1)
 
 
-def position_embedding_similarity(model: nn.Module, layout: TokenLayout) -> Tensor:
+def compute_position_embedding_similarity(model: nn.Module, layout: TokenLayout) -> Tensor:
     """Cosine similarity between the position embeddings of every two patches: patch × patch."""
     table = getattr(model, "pos_embed", None)
     if table is None:
@@ -50,7 +50,7 @@ class FilterComponents(NamedTuple):
     variance_fractions: Tensor
 
 
-def compute_patch_filter_components(model: nn.Module, num_components: int = 28) -> FilterComponents:
+def compute_patch_filter_pca(model: nn.Module, num_components: int = 28) -> FilterComponents:
     """Compute the principal components of the patch embedding's filters.
 
     With shifted patch tokenization (SPT) only the filters of the unshifted image are used."""
@@ -71,7 +71,7 @@ def compute_patch_filter_components(model: nn.Module, num_components: int = 28) 
 def record_hidden_states(model: nn.Module, images: Images) -> list[Tokens]:
     """Return all tokens at the input of the first block and after each block."""
     recorder, states, hooks = AttentionRecorder(), [], []
-    blocks = find_blocks(model)
+    blocks = find_longest_module_list(model)
 
     def record_input(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         states.append(inputs[0])
@@ -85,14 +85,14 @@ def record_hidden_states(model: nn.Module, images: Images) -> list[Tokens]:
     ]
     try:
         with force_fused_attention(model), recorder:
-            forward_all_tokens(model, images)
+            compute_logits_with_all_tokens(model, images)
     finally:
         for hook in hooks:
             hook.remove()
     return states
 
 
-def find_blocks(model: nn.Module) -> list[nn.Module]:
+def find_longest_module_list(model: nn.Module) -> list[nn.Module]:
     """Return the blocks: the longest list of modules of one type."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential) and len(module)]
     uniform_lists = [modules for modules in lists if len({type(module) for module in modules}) == 1]
@@ -101,23 +101,23 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     return list(max(uniform_lists, key=len))
 
 
-def token_norms(tokens: Tokens) -> Tensor:
+def compute_token_norms(tokens: Tokens) -> Tensor:
     """L2 norm of each token; very large norms often hold information about the whole image (Darcet et al. 2024)."""
     return tokens.norm(dim=-1)
 
 
-def pool_features(tokens: Tokens, layout: TokenLayout) -> Features:
+def pool_class_token_or_mean(tokens: Tokens, layout: TokenLayout) -> Features:
     """Return the input of the classifier: the class token, or the mean of the patches."""
     return tokens[:, 0] if layout.reads_class_token else tokens[:, layout.num_prefix_tokens :].mean(1)
 
 
-def logit_lens(model: nn.Module, tokens: Tokens) -> Logits:
+def apply_logit_lens(model: nn.Module, tokens: Tokens) -> Logits:
     """Logit lens: apply the final norm, pooling and head to an earlier block's tokens."""
     final_layers = _get_final_layers(model)
     return final_layers.classify(final_layers.norm(tokens))
 
 
-def logit_lens_per_token(model: Any, tokens: Tokens) -> Tensor:
+def apply_logit_lens_per_token(model: Any, tokens: Tokens) -> Tensor:
     """Logit lens of single tokens: batch × token × class."""
     norm = _get_final_layers(model).norm
     if hasattr(model, "vit"):
@@ -141,7 +141,7 @@ def _get_final_layers(model: Any) -> FinalLayers:
     )
 
 
-def project_features_to_rgb(tokens: Tokens, layout: TokenLayout) -> Tensor:
+def project_patches_to_pca_rgb(tokens: Tokens, layout: TokenLayout) -> Tensor:
     """Return the patches' three largest principal components as red, green and blue: image × row × column × 3."""
     patches = tokens[:, layout.num_prefix_tokens :].flatten(0, 1).double()
     centred = patches - patches.mean(0)
@@ -166,7 +166,7 @@ class MinibatchCKA:
             )
         grams = [_compute_gram_without_diagonal(part.double().cpu()) for part in features_per_state]
         self.hsic_sums += torch.tensor(
-            [[_unbiased_hsic(first, second) for second in grams] for first in grams], dtype=torch.float64
+            [[_compute_unbiased_hsic(first, second) for second in grams] for first in grams], dtype=torch.float64
         )
 
     def compute_matrix(self) -> Tensor:
@@ -179,14 +179,14 @@ def _compute_gram_without_diagonal(features: Tensor) -> Tensor:
     return gram - torch.diag(gram.diagonal())
 
 
-def _unbiased_hsic(first_gram: Tensor, second_gram: Tensor) -> float:
+def _compute_unbiased_hsic(first_gram: Tensor, second_gram: Tensor) -> float:
     n = len(first_gram)
     trace, sums = (first_gram * second_gram).sum(), first_gram.sum() * second_gram.sum() / ((n - 1) * (n - 2))
     cross = 2 / (n - 2) * (first_gram.sum(0) * second_gram.sum(0)).sum()
     return float((trace + sums - cross) / (n * (n - 3)))
 
 
-def iterate_equal_batches(images: Images, batch_size: int = BATCH_SIZE) -> Iterator[Images]:
+def iterate_equal_batches_dropping_rest(images: Images, batch_size: int = BATCH_SIZE) -> Iterator[Images]:
     """Yield batches of equal size, so that each has the same weight; a smaller last batch is dropped."""
     parts = images.split(batch_size)
     yield from parts if len(parts) == 1 or len(parts[-1]) == batch_size else parts[:-1]

@@ -10,13 +10,17 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitascope.draw.explanation import draw_explanations
+from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
 from vitascope.draw.palette import COLOURS, SEQUENTIAL
 from vitascope.draw.style import add_caption, create_figure, set_labels
 from vitascope.explain.attribution import METHODS, AttributionInputs, choose_target_classes, predict_probabilities
 from vitascope.explain.figures import TITLES, save_png_and_svg
-from vitascope.explain.model_figures import ProbeStatistics, compute_probe_statistics, load_run_images
+from vitascope.explain.model_figures import (
+    ProbeStatistics,
+    compute_head_and_block_statistics,
+    load_preprocessed_run_images,
+)
 from vitascope.explain.subject import ExplainedModel, get_token_layout
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, load_weights_file
@@ -29,7 +33,7 @@ SHOWN_METHODS = ("attention", "relevance")
 FRAME_MILLISECONDS = 700  # milliseconds
 
 
-def find_snapshot_files(subject: ExplainedModel) -> dict[int, Path]:
+def find_snapshot_files_by_epoch(subject: ExplainedModel) -> dict[int, Path]:
     """Return the weight file of each epoch with a snapshot."""
     if subject.trained_run_model is None:
         return {}
@@ -37,25 +41,25 @@ def find_snapshot_files(subject: ExplainedModel) -> dict[int, Path]:
     return {int(path.stem.removeprefix("epoch-")): path for path in files}
 
 
-def write_figures_over_epochs(subject: ExplainedModel, images: Images, output_folder: Path) -> list[Path]:
+def write_snapshot_figures_if_any(subject: ExplainedModel, images: Images, output_folder: Path) -> list[Path]:
     """Write the figures; nothing if the run has fewer than two snapshots. Averages are over the run's own images."""
-    files = find_snapshot_files(subject)
+    files = find_snapshot_files_by_epoch(subject)
     if len(files) < 2 or not isinstance(subject.model, VisionTransformer):
         return []
-    run_images = load_run_images(subject)
+    run_images = load_preprocessed_run_images(subject)
     shown, targets = images[:NUM_SHOWN_IMAGES], choose_target_classes(subject.model, images[:NUM_SHOWN_IMAGES], None)
     statistics: dict[int, ProbeStatistics] = {}
     rows: list[list[np.ndarray]] = [[] for _ in shown]
     frames: list[Image.Image] = []
     for epoch, path in files.items():
-        snapshot = replace(subject, model=_load_snapshot(subject.model, path))
+        snapshot = replace(subject, model=_copy_with_snapshot_weights(subject.model, path))
         inputs = AttributionInputs(snapshot.model, shown, targets, get_token_layout(snapshot.model))
         heatmaps = {name: METHODS[name](inputs) for name in SHOWN_METHODS}
         for row, heatmap in zip(rows, heatmaps["relevance"], strict=True):
             row.append(colormaps[SEQUENTIAL]((heatmap / heatmap.max().clamp(min=1e-12)).clamp(min=0).numpy())[..., :3])
         frames.append(_draw_animation_frame(snapshot, shown, targets, heatmaps, epoch))
         if run_images is not None:
-            statistics[epoch] = compute_probe_statistics(snapshot, run_images.images[:MAX_PROBE_IMAGES])
+            statistics[epoch] = compute_head_and_block_statistics(snapshot, run_images.images[:MAX_PROBE_IMAGES])
     pictures = subject.denormalize_images(shown)
     column_names = ["image", *(f"epoch {epoch}" for epoch in files)]
     row_names = [subject.classes[int(target)] for target in targets]
@@ -65,14 +69,14 @@ def write_figures_over_epochs(subject: ExplainedModel, images: Images, output_fo
     written = save_png_and_svg(draw_gallery(strip, row_names, column_names, text), output_folder / "over-time-strip")
     if statistics:
         written += save_png_and_svg(
-            _draw_probe_curves(statistics, len(run_images.images[:MAX_PROBE_IMAGES]) if run_images else 0),
+            _draw_statistics_over_epochs(statistics, len(run_images.images[:MAX_PROBE_IMAGES]) if run_images else 0),
             output_folder / "over-time-probes",
         )
     written.append(_write_gif(frames, output_folder / "over-time.gif"))
     return written
 
 
-def _load_snapshot(model: VisionTransformer, weights_path: Path) -> VisionTransformer:
+def _copy_with_snapshot_weights(model: VisionTransformer, weights_path: Path) -> VisionTransformer:
     snapshot = VisionTransformer(model.config).eval()
     load_weights_file(snapshot, weights_path)
     return snapshot
@@ -87,7 +91,7 @@ def _draw_animation_frame(
         probability = float(predict_probabilities(subject.model, images[:1])[0, targets[0]])
     panels = {TITLES[name]: heatmap[0].numpy() for name, heatmap in heatmaps.items()}
     title = f"epoch {epoch}\n{subject.classes[int(targets[0])]}: {probability:.0%}"
-    figure = draw_explanations(
+    figure = draw_heat_maps_over_image(
         picture,
         panels,
         title,
@@ -106,7 +110,7 @@ def _write_gif(frames: list[Image.Image], path: Path) -> Path:
     return path
 
 
-def _draw_probe_curves(statistics_by_epoch: dict[int, ProbeStatistics], num_images: int) -> Figure:
+def _draw_statistics_over_epochs(statistics_by_epoch: dict[int, ProbeStatistics], num_images: int) -> Figure:
     """Draw one line per block; early blocks are pale."""
     figure, panels = create_figure(3, width=13.0, height=4.0)
     epochs = list(statistics_by_epoch)

@@ -25,14 +25,14 @@ from vitascope.data.dataset import UInt8Images
 from vitascope.draw.html import encode_image_as_html
 from vitascope.draw.palette import SEQUENTIAL
 from vitascope.errors import UserError
-from vitascope.evaluation.eval_data import load_run_split
+from vitascope.evaluation.eval_data import load_verified_run_split
 from vitascope.evaluation.figures import describe_shown_errors, format_evaluation_html
-from vitascope.evaluation.report import Evaluation, format_split_name
+from vitascope.evaluation.report import Evaluation, spell_out_split_name
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.explain.attribution import METHODS, build_attribution_inputs
 from vitascope.explain.maps import compute_logits
-from vitascope.explain.model_figures import load_run_images, write_probes
-from vitascope.explain.subject import ExplainedModel, get_token_layout, open_subject
+from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics
+from vitascope.explain.subject import ExplainedModel, get_token_layout, open_model_to_explain
 from vitascope.recipe.writing import format_recipe_yaml
 from vitascope.run.files import write_atomically
 from vitascope.shapes import Images
@@ -46,9 +46,9 @@ CONTENT_SECURITY_POLICY = (
 )
 
 
-def write_run_report(run_path: Path, split: str | None = None, output_path: Path | None = None) -> Path:
+def evaluate_and_write_html_report(run_path: Path, split: str | None = None, output_path: Path | None = None) -> Path:
     """Write the report on the validation images; without them, no evaluation. Test images only with split="test"."""
-    subject = open_subject(str(run_path))
+    subject = open_model_to_explain(str(run_path))
     model = subject.trained_run_model
     if model is None:
         raise UserError(f"{run_path} is not a run. Reports can be written only for runs.")
@@ -56,36 +56,40 @@ def write_run_report(run_path: Path, split: str | None = None, output_path: Path
         split = "val"
     evaluation = model.evaluate(split, robust=False) if split else None
     path = output_path or model.run.get_path("report.html")
-    write_atomically(path, render_report_page(subject, model, evaluation))
+    write_atomically(path, render_html_report(subject, model, evaluation))
     return path
 
 
-def render_report_page(subject: ExplainedModel, model: TrainedTransformer, evaluation: Evaluation | None) -> str:
+def render_html_report(subject: ExplainedModel, model: TrainedTransformer, evaluation: Evaluation | None) -> str:
     name = f"{model.run.recipe.name}: {model.run.path.name}"
     recipe_html = (
         f"<details><summary>Recipe</summary><pre>{escape(format_recipe_yaml(model.run.recipe))}</pre></details>"
     )
     evaluation_html = (
-        f'<div class="wide">{format_evaluation_html(evaluation, errors=False)}</div>'
+        f'<div class="wide">{format_evaluation_html(evaluation, include_worst_errors=False)}</div>'
         if evaluation
-        else _render_saved_evaluation(model)
+        else _render_newest_saved_evaluation(model)
     )
     sections = [
         ("Model", model._repr_html_() + recipe_html),
-        ("Training curves", _render_png_file(model.run.get_path("curves.png"))),
+        ("Training curves", _render_png_if_exists(model.run.get_path("curves.png"))),
         (
             "Attention maps",
             _render_attention_viewer(
                 subject,
-                *(choose_evaluated_examples(model, evaluation) if evaluation else choose_training_examples(model)),
+                *(
+                    choose_errors_and_correct_examples(model, evaluation)
+                    if evaluation
+                    else choose_first_training_examples(model)
+                ),
             ),
         ),
         ("Evaluation", evaluation_html),
         ("Worst errors", _render_worst_errors(subject, evaluation) if evaluation else ""),
-        ("Heads, blocks and features", _render_probe_figures(subject)),
+        ("Heads, blocks and features", _render_model_statistics_figures(subject)),
     ]
     body = "".join(f"<section><h2>{escape(title)}</h2>{content}</section>" for title, content in sections if content)
-    images_text = f"{format_split_name(evaluation.eval_data.split)} images" if evaluation else "training images"
+    images_text = f"{spell_out_split_name(evaluation.eval_data.split)} images" if evaluation else "training images"
     lines = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -93,7 +97,7 @@ def render_report_page(subject: ExplainedModel, model: TrainedTransformer, evalu
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(name)} · Vitascope</title>",
         f"<style>{(PAGE_FOLDER / 'page.css').read_text(encoding='utf-8')}</style>",
-        f'<script type="importmap">{_build_import_map()}</script></head><body>',
+        f'<script type="importmap">{_build_javascript_import_map()}</script></head><body>',
         f"<h1>{escape(name)}</h1><p class='soft'>Written by vitascope report {vitascope.__version__}. The images are "
         f"the run's {escape(images_text)}. This page is self-contained and makes no network requests.</p>",
         body,
@@ -107,7 +111,7 @@ class Examples(NamedTuple):
     captions: list[str]  # shown in the page's list of images
 
 
-def choose_evaluated_examples(model: TrainedTransformer, evaluation: Evaluation) -> Examples:
+def choose_errors_and_correct_examples(model: TrainedTransformer, evaluation: Evaluation) -> Examples:
     """Return the worst errors, then the first correct images, and the list entry of each."""
     samples = evaluation.eval_data.samples
     wrong = [
@@ -127,9 +131,9 @@ def choose_evaluated_examples(model: TrainedTransformer, evaluation: Evaluation)
     return Examples(samples.images[[index for index, _ in chosen]], [caption for _, caption in chosen])
 
 
-def choose_training_examples(model: TrainedTransformer) -> Examples:
+def choose_first_training_examples(model: TrainedTransformer) -> Examples:
     """Return the first training images, with their true and predicted classes."""
-    samples = load_run_split(model.run, model.info, "train")
+    samples = load_verified_run_split(model.run, model.info, "train")
     if samples is None:
         raise UserError("The run has no training images to show.")
     images, labels = samples.images[:NUM_EXAMPLES], samples.labels[:NUM_EXAMPLES].tolist()
@@ -144,7 +148,9 @@ def _render_attention_viewer(subject: ExplainedModel, images: UInt8Images, capti
     model = subject.model
     layout = get_token_layout(model)
     blocks = [
-        encode_arrays_base64(compute_page_arrays(model, subject.preprocessing(image[None]), image[None]))
+        compress_arrays_to_base64(
+            compute_quantised_maps_and_relevance(model, subject.preprocessing(image[None]), image[None])
+        )
         for image in images
     ]
     manifest: dict[str, Any] = {
@@ -199,7 +205,7 @@ def _overlay_heatmap(image: np.ndarray, heatmap: np.ndarray) -> np.ndarray:
     return (0.6 * colours + 0.4 * grey).round().astype(np.uint8)
 
 
-def _render_saved_evaluation(model: TrainedTransformer) -> str:
+def _render_newest_saved_evaluation(model: TrainedTransformer) -> str:
     """Return the figures of the newest `vitascope evaluate`, if there is one."""
     reports = sorted(model.run.get_path("evaluation").glob("*/report.json"), key=lambda path: path.stat().st_mtime)
     if not reports:
@@ -207,28 +213,30 @@ def _render_saved_evaluation(model: TrainedTransformer) -> str:
     report = json.loads(reports[-1].read_text(encoding="utf-8"))
     views = f", {report['views']} views" if report["views"] > 1 else ""
     views += "" if report.get("weights", "last") == "last" else f", weights: {escape(report['weights'])}"
-    images = f"{report['images']:,} {escape(format_split_name(report['split']))} images{views}"
+    images = f"{report['images']:,} {escape(spell_out_split_name(report['split']))} images{views}"
     text = f"<p>Accuracy {report['accuracy']:.2%} on {images}, from vitascope evaluate.</p>"
-    return text + "".join(_render_png_file(path) for path in sorted(reports[-1].parent.glob("*.png")))
+    return text + "".join(_render_png_if_exists(path) for path in sorted(reports[-1].parent.glob("*.png")))
 
 
-def _render_probe_figures(subject: ExplainedModel) -> str:
-    run_images = load_run_images(subject)
+def _render_model_statistics_figures(subject: ExplainedModel) -> str:
+    run_images = load_preprocessed_run_images(subject)
     if run_images is None:
         return ""
     with TemporaryDirectory() as folder:
-        files = write_probes(subject, run_images.images, run_images.labels, run_images.description, Path(folder))
-        return "".join(_render_png_file(path) for path in files if path.suffix == ".png")
+        files = write_model_statistics(
+            subject, run_images.images, run_images.labels, run_images.description, Path(folder)
+        )
+        return "".join(_render_png_if_exists(path) for path in files if path.suffix == ".png")
 
 
-def _render_png_file(path: Path) -> str:
+def _render_png_if_exists(path: Path) -> str:
     if not path.is_file():
         return ""
     data = b64encode(path.read_bytes()).decode()
     return f'<figure><img alt="{escape(path.stem)}" src="data:image/png;base64,{data}"></figure>'
 
 
-def _build_import_map() -> str:
+def _build_javascript_import_map() -> str:
     """Return every page/*.js as a data: URL, so that the page needs no server. Imports use from './name.js'."""
     urls = {}
     for path in sorted(PAGE_FOLDER.glob("*.js")):
@@ -237,11 +245,11 @@ def _build_import_map() -> str:
     return json.dumps({"imports": urls})
 
 
-def compute_page_arrays(model: nn.Module, image: Images, stored_image: UInt8Images) -> PageArrays:
+def compute_quantised_maps_and_relevance(model: nn.Module, image: Images, stored_image: UInt8Images) -> PageArrays:
     """Return the arrays of one image: `image` is prepared for the model, `stored_image` holds its bytes."""
     inputs = build_attribution_inputs(model, image)
-    maps, maps_scale = quantise_rows(torch.cat(inputs.maps_and_gradients[0]))  # block × head × query × key
-    relevance, relevance_scale = quantise_rows(inputs.relevance[0])  # query × key, for the predicted class
+    maps, maps_scale = quantise_rows_to_uint8(torch.cat(inputs.maps_and_gradients[0]))  # block × head × query × key
+    relevance, relevance_scale = quantise_rows_to_uint8(inputs.relevance[0])  # query × key, for the predicted class
     with torch.no_grad():
         logits = compute_logits(model, image)
     return {
@@ -259,13 +267,13 @@ class QuantisedRows(NamedTuple):
     scales: NDArray[np.float32]  # one per row
 
 
-def quantise_rows(values: Tensor) -> QuantisedRows:
+def quantise_rows_to_uint8(values: Tensor) -> QuantisedRows:
     """Quantise rows of non-negative numbers to bytes, with one scale per row."""
     rows = values.float().cpu().numpy()
     scales = np.maximum(rows.max(-1), 1e-12) / 255
     return QuantisedRows(np.rint(rows / scales[..., None]).astype(np.uint8), scales.astype(np.float32))
 
 
-def encode_arrays_base64(arrays: PageArrays) -> str:
+def compress_arrays_to_base64(arrays: PageArrays) -> str:
     """Return the arrays as gzipped safetensors in base64, for an HTML page."""
     return b64encode(gzip.compress(save(arrays), mtime=0)).decode()

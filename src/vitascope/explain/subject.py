@@ -16,7 +16,7 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import ExternalModel
 from vitascope.shapes import Images, PatchHeatmap
 from vitascope.weights.files import download_timm_model
-from vitascope.weights.model_info import make_class_names
+from vitascope.weights.model_info import make_imagenet_or_number_names
 from vitascope.weights.pretrained import wrap_timm_model
 
 
@@ -133,7 +133,7 @@ class ExplainedModel:
         raise UserError(f"There is no class '{class_name_or_index}'. Classes: {some_classes}")
 
 
-def open_subject(model_ref: str, *, best: bool = False) -> ExplainedModel:
+def open_model_to_explain(model_ref: str, *, best: bool = False) -> ExplainedModel:
     """Load a model. Models of timm are used unchanged; all others are converted to Vitascope's."""
     if model_ref.startswith("timm:"):
         return _load_timm_model(model_ref.removeprefix("timm:"))
@@ -149,7 +149,7 @@ def _load_timm_model(timm_name: str) -> ExplainedModel:
     return ExplainedModel(
         f"timm:{timm_name}",
         timm_model.module,
-        make_class_names(timm_model.num_classes),
+        make_imagenet_or_number_names(timm_model.num_classes),
         timm_model.preprocessing,
         stored,
     )

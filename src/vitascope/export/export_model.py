@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.evaluation.fast import copy_as_plain_model
+from vitascope.evaluation.fast import copy_as_frozen_cpu_model
 from vitascope.model.block import Block
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import AttentionMapsByBlock, Logits
@@ -29,7 +29,7 @@ class TransformerWithMaps(VisionTransformer):
         return self.forward_head(self.norm(tokens)), torch.stack(maps_by_block, dim=1)
 
 
-def build_export_model(model: VisionTransformer, *, maps: bool = False) -> VisionTransformer:
+def copy_model_for_export(model: VisionTransformer, *, maps: bool = False) -> VisionTransformer:
     """Return a plain copy of the model; raise a UserError if its export could not be verified."""
     if model.training:
         raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
@@ -38,10 +38,10 @@ def build_export_model(model: VisionTransformer, *, maps: bool = False) -> Visio
             "A model that merges or drops tokens cannot be exported: rounding can change which tokens are kept, so the "
             "file could not be verified. Export it with all tokens: merge_tokens=0, drop_tokens=0."
         )
-    return copy_as_plain_model(model, TransformerWithMaps if maps else VisionTransformer)
+    return copy_as_frozen_cpu_model(model, TransformerWithMaps if maps else VisionTransformer)
 
 
-def make_example_images(model: VisionTransformer) -> Tensor:
+def make_two_zero_images(model: VisionTransformer) -> Tensor:
     """Return two images to trace with; a single image would fix the batch size to one."""
     return torch.zeros(2, model.config.in_chans, *model.config.image_shape)
 

@@ -16,14 +16,26 @@ from numpy.typing import NDArray
 from vitascope.data.dataset import Split
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.evaluation.eval_data import RunSample
-from vitascope.export.onnx_file import DEFAULT_OPSET, TOLERANCE, check_onnx_export_possible, load_onnx, trace_to_onnx
-from vitascope.export.report import AccuracyComparison, ExportReport, Int8Report, build_metadata, suppress_export_logs
+from vitascope.export.onnx_file import (
+    DEFAULT_OPSET,
+    TOLERANCE,
+    check_onnx_export_possible,
+    load_onnx_as_function,
+    trace_and_save_onnx,
+)
+from vitascope.export.report import (
+    AccuracyComparison,
+    ExportReport,
+    Int8Report,
+    build_string_metadata,
+    suppress_logs_and_warnings,
+)
 from vitascope.export.verify import (
     ExportedModel,
-    compare_speed,
-    compute_relative_errors,
-    reject_inaccurate_export,
-    select_comparison_images,
+    compare_single_thread_speed,
+    compute_max_relative_errors,
+    raise_if_export_inaccurate,
+    select_run_or_random_images,
 )
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_atomically
@@ -54,21 +66,28 @@ def write_int8(
     check_onnx_export_possible(model, path, opset)
     with TemporaryDirectory() as folder:
         float32_file = Path(folder) / "model.onnx"
-        trace_to_onnx(model, float32_file, build_metadata(model_info, run_name), maps=maps, opset=opset)
-        images, description = select_comparison_images(model, model_info.preparation, run_sample)
-        reject_inaccurate_export(compute_relative_errors(model, load_onnx(float32_file), images), TOLERANCE)
-        int8_file, method = quantise_most_accurately(float32_file, model_info.preparation, training_samples)
-        errors = compute_relative_errors(model, load_onnx(int8_file), images)
+        trace_and_save_onnx(model, float32_file, build_string_metadata(model_info, run_name), maps=maps, opset=opset)
+        images, description = select_run_or_random_images(model, model_info.preparation, run_sample)
+        raise_if_export_inaccurate(
+            compute_max_relative_errors(model, load_onnx_as_function(float32_file), images), TOLERANCE
+        )
+        int8_file, method = quantise_by_most_accurate_method(float32_file, model_info.preparation, training_samples)
+        errors = compute_max_relative_errors(model, load_onnx_as_function(int8_file), images)
         accuracy = (
-            compare_accuracy(load_onnx(float32_file), load_onnx(int8_file), model_info.preparation, run_sample)
+            compare_accuracy(
+                load_onnx_as_function(float32_file),
+                load_onnx_as_function(int8_file),
+                model_info.preparation,
+                run_sample,
+            )
             if run_sample
             else None
         )
         candidates = {
-            "onnxruntime": load_onnx(float32_file, num_threads=1),
-            "onnxruntime, int8": load_onnx(int8_file, num_threads=1),
+            "onnxruntime": load_onnx_as_function(float32_file, num_threads=1),
+            "onnxruntime, int8": load_onnx_as_function(int8_file, num_threads=1),
         }
-        speed, content = compare_speed(model, candidates), int8_file.read_bytes()
+        speed, content = compare_single_thread_speed(model, candidates), int8_file.read_bytes()
         int8_report = Int8Report(method, float32_file.stat().st_size, accuracy)
     write_atomically(path, content)
     return ExportReport(
@@ -89,19 +108,19 @@ class QuantisationScore(NamedTuple):
     negative_error: float  # of the logits
 
 
-def quantise_most_accurately(
+def quantise_by_most_accurate_method(
     float32_path: Path, preprocessing: Preprocessing, training_samples: Split | None
 ) -> QuantisedFile:
     """Return the quantised file with the best accuracy on training images; without images, a dynamic one."""
     if training_samples is None:
         return QuantisedFile(quantise_dynamic(float32_path), "dynamic")
     samples = training_samples.select_evenly(NUM_SELECTION_IMAGES)
-    float32_logits = compute_exported_logits(load_onnx(float32_path), preprocessing, samples)
+    float32_logits = compute_exported_logits(load_onnx_as_function(float32_path), preprocessing, samples)
     calibration = preprocessing(training_samples.select_evenly(NUM_CALIBRATION_IMAGES).images)
     files = {name: quantise(float32_path, calibration) for name, quantise in QUANTISERS.items()}
 
     def score_file(name: str) -> QuantisationScore:
-        logits = compute_exported_logits(load_onnx(files[name]), preprocessing, samples)
+        logits = compute_exported_logits(load_onnx_as_function(files[name]), preprocessing, samples)
         num_correct, num_agreeing = (
             (logits.argmax(1) == labels).sum().item() for labels in (samples.labels, float32_logits.argmax(1))
         )
@@ -115,7 +134,7 @@ def quantise_dynamic(float32_path: Path) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     file = float32_path.with_name("dynamic.onnx")
-    with suppress_export_logs():
+    with suppress_logs_and_warnings():
         quantize_dynamic(
             _load_onnx_without_shapes(float32_path),
             file,
@@ -141,7 +160,7 @@ def quantise_static(float32_path: Path, calibration_images: Images) -> Path:
             return None if images is None else {"images": images.numpy()}
 
     file = float32_path.with_name("static.onnx")
-    with suppress_export_logs():
+    with suppress_logs_and_warnings():
         quantize_static(
             _load_onnx_without_shapes(float32_path),
             file,

@@ -11,15 +11,20 @@ from torch import Tensor
 
 from vitascope.errors import UserError, shorten_error_message
 from vitascope.evaluation.eval_data import RunSample
-from vitascope.export.export_model import build_export_model, make_dynamic_batch_shapes, make_example_images
-from vitascope.export.report import ExportReport, build_metadata, check_output_path, suppress_export_logs
+from vitascope.export.export_model import copy_model_for_export, make_dynamic_batch_shapes, make_two_zero_images
+from vitascope.export.report import (
+    ExportReport,
+    build_string_metadata,
+    check_path_and_create_folder,
+    suppress_logs_and_warnings,
+)
 from vitascope.export.verify import (
     OUTPUT_NAMES,
     ExportedModel,
-    compare_speed,
-    compute_relative_errors,
-    reject_inaccurate_export,
-    select_comparison_images,
+    compare_single_thread_speed,
+    compute_max_relative_errors,
+    raise_if_export_inaccurate,
+    select_run_or_random_images,
 )
 from vitascope.model.anatomy import count_parameters
 from vitascope.model.vit import VisionTransformer
@@ -48,11 +53,11 @@ def write_onnx(
     check_onnx_export_possible(model, path, opset)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
-        trace_to_onnx(model, file, build_metadata(model_info, run_name), maps=maps, opset=opset)
-        images, description = select_comparison_images(model, model_info.preparation, run_sample)
-        errors = compute_relative_errors(model, load_onnx(file), images)
-        reject_inaccurate_export(errors, TOLERANCE)
-        speed = compare_speed(model, {"onnxruntime": load_onnx(file, num_threads=1)})
+        trace_and_save_onnx(model, file, build_string_metadata(model_info, run_name), maps=maps, opset=opset)
+        images, description = select_run_or_random_images(model, model_info.preparation, run_sample)
+        errors = compute_max_relative_errors(model, load_onnx_as_function(file), images)
+        raise_if_export_inaccurate(errors, TOLERANCE)
+        speed = compare_single_thread_speed(model, {"onnxruntime": load_onnx_as_function(file, num_threads=1)})
         content = file.read_bytes()
     write_atomically(path, content)
     return ExportReport(path, f"ONNX, opset {opset}", len(content), errors, description, speed)
@@ -72,18 +77,18 @@ def check_onnx_export_possible(model: VisionTransformer, path: Path, opset: int)
         raise UserError(
             f"The weights have {num_bytes / 2**30:.1f} GiB; an ONNX file can hold 2 GiB. Use: vitascope export torch"
         )
-    check_output_path(path, SUFFIX)
+    check_path_and_create_folder(path, SUFFIX)
 
 
-def trace_to_onnx(
+def trace_and_save_onnx(
     model: VisionTransformer, onnx_path: Path, metadata: dict[str, str], *, maps: bool, opset: int
 ) -> None:
     """Trace the model to ONNX operators, without references to our source code."""
-    plain_model = build_export_model(model, maps=maps)
-    with suppress_export_logs():
+    plain_model = copy_model_for_export(model, maps=maps)
+    with suppress_logs_and_warnings():
         program: Any = torch.onnx.export(
             plain_model,
-            (make_example_images(plain_model),),
+            (make_two_zero_images(plain_model),),
             dynamo=True,
             verbose=False,
             opset_version=opset,
@@ -98,7 +103,7 @@ def trace_to_onnx(
         program.save(onnx_path, external_data=False)
 
 
-def load_onnx(onnx_path: Path, num_threads: int = 0) -> ExportedModel:
+def load_onnx_as_function(onnx_path: Path, num_threads: int = 0) -> ExportedModel:
     """Return the file as a function, run by onnxruntime on the CPU; 0 threads: its default."""
     import onnxruntime
 

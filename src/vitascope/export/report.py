@@ -53,7 +53,7 @@ class ExportReport:
         return asdict(self) | {"path": str(self.path)}
 
 
-def check_output_path(path: Path, suffix: str) -> None:
+def check_path_and_create_folder(path: Path, suffix: str) -> None:
     """Check the file ending and that the file can be written, before exporting."""
     if path.suffix != suffix:
         raise UserError(f"The file '{path.name}' must end in {suffix}.")
@@ -67,7 +67,7 @@ def check_output_path(path: Path, suffix: str) -> None:
 
 
 @contextmanager
-def suppress_export_logs() -> Iterator[None]:
+def suppress_logs_and_warnings() -> Iterator[None]:
     """Suppress the exporters' log messages; the result is verified afterwards."""
     before = root.manager.disable
     disable(WARNING)
@@ -82,7 +82,7 @@ def suppress_export_logs() -> Iterator[None]:
 METADATA_FILE = "vitascope.json"  # inside a .pt2 file; ONNX files have metadata fields
 
 
-def build_metadata(model_info: ModelInfo, run_name: str) -> dict[str, str]:
+def build_string_metadata(model_info: ModelInfo, run_name: str) -> dict[str, str]:
     """Return all values as strings and lists as JSON, because ONNX metadata holds only strings."""
     return {
         "classes": json.dumps(model_info.classes, ensure_ascii=False),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitascope.data.dataset import Split
 from vitascope.errors import UserError, suggest_choice
-from vitascope.evaluation.eval_data import load_run_split, sample_run_images
+from vitascope.evaluation.eval_data import load_verified_run_split, sample_val_or_train_images
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.export.int8 import write_int8
 from vitascope.export.onnx_file import DEFAULT_OPSET, write_onnx
@@ -29,7 +29,10 @@ def export_run(
         raise UserError(f"There is no export format '{file_format}'. {suggest_choice(file_format, DEFAULT_FILE_NAMES)}")
     run, model_info = model.run, model.info
     path = output_path or run.get_path("export") / DEFAULT_FILE_NAMES[file_format]
-    run_name, run_sample = _format_run_name(run), sample_run_images(run, model_info, MAX_COMPARED_IMAGES)
+    run_name, run_sample = (
+        _format_recipe_and_run_name(run),
+        sample_val_or_train_images(run, model_info, MAX_COMPARED_IMAGES),
+    )
     if file_format == "torch":
         return write_torch(model, model_info, path, run_name=run_name, run_sample=run_sample)
     opset = DEFAULT_OPSET if opset is None else opset
@@ -43,18 +46,18 @@ def export_run(
         maps=maps,
         opset=opset,
         run_sample=run_sample,
-        training_samples=_load_training_images(model),
+        training_samples=_try_to_load_training_images(model),
     )
 
 
-def _format_run_name(run: Run) -> str:
+def _format_recipe_and_run_name(run: Run) -> str:
     """Return the run's name, e.g. digits/2026-…-seed0, or the name of external weights."""
     name = run.path.resolve().name
     return name if isinstance(run, ExternalModel) else f"{run.recipe.name}/{name}"
 
 
-def _load_training_images(model: TrainedTransformer) -> Split | None:
+def _try_to_load_training_images(model: TrainedTransformer) -> Split | None:
     try:
-        return load_run_split(model.run, model.info, "train")
+        return load_verified_run_split(model.run, model.info, "train")
     except UserError:  # the data is missing or has changed
         return None

@@ -9,14 +9,20 @@ import torch
 from torch import Tensor
 
 from vitascope.evaluation.eval_data import RunSample
-from vitascope.export.export_model import build_export_model, make_dynamic_batch_shapes, make_example_images
-from vitascope.export.report import METADATA_FILE, ExportReport, build_metadata, check_output_path, suppress_export_logs
+from vitascope.export.export_model import copy_model_for_export, make_dynamic_batch_shapes, make_two_zero_images
+from vitascope.export.report import (
+    METADATA_FILE,
+    ExportReport,
+    build_string_metadata,
+    check_path_and_create_folder,
+    suppress_logs_and_warnings,
+)
 from vitascope.export.verify import (
     ExportedModel,
-    compare_speed,
-    compute_relative_errors,
-    reject_inaccurate_export,
-    select_comparison_images,
+    compare_single_thread_speed,
+    compute_max_relative_errors,
+    raise_if_export_inaccurate,
+    select_run_or_random_images,
 )
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_atomically
@@ -35,35 +41,35 @@ def write_torch(
     run_sample: RunSample | None = None,
 ) -> ExportReport:
     """Write the file: prepared images -> logits. Its metadata is in vitascope.json inside the file."""
-    check_output_path(path, SUFFIX)
+    check_path_and_create_folder(path, SUFFIX)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.pt2"
-        trace_to_torch_export(model, file, build_metadata(model_info, run_name))
-        exported_model = load_torch_export(file)
-        images, description = select_comparison_images(model, model_info.preparation, run_sample)
-        errors = compute_relative_errors(model, exported_model, images)
-        reject_inaccurate_export(errors, TOLERANCE)
-        speed = compare_speed(model, {"torch.export": exported_model})
+        trace_and_save_torch_export(model, file, build_string_metadata(model_info, run_name))
+        exported_model = load_torch_export_as_function(file)
+        images, description = select_run_or_random_images(model, model_info.preparation, run_sample)
+        errors = compute_max_relative_errors(model, exported_model, images)
+        raise_if_export_inaccurate(errors, TOLERANCE)
+        speed = compare_single_thread_speed(model, {"torch.export": exported_model})
         content = file.read_bytes()
     write_atomically(path, content)
     return ExportReport(path, "torch.export", len(content), errors, description, speed)
 
 
-def trace_to_torch_export(model: VisionTransformer, pt2_path: Path, metadata: dict[str, str]) -> None:
+def trace_and_save_torch_export(model: VisionTransformer, pt2_path: Path, metadata: dict[str, str]) -> None:
     """Trace the model with torch.export, without references to our source code."""
-    plain_model = build_export_model(model)
-    with suppress_export_logs():
+    plain_model = copy_model_for_export(model)
+    with suppress_logs_and_warnings():
         program = torch.export.export(
-            plain_model, (make_example_images(plain_model),), dynamic_shapes=make_dynamic_batch_shapes()
+            plain_model, (make_two_zero_images(plain_model),), dynamic_shapes=make_dynamic_batch_shapes()
         )
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)
         torch.export.save(program, pt2_path, extra_files={METADATA_FILE: json.dumps(metadata, ensure_ascii=False)})
 
 
-def load_torch_export(pt2_path: Path) -> ExportedModel:
+def load_torch_export_as_function(pt2_path: Path) -> ExportedModel:
     """Return the file as a function."""
-    with suppress_export_logs():
+    with suppress_logs_and_warnings():
         module = torch.export.load(pt2_path).module()
 
     @torch.no_grad()

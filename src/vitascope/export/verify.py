@@ -12,11 +12,15 @@ from torch import Tensor
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import RunSample
-from vitascope.evaluation.fast import relative_error
-from vitascope.explain.maps import compute_logits_and_maps, forward_all_tokens
+from vitascope.evaluation.fast import compute_max_relative_error
+from vitascope.explain.maps import compute_logits_and_maps, compute_logits_with_all_tokens
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Images
-from vitascope.training.hardware import disable_tf32_for_float32, keep_freed_memory, make_inference_hardware
+from vitascope.training.hardware import (
+    disable_tf32_for_float32,
+    make_float32_inference_hardware,
+    set_malloc_to_keep_memory,
+)
 
 ExportedModel = Callable[[Tensor], Sequence[Tensor]]  # prepared images -> logits, and maps if the file has them
 SpeedCandidates = Mapping[str, Callable[[Tensor], object]]  # name -> a function of prepared images
@@ -30,7 +34,7 @@ class ComparisonImages(NamedTuple):
     description: str  # validation, training or random
 
 
-def select_comparison_images(
+def select_run_or_random_images(
     model: VisionTransformer, preprocessing: Preprocessing, run_sample: RunSample | None
 ) -> ComparisonImages:
     """Return images to fill the batches; random images if the run's are not available."""
@@ -42,7 +46,7 @@ def select_comparison_images(
     return ComparisonImages(images[torch.arange(num_images) % len(images)], run_sample.description)
 
 
-def compute_relative_errors(
+def compute_max_relative_errors(
     model: VisionTransformer, exported_model: ExportedModel, images: Images
 ) -> dict[str, float]:
     """Return the largest difference of each output, relative to the model's maximum, over several batch sizes."""
@@ -51,16 +55,16 @@ def compute_relative_errors(
     expected_outputs = [
         torch.cat(parts)
         for parts in zip(
-            *(_compute_expected_outputs(model, batch, len(exported_outputs)) for batch in batches), strict=True
+            *(_compute_logits_and_optional_maps(model, batch, len(exported_outputs)) for batch in batches), strict=True
         )
     ]
     return {
-        name: relative_error(*outputs)
+        name: compute_max_relative_error(*outputs)
         for name, *outputs in zip(OUTPUT_NAMES, exported_outputs, expected_outputs, strict=False)
     }
 
 
-def reject_inaccurate_export(relative_errors: dict[str, float], tolerance: float) -> None:
+def raise_if_export_inaccurate(relative_errors: dict[str, float], tolerance: float) -> None:
     for name, error in relative_errors.items():
         if not error <= tolerance:
             raise UserError(
@@ -70,12 +74,12 @@ def reject_inaccurate_export(relative_errors: dict[str, float], tolerance: float
 
 
 @torch.no_grad()
-def _compute_expected_outputs(model: VisionTransformer, images: Images, num_outputs: int) -> Sequence[Tensor]:
+def _compute_logits_and_optional_maps(model: VisionTransformer, images: Images, num_outputs: int) -> Sequence[Tensor]:
     """Compute the expected outputs independently of the file: all tokens, and maps recorded at the fused attention."""
     images = images.to(next(model.parameters()).device)
-    with disable_tf32_for_float32(make_inference_hardware(model)):
+    with disable_tf32_for_float32(make_float32_inference_hardware(model)):
         if num_outputs == 1:
-            return (forward_all_tokens(model, images).cpu(),)
+            return (compute_logits_with_all_tokens(model, images).cpu(),)
         logits, maps = compute_logits_and_maps(model, images)
         return logits.cpu(), torch.stack(maps, dim=1).cpu()
 
@@ -94,27 +98,29 @@ class Timing:
     times_as_fast: dict[str, float]
 
 
-def compare_speed(model: VisionTransformer, candidates: SpeedCandidates) -> list[Timing]:
+def compare_single_thread_speed(model: VisionTransformer, candidates: SpeedCandidates) -> list[Timing]:
     """Compare the speed with one thread each, because several threads give noisy times on a shared machine."""
-    keep_freed_memory()
+    set_malloc_to_keep_memory()
     device, threads = next(model.parameters()).device, torch.get_num_threads()
     candidates_and_torch = {"torch": lambda images: model(images.to(device)).cpu(), **candidates}
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():
             return [
-                _time_candidates(candidates_and_torch, torch.randn(batch, *_get_image_shape(model)))
+                _measure_median_times(candidates_and_torch, torch.randn(batch, *_get_image_shape(model)))
                 for batch in TIMED_BATCHES
             ]
     finally:
         torch.set_num_threads(threads)
 
 
-def _time_candidates(candidates: SpeedCandidates, images: Tensor) -> Timing:
+def _measure_median_times(candidates: SpeedCandidates, images: Tensor) -> Timing:
     rounds: list[dict[str, float]] = []
     end = time.perf_counter() + MAX_SECONDS
     while not rounds or (len(rounds) <= MAX_ROUNDS and time.perf_counter() < end):
-        rounds.append({name: _measure_milliseconds(candidate, images) for name, candidate in candidates.items()})
+        rounds.append(
+            {name: _measure_one_call_milliseconds(candidate, images) for name, candidate in candidates.items()}
+        )
     rounds = rounds[1:] or rounds  # the first warms up
     medians = {name: statistics.median(times[name] for times in rounds) for name in candidates}
     return Timing(
@@ -122,7 +128,7 @@ def _time_candidates(candidates: SpeedCandidates, images: Tensor) -> Timing:
     )
 
 
-def _measure_milliseconds(candidate: Callable[[Tensor], object], images: Tensor) -> float:
+def _measure_one_call_milliseconds(candidate: Callable[[Tensor], object], images: Tensor) -> float:
     start = time.perf_counter()
     candidate(images)
     return 1000 * (time.perf_counter() - start)

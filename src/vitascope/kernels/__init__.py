@@ -20,12 +20,12 @@ def can_run_triton(tensor: Tensor) -> bool:
     return HAS_TRITON and (tensor.is_cuda or USES_INTERPRETER)
 
 
-def can_fuse_attention(packed_qkv: Tensor, head_width: int) -> bool:
+def can_use_attention_kernels(packed_qkv: Tensor, head_width: int) -> bool:
     """Return whether the attention kernels support this input: bfloat16 and a supported head width."""
     return can_run_triton(packed_qkv) and packed_qkv.dtype == torch.bfloat16 and head_width in SUPPORTED_HEAD_WIDTHS
 
 
-def can_use_short_attention(packed_qkv: Tensor) -> bool:
+def fits_short_attention(packed_qkv: Tensor) -> bool:
     """Return whether all tokens of one head fit into one Triton program."""
     return packed_qkv.shape[1] <= MAX_SHORT_TOKENS
 

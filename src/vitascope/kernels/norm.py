@@ -79,7 +79,7 @@ def _norm_backward_kernel(
 def layer_or_rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, output_dtype: torch.dtype) -> Tensor:
     """Apply LayerNorm if there is a bias, else RMSNorm, over the last axis; the result has `output_dtype`."""
     x, out = x.contiguous(), torch.empty(x.shape, dtype=output_dtype, device=x.device)
-    width, tile, rows = _choose_tile(x)
+    width, tile, rows = _choose_width_tile_and_rows(x)
     count = x.numel() // width
     _norm_kernel[(triton.cdiv(count, rows),)](x, weight, bias, out, count, width, tile, rows, bias is not None, eps)
     return out
@@ -91,7 +91,7 @@ def layer_or_rms_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and, as rows, of the weight and of the bias if there is one."""
     x, grad_output = x.contiguous(), grad_output.contiguous()
-    width, tile, rows = _choose_tile(x)
+    width, tile, rows = _choose_width_tile_and_rows(x)
     count = x.numel() // width
     programs = min(MAX_PROGRAMS, triton.cdiv(count, rows))
     grad_x, sums = torch.empty_like(x), x.new_empty(programs, 1 + subtract_mean, width, dtype=torch.float32)
@@ -110,7 +110,7 @@ class NormTile(NamedTuple):
     num_rows: int
 
 
-def _choose_tile(x: Tensor) -> NormTile:
+def _choose_width_tile_and_rows(x: Tensor) -> NormTile:
     padded_width = triton.next_power_of_2(x.shape[-1])
     return NormTile(x.shape[-1], padded_width, max(1, TILE_ELEMENTS // padded_width))
 

@@ -69,7 +69,7 @@ def _linear_relu2_backward_kernel(
 
 
 @triton.jit
-def _on_chip_mlp_kernel(
+def _fused_relu2_mlp_kernel(
     tokens, weight1, bias1, weight2, bias2, out, COUNT,
     WIDE: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
@@ -96,12 +96,12 @@ def relu2_mlp(tokens: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Te
     rows = tokens.reshape(-1, tokens.shape[-1]).contiguous()
     first, second = weight1.to(rows.dtype), weight2.to(rows.dtype)
     if not torch.is_grad_enabled() and rows.shape[1] in ON_CHIP_WIDTHS:
-        return relu2_mlp_on_chip(rows, first, bias1, second, bias2).view(tokens.shape)
+        return relu2_mlp_without_storing_hidden(rows, first, bias1, second, bias2).view(tokens.shape)
     return relu2_mlp_with_hidden(rows, first, bias1, second, bias2)[0].view(tokens.shape)
 
 
 @torch.library.custom_op("vitascope::relu2_mlp_on_chip", mutates_args=())
-def relu2_mlp_on_chip(
+def relu2_mlp_without_storing_hidden(
     tokens: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
 ) -> Tensor:
     out, (count, width) = torch.empty_like(tokens), tokens.shape
@@ -112,7 +112,7 @@ def relu2_mlp_on_chip(
         "ROWS": ROWS,
         "HIDDEN": HIDDEN_PER_STEP,
     }
-    _on_chip_mlp_kernel[(triton.cdiv(count, ROWS),)](
+    _fused_relu2_mlp_kernel[(triton.cdiv(count, ROWS),)](
         tokens, weight1, bias1, weight2, bias2, out, count, num_warps=8, num_stages=2, **settings
     )
     return out
@@ -169,7 +169,7 @@ def _compute_launch_grid(num_tokens: int, hidden_width: int) -> tuple[int]:
     return (triton.cdiv(num_tokens, ROWS) * (hidden_width // COLUMNS),)
 
 
-@relu2_mlp_on_chip.register_fake
+@relu2_mlp_without_storing_hidden.register_fake
 def _fake_mlp_on_chip(tokens: Tensor, *args: Any) -> Tensor:
     del args
     return torch.empty_like(tokens)

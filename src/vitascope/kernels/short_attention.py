@@ -31,9 +31,9 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _compute_attention_maps(query, query_second, key, key_second, TOKENS: tl.constexpr, TILE: tl.constexpr):
+def _compute_attention_maps(query_even, query_second, key_even, key_second, TOKENS: tl.constexpr, TILE: tl.constexpr):
     """Compute the softmax over the keys; queries are already multiplied by scale · log2(e), for exp2."""
-    scores = tl.dot(query_second, tl.trans(key_second), tl.dot(query, tl.trans(key)))
+    scores = tl.dot(query_second, tl.trans(key_second), tl.dot(query_even, tl.trans(key_even)))
     scores = tl.where(tl.arange(0, TILE)[None, :] < TOKENS, scores, float("-inf"))
     powers = tl.exp2(scores - tl.max(scores, 1)[:, None])
     return powers / tl.sum(powers, 1)[:, None]

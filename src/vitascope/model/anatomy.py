@@ -53,9 +53,9 @@ def _list_embedding_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
     return [
         Stage("image", ["batch", "channel", "height", "width"], [batch_size, config.in_chans, *config.image_shape]),
         *(
-            _list_convolution_stages(config, batch_size)
+            _list_conv_tokenizer_stages(config, batch_size)
             if config.tokenizer == "conv"
-            else _list_patch_stages(config, batch_size)
+            else _list_patch_embedding_stages(config, batch_size)
         ),
         _make_input_tokens_stage(
             config,
@@ -66,7 +66,7 @@ def _list_embedding_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
     ]
 
 
-def _list_patch_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
+def _list_patch_embedding_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
     has_shifted_copies = config.tokenizer == "spt"
     channels = config.in_chans * (5 if has_shifted_copies else 1)
     pixels = channels * prod(config.patch_shape)
@@ -81,7 +81,7 @@ def _list_patch_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
     return [*stages, replace(embedded, axes=["batch", "patch", "feature"])]
 
 
-def _list_convolution_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
+def _list_conv_tokenizer_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
     """Return one stage per layer: the cost of its convolution, and the shape after its pooling."""
     height, width = config.image_shape
     stages = []

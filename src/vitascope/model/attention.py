@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from vitascope import kernels
 from vitascope.errors import UserError
-from vitascope.model.config import check_num_heads
+from vitascope.model.config import check_heads_divide_width
 from vitascope.model.inputs import check_tokens
 from vitascope.model.norm import make_norm
-from vitascope.model.positions import rotate_heads
+from vitascope.model.positions import apply_rotary_positions
 from vitascope.model.scaled_dot_product import (
     BACKENDS,
     attend_fused,
@@ -76,7 +76,7 @@ class SelfAttention(nn.Module):
         proj_drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        check_num_heads(embed_dim, num_heads)
+        check_heads_divide_width(embed_dim, num_heads)
         if causal and local:
             raise UserError("With causal and local, the first token has no token to attend to. Choose one of them.")
         self.embed_dim, self.num_heads, self.causal = embed_dim, num_heads, causal
@@ -99,7 +99,7 @@ class SelfAttention(nn.Module):
             return self.attend_and_project(*self.compute_queries_keys_values(tokens, rotation, num_outputs), mask)
         packed = self.qkv(tokens)
         is_plain = mask is None and not self.causal and self.scale is None and not (self.training and self.attn_drop.p)
-        if is_plain and self._can_use_triton_kernel(packed) and kernels.can_use_short_attention(packed):
+        if is_plain and self._can_use_triton_kernel(packed) and kernels.fits_short_attention(packed):
             from vitascope.kernels.short_attention import short_attention
 
             return self.proj_drop(self.proj(short_attention(packed, *self._collect_kernel_args(rotation))))
@@ -175,7 +175,10 @@ class SelfAttention(nn.Module):
     ) -> QueriesKeysValues:
         query, key = self.q_norm(query), self.k_norm(key)
         if rotation is not None:
-            query, key = rotate_heads(query, rotation[..., : query.shape[2], :]), rotate_heads(key, rotation)
+            query, key = (
+                apply_rotary_positions(query, rotation[..., : query.shape[2], :]),
+                apply_rotary_positions(key, rotation),
+            )
         return QueriesKeysValues(self._apply_learned_scale(query), key, value)
 
     def _apply_learned_scale(self, query: Queries) -> Queries:
@@ -189,7 +192,7 @@ class SelfAttention(nn.Module):
         return (
             self.kernel == "own"
             and is_supported_norm
-            and kernels.can_fuse_attention(packed_qkv, self.embed_dim // self.num_heads)
+            and kernels.can_use_attention_kernels(packed_qkv, self.embed_dim // self.num_heads)
         )
 
     def _collect_kernel_args(self, rotation: RotaryTable | None) -> KernelArgs:

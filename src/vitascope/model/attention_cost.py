@@ -62,12 +62,12 @@ def measure_attention_costs(
             query, key, value = torch.randn(3, 1, num_heads, tokens, head_width, device=device)
             for implementation, function in IMPLEMENTATIONS.items():
                 call = partial(function, query, key, value)
-                seconds, peak_bytes = _measure_seconds(call, device), _measure_peak_bytes(call, device)
+                seconds, peak_bytes = _measure_fastest_call_seconds(call, device), _measure_peak_bytes(call, device)
                 costs.append(AttentionCost(implementation, tokens, seconds, peak_bytes))
     return costs
 
 
-def measure_seconds_by_part(
+def measure_projection_and_attention_seconds(
     num_images: int, num_tokens: int, *, embed_dim: int, num_heads: int, device: str = "cpu"
 ) -> dict[str, float]:
     """Measure the seconds of a forward pass in float32: the four projections, and both versions of attention."""
@@ -78,10 +78,14 @@ def measure_seconds_by_part(
     ]
     query, key, value = torch.randn(3, num_images, num_heads, num_tokens, embed_dim // num_heads, device=device)
     with disable_tf32():
-        seconds = {"the four projections": _measure_seconds(lambda: [layer(tokens) for layer in layers][-1], device)}
+        seconds = {
+            "the four projections": _measure_fastest_call_seconds(
+                lambda: [layer(tokens) for layer in layers][-1], device
+            )
+        }
         for implementation, function in IMPLEMENTATIONS.items():
             call = partial(function, query, key, value)
-            seconds[f"maps and gathering {implementation}"] = _measure_seconds(call, device)
+            seconds[f"maps and gathering {implementation}"] = _measure_fastest_call_seconds(call, device)
     return seconds
 
 
@@ -105,13 +109,13 @@ def fit_exponents_by_implementation(costs: list[AttentionCost]) -> dict[str, dic
     return exponents
 
 
-def describe_fit(costs: list[AttentionCost]) -> str:
+def describe_fitted_token_range(costs: list[AttentionCost]) -> str:
     """Return the range of the fit, as a sentence."""
     counts = sorted({cost.tokens for cost in costs})
     return f"log-log slope from {counts[len(counts) // 2]} to {counts[-1]} tokens, including fixed overhead."
 
 
-def draw_costs(costs: list[AttentionCost], title: str) -> Figure:
+def draw_attention_costs(costs: list[AttentionCost], title: str) -> Figure:
     """Draw time and memory over the number of tokens, both axes logarithmic."""
     exponents = fit_exponents_by_implementation(costs)
     curves = {key: [cost for cost in costs if cost.way == key] for key in IMPLEMENTATIONS}
@@ -125,20 +129,23 @@ def draw_costs(costs: list[AttentionCost], title: str) -> Figure:
         for panel, name, factor in (("time in ms", "seconds", 1e3), ("peak memory in MiB", "peak_bytes", 2.0**-20))
     }
     return draw_log_log_curves(
-        panels, x_label="tokens", title=title, caption_text=f"{CAPTION} Legend: {describe_fit(costs)} {THEORY}"
+        panels,
+        x_label="tokens",
+        title=title,
+        caption_text=f"{CAPTION} Legend: {describe_fitted_token_range(costs)} {THEORY}",
     )
 
 
 @torch.inference_mode()
-def _measure_seconds(call: Callable[[], Tensor], device: str, num_calls: int = 7) -> float:
+def _measure_fastest_call_seconds(call: Callable[[], Tensor], device: str, num_calls: int = 7) -> float:
     """Return the seconds of the fastest of several calls, which other programs disturb least."""
     call()
     times = []
     for _ in range(num_calls):
-        _synchronize_device(device)
+        _synchronize_if_cuda(device)
         start = time.perf_counter()
         call()
-        _synchronize_device(device)
+        _synchronize_if_cuda(device)
         times.append(time.perf_counter() - start)
     return min(times)
 
@@ -153,10 +160,10 @@ def _measure_peak_bytes(call: Callable[[], Tensor], device: str) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no profiler messages on stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
-    return _compute_peak_bytes(profiler)
+    return _compute_profiled_peak_bytes(profiler)
 
 
-def _compute_peak_bytes(profiler: profile) -> int:
+def _compute_profiled_peak_bytes(profiler: profile) -> int:
     """Return the largest running sum of allocations and frees, from the allocator's events."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -170,6 +177,6 @@ def _compute_peak_bytes(profiler: profile) -> int:
     return peak
 
 
-def _synchronize_device(device: str) -> None:
+def _synchronize_if_cuda(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()

@@ -17,7 +17,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = make_norm(config.norm, config.embed_dim, config.norm_eps)
         self.attn = make_attention(config)
-        self.ls1 = make_layer_scale(config)
+        self.ls1 = make_layer_scale_or_identity(config)
         self.drop_path1 = DropPath(drop_path_rate)
         self.norm2 = make_norm(config.norm, config.embed_dim, config.norm_eps)
         self.mlp = Mlp(
@@ -27,7 +27,7 @@ class Block(nn.Module):
             bias=config.proj_bias,
             drop_rate=config.proj_drop_rate,
         )
-        self.ls2 = make_layer_scale(config)
+        self.ls2 = make_layer_scale_or_identity(config)
         self.drop_path2 = DropPath(drop_path_rate)
 
     def forward(
@@ -60,7 +60,7 @@ def make_attention(config: ModelConfig) -> SelfAttention:
     )
 
 
-def make_layer_scale(config: ModelConfig) -> nn.Module:
+def make_layer_scale_or_identity(config: ModelConfig) -> nn.Module:
     return nn.Identity() if config.init_values is None else LayerScale(config.embed_dim, config.init_values)
 
 

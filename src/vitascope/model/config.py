@@ -75,7 +75,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("img_size", "patch_size"):
-            object.__setattr__(self, name, check_size(name, getattr(self, name)))
+            object.__setattr__(self, name, check_and_convert_size(name, getattr(self, name)))
         self._check_types()
         self._check_ranges()
         self._check_divisibility()
@@ -202,7 +202,7 @@ class ModelConfig:
                 divisors = ", ".join(str(size) for size in range(1, image + 1) if image % size == 0)
                 side = f"img_size={self.img_size}" if image == self.img_size else f"{image} of img_size={self.img_size}"
                 raise UserError(f"patch_size={patch} does not divide {side}. Choose patch_size from {divisors}.")
-        check_num_heads(self.embed_dim, self.num_heads, width_factor=4 if self.uses_rotary else 1)
+        check_heads_divide_width(self.embed_dim, self.num_heads, width_factor=4 if self.uses_rotary else 1)
         if self.hidden_width < 1:
             raise UserError(f"mlp_ratio={self.mlp_ratio} × embed_dim={self.embed_dim} must be at least 1.")
         if self.mlp == "swiglu" and self.hidden_width % 2:
@@ -260,7 +260,7 @@ class ModelConfig:
             )
 
 
-def check_num_heads(embed_dim: int, num_heads: int, *, width_factor: int = 1) -> None:
+def check_heads_divide_width(embed_dim: int, num_heads: int, *, width_factor: int = 1) -> None:
     """Raise an error unless num_heads divides embed_dim into heads whose width is a multiple of width_factor."""
     if embed_dim < 1 or num_heads < 1:
         raise UserError(f"embed_dim={embed_dim} and num_heads={num_heads} must be at least 1.")
@@ -284,7 +284,7 @@ def as_pair(size: Size) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def check_size(setting_name: str, value: object) -> Size:
+def check_and_convert_size(setting_name: str, value: object) -> Size:
     """Return a size as an int or a pair of ints, at least 1 each; lists (from YAML) become tuples."""
     pair: Any = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
     if len(pair) != 2 or any(isinstance(side, bool) or not isinstance(side, int) for side in pair):

@@ -38,7 +38,7 @@ def add_lora(model: nn.Module, rank: int, alpha: float) -> None:
             module.qkv = LoraProjection(module.qkv, rank, alpha)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def merge_lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
+def make_lora_merged_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict with the LoRA updates added to the weights, for a model without LoRA."""
     state = model.state_dict()
     for name, module in model.named_modules():

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vitascope import kernels
 from vitascope.errors import UserError, suggest_choice
-from vitascope.model.precision import resolve_autocast_dtype
+from vitascope.model.precision import get_autocast_or_own_dtype
 
 
 class LayerNorm(nn.LayerNorm):
@@ -53,4 +53,4 @@ def apply_fused_norm(features: Tensor, weight: Tensor, bias: Tensor | None, eps:
     """Apply the Triton kernel: LayerNorm if there is a bias, else RMSNorm."""
     from vitascope.kernels.norm import layer_or_rms_norm
 
-    return layer_or_rms_norm(features, weight, bias, eps, resolve_autocast_dtype(features))
+    return layer_or_rms_norm(features, weight, bias, eps, get_autocast_or_own_dtype(features))

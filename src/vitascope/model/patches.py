@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.errors import UserError
-from vitascope.model.config import ModelConfig, Size, as_pair, check_size
+from vitascope.model.config import ModelConfig, Size, as_pair, check_and_convert_size
 from vitascope.shapes import Images, Patches, PatchTokens
 
 
 def patchify(images: Tensor, patch_size: Size) -> Patches:
     """(batch, channel, height, width) -> (batch, patch, channel · rows · columns), patches in reading order."""
-    rows, columns = as_pair(check_size("patch_size", patch_size))
+    rows, columns = as_pair(check_and_convert_size("patch_size", patch_size))
     if images.ndim != 4:
         raise UserError(f"Images must be batch × channel × height × width; these have shape {list(images.shape)}.")
     if images.shape[2] % rows or images.shape[3] % columns:
@@ -33,7 +33,7 @@ def patchify(images: Tensor, patch_size: Size) -> Patches:
 
 def unpatchify(patches: Tensor, patch_size: Size, grid: tuple[int, int] | None = None) -> Images:
     """Invert patchify exactly. `grid` is (rows, columns) in patches; it is needed only if the grid is not square."""
-    rows, columns = as_pair(check_size("patch_size", patch_size))
+    rows, columns = as_pair(check_and_convert_size("patch_size", patch_size))
     if patches.ndim != 3 or not patches.shape[1] or patches.shape[2] % (rows * columns):
         raise UserError(
             f"Patches must be batch × patch × pixel, with a multiple of {rows}×{columns} pixels; "
@@ -57,7 +57,7 @@ def unpatchify(patches: Tensor, patch_size: Size, grid: tuple[int, int] | None =
 def concat_shifted_copies(images: Tensor, patch_size: Size) -> Images:
     """(batch, channel, …) -> (batch, 5 · channel, …): the image and four copies, shifted by half a patch along the
     diagonals, with 0 beyond the border (Lee, Lee & Song 2021, section 3.2)."""
-    down, right = (side // 2 for side in as_pair(check_size("patch_size", patch_size)))
+    down, right = (side // 2 for side in as_pair(check_and_convert_size("patch_size", patch_size)))
     if images.ndim != 4:
         raise UserError(f"Images must be batch × channel × height × width; these have shape {list(images.shape)}.")
     height, width = images.shape[2:]

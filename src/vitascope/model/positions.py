@@ -14,7 +14,7 @@ def make_sinusoidal_table(num_positions: int, width: int) -> PositionTable:
     """(position, feature): sin and cos of position / 10000^(2i/width), interleaved (Vaswani et al. 2017, 3.5)."""
     if width % 2:
         raise UserError(f"Sinusoidal positions pair sines with cosines: width={width} must be even.")
-    angles = _compute_angles(torch.arange(num_positions), width // 2)
+    angles = _compute_sinusoid_angles(torch.arange(num_positions), width // 2)
     return rearrange([angles.sin(), angles.cos()], "part position pair -> position (pair part)")
 
 
@@ -25,11 +25,14 @@ def make_sincos2d_table(grid: tuple[int, int], width: int) -> PositionTable:
             f"2-d sin-cos positions need sines and cosines for two axes: width={width} must be a multiple of 4."
         )
     row, column = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
-    across, down = _compute_angles(column.flatten(), width // 4), _compute_angles(row.flatten(), width // 4)
+    across, down = (
+        _compute_sinusoid_angles(column.flatten(), width // 4),
+        _compute_sinusoid_angles(row.flatten(), width // 4),
+    )
     return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1)
 
 
-def make_position_table(config: ModelConfig) -> nn.Parameter | Tensor | None:
+def make_absolute_position_table(config: ModelConfig) -> nn.Parameter | Tensor | None:
     """Return the position embedding, 1 × token × feature: a parameter (learned), a fixed table, or None."""
     prefix = 0 if config.no_embed_class else config.num_prefix_tokens
     match config.absolute_positions:
@@ -62,7 +65,7 @@ def resample_position_table(
     return torch.cat([prefix, resized], dim=1)
 
 
-def _compute_angles(positions: Tensor, num_frequencies: int) -> Tensor:
+def _compute_sinusoid_angles(positions: Tensor, num_frequencies: int) -> Tensor:
     """Return position / 10000^(i / num_frequencies), in float64 so that long tables are exact."""
     frequencies = 10000.0 ** (-torch.arange(num_frequencies, dtype=torch.float64) / num_frequencies)
     return positions.double()[:, None] * frequencies
@@ -86,7 +89,7 @@ def compute_rotary_frequencies(head_width: int, base: float) -> Tensor:
     return base ** (-torch.arange(head_width // 4, dtype=torch.float64) / (head_width // 4))
 
 
-def rotate_heads(heads: HeadTokens, rotary_table: RotaryTable) -> HeadTokens:
+def apply_rotary_positions(heads: HeadTokens, rotary_table: RotaryTable) -> HeadTokens:
     """Rotate each pair of features by its token's angle, in the table's precision."""
     first, second = rearrange(heads, "batch head token (band pair) -> pair batch head token band", pair=2)
     cosine, sine = rotary_table

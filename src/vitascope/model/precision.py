@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def resolve_autocast_dtype(tensor: Tensor) -> torch.dtype:
+def get_autocast_or_own_dtype(tensor: Tensor) -> torch.dtype:
     """Return autocast's dtype if it is enabled on the tensor's device, else the tensor's."""
     device = tensor.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
@@ -15,7 +15,7 @@ def resolve_autocast_dtype(tensor: Tensor) -> torch.dtype:
 
 def to_autocast_dtype(tensor: Tensor) -> Tensor:
     """Cast to autocast's dtype if autocast is enabled."""
-    return tensor.to(resolve_autocast_dtype(tensor))
+    return tensor.to(get_autocast_or_own_dtype(tensor))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class VisiblePatches(NamedTuple):
     restore_indices: TokenIndices
 
 
-def select_visible_patches(noise: PatchNoise, num_visible: int) -> VisiblePatches:
+def select_visible_and_restore_indices(noise: PatchNoise, num_visible: int) -> VisiblePatches:
     """Select the `num_visible` patches with the least noise."""
     order = noise.argsort(dim=1)
     return VisiblePatches(order[:, :num_visible], order.argsort(dim=1))
@@ -57,7 +57,7 @@ class PatchDropout(nn.Module):
         self.model, self.num_visible = model, num_visible
 
     def forward(self, images: Tensor, noise: PatchNoise) -> Logits:
-        visible, _ = select_visible_patches(noise, self.num_visible)
+        visible, _ = select_visible_and_restore_indices(noise, self.num_visible)
         return self.model.forward_head(encode_visible_patches(self.model, images, visible))
 
 

@@ -7,7 +7,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.model.positions import make_rotary_table, resample_position_table
 from vitascope.model.precision import to_autocast_dtype
-from vitascope.model.tokens import assemble_tokens, concat_prefix_tokens
+from vitascope.model.tokens import concat_prefix_tokens, prepend_prefix_and_add_positions
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Features
 
@@ -27,7 +27,7 @@ class ResolutionAdapter(nn.Module):
         self.num_outputs = 1 if config.global_pool == "token" else None
         grid = (image_size[0] // config.patch_shape[0], image_size[1] // config.patch_shape[1])
         prefix = config.num_prefix_tokens
-        self.register_buffer("resampling_matrix", _make_resampling_matrix(config, grid), persistent=False)
+        self.register_buffer("resampling_matrix", _make_position_resampling_matrix(config, grid), persistent=False)
         rotation = (
             make_rotary_table(grid, config.head_width, config.rotary_base, prefix) if config.uses_rotary else None
         )
@@ -40,13 +40,15 @@ class ResolutionAdapter(nn.Module):
             if self.resampling_matrix is None or model.pos_embed is None
             else self.resampling_matrix @ model.pos_embed
         )
-        tokens = to_autocast_dtype(model.pos_drop(assemble_tokens(model.patch_embed(images), prefix, table)))
+        tokens = to_autocast_dtype(
+            model.pos_drop(prepend_prefix_and_add_positions(model.patch_embed(images), prefix, table))
+        )
         return model.forward_head(
             model.encode(tokens, num_outputs=self.num_outputs, rotation=self.rotation), pre_logits=True
         )
 
 
-def _make_resampling_matrix(config: ModelConfig, new_grid: tuple[int, int]) -> Tensor | None:
+def _make_position_resampling_matrix(config: ModelConfig, new_grid: tuple[int, int]) -> Tensor | None:
     """Return the matrix of the resampling, 1 × new position × old position: the resampled identity."""
     if config.absolute_positions == "none":
         return None

@@ -50,7 +50,7 @@ def compute_attention_maps(query: Tensor, key: Tensor, mask: Tensor | None = Non
     if mask is None:
         return scores.softmax(dim=-1)
     check_mask(mask, scores.shape)
-    mask, empty = fill_empty_rows(mask, query.dtype)
+    mask, empty = unmask_empty_rows(mask, query.dtype)
     scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(dim=-1).masked_fill(empty, 0.0)
 
@@ -71,7 +71,7 @@ def attend_fused(
     if mask is None or skip_empty_row_check:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout_rate, is_causal=causal)
     check_mask(mask, torch.Size([*query.shape[:-1], key.shape[-2]]))
-    mask, empty = fill_empty_rows(mask, query.dtype)
+    mask, empty = unmask_empty_rows(mask, query.dtype)
     return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout_rate).masked_fill(empty, 0.0)
 
 
@@ -125,7 +125,7 @@ class FilledMask(NamedTuple):
     is_empty_row: Tensor  # … × query × 1; the output of these queries must be set to zero
 
 
-def fill_empty_rows(mask: Tensor, dtype: torch.dtype) -> FilledMask:
+def unmask_empty_rows(mask: Tensor, dtype: torch.dtype) -> FilledMask:
     """Let queries without a key attend to all keys, and report them.
 
     Softmax over an empty set is NaN in the forward and backward pass. Such a query therefore attends to all keys, and

@@ -70,11 +70,11 @@ class ReducedTokens(NamedTuple):
     token_sizes: TokenSizes
 
 
-def encode_with_reduction(model: "VisionTransformer", tokens: Tokens, num_outputs: int | None) -> ReducedTokens:
+def encode_with_token_reduction(model: "VisionTransformer", tokens: Tokens, num_outputs: int | None) -> ReducedTokens:
     """Apply all blocks with token reduction and the final norm.
 
     With `num_outputs`, the last block returns only the first `num_outputs` tokens."""
-    groups = run_blocks_with_reduction(model, _make_singleton_groups(tokens), num_outputs)
+    groups = run_blocks_with_token_reduction(model, _make_singleton_groups(tokens), num_outputs)
     return ReducedTokens(model.norm(groups.tokens), groups.sizes)
 
 
@@ -83,7 +83,9 @@ def assign_patches_to_tokens(model: "VisionTransformer", images: Images) -> Toke
     """Return the index of the token that contains each patch after all blocks, batch × patch; -1: dropped."""
     tokens = model.embed(images)
     identity = torch.eye(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1, -1)
-    groups = run_blocks_with_reduction(model, replace(_make_singleton_groups(tokens), patch_membership=identity), None)
+    groups = run_blocks_with_token_reduction(
+        model, replace(_make_singleton_groups(tokens), patch_membership=identity), None
+    )
     membership = identity if groups.patch_membership is None else groups.patch_membership
     token_indices = torch.where(membership.sum(1) > 0, membership.argmax(1), -1)
     return token_indices[:, model.config.num_prefix_tokens :]
@@ -95,15 +97,17 @@ def _make_singleton_groups(tokens: Tokens) -> TokenGroups:
     return TokenGroups(tokens, torch.ones_like(positions, dtype=torch.float32), positions)
 
 
-def run_blocks_with_reduction(model: "VisionTransformer", groups: TokenGroups, num_outputs: int | None) -> TokenGroups:
+def run_blocks_with_token_reduction(
+    model: "VisionTransformer", groups: TokenGroups, num_outputs: int | None
+) -> TokenGroups:
     """Return the groups that remain after all blocks."""
     for index, (block, num_removed) in enumerate(zip(model.blocks, model.config.num_removed_per_block, strict=True)):
         outputs = num_outputs if index + 1 == len(model.blocks) else None
-        groups = _run_block_with_reduction(model, block, groups, num_removed, outputs)  # pyright: ignore[reportArgumentType]
+        groups = _run_block_with_token_reduction(model, block, groups, num_removed, outputs)  # pyright: ignore[reportArgumentType]
     return groups
 
 
-def _run_block_with_reduction(
+def _run_block_with_token_reduction(
     model: "VisionTransformer", block: "Block", groups: TokenGroups, num_removed: int, num_outputs: int | None
 ) -> TokenGroups:
     """Apply one block and remove tokens between attention and MLP. With `num_outputs`, no token is removed."""

@@ -12,7 +12,7 @@ def concat_prefix_tokens(class_token: Tensor | None, register_tokens: Tensor | N
     return torch.cat(parts, dim=1) if parts else None
 
 
-def assemble_tokens(
+def prepend_prefix_and_add_positions(
     patch_tokens: PatchTokens, prefix_tokens: PrefixTokens | None, position_table: Tensor | None
 ) -> Tokens:
     """Concatenate prefix and patches and add positions. A table of patch length is added to the patches only."""

@@ -12,10 +12,10 @@ from vitascope.model.initialize import INITIALIZERS
 from vitascope.model.inputs import check_images, check_tokens
 from vitascope.model.norm import make_norm
 from vitascope.model.patches import TOKENIZERS
-from vitascope.model.positions import make_position_table, make_rotary_table
+from vitascope.model.positions import make_absolute_position_table, make_rotary_table
 from vitascope.model.precision import to_autocast_dtype
-from vitascope.model.token_merging import encode_with_reduction
-from vitascope.model.tokens import assemble_tokens, concat_prefix_tokens
+from vitascope.model.token_merging import encode_with_token_reduction
+from vitascope.model.tokens import concat_prefix_tokens, prepend_prefix_and_add_positions
 from vitascope.shapes import Features, Images, Logits, OutputTokens, RotaryTable, Tokens, TokenSizes
 
 
@@ -35,7 +35,7 @@ class VisionTransformer(nn.Module):
         self.patch_embed = TOKENIZERS[config.tokenizer](config)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, config.reg_tokens, width)) if config.reg_tokens else None
-        self._register_table("pos_embed", make_position_table(config))
+        self._register_table("pos_embed", make_absolute_position_table(config))
         self._register_table("rotation", self._make_rotary_table() if config.uses_rotary else None)
         self.pos_drop = nn.Dropout(config.pos_drop_rate)
         self.blocks = nn.ModuleList([Block(config, rate) for rate in config.drop_path_rates])
@@ -59,7 +59,7 @@ class VisionTransformer(nn.Module):
         check_images(images, self.config, next(self.patch_embed.parameters()).dtype)
         num_outputs = 1 if self.config.global_pool == "token" else None
         if not self.training and self.config.token_reduction:
-            tokens, token_sizes = encode_with_reduction(self, self.embed(images), num_outputs)
+            tokens, token_sizes = encode_with_token_reduction(self, self.embed(images), num_outputs)
             return self.forward_head(tokens, pre_logits=True, token_sizes=token_sizes)
         return self.forward_head(self.encode(self.embed(images), num_outputs=num_outputs), pre_logits=True)
 
@@ -71,7 +71,7 @@ class VisionTransformer(nn.Module):
     def embed(self, images: Images) -> Tokens:
         """Images -> the first block's tokens: patches projected, prefix in front, positions added."""
         prefix = concat_prefix_tokens(self.cls_token, self.reg_token)
-        tokens = self.pos_drop(assemble_tokens(self.patch_embed(images), prefix, self.pos_embed))
+        tokens = self.pos_drop(prepend_prefix_and_add_positions(self.patch_embed(images), prefix, self.pos_embed))
         return to_autocast_dtype(tokens)  # under autocast, tokens between blocks have its dtype
 
     def encode(

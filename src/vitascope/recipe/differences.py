@@ -16,7 +16,7 @@ from vitascope.recipe.writing import OBJECTIVE_SECTIONS, flatten_sections, forma
 MACHINE_SETTINGS = ("data.root", "data.download", "train.track", "train.save_seconds")
 
 
-def flatten_recipe(recipe: Recipe) -> dict[str, Any]:
+def flatten_comparable_settings(recipe: Recipe) -> dict[str, Any]:
     """Return `{"model.depth": 8, …}` without unused settings and those of the machine; a path becomes its last name."""
     settings = flatten_sections(asdict(recipe))
     settings |= {key: list(value) for key, value in settings.items() if isinstance(value, tuple)}  # as in JSON
@@ -27,13 +27,13 @@ def flatten_recipe(recipe: Recipe) -> dict[str, Any]:
 
 def find_differing_settings(recipes: list[Recipe]) -> dict[str, list[Any]]:
     """Return each setting that differs between the recipes, with its value in each."""
-    flat = [flatten_recipe(recipe) for recipe in recipes]
+    flat = [flatten_comparable_settings(recipe) for recipe in recipes]
     keys = dict.fromkeys(key for settings in flat for key in settings)
     columns = {key: [settings.get(key) for settings in flat] for key in keys}
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
 
 
-def format_train_command(recipe: Recipe, seeds: list[int]) -> str:
+def format_shortest_train_command(recipe: Recipe, seeds: list[int]) -> str:
     """Return the command that trains it again, based on the built-in recipe with the fewest differences."""
     changes: dict[str, dict[str, Any]] = {}
     for recipe_name in list_recipe_names():

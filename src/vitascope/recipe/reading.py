@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import flatten_sections, format_setting_values
+from vitascope.recipe.writing import flatten_and_format_settings, flatten_sections
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -48,7 +48,7 @@ RENAME_NOTES = {
 }
 
 
-def check_setting_names(settings: Iterable[tuple[str, str]]) -> None:
+def reject_outdated_settings(settings: Iterable[tuple[str, str]]) -> None:
     """Reject names and values of older versions and give the new ones."""
     for name, value in settings:
         if name in RENAMED:
@@ -126,7 +126,7 @@ def list_recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES_FOLDER.glob("*.yaml"))
 
 
-def describe_recipe(name: str) -> str:
+def read_builtin_recipe_description(name: str) -> str:
     """Return the first comment line of a recipe that ships with the package."""
     with (RECIPES_FOLDER / f"{name}.yaml").open(encoding="utf-8") as file:
         return file.readline().removeprefix("#").strip()
@@ -153,7 +153,7 @@ class RecipeArgs(NamedTuple):
     overrides: list[str]
 
 
-def split_recipe_args(args: list[str]) -> RecipeArgs:
+def split_optional_recipe_args(args: list[str]) -> RecipeArgs:
     """Split arguments into recipe and settings. A first argument without '=' is the recipe."""
     if args and "=" not in args[0]:
         return RecipeArgs(args[0], args[1:])
@@ -164,7 +164,9 @@ def split_required_recipe_args(args: Sequence[str] | None) -> tuple[str, list[st
     """Split arguments into recipe and settings; the recipe is required."""
     if not args or "=" in args[0]:
         width = max(map(len, list_recipe_names()))
-        listed = "\n".join(f"  {name:<{width}}  {describe_recipe(name)}" for name in list_recipe_names())
+        listed = "\n".join(
+            f"  {name:<{width}}  {read_builtin_recipe_description(name)}" for name in list_recipe_names()
+        )
         raise UserError(f"Give a recipe first: one of these, or a path to a .yaml file.\n{listed}")
     return args[0], list(args[1:])
 
@@ -191,9 +193,9 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
     try:
         path = find_recipe_path(name_or_path) if name_or_path else None
         layers = [OmegaConf.create({"name": path.stem}), _load_recipe_file(path, convert_old_names)] if path else []
-        file_settings = format_setting_values(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
+        file_settings = flatten_and_format_settings(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
         settings = [*file_settings.items(), *(_split_override(override) for override in overrides)]
-        check_setting_names(settings)
+        reject_outdated_settings(settings)
         for key, value in settings:
             if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in BOOLEAN_VALUES:
                 raise UserError(f"{key} must be true or false, not {value or 'empty'}.")  # OmegaConf reads 2 as true
@@ -221,7 +223,7 @@ def has_old_setting_names(recipe_path: Path) -> bool:
     """Return whether a run's recipe has setting names of an older version."""
     from omegaconf import OmegaConf
 
-    return has_renamed_settings(format_setting_values(OmegaConf.to_container(_load_recipe_file(recipe_path))))  # pyright: ignore[reportArgumentType]
+    return has_renamed_settings(flatten_and_format_settings(OmegaConf.to_container(_load_recipe_file(recipe_path))))  # pyright: ignore[reportArgumentType]
 
 
 def _load_recipe_file(path: Path, convert_old_names: bool = False) -> "DictConfig":

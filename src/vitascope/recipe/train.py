@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from vitascope.data.config import NO_CROP, check_crop_scale
+from vitascope.data.config import NO_CROP, check_and_convert_crop_scale
 from vitascope.errors import UserError, skip_beartype, suggest_choice
 
 OBJECTIVES = ("classify", "dino", "mae")
@@ -183,7 +183,7 @@ class DinoConfig:
 
     def __post_init__(self) -> None:
         for name in ("global_crops_scale", "local_crops_scale"):
-            object.__setattr__(self, name, check_crop_scale(f"dino.{name}", getattr(self, name)))
+            object.__setattr__(self, name, check_and_convert_crop_scale(f"dino.{name}", getattr(self, name)))
         if self.local_crops and self.local_crops_scale == NO_CROP:
             raise UserError("dino.local_crops_scale=[1,1] uses the whole image. Choose a range such as [0.15,0.4].")
         for name in ("prototypes", "hidden", "bottleneck", "local_size"):

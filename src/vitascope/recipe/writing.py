@@ -43,7 +43,7 @@ def flatten_sections(sections: dict[str, Any], prefix: str = "") -> dict[str, An
     return settings
 
 
-def format_setting_values(sections: dict[str, Any]) -> dict[str, str]:
+def flatten_and_format_settings(sections: dict[str, Any]) -> dict[str, str]:
     """Return `section.setting` -> value as typed on the command line."""
     return {name: format_value(value) for name, value in flatten_sections(sections).items()}
 

@@ -84,7 +84,7 @@ def estimate_residual_noise(rows: list[AblationRow], metric_name: str = "accurac
     return ResidualNoise(math.sqrt(squared_residuals / degrees_of_freedom), degrees_of_freedom)
 
 
-def compare_arms(rows: list[AblationRow], noise: ResidualNoise | None = None) -> list[AblationArm]:
+def compare_arms_with_baselines(rows: list[AblationRow], noise: ResidualNoise | None = None) -> list[AblationArm]:
     """Compare each arm with the first one, seed by seed, in measured order. An arm whose name extends another name ("+
     SPT, dropout 0.1") is compared with that arm. With `noise`, intervals use the pooled noise, else each arm's own."""
     names = list(dict.fromkeys(row["arm"] for row in rows))
@@ -105,7 +105,7 @@ def compare_arms(rows: list[AblationRow], noise: ResidualNoise | None = None) ->
     return arms
 
 
-def list_gains_in_points(arms: list[AblationArm]) -> list[GainInPoints]:
+def list_gains_in_percentage_points(arms: list[AblationArm]) -> list[GainInPoints]:
     """Return the gain of every arm except the first."""
     first = arms[0].name
     return [
@@ -127,10 +127,10 @@ def compute_ci_half_width(values: Sequence[float], num_comparisons: int = 1) -> 
     return float(student.ppf(1 - 0.025 / num_comparisons, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
 
 
-def format_mean(fractions: Sequence[float]) -> str:
+def format_percent_mean_or_values(fractions: Sequence[float]) -> str:
     """Format in percent: the mean with its confidence interval; one or two values themselves, in the given order."""
     values = [100 * fraction for fraction in fractions]
-    return f"{_format_mean_with_interval(values, compute_ci_half_width(values), '')} %"
+    return f"{_format_mean_or_values(values, compute_ci_half_width(values), '')} %"
 
 
 def describe_mean_format(seed_counts: Iterable[int]) -> str:
@@ -141,14 +141,16 @@ def describe_mean_format(seed_counts: Iterable[int]) -> str:
     return "; ".join(parts) or "one seed"
 
 
-def format_difference(differences: Sequence[float], ci_half_width: float | None, scale: float = 1.0) -> str:
+def format_mean_difference_or_values(
+    differences: Sequence[float], ci_half_width: float | None, scale: float = 1.0
+) -> str:
     """Format the mean of paired differences with the half-width of its interval; one or two differences themselves."""
-    return _format_mean_with_interval(
+    return _format_mean_or_values(
         [scale * value for value in differences], None if ci_half_width is None else scale * ci_half_width, "+"
     )
 
 
-def _format_mean_with_interval(values: list[float], ci_half_width: float | None, sign_format: str) -> str:
+def _format_mean_or_values(values: list[float], ci_half_width: float | None, sign_format: str) -> str:
     """Format a mean with ±; fewer than three values themselves. `sign_format`: '+' for a sign before all numbers."""
     if ci_half_width is None or len(values) < MIN_SEEDS_FOR_INTERVAL:
         return ", ".join(f"{value:{sign_format}.2f}" for value in values)

@@ -9,7 +9,7 @@ from vitascope.records.reading import (
     read_benchmark_rows,
     read_results_file,
 )
-from vitascope.run.machine import get_machine_name
+from vitascope.run.machine import get_device_or_cpu_name
 
 
 def format_benchmark_table(results_folder: Path, record_names: list[str]) -> str:
@@ -18,7 +18,7 @@ def format_benchmark_table(results_folder: Path, record_names: list[str]) -> str
     cells: dict[str, dict[str, str]] = {}  # [implementation][benchmark]
     for row in read_benchmark_rows(results_folder, record_names):
         benchmark = f"{row['shape']} {row['task']}"
-        cells.setdefault(row["who"], {})[benchmark] = _format_relative_speed(row)
+        cells.setdefault(row["who"], {})[benchmark] = _format_speed_with_ratio(row)
     benchmarks = list(dict.fromkeys(benchmark for row in cells.values() for benchmark in row))
     rows = [[implementation, *(row.get(name, "–") for name in benchmarks)] for implementation, row in cells.items()]
     return format_markdown_table(["implementation", *benchmarks], rows)
@@ -43,12 +43,12 @@ def format_gpu_benchmark_table(results_folder: Path, record_names: list[str]) ->
     return format_markdown_table([*head, "fraction of the matrix-multiply rate", *peers], lines)
 
 
-def format_scaling_table(results_folder: Path, record_names: list[str]) -> str:
+def format_scaling_exponent_table(results_folder: Path, record_names: list[str]) -> str:
     """Format the exponents with which the time and the FLOPs of a training step grow with each size."""
     rows = []
     for name in record_names:
         results = read_results_file(results_folder / f"{name}.json")
-        machine = get_machine_name(results["machine"], results["device"])
+        machine = get_device_or_cpu_name(results["machine"], results["device"])
         for axis, exponents in results["exponents"].items():
             sizes = [row[axis] for row in results["rows"] if row["axis"] == axis]
             size_range = f"{min(sizes)} – {max(sizes)}"
@@ -79,7 +79,7 @@ def format_faithfulness_table(results_folder: Path, record_names: list[str]) -> 
     return format_markdown_table([*head, "rank correlation with shuffled weights"], rows)
 
 
-def format_attention_map_cost(results_folder: Path, record_names: list[str]) -> str:
+def format_attention_map_cost_factors(results_folder: Path, record_names: list[str]) -> str:
     """Format the cost of all attention maps as a multiple of an unfused forward pass."""
     return "; ".join(
         str(read_results_file(results_folder / f"{name}.json")["times_a_written_out_forward"]) for name in record_names
@@ -98,7 +98,7 @@ def format_batched_runs_table(results_folder: Path, record_names: list[str]) -> 
     )
 
 
-def format_token_reduction_table(results_folder: Path, record_names: list[str]) -> str:
+def format_token_removal_table(results_folder: Path, record_names: list[str]) -> str:
     """Format token merging and dropping at inference (`python -m benchmarks.fewer_tokens`)."""
     rows = read_benchmark_rows(results_folder, record_names)
     quality_columns = ["same_answers"] + (["accuracy"] if all("accuracy" in row for row in rows) else [])
@@ -118,7 +118,7 @@ def format_token_reduction_table(results_folder: Path, record_names: list[str]) 
     return format_markdown_table(head, lines)
 
 
-def format_image_size_table(results_folder: Path, record_names: list[str]) -> str:
+def format_other_image_size_table(results_folder: Path, record_names: list[str]) -> str:
     """Format what models do with an image of another size than their own (`python -m benchmarks.odd_size`)."""
     lines = []
     for row in read_benchmark_rows(results_folder, record_names):
@@ -139,7 +139,7 @@ def _format_speed(benchmark_row: BenchmarkRow) -> str:
     return f"{benchmark_row['images_per_second']:,.0f}"
 
 
-def _format_relative_speed(benchmark_row: BenchmarkRow) -> str:
+def _format_speed_with_ratio(benchmark_row: BenchmarkRow) -> str:
     if "broken" in benchmark_row:
         return benchmark_row["broken"]
     speed = (
@@ -162,7 +162,7 @@ def format_target_accuracy_table(results_folder: Path, record_names: list[str]) 
             rows.append(
                 [
                     f"`{row['recipe']}`",
-                    f"{get_machine_name(machine, device)}, {compiled}",
+                    f"{get_device_or_cpu_name(machine, device)}, {compiled}",
                     abbreviate_count(row["images_seen"]),
                     f"{row['bar']:.2%}",
                     "not reached" if seconds is None else f"{seconds:.1f}",

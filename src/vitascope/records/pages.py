@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vitascope.data.config import AugmentConfig
 from vitascope.errors import UserError, format_count, suggest_choice
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL
-from vitascope.records.reading import find_records, format_accuracy, format_markdown_table
+from vitascope.records.reading import find_record_files_by_name, format_markdown_table, format_mean_test_accuracy
 from vitascope.records.record import Record, read_record
 from vitascope.records.tables import RESULT_FORMATTERS, format_result_sentence
 from vitascope.training.scoring import VIEW_DESCRIPTIONS
@@ -30,7 +30,7 @@ class FilledPage(NamedTuple):
     num_marks: int
 
 
-def fill_results_marks(page_path: Path, results_folder: Path, cards_folder: Path | None = None) -> FilledPage:
+def fill_and_count_results_marks(page_path: Path, results_folder: Path, cards_folder: Path | None = None) -> FilledPage:
     """Return the file's text with every mark filled."""
     text = page_path.read_text(encoding="utf-8")
     if page_path.suffix in (".yaml", ".yml"):
@@ -50,7 +50,7 @@ def format_model_cards(results_folder: Path, cards_folder: Path) -> dict[Path, s
     """Return the path and text of a model card for every record."""
     return {
         cards_folder / f"{path.stem}.md": format_model_card(read_record(path), path.name)
-        for paths in find_records(results_folder).values()
+        for paths in find_record_files_by_name(results_folder).values()
         for path in paths
     }
 
@@ -70,7 +70,7 @@ def _fill_mark(match: re.Match[str], page_path: Path, results_folder: Path, card
 
 def _format_recorded_comment(record_name: str, results_folder: Path) -> str:
     """Return the `# Recorded:` comment of a recipe."""
-    has_record = record_name in find_records(results_folder)
+    has_record = record_name in find_record_files_by_name(results_folder)
     sentence = format_result_sentence(results_folder, [record_name]) if has_record else "not yet"
     lines = textwrap.wrap(f"Recorded: {sentence}.", 114, subsequent_indent="  ")
     return "".join(f"# {line}\n" for line in lines)
@@ -113,7 +113,7 @@ def format_model_card(record: Record, record_file_name: str) -> str:
                 "## Results\n\n" + _format_results(record),
                 "## Intended use\n\n" + _format_intended_use(record),
                 "## Training\n\n" + _format_training_settings(record),
-                "## Origin\n\n" + _format_origin(record),
+                "## Origin\n\n" + _format_machine_and_command(record),
             ]
         )
         + "\n"
@@ -151,7 +151,8 @@ def _format_results(record: Record) -> str:
     means = {name: mean(values) for name, values in recalls.items() if values}
     lowest = ", ".join(f"{name} ({means[name]:.1%})" for name in sorted(means, key=means.__getitem__)[:3])
     return (
-        f"Test accuracy **{format_accuracy(record)}** ({seeds}, last epoch, {VIEW_DESCRIPTIONS[record.views]}).\n\n"
+        f"Test accuracy **{format_mean_test_accuracy(record)}** ({seeds}, last epoch, "
+        f"{VIEW_DESCRIPTIONS[record.views]}).\n\n"
         f"{format_markdown_table(list(columns), rows)}\n\n"
         f"Classes with the lowest recall: {lowest}. Seconds: from the images on the "
         "device to the last test logits. Cold: including compilation and CUDA graph recording. Evaluation 1 is the "
@@ -176,7 +177,7 @@ def _format_training_settings(record: Record) -> str:
     return f"{format_markdown_table(['setting', 'value'], rows)}\n\nAugmentation: {policy.description or 'none'}."
 
 
-def _format_origin(record: Record) -> str:
+def _format_machine_and_command(record: Record) -> str:
     versions = ", ".join(f"{name} {record.versions.get(name)}" for name in ("vitascope", "python", "torch"))
     hardware = record.hardware
     modes = [hardware["precision"], "compiled" if hardware["compiled"] else "not compiled"]

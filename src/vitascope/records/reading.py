@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitascope.errors import UserError, suggest_choice
-from vitascope.records.ablation import format_mean
+from vitascope.records.ablation import format_percent_mean_or_values
 from vitascope.records.record import Record, read_record
 
 BenchmarkRow = dict[str, Any]  # a row of a results file; the keys depend on the benchmark
@@ -18,9 +18,9 @@ class StoredRecord(NamedTuple):
     record: Record
 
 
-def format_accuracy(record: Record) -> str:
+def format_mean_test_accuracy(record: Record) -> str:
     """Format the mean over seeds with its 95 % confidence interval; the values themselves with one or two seeds."""
-    return format_mean(record.test_accuracy)
+    return format_percent_mean_or_values(record.test_accuracy)
 
 
 def format_seconds_range(seconds: list[float]) -> str:
@@ -29,7 +29,7 @@ def format_seconds_range(seconds: list[float]) -> str:
     return low if low == high else f"{low}–{high}"
 
 
-def format_wall_seconds(record: Record) -> str:
+def format_longest_wall_seconds(record: Record) -> str:
     """Format the longest known wall-clock time of the seeds, as for cold seconds."""
     seconds = record.known_wall_seconds
     return format_seconds_range([max(seconds)]) if seconds else "–"
@@ -49,7 +49,7 @@ def format_markdown_table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def find_records(results_folder: Path) -> dict[str, list[Path]]:
+def find_record_files_by_name(results_folder: Path) -> dict[str, list[Path]]:
     """Return record name -> its files, one per machine. A record has seeds and one test accuracy per seed."""
     paths_by_name: dict[str, list[Path]] = {}
     for path in sorted(results_folder.glob("*.json")):
@@ -59,9 +59,9 @@ def find_records(results_folder: Path) -> dict[str, list[Path]]:
     return paths_by_name
 
 
-def read_records(results_folder: Path, record_names: list[str]) -> list[StoredRecord]:
+def read_named_or_all_records(results_folder: Path, record_names: list[str]) -> list[StoredRecord]:
     """Read the named records, or all records."""
-    paths_by_name = find_records(results_folder)
+    paths_by_name = find_record_files_by_name(results_folder)
     for name in record_names:
         if name not in paths_by_name:
             no_records = "The folder has no records. Write one with: vitascope record"

@@ -11,22 +11,22 @@ from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import has_test_images
 from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import count_parameters
-from vitascope.recipe.differences import flatten_recipe, format_train_command
+from vitascope.recipe.differences import flatten_comparable_settings, format_shortest_train_command
 from vitascope.recipe.schema import Recipe
 from vitascope.records.track import (
     check_all_equal,
-    check_runs_match,
-    determine_track,
-    get_portable_recipe,
-    list_previous_stages,
-    read_checked_machine_info,
+    check_and_read_machine_info,
+    check_runs_fit_one_record,
+    determine_training_track,
+    list_previous_stage_runs,
+    make_portable_recipe,
 )
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
-from vitascope.run.machine import get_machine_name, get_run_machine_name
+from vitascope.run.machine import get_device_or_cpu_name, get_run_device_name
 from vitascope.run.metrics import sum_epoch_seconds, sum_seconds_without_setup
-from vitascope.run.test_set_log import EvalLogEntry, find_first_test_result
-from vitascope.training.scoring import check_views
+from vitascope.run.test_set_log import EvalLogEntry, find_first_finished_test_entry
+from vitascope.training.scoring import check_views_match_training
 
 
 @dataclass(frozen=True)
@@ -71,27 +71,30 @@ class Record:
 
     @property
     def machine_name(self) -> str:
-        return get_machine_name(self.machine, self.hardware["device"])
+        return get_device_or_cpu_name(self.machine, self.hardware["device"])
 
 
-def make_record(runs: list[Run], record_name: str, *, views: int = 1, commit: str | None = None) -> Record:
+def evaluate_and_make_record(runs: list[Run], record_name: str, *, views: int = 1, commit: str | None = None) -> Record:
     """Make a record. Only runs without a test evaluation with these views are evaluated; the first result counts."""
-    machine_infos = [read_checked_machine_info(run) for run in runs]
-    check_runs_match(runs, machine_infos, commit)
-    recipe, first_info = get_portable_recipe(runs[0]), machine_infos[0]
-    check_views(recipe, views)
-    evaluations = [_get_first_test_evaluation(run, views) for run in runs]
+    machine_infos = [check_and_read_machine_info(run) for run in runs]
+    check_runs_fit_one_record(runs, machine_infos, commit)
+    recipe, first_info = make_portable_recipe(runs[0]), machine_infos[0]
+    check_views_match_training(recipe, views)
+    evaluations = [_find_or_run_first_test_evaluation(run, views) for run in runs]
     check_all_equal("test images", [str(entry.data_hash) for entry in evaluations])
-    machine_name = get_run_machine_name(first_info)
+    machine_name = get_run_device_name(first_info)
     seeds, last_row = [run.recipe.train.seed for run in runs], runs[0].metrics[-1]
-    previous_stages = list_previous_stages(runs[0])  # their images and seconds count too
+    previous_stages = list_previous_stage_runs(runs[0])  # their images and seconds count too
     results = [entry.result for entry in evaluations]
-    commands = [*map(_format_stage_command, previous_stages), _format_record_command(recipe, seeds, record_name, views)]
+    commands = [
+        *map(_format_stage_command, previous_stages),
+        _format_train_and_record_command(recipe, seeds, record_name, views),
+    ]
     return Record(
         name=record_name,
         recipe=recipe.name,
         data=Path(recipe.data.name).name,
-        track=determine_track(runs[0]),
+        track=determine_training_track(runs[0]),
         params=count_parameters(recipe.model),
         tokens=recipe.model.num_tokens,
         epochs=last_row["epoch"] * recipe.data.passes_per_epoch,
@@ -112,8 +115,8 @@ def make_record(runs: list[Run], record_name: str, *, views: int = 1, commit: st
         commit=first_info["commit"] or commit,
         date=max(machine_info["date"] for machine_info in machine_infos),
         command="; ".join(commands),
-        settings=flatten_recipe(recipe) | {"train.seed": seeds},
-        wall_seconds=_list_wall_seconds(runs, evaluations, machine_name),
+        settings=flatten_comparable_settings(recipe) | {"train.seed": seeds},
+        wall_seconds=_list_wall_seconds_if_known(runs, evaluations, machine_name),
     )
 
 
@@ -124,9 +127,9 @@ def _list_run_seconds(
     sum_seconds = sum_epoch_seconds if include_setup else sum_seconds_without_setup
     return [
         round(
-            sum(sum_seconds(stage.metrics) for stage in list_previous_stages(run))
+            sum(sum_seconds(stage.metrics) for stage in list_previous_stage_runs(run))
             + sum_seconds(run.metrics)
-            + _get_test_seconds(log_entry, machine_name, include_setup=include_setup),
+            + _get_test_seconds_or_zero(log_entry, machine_name, include_setup=include_setup),
             2,
         )
         for run, log_entry in zip(runs, log_entries, strict=True)
@@ -135,17 +138,17 @@ def _list_run_seconds(
 
 def _format_stage_command(stage_run: Run) -> str:
     """Return the command that trains an earlier stage again."""
-    return format_train_command(get_portable_recipe(stage_run), [stage_run.recipe.train.seed])
+    return format_shortest_train_command(make_portable_recipe(stage_run), [stage_run.recipe.train.seed])
 
 
-def _format_record_command(recipe: Recipe, seeds: list[int], record_name: str, views: int) -> str:
+def _format_train_and_record_command(recipe: Recipe, seeds: list[int], record_name: str, views: int) -> str:
     """Return the commands that train all seeds and record them."""
     runs = " ".join(f"runs/{recipe.name}/*-seed{seed}" for seed in seeds)
     views_option = f" --views {views}" if views > 1 else ""
-    return f"{format_train_command(recipe, seeds)}; vitascope record {runs} --name {record_name}{views_option}"
+    return f"{format_shortest_train_command(recipe, seeds)}; vitascope record {runs} --name {record_name}{views_option}"
 
 
-def write_record(record: Record, results_folder: Path) -> Path:
+def write_record_per_machine(record: Record, results_folder: Path) -> Path:
     """Write NAME.json, or NAME.MACHINE.json if NAME.json is from another machine. A file of the same machine is
     replaced."""
     make_folder(results_folder)
@@ -168,15 +171,15 @@ def check_record_name(name: str) -> None:
         raise UserError(f"--name {name} cannot be a file name. Use letters, digits, - and _.")
 
 
-def _get_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
+def _find_or_run_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
     """Return the first evaluation on the test set; a run without one is evaluated now."""
-    log_entry = find_first_test_result(run, views)
+    log_entry = find_first_finished_test_entry(run, views)
     if log_entry is None:
         model = load(run, device="auto")
         if not has_test_images(run, model.info):
             raise UserError(f"{run.recipe.data.name} has no test images. A record needs test images.")
         model.evaluate(views=views, robust=False)
-        log_entry = find_first_test_result(run, views)
+        log_entry = find_first_finished_test_entry(run, views)
     if log_entry is None or "recall" not in log_entry.result:
         raise UserError(
             f"{run.path} was evaluated by an older version, which stored too little. Train this seed again."
@@ -184,27 +187,29 @@ def _get_first_test_evaluation(run: Run, views: int) -> EvalLogEntry:
     return log_entry
 
 
-def _get_test_seconds(log_entry: EvalLogEntry, machine_name: str, *, include_setup: bool = False) -> float:
+def _get_test_seconds_or_zero(log_entry: EvalLogEntry, machine_name: str, *, include_setup: bool = False) -> float:
     """Return the seconds of the test evaluation; 0 if another machine than the run's computed it."""
     if log_entry.machine not in (None, machine_name):
         return 0.0
     return log_entry.result["seconds"] + (log_entry.result.get("set_up_seconds", 0.0) if include_setup else 0.0)
 
 
-def _list_wall_seconds(
+def _list_wall_seconds_if_known(
     runs: list[Run], log_entries: list[EvalLogEntry], machine_name: str
 ) -> list[float | None] | None:
     """Return one value per seed; None if no value is known."""
-    seconds = [_sum_wall_seconds(run, entry, machine_name) for run, entry in zip(runs, log_entries, strict=True)]
+    seconds = [
+        _sum_wall_seconds_if_known(run, entry, machine_name) for run, entry in zip(runs, log_entries, strict=True)
+    ]
     return None if all(value is None for value in seconds) else seconds
 
 
-def _sum_wall_seconds(run: Run, log_entry: EvalLogEntry, machine_name: str) -> float | None:
+def _sum_wall_seconds_if_known(run: Run, log_entry: EvalLogEntry, machine_name: str) -> float | None:
     """Sum earlier stages, training and evaluation; None unless all are known and from one machine."""
     seconds = log_entry.result.get("wall_seconds")
     if seconds is None or log_entry.machine not in (None, machine_name):
         return None
-    trained_runs = list_previous_stages(run) + ([] if log_entry.result.get("wall_includes_training") else [run])
+    trained_runs = list_previous_stage_runs(run) + ([] if log_entry.result.get("wall_includes_training") else [run])
     train_seconds = [trained.machine.get("wall_seconds") for trained in trained_runs]
     known_seconds = [value for value in train_seconds if value is not None]
     return round(seconds + sum(known_seconds), 2) if len(known_seconds) == len(trained_runs) else None

@@ -12,18 +12,18 @@ from vitascope.records import benchmark_tables, training_tables
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL, describe_mean_format
 from vitascope.records.reading import (
     abbreviate_count,
-    format_accuracy,
+    format_longest_wall_seconds,
     format_markdown_table,
+    format_mean_test_accuracy,
     format_record_link,
     format_seconds_range,
-    format_wall_seconds,
-    read_records,
+    read_named_or_all_records,
 )
 from vitascope.records.record import Record
 from vitascope.training.hardware import count_train_flops_per_image
 
 
-def compute_flops_per_image(record: Record) -> float:
+def compute_train_flops_per_image(record: Record) -> float:
     """Compute training FLOPs per image, forward and backward, averaged over epochs that see only part of each image."""
     model = ModelConfig(**_read_section_settings(record, "model", ModelConfig))
     return count_train_flops_per_image(
@@ -40,18 +40,18 @@ def _read_section_settings(
     return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
-def format_flops_table(results_folder: Path, record_names: list[str]) -> str:
+def format_from_scratch_flops_table(results_folder: Path, record_names: list[str]) -> str:
     """Format accuracy, seconds and FLOPs, one row per record trained from scratch with labels."""
     rows, counts = [], []
-    for path, record in read_records(results_folder, record_names):
+    for path, record in read_named_or_all_records(results_folder, record_names):
         if record.track in ("pure", "tokenizer"):
             counts.append(len(record.seeds))
-            flops, images_seen = compute_flops_per_image(record), record.images_seen
+            flops, images_seen = compute_train_flops_per_image(record), record.images_seen
             rows.append(
                 [
                     format_record_link(path, record),
                     str(len(record.seeds)),
-                    format_accuracy(record),
+                    format_mean_test_accuracy(record),
                     format_seconds_range(record.seconds),
                     abbreviate_count(images_seen),
                     f"{flops / 1e9:.2f}",
@@ -64,7 +64,7 @@ def format_flops_table(results_folder: Path, record_names: list[str]) -> str:
 
 def format_records_table(results_folder: Path, record_names: list[str]) -> str:
     """Format one row per record and machine, with a wall-clock column if any record has that time."""
-    rows, records = [], read_records(results_folder, record_names)
+    rows, records = [], read_named_or_all_records(results_folder, record_names)
     accuracy = f"test accuracy ({describe_mean_format(len(record.seeds) for _, record in records)})"
     head = ["record", "parameters", "tokens", "images seen", "views", "seeds", accuracy, "seconds", "cold"]
     has_wall = any(record.known_wall_seconds for _, record in records)
@@ -77,10 +77,10 @@ def format_records_table(results_folder: Path, record_names: list[str]) -> str:
                 abbreviate_count(record.images_seen),
                 str(record.views),
                 str(len(record.seeds)),
-                f"**{format_accuracy(record)}**",
+                f"**{format_mean_test_accuracy(record)}**",
                 format_seconds_range(record.seconds),
                 format_seconds_range([max(record.cold_seconds)]),
-                *([format_wall_seconds(record)] if has_wall else []),
+                *([format_longest_wall_seconds(record)] if has_wall else []),
                 record.machine_name,
             ]
         )
@@ -93,7 +93,7 @@ def format_targets_table(results_folder: Path, target_specs: list[str]) -> str:
     targets = [
         (spec.split(":"), stored_record)
         for spec in target_specs
-        for stored_record in read_records(results_folder, [spec.partition(":")[0]])
+        for stored_record in read_named_or_all_records(results_folder, [spec.partition(":")[0]])
     ]
     has_wall = any(record.known_wall_seconds for _, (_, record) in targets)
     for (_, percent, max_seconds, seeds), (path, record) in targets:
@@ -107,10 +107,10 @@ def format_targets_table(results_folder: Path, target_specs: list[str]) -> str:
             [
                 format_record_link(path, record),
                 f"{percent} % in {max_seconds} s, {_format_seed_count(int(seeds))}",
-                f"**{format_accuracy(record)}**",
+                f"**{format_mean_test_accuracy(record)}**",
                 f"**{max(record.seconds):.1f}**",
                 f"{max(record.cold_seconds):.0f}",
-                *([format_wall_seconds(record)] if has_wall else []),
+                *([format_longest_wall_seconds(record)] if has_wall else []),
                 _format_seed_count(len(record.seeds)),
                 "yes" if reached else "no",
             ]
@@ -121,19 +121,21 @@ def format_targets_table(results_folder: Path, target_specs: list[str]) -> str:
 
 def format_card_links(results_folder: Path, record_names: list[str]) -> str:
     """Format links to the model cards."""
-    names = [path.stem for path, _ in read_records(results_folder, record_names)]
+    names = [path.stem for path, _ in read_named_or_all_records(results_folder, record_names)]
     return ", ".join(f"[{name}]({{cards}}/{name}.md)" for name in names)
 
 
 def format_result_sentence(results_folder: Path, record_names: list[str]) -> str:
     """Format accuracy, time and machine, for the comment at the top of a recipe."""
     return "; ".join(
-        f"{format_accuracy(record)} test accuracy on {record.data} ({_format_seeds_and_interval(record)}, last epoch, "
+        f"{format_mean_test_accuracy(record)} test accuracy on {record.data} "
+        f"({_format_seeds_and_interval(record)}, last epoch, "
         f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
         f"{format_seconds_range(record.seconds)} s{' (compiled)' if record.hardware.get('compiled') else ''}, "
         f"{format_seconds_range([max(record.cold_seconds)])} s cold, "
-        f"{f'{format_wall_seconds(record)} s wall clock, ' if record.known_wall_seconds else ''}{record.machine_name}"
-        for _, record in read_records(results_folder, record_names)
+        f"{f'{format_longest_wall_seconds(record)} s wall clock, ' if record.known_wall_seconds else ''}"
+        f"{record.machine_name}"
+        for _, record in read_named_or_all_records(results_folder, record_names)
     )
 
 
@@ -147,7 +149,9 @@ def _format_seed_count(num_seeds: int) -> str:
 
 
 def format_accuracies(results_folder: Path, record_names: list[str]) -> str:
-    return "; ".join(format_accuracy(record) for _, record in read_records(results_folder, record_names))
+    return "; ".join(
+        format_mean_test_accuracy(record) for _, record in read_named_or_all_records(results_folder, record_names)
+    )
 
 
 ResultFormatter = Callable[[Path, list[str]], str]  # (results folder, record names) -> Markdown
@@ -160,17 +164,17 @@ RESULT_FORMATTERS: dict[str, ResultFormatter] = {  # kind of a results mark -> f
     "bench": benchmark_tables.format_benchmark_table,
     "bars": benchmark_tables.format_target_accuracy_table,
     "races": benchmark_tables.format_gpu_benchmark_table,
-    "growth": benchmark_tables.format_scaling_table,
+    "growth": benchmark_tables.format_scaling_exponent_table,
     "faithfulness": benchmark_tables.format_faithfulness_table,
-    "cost": benchmark_tables.format_attention_map_cost,
-    "pretrained": training_tables.format_pretrained_table,
-    "odd-size": benchmark_tables.format_image_size_table,
-    "small-data": training_tables.format_small_data_table,
-    "speedrun": training_tables.format_speedrun_table,
-    "tuning": training_tables.format_tuning_table,
+    "cost": benchmark_tables.format_attention_map_cost_factors,
+    "pretrained": training_tables.format_pretrained_vs_scratch_table,
+    "odd-size": benchmark_tables.format_other_image_size_table,
+    "small-data": training_tables.format_small_data_ablation_table,
+    "speedrun": training_tables.format_speedrun_ablation_table,
+    "tuning": training_tables.format_speedrun_tuning_table,
     "together": benchmark_tables.format_batched_runs_table,
-    "fewer-tokens": benchmark_tables.format_token_reduction_table,
-    "pretraining": training_tables.format_pretraining_table,
+    "fewer-tokens": benchmark_tables.format_token_removal_table,
+    "pretraining": training_tables.format_label_fraction_table,
     "features": training_tables.format_feature_probe_table,
-    "work": format_flops_table,
+    "work": format_from_scratch_flops_table,
 }

@@ -13,19 +13,19 @@ from typing import Literal
 from vitascope.errors import UserError
 from vitascope.recipe.differences import find_differing_settings
 from vitascope.recipe.schema import Recipe
-from vitascope.run.directory import Run, is_run
-from vitascope.run.machine import RunMachineInfo, get_run_machine_name
+from vitascope.run.directory import Run, is_run_folder
+from vitascope.run.machine import RunMachineInfo, get_run_device_name
 
 Track = Literal["pure", "tokenizer", "ssl", "teacher", "pretrained", "staged"]
 
 
-def find_previous_stage(run: Run) -> Run | None:
+def find_previous_stage_run(run: Run) -> Run | None:
     """Return the run whose weights this one started from; None if it started from scratch or from a weights file."""
     weights = run.recipe.weights
     if not weights:
         return None
     path = Path(weights)
-    if is_run(path):
+    if is_run_folder(path):
         return Run(path)
     if path.is_absolute() and not path.exists():
         raise UserError(
@@ -34,21 +34,21 @@ def find_previous_stage(run: Run) -> Run | None:
     return None
 
 
-def list_previous_stages(run: Run) -> list[Run]:
+def list_previous_stage_runs(run: Run) -> list[Run]:
     """Return all earlier stages, the first one first."""
-    stage = find_previous_stage(run)
-    return [] if stage is None else [*list_previous_stages(stage), stage]
+    stage = find_previous_stage_run(run)
+    return [] if stage is None else [*list_previous_stage_runs(stage), stage]
 
 
-def determine_track(run: Run) -> Track:
+def determine_training_track(run: Run) -> Track:
     """Determine the track; see the top of this file."""
-    recipe, stage = run.recipe, find_previous_stage(run)
+    recipe, stage = run.recipe, find_previous_stage_run(run)
     if recipe.train.distill:
         return "teacher"
     if stage is not None:
         if stage.recipe.data.name != recipe.data.name:
             return "pretrained"
-        stage_track = determine_track(stage)
+        stage_track = determine_training_track(stage)
         return "staged" if stage_track in ("pure", "tokenizer") else stage_track
     if recipe.weights:
         return "pretrained"
@@ -57,16 +57,16 @@ def determine_track(run: Run) -> Track:
     return "pure" if recipe.model.tokenizer == "patch" else "tokenizer"
 
 
-def get_portable_recipe(run: Run) -> Recipe:
+def make_portable_recipe(run: Run) -> Recipe:
     """Return the run's recipe; an earlier stage is given by its recipe name instead of its path."""
-    stage = find_previous_stage(run)
+    stage = find_previous_stage_run(run)
     return run.recipe if stage is None else replace(run.recipe, weights=f"recipe:{stage.recipe.name}")
 
 
 REQUIRED_MACHINE_KEYS = ("machine", "hardware", "versions", "commit", "date", "data_hash")
 
 
-def read_checked_machine_info(run: Run) -> RunMachineInfo:
+def check_and_read_machine_info(run: Run) -> RunMachineInfo:
     """Read the machine, versions and commit that the run itself stored. Reject a run that cannot be recorded."""
     if not run.is_finished:
         raise UserError(f"{run.path} is not finished. Resume it with: vitascope resume {run.path}")
@@ -87,16 +87,16 @@ def read_checked_machine_info(run: Run) -> RunMachineInfo:
     return machine_info
 
 
-def check_runs_match(runs: list[Run], machine_infos: list[RunMachineInfo], commit: str | None) -> None:
+def check_runs_fit_one_record(runs: list[Run], machine_infos: list[RunMachineInfo], commit: str | None) -> None:
     """Reject runs that differ in more than their seed."""
     seeds = [run.recipe.train.seed for run in runs]
     if repeated := [seed for seed in set(seeds) if seeds.count(seed) > 1]:
         raise UserError(f"Seed {repeated[0]} is given more than once. A record has one run per seed.")
-    stages = [stage for run in runs if (stage := find_previous_stage(run))]
-    for recipes in ([get_portable_recipe(run) for run in runs], [stage.recipe for stage in stages]):
+    stages = [stage for run in runs if (stage := find_previous_stage_run(run))]
+    for recipes in ([make_portable_recipe(run) for run in runs], [stage.recipe for stage in stages]):
         if other := [key for key in find_differing_settings(recipes) if key != "train.seed"] if recipes else []:
             raise UserError(f"The runs differ in {', '.join(other[:4])}. A record is one recipe with several seeds.")
-    check_all_equal("machines", [get_run_machine_name(info) for info in machine_infos])
+    check_all_equal("machines", [get_run_device_name(info) for info in machine_infos])
     check_all_equal("commits", [str(info["commit"]) for info in machine_infos])
     check_all_equal("versions of torch", [str(info["versions"].get("torch")) for info in machine_infos])
     for key in ("precision", "compiled", "captured"):

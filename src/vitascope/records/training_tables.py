@@ -6,16 +6,16 @@ from statistics import mean
 from vitascope.records.ablation import (
     MIN_SEEDS_FOR_INTERVAL,
     ResidualNoise,
-    compare_arms,
+    compare_arms_with_baselines,
     describe_mean_format,
     estimate_residual_noise,
-    format_difference,
-    format_mean,
+    format_mean_difference_or_values,
+    format_percent_mean_or_values,
 )
 from vitascope.records.reading import BenchmarkRow, abbreviate_count, format_markdown_table, read_benchmark_rows
 
 
-def format_pretrained_table(results_folder: Path, record_names: list[str]) -> str:
+def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[str]) -> str:
     """Format results from scratch and from pretrained weights (`python -m benchmarks.pretrained`)."""
     groups: dict[tuple[str, str], list[BenchmarkRow]] = {}
     for row in read_benchmark_rows(results_folder, record_names):
@@ -33,12 +33,12 @@ def format_pretrained_table(results_folder: Path, record_names: list[str]) -> st
     return format_markdown_table([*head, f"accuracy ({mean_format})", "seconds", "cold"], lines)
 
 
-def format_small_data_table(results_folder: Path, record_names: list[str]) -> str:
+def format_small_data_ablation_table(results_folder: Path, record_names: list[str]) -> str:
     """Format the effect of each change (`python -m benchmarks.small_data`) against the first arm of the record."""
     lines, counts = [], []
     for name in record_names:
-        for arm in compare_arms(read_benchmark_rows(results_folder, [name])):
-            difference = format_difference(arm.differences, arm.ci_half_width, 100) or "–"
+        for arm in compare_arms_with_baselines(read_benchmark_rows(results_folder, [name])):
+            difference = format_mean_difference_or_values(arm.differences, arm.ci_half_width, 100) or "–"
             parameters, num_seeds = abbreviate_count(arm.rows[0]["parameters"]), len(arm.rows)
             accuracy = _format_column_mean(arm.rows, "accuracy")
             counts.append(num_seeds)
@@ -50,7 +50,7 @@ def format_small_data_table(results_folder: Path, record_names: list[str]) -> st
     )
 
 
-def format_speedrun_table(results_folder: Path, record_names: list[str]) -> str:
+def format_speedrun_ablation_table(results_folder: Path, record_names: list[str]) -> str:
     """Format the effect of each part of a fast recipe (`python -m benchmarks.speedrun`) on accuracy and seconds, paired
     by seed, with confidence intervals from the noise pooled over all arms."""
     rows, lines = read_benchmark_rows(results_folder, record_names), []
@@ -58,7 +58,7 @@ def format_speedrun_table(results_folder: Path, record_names: list[str]) -> str:
         (column, estimate_residual_noise(rows, column), scale)
         for column, scale in (("accuracy", 100.0), ("steady_seconds", 1.0))
     ]
-    for arm in compare_arms(rows):
+    for arm in compare_arms_with_baselines(rows):
         baseline = {row["seed"]: row for row in rows if row["arm"] == arm.baseline_name}
         pairs = [(row, baseline[row["seed"]]) for row in arm.rows if row["seed"] in baseline]
         differences = [
@@ -74,10 +74,10 @@ def format_speedrun_table(results_folder: Path, record_names: list[str]) -> str:
     return format_markdown_table([*head, f"difference in points ({pooled})", "difference in seconds (same)"], lines)
 
 
-def format_tuning_table(results_folder: Path, record_names: list[str]) -> str:
+def format_speedrun_tuning_table(results_folder: Path, record_names: list[str]) -> str:
     """Format runs of different length and size (`python -m benchmarks.speedrun --called`)."""
     lines = []
-    for arm in compare_arms(read_benchmark_rows(results_folder, record_names)):
+    for arm in compare_arms_with_baselines(read_benchmark_rows(results_folder, record_names)):
         first = arm.rows[0]
         images, num_seeds = abbreviate_count(first["images_seen"]), str(len(arm.rows))
         speed = f"{mean(row['images_per_second'] for row in arm.rows):,.0f}"
@@ -97,7 +97,7 @@ def _format_pooled_difference(differences: list[float], noise: ResidualNoise | N
     return f"{scale * mean(differences):+.2f}{interval}"
 
 
-def format_pretraining_table(results_folder: Path, record_names: list[str]) -> str:
+def format_label_fraction_table(results_folder: Path, record_names: list[str]) -> str:
     """Format accuracy by the fraction of the labels and the initial weights (`python -m benchmarks.pretraining`)."""
     rows = [row for row in read_benchmark_rows(results_folder, record_names) if row["kind"] == "fine-tuned"]
     fractions = sorted({row["labels"] for row in rows})
@@ -141,7 +141,7 @@ def format_feature_probe_table(results_folder: Path, record_names: list[str]) ->
 
 
 def _format_column_mean(rows: list[BenchmarkRow], column: str) -> str:
-    return format_mean([row[column] for row in rows])
+    return format_percent_mean_or_values([row[column] for row in rows])
 
 
 def _format_mean_and_seeds(rows: list[BenchmarkRow]) -> str:

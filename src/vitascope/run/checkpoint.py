@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, shorten_error_message
-from vitascope.run.directory import Run, check_not_run_folder, is_run
+from vitascope.run.directory import Run, check_not_run_folder, is_run_folder
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.weights.model_info import ModelInfo, parse_model_info
 
@@ -84,14 +84,14 @@ def read_model_info(run: Run) -> ModelInfo:
     return parse_model_info(config, str(path))
 
 
-def load_weights(model: nn.Module, run: Run, *, use_best_epoch: bool = False) -> None:
+def load_run_weights(model: nn.Module, run: Run, *, use_best_epoch: bool = False) -> None:
     """Load the weights of the last epoch, or of the best epoch on validation images."""
     path = run.get_path(BEST_WEIGHTS if use_best_epoch else LAST_WEIGHTS)
     if not path.is_file():
         problem = _describe_missing_weights(run, path.name)
         if use_best_epoch and run.is_finished:
             raise UserError(f"{problem}. data.validation was 0, so no best epoch exists.")
-        raise UserError(f"{problem}. Resume it with: vitascope resume {run.path}{_format_finished_run_hint(run)}")
+        raise UserError(f"{problem}. Resume it with: vitascope resume {run.path}{_suggest_newest_finished_run(run)}")
     load_weights_file(model, path)
 
 
@@ -104,10 +104,10 @@ def _describe_missing_weights(run: Run, file_name: str) -> str:
     return f"{run.path} is not finished ({epochs_done} of {num_epochs} epochs)"
 
 
-def _format_finished_run_hint(run: Run) -> str:
+def _suggest_newest_finished_run(run: Run) -> str:
     """Return a hint to the newest finished run of the same recipe."""
     weights_paths = run.path.resolve().parent.glob(f"*/{LAST_WEIGHTS}")
-    finished = sorted(path.parent for path in weights_paths if is_run(path.parent))
+    finished = sorted(path.parent for path in weights_paths if is_run_folder(path.parent))
     return f", or use a finished run: {run.path.parent / finished[-1].name}" if finished else ""
 
 

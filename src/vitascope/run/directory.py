@@ -14,7 +14,7 @@ from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import has_old_setting_names, read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import format_recipe_yaml
-from vitascope.run.files import make_folder, read_json, write_atomically
+from vitascope.run.files import make_folder, read_json_or_empty, write_atomically
 from vitascope.run.machine import RunMachineInfo
 from vitascope.run.metrics import MetricsRow, extract_curves, read_metrics
 
@@ -43,7 +43,7 @@ class Run:
     @property
     def machine(self) -> RunMachineInfo:
         """Machine and versions of the run; empty if they cannot be read."""
-        return cast(RunMachineInfo, read_json(self.get_path("machine.json")))
+        return cast(RunMachineInfo, read_json_or_empty(self.get_path("machine.json")))
 
     @property
     def is_finished(self) -> bool:
@@ -88,7 +88,7 @@ class ExternalModel(Run):
         )
 
 
-def create_external_model(model_ref: str, model_config: ModelConfig) -> ExternalModel:
+def make_external_model(model_ref: str, model_config: ModelConfig) -> ExternalModel:
     """Return pretrained weights with a folder for their evaluations: hf:user/model -> evaluated/hf-user-model.
 
     A file or folder gives its own name. A file called model.safetensors gives the name of its folder too."""
@@ -106,7 +106,7 @@ def check_not_run_folder(folder: Path) -> None:
         raise UserError(f"{folder} is a run, and its files would be overwritten. Choose another folder.")
 
 
-def create_run(recipe: Recipe, runs_folder: Path) -> Run:
+def create_run_folder(recipe: Recipe, runs_folder: Path) -> Run:
     """Create a new run folder with the complete recipe."""
     stem = f"{datetime.now():%Y-%m-%d_%H-%M-%S}-seed{recipe.train.seed}"
     folder = runs_folder / recipe.name
@@ -126,13 +126,13 @@ def create_run(recipe: Recipe, runs_folder: Path) -> Run:
     raise UserError(f"{folder} already has 1,000 runs that started in this second. Try again.")
 
 
-def is_run(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     """Return whether a folder is a run: it has a recipe.yaml, and a run's name or a machine.json."""
     has_run_name = re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-seed\d+(-\d+)?", path.resolve().name)
     return (path / "recipe.yaml").is_file() and bool(has_run_name or (path / "machine.json").is_file())
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
+def open_run_or_newest(path: str | os.PathLike[str]) -> Run:
     """Open an existing run. A recipe's folder gives its newest run."""
     folder = Path(path)
     if (folder / "recipe.yaml").is_file():

@@ -18,23 +18,23 @@ MAX_SLOWDOWN = 3  # times slower than float32: stop after two rounds
 
 
 @cache
-def measure_bf16_speedup() -> float:
+def measure_bf16_training_speedup() -> float:
     """Return the speed-up of bfloat16 in training; 0 if it does not work."""
-    return _run_probe_process("bfloat16", "train")
+    return _measure_speedup_in_subprocess("bfloat16", "train")
 
 
 def measure_median_bf16_speedup(num_runs: int = 3) -> float:
     """Return the median speed-up of several runs, because a single run on a busy machine can be far off."""
-    return median(_run_probe_process("bfloat16", "train") for _ in range(num_runs))
+    return median(_measure_speedup_in_subprocess("bfloat16", "train") for _ in range(num_runs))
 
 
 @cache
 def measure_inference_speedup(number_format: NumberFormat, embed_dim: int, num_threads: int) -> float:
     """Return the speed-up of int8 or bfloat16 at inference for this width; 0 if it does not work."""
-    return _run_probe_process(number_format, "inference", str(embed_dim), str(num_threads))
+    return _measure_speedup_in_subprocess(number_format, "inference", str(embed_dim), str(num_threads))
 
 
-def _run_probe_process(*args: str) -> float:
+def _measure_speedup_in_subprocess(*args: str) -> float:
     """Run this file with these arguments and return the speed-up that it prints; 0 if it fails."""
     try:
         process = subprocess.run(
@@ -45,7 +45,9 @@ def _run_probe_process(*args: str) -> float:
         return 0.0
 
 
-def _measure_speedup(number_format: NumberFormat, task: ProbeTask, embed_dim: int = 256, num_threads: int = 0) -> float:
+def _measure_linear_layer_speedup(
+    number_format: NumberFormat, task: ProbeTask, embed_dim: int = 256, num_threads: int = 0
+) -> float:
     """Time a linear layer in float32 and in the other format; return the median ratio of the times."""
     import torch
 
@@ -78,4 +80,4 @@ def _measure_speedup(number_format: NumberFormat, task: ProbeTask, embed_dim: in
 
 if __name__ == "__main__":
     number_format, task, *sizes = sys.argv[1:]
-    print(_measure_speedup(number_format, task, *map(int, sizes)))  # pyright: ignore[reportArgumentType]
+    print(_measure_linear_layer_speedup(number_format, task, *map(int, sizes)))  # pyright: ignore[reportArgumentType]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitascope.errors import UserError
 from vitascope.model.anatomy import count_parameters
-from vitascope.run.directory import Run, is_run
+from vitascope.run.directory import Run, is_run_folder
 from vitascope.run.metrics import sum_epoch_seconds
 from vitascope.run.test_set_log import read_test_set_log
 
@@ -33,7 +33,7 @@ def find_runs(runs_folder: Path) -> list[Run]:
     """Find all runs in the folder and its subfolders, oldest first."""
     if not runs_folder.is_dir():
         raise UserError(f"There is no folder {runs_folder}. Train a model first: vitascope train digits")
-    folders = [path.parent for path in runs_folder.rglob("recipe.yaml") if is_run(path.parent)]
+    folders = [path.parent for path in runs_folder.rglob("recipe.yaml") if is_run_folder(path.parent)]
     return [Run(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
 
 
@@ -61,12 +61,12 @@ def summarize_run(run: Run) -> RunSummary:
     )
 
 
-def find_exact_run(path: Path) -> Run:
+def open_exact_run(path: Path) -> Run:
     """Return the run in exactly this folder, for deletion."""
     if path.is_symlink():
         raise UserError(f"{path} is a link. Give the run's own folder: {path.resolve()}")
-    has_runs_inside = path.is_dir() and any(is_run(file.parent) for file in path.glob("*/**/recipe.yaml"))
-    if is_run(path) and not has_runs_inside:
+    has_runs_inside = path.is_dir() and any(is_run_folder(file.parent) for file in path.glob("*/**/recipe.yaml"))
+    if is_run_folder(path) and not has_runs_inside:
         return Run(path)
     raise UserError(f"{path} is not a run. Give one run's folder: runs/<recipe>/<date>-seed<n>.")
 

@@ -65,14 +65,14 @@ def get_device_names() -> dict[str, str]:
     return names | {"cpu": f"{get_cpu_name()}, {cores}, {threads}"}
 
 
-def get_machine_name(names_by_device: dict[str, str], device: str) -> str:
+def get_device_or_cpu_name(names_by_device: dict[str, str], device: str) -> str:
     """Return the name of the device: a GPU's name, or the CPU's with its cores."""
     return re.sub(r", \d+ threads?$", "", names_by_device.get(device) or names_by_device["cpu"])
 
 
-def get_run_machine_name(machine_info: RunMachineInfo) -> str:
+def get_run_device_name(machine_info: RunMachineInfo) -> str:
     """Return the device name from a run's machine.json."""
-    return get_machine_name(machine_info["machine"], machine_info["hardware"]["device"])
+    return get_device_or_cpu_name(machine_info["machine"], machine_info["hardware"]["device"])
 
 
 def get_cpu_name() -> str:

@@ -62,7 +62,7 @@ class TensorBoardWriter:
         self.writer.close()
 
 
-def draw_run_curves(path: Path, rows: list[MetricsRow], title: str) -> None:
+def save_run_curves_figure(path: Path, rows: list[MetricsRow], title: str) -> None:
     """Draw training and validation loss and accuracy over epochs."""
     from vitascope.draw.curves import draw_learning_curves  # imports matplotlib
     from vitascope.draw.style import save_figure
@@ -73,19 +73,19 @@ def draw_run_curves(path: Path, rows: list[MetricsRow], title: str) -> None:
 def extract_curves(rows: list[MetricsRow]) -> dict[str, dict[str, CurvePoints]]:
     """Return `[loss or accuracy][train or validation]`; for DINO also `[teacher]`."""
     curves = {
-        quantity: _extract_lines(rows, {"train": f"train_{quantity}", "validation": f"val_{quantity}"})
+        quantity: _extract_metric_points(rows, {"train": f"train_{quantity}", "validation": f"val_{quantity}"})
         for quantity in LOSS_AND_ACCURACY
     }
     if any("knn_accuracy" in row for row in rows):
-        curves["accuracy"] |= _extract_lines(rows, {"k-nearest neighbours": "knn_accuracy"})
+        curves["accuracy"] |= _extract_metric_points(rows, {"k-nearest neighbours": "knn_accuracy"})
     if any("teacher_entropy" in row for row in rows):
-        curves["teacher"] = _extract_lines(
+        curves["teacher"] = _extract_metric_points(
             rows, {"entropy": "teacher_entropy", "KL divergence": "divergence", "ln K (uniform)": "uniform_loss"}
         )
     return curves
 
 
-def _extract_lines(rows: list[MetricsRow], metric_by_label: dict[str, str]) -> dict[str, CurvePoints]:
+def _extract_metric_points(rows: list[MetricsRow], metric_by_label: dict[str, str]) -> dict[str, CurvePoints]:
     return {
         label: [(row["epoch"], row[metric]) for row in rows if metric in row]
         for label, metric in metric_by_label.items()
@@ -99,10 +99,10 @@ def sum_epoch_seconds(rows: list[MetricsRow]) -> float:
 
 def sum_seconds_without_setup(rows: list[MetricsRow]) -> float:
     """Return the seconds of all epochs without set-up: the first epoch counts like the median of the next three."""
-    return sum(list_seconds_without_setup(rows))
+    return sum(list_epoch_seconds_without_setup(rows))
 
 
-def list_seconds_without_setup(rows: list[MetricsRow], column: str = "seconds") -> list[float]:
+def list_epoch_seconds_without_setup(rows: list[MetricsRow], column: str = "seconds") -> list[float]:
     """Return the seconds of each epoch without set-up. Creating and whitening the weights counts."""
     seconds = [row[column] for row in rows]
     init_seconds = rows[0].get("prepared_seconds", 0.0) if rows and column == "seconds" else 0.0

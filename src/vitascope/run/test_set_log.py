@@ -48,7 +48,7 @@ def read_test_set_log(run: Run) -> list[EvalLogEntry]:
     """Return all uses in order. A truncated line counts as a use of the run's test images without a result."""
     path = run.get_path(LOG_FILE)
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    parsed_lines = [_parse_log_line(line) for line in lines if line.strip()]
+    parsed_lines = [_parse_log_line_or_empty(line) for line in lines if line.strip()]
     results = {line["opening"]: line for line in parsed_lines if "accuracy" in line and "opening" in line}
     entries: list[EvalLogEntry] = []
     for line_number, line in enumerate(parsed_lines, start=1):
@@ -73,7 +73,7 @@ def read_test_set_log(run: Run) -> list[EvalLogEntry]:
     return entries
 
 
-def log_test_set_use(run: Run, **details: Any) -> int:
+def add_test_use_log_entry(run: Run, **details: Any) -> int:
     """Log a use before the evaluation starts, so that none is missed; return the id for `log_test_set_result`."""
     known_ids = [entry.entry_id for entry in read_test_set_log(run)]  # those of truncated lines are below 0
     entry_id = 1 + max([0, *known_ids])
@@ -88,13 +88,13 @@ def log_test_set_result(run: Run, entry_id: int, result: dict[str, Any]) -> None
     append_json_line(run.get_path(LOG_FILE), {"opening": entry_id, **result})
 
 
-def find_first_test_result(run: Run, views: int) -> EvalLogEntry | None:
+def find_first_finished_test_entry(run: Run, views: int) -> EvalLogEntry | None:
     """Return the first finished evaluation of the run's test images with the last weights and this many views."""
     settings = EvalSettings(run.recipe.data.name, "test", views, "last")
     return next((entry for entry in read_test_set_log(run) if entry.settings == settings and entry.result), None)
 
 
-def _parse_log_line(line: str) -> dict[str, Any]:
+def _parse_log_line_or_empty(line: str) -> dict[str, Any]:
     try:
         parsed = json.loads(line)
     except json.JSONDecodeError:

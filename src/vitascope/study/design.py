@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any, Literal
 
-from vitascope.data.open_data import check_data_exists
+from vitascope.data.open_data import check_data_name_exists
 from vitascope.errors import UserError, format_count
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import find_non_default_settings, format_setting_values, hash_values
+from vitascope.recipe.writing import find_non_default_settings, flatten_and_format_settings, hash_values
 from vitascope.study.trial_data import Settings
 
 MAX_RUNS = 10_000  # runs; more are treated as a mistake
@@ -106,7 +106,7 @@ class Design:
     @property
     def identity_fields(self) -> dict[str, str]:
         """The settings behind the identity, by name, to report differences between two studies."""
-        texts = format_setting_values(self._get_fixed_settings()) | {
+        texts = flatten_and_format_settings(self._get_fixed_settings()) | {
             "judge": self.eval_split,
             "varied": ", ".join(sorted(self.varied_settings)),
         }
@@ -144,7 +144,7 @@ class Design:
         for settings in self._list_corner_combinations():
             try:
                 recipe = self.build_recipe(settings, self.seeds[0])
-                check_data_exists(recipe.data)
+                check_data_name_exists(recipe.data)
             except UserError as error:
                 raise UserError(
                     f"The combination {format_combination(settings)} is not possible: {error}"
@@ -172,7 +172,7 @@ def format_combination(settings: Settings, *extra_labels: str) -> str:
     return ", ".join([*(f"{key}={value}" for key, value in settings.items()), *extra_labels])
 
 
-def read_design(
+def parse_and_check_design(
     recipe: str,
     overrides: list[str],
     num_seeds: int,
@@ -197,9 +197,9 @@ def read_design(
             raise UserError(f"{key} is varied twice. Give all its values at once: {key}=a,b,c")
         if key == "train.seed":
             raise UserError("--seeds sets train.seed. Leave train.seed out.")
-        values = split_values(text)
+        values = split_at_outer_commas(text)
         if len(values) > 1:
-            values_by_setting[key] = _check_distinct_values(key, values)
+            values_by_setting[key] = _require_distinct_values(key, values)
         elif ".." in text and (bounds := _parse_range(key, text)):
             ranges_by_setting[key] = bounds
         else:
@@ -215,7 +215,7 @@ def read_design(
     return design
 
 
-def split_values(text: str) -> list[str]:
+def split_at_outer_commas(text: str) -> list[str]:
     """Split at commas outside brackets: [0.9,0.95],[0.9,0.99] are two values."""
     parts, depth = [""], 0
     for sign in text:
@@ -227,7 +227,7 @@ def split_values(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _check_distinct_values(setting: str, values: list[str]) -> list[str]:
+def _require_distinct_values(setting: str, values: list[str]) -> list[str]:
     if "" in values:
         raise UserError(f"{setting}={','.join(values)} has an empty value. Write {setting}=a,b,c without spaces.")
     parsed = [_parse_number_or_text(value) for value in values]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vitascope.errors import UserError
 from vitascope.study.design import Design, format_identity_differences
-from vitascope.study.storage import lock_storage, open_study
+from vitascope.study.storage import make_lock_if_sqlite, open_or_create_study
 from vitascope.study.trial_data import RunResult, Settings, TrialAttributes
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class TrialQueue:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.design, self.optuna = design, optuna
-        self.optuna_study = open_study(storage_url, study_name)
-        self.lock: AbstractContextManager[object] = lock_storage(storage_url)
+        self.optuna_study = open_or_create_study(storage_url, study_name)
+        self.lock: AbstractContextManager[object] = make_lock_if_sqlite(storage_url)
         with self.lock:
             self._check_identity(conflict_hint)
             self._enqueue_missing_trials()
@@ -143,7 +143,7 @@ class TrialQueue:
         """Each trial of the design once, without replaced trials and without duplicates."""
         stored = [trial for trial in self.optuna_study.get_trials(deepcopy=False) if "seeds" in trial.user_attrs]
         replaced = {trial.user_attrs.get("again") for trial in stored}
-        stored = [trial for trial in stored if trial.number not in replaced and not _is_lost(trial)]
+        stored = [trial for trial in stored if trial.number not in replaced and not _is_closed_but_not_requeued(trial)]
         if self.design.num_search_trials:
             return stored[: self.design.num_search_trials]
         first_by_key: dict[TrialKey, FrozenTrial] = {}
@@ -259,7 +259,7 @@ def _make_trial_key(settings: Settings, seeds: list[int]) -> TrialKey:
     return (*sorted(settings.items()), *seeds)
 
 
-def _is_lost(optuna_trial: "FrozenTrial") -> bool:
+def _is_closed_but_not_requeued(optuna_trial: "FrozenTrial") -> bool:
     """Return whether a worker closed the trial to put it back but died before doing so."""
     return optuna_trial.state.name == "FAIL" and "failed" not in optuna_trial.user_attrs
 
@@ -267,13 +267,13 @@ def _is_lost(optuna_trial: "FrozenTrial") -> bool:
 def _is_abandoned(attributes: TrialAttributes, start_time: datetime | None) -> bool:
     """Return whether the worker's heartbeat has expired or, on this machine, its process no longer exists."""
     host, process = attributes.get("worker", (None, None))
-    if host == socket.gethostname() and process is not None and not _is_process_alive(int(process)):
+    if host == socket.gethostname() and process is not None and not _is_process_possibly_alive(int(process)):
         return True
     last = attributes.get("alive") or (start_time.timestamp() if start_time else 0.0)
     return time.time() - last > HEARTBEAT_TIMEOUT_SECONDS
 
 
-def _is_process_alive(process_id: int) -> bool:
+def _is_process_possibly_alive(process_id: int) -> bool:
     if os.name == "nt":  # signal 0 would interrupt the process, so only the heartbeat counts
         return True
     try:

@@ -13,8 +13,8 @@ from vitascope.draw.study import (
     ParetoPoint,
     draw_accuracy_by_setting,
     draw_accuracy_heatmap,
-    draw_curve_bands,
     draw_pareto_fronts,
+    draw_seed_curve_bands,
 )
 from vitascope.draw.style import save_figure
 from vitascope.errors import format_count
@@ -100,7 +100,7 @@ def format_notes(results: StudyResults) -> list[str]:
     fixed = " ".join(results.design.fixed_overrides) or "those of the recipe"
     lines = [
         f"Fixed settings: {fixed}. Accuracy is measured on {images} after the last epoch.{probe}",
-        _explain_numbers(results),
+        _explain_intervals_and_differences(results),
     ]
     differences = [results.compare_with_best(cell) for cell in results.combinations]
     if any(difference is not None and difference.has_no_spread for difference in differences):
@@ -118,7 +118,7 @@ def format_notes(results: StudyResults) -> list[str]:
     return [line for line in lines if line]
 
 
-def _explain_numbers(results: StudyResults) -> str:
+def _explain_intervals_and_differences(results: StudyResults) -> str:
     """Explain what the table contains: intervals from three seeds on, differences from two combinations on."""
     seed_counts = {len(cell.results) for cell in results.combinations}
     has_intervals = max(seed_counts, default=0) >= MIN_SEEDS_FOR_INTERVAL
@@ -180,17 +180,17 @@ def draw_study_curves(results: StudyResults, labels: dict[str, str] | None = Non
     caption = (
         "Lines: means over seeds. Bands: lowest to highest seed, validation images." if num_seeds > 1 else "One seed."
     )
-    caption += f" Training values are averages during the epoch{_explain_augmentation(results.design, shown)}."
+    caption += f" Training values are averages during the epoch{_format_augmentation_clause(results.design, shown)}."
     if len(shown) < len(results.combinations):
         caption += f" The best {MAX_CURVES} of {len(results.combinations)} combinations are shown."
     units = METRIC_UNITS | (
         {"loss": "loss", "accuracy": "linear probe accuracy in %"} if results.uses_linear_probe else {}
     )
-    curves = {(labels or {}).get(cell.name, cell.name): _get_all_curves(cell) for cell in shown}
-    return draw_curve_bands(curves, caption, units)
+    curves = {(labels or {}).get(cell.name, cell.name): _collect_curves_by_name(cell) for cell in shown}
+    return draw_seed_curve_bands(curves, caption, units)
 
 
-def _explain_augmentation(design: Design, cells: list[CombinationResults]) -> str:
+def _format_augmentation_clause(design: Design, cells: list[CombinationResults]) -> str:
     """Return whether the training images of these combinations are augmented, as the end of a sentence."""
     augmented = []
     for cell in cells:
@@ -229,7 +229,7 @@ def convert_results_to_dict(results: StudyResults) -> dict[str, object]:
     }
 
 
-def _get_all_curves(combination: CombinationResults) -> dict[str, list[list[float]]]:
+def _collect_curves_by_name(combination: CombinationResults) -> dict[str, list[list[float]]]:
     names = dict.fromkeys(name for result in combination.results.values() for name in result["curves"])
     return {name: combination.get_curves(name) for name in names}
 

@@ -6,7 +6,12 @@ from functools import cached_property
 from statistics import mean
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
-from vitascope.records.ablation import NOT_SIGNIFICANT, compute_ci_half_width, format_difference, format_mean
+from vitascope.records.ablation import (
+    NOT_SIGNIFICANT,
+    compute_ci_half_width,
+    format_mean_difference_or_values,
+    format_percent_mean_or_values,
+)
 from vitascope.study.design import Design, format_combination
 from vitascope.study.trial_data import RunResult, Settings, TrialAttributes
 
@@ -44,7 +49,7 @@ class CombinationResults:
     @property
     def formatted_accuracy(self) -> str:
         """The mean with its interval; the values themselves with one or two seeds."""
-        return format_mean(self.accuracies)
+        return format_percent_mean_or_values(self.accuracies)
 
     def compute_mean(self, result_name: ResultName) -> float:
         """Compute the mean of a result over seeds."""
@@ -93,7 +98,7 @@ class PairedDifference:
 
     def format_with_interval(self, scale: float = 1.0) -> str:
         """Format the mean with its interval; with one or two seeds, the differences themselves."""
-        return format_difference(self.differences, self.ci_half_width, scale)
+        return format_mean_difference_or_values(self.differences, self.ci_half_width, scale)
 
     @property
     def has_no_spread(self) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS = 3  # to open a storage
 
 
-def open_study(storage_url: str, study_name: str, num_attempts: int = MAX_ATTEMPTS) -> "optuna.Study":
+def open_or_create_study(storage_url: str, study_name: str, num_attempts: int = MAX_ATTEMPTS) -> "optuna.Study":
     """Open the study or create it. Retry, because two workers may try to create the tables at the same time."""
     try:
         return _create_or_load_study(storage_url, study_name)
@@ -28,7 +28,7 @@ def open_study(storage_url: str, study_name: str, num_attempts: int = MAX_ATTEMP
             reason = shorten_error_message(_find_root_error(error))
             raise UserError(f"The storage {hide_password(storage_url)} cannot be reached: {reason}") from error
     time.sleep(0.5)
-    return open_study(storage_url, study_name, num_attempts - 1)
+    return open_or_create_study(storage_url, study_name, num_attempts - 1)
 
 
 def _create_or_load_study(storage_url: str, study_name: str) -> "optuna.Study":
@@ -44,7 +44,7 @@ def _create_or_load_study(storage_url: str, study_name: str) -> "optuna.Study":
     )
 
 
-def lock_storage(storage_url: str) -> AbstractContextManager[object]:
+def make_lock_if_sqlite(storage_url: str) -> AbstractContextManager[object]:
     """Return a lock for a read followed by a write. An SQLite file has a file lock, which the system releases if its
     process dies. A database server locks rows by itself."""
     from filelock import FileLock
@@ -56,7 +56,7 @@ def lock_storage(storage_url: str) -> AbstractContextManager[object]:
     return FileLock(f"{url.database}.lock")
 
 
-def get_default_storage_url(study_folder: Path) -> str:
+def make_sqlite_storage_url(study_folder: Path) -> str:
     """Return the URL of an SQLite file in the study's folder."""
     if any(sign in str(study_folder) for sign in "?#%"):
         raise UserError(

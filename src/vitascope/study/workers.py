@@ -17,15 +17,15 @@ from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import count_flops, count_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
-from vitascope.run.machine import get_run_machine_name
-from vitascope.run.metrics import MetricsRow, list_seconds_without_setup
+from vitascope.run.machine import get_run_device_name
+from vitascope.run.metrics import MetricsRow, list_epoch_seconds_without_setup
 from vitascope.study.design import Design, format_combination
 from vitascope.study.queue import StudyTrial, TrialQueue
 from vitascope.study.trial_data import RunResult, Settings
 from vitascope.training.engines.batchable import check_batchable
-from vitascope.training.engines.batched_runs import max_batched_runs, train_batched_runs
+from vitascope.training.engines.batched_runs import choose_max_batched_runs, train_batched_runs
 from vitascope.training.prepare import make_console
-from vitascope.training.train import resume_run, train_recipe
+from vitascope.training.train import resume_run_if_unfinished, train_recipe
 
 CURVE_NAMES = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
 
@@ -70,7 +70,7 @@ def run_trials(
         if not others:
             yield replace(_run_single_trial(queue, trial, study_folder), note=note)
             note = ""
-        elif reason := (yield from _run_batched_trials(queue, [trial, *others], study_folder)):
+        elif reason := (yield from _run_batched_or_requeue_trials(queue, [trial, *others], study_folder)):
             note = (
                 f"Training several runs in one batch failed ({reason}). The remaining runs are trained one at a time."
             )
@@ -102,7 +102,7 @@ def _take_batchable_trials(queue: TrialQueue, trial: StudyTrial, max_runs_per_ba
     if queue.design.num_search_trials or "begun" in trial.attributes or max_runs_per_batch == 1:
         return []
     recipe = queue.design.build_recipe(trial.settings, trial.seeds[0])
-    max_runs = max_batched_runs(recipe) if max_runs_per_batch is None else max_runs_per_batch
+    max_runs = choose_max_batched_runs(recipe) if max_runs_per_batch is None else max_runs_per_batch
     return queue.take_matching_trials(
         max_runs - 1, lambda settings, seed: _can_batch(recipe, queue.design.build_recipe(settings, seed))
     )
@@ -116,7 +116,7 @@ def _can_batch(recipe: Recipe, other_recipe: Recipe) -> bool:
     return True
 
 
-def _run_batched_trials(
+def _run_batched_or_requeue_trials(
     queue: TrialQueue, trials: list[StudyTrial], study_folder: Path
 ) -> Generator[TrialOutcome, None, str | None]:
     """Train several trials in one batch. If that fails, for example for lack of memory, put them back into the queue
@@ -132,7 +132,7 @@ def _run_batched_trials(
             except Exception as error:  # any training error: the trials are run one at a time
                 failure_reason = _format_error(error)
             else:
-                results = [_evaluate_run(run, queue.design) for run in runs]
+                results = [_collect_result_or_error(run, queue.design) for run in runs]
                 num_other_workers = queue.count_other_workers()
     except KeyboardInterrupt:
         for trial in trials:
@@ -144,7 +144,7 @@ def _run_batched_trials(
         return failure_reason
     # Store all results before printing the first one, so that an interruption loses none.
     scores = [
-        _store_batched_result(queue, trial, result, num_other_workers)
+        _store_batched_result_or_failure(queue, trial, result, num_other_workers)
         for trial, result in zip(trials, results, strict=True)
     ]
     for trial, score in zip(trials, scores, strict=True):
@@ -163,7 +163,7 @@ def _make_outcome(queue: TrialQueue, trial: StudyTrial, score: TrialScore) -> Tr
     )
 
 
-def _store_batched_result(
+def _store_batched_result_or_failure(
     queue: TrialQueue, trial: StudyTrial, result_or_error: RunResult | Exception, num_other_workers: int
 ) -> TrialScore:
     """Store the result or the error of one trial of a batch."""
@@ -179,10 +179,10 @@ def _store_batched_result(
     return TrialScore(None, failure_reason)
 
 
-def _evaluate_run(run_or_error: Run | UserError, design: Design) -> RunResult | Exception:
+def _collect_result_or_error(run_or_error: Run | UserError, design: Design) -> RunResult | Exception:
     """Return the result of a trained run, or the error."""
     try:
-        return collect_run_result(run_or_error, design) if isinstance(run_or_error, Run) else run_or_error
+        return score_and_collect_run_result(run_or_error, design) if isinstance(run_or_error, Run) else run_or_error
     except Exception as error:  # any evaluation error: the other trials continue
         return error
 
@@ -202,7 +202,7 @@ def _train_and_score_trial(queue: TrialQueue, trial: StudyTrial, study_folder: P
     for seed in trial.seeds:
         if str(seed) not in results:
             run = _train_or_resume_run(queue, trial, seed, study_folder)
-            result = collect_run_result(run, queue.design)
+            result = score_and_collect_run_result(run, queue.design)
             result["beside"] = queue.count_other_workers()
             results = results | {str(seed): result}
             trial.set_attribute("results", results)
@@ -215,7 +215,7 @@ def _train_or_resume_run(queue: TrialQueue, trial: StudyTrial, seed: int, study_
     callbacks = [TrialCallback(trial, seed, study_folder, can_prune=can_prune)]
     unfinished_seed, run_path = trial.attributes.get("begun", (None, ""))
     if unfinished_seed == seed and (study_folder / run_path / "recipe.yaml").is_file():
-        return resume_run(Run(study_folder / run_path), make_console(quiet=True), callbacks)
+        return resume_run_if_unfinished(Run(study_folder / run_path), make_console(quiet=True), callbacks)
     recipe = queue.design.build_recipe(trial.settings, seed)
     return train_recipe(recipe, study_folder / "runs", make_console(quiet=True), callbacks)
 
@@ -240,7 +240,7 @@ class TrialCallback:
         """Required of a tracker; nothing to close."""
 
 
-def collect_run_result(run: Run, design: Design) -> RunResult:
+def score_and_collect_run_result(run: Run, design: Design) -> RunResult:
     """Return the results of a run that the report needs, small enough for a storage."""
     rows, recipe, machine_info = run.metrics, run.recipe, run.machine
     if design.eval_split == "test":
@@ -248,14 +248,14 @@ def collect_run_result(run: Run, design: Design) -> RunResult:
     else:
         accuracy = rows[-1]["val_accuracy"]
     curves = {name: [round(row[name], 4) for row in rows if name in row] for name in CURVE_NAMES}
-    curves["seconds"] = [round(seconds, 4) for seconds in accumulate(list_seconds_without_setup(rows))]
+    curves["seconds"] = [round(seconds, 4) for seconds in accumulate(list_epoch_seconds_without_setup(rows))]
     curves["waited"] = [round(seconds, 4) for seconds in accumulate(row["seconds"] for row in rows)]  # with set-up
     return {
         "run": "/".join(run.path.parts[-2:]),  # below the study's runs
         "accuracy": accuracy,
         "seconds": curves["seconds"][-1],
         "together": rows[-1].get("together", 1),
-        "machine": get_run_machine_name(machine_info),
+        "machine": get_run_device_name(machine_info),
         "compiled": machine_info["hardware"]["compiled"],
         "parameters": count_parameters(recipe.model),
         "flops": count_flops(recipe.model),

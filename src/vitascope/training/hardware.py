@@ -22,7 +22,7 @@ from vitascope.model.config import TOKEN_REDUCTION_SETTINGS, ModelConfig
 from vitascope.model.precision import disable_tf32
 from vitascope.model.pretraining import make_decoder_config
 from vitascope.recipe.schema import Recipe
-from vitascope.run.format_probe import measure_bf16_speedup
+from vitascope.run.format_probe import measure_bf16_training_speedup
 
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 # FLOP/s of an uncompiled CUDA graph step on an H200, to estimate whether compilation saves time.
@@ -66,11 +66,13 @@ class Hardware:
         return torch.autocast(self.device, dtype=self.dtype, enabled=self.precision != "float32")
 
 
-def choose_hardware(recipe: Recipe, model: nn.Module, num_images: int, num_batched_runs: int = 1) -> Hardware:
+def choose_hardware_and_set_threads(
+    recipe: Recipe, model: nn.Module, num_images_in_run: int, num_batched_runs: int = 1
+) -> Hardware:
     """Choose device, precision, compilation and threads, and set the number of threads.
 
     `num_images`: images of all epochs, to estimate whether compilation saves time."""
-    device = choose_device(recipe.train.device)
+    device = choose_or_check_device(recipe.train.device)
     flops = count_train_flops_per_image(recipe)
     threads = recipe.train.threads or DEFAULT_NUM_THREADS
     if device == "cpu" and not recipe.train.threads and flops * recipe.train.batch_size < MIN_FLOPS_FOR_THREADS:
@@ -84,7 +86,8 @@ def choose_hardware(recipe: Recipe, model: nn.Module, num_images: int, num_batch
         batch, min_seconds = recipe.train.batch_size, MIN_EAGER_STEP_SECONDS[recipe.train.objective]
         rate = EAGER_FLOPS_PER_SECOND if num_batched_runs == 1 else BATCHED_FLOPS_PER_SECOND
         compiled = (
-            num_images / batch * max(min_seconds, flops * batch * num_batched_runs / rate) > MIN_SECONDS_TO_COMPILE
+            num_images_in_run / batch * max(min_seconds, flops * batch * num_batched_runs / rate)
+            > MIN_SECONDS_TO_COMPILE
         )
     # Loss scaling needs the host at every step; gradient checkpointing with dropout reads the generator's state.
     recomputes_dropout = recipe.model.grad_checkpointing and recipe.model.uses_dropout
@@ -100,17 +103,17 @@ def choose_hardware(recipe: Recipe, model: nn.Module, num_images: int, num_batch
 
 def count_train_flops_per_image(recipe: Recipe) -> float:
     """Return the FLOPs per training image: the forward pass, and twice as much for the backward pass."""
-    return 3 * count_flops(_make_training_model_config(recipe)) * count_forward_passes_per_image(recipe)
+    return 3 * count_flops(_make_config_without_token_reduction(recipe)) * count_equivalent_forward_passes(recipe)
 
 
-def _make_training_model_config(recipe: Recipe) -> ModelConfig:
+def _make_config_without_token_reduction(recipe: Recipe) -> ModelConfig:
     """Return the model config in training: tokens are merged or dropped only at inference."""
     return replace(recipe.model, **dict.fromkeys(TOKEN_REDUCTION_SETTINGS, 0))
 
 
-def count_forward_passes_per_image(recipe: Recipe) -> float:
+def count_equivalent_forward_passes(recipe: Recipe) -> float:
     """Return the number of forward passes of a full image per training image, without DINO's head."""
-    model = _make_training_model_config(recipe)
+    model = _make_config_without_token_reduction(recipe)
     if recipe.train.objective == "dino":  # two large crops, also by the teacher, forward only; and the small ones
         height, width = model.image_shape
         return 2 + 2 / 3 + recipe.dino.local_crops * recipe.dino.local_size**2 / (height * width)
@@ -125,7 +128,7 @@ def count_forward_passes_per_image(recipe: Recipe) -> float:
     return 1.0
 
 
-def make_inference_hardware(model: nn.Module) -> Hardware:
+def make_float32_inference_hardware(model: nn.Module) -> Hardware:
     """Return the hardware for evaluation and prediction: the model's device, float32, not compiled."""
     device = next(model.parameters()).device.type
     return Hardware(device, "float32", compiled=False, captured=False, threads=DEFAULT_NUM_THREADS)
@@ -136,7 +139,7 @@ def disable_tf32_for_float32(hardware: Hardware) -> AbstractContextManager[None]
     return disable_tf32() if hardware.precision == "float32" else nullcontext()
 
 
-def choose_device(requested: str) -> str:
+def choose_or_check_device(requested: str) -> str:
     """Return the requested device; for `auto` the first available of cuda, mps, cpu."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if requested == "auto":
@@ -153,7 +156,7 @@ def choose_precision(device: str, model: nn.Module) -> str:
         return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
     if device != "cpu" or sum(weight.numel() for weight in model.parameters()) < 1_000_000:
         return "float32"  # small models are not limited by matrix products
-    return "bfloat16" if measure_bf16_speedup() > MIN_BF16_SPEEDUP else "float32"
+    return "bfloat16" if measure_bf16_training_speedup() > MIN_BF16_SPEEDUP else "float32"
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -161,7 +164,7 @@ LARGEST_THRESHOLD = 2**31 - 1
 
 
 @cache
-def keep_freed_memory() -> bool:
+def set_malloc_to_keep_memory() -> bool:
     """Keep freed memory in the process instead of returning it to the system. Return whether that was possible."""
     if sys.platform != "linux":
         return False

@@ -18,7 +18,7 @@ from vitascope.errors import UserError
 from vitascope.model.patches import PatchEmbed, patchify
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
-from vitascope.run.directory import is_run, open_run
+from vitascope.run.directory import is_run_folder, open_run_or_newest
 from vitascope.shapes import Patches
 from vitascope.weights.adaptation import SETTINGS_WITHOUT_WEIGHTS, AdaptedModel, adapt
 from vitascope.weights.adaptation_report import ADAPTABLE_SETTINGS, AdaptationReport, TensorChange
@@ -26,9 +26,9 @@ from vitascope.weights.files import WEIGHTS_SUFFIXES
 from vitascope.weights.pretrained import ONLINE_PREFIXES, open_weights
 
 
-def load_pretrained_weights(recipe: Recipe, class_names: list[str] | None = None) -> AdaptedModel:
+def load_and_adapt_pretrained_weights(recipe: Recipe, class_names: list[str] | None = None) -> AdaptedModel:
     """Load the pretrained weights and adapt them to the recipe. `class_names`: of the data; None if it has none."""
-    pretrained = open_weights(resolve_weights_path(recipe.weights or ""), img_size=recipe.model.img_size)
+    pretrained = open_weights(resolve_local_model_ref(recipe.weights or ""), img_size=recipe.model.img_size)
     # These settings come from the recipe, all others from the weights.
     settings = {name: getattr(recipe.model, name) for name in (*ADAPTABLE_SETTINGS, *SETTINGS_WITHOUT_WEIGHTS)}
     # A linear probe was fitted with labels that this run may not use.
@@ -41,12 +41,12 @@ def load_pretrained_weights(recipe: Recipe, class_names: list[str] | None = None
     return replace(adapted, report=replace(adapted.report, notes=[*adapted.report.notes, note]))
 
 
-def make_leakage_warning(recipe: Recipe) -> str | None:
+def make_validation_leakage_warning(recipe: Recipe) -> str | None:
     """Return a warning if the weights come from a run on the same data with other validation images."""
     path = Path(recipe.weights or "")
-    if recipe.data.validation == 0 or not is_run(path):
+    if recipe.data.validation == 0 or not is_run_folder(path):
         return None
-    earlier = open_run(path).recipe
+    earlier = open_run_or_newest(path).recipe
     same = earlier.data.name == recipe.data.name
     split, earlier_split = ((each.train.seed, each.data.validation) for each in (recipe, earlier))
     if not same or split == earlier_split:
@@ -57,13 +57,13 @@ def make_leakage_warning(recipe: Recipe) -> str | None:
     )
 
 
-def resolve_weights_path(model_ref: str) -> str:
+def resolve_local_model_ref(model_ref: str) -> str:
     """Make the path absolute. The folder of a recipe is replaced by its newest run."""
     path = Path(model_ref).expanduser()
     if model_ref.startswith(ONLINE_PREFIXES) or not path.exists():
         return model_ref
     if path.suffix not in WEIGHTS_SUFFIXES and not (path / "config.json").is_file():
-        path = open_run(path).path
+        path = open_run_or_newest(path).path
     return str(path.resolve())
 
 
@@ -80,7 +80,9 @@ def format_adaptation_report(report: AdaptationReport) -> str:
             f"{_format_size_change(report.patch_before, report.patch_after)} pixels, as in the recipe. "
             f"The weights' own sizes: model.img_size={image} model.patch_size={patch}"
         )
-    lines += [f"  {_describe_change(change, report)}, relative error {change.lost:.0%}" for change in report.resampled]
+    lines += [
+        f"  {_describe_tensor_change(change, report)}, relative error {change.lost:.0%}" for change in report.resampled
+    ]
     if report.dropped:
         lines.append(f"  dropped: {', '.join(report.dropped)}")
     if report.new:
@@ -89,7 +91,7 @@ def format_adaptation_report(report: AdaptationReport) -> str:
     return "\n".join(lines)
 
 
-def _describe_change(change: TensorChange, report: AdaptationReport) -> str:
+def _describe_tensor_change(change: TensorChange, report: AdaptationReport) -> str:
     """Say how a tensor was resampled, with sizes before and after."""
     if change.name == "pos_embed":
         sizes = _format_size_change(report.grid_before, report.grid_after)
@@ -144,7 +146,7 @@ class Whitening(NamedTuple):
     matrix: Tensor
 
 
-def compute_whitening(patches: Patches) -> Whitening:
+def compute_whitening_mean_and_matrix(patches: Patches) -> Whitening:
     """Compute the mean patch and the symmetric matrix that gives all directions of the patches variance 1 (ZCA)."""
     rows = patches.flatten(0, 1).double()
     mean = rows.mean(0)
@@ -153,13 +155,13 @@ def compute_whitening(patches: Patches) -> Whitening:
 
 
 @torch.no_grad()
-def whiten_patch_embedding(patch_embed: PatchEmbed, data: TrainingData) -> None:
+def fold_whitening_into_patch_embedding(patch_embed: PatchEmbed, data: TrainingData) -> None:
     """Change the patch projection in place, so that it is applied to whitened patches."""
     values_per_image = data.preprocessing(data.train.images[:1]).numel()
     images = data.preprocessing(
         data.train.select_evenly(max(1, min(MAX_IMAGES, MAX_VALUES // values_per_image))).images
     )
-    mean, matrix = compute_whitening(patchify(images, patch_embed.patch_size))
+    mean, matrix = compute_whitening_mean_and_matrix(patchify(images, patch_embed.patch_size))
     weight = patch_embed.proj.weight
     product = weight.flatten(1).double() @ matrix
     weight.copy_(product.view_as(weight))

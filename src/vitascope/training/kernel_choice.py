@@ -21,7 +21,7 @@ from vitascope.model.block import Block
 from vitascope.model.mlp import Mlp, relu_squared
 from vitascope.model.norm import LayerNorm, RMSNorm
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.files import make_folder, read_json, write_json
+from vitascope.run.files import make_folder, read_json_or_empty, write_json
 
 SHIPPED_TABLE_PATH = Path(__file__).with_name("kernel_choices.json")
 KernelTable = dict[str, str]  # a key's text -> the fastest kernel's name
@@ -60,12 +60,12 @@ class KernelKey:
 
 def look_up_fastest_kernel(key: KernelKey) -> str | None:
     """Return the fastest kernel; None if this GPU, shape and list of kernels were not measured."""
-    local, shipped = read_local_kernel_table(), read_kernel_table(SHIPPED_TABLE_PATH)
-    candidates = (local.get(str(key)), shipped.get(str(key)), _look_up_other_torch_version(key, shipped))
+    local, shipped = read_local_kernel_table(), read_kernel_table_or_empty(SHIPPED_TABLE_PATH)
+    candidates = (local.get(str(key)), shipped.get(str(key)), _look_up_ignoring_torch_version(key, shipped))
     return next((name for name in candidates if name in key.kernels), None)
 
 
-def _look_up_other_torch_version(key: KernelKey, kernel_table: KernelTable) -> str | None:
+def _look_up_ignoring_torch_version(key: KernelKey, kernel_table: KernelTable) -> str | None:
     """Return the fastest kernel with the newest torch version with which this GPU and shape were measured."""
     parsed = {parsed_key: name for text, name in kernel_table.items() if (parsed_key := KernelKey.parse(text))}
     name_by_version = {
@@ -80,17 +80,17 @@ def _is_same_except_torch_version(key: KernelKey, other_key: KernelKey) -> bool:
     return replace(key, torch_version=other_key.torch_version) == other_key
 
 
-def read_kernel_table(path: Path) -> KernelTable:
+def read_kernel_table_or_empty(path: Path) -> KernelTable:
     """Read a table of fastest kernels; empty if the file is missing or damaged."""
-    return {key: name for key, name in read_json(path).items() if isinstance(name, str)}
+    return {key: name for key, name in read_json_or_empty(path).items() if isinstance(name, str)}
 
 
 def read_local_kernel_table() -> KernelTable:
     """Read the measurements of this machine."""
-    return read_kernel_table(get_local_table_path())
+    return read_kernel_table_or_empty(get_local_table_path())
 
 
-def store_fastest_kernel(key: KernelKey, kernel_name: str) -> None:
+def try_store_fastest_kernel(key: KernelKey, kernel_name: str) -> None:
     """Store a measurement for later runs. If the file cannot be written, later runs measure again."""
     try:
         make_folder(get_local_table_path().parent)
@@ -126,14 +126,15 @@ class LayerCall:
     extra_args: tuple[object, ...] = ()
 
 
-def choose_kernels(model: VisionTransformer, workload: KernelWorkload) -> KernelByLayer:
+def choose_fastest_kernels(model: VisionTransformer, workload: KernelWorkload) -> KernelByLayer:
     """Return the fastest kernel of each layer; empty on a CPU. Norms of a compiled model are left to the compiler."""
     return {
-        name: _look_up_or_measure_kernel(layer, workload) for name, layer in list_kernel_layers(model, workload).items()
+        name: _look_up_or_measure_kernel(layer, workload)
+        for name, layer in make_gpu_layer_calls(model, workload).items()
     }
 
 
-def list_kernel_layers(model: VisionTransformer, workload: KernelWorkload) -> dict[str, LayerCall]:
+def make_gpu_layer_calls(model: VisionTransformer, workload: KernelWorkload) -> dict[str, LayerCall]:
     """Return the layers of a block whose kernels can be chosen, by name; none on a CPU."""
     block, config = model.blocks[0], model.config
     weight = next(model.parameters())
@@ -166,16 +167,18 @@ def _look_up_or_measure_kernel(layer_call: LayerCall, workload: KernelWorkload) 
     key = make_kernel_key(layer_call, workload)
     name = look_up_fastest_kernel(key)
     if name is None:
-        name = measure_fastest_kernel(layer_call, workload)
-        store_fastest_kernel(key, name)
+        name = find_fastest_kernel_by_timing(layer_call, workload)
+        try_store_fastest_kernel(key, name)
     return name
 
 
-def measure_fastest_kernel(layer_call: LayerCall, workload: KernelWorkload) -> str:
+def find_fastest_kernel_by_timing(layer_call: LayerCall, workload: KernelWorkload) -> str:
     """Return the kernel with the shortest time. The random state is not changed, even with dropout."""
     devices = [layer_call.tokens.device] if layer_call.tokens.is_cuda else []
     with torch.random.fork_rng(devices):
-        times = {name: _measure_kernel_milliseconds(layer_call, name, workload) for name in layer_call.module.KERNELS}
+        times = {
+            name: _measure_kernel_milliseconds_or_inf(layer_call, name, workload) for name in layer_call.module.KERNELS
+        }
     return min(times, key=lambda name: times[name])
 
 
@@ -183,7 +186,7 @@ def make_kernel_key(layer_call: LayerCall, workload: KernelWorkload) -> KernelKe
     return KernelKey(
         gpu=torch.cuda.get_device_name(),
         torch_version=str(torch.__version__),
-        layer=_describe_layer(layer_call),
+        layer=_format_layer_for_key(layer_call),
         shape=tuple(layer_call.tokens.shape),
         dtype=str(workload.dtype),
         task="training" if workload.training else "inference",
@@ -191,7 +194,7 @@ def make_kernel_key(layer_call: LayerCall, workload: KernelWorkload) -> KernelKe
     )
 
 
-def _describe_layer(layer_call: LayerCall) -> str:
+def _format_layer_for_key(layer_call: LayerCall) -> str:
     """Return the module's class, and for attention the settings that change its kernels."""
     module, text = layer_call.module, type(layer_call.module).__name__
     if hasattr(module, "num_heads"):
@@ -201,7 +204,7 @@ def _describe_layer(layer_call: LayerCall) -> str:
     return text + (", turned" if any(isinstance(arg, Tensor) for arg in layer_call.extra_args) else "")
 
 
-def _measure_kernel_milliseconds(layer_call: LayerCall, kernel_name: str, workload: KernelWorkload) -> float:
+def _measure_kernel_milliseconds_or_inf(layer_call: LayerCall, kernel_name: str, workload: KernelWorkload) -> float:
     """Return the time of a call, with the backward pass in training; infinite if the kernel does not work here."""
     tokens, module = layer_call.tokens, deepcopy(layer_call.module).train(workload.training)
     module.kernel = kernel_name
@@ -217,12 +220,12 @@ def _measure_kernel_milliseconds(layer_call: LayerCall, kernel_name: str, worklo
             torch.autograd.grad(output, [inputs, *weights], torch.ones_like(output))
 
     try:
-        return measure_cuda_graph_milliseconds(call_layer)
+        return measure_milliseconds_in_cuda_graph(call_layer)
     except Exception:  # any error of a compiler or driver: another kernel is used
         return inf
 
 
-def measure_cuda_graph_milliseconds(function: Callable[[], object]) -> float:
+def measure_milliseconds_in_cuda_graph(function: Callable[[], object]) -> float:
     """Return the shortest time per call over several replays of a CUDA graph, without launch overhead."""
     side_stream = torch.cuda.Stream()
     side_stream.wait_stream(torch.cuda.current_stream())

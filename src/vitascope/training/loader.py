@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitascope.data.sampling import RandomDraws, draw_alternating_flips, draw_epoch_order, select_step_draws
+from vitascope.data.sampling import RandomDraws, draw_alternating_flips, draw_epoch_image_indices, select_step_draws
 from vitascope.data.splits import compute_class_weights
 from vitascope.training.engines.cuda_graph import CudaGraphStep
 from vitascope.training.optim.build import set_learning_rates
@@ -102,7 +102,7 @@ class EpochLoader:
         self.thread_pool.shutdown(wait=True, cancel_futures=True)
 
     def _make_epoch_plan(self, epoch: int) -> EpochPlan:
-        return make_epoch_plan(self.session, epoch, self.sampling_probabilities)
+        return make_image_order_and_draws(self.session, epoch, self.sampling_probabilities)
 
     def _can_store_on_device(self, images: Tensor) -> bool:
         if self.device != "cuda":
@@ -111,13 +111,15 @@ class EpochLoader:
         return images.numel() < free // 2
 
 
-def make_epoch_plan(session: Session, epoch: int, sampling_probabilities: NDArray[Any] | None = None) -> EpochPlan:
+def make_image_order_and_draws(
+    session: Session, epoch: int, sampling_probabilities: NDArray[Any] | None = None
+) -> EpochPlan:
     """Draw the image order and all other random numbers of an epoch.
 
     `sampling_probabilities`: of each image, to draw images with replacement (data.balance=sampling)."""
     steps, batch = session.steps_per_epoch, session.batch_size
     seed = session.recipe.train.seed
-    order = draw_epoch_order(len(session.data.train), steps, batch, seed, epoch, sampling_probabilities)
+    order = draw_epoch_image_indices(len(session.data.train), steps, batch, seed, epoch, sampling_probabilities)
     draws, policy = session.objective.make_random_draws(steps, batch, epoch), session.recipe.data.augment
     if "flip" in draws and policy.flip_mode == "alternating":
         first_pass = epoch * session.recipe.data.passes_per_epoch

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from vitascope.errors import UserError, format_count
-from vitascope.model.lora import merge_lora_state_dict
+from vitascope.model.lora import make_lora_merged_state_dict
 from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, Checkpoint, save_checkpoint, save_weights
 from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder
 from vitascope.training.loader import EpochLoader
 from vitascope.training.objectives.collapse import Alarm
-from vitascope.training.optim.build import set_train_mode
+from vitascope.training.optim.build import set_train_mode_except_frozen
 from vitascope.training.optim.schedule import compute_lr_factor
 from vitascope.training.session import Session
 from vitascope.training.step import MetricSums
@@ -43,7 +43,7 @@ class EpochRecord:
     alarm: Alarm | None = None
 
 
-def train_epochs(session: Session, run: Run) -> Iterator[StepProgress | EpochRecord]:
+def train_and_checkpoint_remaining_epochs(session: Session, run: Run) -> Iterator[StepProgress | EpochRecord]:
     """Train all remaining epochs. When the loop ends, also by an error, resume.pt holds the last complete epoch."""
     state, spare, saved_at, unsaved = session.copy_state(), None, time.monotonic(), False
     loader, metric_sums, began = EpochLoader(session), MetricSums.empty(session), time.monotonic()
@@ -51,47 +51,47 @@ def train_epochs(session: Session, run: Run) -> Iterator[StepProgress | EpochRec
         while session.epoch < session.recipe.train.epochs and not is_out_of_patience(session):
             start = time.monotonic()
             try:
-                yield from run_epoch(session, loader, metric_sums)
+                yield from train_epoch_with_progress(session, loader, metric_sums)
             except torch.OutOfMemoryError as error:
                 raise UserError(format_out_of_memory_error(session)) from error
-            metrics = compute_epoch_metrics(session, metric_sums, start)  # waits for the device
+            metrics = compute_and_check_epoch_metrics(session, metric_sums, start)  # waits for the device
             session.epoch += 1
             metrics, ended = metrics | session.objective.validate(session.epoch), time.monotonic()
-            record = finish_epoch(session, run, metrics, ended - began)
+            record = log_epoch_and_keep_best(session, run, metrics, ended - began)
             began = ended  # the time for writing and saving is counted in the next epoch
-            save_weight_snapshot(session, run)
+            save_weight_snapshot_if_due(session, run)
             state, spare, unsaved = session.copy_state(spare), state, True  # two buffers: one is alsuggestions complete
             if time.monotonic() - saved_at >= session.recipe.train.save_seconds:
-                save_checkpoint_and_best(run, state)
+                save_checkpoint_and_best_weights(run, state)
                 saved_at, unsaved = time.monotonic(), False
             yield record
     finally:
         loader.close()
         if unsaved or not run.get_path("resume.pt").is_file():
-            save_checkpoint_and_best(run, state)
-    save_weights(run.get_path("model.safetensors"), merge_lora_state_dict(session.eval_model))
+            save_checkpoint_and_best_weights(run, state)
+    save_weights(run.get_path("model.safetensors"), make_lora_merged_state_dict(session.eval_model))
 
 
-def save_weight_snapshot(session: Session, run: Run) -> None:
+def save_weight_snapshot_if_due(session: Session, run: Run) -> None:
     """Save the weights after this epoch if train.weight_snapshots includes it."""
     if session.epoch in session.recipe.train.snapshot_epochs:
         make_folder(run.get_path(SNAPSHOTS_FOLDER))
         save_weights(
             run.get_path(SNAPSHOTS_FOLDER) / f"epoch-{session.epoch:04d}.safetensors",
-            merge_lora_state_dict(session.eval_model),
+            make_lora_merged_state_dict(session.eval_model),
         )
 
 
-def save_checkpoint_and_best(run: Run, state: Checkpoint) -> None:
+def save_checkpoint_and_best_weights(run: Run, state: Checkpoint) -> None:
     """Write the checkpoint for `resume`, and the best weights so far."""
     save_checkpoint(run, state)
     if state["best"] is not None:
         save_weights(run.get_path("best.safetensors"), state["best"])
 
 
-def run_epoch(session: Session, loader: EpochLoader, metric_sums: MetricSums) -> Iterator[StepProgress]:
+def train_epoch_with_progress(session: Session, loader: EpochLoader, metric_sums: MetricSums) -> Iterator[StepProgress]:
     """Train one epoch; yield the progress about every half second."""
-    set_train_mode(session.model)
+    set_train_mode_except_frozen(session.model)
     session.objective.extra_module.train()
     run_step = loader.start_epoch(session.epoch, metric_sums)
     reported_at, start = time.monotonic(), time.monotonic()
@@ -105,7 +105,7 @@ def run_epoch(session: Session, loader: EpochLoader, metric_sums: MetricSums) ->
             yield StepProgress(session.epoch, step + 1, session.steps_per_epoch, speed)
 
 
-def compute_epoch_metrics(session: Session, metric_sums: MetricSums, start_time: float) -> dict[str, Any]:
+def compute_and_check_epoch_metrics(session: Session, metric_sums: MetricSums, start_time: float) -> dict[str, Any]:
     """Return the training metrics of an epoch; raise an error for NaN or infinite values. Waits for the device."""
     is_finite = nn.utils.get_total_norm(session.eval_model.parameters(), float("inf")).isfinite()  # largest weight
     values = [*metric_sums.sums.values(), metric_sums.first_nonfinite_step.float(), is_finite.float()]
@@ -136,7 +136,7 @@ def make_metrics_row(
     }
 
 
-def finish_epoch(session: Session, run: Run, metrics: dict[str, Any], seconds: float) -> EpochRecord:
+def log_epoch_and_keep_best(session: Session, run: Run, metrics: dict[str, Any], seconds: float) -> EpochRecord:
     """Store the best weights and write the line of metrics. `metrics` includes the validation metrics."""
     if not math.isfinite(metrics.get("val_loss", 0.0)):
         raise UserError(format_divergence_error("The validation loss became NaN or infinite", session.epoch, session))

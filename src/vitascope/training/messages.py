@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vitascope.data.sources.folder import has_colour, read_size
+from vitascope.data.sources.folder import image_file_has_colour, read_image_size
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
@@ -12,10 +12,10 @@ from vitascope.run.directory import Run
 MAX_LEFT_OUT_FRACTION = 0.05  # of the images of an epoch: more are reported
 
 
-def describe_file_conversion(file: Path, model: ModelConfig) -> str | None:
+def describe_image_file_conversion(file: Path, model: ModelConfig) -> str | None:
     """Describe how the images of a folder are resized and converted, judged by one of them; None if they are not."""
-    parts, to_grey = [], model.in_chans == 1 and has_colour(file)
-    before, after = ("×".join(map(str, size)) for size in (read_size(file), model.image_shape))
+    parts, to_grey = [], model.in_chans == 1 and image_file_has_colour(file)
+    before, after = ("×".join(map(str, size)) for size in (read_image_size(file), model.image_shape))
     if before != after:
         setting = f"model.img_size={format_value(model.img_size)}"
         parts.append(f"resized from {before} (size of the first image) to {after} ({setting})")
@@ -26,7 +26,7 @@ def describe_file_conversion(file: Path, model: ModelConfig) -> str | None:
     return f"Images are {' and '.join(parts)}.{' To keep colours, set model.in_chans=3.' if to_grey else ''}"
 
 
-def describe_shape(shape: tuple[int, ...]) -> str:
+def describe_image_shape(shape: tuple[int, ...]) -> str:
     """Return for example '28×28 with 1 channel'. `shape`: channels, rows, columns."""
     if len(shape) != 3:
         raise UserError(f"Images have the unexpected shape {shape}.")
@@ -61,7 +61,7 @@ def make_curves_title(recipe: Recipe) -> str:
     return f"{recipe.name}, seed {recipe.train.seed}{note}"
 
 
-def describe_training_values(recipe: Recipe) -> str | None:
+def explain_worse_training_metrics(recipe: Recipe) -> str | None:
     """Explain why training loss and accuracy can be worse than on validation images; None if there is no reason."""
     train, augment = recipe.train, recipe.data.augment
     if train.objective != "classify":
@@ -76,7 +76,7 @@ def describe_training_values(recipe: Recipe) -> str | None:
     return f"Training values include {listed}, so they can be worse than validation values."
 
 
-def summarize(run: Run, has_test: bool, *, suggest_evaluation: bool = True) -> str:
+def format_training_summary(run: Run, has_test: bool, *, suggest_evaluation: bool = True) -> str:
     """Return the result of a run, the path of its curves, and the command that evaluates it."""
     rows = run.metrics
     if not rows:

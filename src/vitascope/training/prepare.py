@@ -7,18 +7,18 @@ from typing import NamedTuple
 from rich.console import Console
 
 from vitascope.data.config import resolve_augmentation
-from vitascope.data.open_data import resolve_data_paths
-from vitascope.data.splits import TrainingData, open_training_data
+from vitascope.data.open_data import resolve_paths_in_data_config
+from vitascope.data.splits import TrainingData, load_train_and_validation_data
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
 from vitascope.training.initial_weights import (
     format_adaptation_report,
-    load_pretrained_weights,
-    make_leakage_warning,
-    resolve_weights_path,
+    load_and_adapt_pretrained_weights,
+    make_validation_leakage_warning,
+    resolve_local_model_ref,
 )
-from vitascope.training.messages import describe_file_conversion, describe_incomplete_batch, describe_shape
+from vitascope.training.messages import describe_image_file_conversion, describe_image_shape, describe_incomplete_batch
 from vitascope.weights.adaptation import AdaptedModel
 
 
@@ -30,10 +30,10 @@ class PreparedRun(NamedTuple):
     adapted_model: AdaptedModel | None
 
 
-def open_data(recipe: Recipe, console: Console) -> TrainingData:
+def open_data_and_print_notes(recipe: Recipe, console: Console) -> TrainingData:
     """Open the data in the input size of the model. Print which files are skipped or converted."""
     model = recipe.model
-    data = open_training_data(recipe.data, model.image_shape, model.in_chans, recipe.train.seed)
+    data = load_train_and_validation_data(recipe.data, model.image_shape, model.in_chans, recipe.train.seed)
     if skipped := data.source.skipped_paths:
         names = ", ".join(skipped[:3]) + (", …" if len(skipped) > 3 else "")
         console.print(
@@ -41,25 +41,25 @@ def open_data(recipe: Recipe, console: Console) -> TrainingData:
             highlight=False,
             soft_wrap=True,
         )
-    if data.train.file_paths and (note := describe_file_conversion(Path(data.train.file_paths[0]), model)):
+    if data.train.file_paths and (note := describe_image_file_conversion(Path(data.train.file_paths[0]), model)):
         console.print(note, highlight=False, soft_wrap=True)
     return data
 
 
-def prepare_run(recipe: Recipe, console: Console) -> PreparedRun:
+def prepare_recipe_data_and_weights(recipe: Recipe, console: Console) -> PreparedRun:
     """Open the data, complete the recipe and load the pretrained weights, if it has any."""
-    data = open_data(recipe, console)
-    recipe = complete_recipe(recipe, data, console)
+    data = open_data_and_print_notes(recipe, console)
+    recipe = complete_recipe_from_data(recipe, data, console)
     if recipe.train.distill:
-        recipe = replace(recipe, train=replace(recipe.train, distill=resolve_weights_path(recipe.train.distill)))
+        recipe = replace(recipe, train=replace(recipe.train, distill=resolve_local_model_ref(recipe.train.distill)))
     if not recipe.weights:
         return PreparedRun(recipe, data, None)
-    adapted = load_pretrained_weights(recipe, get_class_names(data))
+    adapted = load_and_adapt_pretrained_weights(recipe, get_class_names(data))
     _print_model_changes(recipe.model, adapted.info.model, console)
-    recipe = replace(recipe, model=adapted.info.model, weights=resolve_weights_path(recipe.weights))
+    recipe = replace(recipe, model=adapted.info.model, weights=resolve_local_model_ref(recipe.weights))
     data = replace(data, preprocessing=adapted.info.preparation)  # the normalisation that the weights were trained with
     console.print(format_adaptation_report(adapted.report), highlight=False, soft_wrap=True)
-    if warning := make_leakage_warning(recipe):
+    if warning := make_validation_leakage_warning(recipe):
         console.print(warning, highlight=False, soft_wrap=True)
     return PreparedRun(recipe, data, adapted)
 
@@ -69,11 +69,11 @@ def get_class_names(data: TrainingData) -> list[str] | None:
     return data.classes if data.source.has_class_names else None
 
 
-def complete_recipe(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
+def complete_recipe_from_data(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     """Complete the recipe: add the data set's augmentation policy, and set num_classes to match the data."""
     stored_shape = tuple(data.train.images.shape[1:])
     augment = resolve_augmentation(recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective)
-    recipe = replace(recipe, data=replace(resolve_data_paths(recipe.data), augment=augment))
+    recipe = replace(recipe, data=replace(resolve_paths_in_data_config(recipe.data), augment=augment))
     if recipe.model.num_classes != len(data.classes):
         console.print(f"model.num_classes: {recipe.model.num_classes} → {len(data.classes)}, as in the data")
         recipe = replace(recipe, model=replace(recipe.model, num_classes=len(data.classes)))
@@ -92,7 +92,7 @@ def complete_recipe(recipe: Recipe, data: TrainingData, console: Console) -> Rec
     if note := describe_incomplete_batch(recipe, len(data.train)):
         console.print(note, highlight=False, soft_wrap=True)
     if stored_shape != model_shape:
-        before, after = describe_shape(stored_shape), describe_shape(model_shape)
+        before, after = describe_image_shape(stored_shape), describe_image_shape(model_shape)
         console.print(f"Images are converted from {before} to {after}, the input size of the model.")
     return recipe
 

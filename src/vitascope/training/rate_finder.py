@@ -16,8 +16,8 @@ from vitascope.recipe.schema import Recipe
 from vitascope.training.loader import EpochLoader
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
-from vitascope.training.prepare import prepare_run
-from vitascope.training.session import Session, start_session
+from vitascope.training.prepare import prepare_recipe_data_and_weights
+from vitascope.training.session import Session, build_session
 from vitascope.training.step import MetricSums, train_step
 
 MIN_LR, MAX_LR, NUM_STEPS, SMOOTHING = 1e-5, 1.0, 300, 0.9
@@ -94,18 +94,18 @@ class LearningRateCurve:
         return text
 
 
-def find_learning_rate(recipe: Recipe, console: Console) -> LearningRateCurve:
+def measure_learning_rate_curve(recipe: Recipe, console: Console) -> LearningRateCurve:
     """Raise the learning rate until the loss is far above its minimum, NaN or infinite."""
     if recipe.train.objective == "dino":
         raise UserError(
             "lr-find does not support DINO: its loss also falls when the model collapses. "
             "Compare a few rates with vitascope study."
         )
-    recipe, data, adapted_model = prepare_run(recipe, console)
+    recipe, data, adapted_model = prepare_recipe_data_and_weights(recipe, console)
     recipe = replace(recipe, train=replace(recipe.train, cuda_graph="never"))  # the rate changes at every step
-    session = start_session(recipe, data, initial_weights=adapted_model.weights if adapted_model else None)
+    session = build_session(recipe, data, initial_weights=adapted_model.weights if adapted_model else None)
     rates, losses, average, best = [], [], 0.0, math.inf
-    for step, loss in enumerate(_train_with_rising_lr(session)):
+    for step, loss in enumerate(_yield_losses_at_rising_lr(session)):
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
         smooth = average / (1 - SMOOTHING ** (step + 1))
         if not math.isfinite(loss) or smooth > 4 * best:
@@ -122,7 +122,7 @@ def _compute_lr_at_step(step: int) -> float:
     return MIN_LR * (MAX_LR / MIN_LR) ** (step / (NUM_STEPS - 1))
 
 
-def _train_with_rising_lr(session: Session) -> Iterator[float]:
+def _yield_losses_at_rising_lr(session: Session) -> Iterator[float]:
     """Yield the loss of each step while the rate grows."""
     loader, step = EpochLoader(session), 0
     session.objective.phase = session.objective.get_phase(session.recipe.train.epochs - 1)  # whole images

@@ -15,7 +15,7 @@ from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.shapes import Images, Logits
-from vitascope.training.hardware import Hardware, disable_tf32_for_float32, keep_freed_memory
+from vitascope.training.hardware import Hardware, disable_tf32_for_float32, set_malloc_to_keep_memory
 
 MAX_BATCH_SIZE = 1000
 ACTIVATION_BYTES = {"cpu": 2**25}  # for a batch's activations, by device: on a CPU the size of its caches
@@ -42,7 +42,12 @@ def compute_logits(
 ) -> Logits:
     """Return the logits in float32 on the CPU, averaged over the views (`VIEWS`)."""
     return compute_outputs(
-        model, lambda prepared: average_logits(model, prepared, num_views), images, preprocess, hardware, batch_size
+        model,
+        lambda prepared: average_logits_over_views(model, prepared, num_views),
+        images,
+        preprocess,
+        hardware,
+        batch_size,
     )
 
 
@@ -57,21 +62,21 @@ def compute_outputs(
 ) -> Tensor:
     """Return the outputs of `forward` for all images, in eval mode, as float32 on the CPU."""
     if hardware.device == "cpu":
-        keep_freed_memory()
+        set_malloc_to_keep_memory()
     was_training = model.training
     model.eval()
     try:
         with hardware.autocast(), disable_tf32_for_float32(hardware):
             parts = [
                 forward(preprocess(part.to(hardware.device, non_blocking=True))).float()
-                for part in images.split(batch_size or choose_batch_size(model, hardware.device))
+                for part in images.split(batch_size or choose_inference_batch_size(model, hardware.device))
             ]
     finally:
         model.train(was_training)
     return torch.cat(parts).cpu()
 
 
-def choose_batch_size(model: nn.Module, device: str) -> int:
+def choose_inference_batch_size(model: nn.Module, device: str) -> int:
     """Return 1000, or fewer if the MLP activations (4 × embed_dim per token) would not fit into ACTIVATION_BYTES."""
     if not isinstance(model, VisionTransformer):
         return MAX_BATCH_SIZE
@@ -101,7 +106,7 @@ NO_SHIFT = (0, 0)
 DIAGONAL_SHIFTS = ((-1, -1), (1, 1), (-1, 1), (1, -1))
 
 
-def _add_mirror_views(weight_by_shift: dict[Shift, int]) -> tuple[View, ...]:
+def _make_plain_and_mirror_views(weight_by_shift: dict[Shift, int]) -> tuple[View, ...]:
     """Return each shift once unmirrored and once mirrored, with the same weight."""
     return tuple(
         View(shift, mirrored, weight) for shift, weight in weight_by_shift.items() for mirrored in (False, True)
@@ -111,9 +116,9 @@ def _add_mirror_views(weight_by_shift: dict[Shift, int]) -> tuple[View, ...]:
 # Six and ten views are those of the CNN speedruns (Jordan 2024, airbench: mirror and translate by one pixel).
 VIEWS: dict[int, tuple[View, ...]] = {
     1: (View(NO_SHIFT, mirrored=False, weight=1),),
-    2: _add_mirror_views({NO_SHIFT: 1}),
-    6: _add_mirror_views({NO_SHIFT: 2, (-1, -1): 1, (1, 1): 1}),
-    10: _add_mirror_views(dict.fromkeys((NO_SHIFT, *DIAGONAL_SHIFTS), 1)),
+    2: _make_plain_and_mirror_views({NO_SHIFT: 1}),
+    6: _make_plain_and_mirror_views({NO_SHIFT: 2, (-1, -1): 1, (1, 1): 1}),
+    10: _make_plain_and_mirror_views(dict.fromkeys((NO_SHIFT, *DIAGONAL_SHIFTS), 1)),
 }
 VIEW_DESCRIPTIONS = {
     1: "one view of each image",
@@ -123,7 +128,7 @@ VIEW_DESCRIPTIONS = {
 }
 
 
-def check_views(recipe: Recipe, num_views: int) -> None:
+def check_views_match_training(recipe: Recipe, num_views: int) -> None:
     """Raise an error for an unknown number of views, and for views that the run was not trained with."""
     if num_views not in VIEWS:
         raise UserError(
@@ -141,15 +146,15 @@ def check_views(recipe: Recipe, num_views: int) -> None:
         )
 
 
-def average_logits(model: Callable[[Images], Tensor], images: Images, num_views: int) -> Logits:
+def average_logits_over_views(model: Callable[[Images], Tensor], images: Images, num_views: int) -> Logits:
     """Return the weighted mean of the logits over all views of preprocessed images, in float32."""
     views = VIEWS[num_views]
-    copies = zip(views, make_views(images, views), strict=True)
+    copies = zip(views, make_shifted_and_mirrored_views(images, views), strict=True)
     total = reduce(torch.add, (view.weight * model(copy).float() for view, copy in copies))
     return total / sum(view.weight for view in views)
 
 
-def make_views(images: Images, views: tuple[View, ...]) -> Iterator[Images]:
+def make_shifted_and_mirrored_views(images: Images, views: tuple[View, ...]) -> Iterator[Images]:
     """Yield the copy of the preprocessed images for each view. Shifted copies are padded by reflection."""
     height, width = images.shape[2:]
     is_shifted = any(view.shift != NO_SHIFT for view in views)

@@ -17,19 +17,19 @@ from vitascope.data.sampling import RandomDraws
 from vitascope.data.splits import TrainingData
 from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError
-from vitascope.model.lora import merge_lora_state_dict
+from vitascope.model.lora import make_lora_merged_state_dict
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import find_non_default_settings, hash_values
 from vitascope.run.checkpoint import Checkpoint
-from vitascope.training.hardware import Hardware, choose_hardware, keep_freed_memory
-from vitascope.training.initial_weights import whiten_patch_embedding
-from vitascope.training.kernel_choice import KernelWorkload, choose_kernels, set_kernels
+from vitascope.training.hardware import Hardware, choose_hardware_and_set_threads, set_malloc_to_keep_memory
+from vitascope.training.initial_weights import fold_whitening_into_patch_embedding
+from vitascope.training.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
 from vitascope.training.objectives.build import make_objective
 from vitascope.training.objectives.dino import NUM_GLOBAL_CROPS
 from vitascope.training.objectives.objective import Batch, Learning, Objective
 from vitascope.training.optim.adamw import Optimizer
-from vitascope.training.optim.build import make_optimizers, set_train_mode, set_trainable_parameters
+from vitascope.training.optim.build import make_optimizers, set_train_mode_except_frozen, set_trainable_and_add_lora
 from vitascope.training.optim.ema import AveragedModel
 
 
@@ -84,11 +84,13 @@ class Session:
 
     def store_best_weights(self, accuracy: float) -> None:
         self.best_accuracy, self.best_epoch = accuracy, self.epoch
-        self.best_weights = {name: tensor.clone() for name, tensor in merge_lora_state_dict(self.eval_model).items()}
+        self.best_weights = {
+            name: tensor.clone() for name, tensor in make_lora_merged_state_dict(self.eval_model).items()
+        }
 
     def copy_state(self, old_copy: Checkpoint | None = None) -> Checkpoint:
         """Copy everything that changes, on its device. An `old_copy` is overwritten, which is faster."""
-        return copy_state(self._collect_state(), old_copy)
+        return overwrite_or_deepcopy_state(self._collect_state(), old_copy)
 
     def _collect_state(self) -> Checkpoint:
         """Return the contents of resume.pt; tensors are not copied."""
@@ -145,15 +147,15 @@ class Session:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"])
 
 
-def _choose_and_set_kernels(
-    hardware: Hardware, recipe: Recipe, model: VisionTransformer, num_images: int, earlier_hardware: Hardware | None
+def _set_chosen_or_reused_kernels(
+    hardware: Hardware, recipe: Recipe, model: VisionTransformer, num_images: int, reused_hardware: Hardware | None
 ) -> Hardware:
     """On CUDA: measure the fastest kernels for the model's shapes, or use an earlier choice."""
     warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # a harmless warning of the backward thread
     torch.backends.cuda.matmul.allow_tf32 = True
     workload = make_training_workload(recipe, num_images, hardware.dtype, hardware.compiled)
     hardware = replace(
-        hardware, kernels=earlier_hardware.kernels if earlier_hardware else choose_kernels(model, workload)
+        hardware, kernels=reused_hardware.kernels if reused_hardware else choose_fastest_kernels(model, workload)
     )
     set_kernels(model, hardware.kernels)
     return hardware
@@ -166,20 +168,22 @@ def make_training_workload(recipe: Recipe, num_images: int, dtype: torch.dtype, 
     return KernelWorkload(batch, dtype, training=True, compiled=compiled)
 
 
-def _build_model(recipe: Recipe, data: TrainingData, initial_weights: dict[str, Tensor] | None) -> VisionTransformer:
+def _build_model_with_initial_weights(
+    recipe: Recipe, data: TrainingData, initial_weights: dict[str, Tensor] | None
+) -> VisionTransformer:
     torch.manual_seed(recipe.train.seed)
     model = VisionTransformer(recipe.model)
     if initial_weights is not None:
         model.load_state_dict(initial_weights)
     if recipe.train.whiten:
-        whiten_patch_embedding(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
+        fold_whitening_into_patch_embedding(model.patch_embed, data)  # pyright: ignore[reportArgumentType]
     return model
 
 
-def start_session(
+def build_session(
     recipe: Recipe,
     data: TrainingData,
-    earlier_hardware: Hardware | None = None,
+    reused_hardware: Hardware | None = None,
     initial_weights: dict[str, Tensor] | None = None,
     num_batched_runs: int = 1,
 ) -> Session:
@@ -188,18 +192,18 @@ def start_session(
     `earlier_hardware`: the choice of a resumed run. `initial_weights`: None for random weights from the seed.
     `num_batched_runs` affects the choice of compilation."""
     began = time.monotonic()
-    model = _build_model(recipe, data, initial_weights)
+    model = _build_model_with_initial_weights(recipe, data, initial_weights)
     prepared = time.monotonic() - began
-    set_trainable_parameters(model, recipe.train)
+    set_trainable_and_add_lora(model, recipe.train)
     images = recipe.train.epochs * recipe.data.passes_per_epoch * len(data.train)
-    hardware = earlier_hardware or choose_hardware(recipe, model, images, num_batched_runs)
+    hardware = reused_hardware or choose_hardware_and_set_threads(recipe, model, images, num_batched_runs)
     torch.set_num_threads(hardware.threads)
     if hardware.device == "cpu":
-        keep_freed_memory()
+        set_malloc_to_keep_memory()
     model = model.to(hardware.device)
-    set_train_mode(model)
+    set_train_mode_except_frozen(model)
     if hardware.device == "cuda":
-        hardware = _choose_and_set_kernels(hardware, recipe, model, len(data.train), earlier_hardware)
+        hardware = _set_chosen_or_reused_kernels(hardware, recipe, model, len(data.train), reused_hardware)
     average = AveragedModel(model) if recipe.train.ema else None
     learning = Learning(recipe, data, hardware, model, average)
     objective = make_objective(learning)
@@ -218,11 +222,11 @@ def start_session(
     )
 
 
-def copy_state(state: Checkpoint, old_copy: Checkpoint | None) -> Checkpoint:
+def overwrite_or_deepcopy_state(state: Checkpoint, old_copy: Checkpoint | None) -> Checkpoint:
     """Copy the state. An old copy of the same structure is overwritten and returned."""
     pairs: list[tuple[Tensor, Tensor]] = []
     try:
-        result = _substitute_old_tensors(state, old_copy, pairs)
+        result = _pair_tensors_with_old_copy(state, old_copy, pairs)
     except LookupError:
         return copy.deepcopy(state)
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = defaultdict(list)
@@ -234,7 +238,7 @@ def copy_state(state: Checkpoint, old_copy: Checkpoint | None) -> Checkpoint:
     return result
 
 
-def _substitute_old_tensors(state: Any, old_copy: Any, tensor_pairs: list[tuple[Tensor, Tensor]]) -> Any:
+def _pair_tensors_with_old_copy(state: Any, old_copy: Any, tensor_pairs: list[tuple[Tensor, Tensor]]) -> Any:
     """Return `state` with the tensors of `old_copy`; append (old, new) to `tensor_pairs`.
 
     Raise LookupError if the structures differ."""
@@ -250,9 +254,9 @@ def _substitute_old_tensors(state: Any, old_copy: Any, tensor_pairs: list[tuple[
     if isinstance(state, dict):
         if not isinstance(old_copy, dict) or state.keys() != old_copy.keys():
             raise LookupError
-        return {name: _substitute_old_tensors(value, old_copy[name], tensor_pairs) for name, value in state.items()}
+        return {name: _pair_tensors_with_old_copy(value, old_copy[name], tensor_pairs) for name, value in state.items()}
     if isinstance(state, list):
         if not isinstance(old_copy, list) or len(state) != len(old_copy):
             raise LookupError
-        return [_substitute_old_tensors(*both, tensor_pairs) for both in zip(state, old_copy, strict=True)]
+        return [_pair_tensors_with_old_copy(*both, tensor_pairs) for both in zip(state, old_copy, strict=True)]
     return copy.copy(state)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vitascope.data.dataset import Labels, UInt8Images
 from vitascope.data.sampling import RandomDraws
 from vitascope.training.objectives.objective import StepMetrics
-from vitascope.training.optim.build import apply_weight_decay
+from vitascope.training.optim.build import apply_scheduled_weight_decay
 from vitascope.training.optim.schedule import ScheduleValues
 from vitascope.training.session import Session
 
@@ -64,11 +64,11 @@ def train_step(
         session.scaler.scale(next(iter(metrics.values()))).backward()
         metric_sums.add({name: value.detach() for name, value in metrics.items()}, step)
     objective.adjust_gradients(schedule)
-    update_weights(session, schedule)
+    update_weights_and_ema(session, schedule)
     objective.update_teacher(schedule)
 
 
-def update_weights(session: Session, schedule: ScheduleValues) -> None:
+def update_weights_and_ema(session: Session, schedule: ScheduleValues) -> None:
     """Clip the gradients, update the weights and then their moving average."""
     fp16 = session.scaler.is_enabled()
     for optimizer in session.optimizers:
@@ -78,7 +78,7 @@ def update_weights(session: Session, schedule: ScheduleValues) -> None:
     norm = nn.utils.clip_grad_norm_(weights, limit) if limit < float("inf") or fp16 else None
     if not fp16 or (norm is not None and norm.isfinite()):  # fp16: one overflow anywhere skips the step for all
         if "weight_decay" in schedule:
-            apply_weight_decay(session.optimizers, schedule["weight_decay"])
+            apply_scheduled_weight_decay(session.optimizers, schedule["weight_decay"])
         for optimizer in session.optimizers:
             session.scaler.step(optimizer)  # pyright: ignore[reportArgumentType]
     session.scaler.update()

@@ -17,25 +17,30 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import format_recipe_yaml, format_value
 from vitascope.run.checkpoint import Checkpoint, load_checkpoint, read_model_info, save_model_info
-from vitascope.run.directory import Run, create_run, open_run
+from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
 from vitascope.run.files import write_json
 from vitascope.run.machine import collect_machine_info
-from vitascope.run.metrics import TensorBoardWriter, draw_run_curves, read_metrics, truncate_metrics_after
+from vitascope.run.metrics import TensorBoardWriter, read_metrics, save_run_curves_figure, truncate_metrics_after
 from vitascope.run.trackers import Tracker, open_trackers
-from vitascope.run.wall_clock import TRAIN, begin_task, measure_task_seconds
+from vitascope.run.wall_clock import TRAIN, measure_process_seconds_if_alone, note_task_start
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, Hardware
-from vitascope.training.initial_weights import STAGE_PREFIX, load_pretrained_weights, make_first_stage_recipe
-from vitascope.training.loop import ALARMS_FILE, EpochRecord, train_epochs
+from vitascope.training.initial_weights import STAGE_PREFIX, load_and_adapt_pretrained_weights, make_first_stage_recipe
+from vitascope.training.loop import ALARMS_FILE, EpochRecord, train_and_checkpoint_remaining_epochs
 from vitascope.training.messages import (
     describe_teacher,
-    describe_training_values,
+    explain_worse_training_metrics,
+    format_training_summary,
     make_curves_title,
-    summarize,
 )
-from vitascope.training.optim.build import count_trainable_parameters
-from vitascope.training.prepare import get_class_names, make_console, open_data, prepare_run
-from vitascope.training.progress import show_progress
-from vitascope.training.session import Session, start_session
+from vitascope.training.optim.build import count_trainable_and_all_parameters
+from vitascope.training.prepare import (
+    get_class_names,
+    make_console,
+    open_data_and_print_notes,
+    prepare_recipe_data_and_weights,
+)
+from vitascope.training.progress import show_progress_and_yield_epochs
+from vitascope.training.session import Session, build_session
 from vitascope.weights.model_info import ModelInfo
 
 
@@ -53,7 +58,7 @@ def train(recipe: str, *, runs: str | os.PathLike[str] = "runs", quiet: bool = F
 
 def resume(run: str | os.PathLike[str], *, quiet: bool = False) -> Run:
     """Resume an interrupted run. The result is bit-identical to an uninterrupted run."""
-    return resume_run(open_run(run), make_console(quiet))
+    return resume_run_if_unfinished(open_run_or_newest(run), make_console(quiet))
 
 
 def train_recipe(
@@ -81,9 +86,9 @@ def train_recipe(
             first.recipe.model if recipe.model == ModelConfig() else recipe.model
         )  # the recipe may have no model section
         recipe = replace(recipe, weights=str(first.path), model=model)
-    recipe, data, adapted = prepare_run(recipe, console)
-    session = start_session(recipe, data, initial_weights=adapted.weights if adapted else None)
-    run = create_run(recipe, runs_folder)
+    recipe, data, adapted = prepare_recipe_data_and_weights(recipe, console)
+    session = build_session(recipe, data, initial_weights=adapted.weights if adapted else None)
+    run = create_run_folder(recipe, runs_folder)
     console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
     if adapted:
         write_json(run.get_path("adaptation.json"), asdict(adapted.report))
@@ -97,7 +102,7 @@ def _train_or_reuse_first_stage(recipe: Recipe, runs_folder: Path, console: Cons
     A finished run is reused, an interrupted run is resumed."""
     first = make_first_stage_recipe(recipe)
     console.print(f"First stage: {first.name}", highlight=False)
-    complete_first, data, _ = prepare_run(first, make_console(quiet=True))
+    complete_first, data, _ = prepare_recipe_data_and_weights(first, make_console(quiet=True))
     images = compute_data_hash(data.train.images, data.train.labels)
     for recipe_path in sorted((runs_folder / first.name).glob("*/recipe.yaml"), reverse=True):
         run = Run(recipe_path.parent)
@@ -106,11 +111,11 @@ def _train_or_reuse_first_stage(recipe: Recipe, runs_folder: Path, console: Cons
                 format_recipe_yaml(run.recipe) == format_recipe_yaml(complete_first)
                 and run.machine.get("data_hash") == images
             ):
-                return resume_run(run, console)
+                return resume_run_if_unfinished(run, console)
     return train_recipe(first, runs_folder, console)
 
 
-def resume_run(run: Run, console: Console, callbacks: Sequence[RunCallback] = ()) -> Run:
+def resume_run_if_unfinished(run: Run, console: Console, callbacks: Sequence[RunCallback] = ()) -> Run:
     """Train an interrupted run to the end. A finished run is returned as it is."""
     if run.is_finished:
         console.print(f"{run.path} is already finished.", highlight=False, soft_wrap=True)
@@ -121,13 +126,13 @@ def resume_run(run: Run, console: Console, callbacks: Sequence[RunCallback] = ()
             "again: CHANGELOG.md lists the settings that were renamed."
         )
     recipe, checkpoint = run.recipe, load_checkpoint(run)
-    data, weights = open_data(recipe, console), None
+    data, weights = open_data_and_print_notes(recipe, console), None
     if recipe.weights and checkpoint:
         data = replace(data, preprocessing=read_model_info(run).preparation)
     elif recipe.weights:  # interrupted before its first checkpoint: start again from the pretrained weights
-        adapted = load_pretrained_weights(recipe, get_class_names(data))
+        adapted = load_and_adapt_pretrained_weights(recipe, get_class_names(data))
         data, weights = replace(data, preprocessing=adapted.info.preparation), adapted.weights
-    session = start_session(recipe, data, _read_earlier_hardware(run, checkpoint), weights)
+    session = build_session(recipe, data, _read_stored_hardware(run, checkpoint), weights)
     if checkpoint:
         session.restore_state(checkpoint)
     for name in ("metrics.jsonl", ALARMS_FILE):
@@ -139,7 +144,7 @@ def resume_run(run: Run, console: Console, callbacks: Sequence[RunCallback] = ()
     return run
 
 
-def _read_earlier_hardware(run: Run, checkpoint: Checkpoint | None) -> Hardware | None:
+def _read_stored_hardware(run: Run, checkpoint: Checkpoint | None) -> Hardware | None:
     """Return the hardware of the run, from its checkpoint, or from machine.json if it has none yet."""
     fields = checkpoint["hardware"] if checkpoint else run.machine.get("hardware")
     return Hardware(**fields) if fields else None
@@ -156,18 +161,22 @@ def _train_and_report(
     """Write config.json and machine.json, train, and draw the curves even if the training fails."""
     recipe, data = session.recipe, session.data
     if recipe.train.tune != "full" or recipe.train.freeze:
-        counts = count_trainable_parameters(session.model)
+        counts = count_trainable_and_all_parameters(session.model)
         console.print(f"{counts.trainable:,} of {counts.total:,} parameters are trained.", highlight=False)
-    for note in filter(None, (describe_teacher(recipe), describe_training_values(recipe))):
+    for note in filter(None, (describe_teacher(recipe), explain_worse_training_metrics(recipe))):
         console.print(note, highlight=False, soft_wrap=True)
-    write_run_info(run, session)
+    write_model_and_machine_info(run, session)
     events = TensorBoardWriter(run.path, read_metrics(run.get_path("metrics.jsonl")))
     trackers: list[Tracker] = [*open_trackers(recipe, run), *callbacks]
     try:
         for callback in callbacks:
             callback.begin_run(run)
-        _log_metrics(
-            show_progress(train_epochs(session, run), recipe.train.epochs, session.epoch, console), events, trackers
+        _log_all_epoch_records(
+            show_progress_and_yield_epochs(
+                train_and_checkpoint_remaining_epochs(session, run), recipe.train.epochs, session.epoch, console
+            ),
+            events,
+            trackers,
         )
     except KeyboardInterrupt:
         console.print(f"Interrupted. To resume: vitascope resume {run.path}", highlight=False, soft_wrap=True)
@@ -177,30 +186,30 @@ def _train_and_report(
         events.close()
         for tracker in trackers:
             tracker.close()
-        draw_run_curves(run.get_path("curves.png"), run.metrics, make_curves_title(recipe))
-    text = summarize(run, "test" in data.source.split_names, suggest_evaluation=suggest_evaluation)
+        save_run_curves_figure(run.get_path("curves.png"), run.metrics, make_curves_title(recipe))
+    text = format_training_summary(run, "test" in data.source.split_names, suggest_evaluation=suggest_evaluation)
     console.print(text, highlight=False, soft_wrap=True)
-    _write_wall_seconds(run)
+    _write_wall_seconds_if_known(run)
 
 
-def _write_wall_seconds(run: Run) -> None:
+def _write_wall_seconds_if_known(run: Run) -> None:
     """Add the seconds since the process's start to machine.json, where one process trained the whole run."""
-    seconds, machine = measure_task_seconds(run), run.machine
+    seconds, machine = measure_process_seconds_if_alone(run), run.machine
     if seconds is not None and "resumed" not in machine:
         write_json(run.get_path("machine.json"), machine | {"wall_seconds": round(seconds, 2)})
 
 
-def write_run_info(run: Run, session: Session) -> None:
+def write_model_and_machine_info(run: Run, session: Session) -> None:
     """Write config.json and machine.json before the first step."""
-    begin_task(TRAIN, run)
+    note_task_start(TRAIN, run)
     recipe, data = session.recipe, session.data
     channels, rows, columns = data.train.images.shape[1:]
     probe = recipe.train.objective != "classify"
     save_model_info(run, ModelInfo(recipe.model, data.classes, data.preprocessing, (channels, rows, columns), probe))
-    write_json(run.get_path("machine.json"), _collect_machine_info(run, session))
+    write_json(run.get_path("machine.json"), _collect_or_extend_machine_info(run, session))
 
 
-def _collect_machine_info(run: Run, session: Session) -> dict[str, Any]:
+def _collect_or_extend_machine_info(run: Run, session: Session) -> dict[str, Any]:
     """Describe the machine and the data of the run. A resumed run keeps the first record and appends a new one."""
     machine, first_record = collect_machine_info(), run.machine
     if first_record:
@@ -213,7 +222,7 @@ def _collect_machine_info(run: Run, session: Session) -> dict[str, Any]:
     }
 
 
-def _log_metrics(records: Iterator[EpochRecord], events: TensorBoardWriter, trackers: list[Tracker]) -> None:
+def _log_all_epoch_records(records: Iterator[EpochRecord], events: TensorBoardWriter, trackers: list[Tracker]) -> None:
     for record in records:
         events.log_epoch(record.metrics)
         for tracker in trackers:

@@ -12,14 +12,14 @@ from vitascope.model.config import TOKEN_REDUCTION_SETTINGS, ModelConfig, Size
 from vitascope.model.positions import resample_position_table
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.adaptation_report import ADAPTABLE_SETTINGS, AdaptationReport, TensorChange, plan_adaptation
-from vitascope.weights.classifier import fit_classifier
+from vitascope.weights.classifier import keep_drop_or_reorder_classifier
 from vitascope.weights.model_info import (
     ModelInfo,
     ModelSettings,
     Normalisation,
     StateDict,
-    make_class_names,
-    match_channel_count,
+    make_imagenet_or_number_names,
+    match_or_average_channel_values,
 )
 from vitascope.weights.pretrained import (
     IMAGENET_CLASSES,
@@ -30,11 +30,11 @@ from vitascope.weights.pretrained import (
 )
 from vitascope.weights.resampling import (
     PatchFilters,
-    adapt_filter_channels,
-    compute_channel_error,
+    compute_channel_adaptation_error,
     compute_patch_resampling_error,
     convert_filters_to_grayscale,
     resample_patch_filters,
+    sum_or_repeat_filter_channels,
 )
 
 SETTINGS_WITHOUT_WEIGHTS = tuple(
@@ -73,7 +73,7 @@ def adapt(
     `weights`: opened weights, or what `weights=` accepts. `settings`: settings of ModelConfig without weights, such
     as drop rates. A new classifier is drawn from the seed if the number or the names (`classes`) of the classes differ,
     or with `keep_classifier=False`. A UserError is raised if there is only one patch, or if pixels would be ignored."""
-    _check_adaptable(settings)
+    _check_settings_adaptable(settings)
     if not isinstance(weights, PretrainedModel):
         weights = open_weights(os.fspath(weights), num_heads=settings.pop("num_heads", None), img_size=img_size)
     count = _resolve_num_classes(classes, num_classes)
@@ -86,13 +86,13 @@ def adapt(
     config = replace(old_config, **new_sizes, **settings)
     preprocessing = _adapt_preprocessing(weights.info.preparation, config)
     tensors, changes = _resample_weights(weights, config, preprocessing)
-    dropped, notes = fit_classifier(
+    dropped, notes = keep_drop_or_reorder_classifier(
         tensors, weights, config.num_classes, classes, changes, keep_classifier=keep_classifier
     )
     if config.num_heads != old_config.num_heads:
         notes = [*notes, make_num_heads_note(config.num_heads, old_config.num_heads)]
     report = replace(report, dropped=[*weights.dropped_names, *dropped], notes=[*weights.notes, *notes])
-    report = _add_changes(report, tensors, changes, _add_missing_weights(tensors, config, seed))
+    report = _add_changes(report, tensors, changes, _add_randomly_initialized_weights(tensors, config, seed))
     if dropped:  # the class names belong to the old classifier
         report = replace(report, assumed=[text for text in report.assumed if text != IMAGENET_CLASSES])
     return AdaptedModel(_adapt_model_info(weights, config, preprocessing, classes), tensors, report)
@@ -122,7 +122,7 @@ def _resolve_num_classes(class_names: list[str] | None, num_classes: int | None)
     return num_classes if class_names is None else len(class_names)
 
 
-def _check_adaptable(settings: ModelSettings) -> None:
+def _check_settings_adaptable(settings: ModelSettings) -> None:
     supported = ("num_heads", *SETTINGS_WITHOUT_WEIGHTS)
     if unsupported := [name for name in settings if name not in supported]:
         hint = suggest_choice(unsupported[0], (*ADAPTABLE_SETTINGS, "classes", *supported))
@@ -164,9 +164,9 @@ def _adapt_input_channels(
         adapted = convert_filters_to_grayscale(filters, bias, before, after)
     else:
         method = f"channels repeated in order, scaled by {old_channels}/{new_channels}"
-        adapted = PatchFilters(adapt_filter_channels(filters, new_channels), bias)
+        adapted = PatchFilters(sum_or_repeat_filter_channels(filters, new_channels), bias)
     weights[name] = adapted.weight
-    error = compute_channel_error(filters, adapted.weight)
+    error = compute_channel_adaptation_error(filters, adapted.weight)
     changes.append(TensorChange(name, list(filters.shape), list(adapted.weight.shape), method, error))
     if not torch.equal(adapted.bias, bias):
         weights[bias_name] = adapted.bias
@@ -190,7 +190,7 @@ def _resample_positions(
     weights["pos_embed"] = resampled
 
 
-def _add_missing_weights(weights: StateDict, config: ModelConfig, seed: int) -> list[str]:
+def _add_randomly_initialized_weights(weights: StateDict, config: ModelConfig, seed: int) -> list[str]:
     """Add missing weights, drawn from the seed (a new classifier, parts that settings add); return their names."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -202,7 +202,9 @@ def _add_missing_weights(weights: StateDict, config: ModelConfig, seed: int) -> 
 
 def _adapt_preprocessing(preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:
     """Keep the normalisation. If the number of channels changes, use its mean over the channels."""
-    mean, std = (match_channel_count(values, config.in_chans) for values in (preprocessing.mean, preprocessing.std))
+    mean, std = (
+        match_or_average_channel_values(values, config.in_chans) for values in (preprocessing.mean, preprocessing.std)
+    )
     return Preprocessing(config.image_shape, mean, std)
 
 
@@ -211,5 +213,7 @@ def _adapt_model_info(
 ) -> ModelInfo:
     old_names = pretrained.info.classes
     if class_names is None:
-        class_names = old_names if config.num_classes == len(old_names) else make_class_names(config.num_classes)
+        class_names = (
+            old_names if config.num_classes == len(old_names) else make_imagenet_or_number_names(config.num_classes)
+        )
     return ModelInfo(config, class_names, preprocessing, (config.in_chans, *config.image_shape), pretrained.info.probe)

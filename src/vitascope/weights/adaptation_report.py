@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from vitascope.model.anatomy import list_stages
-from vitascope.model.config import ModelConfig, Size, as_pair, check_size
+from vitascope.model.config import ModelConfig, Size, as_pair, check_and_convert_size
 from vitascope.weights.model_info import ModelSettings
 from vitascope.weights.pretrained import PretrainedModel
 
@@ -69,7 +69,7 @@ def plan_adaptation(pretrained: PretrainedModel, **requested: Any) -> Adaptation
     old = pretrained.info.model
     for name in ("img_size", "patch_size"):
         if requested.get(name) is not None:
-            requested[name] = check_size(name, requested[name])
+            requested[name] = check_and_convert_size(name, requested[name])
     new_settings: ModelSettings = {
         name: getattr(old, name) if requested.get(name) is None else requested[name] for name in ADAPTABLE_SETTINGS
     }

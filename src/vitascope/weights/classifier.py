@@ -15,7 +15,7 @@ class ClassifierFit(NamedTuple):
     notes: list[str]  # for the user
 
 
-def fit_classifier(
+def keep_drop_or_reorder_classifier(
     weights: StateDict,
     pretrained: PretrainedModel,
     num_classes: int,

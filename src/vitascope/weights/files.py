@@ -32,11 +32,11 @@ class NamedTensors(NamedTuple):
     extra_names: list[str]  # tensors in the file that do not belong to the model
 
 
-def read_weights_file(path: Path) -> NamedTensors:
+def read_weights_and_extra_names(path: Path) -> NamedTensors:
     """Read the model's weights in float32."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
-    contents = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    contents = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle_weights_safely(path)
     tensors = {name: tensor for name, tensor in contents.items() if isinstance(tensor, Tensor)}
     if not tensors:
         keys = ", ".join(str(name) for name in list(contents)[:5])
@@ -46,10 +46,12 @@ def read_weights_file(path: Path) -> NamedTensors:
         )
     if broken := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
         raise UserError(f"{path}: {broken} contains NaN or infinite values, so the weights cannot be used.")
-    return remove_wrapper_prefixes({name: t.float() if t.is_floating_point() else t for name, t in tensors.items()})
+    return remove_prefixes_and_outer_tensors(
+        {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+    )
 
 
-def remove_wrapper_prefixes(tensors: StateDict) -> NamedTensors:
+def remove_prefixes_and_outer_tensors(tensors: StateDict) -> NamedTensors:
     """Remove prefixes (model.backbone.blocks.0 becomes blocks.0), and tensors outside the wrapped model."""
     extra_names: list[str] = []
     while wrapper := next(
@@ -69,7 +71,7 @@ def _read_safetensors(path: Path) -> StateDict:
         ) from error
 
 
-def _read_pickle(path: Path) -> dict[str, Any]:
+def _read_pickle_weights_safely(path: Path) -> dict[str, Any]:
     """Read tensors and plain containers (`weights_only`). Other objects in the pickle raise an error."""
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickle protocols
@@ -117,7 +119,7 @@ def download_timm_model(model_name: str) -> nn.Module:
         raise UserError(
             f"The timm weights {model_name} could not be downloaded ({_describe_download_error(error)}). To work "
             f"offline, download config.json and model.safetensors of the repository "
-            f"timm/{_add_pretrained_tag(model_name)} on another machine. Put both in one folder here, and use its "
+            f"timm/{_get_timm_name_with_tag(model_name)} on another machine. Put both in one folder here, and use its "
             f"path instead of timm:{model_name}."
         ) from error
 
@@ -128,14 +130,14 @@ def use_cache_if_offline() -> Iterator[None]:
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or not _is_reachable(constants.ENDPOINT)
+    constants.HF_HUB_OFFLINE = before or not _is_proxied_or_reachable(constants.ENDPOINT)
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
 
 
-def _is_reachable(url: str) -> bool:
+def _is_proxied_or_reachable(url: str) -> bool:
     parts = urlsplit(url)
     if any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
         return True  # with a proxy, a direct connection does not tell whether the hub can be reached
@@ -146,7 +148,7 @@ def _is_reachable(url: str) -> bool:
         return False
 
 
-def read_timm_metadata(timm_model: nn.Module) -> WeightsMetadata:
+def read_plain_timm_vit_metadata(timm_model: nn.Module) -> WeightsMetadata:
     """Return settings and normalisation of a plain ViT of timm."""
     from timm.data.config import resolve_model_data_config
     from timm.models.vision_transformer import Block, VisionTransformer
@@ -184,7 +186,7 @@ def download_hub_repository(repository_name: str) -> Path:
         ) from error
 
 
-def _add_pretrained_tag(model_name: str) -> str:
+def _get_timm_name_with_tag(model_name: str) -> str:
     import timm
 
     config = timm.get_pretrained_cfg(model_name)

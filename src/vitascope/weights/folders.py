@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, cast
 from torch import nn
 
 from vitascope.errors import UserError
-from vitascope.model.config import check_size
-from vitascope.weights.files import read_timm_metadata, read_weights_file
+from vitascope.model.config import check_and_convert_size
+from vitascope.weights.files import read_plain_timm_vit_metadata, read_weights_and_extra_names
 from vitascope.weights.model_info import (
     JsonObject,
     ModelInfo,
@@ -54,7 +54,7 @@ def read_model_folder(folder: Path, weights_path: Path | None = None) -> ModelFo
     except (OSError, ValueError) as error:
         raise UserError(f"{config_path} cannot be read ({type(error).__name__}).") from error
     if read_config := _find_config_reader(config_json):
-        tensors, extra_names = read_weights_file(weights_path or find_weights_file(folder))
+        tensors, extra_names = read_weights_and_extra_names(weights_path or find_weights_file(folder))
         metadata, timm_model = read_config(config_json, folder)
         return ModelFolder(tensors, metadata, extra_names, timm_model)
     raise UserError(
@@ -72,10 +72,10 @@ def find_weights_file(folder: Path) -> Path:
 
 def is_model_folder(folder: Path) -> bool:
     """Return whether the folder has a config.json of Vitascope, timm or transformers."""
-    return _find_config_reader(read_config_json(folder)) is not None
+    return _find_config_reader(read_config_json_or_empty(folder)) is not None
 
 
-def read_config_json(folder: Path) -> JsonObject:
+def read_config_json_or_empty(folder: Path) -> JsonObject:
     """Return the contents of config.json; empty if it is missing or cannot be read."""
     try:
         config_json = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -94,10 +94,10 @@ def _read_vitascope_config(config_json: JsonObject, folder: Path) -> FolderConfi
     return FolderConfig(parse_model_info(config_json, str(folder / "config.json")))
 
 
-def _read_timm_config(config_json: JsonObject, folder: Path) -> FolderConfig:
+def _read_config_and_build_timm(config_json: JsonObject, folder: Path) -> FolderConfig:
     timm_model = build_timm_from_config(config_json, folder, plain_vit_only=True)
     class_names = _parse_class_names(config_json.get("label_names"))
-    return FolderConfig(replace(read_timm_metadata(timm_model), classes=class_names), timm_model)
+    return FolderConfig(replace(read_plain_timm_vit_metadata(timm_model), classes=class_names), timm_model)
 
 
 def _read_transformers_config(config_json: JsonObject, folder: Path) -> FolderConfig:
@@ -113,7 +113,7 @@ def _read_transformers_config(config_json: JsonObject, folder: Path) -> FolderCo
         name: config_json[key] for key, name in names.items() if config_json.get(key) is not None
     }
     if "img_size" in settings:
-        settings["img_size"] = check_size("img_size", settings["img_size"])
+        settings["img_size"] = check_and_convert_size("img_size", settings["img_size"])
     settings["norm_eps"] = config_json.get(
         "layer_norm_eps", NORM_EPS_BY_MODEL_TYPE.get(config_json["model_type"], 1e-12)
     )
@@ -121,7 +121,7 @@ def _read_transformers_config(config_json: JsonObject, folder: Path) -> FolderCo
     class_names = _parse_class_names(
         [labels[key] for key in sorted(labels, key=_parse_class_index)] if isinstance(labels, dict) else None
     )
-    normalisation = _read_normalisation(folder, config_json.get("num_channels", 3))
+    normalisation = _try_to_read_normalisation(folder, config_json.get("num_channels", 3))
     mean, std = normalisation or (None, None)
     return FolderConfig(WeightsMetadata(settings, class_names, mean, std, "transformers"))
 
@@ -134,7 +134,7 @@ def _parse_class_names(label_names: Any) -> list[str] | None:
     return [str(name) for name in label_names] if isinstance(label_names, list) and label_names else None
 
 
-def _read_normalisation(folder: Path, num_channels: int) -> Normalisation | None:
+def _try_to_read_normalisation(folder: Path, num_channels: int) -> Normalisation | None:
     """Read preprocessor_config.json of transformers; None if it is missing or incomplete."""
     try:
         processor_json = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
@@ -149,7 +149,7 @@ def _read_normalisation(folder: Path, num_channels: int) -> Normalisation | None
 # By a key that only this library's config.json has.
 CONFIG_READERS: dict[str, ConfigReader] = {
     "preparation": _read_vitascope_config,
-    "architecture": _read_timm_config,
+    "architecture": _read_config_and_build_timm,
     "model_type": _read_transformers_config,
 }
 
@@ -170,7 +170,7 @@ def build_timm_from_config(config_json: JsonObject, folder: Path, *, plain_vit_o
         not isinstance(name, str) or ":" in name or not timm.is_model(name)
     ):  # hf-hub:… and local-dir:… load other models
         raise UserError(f"{config_path}: timm has no architecture '{name}'. Use a name such as vit_tiny_patch16_224.")
-    settings = _check_model_args(config_json.get("model_args") or {}, config_path, plain_vit_only)
+    settings = _check_timm_model_args(config_json.get("model_args") or {}, config_path, plain_vit_only)
     try:
         preprocessing = _select_preprocessing_keys(config_json.get("pretrained_cfg") or {})
         settings = {"num_classes": config_json.get("num_classes", 1000)} | settings
@@ -179,7 +179,7 @@ def build_timm_from_config(config_json: JsonObject, folder: Path, *, plain_vit_o
         raise UserError(f"timm cannot build the model in {config_path} ({type(error).__name__}).") from error
 
 
-def load_timm_weights(timm_model: nn.Module, tensors: StateDict, source_name: str) -> nn.Module:
+def load_weights_into_timm_model(timm_model: nn.Module, tensors: StateDict, source_name: str) -> nn.Module:
     """Load the weights into the network, and return it in eval mode."""
     try:
         timm_model.load_state_dict(tensors)
@@ -190,7 +190,7 @@ def load_timm_weights(timm_model: nn.Module, tensors: StateDict, source_name: st
     return timm_model.eval()
 
 
-def _check_model_args(model_args: Any, config_path: Path, plain_vit_only: bool) -> ModelSettings:
+def _check_timm_model_args(model_args: Any, config_path: Path, plain_vit_only: bool) -> ModelSettings:
     from timm.models._builder import build_model_with_cfg
     from timm.models._factory import create_model
     from timm.models.vision_transformer import VisionTransformer

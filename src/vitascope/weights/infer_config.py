@@ -20,7 +20,7 @@ class InferredConfig(NamedTuple):
     assumptions: list[str]  # for the user
 
 
-def infer_config(
+def infer_config_and_assumptions(
     weights: StateDict,
     library: str,
     source_name: str,
@@ -49,17 +49,17 @@ def infer_config(
     }
     settings["global_pool"] = _infer_pooling(weights)
     assumptions: list[str] = []
-    settings |= _infer_image_size(weights, settings, known_settings, requested_size, assumptions, source_name)
-    settings |= _infer_num_heads(width, known_settings, assumptions, source_name)
+    settings |= _infer_image_size_settings(weights, settings, known_settings, requested_size, assumptions, source_name)
+    settings |= _infer_num_heads_if_unknown(width, known_settings, assumptions, source_name)
     settings["norm_eps"] = known_settings.get("norm_eps", NORM_EPS_BY_LIBRARY.get(library, 1e-6))
     if "norm_eps" not in known_settings:
         assumptions.append(f"norm_eps={settings['norm_eps']:g} (as in {library}'s ViTs)")
     config = ModelConfig(**(settings | {name: value for name, value in known_settings.items() if value is not None}))
-    check_weights_fit(weights, config, source_name)
+    check_weights_fit_config(weights, config, source_name)
     return InferredConfig(config, assumptions)
 
 
-def check_weights_fit(weights: StateDict, config: ModelConfig, source_name: str) -> None:
+def check_weights_fit_config(weights: StateDict, config: ModelConfig, source_name: str) -> None:
     """Raise an error unless names and shapes match the model of this config."""
     expected = VisionTransformer(config).state_dict()
     extra, missing = sorted(set(weights) - set(expected)), sorted(set(expected) - set(weights))
@@ -95,7 +95,7 @@ def _infer_pooling(weights: StateDict) -> str:
     return "avg" if "fc_norm.weight" in weights or "cls_token" not in weights else "token"
 
 
-def _infer_image_size(
+def _infer_image_size_settings(
     weights: StateDict,
     settings: ModelSettings,
     known_settings: ModelSettings,
@@ -119,7 +119,7 @@ def _infer_image_size(
         return {"positions": "none", "img_size": size}
     prefix, num_positions = int(settings["class_token"]) + settings["reg_tokens"], table.shape[1]
     if "img_size" not in known_settings and (
-        side := _infer_grid_side(num_positions, prefix, settings["reg_tokens"], known_settings)
+        side := _infer_square_grid_side(num_positions, prefix, settings["reg_tokens"], known_settings)
     ):
         size = side * rows if rows == columns else (side * rows, side * columns)
         assumptions.append(f"img_size={size} (a square grid of {side}×{side} patches)")
@@ -137,7 +137,7 @@ def _infer_image_size(
     return {"img_size": size, "no_embed_class": prefix > 0 and patches == num_positions}
 
 
-def _infer_grid_side(
+def _infer_square_grid_side(
     num_positions: int, num_prefix_tokens: int, num_registers: int, known_settings: ModelSettings
 ) -> int | None:
     """Return the side of the square patch grid, None if there is none.
@@ -154,7 +154,7 @@ def _infer_grid_side(
     return next((math.isqrt(count) for count in counts if count > 0 and math.isqrt(count) ** 2 == count), None)
 
 
-def _infer_num_heads(
+def _infer_num_heads_if_unknown(
     embed_dim: int, known_settings: ModelSettings, assumptions: list[str], source_name: str
 ) -> ModelSettings:
     if known_settings.get("num_heads") is not None:

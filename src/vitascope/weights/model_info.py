@@ -85,13 +85,13 @@ def get_default_normalisation(num_channels: int) -> Normalisation:
     return Normalisation((0.5,) * num_channels, (0.5,) * num_channels)
 
 
-def match_channel_count(channel_values: Sequence[float], num_channels: int) -> tuple[float, ...]:
+def match_or_average_channel_values(channel_values: Sequence[float], num_channels: int) -> tuple[float, ...]:
     """Return one value per channel. If the number of channels differs, every channel gets the mean."""
     values = tuple(float(value) for value in channel_values)
     return values if len(values) == num_channels else (sum(values) / len(values),) * num_channels
 
 
-def make_class_names(num_classes: int) -> list[str]:
+def make_imagenet_or_number_names(num_classes: int) -> list[str]:
     """Return ImageNet's class names for 1000 classes, else numbers."""
     if num_classes != 1000:
         return [str(index) for index in range(num_classes)]

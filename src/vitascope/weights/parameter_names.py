@@ -80,9 +80,9 @@ class RenamedWeights:
     settings: ModelSettings = field(default_factory=dict)  # inferred from the names
 
 
-def convert_to_timm_names(tensors: StateDict, source_name: str) -> RenamedWeights:
+def convert_weights_to_timm_format(tensors: StateDict, source_name: str) -> RenamedWeights:
     """Rename the weights. Weights that are used only in training are dropped."""
-    library = detect_library(tensors)
+    library = detect_library_by_names(tensors)
     if library is None:
         some = ", ".join(list(tensors)[:3])
         raise UserError(
@@ -91,21 +91,21 @@ def convert_to_timm_names(tensors: StateDict, source_name: str) -> RenamedWeight
         )
     rules = RULES_BY_LIBRARY[library].rules
     renamed = {
-        _apply_rename_rules(_remove_transformers_prefix(name) if library == "transformers" else name, rules): t
+        _apply_first_matching_rule(_remove_transformers_prefix(name) if library == "transformers" else name, rules): t
         for name, t in tensors.items()
     }
     dropped = sorted(name for name in renamed if re.match(DROPPED_NAME_PATTERN, name))
     weights = _pack_qkv({name: tensor for name, tensor in renamed.items() if name not in dropped})
     settings = {"no_embed_class": True} if "register_tokens" in weights else {}
     notes = (
-        _convert_register_tokens(weights),
-        _convert_distillation_token(weights),
-        _drop_double_width_classifier(weights, dropped),
+        _convert_registers_and_describe(weights),
+        _convert_distillation_token_and_describe(weights),
+        _drop_wide_classifier_and_describe(weights, dropped),
     )
     return RenamedWeights(library, weights, dropped, [note for note in notes if note], settings)
 
 
-def detect_library(tensors: StateDict) -> str | None:
+def detect_library_by_names(tensors: StateDict) -> str | None:
     """Return the library whose typical parameter name is there."""
     for library, (typical_name, _) in RULES_BY_LIBRARY.items():
         if any(re.fullmatch(typical_name, name) for name in tensors):
@@ -119,7 +119,7 @@ def _remove_transformers_prefix(weight_name: str) -> str:
     )
 
 
-def _apply_rename_rules(weight_name: str, rules: RenameRules) -> str:
+def _apply_first_matching_rule(weight_name: str, rules: RenameRules) -> str:
     for pattern, replacement in rules:
         renamed, num_replaced = re.subn(rf"^{pattern}", replacement, weight_name)
         if num_replaced:
@@ -142,7 +142,7 @@ def _pack_qkv(weights: StateDict) -> StateDict:
     return packed
 
 
-def _convert_register_tokens(weights: StateDict) -> Note | None:
+def _convert_registers_and_describe(weights: StateDict) -> Note | None:
     """Rename register tokens in place, and add the class token's position embedding to the class token."""
     if "register_tokens" not in weights:
         return None
@@ -152,7 +152,7 @@ def _convert_register_tokens(weights: StateDict) -> Note | None:
     return "the class token's position embedding was added to the class token, as timm does for DINOv2 with registers"
 
 
-def _convert_distillation_token(weights: StateDict) -> Note | None:
+def _convert_distillation_token_and_describe(weights: StateDict) -> Note | None:
     """Convert DeiT's distillation token to a register token in place; attention is unchanged."""
     if "dist_token" not in weights:
         return None
@@ -160,7 +160,7 @@ def _convert_distillation_token(weights: StateDict) -> Note | None:
     return "DeiT's distillation token became a register token; predictions use only the class token's head"
 
 
-def _drop_double_width_classifier(weights: StateDict, dropped_names: list[str]) -> Note | None:
+def _drop_wide_classifier_and_describe(weights: StateDict, dropped_names: list[str]) -> Note | None:
     """Drop the classifier of transformers' DINOv2: its input is the class token and the mean of the patches."""
     head, width = weights.get("head.weight"), weights["patch_embed.proj.weight"].shape[0]
     if head is None or head.shape[1] == width:
@@ -169,7 +169,7 @@ def _drop_double_width_classifier(weights: StateDict, dropped_names: list[str]) 
     return f"the classifier was removed: it needs {head.shape[1]} features, but a token has {width}"
 
 
-def convert_to_transformers_names(weights: StateDict) -> StateDict:
+def convert_weights_to_transformers_format(weights: StateDict) -> StateDict:
     """Rename a plain ViT's weights to the names in files of transformers' ViTForImageClassification."""
     renamed: StateDict = {}
     outer_names = {

@@ -10,35 +10,35 @@ from torch import nn
 
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
-from vitascope.model.config import ModelConfig, Size, check_size
+from vitascope.model.config import ModelConfig, Size, check_and_convert_size
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.files import (
     WEIGHTS_SUFFIXES,
     download_hub_repository,
     download_timm_model,
-    read_timm_metadata,
-    read_weights_file,
+    read_plain_timm_vit_metadata,
+    read_weights_and_extra_names,
 )
 from vitascope.weights.folders import (
     build_timm_from_config,
     find_weights_file,
     is_model_folder,
-    load_timm_weights,
-    read_config_json,
+    load_weights_into_timm_model,
+    read_config_json_or_empty,
     read_model_folder,
 )
-from vitascope.weights.infer_config import check_weights_fit, guess_num_heads, infer_config
+from vitascope.weights.infer_config import check_weights_fit_config, guess_num_heads, infer_config_and_assumptions
 from vitascope.weights.model_info import (
     JsonObject,
     ModelInfo,
     StateDict,
     WeightsMetadata,
     get_default_normalisation,
-    make_class_names,
+    make_imagenet_or_number_names,
     make_names_unique,
-    match_channel_count,
+    match_or_average_channel_values,
 )
-from vitascope.weights.parameter_names import convert_to_timm_names
+from vitascope.weights.parameter_names import convert_weights_to_timm_format
 
 ONLINE_PREFIXES = ("timm:", "hf:")
 MAX_RELATIVE_DIFFERENCE = 1e-4  # relative to the largest logit: rounding is far below, another activation above
@@ -79,17 +79,17 @@ def build_eval_model(config: ModelConfig, weights: StateDict) -> VisionTransform
 def open_weights(model_ref: str, *, num_heads: int | None = None, img_size: Size | None = None) -> PretrainedModel:
     """Open what `weights=` accepts. `num_heads`, `img_size`: used if the weights do not define them."""
     if img_size is not None:
-        img_size = check_size("img_size", img_size)
+        img_size = check_and_convert_size("img_size", img_size)
     overrides = UserOverrides(num_heads, img_size)
     if model_ref.startswith("timm:"):
-        return _open_timm_model(model_ref, overrides)
+        return _open_and_verify_timm_model(model_ref, overrides)
     if model_ref.startswith("hf:"):
         return _open_model_folder(download_hub_repository(model_ref.removeprefix("hf:")), model_ref, overrides)
     path = Path(model_ref).expanduser()
     if path.is_dir():
         return _open_model_folder(path, model_ref, overrides)
     if path.suffix in WEIGHTS_SUFFIXES and is_model_folder(path.parent):
-        return _open_file_with_config(path, model_ref, overrides)
+        return _open_weights_beside_config(path, model_ref, overrides)
     if path.suffix in WEIGHTS_SUFFIXES:
         return _open_file_without_config(path, model_ref, overrides)
     if path.exists():
@@ -122,7 +122,7 @@ class UserOverrides:
             )
 
 
-def pretrained_from_state_dict(
+def build_pretrained_from_state_dict(
     state_dict: StateDict,
     name: str,
     metadata: WeightsMetadata | None = None,
@@ -132,18 +132,23 @@ def pretrained_from_state_dict(
 ) -> PretrainedModel:
     """Convert the state dict of any library. `metadata`: what is known from config.json or from the user."""
     metadata = metadata or WeightsMetadata()
-    renamed = convert_to_timm_names(state_dict, name)
+    renamed = convert_weights_to_timm_format(state_dict, name)
     settings = renamed.settings | metadata.settings
-    config, assumptions = infer_config(
+    config, assumptions = infer_config_and_assumptions(
         renamed.weights, renamed.library, name, requested_size=requested_size, **settings
     )
-    info, dropped = make_model_info(config, metadata, assumptions), [*(extra_dropped or []), *renamed.dropped_names]
+    info, dropped = (
+        complete_model_info_with_defaults(config, metadata, assumptions),
+        [*(extra_dropped or []), *renamed.dropped_names],
+    )
     return PretrainedModel(
         name, metadata.library or renamed.library, info, renamed.weights, assumptions, dropped, renamed.notes
     )
 
 
-def make_model_info(config: ModelConfig, metadata: WeightsMetadata, assumptions: list[str]) -> ModelInfo:
+def complete_model_info_with_defaults(
+    config: ModelConfig, metadata: WeightsMetadata, assumptions: list[str]
+) -> ModelInfo:
     """Combine settings and metadata. Default normalisation and class names are appended to `assumptions`."""
     mean, std = metadata.mean, metadata.std
     if mean is None or std is None or {len(mean), len(std)} != {config.in_chans}:
@@ -157,7 +162,7 @@ def make_model_info(config: ModelConfig, metadata: WeightsMetadata, assumptions:
         else None
     )
     if classes is None:
-        classes = make_class_names(config.num_classes)
+        classes = make_imagenet_or_number_names(config.num_classes)
         if config.num_classes == 1000:
             assumptions.append(IMAGENET_CLASSES)
     stored = (config.in_chans, *config.image_shape)
@@ -172,22 +177,24 @@ def _open_model_folder(
     source_name = str(weights_path or folder)
     if isinstance(info, ModelInfo):
         overrides.check_num_heads(info.model.num_heads, model_ref)
-        check_weights_fit(tensors, info.model, source_name)
+        check_weights_fit_config(tensors, info.model, source_name)
         return PretrainedModel(model_ref, "vitascope", info, tensors, dropped_names=extra_names)
     metadata = overrides.add_to_metadata(info, model_ref)
-    pretrained = pretrained_from_state_dict(
+    pretrained = build_pretrained_from_state_dict(
         tensors, source_name, metadata, extra_dropped=extra_names, requested_size=overrides.img_size
     )
     pretrained = replace(pretrained, name=model_ref)
     if contents.timm_model is not None:
-        check_same_output(pretrained, load_timm_weights(contents.timm_model, pretrained.weights, source_name))
+        check_same_output_as_reference(
+            pretrained, load_weights_into_timm_model(contents.timm_model, pretrained.weights, source_name)
+        )
     return pretrained
 
 
 def _open_file_without_config(weights_path: Path, model_ref: str, overrides: UserOverrides) -> PretrainedModel:
-    tensors, extra_names = read_weights_file(weights_path)
+    tensors, extra_names = read_weights_and_extra_names(weights_path)
     metadata = overrides.add_to_metadata(WeightsMetadata(), model_ref)
-    pretrained = pretrained_from_state_dict(
+    pretrained = build_pretrained_from_state_dict(
         tensors, str(weights_path), metadata, extra_dropped=extra_names, requested_size=overrides.img_size
     )
     usual_heads = guess_num_heads(pretrained.info.model.embed_dim)
@@ -203,7 +210,7 @@ def make_num_heads_note(num_heads: int, usual_num_heads: int) -> str:
     )
 
 
-def _open_file_with_config(weights_path: Path, model_ref: str, overrides: UserOverrides) -> PretrainedModel:
+def _open_weights_beside_config(weights_path: Path, model_ref: str, overrides: UserOverrides) -> PretrainedModel:
     """Open a weights file in a folder with config.json, such as best.safetensors of a run."""
     config_path = weights_path.parent / "config.json"
     try:
@@ -217,15 +224,15 @@ def _open_file_with_config(weights_path: Path, model_ref: str, overrides: UserOv
     return replace(pretrained, notes=[*pretrained.notes, note])
 
 
-def _open_timm_model(model_ref: str, overrides: UserOverrides) -> PretrainedModel:
+def _open_and_verify_timm_model(model_ref: str, overrides: UserOverrides) -> PretrainedModel:
     timm_model = download_timm_model(model_ref.removeprefix("timm:"))
-    metadata = overrides.add_to_metadata(read_timm_metadata(timm_model), model_ref)
-    pretrained = pretrained_from_state_dict(timm_model.state_dict(), model_ref, metadata)
-    check_same_output(pretrained, timm_model)
+    metadata = overrides.add_to_metadata(read_plain_timm_vit_metadata(timm_model), model_ref)
+    pretrained = build_pretrained_from_state_dict(timm_model.state_dict(), model_ref, metadata)
+    check_same_output_as_reference(pretrained, timm_model)
     return pretrained
 
 
-def check_same_output(pretrained: PretrainedModel, reference_model: nn.Module) -> None:
+def check_same_output_as_reference(pretrained: PretrainedModel, reference_model: nn.Module) -> None:
     """Compare the outputs for one image, and raise an error if the model is not a plain ViT."""
     images = torch.randn(1, *pretrained.info.stored, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -251,7 +258,7 @@ class AnyModel:
     classes: list[str] | None
 
 
-def open_any(model_ref: str) -> AnyModel:
+def open_timm_or_vitascope_model(model_ref: str) -> AnyModel:
     """Open `timm:NAME` and folders that timm saved with timm, everything else with `open_weights`."""
     if model_ref.startswith("timm:"):
         return wrap_timm_model(download_timm_model(model_ref.removeprefix("timm:")), None)
@@ -260,10 +267,10 @@ def open_any(model_ref: str) -> AnyModel:
         if model_ref.startswith("hf:")
         else Path(model_ref).expanduser()
     )
-    config_json = read_config_json(path)  # open_weights reports errors in it
+    config_json = read_config_json_or_empty(path)  # open_weights reports errors in it
     if "architecture" in config_json:
-        tensors = read_weights_file(find_weights_file(path)).tensors
-        model = load_timm_weights(build_timm_from_config(config_json, path), tensors, str(path))
+        tensors = read_weights_and_extra_names(find_weights_file(path)).tensors
+        model = load_weights_into_timm_model(build_timm_from_config(config_json, path), tensors, str(path))
         return wrap_timm_model(model, config_json.get("label_names"))
     pretrained = open_weights(model_ref)
     info = pretrained.info
@@ -278,7 +285,7 @@ def wrap_timm_model(timm_model: nn.Module, class_names: list[str] | None) -> Any
     size = getattr(getattr(timm_model, "patch_embed", None), "img_size", None) or data_config["input_size"][1:]
     first_conv = next((part for part in timm_model.modules() if isinstance(part, nn.Conv2d)), None)
     channels = first_conv.in_channels if first_conv is not None else data_config["input_size"][0]
-    mean, std = (match_channel_count(data_config[name], channels) for name in ("mean", "std"))
+    mean, std = (match_or_average_channel_values(data_config[name], channels) for name in ("mean", "std"))
     num_classes = cast(Any, timm_model).num_classes
     usable = class_names is not None and len(class_names) == num_classes == len(set(class_names))
     preprocessing = Preprocessing((int(size[0]), int(size[1])), mean, std)

@@ -48,7 +48,7 @@ def compute_patch_resampling_error(filters: Tensor, resized_filters: Tensor, pix
     return (power[0] / power[1]).sqrt().item()
 
 
-def adapt_filter_channels(filters: Tensor, num_channels: int) -> Tensor:
+def sum_or_repeat_filter_channels(filters: Tensor, num_channels: int) -> Tensor:
     """Sum the filters over the channels for one channel. Otherwise repeat them in order, scaled by old/new, as in timm.
 
     An image with equal channels keeps its output if the new number is a multiple of the old one (1 → 3, 3 → 6).
@@ -72,12 +72,12 @@ def convert_filters_to_grayscale(
     mean, std = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in colour_normalisation)
     grayscale_mean, grayscale_std = grayscale_normalisation.mean[0], grayscale_normalisation.std[0]
     exact = filters.double()
-    summed = adapt_filter_channels(exact * (grayscale_std / std), 1)
+    summed = sum_or_repeat_filter_channels(exact * (grayscale_std / std), 1)
     shifted_bias = bias.double() + (exact * ((grayscale_mean - mean) / std)).sum((1, 2, 3))
     return PatchFilters(summed.to(filters.dtype), shifted_bias.to(bias.dtype))
 
 
-def compute_channel_error(filters: Tensor, adapted_filters: Tensor) -> float:
+def compute_channel_adaptation_error(filters: Tensor, adapted_filters: Tensor) -> float:
     """Return the relative error of the filters after a change of channels.
 
     For one channel, the error is the filters' difference from their mean over the channels (the colour information).

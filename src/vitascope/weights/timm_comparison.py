@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.model_info import StateDict
-from vitascope.weights.write_formats import check_timm_support, make_timm_settings
+from vitascope.weights.write_formats import check_timm_support, make_timm_constructor_settings
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TimmComparison:
 def build_timm_model(config: ModelConfig) -> nn.Module:
     """Build timm's VisionTransformer with the same settings. Unsupported settings raise an error."""
     check_timm_support(config)
-    settings: dict[str, Any] = make_timm_settings(config) | {"num_classes": config.num_classes}
+    settings: dict[str, Any] = make_timm_constructor_settings(config) | {"num_classes": config.num_classes}
     norm = nn.LayerNorm if config.norm == "layernorm" else RmsNorm
     settings["norm_layer"] = lambda width, **options: norm(width, eps=config.norm_eps, **options)
     if config.mlp == "swiglu":
@@ -35,7 +35,9 @@ def build_timm_model(config: ModelConfig) -> nn.Module:
     return timm.models.VisionTransformer(**settings)
 
 
-def compare_with_timm(config: ModelConfig, dtype: torch.dtype, *, batch_size: int = 2, seed: int = 0) -> TimmComparison:
+def compare_outputs_gradients_with_timm(
+    config: ModelConfig, dtype: torch.dtype, *, batch_size: int = 2, seed: int = 0
+) -> TimmComparison:
     """Load timm's weights into Vitascope's model, run both, and compare."""
     generator = torch.Generator().manual_seed(seed)
     timm_model = build_timm_model(config).to(dtype)
@@ -44,8 +46,8 @@ def compare_with_timm(config: ModelConfig, dtype: torch.dtype, *, batch_size: in
     model = VisionTransformer(config).to(dtype)
     model.load_state_dict(timm_model.state_dict())
     images = torch.randn(batch_size, config.in_chans, *config.image_shape, generator=generator, dtype=dtype)
-    output = _compute_logits_and_gradients(model.eval(), images)
-    timm_output = _compute_logits_and_gradients(timm_model.eval(), images)
+    output = _compute_logits_and_parameter_gradients(model.eval(), images)
+    timm_output = _compute_logits_and_parameter_gradients(timm_model.eval(), images)
     differences = [
         _compute_max_difference(output.gradients[name], gradient) for name, gradient in timm_output.gradients.items()
     ]
@@ -60,7 +62,7 @@ class LogitsAndGradients(NamedTuple):
     gradients: StateDict  # of the parameters
 
 
-def _compute_logits_and_gradients(model: nn.Module, images: Tensor) -> LogitsAndGradients:
+def _compute_logits_and_parameter_gradients(model: nn.Module, images: Tensor) -> LogitsAndGradients:
     logits = model(images)
     F.cross_entropy(logits, torch.arange(len(images)) % logits.shape[1]).backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}

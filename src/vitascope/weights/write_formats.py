@@ -6,7 +6,7 @@ from typing import NamedTuple
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.weights.model_info import JsonObject, ModelInfo, ModelSettings, StateDict
-from vitascope.weights.parameter_names import convert_to_transformers_names
+from vitascope.weights.parameter_names import convert_weights_to_transformers_format
 
 
 class ModelFiles(NamedTuple):
@@ -35,7 +35,7 @@ def convert_for_timm(model_info: ModelInfo, weights: StateDict) -> ModelFiles:
     check_timm_support(config)
     in_use = {"mlp=swiglu": config.mlp == "swiglu", f"norm_eps={config.norm_eps:g}": config.norm_eps != TIMM_NORM_EPS}
     _raise_if_unsupported("A folder for timm cannot store", in_use)
-    args = make_timm_settings(config)
+    args = make_timm_constructor_settings(config)
     if config.norm == "rmsnorm":
         args["norm_layer"] = "rmsnorm"
     rows, columns = config.image_shape
@@ -95,10 +95,10 @@ def convert_for_transformers(model_info: ModelInfo, weights: StateDict) -> Model
     processor_json |= {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
     processor_json |= {"image_mean": list(model_info.preparation.mean), "image_std": list(model_info.preparation.std)}
     json_files = {"config.json": config_json, "preprocessor_config.json": processor_json}
-    return ModelFiles(json_files, convert_to_transformers_names(weights))
+    return ModelFiles(json_files, convert_weights_to_transformers_format(weights))
 
 
-def make_timm_settings(config: ModelConfig) -> ModelSettings:
+def make_timm_constructor_settings(config: ModelConfig) -> ModelSettings:
     """Return the parameters of timm's VisionTransformer."""
     settings: ModelSettings = {name: getattr(config, name) for name in SETTINGS_SHARED_WITH_TIMM}
     settings["pos_embed"] = "learn" if config.positions == "learned" else "none"
@@ -113,7 +113,7 @@ def check_timm_support(config: ModelConfig) -> None:
     in_use |= {f"positions={config.positions}": config.positions not in ("learned", "none")}
     in_use |= {"norm=none": config.norm == "none", "output_projection=false": not config.output_projection}
     in_use |= {"init_values=0": config.init_values == 0}  # timm reads 0 as no LayerScale
-    in_use |= _find_vitascope_only_settings(config)
+    in_use |= _flag_vitascope_only_settings(config)
     _raise_if_unsupported("timm's VisionTransformer does not support", in_use)
 
 
@@ -133,11 +133,11 @@ def check_transformers_support(config: ModelConfig) -> None:
         "non-square images or patches": config.grid[0] != config.grid[1]
         or config.patch_shape[0] != config.patch_shape[1],
     }
-    in_use |= _find_vitascope_only_settings(config)
+    in_use |= _flag_vitascope_only_settings(config)
     _raise_if_unsupported("transformers' ViT does not support", in_use)
 
 
-def _find_vitascope_only_settings(config: ModelConfig) -> dict[str, bool]:
+def _flag_vitascope_only_settings(config: ModelConfig) -> dict[str, bool]:
     """Return for each setting that neither timm nor transformers support whether it is in use."""
     in_use = {
         f"{name}={getattr(config, name)}": getattr(config, name) != default

@@ -51,27 +51,27 @@ BLOCKED_PATTERN = (
 )
 
 
-def split_identifier(name: str) -> list[str]:
+def split_identifier_into_words(name: str) -> list[str]:
     """Split a name into lowercase words: `W_Q` -> w, q; `outProj.weight` -> out, proj, weight."""
-    return list(_split_identifier(name))
+    return list(_split_identifier_cached(name))
 
 
 @lru_cache(maxsize=4096)
-def _split_identifier(name: str) -> tuple[str, ...]:
+def _split_identifier_cached(name: str) -> tuple[str, ...]:
     parts = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
     return tuple(word for word in re.split(r"[^A-Za-z]+", parts.lower()) if word)
 
 
 def normalize_identifier(name: str) -> str:
     """Return the name in lowercase letters only: `num_heads` -> numheads."""
-    return "".join(split_identifier(name))
+    return "".join(split_identifier_into_words(name))
 
 
 @lru_cache(maxsize=4096)
 def guess_qkv_role(name: str) -> str | None:
     """Return q, k, v, o or qkv by the name of a layer or weight, or None if the name is unknown."""
     for part in reversed(name.split(".")):
-        words = split_identifier(part)
+        words = split_identifier_into_words(part)
         whole = "".join(words)
         stripped = [re.sub(r"^(w|b|to|lin|proj)(?=[qkvo]($|kv$))", "", word) for word in [*words, whole]]
         for word in stripped:
@@ -83,9 +83,9 @@ def guess_qkv_role(name: str) -> str | None:
     return None
 
 
-def guess_weight_role(name: str) -> str | None:
+def guess_weight_or_bias_role(name: str) -> str | None:
     """Return the role of a weight or bias argument (`w_q` -> wq, `in_proj_bias` -> bqkv), or None."""
-    words = split_identifier(name)
+    words = split_identifier_into_words(name)
     whole = "".join(words)
     letter = guess_qkv_role(name)
     if letter is None:
@@ -107,8 +107,8 @@ def guess_argument_roles(function: Callable[..., Any], num_skipped: int = 0) -> 
 
 
 def _guess_argument_role(name: str) -> str:
-    whole, words = normalize_identifier(name), split_identifier(name)
-    weight = guess_weight_role(name)
+    whole, words = normalize_identifier(name), split_identifier_into_words(name)
+    weight = guess_weight_or_bias_role(name)
     if "mask" in whole or whole in ("allowed", "visible", "blocked", "keep", "forbidden"):
         return "padding" if "padding" in words else "mask"
     if weight:
@@ -157,7 +157,7 @@ def parse_mask_polarity(text: str) -> Literal["allowed", "blocked"] | None:
     return "allowed" if re.search(ALLOWED_PATTERN, text) else None
 
 
-def get_source(user_code: object) -> str:
+def get_source_or_empty(user_code: object) -> str:
     """Return the source code, or an empty string if it is not available."""
     try:
         return inspect.getsource(user_code)  # pyright: ignore[reportArgumentType]
@@ -165,7 +165,7 @@ def get_source(user_code: object) -> str:
         return ""
 
 
-def get_first_line_number(user_code: object) -> int:
+def get_first_line_or_one(user_code: object) -> int:
     """Return the line of its file at which the source code begins, counted from 1."""
     try:
         return max(1, inspect.getsourcelines(user_code)[1])  # pyright: ignore[reportArgumentType]
@@ -175,7 +175,7 @@ def get_first_line_number(user_code: object) -> int:
 
 def get_docs_and_comments(user_code: object) -> str:
     """Return the docstrings and comments of the source code as one text."""
-    source = get_source(user_code)
+    source = get_source_or_empty(user_code)
     comments = re.findall(r"#(.*)", source)
     strings = re.findall(r'"""(.*?)"""', source, flags=re.DOTALL)
     return "\n".join([inspect.getdoc(user_code) or "", *comments, *strings])

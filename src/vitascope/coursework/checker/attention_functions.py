@@ -10,18 +10,21 @@ from vitascope.coursework.checker.argument_names import (
     ArgumentRoles,
     call_by_roles,
     get_docs_and_comments,
-    get_source,
+    get_source_or_empty,
     guess_argument_roles,
     normalize_identifier,
-    split_identifier,
+    split_identifier_into_words,
 )
 from vitascope.coursework.checker.attention_layers import (
-    guess_single_row_mistake,
+    guess_in_proj_indexing_mistake,
     list_row_order_mistakes,
 )
 from vitascope.coursework.checker.attention_modules import AXIS_ORDERS
-from vitascope.coursework.checker.dot_product import describe_attention_evidence, select_output
-from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_mask_formats
+from vitascope.coursework.checker.dot_product import (
+    describe_attention_mistake_symptoms,
+    select_matching_or_first_tensor,
+)
+from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.part_checker import (
     LARGE_MASKED_SCORES,
     CallConvention,
@@ -33,8 +36,8 @@ from vitascope.coursework.checker.part_checker import (
     PartChecker,
     TinySizes,
     UserCode,
-    choose_default_mask_kind,
-    draw_inputs,
+    choose_mask_kind_if_required,
+    draw_seeded_inputs,
     make_allowed_mask,
     make_tiny_attention_cases,
 )
@@ -47,7 +50,7 @@ from vitascope.coursework.checker.reference import (
     QueryKeyValue,
     ReferenceOptions,
     SimulatedMistake,
-    multi_head_attention,
+    run_reference_multi_head_attention,
 )
 from vitascope.coursework.checker.weights import get_qkv_row_indices
 
@@ -72,13 +75,13 @@ class AttentionFunctionChecker(PartChecker):
         ]
         self.has_heads_argument = "heads" in self.argument_roles.values()
         masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
-        self.mask_formats = list_mask_formats(masks[0], user_code, mask_polarity) if masks else []
-        self.default_mask_kind: MaskKind | None = choose_default_mask_kind(user_code, self.argument_roles)
+        self.mask_formats = list_plausible_mask_formats(masks[0], user_code, mask_polarity) if masks else []
+        self.default_mask_kind: MaskKind | None = choose_mask_kind_if_required(user_code, self.argument_roles)
         name_words = {
             word
             for argument, role in self.argument_roles.items()
             if role in self.weights
-            for word in split_identifier(argument)
+            for word in split_identifier_into_words(argument)
         }
         self.uses_torch_weight_names = bool(name_words & {"weight", "proj", "weights"})
 
@@ -127,11 +130,11 @@ class AttentionFunctionChecker(PartChecker):
         for role in self.weights:
             rows = s["width"] * (3 if role.endswith("qkv") else 1)
             shapes[role] = (rows, s["width"]) if role[0] == "w" else (rows,)
-        inputs = draw_inputs(case, shapes)
+        inputs = draw_seeded_inputs(case, shapes)
         for role in [] if case.tiny else self.weights:
             inputs[role] *= s["width"] ** -0.5
         if case.mask_kind == "high_scores":
-            inputs = {name: x * _make_last_token_scale(x) if name in "xqkv" else x for name, x in inputs.items()}
+            inputs = {name: x * _make_large_last_token_scale(x) if name in "xqkv" else x for name, x in inputs.items()}
         return inputs
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
@@ -175,14 +178,16 @@ class AttentionFunctionChecker(PartChecker):
         allowed = make_allowed_mask(case, case.sizes["columns"], case.sizes["columns"])
         if allowed is None:
             return _convert_from_user_axes(
-                select_output(call_by_roles(self.user_code, values, self.argument_roles), tuple(tokens.shape)),
+                select_matching_or_first_tensor(
+                    call_by_roles(self.user_code, values, self.argument_roles), tuple(tokens.shape)
+                ),
                 axis_order,
             )
         mask, error = MASK_FORMATS[convention.settings["mask_format"]].convert(allowed, self.dtype), None
         for candidate in list_broadcast_masks(mask, (case.sizes["batch"], heads)):
             try:
                 result = call_by_roles(self.user_code, values | {"mask": candidate}, self.argument_roles)
-                return _convert_from_user_axes(select_output(result, tuple(tokens.shape)), axis_order)
+                return _convert_from_user_axes(select_matching_or_first_tensor(result, tuple(tokens.shape)), axis_order)
             except (RuntimeError, ValueError, IndexError, AssertionError) as raised:
                 error = error or raised
         raise error or RuntimeError("no mask shape was accepted")
@@ -205,7 +210,9 @@ class AttentionFunctionChecker(PartChecker):
             if (weight := weights.get("w" + letter)) is not None:
                 weights["w" + letter] = weight.T
         allowed = make_allowed_mask(case, first.shape[1], first.shape[1])
-        return multi_head_attention(QueryKeyValue(*tokens), weights, case.sizes["heads"], allowed, options)
+        return run_reference_multi_head_attention(
+            QueryKeyValue(*tokens), weights, case.sizes["heads"], allowed, options
+        )
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         if "wqkv" in self.weights:
@@ -239,17 +246,17 @@ class AttentionFunctionChecker(PartChecker):
         return [SimulatedMistake("missing-output-projection", {"projected": False})] if is_missing else []
 
     def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
-        return guess_single_row_mistake(get_source(self.user_code))
+        return guess_in_proj_indexing_mistake(get_source_or_empty(self.user_code))
 
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         return (
-            describe_attention_evidence(self, convention, user_result, reference_result)
+            describe_attention_mistake_symptoms(self, convention, user_result, reference_result)
             if "v" in self.argument_roles.values()
             else []
         )
 
 
-def _make_last_token_scale(x: Tensor) -> Tensor:
+def _make_large_last_token_scale(x: Tensor) -> Tensor:
     factor = torch.ones(x.shape[1], 1, dtype=x.dtype)
     factor[-1] = 300.0
     return factor

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from vitascope.coursework.checker.argument_names import get_source, guess_qkv_role, split_identifier
+from vitascope.coursework.checker.argument_names import get_source_or_empty, guess_qkv_role, split_identifier_into_words
 from vitascope.coursework.checker.part_checker import CorrectVariant
 from vitascope.coursework.checker.reference import (
     ATTENTION_MAP_MISTAKES,
@@ -22,10 +22,10 @@ from vitascope.coursework.checker.reference import (
 from vitascope.coursework.checker.weights import (
     PACKED_ROW_ORDERS,
     LinearLayer,
-    assign_weights,
+    assign_qkvo_weights,
     is_packed,
+    iterate_qkv_assignments,
     list_possible_row_orders,
-    list_qkv_assignments,
 )
 
 
@@ -37,26 +37,26 @@ class NormParameters(NamedTuple):
     eps: float
 
 
-def list_attention_variants(module: nn.Module, linear_layers: list[LinearLayer]) -> list[CorrectVariant]:
+def list_correct_attention_options(module: nn.Module, linear_layers: list[LinearLayer]) -> list[CorrectVariant]:
     """List the correct variants: which weight is which, how the heads are split, an optional causal mask."""
     default = CorrectVariant({}, ())
     splits = [default, CorrectVariant({"split": "inside-out"}, ("the features of the heads are interleaved",))]
     masks = [default]
-    if uses_causal_mask(module):
+    if source_mentions_causal_mask(module):
         masks.append(CorrectVariant({"causal": True}, ("the module applies a causal mask itself",)))
     return [
         CorrectVariant(
             {"assignment": described.assignment, **split.options, **mask.options},
             (*described.assumptions, *split.assumptions, *mask.assumptions),
         )
-        for described, split, mask in product(list_qkv_assignments(linear_layers), splits, masks)
+        for described, split, mask in product(iterate_qkv_assignments(linear_layers), splits, masks)
     ]
 
 
-def uses_causal_mask(module: nn.Module) -> bool:
+def source_mentions_causal_mask(module: nn.Module) -> bool:
     """Return whether the source code contains tril, triu or the word causal."""
     source = "".join(
-        get_source(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch")
+        get_source_or_empty(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch")
     )
     return "tril" in source or "triu" in source or "causal" in source.lower()
 
@@ -67,7 +67,7 @@ def list_attention_mistakes(
     """List all mistakes of a multi-head attention with these weights."""
     packed = next((layer for layer in linear_layers if is_packed(layer)), None)
     rows = [] if packed is None else list_row_order_mistakes(list_possible_row_orders(packed.name))
-    masks = [*MASK_MISTAKES, *MASK_FILL_MISTAKES] if has_mask or uses_causal_mask(module) else []
+    masks = [*MASK_MISTAKES, *MASK_FILL_MISTAKES] if has_mask or source_mentions_causal_mask(module) else []
     return [*SCALE_MISTAKES, *ATTENTION_MAP_MISTAKES, *HEAD_MISTAKES, *rows, *masks]
 
 
@@ -79,18 +79,20 @@ def list_row_order_mistakes(correct_row_orders: list[str]) -> list[SimulatedMist
     return [SimulatedMistake("wrong-in-proj-slice", {"rows": rows}) for rows in row_orders]
 
 
-def guess_single_row_mistake(source: str) -> list[str]:
+def guess_in_proj_indexing_mistake(source: str) -> list[str]:
     """Detect an index such as `in_proj_weight[0]`: one row of 3 · width, not the query weight (sheet C)."""
     match = re.search(r"(in_proj\w*|qkv\w*\.weight|w_?qkv)\[\s*[012]\s*\]", source)
     return ["wrong-in-proj-slice"] if match else []
 
 
-def get_reference_weights(linear_layers: list[LinearLayer], options: ReferenceOptions, num_heads: int) -> WeightsByRole:
+def assign_weights_by_options(
+    linear_layers: list[LinearLayer], options: ReferenceOptions, num_heads: int
+) -> WeightsByRole:
     """Return the weights for the reference, with a wrong row order if the options contain one."""
     assignment = options["assignment"]
     if "rows" in options:
         assignment = replace(assignment, row_order=options["rows"])
-    return assign_weights(linear_layers, assignment, num_heads)
+    return assign_qkvo_weights(linear_layers, assignment, num_heads)
 
 
 def select_attention_layers(linear_layers: list[LinearLayer], width: int) -> list[LinearLayer]:
@@ -107,14 +109,14 @@ def select_attention_layers(linear_layers: list[LinearLayer], width: int) -> lis
 
 
 def _is_attention_layer_name(layer_name: str) -> bool:
-    words = set(split_identifier(layer_name))
+    words = set(split_identifier_into_words(layer_name))
     if words & {"mlp", "ffn", "ff", "feedforward", "feed", "fc", "linear"} and not words & {"attn", "attention", "mha"}:
         return False
     attention_words = {"attn", "attention", "mha", "msa", "selfattn", "selfattention", "self", "multihead", "sa", "att"}
     return bool(words & attention_words) or guess_qkv_role(layer_name) in ("q", "k", "v", "qkv")
 
 
-def get_norm_parameters(norm: nn.Module) -> NormParameters:
+def get_norm_weight_bias_eps(norm: nn.Module) -> NormParameters:
     """Return the weight, bias and epsilon of a norm."""
     eps = getattr(norm, "eps", None) or 1e-5
     return NormParameters(getattr(norm, "weight", None), getattr(norm, "bias", None), eps)

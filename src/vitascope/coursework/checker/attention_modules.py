@@ -7,16 +7,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.argument_names import get_source, guess_argument_roles
+from vitascope.coursework.checker.argument_names import get_source_or_empty, guess_argument_roles
 from vitascope.coursework.checker.attention_layers import (
-    get_norm_parameters,
-    get_reference_weights,
-    guess_single_row_mistake,
+    assign_weights_by_options,
+    get_norm_weight_bias_eps,
+    guess_in_proj_indexing_mistake,
     list_attention_mistakes,
-    list_attention_variants,
+    list_correct_attention_options,
 )
-from vitascope.coursework.checker.dot_product import describe_attention_evidence, select_output
-from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_mask_formats
+from vitascope.coursework.checker.dot_product import (
+    describe_attention_mistake_symptoms,
+    select_matching_or_first_tensor,
+)
+from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
     IMAGES_DEPENDENT,
@@ -31,8 +34,8 @@ from vitascope.coursework.checker.part_checker import (
     PartChecker,
     TinySizes,
     UserCode,
-    choose_default_mask_kind,
-    draw_inputs,
+    choose_mask_kind_if_required,
+    draw_seeded_inputs,
     format_observation,
     make_allowed_mask,
     make_tiny_attention_cases,
@@ -41,9 +44,9 @@ from vitascope.coursework.checker.reference import (
     QueryKeyValue,
     ReferenceOptions,
     SimulatedMistake,
-    multi_head_attention,
+    run_reference_multi_head_attention,
 )
-from vitascope.coursework.checker.weights import find_linear_layers, find_norms
+from vitascope.coursework.checker.weights import find_linear_layers_and_matrices, find_norms
 
 AXIS_ORDERS = {
     "batch": "the input has shape batch × token × feature",
@@ -67,8 +70,10 @@ class AttentionModuleChecker(PartChecker):
         self.sample_module = self.module_factory.get_module({"width": 12, "heads": 3})
         self.argument_roles = guess_argument_roles(self.sample_module.forward)
         masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
-        self.mask_formats = list_mask_formats(masks[0], type(self.sample_module), mask_polarity) if masks else []
-        self.default_mask_kind: MaskKind | None = choose_default_mask_kind(
+        self.mask_formats = (
+            list_plausible_mask_formats(masks[0], type(self.sample_module), mask_polarity) if masks else []
+        )
+        self.default_mask_kind: MaskKind | None = choose_mask_kind_if_required(
             self.sample_module.forward, self.argument_roles
         )
         if isinstance(self.sample_module, nn.MultiheadAttention):
@@ -102,7 +107,7 @@ class AttentionModuleChecker(PartChecker):
 
     def make_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
-        inputs = draw_inputs(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
+        inputs = draw_seeded_inputs(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
         if case.mask_kind == "high_scores":  # the masked last token is 300 times larger
             inputs["x"][:, -1] *= 300.0
         return inputs
@@ -145,13 +150,15 @@ class AttentionModuleChecker(PartChecker):
         allowed = make_allowed_mask(case, inputs["x"].shape[1], inputs["x"].shape[1])
         if allowed is None:
             return self.convert_from_user_axes(
-                select_output(self.call_module(module, values), tuple(x.shape)), axis_order, case
+                select_matching_or_first_tensor(self.call_module(module, values), tuple(x.shape)), axis_order, case
             )
         mask, error = MASK_FORMATS[convention.settings["mask_format"]].convert(allowed, self.dtype), None
         for candidate in list_broadcast_masks(mask, (case.sizes["batch"], case.sizes["heads"])):
             try:
                 result = self.call_module(module, values | {"mask": candidate})
-                return self.convert_from_user_axes(select_output(result, tuple(x.shape)), axis_order, case)
+                return self.convert_from_user_axes(
+                    select_matching_or_first_tensor(result, tuple(x.shape)), axis_order, case
+                )
             except (RuntimeError, ValueError, IndexError, AssertionError) as raised:
                 error = error or raised
         raise error or RuntimeError("no mask shape was accepted")
@@ -185,12 +192,16 @@ class AttentionModuleChecker(PartChecker):
             causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
             allowed = causal if allowed is None else allowed & causal
         if options.get("norm_inside"):
-            x = F.layer_norm(x, x.shape[-1:], *get_norm_parameters(find_norms(module)[0].norm))
-        weights = get_reference_weights(find_linear_layers(module), options, case.sizes["heads"])
-        return multi_head_attention(QueryKeyValue(x, x, x), weights, case.sizes["heads"], allowed, options)
+            x = F.layer_norm(x, x.shape[-1:], *get_norm_weight_bias_eps(find_norms(module)[0].norm))
+        weights = assign_weights_by_options(find_linear_layers_and_matrices(module), options, case.sizes["heads"])
+        return run_reference_multi_head_attention(
+            QueryKeyValue(x, x, x), weights, case.sizes["heads"], allowed, options
+        )
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
-        variants = list_attention_variants(self.sample_module, find_linear_layers(self.sample_module))
+        variants = list_correct_attention_options(
+            self.sample_module, find_linear_layers_and_matrices(self.sample_module)
+        )
         if find_norms(self.sample_module):
             inside = [
                 CorrectVariant(
@@ -204,7 +215,7 @@ class AttentionModuleChecker(PartChecker):
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         mistakes = list_attention_mistakes(
-            self.sample_module, find_linear_layers(self.sample_module), has_mask=bool(self.mask_formats)
+            self.sample_module, find_linear_layers_and_matrices(self.sample_module), has_mask=bool(self.mask_formats)
         )
         return [
             mistake
@@ -214,8 +225,8 @@ class AttentionModuleChecker(PartChecker):
 
     def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
         """Detect a missing output projection; it is optional for a single head."""
-        linear_layers = find_linear_layers(self.sample_module)
-        weights = get_reference_weights(linear_layers, self.list_correct_variants(convention)[0].options, 3)
+        linear_layers = find_linear_layers_and_matrices(self.sample_module)
+        weights = assign_weights_by_options(linear_layers, self.list_correct_variants(convention)[0].options, 3)
         if self.module_factory.has_heads and "wo" not in weights:
             return [SimulatedMistake("missing-output-projection", {"projected": False})]
         return []
@@ -227,10 +238,10 @@ class AttentionModuleChecker(PartChecker):
         return list(self.get_module(case).parameters())
 
     def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
-        return guess_single_row_mistake(get_source(type(self.sample_module)))
+        return guess_in_proj_indexing_mistake(get_source_or_empty(type(self.sample_module)))
 
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
-        lines = describe_attention_evidence(self, convention, user_result, reference_result)
+        lines = describe_attention_mistake_symptoms(self, convention, user_result, reference_result)
         case = self.list_cases()[0]
         x = self.make_inputs(case)["x"].to(self.dtype)
         order = torch.arange(x.shape[1]).flip(0)

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.argument_names import guess_argument_roles, split_identifier
+from vitascope.coursework.checker.argument_names import guess_argument_roles, split_identifier_into_words
 from vitascope.coursework.checker.attention_layers import (
-    get_norm_parameters,
-    get_reference_weights,
+    assign_weights_by_options,
+    get_norm_weight_bias_eps,
     list_attention_mistakes,
-    list_attention_variants,
+    list_correct_attention_options,
     select_attention_layers,
 )
 from vitascope.coursework.checker.attention_modules import AttentionModuleChecker
 from vitascope.coursework.checker.feed_forward import (
     apply_feed_forward,
     find_mlp_layers,
-    list_module_activation_variants,
+    list_activation_options_marking_rare,
 )
-from vitascope.coursework.checker.masks import list_mask_formats
+from vitascope.coursework.checker.masks import list_plausible_mask_formats
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
     CallConvention,
@@ -33,7 +33,7 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     UserCode,
-    choose_default_mask_kind,
+    choose_mask_kind_if_required,
     make_allowed_mask,
 )
 from vitascope.coursework.checker.reference import (
@@ -41,9 +41,9 @@ from vitascope.coursework.checker.reference import (
     ReferenceOptions,
     SimulatedMistake,
     WeightsByRole,
-    multi_head_attention,
+    run_reference_multi_head_attention,
 )
-from vitascope.coursework.checker.weights import LinearLayer, find_linear_layers, find_norms
+from vitascope.coursework.checker.weights import LinearLayer, find_linear_layers_and_matrices, find_norms
 
 BLOCK_MISTAKES = [
     SimulatedMistake("norm-after", {"order": "after"}),
@@ -64,35 +64,41 @@ class BlockWeights(NamedTuple):
 _BLOCK_WEIGHTS_CACHE: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], BlockWeights]] = WeakKeyDictionary()
 
 
-def find_block_weights(module: nn.Module, options: ReferenceOptions, num_heads: int, width: int) -> BlockWeights:
+def find_attention_and_mlp_weights(
+    module: nn.Module, options: ReferenceOptions, num_heads: int, width: int
+) -> BlockWeights:
     """Return the weights of a block; cached if no gradient is needed."""
     if torch.is_grad_enabled():
-        return _collect_block_weights(module, options, num_heads, width)
+        return _collect_attention_and_mlp_weights(module, options, num_heads, width)
     cache = _BLOCK_WEIGHTS_CACHE.setdefault(module, {})
     key = (options["assignment"], options.get("rows"), num_heads, width)
     if key not in cache:
-        cache[key] = _collect_block_weights(module, options, num_heads, width)
+        cache[key] = _collect_attention_and_mlp_weights(module, options, num_heads, width)
     return cache[key]
 
 
-def _collect_block_weights(module: nn.Module, options: ReferenceOptions, num_heads: int, width: int) -> BlockWeights:
-    linear_layers = find_linear_layers(module)
+def _collect_attention_and_mlp_weights(
+    module: nn.Module, options: ReferenceOptions, num_heads: int, width: int
+) -> BlockWeights:
+    linear_layers = find_linear_layers_and_matrices(module)
     attention_layers = select_attention_layers(linear_layers, width)
     others = [layer for layer in linear_layers if all(layer is not other for other in attention_layers)]
     mlp_layers = find_mlp_layers(others, width)
-    return BlockWeights(get_reference_weights(attention_layers, options, num_heads), *mlp_layers)
+    return BlockWeights(assign_weights_by_options(attention_layers, options, num_heads), *mlp_layers)
 
 
 def run_reference_block(
     x: Tensor, module: nn.Module, num_heads: int, allowed_mask: Tensor | None, options: ReferenceOptions
 ) -> Tensor:
     """Compute x + attention(norm(x)), then x + mlp(norm(x)), with the weights of the user's module."""
-    weights = find_block_weights(module, options, num_heads, x.shape[-1])
+    weights = find_attention_and_mlp_weights(module, options, num_heads, x.shape[-1])
     if options.get("causal"):
         allowed_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
 
     def attention(y: Tensor) -> Tensor:
-        return multi_head_attention(QueryKeyValue(y, y, y), weights.attention, num_heads, allowed_mask, options)
+        return run_reference_multi_head_attention(
+            QueryKeyValue(y, y, y), weights.attention, num_heads, allowed_mask, options
+        )
 
     def mlp(y: Tensor) -> Tensor:
         return apply_feed_forward(y, weights.mlp_first, weights.mlp_second, options["activation"])
@@ -100,11 +106,11 @@ def run_reference_block(
     norms = get_block_norms(module, options.get("norms_swapped", False))
     for number, layer in (("1", attention), ("2", mlp)):
         norm = norms[int(number) - 1] if number in options.get("normed", "12") else None
-        x = _apply_residual_branch(x, layer, norm, number in options.get("added", "12"), options)
+        x = _apply_norm_layer_and_residual(x, layer, norm, number in options.get("added", "12"), options)
     return x
 
 
-def _apply_residual_branch(
+def _apply_norm_layer_and_residual(
     x: Tensor,
     layer: Callable[[Tensor], Tensor],
     norm: nn.Module | None,
@@ -112,7 +118,7 @@ def _apply_residual_branch(
     options: ReferenceOptions,
 ) -> Tensor:
     def normalize(y: Tensor) -> Tensor:
-        return y if norm is None else F.layer_norm(y, y.shape[-1:], *get_norm_parameters(norm))
+        return y if norm is None else F.layer_norm(y, y.shape[-1:], *get_norm_weight_bias_eps(norm))
 
     if options.get("order") == "after":
         return normalize(x + layer(x) if has_residual else layer(x))
@@ -133,9 +139,11 @@ def get_block_norms(module: nn.Module, swapped: bool) -> list[nn.Module | None]:
     return [norms[1], norms[0]] if swapped else norms[:2]
 
 
-def list_block_variants(module: nn.Module, width: int) -> list[CorrectVariant]:
+def list_correct_block_options(module: nn.Module, width: int) -> list[CorrectVariant]:
     """List the correct variants: attention, activation function, and which norm belongs to which layer."""
-    attention_variants = list_attention_variants(module, select_attention_layers(find_linear_layers(module), width))
+    attention_variants = list_correct_attention_options(
+        module, select_attention_layers(find_linear_layers_and_matrices(module), width)
+    )
     swaps = [CorrectVariant({}, ())]
     if len(find_norms(module)) > 1:
         names = [name for name, _ in find_norms(module)][1::-1]
@@ -146,15 +154,19 @@ def list_block_variants(module: nn.Module, width: int) -> list[CorrectVariant]:
             {**activation.options, **attention.options, **swap.options},
             (*activation.assumptions, *attention.assumptions, *swap.assumptions),
         )
-        for swap, attention, activation in product(swaps, attention_variants, list_module_activation_variants(module))
+        for swap, attention, activation in product(
+            swaps, attention_variants, list_activation_options_marking_rare(module)
+        )
     ]
 
 
-def find_missing_block_layers(module: nn.Module, width: int, has_heads: bool) -> list[SimulatedMistake]:
+def find_missing_block_layer_mistakes(module: nn.Module, width: int, has_heads: bool) -> list[SimulatedMistake]:
     """List the layers that are missing."""
     mistakes = []
-    attention_layers = select_attention_layers(find_linear_layers(module), width)
-    weights = get_reference_weights(attention_layers, list_attention_variants(module, attention_layers)[0].options, 1)
+    attention_layers = select_attention_layers(find_linear_layers_and_matrices(module), width)
+    weights = assign_weights_by_options(
+        attention_layers, list_correct_attention_options(module, attention_layers)[0].options, 1
+    )
     if has_heads and "wo" not in weights:
         mistakes.append(SimulatedMistake("missing-output-projection", {"projected": False}))
     if not find_norms(module):
@@ -163,7 +175,7 @@ def find_missing_block_layers(module: nn.Module, width: int, has_heads: bool) ->
 
 
 def list_block_mistakes(module: nn.Module, width: int, *, has_mask: bool = False) -> list[SimulatedMistake]:
-    attention_layers = select_attention_layers(find_linear_layers(module), width)
+    attention_layers = select_attention_layers(find_linear_layers_and_matrices(module), width)
     return [*BLOCK_MISTAKES, *list_attention_mistakes(module, attention_layers, has_mask=has_mask)]
 
 
@@ -182,8 +194,10 @@ class TransformerBlockChecker(AttentionModuleChecker):
         self.sample_module = self.module_factory.get_module({})
         self.argument_roles = guess_argument_roles(self.sample_module.forward)
         masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
-        self.mask_formats = list_mask_formats(masks[0], type(self.sample_module), mask_polarity) if masks else []
-        self.default_mask_kind: MaskKind | None = choose_default_mask_kind(
+        self.mask_formats = (
+            list_plausible_mask_formats(masks[0], type(self.sample_module), mask_polarity) if masks else []
+        )
+        self.default_mask_kind: MaskKind | None = choose_mask_kind_if_required(
             self.sample_module.forward, self.argument_roles
         )
 
@@ -205,10 +219,10 @@ class TransformerBlockChecker(AttentionModuleChecker):
         return run_reference_block(x, self.get_module(case), case.sizes["heads"], allowed, options)
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
-        return list_block_variants(self.sample_module, self.width)
+        return list_correct_block_options(self.sample_module, self.width)
 
     def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
-        return find_missing_block_layers(self.sample_module, self.width, self.module_factory.has_heads)
+        return find_missing_block_layer_mistakes(self.sample_module, self.width, self.module_factory.has_heads)
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         missing_ids = {mistake.mistake_id for mistake in self.find_missing_layers(convention)}
@@ -221,7 +235,7 @@ class TransformerBlockChecker(AttentionModuleChecker):
         extra_names = [
             n
             for n, p in self.sample_module.named_parameters()
-            if p.ndim == 1 and not standard_names & set(split_identifier(n))
+            if p.ndim == 1 and not standard_names & set(split_identifier_into_words(n))
         ]
         return (
             [*lines, f"The module has parameters that a standard block does not have: {', '.join(extra_names)}."]

@@ -12,7 +12,7 @@ from torch import nn
 from vitascope.coursework.checker.attention_functions import AttentionFunctionChecker
 from vitascope.coursework.checker.attention_modules import Attention2dChecker, AttentionModuleChecker
 from vitascope.coursework.checker.blocks import TransformerBlockChecker
-from vitascope.coursework.checker.diagnose import run_checker
+from vitascope.coursework.checker.diagnose import check_and_diagnose_part
 from vitascope.coursework.checker.dot_product import DotProductChecker
 from vitascope.coursework.checker.feed_forward import FeedForwardChecker
 from vitascope.coursework.checker.image_embedding import ClassTokenChecker
@@ -20,7 +20,7 @@ from vitascope.coursework.checker.masks import CausalMaskChecker
 from vitascope.coursework.checker.part_checker import MaskPolarity, PartChecker, UserCode
 from vitascope.coursework.checker.patches import PatchifyChecker
 from vitascope.coursework.checker.positions import SinusoidalPositionsChecker
-from vitascope.coursework.checker.recognition import find_unfilled_line, recognize_part
+from vitascope.coursework.checker.recognition import find_ellipsis_line_or_zero, recognize_part
 from vitascope.coursework.checker.report import NOTHING_RECOGNIZED, CheckReport, FirstDifference
 from vitascope.coursework.checker.vit import ViTChecker
 from vitascope.errors import UserError, shorten_error_message, suggest_choice
@@ -92,7 +92,7 @@ def create_checker(
     return factories[part](name, user_code, mask_polarity)
 
 
-def collect_definitions(module: ModuleType) -> Definitions:
+def collect_own_functions_and_modules(module: ModuleType) -> Definitions:
     """Return the functions and module classes that this file defines, in their order in the file."""
     definitions = {}
     for name, user_code in vars(module).items():
@@ -103,17 +103,17 @@ def collect_definitions(module: ModuleType) -> Definitions:
     return definitions
 
 
-def recognize_parts(module: ModuleType) -> RecognizedParts:
+def split_recognized_definitions(module: ModuleType) -> RecognizedParts:
     """Recognise the part of every function and class of a file."""
-    definitions = collect_definitions(module)
+    definitions = collect_own_functions_and_modules(module)
     recognized = {name: user_code for name, user_code in definitions.items() if recognize_part(name, user_code)}
     return RecognizedParts(recognized, [name for name in definitions if name not in recognized])
 
 
-def find_mask_polarity(definitions: Definitions) -> MaskPolarity | None:
+def detect_causal_mask_polarity(definitions: Definitions) -> MaskPolarity | None:
     """Return the meaning of True in the causal mask of the user's file, or None if there is no correct mask."""
     for name, user_code in definitions.items():
-        if recognize_part(name, user_code) == "causal-mask" and not find_unfilled_line(user_code):
+        if recognize_part(name, user_code) == "causal-mask" and not find_ellipsis_line_or_zero(user_code):
             return CausalMaskChecker(name, user_code).detect_mask_polarity()
     return None
 
@@ -125,19 +125,19 @@ def check(user_code: UserCode, part: str | None = None) -> CheckReport:
     Default: the part is recognised by its name and arguments.
     """
     name = getattr(user_code, "__name__", None) or type(user_code).__name__
-    return check_object(name, user_code, part)
+    return check_object_or_report_error(name, user_code, part)
 
 
-def check_object(
+def check_object_or_report_error(
     name: str, user_code: UserCode, part: str | None = None, mask_polarity: MaskPolarity | None = None
 ) -> CheckReport:
     """Return one report. If the check cannot be prepared, the mistake is `unknown` and the report gives the reason."""
-    if (line := find_unfilled_line(user_code)) and (recognized := part or recognize_part(name, user_code)):
+    if (line := find_ellipsis_line_or_zero(user_code)) and (recognized := part or recognize_part(name, user_code)):
         return _make_unfilled_report(name, recognized, line)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny
     try:
-        return run_checker(create_checker(name, user_code, part, mask_polarity))
+        return check_and_diagnose_part(create_checker(name, user_code, part, mask_polarity))
     except UserError:
         raise
     except Exception as error:  # the user's constructor may raise anything
@@ -174,32 +174,32 @@ def _make_unfilled_report(name: str, part: str, line_number: int) -> CheckReport
     )
 
 
-def select_objects_to_check(module: ModuleType, name: str | None, part: str | None) -> RecognizedParts:
+def select_objects_and_omitted_names(module: ModuleType, name: str | None, part: str | None) -> RecognizedParts:
     """Select what to check in a file. With `part`, names are unrecognised only if nothing can be checked."""
     if name is not None:
         if not hasattr(module, name):
-            names = ", ".join(collect_definitions(module)) or "no function or class"
+            names = ", ".join(collect_own_functions_and_modules(module)) or "no function or class"
             raise UserError(f"It does not define {name}. It defines: {names}.")
         return RecognizedParts({name: getattr(module, name)}, [])
-    recognized, others = recognize_parts(module)
+    recognized, others = split_recognized_definitions(module)
     if part is not None:
         fitting = {name: user_code for name, user_code in recognized.items() if recognize_part(name, user_code) == part}
-        definitions = collect_definitions(module)
+        definitions = collect_own_functions_and_modules(module)
         recognized = fitting or (definitions if len(definitions) == 1 else {})
         others = [] if recognized else list(definitions)
     return RecognizedParts(recognized, others)
 
 
-def check_module_parts(module: ModuleType, name: str | None, part: str | None) -> Iterator[CheckProgress]:
+def check_parts_yielding_progress(module: ModuleType, name: str | None, part: str | None) -> Iterator[CheckProgress]:
     """Yield the names that were not recognised, then for every part its name and its report."""
-    selected, others = select_objects_to_check(module, name, part)
+    selected, others = select_objects_and_omitted_names(module, name, part)
     yield UnrecognizedNames(others)
     if not selected:
         raise UserError(f"{NOTHING_RECOGNIZED} It defines: {', '.join(others)}." if others else NOTHING_RECOGNIZED)
-    recognized = recognize_parts(module).recognized
+    recognized = split_recognized_definitions(module).recognized
     masks = (name for name, user_code in recognized.items() if recognize_part(name, user_code) == "causal-mask")
     yield CheckStarted(next(masks, "Loading the file"))
-    mask_polarity = find_mask_polarity(recognized)
+    mask_polarity = detect_causal_mask_polarity(recognized)
     for object_name, user_code in selected.items():
         yield CheckStarted(object_name)
-        yield check_object(object_name, user_code, part, mask_polarity)
+        yield check_object_or_report_error(object_name, user_code, part, mask_polarity)

@@ -54,7 +54,7 @@ class CachedRunner:
         return self.inputs_by_case[case.name]
 
     def run_user_code(self, convention: CallConvention, case: Case) -> RunOutcome:
-        key = (select_relevant_settings(convention, case), case.name)
+        key = (select_settings_relevant_to_case(convention, case), case.name)
         if key not in self.user_results:
             self.user_results[key] = try_user_code(
                 self.checker, convention, case, self.get_inputs(case), self.dropout_mode
@@ -69,7 +69,7 @@ class CachedRunner:
             return error
 
 
-def select_relevant_settings(convention: CallConvention, case: Case) -> SettingsKey:
+def select_settings_relevant_to_case(convention: CallConvention, case: Case) -> SettingsKey:
     """Return the settings that matter in a case: without a mask, the mask format does not."""
     return tuple(
         (name, value)
@@ -98,7 +98,7 @@ def try_user_code(
         return error if isinstance(error, Exception) else RuntimeError(f"the code exited the program: {error!r}")
 
 
-def is_same_result(user_result: RunOutcome, reference_result: RunOutcome, tolerance: float) -> bool:
+def results_match_or_both_fail(user_result: RunOutcome, reference_result: RunOutcome, tolerance: float) -> bool:
     """Return whether all values are close; two exceptions count as the same result."""
     if isinstance(user_result, Exception) or isinstance(reference_result, Exception):
         return isinstance(user_result, Exception) and isinstance(reference_result, Exception)
@@ -115,7 +115,7 @@ def has_random_output(
     """Return whether repeated calls in eval mode give different results for the same input."""
     inputs = {name: tensor.to(checker.dtype) for name, tensor in checker.make_inputs(case).items()}
     results = [try_user_code(checker, convention, case, inputs, dropout_mode) for _ in range(3)]
-    return not all(is_same_result(results[0], other, 1e-9) for other in results[1:])
+    return not all(results_match_or_both_fail(results[0], other, 1e-9) for other in results[1:])
 
 
 SKIPPED_NOTE = "not checked, because the forward pass is wrong"
@@ -128,7 +128,7 @@ def run_all_checks(runner: CachedRunner, mistake_free: Diagnosis, is_random: boo
     rows = []
     for case in checker.list_cases():
         user_result = runner.run_user_code(convention, case)
-        is_correct = isinstance(user_result, Tensor) and is_same_result(
+        is_correct = isinstance(user_result, Tensor) and results_match_or_both_fail(
             user_result, runner.run_reference(convention, case, mistake_free.variant_options), TOLERANCE[checker.dtype]
         )
         note = (
@@ -157,7 +157,7 @@ def _check_float32(checker: PartChecker, mistake_free: Diagnosis) -> CheckRow:
     try:
         runner = CachedRunner(checker)
         user_result = runner.run_user_code(mistake_free.convention, case)
-        is_correct = isinstance(user_result, Tensor) and is_same_result(
+        is_correct = isinstance(user_result, Tensor) and results_match_or_both_fail(
             user_result,
             runner.run_reference(mistake_free.convention, case, mistake_free.variant_options),
             TOLERANCE[torch.float32],
@@ -180,10 +180,13 @@ def _check_train_mode(checker: PartChecker, mistake_free: Diagnosis, is_forward_
         user_results = [
             CachedRunner(checker).run_user_code(mistake_free.convention, case) for _ in range(NUM_TRAIN_MODE_DRAWS)
         ]
-        if any(is_same_result(user_result, reference_result, TOLERANCE[checker.dtype]) for user_result in user_results):
+        if any(
+            results_match_or_both_fail(user_result, reference_result, TOLERANCE[checker.dtype])
+            for user_result in user_results
+        ):
             return CheckRow("train mode, dropout disabled", True)
         is_random = not all(  # e.g. stochastic depth
-            is_same_result(user_results[0], other, 1e-9) for other in user_results[1:]
+            results_match_or_both_fail(user_results[0], other, 1e-9) for other in user_results[1:]
         )
         return (
             CheckRow("train mode", None, "not compared, because the result is random")
@@ -215,7 +218,7 @@ def _check_gradient(checker: PartChecker, mistake_free: Diagnosis, is_forward_co
     user_gradients, reference_gradients = (torch.autograd.grad(total, tensors, allow_unused=True) for total in sums)
     zero = torch.zeros((), dtype=checker.dtype)
     agreements = [
-        is_same_result(
+        results_match_or_both_fail(
             zero.expand_as(leaf) if user_gradient is None else user_gradient,
             zero.expand_as(leaf) if reference_gradient is None else reference_gradient,
             10 * TOLERANCE[checker.dtype],

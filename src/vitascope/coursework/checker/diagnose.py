@@ -10,17 +10,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitascope.coursework.checker.argument_names import get_source
+from vitascope.coursework.checker.argument_names import get_source_or_empty
 from vitascope.coursework.checker.comparison import (
     TOLERANCE,
     CachedRunner,
     Diagnosis,
     has_random_output,
-    is_same_result,
+    results_match_or_both_fail,
     run_all_checks,
-    select_relevant_settings,
+    select_settings_relevant_to_case,
 )
-from vitascope.coursework.checker.failing_example import find_first_difference, format_smallest_failing_example
+from vitascope.coursework.checker.failing_example import (
+    find_and_format_smallest_failure,
+    find_first_required_case_difference,
+)
 from vitascope.coursework.checker.mistakes import MISTAKES
 from vitascope.coursework.checker.part_checker import CallConvention, Case, NoDropoutMode, PartChecker
 from vitascope.coursework.checker.reference import IGNORED_MASK, MASK_OPTION_NAMES, SimulatedMistake
@@ -39,14 +42,14 @@ class WorkingConventions(NamedTuple):
     conventions: list[CallConvention]
 
 
-def run_checker(checker: PartChecker) -> CheckReport:
+def check_and_diagnose_part(checker: PartChecker) -> CheckReport:
     """Check one part and return its report."""
-    runner, conventions = find_working_conventions(checker)
+    runner, conventions = find_working_conventions_and_dtype(checker)
     if not conventions:
-        return make_crash_report(checker, runner)
+        return make_code_error_report(checker, runner)
     cases = [case for case in checker.list_cases() if case.required]
     is_random = has_random_output(checker, conventions[0], cases[0])
-    diagnosis = find_diagnosis(runner, conventions, cases)
+    diagnosis = search_simplest_diagnosis(runner, conventions, cases)
     report = CheckReport(checker.part, checker.name, passed=False)
     if is_random:
         report.mistakes.append("dropout-in-eval")
@@ -56,7 +59,7 @@ def run_checker(checker: PartChecker) -> CheckReport:
         report.mistakes += [
             mistake.mistake_id for mistake in diagnosis.simulated_mistakes if mistake.mistake_id not in report.mistakes
         ]
-    fill_report(report, runner, diagnosis, _remove_mistakes(checker, diagnosis, conventions[0]))
+    run_checks_and_fill_report(report, runner, diagnosis, _remove_mistakes(checker, diagnosis, conventions[0]))
     if report.passed and runner.dropout_mode.called_fused_attention and "attention" in checker.part:
         report.notes.append("The code calls PyTorch's fused attention. Sheet E requires you to write out the steps.")
     return report
@@ -71,7 +74,7 @@ def _remove_mistakes(
     return Diagnosis(diagnosis.convention, diagnosis.variant_options, diagnosis.assumptions)
 
 
-def fill_report(
+def run_checks_and_fill_report(
     report: CheckReport, runner: CachedRunner, diagnosis: Diagnosis | None, mistake_free: Diagnosis
 ) -> None:
     """Fill in the table, the assumptions and, if there are mistakes, the hints and the example."""
@@ -95,8 +98,8 @@ def fill_report(
         report.table.insert(0, CheckRow("layers", False, " ".join(MISTAKES[name].description for name in missing_ids)))
         report.first_difference = FirstDifference(check="layers", index=None, expected=layer, got="none")
     else:
-        report.first_difference = find_first_difference(runner, mistake_free)
-        report.example = format_smallest_failing_example(runner, mistake_free)
+        report.first_difference = find_first_required_case_difference(runner, mistake_free)
+        report.example = find_and_format_smallest_failure(runner, mistake_free)
     first = next(case for case in checker.list_cases() if case.required)
     user_result, reference_result = (
         runner.run_user_code(convention, first),
@@ -106,7 +109,7 @@ def fill_report(
         report.evidence += checker.describe_evidence(convention, user_result, reference_result)
 
 
-def find_working_conventions(checker: PartChecker) -> WorkingConventions:
+def find_working_conventions_and_dtype(checker: PartChecker) -> WorkingConventions:
     """Return the first group of conventions that runs; use float32 if float64 fails."""
     runner, fallback = CachedRunner(checker), None
     for dtype in (torch.float64, torch.float32):
@@ -118,7 +121,9 @@ def find_working_conventions(checker: PartChecker) -> WorkingConventions:
                 for convention in group
                 if any(isinstance(runner.run_user_code(convention, case), Tensor) for case in cases)
             ]
-            shaped = [convention for convention in running if _has_expected_shape(runner, convention, cases)]
+            shaped = [
+                convention for convention in running if _first_result_has_expected_shape(runner, convention, cases)
+            ]
             if shaped:
                 others = [convention for convention in running if convention not in shaped]
                 return WorkingConventions(runner, shaped + others)
@@ -128,7 +133,7 @@ def find_working_conventions(checker: PartChecker) -> WorkingConventions:
     return WorkingConventions(runner, [])
 
 
-def _has_expected_shape(runner: CachedRunner, convention: CallConvention, cases: list[Case]) -> bool:
+def _first_result_has_expected_shape(runner: CachedRunner, convention: CallConvention, cases: list[Case]) -> bool:
     for case in cases:
         user_result, reference_result = (
             runner.run_user_code(convention, case),
@@ -139,32 +144,34 @@ def _has_expected_shape(runner: CachedRunner, convention: CallConvention, cases:
     return False
 
 
-def find_diagnosis(runner: CachedRunner, conventions: list[CallConvention], cases: list[Case]) -> Diagnosis | None:
+def search_simplest_diagnosis(
+    runner: CachedRunner, conventions: list[CallConvention], cases: list[Case]
+) -> Diagnosis | None:
     """Find the smallest set of mistakes that reproduces the user's results in every case, or None."""
     checker, deadline = runner.checker, time.monotonic() + MAX_SEARCH_SECONDS
     variants = {convention.assumptions: checker.list_correct_variants(convention) for convention in conventions}
     missing = {convention.assumptions: checker.find_missing_layers(convention) for convention in conventions}
     simulated_mistakes = checker.list_simulated_mistakes(conventions[0])
-    limited_mistakes = _limit_variants(simulated_mistakes, checker.max_variants_per_mistake)
+    limited_mistakes = _limit_variants_per_mistake(simulated_mistakes, checker.max_variants_per_mistake)
     for num_mistakes, is_rare in ((0, False), (0, True), (1, False), (2, False), (1, True)):
         candidates = limited_mistakes if num_mistakes == 2 else simulated_mistakes
         chosen_variants = {
             key: [variant for variant in listed if bool(RARE_VARIANT_OPTIONS & variant.options.keys()) == is_rare]
             for key, listed in variants.items()
         }
-        for mistakes in _combine_mistakes(candidates, num_mistakes):
+        for mistakes in _iterate_compatible_mistake_sets(candidates, num_mistakes):
             if time.monotonic() > deadline:
                 return None
             for convention in conventions:
                 for options, assumptions in chosen_variants[convention.assumptions]:
                     all_mistakes = (*missing[convention.assumptions], *mistakes)
                     diagnosis = Diagnosis(convention, options, assumptions, all_mistakes)
-                    if can_reproduce_results(runner, diagnosis, cases):
+                    if reproduces_user_results(runner, diagnosis, cases):
                         return diagnosis
     return None
 
 
-def _limit_variants(
+def _limit_variants_per_mistake(
     simulated_mistakes: list[SimulatedMistake], max_variants_per_mistake: int | None
 ) -> list[SimulatedMistake]:
     """Return at most `max_variants_per_mistake` variants of every mistake."""
@@ -177,7 +184,7 @@ def _limit_variants(
     return selected
 
 
-def _combine_mistakes(
+def _iterate_compatible_mistake_sets(
     simulated_mistakes: list[SimulatedMistake], num_mistakes: int
 ) -> Iterator[tuple[SimulatedMistake, ...]]:
     for combination in combinations(simulated_mistakes, num_mistakes):
@@ -188,16 +195,16 @@ def _combine_mistakes(
             yield combination
 
 
-def can_reproduce_results(runner: CachedRunner, diagnosis: Diagnosis, cases: list[Case]) -> bool:
+def reproduces_user_results(runner: CachedRunner, diagnosis: Diagnosis, cases: list[Case]) -> bool:
     """Return whether the reference with the diagnosed mistakes gives the user's results in every case."""
     tolerance, options, compared = TOLERANCE[runner.checker.dtype], diagnosis.options, False
     for case in cases:
         user_result = runner.run_user_code(diagnosis.convention, case)
         unmasked = case.mask_kind is None and not options.get("causal")  # without a mask, mask mistakes have no effect
         relevant_options = frozenset((k, v) for k, v in options.items() if not (unmasked and k in MASK_OPTION_NAMES))
-        key = (select_relevant_settings(diagnosis.convention, case), case.name, relevant_options)
+        key = (select_settings_relevant_to_case(diagnosis.convention, case), case.name, relevant_options)
         if key not in runner.agreement_cache:
-            runner.agreement_cache[key] = is_same_result(
+            runner.agreement_cache[key] = results_match_or_both_fail(
                 user_result, runner.run_reference(diagnosis.convention, case, options), tolerance
             )
         if not runner.agreement_cache[key]:
@@ -206,7 +213,7 @@ def can_reproduce_results(runner: CachedRunner, diagnosis: Diagnosis, cases: lis
     return compared
 
 
-def make_crash_report(checker: PartChecker, runner: CachedRunner) -> CheckReport:
+def make_code_error_report(checker: PartChecker, runner: CachedRunner) -> CheckReport:
     """Report code that raised an error for every input."""
     case = next(case for case in checker.list_cases() if case.required)
     errors = [result for result in runner.user_results.values() if isinstance(result, Exception)]
@@ -219,7 +226,7 @@ def make_crash_report(checker: PartChecker, runner: CachedRunner) -> CheckReport
         else f"It raised an error for every input. {error_text}"
     )
     report = CheckReport(checker.part, checker.name, False, mistake_ids, evidence=[explanation])
-    if re.search(r"\b(np|numpy)\.", get_source(getattr(checker, "user_code", None))):
+    if re.search(r"\b(np|numpy)\.", get_source_or_empty(getattr(checker, "user_code", None))):
         report.evidence.append(
             "The code uses NumPy, but its inputs are PyTorch tensors. Use PyTorch functions instead."
         )

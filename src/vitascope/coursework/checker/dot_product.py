@@ -12,7 +12,7 @@ from vitascope.coursework.checker.argument_names import (
     guess_argument_roles,
     normalize_identifier,
 )
-from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_mask_formats
+from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.part_checker import (
     LARGE_MASKED_SCORES,
     CallConvention,
@@ -22,8 +22,8 @@ from vitascope.coursework.checker.part_checker import (
     NamedTensors,
     PartChecker,
     UserCode,
-    choose_default_mask_kind,
-    draw_inputs,
+    choose_mask_kind_if_required,
+    draw_seeded_inputs,
     format_observation,
     make_allowed_mask,
 )
@@ -34,7 +34,7 @@ from vitascope.coursework.checker.reference import (
     SCALE_MISTAKES,
     ReferenceOptions,
     SimulatedMistake,
-    attend_with_options,
+    attend_with_simulated_mistakes,
 )
 
 AXIS_ORDERS = {
@@ -60,19 +60,21 @@ class DotProductChecker(PartChecker):
         self.user_code: Callable[..., Any] = self._instantiate_class(user_code)
         function = self.user_code.forward if isinstance(self.user_code, nn.Module) else self.user_code
         self.user_function = function
-        self.argument_roles = infer_qkv_roles(guess_argument_roles(function))
+        self.argument_roles = fill_missing_qkv_roles(guess_argument_roles(function))
         masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
-        self.mask_formats = list_mask_formats(masks[0], user_code, mask_polarity) if masks else []
-        self.default_mask_kind: MaskKind | None = choose_default_mask_kind(function, self.argument_roles)
+        self.mask_formats = list_plausible_mask_formats(masks[0], user_code, mask_polarity) if masks else []
+        self.default_mask_kind: MaskKind | None = choose_mask_kind_if_required(function, self.argument_roles)
         self.is_causal = not masks and "causal" in name.lower()
 
     @staticmethod
     def _instantiate_class(user_code: UserCode) -> UserCode:
         if not isinstance(user_code, type):
             return user_code
-        from vitascope.coursework.checker.module_factory import build_instance
+        from vitascope.coursework.checker.module_factory import build_instance_with_sizes
 
-        return build_instance(user_code, {"temperature": 2.0, "width": 4, "dropout": 0.1, "key_width": 4, "heads": 1})
+        return build_instance_with_sizes(
+            user_code, {"temperature": 2.0, "width": 4, "dropout": 0.1, "key_width": 4, "heads": 1}
+        )
 
     def get_reference_name(self) -> str:
         return "F.scaled_dot_product_attention"
@@ -129,7 +131,7 @@ class DotProductChecker(PartChecker):
             "k": (batch, heads, s["keys"], s["width"]),
             "v": (batch, heads, s["keys"], s["value"]),
         }
-        inputs = draw_inputs(case, shapes)
+        inputs = draw_seeded_inputs(case, shapes)
         if case.mask_kind == "high_scores":  # masked keys with scores far above all others
             inputs["q"], inputs["k"] = inputs["q"].abs() + 0.5, inputs["k"] * 0.1
             inputs["k"][..., -1, :] = 400.0
@@ -155,12 +157,12 @@ class DotProductChecker(PartChecker):
     ) -> NamedTensors:
         axis_order = convention.settings["axis_order"]
         return {
-            name: permute_axes(self._drop_missing_axes(axis_order, tensor), axis_order)
+            name: swap_reference_and_user_axes(self._drop_missing_axes(axis_order, tensor), axis_order)
             for name, tensor in inputs.items()
         }
 
     def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
-        return permute_axes(result, convention.settings["axis_order"])
+        return swap_reference_and_user_axes(result, convention.settings["axis_order"])
 
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         axis_order, user_inputs = (
@@ -173,13 +175,17 @@ class DotProductChecker(PartChecker):
             self.user_code.train(self.training)
         expected_shape = (*self._drop_missing_axes(axis_order, inputs["q"]).shape[:-1], case.sizes["value"])
         if allowed is None or self.is_causal:
-            return permute_axes(select_output(self._call_user_code(user_inputs | extra), expected_shape), axis_order)
+            return swap_reference_and_user_axes(
+                select_matching_or_first_tensor(self._call_user_code(user_inputs | extra), expected_shape), axis_order
+            )
         mask = MASK_FORMATS[convention.settings["mask_format"]].convert(allowed, self.dtype)
         error: Exception | None = None
         for candidate in list_broadcast_masks(mask, expected_shape[:-2]):
             try:
-                return permute_axes(
-                    select_output(self._call_user_code({**user_inputs, **extra, "mask": candidate}), expected_shape),
+                return swap_reference_and_user_axes(
+                    select_matching_or_first_tensor(
+                        self._call_user_code({**user_inputs, **extra, "mask": candidate}), expected_shape
+                    ),
                     axis_order,
                 )
             except (RuntimeError, ValueError, IndexError, AssertionError) as raised:
@@ -203,7 +209,9 @@ class DotProductChecker(PartChecker):
     ) -> Tensor:
         axis_order = convention.settings["axis_order"]
         q, k, v = (self._drop_missing_axes(axis_order, inputs[name]) for name in "qkv")
-        return attend_with_options(q, k, v, make_allowed_mask(case, case.sizes["queries"], case.sizes["keys"]), options)
+        return attend_with_simulated_mistakes(
+            q, k, v, make_allowed_mask(case, case.sizes["queries"], case.sizes["keys"]), options
+        )
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         heads = (
@@ -220,10 +228,10 @@ class DotProductChecker(PartChecker):
         return [*masks[:1], *scales, *ATTENTION_MAP_MISTAKES, *heads, *masks[1:]]  # an ignored mask is tested first
 
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
-        return describe_attention_evidence(self, convention, user_result, reference_result)
+        return describe_attention_mistake_symptoms(self, convention, user_result, reference_result)
 
 
-def infer_qkv_roles(argument_roles: ArgumentRoles) -> ArgumentRoles:
+def fill_missing_qkv_roles(argument_roles: ArgumentRoles) -> ArgumentRoles:
     """Take the first three arguments as q, k and v where their names do not match."""
     if {"q", "k", "v"} <= set(argument_roles.values()):
         return argument_roles
@@ -236,13 +244,13 @@ def infer_qkv_roles(argument_roles: ArgumentRoles) -> ArgumentRoles:
     return argument_roles | dict(zip(free, missing, strict=False))
 
 
-def permute_axes(tensor: Tensor, axis_order: str) -> Tensor:
+def swap_reference_and_user_axes(tensor: Tensor, axis_order: str) -> Tensor:
     """Convert between the reference's axis order and the user's; every permutation is its own inverse."""
     order = AXIS_PERMUTATIONS.get(axis_order)
     return tensor if order is None or tensor.ndim != len(order) else tensor.permute(order)
 
 
-def select_output(result: Any, expected_shape: tuple[int, ...]) -> Tensor:
+def select_matching_or_first_tensor(result: Any, expected_shape: tuple[int, ...]) -> Tensor:
     """Of several results, e.g. (output, weights), return the first with the expected shape, else the first."""
     if isinstance(result, Tensor):
         return result
@@ -253,7 +261,7 @@ def select_output(result: Any, expected_shape: tuple[int, ...]) -> Tensor:
     return next((tensor for tensor in tensors if tuple(tensor.shape) == expected_shape), tensors[0])
 
 
-def describe_attention_evidence(
+def describe_attention_mistake_symptoms(
     checker: PartChecker, convention: CallConvention, user_result: Tensor, reference_result: Tensor
 ) -> list[str]:
     """Describe properties of an attention whose mistake is unknown."""

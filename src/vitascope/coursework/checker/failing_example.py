@@ -13,16 +13,16 @@ from vitascope.errors import shorten_error_message
 MAX_SHOWN_VALUES = 24  # number of tensor values that are shown
 
 
-def find_first_difference(runner: CachedRunner, mistake_free: Diagnosis) -> FirstDifference | None:
+def find_first_required_case_difference(runner: CachedRunner, mistake_free: Diagnosis) -> FirstDifference | None:
     """Return the first difference in the first required case that fails, or None."""
     for case in runner.checker.list_cases():
-        difference = find_case_difference(runner, mistake_free, case) if case.required else None
+        difference = find_first_difference_in_case(runner, mistake_free, case) if case.required else None
         if difference:
             return difference
     return None
 
 
-def find_case_difference(runner: CachedRunner, mistake_free: Diagnosis, case: Case) -> FirstDifference | None:
+def find_first_difference_in_case(runner: CachedRunner, mistake_free: Diagnosis, case: Case) -> FirstDifference | None:
     user_result, reference_result = (
         runner.run_user_code(mistake_free.convention, case),
         runner.run_reference(mistake_free.convention, case, mistake_free.variant_options),
@@ -48,22 +48,22 @@ def find_case_difference(runner: CachedRunner, mistake_free: Diagnosis, case: Ca
     return {
         **difference,
         "index": list(index),
-        "expected": convert_to_json_number(reference_result[index]),
-        "got": convert_to_json_number(user_result[index]),
+        "expected": convert_to_number_or_text(reference_result[index]),
+        "got": convert_to_number_or_text(user_result[index]),
     }
 
 
-def convert_to_json_number(scalar: Tensor) -> float | str:
+def convert_to_number_or_text(scalar: Tensor) -> float | str:
     """Return a finite number, or nan and inf as text, because JSON does not support them."""
     value = scalar.item()
     return value if math.isfinite(value) else str(value)
 
 
-def format_smallest_failing_example(runner: CachedRunner, mistake_free: Diagnosis) -> list[str]:
+def find_and_format_smallest_failure(runner: CachedRunner, mistake_free: Diagnosis) -> list[str]:
     """Return the lines that show the smallest failing case: its inputs, the expected and the actual result."""
     by_size = sorted(runner.checker.list_cases(), key=lambda case: sum(case.sizes.values()))
     for case in [*runner.checker.list_tiny_cases(), *by_size]:
-        if not find_case_difference(runner, mistake_free, case):
+        if not find_first_difference_in_case(runner, mistake_free, case):
             continue
         checker, convention = runner.checker, mistake_free.convention
         user_result, reference_result = (
@@ -80,24 +80,24 @@ def format_smallest_failing_example(runner: CachedRunner, mistake_free: Diagnosi
                 for result in (user_result, reference_result)
             )
         user_inputs = checker.convert_inputs_to_user_shapes(convention, case, runner.get_inputs(case))
-        lines = [case.name, *(f"{name} = {format_tensor(tensor)}" for name, tensor in user_inputs.items())]
+        lines = [case.name, *(f"{name} = {format_shortened_tensor(tensor)}" for name, tensor in user_inputs.items())]
         weights = checker.get_example_weights(case)
         if sum(weight.numel() for weight in weights.values()) <= 2 * MAX_SHOWN_VALUES:
-            lines += [f"{name} = {format_tensor(weight)}" for name, weight in weights.items()]
+            lines += [f"{name} = {format_shortened_tensor(weight)}" for name, weight in weights.items()]
         got = (
-            format_tensor(user_result)
+            format_shortened_tensor(user_result)
             if isinstance(user_result, Tensor)
             else f"raises {type(user_result).__name__}: {shorten_error_message(user_result)}"
         )
         return [
             *lines,
-            f"expected {format_tensor(reference_result)}" if isinstance(reference_result, Tensor) else "",
+            f"expected {format_shortened_tensor(reference_result)}" if isinstance(reference_result, Tensor) else "",
             f"got      {got}",
         ]
     return []
 
 
-def format_tensor(tensor: Tensor) -> str:
+def format_shortened_tensor(tensor: Tensor) -> str:
     """Format a tensor as nested lists, fractions with four digits; a long tensor is shortened."""
     if tensor.numel() > MAX_SHOWN_VALUES:
         return f"{_format_nested_list(tensor.flatten()[:8])[:-1]}, …] of shape {list(tensor.shape)}"

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from vitascope.coursework.checker.argument_names import (
     ArgumentRoles,
     call_by_roles,
-    get_source,
+    get_source_or_empty,
     guess_argument_roles,
-    split_identifier,
+    split_identifier_into_words,
 )
-from vitascope.coursework.checker.attention_layers import get_norm_parameters
-from vitascope.coursework.checker.dot_product import select_output
+from vitascope.coursework.checker.attention_layers import get_norm_weight_bias_eps
+from vitascope.coursework.checker.dot_product import select_matching_or_first_tensor
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
     CallConvention,
@@ -28,11 +28,11 @@ from vitascope.coursework.checker.part_checker import (
     NamedTensors,
     PartChecker,
     UserCode,
-    draw_inputs,
+    draw_seeded_inputs,
     format_observation,
 )
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
-from vitascope.coursework.checker.weights import LinearLayer, find_linear_layers, find_norms
+from vitascope.coursework.checker.weights import LinearLayer, find_linear_layers_and_matrices, find_norms
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "GELU": F.gelu,
@@ -48,17 +48,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def apply_feed_forward(
-    x: Tensor, first_layer: LinearLayer, second_layer: LinearLayer, activation: str, untransposed_layers: str = ""
+    x: Tensor, first_layer: LinearLayer, second_layer: LinearLayer, activation: str, transposed_layer_digits: str = ""
 ) -> Tensor:
     """Compute Linear, activation, Linear."""
     weights = [
-        layer.weight.T if str(n) in untransposed_layers else layer.weight
+        layer.weight.T if str(n) in transposed_layer_digits else layer.weight
         for n, layer in enumerate((first_layer, second_layer), 1)
     ]
     return F.linear(ACTIVATIONS[activation](F.linear(x, weights[0], first_layer.bias)), weights[1], second_layer.bias)
 
 
-def list_activation_variants() -> list[CorrectVariant]:
+def list_activation_options() -> list[CorrectVariant]:
     """List all activation functions; GELU is the default, so it needs no assumption."""
     return [
         CorrectVariant({"activation": name}, () if name == "GELU" else (f"the activation function is {name}",))
@@ -66,9 +66,11 @@ def list_activation_variants() -> list[CorrectVariant]:
     ]
 
 
-def list_module_activation_variants(module: nn.Module) -> list[CorrectVariant]:
+def list_activation_options_marking_rare(module: nn.Module) -> list[CorrectVariant]:
     """List all activation functions; those not named in the module's layers or source are marked as rare."""
-    texts = [get_source(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch.")]
+    texts = [
+        get_source_or_empty(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch.")
+    ]
     text = "".join([*texts, *map(str, module.modules())]).lower()
     mentioned = [name for name in ACTIVATIONS if re.search(rf"(?<![a-z]){name.split()[0].lower()}", text)]
     if "approximate='tanh'" not in text and 'approximate="tanh"' not in text and "0.044715" not in text:
@@ -80,7 +82,7 @@ def list_module_activation_variants(module: nn.Module) -> list[CorrectVariant]:
         variant
         if variant.options["activation"] in likely
         else CorrectVariant({**variant.options, "rare_activation": True}, variant.assumptions)
-        for variant in list_activation_variants()
+        for variant in list_activation_options()
     ]
 
 
@@ -98,7 +100,7 @@ class FeedForwardChecker(PartChecker):
             self.module_factory.fixed_sizes.pop("heads", None)
             self.sample_module = self.module_factory.get_module({})
         else:
-            self.argument_roles = _guess_mlp_roles(user_code)
+            self.argument_roles = _guess_mlp_argument_roles(user_code)
 
     def get_reference_name(self) -> str:
         return "nn.Linear + activation + nn.Linear"
@@ -128,7 +130,7 @@ class FeedForwardChecker(PartChecker):
             weight_shapes = {"w1": (s["hidden"], s["width"]), "b1": (s["hidden"],)}
             weight_shapes |= {"w2": (s["width"], s["hidden"]), "b2": (s["width"],)}
             shapes |= {role: shape for role, shape in weight_shapes.items() if role in self.argument_roles.values()}
-        return draw_inputs(case, shapes)
+        return draw_seeded_inputs(case, shapes)
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         axis_order = "the input has shape batch × token × feature"
@@ -150,12 +152,14 @@ class FeedForwardChecker(PartChecker):
 
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         if self.is_module:
-            return select_output(self.get_module(case)(inputs["x"]), tuple(inputs["x"].shape))
+            return select_matching_or_first_tensor(self.get_module(case)(inputs["x"]), tuple(inputs["x"].shape))
         values = self.convert_inputs_to_user_shapes(convention, case, inputs) | {
             "dropout": 0.0,
             "training": self.training,
         }
-        return select_output(call_by_roles(self.user_code, values, self.argument_roles), tuple(inputs["x"].shape))
+        return select_matching_or_first_tensor(
+            call_by_roles(self.user_code, values, self.argument_roles), tuple(inputs["x"].shape)
+        )
 
     def run_reference(
         self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
@@ -165,16 +169,16 @@ class FeedForwardChecker(PartChecker):
             layers = [LinearLayer(str(n), inputs[f"w{n}"], inputs.get(f"b{n}")) for n in (1, 2)]
             return apply_feed_forward(x, layers[0], layers[1], options["activation"], options.get("untransposed", ""))
         module = self.get_module(case)
-        first, second = find_mlp_layers(find_linear_layers(module), x.shape[-1])
+        first, second = find_mlp_layers(find_linear_layers_and_matrices(module), x.shape[-1])
         inner = x
         if options.get("norm_inside"):
-            inner = F.layer_norm(x, x.shape[-1:], *get_norm_parameters(find_norms(module)[0].norm))
+            inner = F.layer_norm(x, x.shape[-1:], *get_norm_weight_bias_eps(find_norms(module)[0].norm))
         out = apply_feed_forward(inner, first, second, options["activation"], options.get("untransposed", ""))
         return out + x if options.get("added") else out
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         if not self.is_module:
-            return list_activation_variants()
+            return list_activation_options()
         norms = (
             [CorrectVariant({"norm_inside": True}, ("the module normalises its input itself",))]
             if find_norms(self.sample_module)
@@ -188,7 +192,7 @@ class FeedForwardChecker(PartChecker):
                 (*activation.assumptions, *norm.assumptions, *residual.assumptions),
             )
             for activation, norm, residual in product(
-                list_module_activation_variants(self.sample_module), [*norms, default], residuals
+                list_activation_options_marking_rare(self.sample_module), [*norms, default], residuals
             )
         ]
 
@@ -213,8 +217,9 @@ class FeedForwardChecker(PartChecker):
                 is_independent, "Each token is processed independently", "Tokens are not processed independently"
             )
         ]
-        if self.is_module and len(find_linear_layers(self.sample_module)) != 2:
-            lines.append(f"The module has {len(find_linear_layers(self.sample_module))} linear layers instead of two.")
+        if self.is_module and len(find_linear_layers_and_matrices(self.sample_module)) != 2:
+            num_layers = len(find_linear_layers_and_matrices(self.sample_module))
+            lines.append(f"The module has {num_layers} linear layers instead of two.")
         return lines
 
 
@@ -251,7 +256,7 @@ def _transpose_layer(layer: LinearLayer) -> LinearLayer:
     return LinearLayer(layer.name, layer.weight.T, layer.bias, layer.is_raw_parameter)
 
 
-def _guess_mlp_roles(function: UserCode) -> ArgumentRoles:
+def _guess_mlp_argument_roles(function: UserCode) -> ArgumentRoles:
     """Return the role of each argument: x first, then weights and biases by name and order."""
     roles = guess_argument_roles(function)
     names = [name for name in roles if roles[name] not in ("dropout", "training")]
@@ -259,7 +264,7 @@ def _guess_mlp_roles(function: UserCode) -> ArgumentRoles:
         n for n in names if inspect.signature(function).parameters[n].default in (inspect.Parameter.empty, None)
     ]
     roles[required[0]] = "x"
-    biases = [n for n in required[1:] if n.lower().startswith("b") or "bias" in split_identifier(n)]
+    biases = [n for n in required[1:] if n.lower().startswith("b") or "bias" in split_identifier_into_words(n)]
     weights = [n for n in required[1:] if n not in biases]
     roles |= {name: f"w{index}" for index, name in enumerate(weights[:2], 1)}
     return roles | {name: f"b{index}" for index, name in enumerate(biases[:2], 1)}

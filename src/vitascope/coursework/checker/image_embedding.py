@@ -13,7 +13,7 @@ from vitascope.coursework.checker.argument_names import (
     guess_argument_roles,
     normalize_identifier,
 )
-from vitascope.coursework.checker.dot_product import select_output
+from vitascope.coursework.checker.dot_product import select_matching_or_first_tensor
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
     CallConvention,
@@ -22,7 +22,7 @@ from vitascope.coursework.checker.part_checker import (
     NamedTensors,
     PartChecker,
     UserCode,
-    draw_inputs,
+    draw_seeded_inputs,
 )
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 
@@ -55,7 +55,7 @@ POSITION_MISTAKES = [
 ]
 
 
-def extract_patches(images: Tensor, patch_size: int, options: ReferenceOptions) -> Tensor:
+def extract_patches_by_options(images: Tensor, patch_size: int, options: ReferenceOptions) -> Tensor:
     """(batch, channel, height, width) -> (batch, patch, pixel)."""
     batch, channels, height, width = images.shape
     count, pixels = (height // patch_size) * (width // patch_size), options.get("pixels", "chw")
@@ -82,29 +82,29 @@ def assemble_tokens(
         position_table = position_table.reshape(1, *position_table.shape[-2:])
         inside = position_table[:, : patch_tokens.shape[1] + (0 if first is None else 1)]
         if first is None or position_table.shape[1] == patch_tokens.shape[1]:
-            return _concat_class_token(
+            return _concat_class_token_if_any(
                 patch_tokens + (0 if position in ("none", "end", "each-block") else position_table), first, options
             )
         if position == "before":
-            return _concat_class_token(patch_tokens + inside[:, : patch_tokens.shape[1]], first, options)
+            return _concat_class_token_if_any(patch_tokens + inside[:, : patch_tokens.shape[1]], first, options)
         if position == "not-class":
-            return _concat_class_token(patch_tokens + inside[:, 1:], first, options)
+            return _concat_class_token_if_any(patch_tokens + inside[:, 1:], first, options)
         if position == "class-only":
-            return _concat_class_token(patch_tokens, first + inside[:, :1], options)
+            return _concat_class_token_if_any(patch_tokens, first + inside[:, :1], options)
         inside = inside.roll(1, 1) if position == "rolled" else inside * (2 if position == "twice" else 1)
-        tokens = _concat_class_token(patch_tokens, first, options)
+        tokens = _concat_class_token_if_any(patch_tokens, first, options)
         return tokens if position in ("none", "end", "each-block") else tokens + inside
-    return _concat_class_token(patch_tokens, first, options)
+    return _concat_class_token_if_any(patch_tokens, first, options)
 
 
-def _concat_class_token(patch_tokens: Tensor, class_token: Tensor | None, options: ReferenceOptions) -> Tensor:
+def _concat_class_token_if_any(patch_tokens: Tensor, class_token: Tensor | None, options: ReferenceOptions) -> Tensor:
     if class_token is None:
         return patch_tokens
     at_end = options.get("class_at", "").startswith("end")
     return torch.cat([patch_tokens, class_token] if at_end else [class_token, patch_tokens], dim=1)
 
 
-def select_class_token(tokens: Tensor, options: ReferenceOptions) -> Tensor:
+def select_first_or_last_token(tokens: Tensor, options: ReferenceOptions) -> Tensor:
     """Return the token that the user's head reads as the class token."""
     return tokens[:, -1 if options.get("class_at") in ("end", "start, read last") else 0]
 
@@ -129,7 +129,7 @@ class ClassTokenChecker(PartChecker):
             sizes = {"width": 12, "patches": 9, "length": 9, "dropout": 0.1, "image": 12, "patch": 4, "channels": 3}
             self.module_factory = ModuleFactory(user_code, sizes, ("width", "patches"))
         else:
-            self.argument_roles = _guess_class_token_roles(user_code)
+            self.argument_roles = _guess_class_token_argument_roles(user_code)
 
     def get_reference_name(self) -> str:
         return "torch.cat"
@@ -150,7 +150,7 @@ class ClassTokenChecker(PartChecker):
             shapes["token"] = (1, 1, s["width"])
             if "positions" in self.argument_roles.values():
                 shapes["positions"] = (1, s["tokens"] + 1, s["width"])
-        return draw_inputs(case, shapes)
+        return draw_seeded_inputs(case, shapes)
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         axis_order = "the tokens have shape batch × token × feature"
@@ -172,10 +172,10 @@ class ClassTokenChecker(PartChecker):
         s = case.sizes
         expected_shape = (s["batch"], s["tokens"] + 1, s["width"])
         if self.is_module:
-            return select_output(
+            return select_matching_or_first_tensor(
                 self.module_factory.get_module({}, self.dtype, self.training)(inputs["x"]), expected_shape
             )
-        return select_output(
+        return select_matching_or_first_tensor(
             call_by_roles(
                 self.user_code, self.convert_inputs_to_user_shapes(convention, case, inputs), self.argument_roles
             ),
@@ -187,7 +187,7 @@ class ClassTokenChecker(PartChecker):
     ) -> Tensor:
         token, table = inputs.get("token"), inputs.get("positions")
         if self.is_module:
-            token, table = find_token_and_positions(
+            token, table = find_class_token_and_positions(
                 self.module_factory.get_module({}, self.dtype), case.sizes["tokens"], 12
             )
         return assemble_tokens(inputs["x"], token, table, options)
@@ -219,7 +219,7 @@ class TokenAndPositions(NamedTuple):
     position_table: Tensor | None
 
 
-def find_token_and_positions(module: nn.Module, num_patches: int, width: int) -> TokenAndPositions:
+def find_class_token_and_positions(module: nn.Module, num_patches: int, width: int) -> TokenAndPositions:
     """Find a module's class token and position table by name and shape."""
     attributes = [(n, t) for part in module.modules() for n, t in vars(part).items() if isinstance(t, Tensor)]
     named = [*module.named_parameters(), *module.named_buffers(), *attributes]
@@ -240,7 +240,7 @@ def _is_class_token_name(name: str) -> bool:
     return "cls" in normalize_identifier(name) or "class" in normalize_identifier(name)
 
 
-def _guess_class_token_roles(function: UserCode) -> ArgumentRoles:
+def _guess_class_token_argument_roles(function: UserCode) -> ArgumentRoles:
     roles = guess_argument_roles(function)
     for name in roles:
         if "pos" in normalize_identifier(name):

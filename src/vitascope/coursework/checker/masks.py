@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitascope.coursework.checker.argument_names import (
     get_docs_and_comments,
-    get_source,
+    get_source_or_empty,
     normalize_identifier,
     parse_mask_polarity,
 )
@@ -68,7 +68,7 @@ BLOCKED_MASK_NAMES = {"blocked", "forbidden", "hidden", "blockedmask", "ignore",
 NOT_ADDITIVE_PATTERN = r"1(\.0*)?\s*-\s*\w*mask|~\s*\w*mask|mask\w*\s*==\s*(0|False)|masked_fill"
 
 
-def list_mask_formats(
+def list_plausible_mask_formats(
     argument_name: str, user_code: object, causal_mask_polarity: MaskPolarity | None = None
 ) -> list[str]:
     """Return the mask formats that agree with the argument's name, the comments and the file's causal mask.
@@ -76,7 +76,7 @@ def list_mask_formats(
     By default, True means that attention is allowed: a `mask` that masks out where it is True is inverted."""
     documentation, may_be_additive = (
         get_docs_and_comments(user_code),
-        not re.search(NOT_ADDITIVE_PATTERN, get_source(user_code)),
+        not re.search(NOT_ADDITIVE_PATTERN, get_source_or_empty(user_code)),
     )
     name = normalize_identifier(argument_name)
     polarity = (

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from vitascope.coursework.checker.argument_names import NUM_HEADS_NAMES, normalize_identifier
-from vitascope.coursework.checker.part_checker import Case, UserCode, fork_seeded_rng, randomize_weights
-from vitascope.coursework.checker.weights import find_linear_layers, find_norms
+from vitascope.coursework.checker.part_checker import Case, UserCode, seed_rng_temporarily, set_seeded_random_weights
+from vitascope.coursework.checker.weights import find_linear_layers_and_matrices, find_norms
 
 ARGUMENT_NAMES_BY_ROLE = {
     "width": "embeddim dmodel dim modeldim embdim embeddingdim embsize embedsize nembd hiddensize width d dimmodel "
@@ -47,7 +47,7 @@ class UnknownArgumentError(TypeError):
     """A required constructor argument has an unknown meaning."""
 
 
-def guess_size_role(argument_name: str, all_argument_names: set[str], sizes: Mapping[str, Any]) -> str | None:
+def guess_size_name(argument_name: str, all_argument_names: set[str], sizes: Mapping[str, Any]) -> str | None:
     """Return the size that an argument stands for; next to embed_dim, hidden_dim is the width of the MLP."""
     normalized = normalize_identifier(argument_name)
     if normalized in NUM_HEADS_NAMES and not (normalized == "h" and "heads" not in sizes):
@@ -85,7 +85,7 @@ def choose_constructor_arguments(
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        role = guess_size_role(parameter.name, all_names, sizes)
+        role = guess_size_name(parameter.name, all_names, sizes)
         if normalize_identifier(parameter.name) == "p" and type(parameter.default) is int and "patch" in sizes:
             role = "patch"
         if role is not None and role in sizes:
@@ -102,18 +102,20 @@ def choose_constructor_arguments(
     return arguments | {name: sizes[role] for name, role in zip(unknown, unused, strict=False)}
 
 
-def build_instance(cls: type, sizes: Mapping[str, Any], size_order: tuple[str, ...] = ("width", "heads")) -> nn.Module:
+def build_instance_with_sizes(
+    cls: type, sizes: Mapping[str, Any], size_order: tuple[str, ...] = ("width", "heads")
+) -> nn.Module:
     """Create an instance with these sizes."""
     return cls(**choose_constructor_arguments(cls, sizes, size_order))
 
 
-def has_constructor_argument(cls: type, role: str, sizes: Mapping[str, Any]) -> bool:
+def has_constructor_size_argument(cls: type, size_name: str, sizes: Mapping[str, Any]) -> bool:
     """Return whether the constructor has an argument of this role."""
     names = list(inspect.signature(cls).parameters)
-    return any(guess_size_role(name, {normalize_identifier(n) for n in names}, sizes) == role for name in names)
+    return any(guess_size_name(name, {normalize_identifier(n) for n in names}, sizes) == size_name for name in names)
 
 
-def find_num_heads(module: nn.Module) -> int | None:
+def find_num_heads_attribute(module: nn.Module) -> int | None:
     """Return the number of heads that an instance or one of its submodules stores, or None."""
     for part in module.modules():
         for name, value in vars(part).items():
@@ -133,15 +135,18 @@ class ModuleFactory:
         self.module_cache: dict[tuple[Any, ...], nn.Module] = {}
         self.fixed_sizes: dict[str, int] = {}
         if isinstance(user_code, nn.Module):
-            self.fixed_sizes = {"width": infer_width(user_code), "heads": find_num_heads(user_code) or 1}
-            self.has_heads = find_num_heads(user_code) is not None
+            self.fixed_sizes = {
+                "width": infer_width_or_default(user_code),
+                "heads": find_num_heads_attribute(user_code) or 1,
+            }
+            self.has_heads = find_num_heads_attribute(user_code) is not None
         else:
             self.has_heads = (
-                has_constructor_argument(self.user_code, "heads", self.sizes)
+                has_constructor_size_argument(self.user_code, "heads", self.sizes)
                 or "heads" in size_order[: self._count_inferred_sizes()]
             )
             if not self.has_heads:
-                self.fixed_sizes = {"heads": find_num_heads(self.get_module({})) or 1}
+                self.fixed_sizes = {"heads": find_num_heads_attribute(self.get_module({})) or 1}
                 self.has_heads = self.fixed_sizes["heads"] > 1
 
     def _count_inferred_sizes(self) -> int:
@@ -157,15 +162,15 @@ class ModuleFactory:
             all_sizes[name] = all_sizes["width"] // all_sizes["heads"]
         key = (*all_sizes.values(), dtype)
         if key not in self.module_cache:
-            with fork_seeded_rng("building"):
+            with seed_rng_temporarily("building"):
                 is_instance = isinstance(self.user_code, nn.Module)
                 module = (
                     copy.deepcopy(self.user_code)
                     if is_instance
-                    else build_instance(self.user_code, all_sizes, self.size_order)
+                    else build_instance_with_sizes(self.user_code, all_sizes, self.size_order)
                 )
             module = module.to(dtype=torch.float64)
-            randomize_weights(module)
+            set_seeded_random_weights(module)
             self.module_cache[key] = module.to(dtype=dtype)
         return self.module_cache[key].train(training)
 
@@ -181,10 +186,10 @@ class ModuleFactory:
         return replace(case, sizes=sizes, name=case.name.replace("three heads, ", ""))
 
 
-def infer_width(module: nn.Module) -> int:
+def infer_width_or_default(module: nn.Module) -> int:
     """Return the width of an instance: that of its first norm, or the input width of its first linear layer."""
     for _, norm in find_norms(module):
         if isinstance(norm, nn.LayerNorm):
             return int(norm.normalized_shape[-1])
-    linear_layers = find_linear_layers(module)
+    linear_layers = find_linear_layers_and_matrices(module)
     return linear_layers[0].shape[1] if linear_layers else 12

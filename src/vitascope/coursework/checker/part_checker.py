@@ -48,7 +48,7 @@ def _format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def make_tiny_attention_cases(sizes: list[TinySizes], mask_kind: MaskKind | None) -> list[Case]:
+def make_tiny_attention_cases(width_heads_tokens: list[TinySizes], mask_kind: MaskKind | None) -> list[Case]:
     """Return one small case for each of the sizes."""
     return [
         Case(
@@ -57,7 +57,7 @@ def make_tiny_attention_cases(sizes: list[TinySizes], mask_kind: MaskKind | None
             mask_kind,
             tiny=True,
         )
-        for width, num_heads, num_tokens in sizes
+        for width, num_heads, num_tokens in width_heads_tokens
     ]
 
 
@@ -182,7 +182,7 @@ class NoDropoutMode(TorchFunctionMode):
 
 
 @contextmanager
-def fork_seeded_rng(seed_name: str) -> Iterator[None]:
+def seed_rng_temporarily(seed_name: str) -> Iterator[None]:
     """Seed the random generator by a name; restore its state afterwards."""
     before = torch.get_rng_state()
     torch.manual_seed(crc32(seed_name.encode()))
@@ -192,17 +192,17 @@ def fork_seeded_rng(seed_name: str) -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-def draw_inputs(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> NamedTensors:
+def draw_seeded_inputs(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> NamedTensors:
     """Draw normally distributed values, or small integers if the case is tiny."""
-    with fork_seeded_rng(f"{case.name} {sorted(case.sizes.items())}"):
+    with seed_rng_temporarily(f"{case.name} {sorted(case.sizes.items())}"):
         if case.tiny:
             return {name: torch.randint(-2, 3, shape).double() for name, shape in shapes.items()}
         return {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
-def randomize_weights(module: nn.Module) -> None:
+def set_seeded_random_weights(module: nn.Module) -> None:
     """Replace every parameter by random values; initial zeros and ones would hide mistakes."""
-    with torch.no_grad(), fork_seeded_rng("weights"):
+    with torch.no_grad(), seed_rng_temporarily("weights"):
         for name, parameter in sorted(module.named_parameters()):
             spread = 1.2 * parameter[0].numel() ** -0.5 if parameter.ndim > 1 and "pos" not in name else 0.6
             parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64) * spread)
@@ -211,7 +211,7 @@ def randomize_weights(module: nn.Module) -> None:
             parameter.copy_(parameter.round(decimals=2))  # readable in an example
 
 
-def choose_default_mask_kind(function: Callable[..., Any], argument_roles: ArgumentRoles) -> MaskKind | None:
+def choose_mask_kind_if_required(function: Callable[..., Any], argument_roles: ArgumentRoles) -> MaskKind | None:
     """Return "all" (a mask that allows everything) if the mask is a required argument, else None."""
     parameters = inspect.signature(function).parameters
     is_required = any(
@@ -230,7 +230,7 @@ def make_allowed_mask(case: Case, num_queries: int, num_keys: int) -> Tensor | N
         return torch.ones(num_queries, num_keys, dtype=torch.bool)
     if case.mask_kind in ("causal", "high_scores"):
         return torch.ones(num_queries, num_keys, dtype=torch.bool).tril()
-    with fork_seeded_rng("mask"):
+    with seed_rng_temporarily("mask"):
         allowed = torch.rand(num_queries, num_keys) > 0.5
     row = torch.arange(num_queries)
     allowed[row, row % num_keys] = True

@@ -9,8 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.coursework.checker.argument_names import ArgumentRoles, call_by_roles, normalize_identifier
-from vitascope.coursework.checker.dot_product import select_output
-from vitascope.coursework.checker.image_embedding import PATCH_MISTAKES, PIXEL_ORDERS, extract_patches, project_patches
+from vitascope.coursework.checker.dot_product import select_matching_or_first_tensor
+from vitascope.coursework.checker.image_embedding import (
+    PATCH_MISTAKES,
+    PIXEL_ORDERS,
+    extract_patches_by_options,
+    project_patches,
+)
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
     CallConvention,
@@ -20,7 +25,7 @@ from vitascope.coursework.checker.part_checker import (
     NamedTensors,
     PartChecker,
     UserCode,
-    draw_inputs,
+    draw_seeded_inputs,
 )
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 
@@ -106,7 +111,7 @@ class PatchifyChecker(PartChecker):
         shape = (s["batch"], s["channels"], s["height"], s["width_"])
         if case.tiny:  # numbered pixels
             return {"x": torch.arange(s["height"] * s["width_"], dtype=torch.float64).view(shape)}
-        return draw_inputs(case, {"x": shape})
+        return draw_seeded_inputs(case, {"x": shape})
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [[CallConvention((text,), {"axis_order": axis_order})] for axis_order, text in AXIS_ORDERS.items()]
@@ -124,14 +129,18 @@ class PatchifyChecker(PartChecker):
         count = s["height"] * s["width_"] // s["patch"] ** 2
         batch = 1 if axis_order.startswith("single") else s["batch"]
         if self.module_factory is not None:
-            out = select_output(self.module_factory.get_module({}, self.dtype, self.training)(x), (batch, count, 12))
+            out = select_matching_or_first_tensor(
+                self.module_factory.get_module({}, self.dtype, self.training)(x), (batch, count, 12)
+            )
             return out.flatten(2).transpose(1, 2) if out.ndim == 4 and out.shape[1] != count else out
         values = {"x": x, "patch": s["patch"], "side": s["height"] // s["patch"]}
         out = call_by_roles(self.user_code, values, self._guess_argument_roles())
-        out = torch.stack(list(out)) if isinstance(out, list) else select_output(out, (batch, count, 0))
+        out = (
+            torch.stack(list(out)) if isinstance(out, list) else select_matching_or_first_tensor(out, (batch, count, 0))
+        )
         if out.numel() != batch * x[..., 0].numel() * x.shape[-1] // batch:
             return out
-        return _flatten_patches(out, batch, count, s["patch"])
+        return _flatten_or_keep_patches(out, batch, count, s["patch"])
 
     def run_reference(
         self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
@@ -143,10 +152,10 @@ class PatchifyChecker(PartChecker):
             order = " ".join({"c": "channel", "h": "height", "w": "width"}[axis] for axis in options["pixels"])
             patches = rearrange(cut, f"batch patch channel height width -> batch patch ({order})")
         else:
-            patches = extract_patches(x, size, options)
+            patches = extract_patches_by_options(x, size, options)
         if self.module_factory is None:
             return patches
-        weight = _find_projection_weights(self.module_factory.get_module({}, self.dtype, self.training))
+        weight = _find_first_weight_and_bias(self.module_factory.get_module({}, self.dtype, self.training))
         return patches if weight is None else project_patches(patches, *weight)
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
@@ -178,7 +187,7 @@ class PatchifyChecker(PartChecker):
         return [] if is_square or out.shape[0] != (side // size) ** 2 else ["pixels-interleaved"]
 
 
-def _flatten_patches(output: Tensor, batch_size: int, num_patches: int, patch_size: int) -> Tensor:
+def _flatten_or_keep_patches(output: Tensor, batch_size: int, num_patches: int, patch_size: int) -> Tensor:
     """Flatten the output to batch × patch × pixel if the patches still have their axes."""
     if (
         output.ndim == 3
@@ -203,6 +212,6 @@ class ProjectionWeights(NamedTuple):
     bias: Tensor | None
 
 
-def _find_projection_weights(module: nn.Module) -> ProjectionWeights | None:
+def _find_first_weight_and_bias(module: nn.Module) -> ProjectionWeights | None:
     layers = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
     return ProjectionWeights(layers[0].weight, layers[0].bias) if layers else None

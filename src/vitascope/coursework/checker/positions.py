@@ -65,7 +65,7 @@ SINUSOIDAL_MISTAKES = [
 ]
 
 
-def compute_sinusoidal_table(length: int, width: int, options: ReferenceOptions) -> Tensor:
+def compute_sinusoidal_table_by_options(length: int, width: int, options: ReferenceOptions) -> Tensor:
     """Return the table of shape position × feature."""
     pair = torch.arange(width // 2, dtype=torch.float64)
     kind, value = options.get("rate", ("power", 1.0))
@@ -93,7 +93,7 @@ class SinusoidalPositionsChecker(PartChecker):
                 user_code, {"width": 8, "length": 12, "dropout": 0.1}, ("width", "length")
             )
         else:
-            self.argument_roles = _guess_position_roles(user_code)
+            self.argument_roles = _guess_position_argument_roles(user_code)
 
     def get_reference_name(self) -> str:
         return "the formula of Vaswani et al. (2017)"
@@ -149,7 +149,7 @@ class SinusoidalPositionsChecker(PartChecker):
     def run_reference(
         self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
     ) -> Tensor:
-        return compute_sinusoidal_table(case.sizes["length"], case.sizes["width"], options).to(self.dtype)
+        return compute_sinusoidal_table_by_options(case.sizes["length"], case.sizes["width"], options).to(self.dtype)
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         return [
@@ -202,7 +202,7 @@ def _format_size(length: int, width: int) -> str:
     return f"{length} {'position' if length == 1 else 'positions'}, width {width}"
 
 
-def _guess_position_roles(function: UserCode) -> ArgumentRoles:
+def _guess_position_argument_roles(function: UserCode) -> ArgumentRoles:
     roles = {}
     for name, parameter in inspect.signature(function).parameters.items():
         normalized = normalize_identifier(name)

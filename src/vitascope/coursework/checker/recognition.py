@@ -8,10 +8,10 @@ import textwrap
 from torch import nn
 
 from vitascope.coursework.checker.argument_names import (
-    get_first_line_number,
-    get_source,
+    get_first_line_or_one,
+    get_source_or_empty,
     guess_argument_roles,
-    guess_weight_role,
+    guess_weight_or_bias_role,
 )
 from vitascope.coursework.checker.part_checker import UserCode
 
@@ -41,29 +41,29 @@ def recognize_part(name: str, user_code: UserCode) -> str | None:
     part = next((part for part, pattern in PART_NAME_PATTERNS if re.search(pattern, normalized)), None)
     roles = set() if is_class else set(guess_argument_roles(user_code).values())
     if is_class:
-        return _recognize_class_part(part, user_code)
-    return _recognize_function_part(part, user_code, roles)
+        return _refine_class_part(part, user_code)
+    return _refine_function_part(part, user_code, roles)
 
 
-def _recognize_class_part(part_by_name: str | None, class_or_module: UserCode) -> str | None:
+def _refine_class_part(part_by_name: str | None, class_or_module: UserCode) -> str | None:
     cls = class_or_module if isinstance(class_or_module, type) else type(class_or_module)
     if part_by_name == "attention" or (part_by_name == "multi-head-attention"):
         forward = getattr(cls, "forward", cls.__call__)
         roles = set(guess_argument_roles(forward, num_skipped=1).values())
-        takes_qkv = {"q", "k", "v"} <= roles and not _has_layers(cls)
+        takes_qkv = {"q", "k", "v"} <= roles and not _source_may_define_layers(cls)
         return "attention" if takes_qkv else "multi-head-attention"
-    if part_by_name == "sinusoidal-positions" and "sin" not in get_source(cls).replace("sinusoidal", ""):
+    if part_by_name == "sinusoidal-positions" and "sin" not in get_source_or_empty(cls).replace("sinusoidal", ""):
         return None  # a learned table
     return part_by_name
 
 
-def _has_layers(cls: type) -> bool:
-    source = get_source(cls)
+def _source_may_define_layers(cls: type) -> bool:
+    source = get_source_or_empty(cls)
     return not source or bool(re.search(r"Linear|Parameter|Conv|MultiheadAttention", source))
 
 
-def _recognize_function_part(part_by_name: str | None, function: UserCode, role_set: set[str]) -> str | None:
-    weights = [name for name in guess_argument_roles(function) if guess_weight_role(name)]
+def _refine_function_part(part_by_name: str | None, function: UserCode, role_set: set[str]) -> str | None:
+    weights = [name for name in guess_argument_roles(function) if guess_weight_or_bias_role(name)]
     if part_by_name in ("attention", "multi-head-attention"):
         if {"q", "k", "v"} <= role_set and not weights and "heads" not in role_set:
             return "attention"
@@ -86,11 +86,11 @@ def _recognize_function_part(part_by_name: str | None, function: UserCode, role_
     return part_by_name if required else None
 
 
-def find_unfilled_line(user_code: UserCode) -> int:
+def find_ellipsis_line_or_zero(user_code: UserCode) -> int:
     """Return the line number in the file of the first `...` in place of code; 0 if there is none."""
     code = type(user_code) if isinstance(user_code, nn.Module) else user_code
     try:
-        tree = ast.parse(textwrap.dedent(get_source(code)))
+        tree = ast.parse(textwrap.dedent(get_source_or_empty(code)))
     except SyntaxError:
         return 0
     dots = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value is Ellipsis]
@@ -103,4 +103,4 @@ def find_unfilled_line(user_code: UserCode) -> int:
     ]
     for line in indexed:
         dots.remove(line)
-    return min(dots) + get_first_line_number(code) - 1 if dots else 0
+    return min(dots) + get_first_line_or_one(code) - 1 if dots else 0

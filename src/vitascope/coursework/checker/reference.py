@@ -98,12 +98,12 @@ MISTAKE_OPTION_NAMES = {
 MASK_OPTION_NAMES = {"mask_change", "fill", "masked_weights", "ignored"}
 
 
-def is_mistake_free(options: ReferenceOptions) -> bool:
+def has_no_attention_mistakes(options: ReferenceOptions) -> bool:
     """Return whether the options simulate no mistake of attention."""
     return not MISTAKE_OPTION_NAMES & options.keys()
 
 
-def attend_with_options(
+def attend_with_simulated_mistakes(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -114,7 +114,7 @@ def attend_with_options(
     """(…, head, query, width), … -> (…, head, query, width).
 
     `allowed_mask` is True where a query may attend to a key; `num_heads` matters only for wrong scales."""
-    if is_mistake_free(options):
+    if has_no_attention_mistakes(options):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed_mask)
     if options.get("swapped"):
         query, key = key, query
@@ -153,7 +153,7 @@ def _attend_over_features(query: Tensor, key: Tensor, value: Tensor, options: Re
     return value @ (maps.transpose(-2, -1) if map_transposed else maps)
 
 
-def multi_head_attention(
+def run_reference_multi_head_attention(
     query_key_value: QueryKeyValue,
     weights: WeightsByRole,
     num_heads: int,
@@ -162,16 +162,18 @@ def multi_head_attention(
 ) -> Tensor:
     """(batch, token, feature) three times -> (batch, token, feature). Weights have shape output × input."""
     output_weight = weights.get("wo")
-    if is_mistake_free(options) and output_weight is not None and _can_use_torch_attention(weights):
-        return _run_torch_attention(query_key_value, weights, output_weight, num_heads, allowed_mask)
+    if has_no_attention_mistakes(options) and output_weight is not None and _can_use_torch_attention(weights):
+        return _run_torch_multi_head_attention(query_key_value, weights, output_weight, num_heads, allowed_mask)
     query, key, value = (
-        project_tokens(x, weights, role, options) for x, role in zip(query_key_value, "qkv", strict=True)
+        project_or_keep_tokens(x, weights, role, options) for x, role in zip(query_key_value, "qkv", strict=True)
     )
     if query.shape[-1] % num_heads:
         raise RuntimeError("the width is not divisible by the number of heads")
-    query, key, value = (split_heads(x, num_heads, options) for x in (query, key, value))
-    joined = join_heads(attend_with_options(query, key, value, allowed_mask, options, num_heads), options)
-    return joined if options.get("projected") is False else project_tokens(joined, weights, "o", options)
+    query, key, value = (split_heads_by_options(x, num_heads, options) for x in (query, key, value))
+    joined = join_heads_by_options(
+        attend_with_simulated_mistakes(query, key, value, allowed_mask, options, num_heads), options
+    )
+    return joined if options.get("projected") is False else project_or_keep_tokens(joined, weights, "o", options)
 
 
 def _can_use_torch_attention(weights: WeightsByRole) -> bool:
@@ -180,7 +182,7 @@ def _can_use_torch_attention(weights: WeightsByRole) -> bool:
     return len(shapes) == 1 and None not in shapes and len(biased) == 1
 
 
-def _run_torch_attention(
+def _run_torch_multi_head_attention(
     query_key_value: QueryKeyValue,
     weights: WeightsByRole,
     output_weight: Tensor,
@@ -199,17 +201,17 @@ def _run_torch_attention(
     return out.transpose(0, 1)
 
 
-def project_tokens(tokens: Tensor, weights: WeightsByRole, role: str, options: ReferenceOptions) -> Tensor:
+def project_or_keep_tokens(tokens: Tensor, weights: WeightsByRole, qkv_role: str, options: ReferenceOptions) -> Tensor:
     """Apply the linear layer of a role (q, k, v or o); return the tokens unchanged if the user's code has none."""
-    weight = weights.get("w" + role)
+    weight = weights.get("w" + qkv_role)
     if weight is None:
         return tokens
-    if role in options.get("untransposed", ""):
+    if qkv_role in options.get("untransposed", ""):
         weight = weight.T
-    return F.linear(tokens, weight, weights.get("b" + role))
+    return F.linear(tokens, weight, weights.get("b" + qkv_role))
 
 
-def split_heads(tokens: Tensor, num_heads: int, options: ReferenceOptions) -> Tensor:
+def split_heads_by_options(tokens: Tensor, num_heads: int, options: ReferenceOptions) -> Tensor:
     """(batch, token, head · width) -> (batch, head, token, width)."""
     batch, count, width = tokens.shape
     match options.get("split"):
@@ -223,7 +225,7 @@ def split_heads(tokens: Tensor, num_heads: int, options: ReferenceOptions) -> Te
             return tokens.reshape(batch, count, num_heads, width // num_heads).transpose(1, 2)
 
 
-def join_heads(head_outputs: Tensor, options: ReferenceOptions) -> Tensor:
+def join_heads_by_options(head_outputs: Tensor, options: ReferenceOptions) -> Tensor:
     """(batch, head, token, width) -> (batch, token, head · width)."""
     if options.get("split") == "left":  # the head axis was not moved before
         batch, count, heads, width = head_outputs.shape

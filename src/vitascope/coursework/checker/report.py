@@ -128,7 +128,7 @@ class FileReport:
         return "".join(part._repr_html_() for part in self.part_reports) + error
 
 
-def parse_report(report_fields: dict[str, Any]) -> CheckReport:
+def build_report_from_dict(report_fields: dict[str, Any]) -> CheckReport:
     """Create a report from the fields that `CheckReport.to_dict` returns."""
     rows = [CheckRow(**row) for row in report_fields["table"]]
     return CheckReport(**{name: value for name, value in report_fields.items() if name != "table"}, table=rows)

@@ -10,14 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vitascope.coursework.checker.report import FileReport, parse_report
+from vitascope.coursework.checker.report import FileReport, build_report_from_dict
 from vitascope.coursework.checker.sandbox_messages import CheckTask, WorkerMessage
 from vitascope.errors import UserError
 
 STARTUP_SECONDS = 120.0  # additional seconds for Python and PyTorch to start on a slow machine
 
 
-def check_file(
+def check_file_in_sandbox(
     path: Path,
     name: str | None = None,
     part: str | None = None,
@@ -41,14 +41,14 @@ def check_file(
             log_file=str(log),
             timeout_seconds=20 * time_limit_seconds + STARTUP_SECONDS,
         )
-        exit_code = _run_task(task)
+        exit_code = _run_task_in_child_process(task)
         messages = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-        return _collect_reports(
+        return _build_file_report(
             messages, exit_code, time_limit_seconds, log.read_text(encoding="utf-8", errors="replace")
         )
 
 
-def _run_task(task: CheckTask) -> int | None:
+def _run_task_in_child_process(task: CheckTask) -> int | None:
     """Return the exit code, or None if the process was killed after the timeout."""
     if not hasattr(os, "fork"):
         return _run_task_without_fork(task)
@@ -118,14 +118,14 @@ def _build_child_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
 
-def _collect_reports(
+def _build_file_report(
     messages: list[WorkerMessage], exit_code: int | None, time_limit_seconds: float, log: str
 ) -> FileReport:
     reports = FileReport()
     started = None
     for message in messages:
         if "report" in message:
-            reports.part_reports.append(parse_report(message["report"]))
+            reports.part_reports.append(build_report_from_dict(message["report"]))
             started = None
         elif "error" in message:
             reports.error = message["error"]

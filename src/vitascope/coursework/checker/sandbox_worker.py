@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from vitascope.coursework.checker.check import CheckStarted, UnrecognizedNames, check_module_parts
+from vitascope.coursework.checker.check import CheckStarted, UnrecognizedNames, check_parts_yielding_progress
 from vitascope.coursework.checker.report import CheckReport
 from vitascope.coursework.checker.sandbox_messages import CheckTask, WorkerMessage
 from vitascope.errors import UserError, shorten_error_message
@@ -26,12 +26,12 @@ WALL_CLOCK_FACTOR = 10.0  # wall-clock limit, as a multiple of the computing tim
 
 def main() -> None:
     if len(sys.argv) > 1:
-        run_task(json.loads(sys.argv[1]))
+        run_task_and_exit(json.loads(sys.argv[1]))
     for line in sys.stdin:
-        print(json.dumps({"code": fork_and_wait(json.loads(line))}), flush=True)
+        print(json.dumps({"code": run_task_in_forked_child(json.loads(line))}), flush=True)
 
 
-def fork_and_wait(task: CheckTask) -> int | None:
+def run_task_in_forked_child(task: CheckTask) -> int | None:
     """Run the task in a child process; return its exit code, or None if it was killed after the timeout.
 
     Processes that the child has started are killed too."""
@@ -41,7 +41,7 @@ def fork_and_wait(task: CheckTask) -> int | None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(task["log_file"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
         os.dup2(1, 2)
-        run_task(task)
+        run_task_and_exit(task)
     deadline = time.monotonic() + task["timeout_seconds"]
     try:
         while time.monotonic() < deadline:
@@ -57,11 +57,11 @@ def fork_and_wait(task: CheckTask) -> int | None:
             os.waitpid(child, 0)
 
 
-def run_task(task: CheckTask) -> NoReturn:
+def run_task_and_exit(task: CheckTask) -> NoReturn:
     """Check a file, write one message per line to the output file, and exit."""
     path, output_path = Path(task["file"]).resolve(), Path(task["output_file"]).resolve()
-    set_time_limit(task["time_limit_seconds"])
-    set_memory_limit(task["memory_limit_gib"])
+    limit_cpu_and_wall_time(task["time_limit_seconds"])
+    limit_additional_memory(task["memory_limit_gib"])
     with output_path.open("a", encoding="utf-8") as file:
 
         def send(message: WorkerMessage) -> None:
@@ -69,15 +69,17 @@ def run_task(task: CheckTask) -> NoReturn:
             file.flush()
 
         try:
-            for progress in check_module_parts(import_user_file(path), task["name"], task["part"]):
+            for progress in check_parts_yielding_progress(
+                enter_folder_and_import_file(path), task["name"], task["part"]
+            ):
                 match progress:
                     case CheckReport():
-                        send(_make_report_message(progress, task["memory_limit_gib"]))
+                        send(_make_report_or_memory_error(progress, task["memory_limit_gib"]))
                     case CheckStarted():
-                        set_time_limit(task["time_limit_seconds"])
+                        limit_cpu_and_wall_time(task["time_limit_seconds"])
                         send({"started": progress.name})
                     case UnrecognizedNames():
-                        set_time_limit(task["time_limit_seconds"])
+                        limit_cpu_and_wall_time(task["time_limit_seconds"])
                         send({"unrecognized_names": progress.names})
         except BaseException as error:
             send({"error": explain_error(error, path, task["memory_limit_gib"])})
@@ -86,14 +88,14 @@ def run_task(task: CheckTask) -> NoReturn:
     os._exit(0)  # exit even if the file has left threads running
 
 
-def _make_report_message(report: CheckReport, memory_limit_gib: float) -> WorkerMessage:
+def _make_report_or_memory_error(report: CheckReport, memory_limit_gib: float) -> WorkerMessage:
     error = str((report.first_difference or {}).get("error", ""))
     if "MemoryError" in error or "allocate memory" in error:
         return {"error": _format_memory_error(report.name, memory_limit_gib)}
     return {"report": report.to_dict()}
 
 
-def import_user_file(path: Path) -> ModuleType:
+def enter_folder_and_import_file(path: Path) -> ModuleType:
     """Import a file as a module."""
     os.chdir(path.parent)
     sys.path.insert(0, str(path.parent))
@@ -134,7 +136,7 @@ def _format_memory_error(name: str, memory_limit_gib: float, location: str = "")
     return f"{name} needs more than {memory_limit_gib:g} GiB of memory{location}. Increase the limit with --memory."
 
 
-def set_time_limit(seconds: float) -> None:
+def limit_cpu_and_wall_time(seconds: float) -> None:
     """End this process after `seconds` of computing time, or ten times as many seconds of wall-clock time.
 
     Computing time does not depend on other programs, so a busy machine gives the same verdict."""
@@ -147,7 +149,7 @@ def set_time_limit(seconds: float) -> None:
             signal.setitimer(timer, limit)
 
 
-def set_memory_limit(memory_limit_gib: float) -> None:
+def limit_additional_memory(memory_limit_gib: float) -> None:
     """Limit the memory that the file may use in addition to PyTorch's own (Linux only)."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource

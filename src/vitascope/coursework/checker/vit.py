@@ -8,22 +8,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.attention_layers import get_norm_parameters
+from vitascope.coursework.checker.attention_layers import get_norm_weight_bias_eps
 from vitascope.coursework.checker.blocks import (
-    find_missing_block_layers,
+    find_missing_block_layer_mistakes,
     list_block_mistakes,
-    list_block_variants,
+    list_correct_block_options,
     run_reference_block,
 )
-from vitascope.coursework.checker.dot_product import select_output
+from vitascope.coursework.checker.dot_product import select_matching_or_first_tensor
 from vitascope.coursework.checker.image_embedding import (
     CLASS_TOKEN_MISTAKES,
     PATCH_MISTAKES,
     PIXEL_ORDERS,
     POSITION_MISTAKES,
     assemble_tokens,
-    extract_patches,
-    select_class_token,
+    extract_patches_by_options,
+    select_first_or_last_token,
 )
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
@@ -36,7 +36,7 @@ from vitascope.coursework.checker.part_checker import (
     NamedTensors,
     PartChecker,
     UserCode,
-    draw_inputs,
+    draw_seeded_inputs,
     format_observation,
 )
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
@@ -68,7 +68,7 @@ class ViTChecker(PartChecker):
         self.module_factory = ModuleFactory(user_code, CONSTRUCTOR_SIZES | EXTRA_CONSTRUCTOR_SIZES, SIZE_ORDER)
         self.sample_module = self.module_factory.get_module({})
         layers = find_vit_layers(self.sample_module, self.width, 1)
-        self.patch_size = _infer_patch_size(layers.patch_projection)
+        self.patch_size = _infer_patch_size_or_default(layers.patch_projection)
         self.num_channels = (
             layers.patch_projection.in_channels
             if isinstance(layers.patch_projection, nn.Conv2d)
@@ -113,7 +113,7 @@ class ViTChecker(PartChecker):
 
     def make_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
-        return draw_inputs(case, {"images": (s["batch"], s["channels"], s["side"], s["side"])})
+        return draw_seeded_inputs(case, {"images": (s["batch"], s["channels"], s["side"], s["side"])})
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [[CallConvention(("the images have shape batch × channel × height × width",), {})]]
@@ -124,7 +124,7 @@ class ViTChecker(PartChecker):
     def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         module = self.get_module()
         name = next(iter(inspect.signature(module.forward).parameters))
-        return select_output(module(**{name: inputs["images"]}), (case.sizes["batch"], 5))
+        return select_matching_or_first_tensor(module(**{name: inputs["images"]}), (case.sizes["batch"], 5))
 
     def run_reference(
         self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
@@ -132,7 +132,7 @@ class ViTChecker(PartChecker):
         layers = find_vit_layers(self.get_module(), self.width, self.patches_per_side**2)
         order = {"order": options["patch_order"]} if "patch_order" in options else {}
         patch_options = {name: options[name] for name in ("pixels", "cut") if name in options}
-        patches = extract_patches(inputs["images"], self.patch_size, patch_options | order)
+        patches = extract_patches_by_options(inputs["images"], self.patch_size, patch_options | order)
         tokens = assemble_tokens(layers.embed_patches(patches), layers.class_token, layers.position_table, options)
         for block in layers.blocks:
             if options.get("position") == "each-block" and layers.position_table is not None:
@@ -140,7 +140,7 @@ class ViTChecker(PartChecker):
             tokens = run_reference_block(tokens, block, self.num_heads, None, options)
         if options.get("position") == "end" and layers.position_table is not None:
             tokens = tokens + layers.position_table[: tokens.shape[1]]
-        return _apply_classifier_head(tokens, layers, options)
+        return _normalize_pool_and_classify(tokens, layers, options)
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         layers = find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
@@ -159,12 +159,12 @@ class ViTChecker(PartChecker):
                 (*assumptions, *block.assumptions, *pixels.assumptions, *pooling.assumptions),
             )
             for pooling, block, pixels in product(
-                _list_pooling_variants(layers), list_block_variants(layers.blocks[0], self.width), pixel_variants
+                _list_pooling_variants(layers), list_correct_block_options(layers.blocks[0], self.width), pixel_variants
             )
         ]
 
     def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
-        return find_missing_block_layers(
+        return find_missing_block_layer_mistakes(
             find_vit_layers(self.sample_module, self.width).blocks[0], self.width, self.module_factory.has_heads
         )
 
@@ -215,16 +215,16 @@ def _list_pooling_variants(vit_layers: ViTLayers) -> list[CorrectVariant]:
     return variants
 
 
-def _apply_classifier_head(tokens: Tensor, vit_layers: ViTLayers, options: ReferenceOptions) -> Tensor:
+def _normalize_pool_and_classify(tokens: Tensor, vit_layers: ViTLayers, options: ReferenceOptions) -> Tensor:
     def normalize(x: Tensor) -> Tensor:
         for norm in vit_layers.final_norms if options.get("final", True) else []:
-            x = F.layer_norm(x, x.shape[-1:], *get_norm_parameters(norm))
+            x = F.layer_norm(x, x.shape[-1:], *get_norm_weight_bias_eps(norm))
         return x
 
     if not options.get("norm_late"):
         tokens = normalize(tokens)
     if options["pool"] == "token":
-        pooled = select_class_token(tokens, options)
+        pooled = select_first_or_last_token(tokens, options)
     else:
         pooled = tokens[:, 0 if options["pool"] == "all" else 1 :].mean(dim=1)
     pooled = normalize(pooled) if options.get("norm_late") else pooled
@@ -233,7 +233,7 @@ def _apply_classifier_head(tokens: Tensor, vit_layers: ViTLayers, options: Refer
     return pooled
 
 
-def _infer_patch_size(patch_projection: nn.Conv2d | nn.Linear) -> int:
+def _infer_patch_size_or_default(patch_projection: nn.Conv2d | nn.Linear) -> int:
     if isinstance(patch_projection, nn.Conv2d):
         return int(patch_projection.kernel_size[0])
     for size in (3, 4, 2, 7, 8, 16, 14, 5, 6):

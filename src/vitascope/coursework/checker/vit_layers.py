@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.attention_layers import get_norm_parameters
-from vitascope.coursework.checker.image_embedding import find_token_and_positions, project_patches
-from vitascope.coursework.checker.weights import find_linear_layers, find_norms
+from vitascope.coursework.checker.attention_layers import get_norm_weight_bias_eps
+from vitascope.coursework.checker.image_embedding import find_class_token_and_positions, project_patches
+from vitascope.coursework.checker.weights import find_linear_layers_and_matrices, find_norms
 
 
 class ProjectionNorms(NamedTuple):
@@ -35,10 +35,10 @@ class ViTLayers:
     def embed_patches(self, patches: Tensor) -> Tensor:
         """Project the patches, with the norms before and after the projection."""
         for norm in self.projection_norms.before:
-            patches = F.layer_norm(patches, patches.shape[-1:], *get_norm_parameters(norm))
+            patches = F.layer_norm(patches, patches.shape[-1:], *get_norm_weight_bias_eps(norm))
         tokens = project_patches(patches, self.patch_projection.weight, self.patch_projection.bias)
         for norm in self.projection_norms.after:
-            tokens = F.layer_norm(tokens, tokens.shape[-1:], *get_norm_parameters(norm))
+            tokens = F.layer_norm(tokens, tokens.shape[-1:], *get_norm_weight_bias_eps(norm))
         return tokens
 
 
@@ -67,15 +67,15 @@ def _collect_vit_layers(module: nn.Module, width: int, num_patches: int) -> ViTL
     if projection is None or not blocks:
         missing = "layer that projects the patches" if projection is None else "list of transformer blocks"
         raise RuntimeError(f"no {missing} was found")
-    projection_norms = find_projection_norms(module, projection)
+    projection_norms = find_norms_around_projection(module, projection)
     inside |= {id(norm) for norm in (*projection_norms.before, *projection_norms.after)}
     final_norms = [part for _, part in find_norms(module) if id(part) not in inside]
-    class_token, position_table = find_token_and_positions(module, num_patches, width)
+    class_token, position_table = find_class_token_and_positions(module, num_patches, width)
     head_layers = [part for part in linears if part is not projection]
     return ViTLayers(projection, blocks, final_norms, head_layers, class_token, position_table, projection_norms)
 
 
-def find_projection_norms(module: nn.Module, patch_projection: nn.Module) -> ProjectionNorms:
+def find_norms_around_projection(module: nn.Module, patch_projection: nn.Module) -> ProjectionNorms:
     """Return the norms in the same nn.Sequential as the patch projection."""
     for part in module.modules():
         children = list(part.children())
@@ -94,11 +94,15 @@ def find_blocks(module: nn.Module) -> list[nn.Module]:
         if isinstance(part, nn.ModuleList | nn.Sequential | nn.TransformerEncoder):
             children = list(part.layers if isinstance(part, nn.TransformerEncoder) else part.children())
             blocks = [
-                child for child in children if type(child) is type(children[0]) and len(find_linear_layers(child)) >= 3
+                child
+                for child in children
+                if type(child) is type(children[0]) and len(find_linear_layers_and_matrices(child)) >= 3
             ]
-            if blocks and len(blocks) == len([child for child in children if find_linear_layers(child)]):
+            if blocks and len(blocks) == len([child for child in children if find_linear_layers_and_matrices(child)]):
                 block_lists.append(blocks)
     single_blocks = [
-        [part] for part in module.children() if len(find_norms(part)) and len(find_linear_layers(part)) >= 4
+        [part]
+        for part in module.children()
+        if len(find_norms(part)) and len(find_linear_layers_and_matrices(part)) >= 4
     ]
     return max(block_lists or single_blocks, key=len, default=[])

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitascope.coursework.checker.argument_names import guess_qkv_role, split_identifier
+from vitascope.coursework.checker.argument_names import guess_qkv_role, split_identifier_into_words
 from vitascope.coursework.checker.reference import WeightsByRole
 
 PACKED_ROW_ORDERS = ["".join(letters) for letters in product("qkv", repeat=3)]
@@ -65,16 +65,16 @@ class QkvRowIndices(NamedTuple):
 _LINEAR_LAYERS_CACHE: WeakKeyDictionary[nn.Module, list[LinearLayer]] = WeakKeyDictionary()
 
 
-def find_linear_layers(module: nn.Module) -> list[LinearLayer]:
+def find_linear_layers_and_matrices(module: nn.Module) -> list[LinearLayer]:
     """Return linear layers, 1×1 convolutions and raw matrices, in the order in which they were created."""
     if torch.is_grad_enabled():  # a cached view would belong to an old graph
-        return _collect_linear_layers(module)
+        return _collect_linear_layers_and_matrices(module)
     if module not in _LINEAR_LAYERS_CACHE:
-        _LINEAR_LAYERS_CACHE[module] = _collect_linear_layers(module)
+        _LINEAR_LAYERS_CACHE[module] = _collect_linear_layers_and_matrices(module)
     return _LINEAR_LAYERS_CACHE[module]
 
 
-def _collect_linear_layers(module: nn.Module) -> list[LinearLayer]:
+def _collect_linear_layers_and_matrices(module: nn.Module) -> list[LinearLayer]:
     layers, raw_biases = [], {}
     for path, part in module.named_modules():
         prefix = f"{path}." if path else ""
@@ -89,21 +89,35 @@ def _collect_linear_layers(module: nn.Module) -> list[LinearLayer]:
                 raw_biases[prefix + name] = parameter
             elif parameter.ndim in (2, 3) and min(parameter.shape) > 1:
                 layers.append(
-                    LinearLayer(prefix + name, _flatten_weight(prefix + name, parameter), None, is_raw_parameter=True)
+                    LinearLayer(
+                        prefix + name,
+                        _flatten_to_output_by_input(prefix + name, parameter),
+                        None,
+                        is_raw_parameter=True,
+                    )
                 )
     for layer in layers:
         if layer.is_raw_parameter:
-            layer.bias = _find_bias(layer.name, raw_biases)
-    return [part for layer in layers for part in _split_paired_layer(layer)]
+            layer.bias = _find_matching_bias(layer.name, raw_biases)
+    return [part for layer in layers for part in _split_if_kv_or_qk(layer)]
 
 
-def _split_paired_layer(layer: LinearLayer) -> list[LinearLayer]:
+def _split_if_kv_or_qk(layer: LinearLayer) -> list[LinearLayer]:
     """Split a layer such as `kv` or `qk`, which holds two matrices."""
     prefix, _, last = layer.name.rpartition(".")
     pair = next(
-        (pair for pair in ("kv", "qk", "vk", "kq") if any(word.endswith(pair) for word in split_identifier(last))), ""
+        (
+            pair
+            for pair in ("kv", "qk", "vk", "kq")
+            if any(word.endswith(pair) for word in split_identifier_into_words(last))
+        ),
+        "",
     )
-    if not pair or any("qkv" in word for word in split_identifier(last)) or layer.shape[0] != 2 * layer.shape[1]:
+    if (
+        not pair
+        or any("qkv" in word for word in split_identifier_into_words(last))
+        or layer.shape[0] != 2 * layer.shape[1]
+    ):
         return [layer]
     biases = (None, None) if layer.bias is None else layer.bias.chunk(2)
     names = [f"{prefix}.to_{letter}" if prefix else f"to_{letter}" for letter in pair]
@@ -113,7 +127,7 @@ def _split_paired_layer(layer: LinearLayer) -> list[LinearLayer]:
     ]
 
 
-def _flatten_weight(parameter_name: str, parameter: Tensor) -> Tensor:
+def _flatten_to_output_by_input(parameter_name: str, parameter: Tensor) -> Tensor:
     """head × in × width -> output × input; an output projection head × width × out likewise."""
     if parameter.ndim == 2:
         is_transposed = parameter.shape[1] == 3 * parameter.shape[0]
@@ -123,12 +137,12 @@ def _flatten_weight(parameter_name: str, parameter: Tensor) -> Tensor:
     return parameter.transpose(1, 2).flatten(0, 1)
 
 
-def _find_bias(weight_name: str, biases: Mapping[str, Tensor]) -> Tensor | None:
+def _find_matching_bias(weight_name: str, biases: Mapping[str, Tensor]) -> Tensor | None:
     prefix = weight_name.rpartition(".")[0]
     letter = guess_qkv_role(weight_name.rpartition(".")[2])
     for other, bias in biases.items():
         last = other.rpartition(".")[2]
-        is_bias = last.startswith("b") or "bias" in split_identifier(last)
+        is_bias = last.startswith("b") or "bias" in split_identifier_into_words(last)
         if other.rpartition(".")[0] == prefix and is_bias and guess_qkv_role(last) == letter and letter is not None:
             return bias
     return None
@@ -142,7 +156,7 @@ def is_packed(layer: LinearLayer) -> bool:
     return layer.shape[0] == 3 * layer.shape[1]
 
 
-def list_qkv_assignments(linear_layers: list[LinearLayer]) -> Iterator[DescribedAssignment]:
+def iterate_qkv_assignments(linear_layers: list[LinearLayer]) -> Iterator[DescribedAssignment]:
     """Yield every correct assignment of these layers to query, key, value and output, the most likely first."""
     transposes = [False]
     if any(layer.is_raw_parameter and layer.shape[0] == layer.shape[1] for layer in linear_layers):
@@ -173,7 +187,7 @@ def _describe_row_order(row_order: str) -> str:
 
 def list_possible_row_orders(weight_name: str) -> list[str]:
     """Return the row orders that the name allows: PyTorch's for `in_proj`, q-k-v for `qkv`, else any order."""
-    words = split_identifier(weight_name)
+    words = split_identifier_into_words(weight_name)
     if "in" in words and "proj" in words:
         return ["qkv"]
     mixed = ["h3d", "d3h", "hd3", "dh3", "3dh"]
@@ -204,7 +218,7 @@ def get_qkv_row_indices(row_order: str, width: int, num_heads: int) -> QkvRowInd
             return QkvRowIndices(*(thirds[letter] for letter in row_order))
 
 
-def assign_weights(linear_layers: list[LinearLayer], assignment: QkvAssignment, num_heads: int) -> WeightsByRole:
+def assign_qkvo_weights(linear_layers: list[LinearLayer], assignment: QkvAssignment, num_heads: int) -> WeightsByRole:
     """Return the weights by role; gradients still reach the user's parameters."""
     weights: dict[str, Tensor | None] = {}
     packed = next((layer for layer in linear_layers if is_packed(layer)), None)
@@ -216,18 +230,18 @@ def assign_weights(linear_layers: list[LinearLayer], assignment: QkvAssignment, 
             weights["w" + letter] = packed.weight[rows]
             weights["b" + letter] = None if packed.bias is None else packed.bias[rows]
         outs = [layer for layer in others if guess_qkv_role(layer.name) == "o"] or others
-        _set_role_weights(weights, "o", outs[-1:], assignment.is_transposed)
+        _concat_and_set_role_weights(weights, "o", outs[-1:], assignment.is_transposed)
         return weights
     if _has_qkv_names(linear_layers):
         for letter in "qkv":
-            _set_role_weights(
+            _concat_and_set_role_weights(
                 weights,
                 letter,
                 [layer for layer in linear_layers if guess_qkv_role(layer.name) == letter],
                 assignment.is_transposed,
             )
         rest = [layer for layer in linear_layers if guess_qkv_role(layer.name) not in ("q", "k", "v")]
-        _set_role_weights(
+        _concat_and_set_role_weights(
             weights,
             "o",
             [layer for layer in rest if guess_qkv_role(layer.name) == "o"][-1:] or rest[-1:],
@@ -235,7 +249,7 @@ def assign_weights(linear_layers: list[LinearLayer], assignment: QkvAssignment, 
         )
         return weights
     for role, index in zip("qkvo", assignment.layer_order, strict=False):
-        _set_role_weights(weights, role, [linear_layers[index]], assignment.is_transposed)
+        _concat_and_set_role_weights(weights, role, [linear_layers[index]], assignment.is_transposed)
     return weights
 
 
@@ -243,7 +257,7 @@ def _has_qkv_names(linear_layers: list[LinearLayer]) -> bool:
     return {"q", "k", "v"} <= {guess_qkv_role(layer.name) for layer in linear_layers}
 
 
-def _set_role_weights(
+def _concat_and_set_role_weights(
     weights: dict[str, Tensor | None], qkv_role: str, linear_layers: list[LinearLayer], is_transposed: bool
 ) -> None:
     """Set the weight and bias of a role; the layers of several heads are concatenated."""

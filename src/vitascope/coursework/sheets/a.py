@@ -1,7 +1,7 @@
 """Sheet A: a minimal ViT on MNIST, and its attention map."""
 
 from vitascope.coursework.sheets.experiments import SheetExperiments, compute_time_to_accuracy
-from vitascope.coursework.sheets.figures import plot_attention_map
+from vitascope.coursework.sheets.figures import plot_sample_attention_map
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import format_count
 from vitascope.model.anatomy import count_parameters
@@ -33,7 +33,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     overrides = SINGLE_RUN_QUICK_OVERRIDES if experiments.quick else SINGLE_RUN_OVERRIDES
     single_run = experiments.copy_for_single_run()
     [alone] = single_run.run_study("alone", "sheet-a", [*overrides, *NO_AUGMENTATION]).combinations
-    runs = [_find_run(experiments, cell) for cell in results.combinations]
+    runs = [_find_run_for_combination(experiments, cell) for cell in results.combinations]
     image_counts = [run.machine.get("training_images", 0) for run in runs[:2]]
     report.add_text(_describe_models(runs[1].recipe.model, runs[-1].recipe.model))
     report.add_heading("The sheet's numbers beside ours")
@@ -44,7 +44,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     }
     report.add_figure("curves", draw_study_curves(results, labels))
     _add_conclusions(report, results, alone)
-    _add_attention_map_section(report, runs[-1])
+    _add_attention_map_and_questions(report, runs[-1])
 
 
 def _add_accuracy_table(
@@ -95,7 +95,7 @@ def _add_conclusions(report: SheetReport, results: StudyResults, alone: Combinat
     sooner = f"""The run of {num_epochs} epochs reaches 94.61 % in fewer epochs. A likely reason is the warm-up of the
     learning rate over the first tenth of a run: {num_epochs // 10} epochs instead of {time.num_epochs // 10}."""
     sooner = sooner if time_alone.epochs and time.epochs and time_alone.epochs[0] < min(time.epochs) else ""
-    overfitting = _describe_overfitting(many, many_small)
+    overfitting = _describe_overfitting_if_any(many, many_small)
     report.add_text(f"{patches} {likely} {overfitting} {sooner} {results.timing_note}")
     report.measurements |= {"accuracy": many.accuracies, "accuracy_few": few.accuracies}
     report.measurements |= {"accuracy_small": many_small.accuracies, "accuracy_few_small": few_small.accuracies}
@@ -118,7 +118,7 @@ def _describe_models(large_patch_config: ModelConfig, small_patch_config: ModelC
         epoch."""
 
 
-def _find_run(experiments: SheetExperiments, cell: CombinationResults) -> Run:
+def _find_run_for_combination(experiments: SheetExperiments, cell: CombinationResults) -> Run:
     """Find the first run of a combination."""
     fraction, size = float(cell.settings["data.fraction"]), int(cell.settings["model.patch_size"])
     return experiments.find_run("images", **{"data.fraction": fraction, "model.patch_size": size})
@@ -133,10 +133,10 @@ def _format_accuracy(cell: CombinationResults) -> str:
     return f"{cell.formatted_accuracy}, {num_epochs} epochs, {cell.compute_mean('seconds'):.0f} s per run"
 
 
-def _add_attention_map_section(report: SheetReport, run: Run) -> None:
+def _add_attention_map_and_questions(report: SheetReport, run: Run) -> None:
     model = run.recipe.model
     report.add_heading(f"The attention map, {_describe_patches(model.patch_size)}")
-    figure, maps = plot_attention_map(run)
+    figure, maps = plot_sample_attention_map(run)
     report.add_figure("map", figure)
     tokens, self_attention = len(maps), maps.diagonal()
     strongest = int((maps.argmax(1) == maps.new_tensor(range(tokens)).long()).sum())
@@ -152,7 +152,7 @@ def _add_attention_map_section(report: SheetReport, run: Run) -> None:
     report.add_questions(**sizes, largest=float(maps[0, 1:].max()))
 
 
-def _describe_overfitting(*cells: CombinationResults) -> str:
+def _describe_overfitting_if_any(*cells: CombinationResults) -> str:
     """Describe overfitting: the held-out loss rises again although the accuracy does not fall."""
     rises = []
     for cell in cells:

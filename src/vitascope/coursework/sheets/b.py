@@ -59,7 +59,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
         seconds = f"{cell.compute_mean('seconds'):.0f}"
         rows.append([cell.settings["train.epochs"], cell.formatted_accuracy, *values, seconds])
     report.add_table(head, rows)
-    report.add_text(f"{results.conclusion} {_describe_rising_loss(results.combinations)} {results.timing_note}")
+    report.add_text(f"{results.conclusion} {_describe_rising_loss_if_any(results.combinations)} {results.timing_note}")
     report.measurements |= {
         "accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in results.combinations}
     }
@@ -89,7 +89,7 @@ def _add_input_sizes_section(report: SheetReport) -> None:
     rows = []
     for name, build_model in builders.items():
         weights = build_model(32).state_dict()
-        rows.append([name, *(_try_input_size(build_model(size), weights, size) for size in sizes)])
+        rows.append([name, *(_get_output_shape_or_rejected(build_model(size), weights, size) for size in sizes)])
     layer, tokens = SelfAttention(32, 2), [(size // 4) ** 2 for size in sizes]
     with torch.no_grad():
         rows.append(["attention alone", *(format_shape(layer(torch.randn(1, count, 32))) for count in tokens)])
@@ -97,7 +97,7 @@ def _add_input_sizes_section(report: SheetReport) -> None:
     report.add_table(["weights for 32 × 32, input size", *(f"{size} × {size}" for size in sizes)], rows)
 
 
-def _try_input_size(model: nn.Module, state_dict: dict[str, torch.Tensor], image_size: int) -> str:
+def _get_output_shape_or_rejected(model: nn.Module, state_dict: dict[str, torch.Tensor], image_size: int) -> str:
     """Return the shape of the output with these weights, or 'rejected'."""
     try:
         model.load_state_dict(state_dict)
@@ -111,7 +111,7 @@ def describe_model(experiments: SheetExperiments) -> str:
     return "a model smaller than sheet C's" if experiments.quick else "sheet C's model (`vitascope train sheet-c`)"
 
 
-def _describe_rising_loss(cells: list[CombinationResults]) -> str:
+def _describe_rising_loss_if_any(cells: list[CombinationResults]) -> str:
     """Name longer runs with a higher loss despite a higher accuracy."""
     found = [
         f"after {late.settings['train.epochs']} epochs than after {early.settings['train.epochs']}"
@@ -145,10 +145,10 @@ def _add_attention_shapes_section(report: SheetReport) -> None:
         of two columns, Kᵀ Q. The softmax is over the keys, that is, down each column. Here the column sums differ from
         1 by at most {float((maps.sum(0) - 1).abs().max()):.0e}."""
     )
-    _add_multi_head_shapes(report)
+    _add_multi_head_shapes_table(report)
 
 
-def _add_multi_head_shapes(report: SheetReport) -> None:
+def _add_multi_head_shapes_table(report: SheetReport) -> None:
     tokens = torch.randn(1, 5, 768)
     layer = SelfAttention(768, 12).eval()
     with torch.no_grad():

@@ -8,15 +8,15 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from vitascope.coursework.sheets.b import SMALL_MODEL_OVERRIDES
-from vitascope.coursework.sheets.claims import compare_accuracy
+from vitascope.coursework.sheets.claims import format_accuracy_difference_and_verdict
 from vitascope.coursework.sheets.experiments import SheetExperiments
-from vitascope.coursework.sheets.figures import format_causal_mask, plot_causal_mask
+from vitascope.coursework.sheets.figures import format_additive_causal_mask, plot_additive_causal_mask
 from vitascope.coursework.sheets.report import SheetReport, format_shape
-from vitascope.data.splits import open_training_data
+from vitascope.data.splits import load_train_and_validation_data
 from vitascope.model.attention_variants import SingleHeadAttention
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
-from vitascope.records.ablation import NOT_SIGNIFICANT, format_mean
+from vitascope.records.ablation import NOT_SIGNIFICANT, format_percent_mean_or_values
 from vitascope.study.report import draw_study_curves
 from vitascope.study.results import CombinationResults
 from vitascope.study.trial_data import Curves
@@ -32,17 +32,17 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet C's studies and fill the report."""
     _add_weight_shapes_section(report)
     report.add_heading("The causal mask for 5 tokens")
-    report.add_code(format_causal_mask(5))
-    report.add_figure("mask", plot_causal_mask(5))
+    report.add_code(format_additive_causal_mask(5))
+    report.add_figure("mask", plot_additive_causal_mask(5))
     results = experiments.run_study("variation", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES)
     without, varied = results.combinations
-    _add_cifar10_section(report, experiments.quick)
+    _add_cifar10_comparison_table(report, experiments.quick)
     _add_training_section(
         report, varied, draw_study_curves(results, {without.name: "flip only", varied.name: "flip and shift"})
     )
-    gain = compare_accuracy(without, varied, 1)
+    gain = format_accuracy_difference_and_verdict(without, varied, 1)
     verdict = f"the shift {gain.verdict}" if gain.verdict in ("helps", "hurts") else NOT_SIGNIFICANT
-    _add_questions(report, without, varied, f"{gain.points} points: {verdict}")
+    _add_questions_about_shift(report, without, varied, f"{gain.points} points: {verdict}")
     report.measurements |= {"accuracy": varied.accuracies, "without_shift": without.accuracies}
 
 
@@ -79,9 +79,9 @@ def _add_weight_shapes_section(report: SheetReport) -> None:
     )
 
 
-def _add_cifar10_section(report: SheetReport, quick: bool = False) -> None:
+def _add_cifar10_comparison_table(report: SheetReport, quick: bool = False) -> None:
     recipe = read_recipe("sheet-c")  # the full recipe, also for a shortened report
-    data = open_training_data(recipe.data, recipe.model.image_shape, 3, recipe.train.seed)
+    data = load_train_and_validation_data(recipe.data, recipe.model.image_shape, 3, recipe.train.seed)
     std = ", ".join(f"{value:.4f}" for value in data.preprocessing.std)
     model = VisionTransformer(recipe.model).eval()
     with torch.no_grad():
@@ -132,7 +132,7 @@ def _add_training_section(report: SheetReport, cell: CombinationResults, curves_
             [
                 str(epoch),
                 f"{100 * means['train_accuracy']:.1f} %",
-                format_mean([seed_curves["val_accuracy"][epoch - 1] for seed_curves in curves]),
+                format_percent_mean_or_values([seed_curves["val_accuracy"][epoch - 1] for seed_curves in curves]),
                 f"{means['train_loss']:.3f}",
                 f"{means['val_loss']:.3f}",
             ]
@@ -141,13 +141,14 @@ def _add_training_section(report: SheetReport, cell: CombinationResults, curves_
     report.add_table(["epochs", "training accuracy", "held-out accuracy", "training loss", "held-out loss"], rows)
     report.add_text(
         f"""As in the sheet, the rows are epochs of the same runs ({len(curves)} seeds).
-        {_describe_accuracy_trend(curves, epochs)} The learning rate falls to zero only at epoch {num_epochs}. The
+        {_describe_whether_accuracy_rises(curves, epochs)} The learning rate falls to zero only at epoch
+        {num_epochs}. The
         earlier rows are therefore not the results of shorter
         runs; for those see sheet B."""
     )
 
 
-def _describe_accuracy_trend(curves_by_seed: list[Curves], epochs: list[int]) -> str:
+def _describe_whether_accuracy_rises(curves_by_seed: list[Curves], epochs: list[int]) -> str:
     """Describe whether the accuracy rises in every seed."""
     accuracies = [[curves["val_accuracy"][epoch - 1] for epoch in epochs] for curves in curves_by_seed]
     pairs = [pair for seed_accuracies in accuracies for pair in pairwise(seed_accuracies)]
@@ -158,7 +159,7 @@ def _describe_accuracy_trend(curves_by_seed: list[Curves], epochs: list[int]) ->
     return "The accuracy does not rise from row to row in every seed. The sheet plots it falling throughout."
 
 
-def _add_questions(
+def _add_questions_about_shift(
     report: SheetReport, without_shift: CombinationResults, with_shift: CombinationResults, verdict: str
 ) -> None:
     train_accuracies = {

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import NamedTuple
 
-from vitascope.coursework.sheets.experiments import find_first_epoch
+from vitascope.coursework.sheets.experiments import find_first_epoch_reaching_target
 from vitascope.records.ablation import NOT_SIGNIFICANT
 from vitascope.study.results import CombinationResults, PairedDifference, StudyResults
 from vitascope.study.trial_data import RunResult
@@ -14,19 +14,19 @@ from vitascope.study.trial_data import RunResult
 TARGET_ACCURACY = 0.9  # validation accuracy; slow convergence reaches it late
 
 
-def _compute_epochs_to_target(result: RunResult) -> float:
+def _interpolate_epochs_to_target(result: RunResult) -> float:
     """Compute the epochs until the curve reaches the target, interpolated linearly between epochs, because whole
     epochs would often
     differ equally in all seeds. Number of epochs + 1 if it is not reached."""
     curve = [0.0, *result["curves"]["val_accuracy"]]
-    epoch = find_first_epoch(curve[1:], TARGET_ACCURACY)
+    epoch = find_first_epoch_reaching_target(curve[1:], TARGET_ACCURACY)
     if epoch is None:
         return float(len(curve))
     before, after = curve[epoch - 1 : epoch + 1]
     return epoch - 1 + (TARGET_ACCURACY - before) / (after - before)
 
 
-def _compute_largest_drop(result: RunResult) -> float:
+def _compute_largest_accuracy_drop(result: RunResult) -> float:
     curve = result["curves"]["val_accuracy"]
     return 100 * max([0.0, *(before - after for before, after in pairwise(curve))])
 
@@ -34,8 +34,8 @@ def _compute_largest_drop(result: RunResult) -> float:
 MEASURES: dict[str, Callable[[RunResult], float]] = {
     "final accuracy in %": lambda run: 100 * run["accuracy"],
     "accuracy after the first epoch in %": lambda run: 100 * run["curves"]["val_accuracy"][0],
-    f"epochs until {100 * TARGET_ACCURACY:.0f} % accuracy": _compute_epochs_to_target,
-    "largest drop in accuracy from one epoch to the next, in points": _compute_largest_drop,
+    f"epochs until {100 * TARGET_ACCURACY:.0f} % accuracy": _interpolate_epochs_to_target,
+    "largest drop in accuracy from one epoch to the next, in points": _compute_largest_accuracy_drop,
     "seconds per run": lambda run: run["seconds"],
 }
 FINAL_ACCURACY, FIRST_EPOCH_ACCURACY, EPOCHS_TO_TARGET, LARGEST_DROP, SECONDS_PER_RUN = MEASURES
@@ -99,7 +99,9 @@ def _evaluate_best_claim(study_result: StudyResults, cell: CombinationResults, a
     return ClaimVerdict(NOT_SIGNIFICANT, f"{measurement}, which is not significantly different")
 
 
-def compare_accuracy(baseline: CombinationResults, variant: CombinationResults, num_comparisons: int) -> AccuracyGain:
+def format_accuracy_difference_and_verdict(
+    baseline: CombinationResults, variant: CombinationResults, num_comparisons: int
+) -> AccuracyGain:
     """Compare a variant with its baseline, seed by seed, corrected for the number of comparisons."""
     difference = variant.compute_difference(baseline, num_comparisons)
     if difference is None:

@@ -11,29 +11,33 @@ from vitascope.coursework.sheets.claims import (
     SECONDS_PER_RUN,
     AccuracyGain,
     Claim,
-    compare_accuracy,
+    format_accuracy_difference_and_verdict,
 )
 from vitascope.coursework.sheets.experiments import SheetExperiments
 from vitascope.coursework.sheets.figures import plot_sinusoidal_positions
-from vitascope.coursework.sheets.initial_weights import INITIALIZATIONS, compare_initializations, try_open_weights
+from vitascope.coursework.sheets.initial_weights import (
+    INITIALIZATIONS,
+    open_named_or_default_weights,
+    run_or_skip_initialization_comparison,
+)
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import UserError
 from vitascope.model.anatomy import list_stages
 from vitascope.model.attention_cost import (
     AttentionCost,
     choose_token_counts,
-    draw_costs,
+    draw_attention_costs,
     fit_exponents_by_implementation,
     measure_attention_costs,
-    measure_seconds_by_part,
+    measure_projection_and_attention_seconds,
 )
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
-from vitascope.run.machine import get_device_names, get_machine_name
+from vitascope.run.machine import get_device_names, get_device_or_cpu_name
 from vitascope.study.report import build_results_table, draw_study_curves
 from vitascope.study.results import StudyResults
-from vitascope.training.hardware import choose_device
+from vitascope.training.hardware import choose_or_check_device
 
 TITLE = "three studies on MNIST, the cost of attention, a small image, little data"
 
@@ -110,7 +114,7 @@ EXPERIMENTS = {  # folder -> title, in the order of the sheet
 
 def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet D's studies and fill the report."""
-    weights = try_open_weights(experiments)
+    weights = open_named_or_default_weights(experiments)
     plain = read_recipe("sheet-d", QUICK_OVERRIDES if experiments.quick else [])
     report.add_text(
         f"""The model has pre-norm blocks (LayerNorm → multi-head attention with output projection → residual sum →
@@ -122,11 +126,11 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     )
     report.add_heading("The position embedding")
     report.add_figure("positions", plot_sinusoidal_positions([(100, 16), (1000, 160)]))
-    claims = " ".join(_add_study_section(experiments, report, name) for name in STUDIES)
-    costs = _add_cost_section(experiments, report)
+    claims = " ".join(_run_study_and_add_section(experiments, report, name) for name in STUDIES)
+    costs = _add_cost_and_return_exponents(experiments, report)
     _add_small_image_section(report)
-    compare_initializations(experiments, report, weights)
-    gains = _add_small_data_section(experiments, report)
+    run_or_skip_initialization_comparison(experiments, report, weights)
+    gains = _run_small_data_comparisons(experiments, report)
     unfused, fused = costs["written out"], costs["fused"]
     effects = "; ".join(f"{name} {gain.points} points ({gain.verdict})" for name, gain in gains.items())
     report.add_questions(
@@ -134,7 +138,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     )
 
 
-def _add_study_section(experiments: SheetExperiments, report: SheetReport, study_name: str) -> str:
+def _run_study_and_add_section(experiments: SheetExperiments, report: SheetReport, study_name: str) -> str:
     """Run one study and return the verdicts on the sheet's claims as text."""
     override, claims = STUDIES[study_name]
     results = experiments.run_study(study_name, "sheet-d", [override, *(QUICK_OVERRIDES if experiments.quick else [])])
@@ -142,19 +146,22 @@ def _add_study_section(experiments: SheetExperiments, report: SheetReport, study
     report.add_figure(study_name, draw_study_curves(results))
     report.add_table(*build_results_table(results))
     report.add_text(f"{results.conclusion} Every run has {results.max_epochs} epochs. {results.timing_note}")
-    return _add_claims_table(report, study_name, claims, results)
+    return _add_claims_and_summarize(report, study_name, claims, results)
 
 
-def _add_claims_table(report: SheetReport, study_name: str, claims: list[Claim], study_result: StudyResults) -> str:
+def _add_claims_and_summarize(
+    report: SheetReport, study_name: str, claims: list[Claim], study_result: StudyResults
+) -> str:
     """Add the verdicts on the sheet's claims and return them as text."""
     verdicts_by_claim = {claim.text: claim.evaluate(study_result, len(claims)) for claim in claims}
     rows = [[text, *verdict] for text, verdict in verdicts_by_claim.items()]
     report.add_table(
         ["claim of the sheet, from one run each", "verdict over the seeds", "measured (differences seed by seed)"], rows
     )
+    num_seeds = len(study_result.design.seeds)
     report.add_text(
         f"""“Best” and “well” are tested as in the table above: no other value is significantly better.
-        {_explain_correction("The ± of a difference is its", len(study_result.design.seeds), f"{len(claims)} claims")}
+        {_explain_bonferroni_correction("The ± of a difference is its", num_seeds, f"{len(claims)} claims")}
         {STUDY_REMARKS.get(study_name, "")}"""
     )
     report.measurements[study_name] = {cell.name: cell.accuracies for cell in study_result.combinations}
@@ -162,23 +169,25 @@ def _add_claims_table(report: SheetReport, study_name: str, claims: list[Claim],
     return f"{study_name.capitalize()}: {study_result.conclusion} Claims of the sheet: {verdicts}."
 
 
-def _explain_correction(subject: str, num_seeds: int, comparisons: str) -> str:
+def _explain_bonferroni_correction(subject: str, num_seeds: int, comparisons_text: str) -> str:
     """Explain what ± means, if it is printed: from three seeds on. `subject` starts the sentence."""
     if num_seeds == 1:
         return ""
     interval = f"{subject} 95 % confidence interval," if num_seeds >= MIN_SEEDS_FOR_INTERVAL else "The verdicts are"
-    return f"{interval} corrected for {comparisons} (Bonferroni)."
+    return f"{interval} corrected for {comparisons_text} (Bonferroni)."
 
 
-def _add_cost_section(experiments: SheetExperiments, report: SheetReport) -> dict[str, dict[str, float]]:
+def _add_cost_and_return_exponents(experiments: SheetExperiments, report: SheetReport) -> dict[str, dict[str, float]]:
     """Measure the cost of attention; return implementation -> exponents of seconds and peak_bytes."""
-    measurement = experiments.measure_once("cost", lambda: _measure_attention_cost(choose_device(experiments.device)))
+    measurement = experiments.measure_once(
+        "cost", lambda: _measure_attention_cost(choose_or_check_device(experiments.device))
+    )
     costs = [AttentionCost(**cost) for cost in measurement["costs"]]
     seconds_by_part, machine = measurement["parts"], measurement["machine"]
     exponents = fit_exponents_by_implementation(costs)
     report.measurements["cost"] = measurement
     report.add_heading("The cost of attention by the number of tokens")
-    report.add_figure("cost", draw_costs(costs, "4 heads of width 64"))
+    report.add_figure("cost", draw_attention_costs(costs, "4 heads of width 64"))
     rows = [
         [implementation, f"tokens^{fit['seconds']:.1f}", f"tokens^{fit['peak_bytes']:.1f}"]
         for implementation, fit in exponents.items()
@@ -195,12 +204,12 @@ def _add_cost_section(experiments: SheetExperiments, report: SheetReport) -> dic
         smaller until N is twice the width. Measured
         with a batch of {COST_IMAGES_AND_TOKENS[0]} images:
         {", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in seconds_by_part.items())}.
-        {_compare_time_with_flops(seconds_by_part)}"""
+        {_describe_time_flops_mismatch(seconds_by_part)}"""
     )
     return exponents
 
 
-def _compare_time_with_flops(seconds_by_part: dict[str, float]) -> str:
+def _describe_time_flops_mismatch(seconds_by_part: dict[str, float]) -> str:
     """Describe when the part with fewer operations takes longer, or nearly as long."""
     projections, unfused, fused = seconds_by_part.values()
     if unfused < projections / 2:
@@ -213,8 +222,8 @@ def _compare_time_with_flops(seconds_by_part: dict[str, float]) -> str:
 
 def _measure_attention_cost(device: str) -> dict[str, Any]:
     costs = measure_attention_costs(4, 64, choose_token_counts(4, device), device)
-    parts = measure_seconds_by_part(*COST_IMAGES_AND_TOKENS, embed_dim=256, num_heads=4, device=device)
-    machine = get_machine_name(get_device_names(), device)
+    parts = measure_projection_and_attention_seconds(*COST_IMAGES_AND_TOKENS, embed_dim=256, num_heads=4, device=device)
+    machine = get_device_or_cpu_name(get_device_names(), device)
     return {"machine": machine, "costs": [asdict(cost) for cost in costs], "parts": parts}
 
 
@@ -258,7 +267,7 @@ def _add_small_image_section(report: SheetReport) -> None:
     )
 
 
-def _add_small_data_section(experiments: SheetExperiments, report: SheetReport) -> dict[str, AccuracyGain]:
+def _run_small_data_comparisons(experiments: SheetExperiments, report: SheetReport) -> dict[str, AccuracyGain]:
     """Measure each change with little data; return change -> gain."""
     report.add_heading("Little data: a thousand images")
     gains: dict[str, AccuracyGain] = {}
@@ -269,7 +278,7 @@ def _add_small_data_section(experiments: SheetExperiments, report: SheetReport) 
         results = experiments.run_study(study_name, "sheet-d", [override, *common_overrides])
         plain, changed = results.combinations
         passes = results.max_epochs * results.design.build_recipe(plain.settings, 1).data.passes_per_epoch
-        gains[name] = compare_accuracy(plain, changed, len(SMALL_DATA_CHANGES))
+        gains[name] = format_accuracy_difference_and_verdict(plain, changed, len(SMALL_DATA_CHANGES))
         report.measurements[study_name] = {cell.name: cell.accuracies for cell in results.combinations}
         train_accuracies = [cell.compute_mean_last_value("train_accuracy") or 0.0 for cell in results.combinations]
         formatted = " → ".join(f"{100 * accuracy:.0f} %" for accuracy in train_accuracies)
@@ -277,9 +286,10 @@ def _add_small_data_section(experiments: SheetExperiments, report: SheetReport) 
     report.add_table(
         ["change", "without", "with", "difference in points", "verdict", "training accuracy, without → with"], rows
     )
+    num_comparisons = f"{len(SMALL_DATA_CHANGES)} comparisons"
     report.add_text(
         f"""Every image is used {passes} times; {experiments.num_seeds} seeds. Differences are taken seed by seed.
-        {_explain_correction("Their ± is a", experiments.num_seeds, f"{len(SMALL_DATA_CHANGES)} comparisons")}
+        {_explain_bonferroni_correction("Their ± is a", experiments.num_seeds, num_comparisons)}
         The training accuracy is measured during training, so it includes the shift, dropout or stochastic depth of
         the change."""
     )

@@ -96,14 +96,25 @@ def _add_torch_comparison_section(report: SheetReport) -> None:
         expected = rearrange(expected, "batch (row column) feature -> batch feature row column", row=3)
         output = layer.mix(layer.maps(grid), grid)
         name = "SelfAttention2d: parts, one head" if heads == 1 else f"SelfAttention2d, {heads} heads"
-        rows.append([name, points, "nn.MultiheadAttention", *_format_max_differences(output, expected, grid)])
-    rows += _compare_block_with_torch()
+        rows.append(
+            [name, points, "nn.MultiheadAttention", *_format_output_and_gradient_differences(output, expected, grid)]
+        )
+    rows += _make_block_comparison_rows()
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
     unfolded = F.unfold(images, 4, stride=4).mT
-    rows.append(["patchify", "2", "F.unfold", *_format_max_differences(patchify(images, 4), unfolded, images)])
+    rows.append(
+        ["patchify", "2", "F.unfold", *_format_output_and_gradient_differences(patchify(images, 4), unfolded, images)]
+    )
     restored = unpatchify(patchify(images, 4), 4, (2, 2))
-    rows.append(["patchify and unpatchify", "", "the images", *_format_max_differences(restored, images, images)])
-    rows.append(_compare_vit_with_timm())
+    rows.append(
+        [
+            "patchify and unpatchify",
+            "",
+            "the images",
+            *_format_output_and_gradient_differences(restored, images, images),
+        ]
+    )
+    rows.append(_make_timm_comparison_row())
     report.add_heading("Comparison with PyTorch's layers (float64)")
     report.add_table(
         ["ours", "points", "reference", "largest difference, forward", "largest difference, gradient"], rows
@@ -115,7 +126,7 @@ def _add_torch_comparison_section(report: SheetReport) -> None:
     )
 
 
-def _compare_block_with_torch() -> list[list[str]]:
+def _make_block_comparison_rows() -> list[list[str]]:
     """Compare the feed-forward part and the whole block; return two rows of the table."""
     block: Any = VisionTransformer(ModelConfig(embed_dim=32, num_heads=4, depth=1)).blocks[0].double().eval()
     torch_block: Any = to_torch(block).eval()
@@ -128,13 +139,18 @@ def _compare_block_with_torch() -> list[list[str]]:
             "feed-forward block",
             "1",
             "nn.Linear, F.gelu, nn.Linear",
-            *_format_max_differences(block.mlp(tokens), feed_forward, tokens),
+            *_format_output_and_gradient_differences(block.mlp(tokens), feed_forward, tokens),
         ],
-        ["self-attention block", "2", name, *_format_max_differences(block(tokens), torch_block(tokens), tokens)],
+        [
+            "self-attention block",
+            "2",
+            name,
+            *_format_output_and_gradient_differences(block(tokens), torch_block(tokens), tokens),
+        ],
     ]
 
 
-def _compare_vit_with_timm() -> list[str]:
+def _make_timm_comparison_row() -> list[str]:
     """Compare the whole model with timm's, with the same weights; return a row of the table."""
     from timm.models.vision_transformer import VisionTransformer as TimmViT
 
@@ -144,7 +160,9 @@ def _compare_vit_with_timm() -> list[str]:
     for block in model.blocks:
         block.attn.kernel = UNFUSED_KERNEL
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64, requires_grad=True)
-    differences = _format_max_differences(model.double().eval()(images), timm_model.double().eval()(images), images)
+    differences = _format_output_and_gradient_differences(
+        model.double().eval()(images), timm_model.double().eval()(images), images
+    )
     return ["VisionTransformer: parts, forward", "2 + 1", "timm's VisionTransformer", *differences]
 
 
@@ -155,7 +173,7 @@ class MaxDifferences(NamedTuple):
     gradient: str
 
 
-def _format_max_differences(
+def _format_output_and_gradient_differences(
     vitascope_output: torch.Tensor, reference_output: torch.Tensor, inputs: torch.Tensor
 ) -> MaxDifferences:
     """Compare two outputs and their gradients with respect to the inputs, for a random linear loss."""

@@ -15,13 +15,13 @@ from vitascope.data.open_data import open_data_source
 from vitascope.errors import UserError
 from vitascope.recipe.writing import find_non_default_settings, hash_values
 from vitascope.run.directory import Run
-from vitascope.run.files import append_json_line, make_folder, read_json, write_json
-from vitascope.study.design import Design, EvalSplit, format_combination, read_design
+from vitascope.run.files import append_json_line, make_folder, read_json_or_empty, write_json
+from vitascope.study.design import Design, EvalSplit, format_combination, parse_and_check_design
 from vitascope.study.queue import TrialQueue
 from vitascope.study.results import CombinationResults, StudyResults, collect_results
-from vitascope.study.storage import get_default_storage_url
+from vitascope.study.storage import make_sqlite_storage_url
 from vitascope.study.trial_data import RunResult, Settings
-from vitascope.study.workers import collect_run_result, print_outcome, run_trials
+from vitascope.study.workers import print_outcome, run_trials, score_and_collect_run_result
 
 QUICK_SEEDS = 2
 OTHER_FOLDER_HINT = "Choose another folder with --out."
@@ -63,7 +63,7 @@ class SheetExperiments:
     ) -> StudyResults:
         """Train every combination with all seeds; finished runs are not repeated. `needs_weights`: not only the results
         but also the weights of the runs are needed afterwards."""
-        design = read_design(
+        design = parse_and_check_design(
             recipe_name,
             [*overrides, f"train.device={self.device}"],
             self.num_seeds,
@@ -75,7 +75,7 @@ class SheetExperiments:
         open_data_source(first.data, first.model.image_shape, first.model.in_chans)  # reports missing data once
         folder = self.folder / study_name
         make_folder(folder, OTHER_FOLDER_HINT)
-        queue = TrialQueue(design, get_default_storage_url(folder), study_name, OTHER_FOLDER_HINT)
+        queue = TrialQueue(design, make_sqlite_storage_url(folder), study_name, OTHER_FOLDER_HINT)
         queue.requeue_failed_trials()  # the cause may be gone
         finished_runs = FinishedRuns(self.folder.parent, self.console)
         finished_runs.reuse_results(queue, single_runs_only=self.max_batched_runs == 1, needs_weights=needs_weights)
@@ -106,7 +106,7 @@ class SheetExperiments:
     def measure_once(self, measurement_name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Measure once and store the result, so that a page written again has the same numbers."""
         path = self.folder.with_name(f"{self.folder.name}-{measurement_name}.json")
-        measurement = read_json(path)
+        measurement = read_json_or_empty(path)
         if not measurement:
             make_folder(path.parent, OTHER_FOLDER_HINT)
             measurement = measure()
@@ -148,7 +148,7 @@ class TimeToAccuracy:
         return f"{text} (not reached by {self.num_seeds_not_reached} of {num_seeds} seeds)"
 
 
-def find_first_epoch(accuracy_curve: list[float], target_accuracy: float) -> int | None:
+def find_first_epoch_reaching_target(accuracy_curve: list[float], target_accuracy: float) -> int | None:
     """Return the first epoch with this accuracy; None if there is none."""
     return next((epoch for epoch, value in enumerate(accuracy_curve, start=1) if value >= target_accuracy), None)
 
@@ -162,7 +162,7 @@ def compute_time_to_accuracy(
     for result in cell.results.values():
         curve = result["curves"]["val_accuracy"]
         num_epochs = max(num_epochs, len(curve))
-        first = find_first_epoch(curve, target_accuracy)
+        first = find_first_epoch_reaching_target(curve, target_accuracy)
         if first is None:
             num_not_reached += 1
         else:
@@ -189,7 +189,7 @@ class FinishedRuns:
         loaders: dict[str, Callable[[], RunResult]] = {}  # by combination and seed
 
         def has_result(settings: Settings, seed: int) -> bool:
-            key = compute_run_key(queue.design, settings, seed)
+            key = hash_run_settings(queue.design, settings, seed)
             matching = [
                 record
                 for record in records
@@ -229,7 +229,7 @@ class FinishedRuns:
                 run_path = (study_folder / "runs" / result["run"]).relative_to(self.folder).as_posix()
                 if result["run"] and (design.eval_split, run_path) not in recorded:
                     settings = attributes["cell"]
-                    record_id = {"key": compute_run_key(design, settings, int(seed)), "recipe": design.recipe}
+                    record_id = {"key": hash_run_settings(design, settings, int(seed)), "recipe": design.recipe}
                     record_id |= {"cell": settings, "seed": int(seed), "judge": design.eval_split}
                     append_json_line(self.folder / RUNS_FILE, record_id | result | {"run": run_path})
 
@@ -242,7 +242,7 @@ class FinishedRuns:
         same_split = [record for record in records if record["judge"] == design.eval_split]
         if same_split and (runs or not needs_weights):
             return lambda: _get_record_result(same_split[-1])
-        return partial(collect_run_result, runs[-1], design) if runs else None
+        return partial(score_and_collect_run_result, runs[-1], design) if runs else None
 
     def _read_records(self) -> list[RunRecord]:
         """Read all complete lines; an interruption may have cut one off."""
@@ -261,7 +261,7 @@ def _get_record_result(record: RunRecord) -> RunResult:
     return cast(RunResult, {name: value for name, value in record.items() if name not in RECORD_ID_FIELDS})
 
 
-def compute_run_key(design: Design, cell_settings: Settings, seed: int) -> str:
+def hash_run_settings(design: Design, cell_settings: Settings, seed: int) -> str:
     """Compute a hash of this run's settings, independent of the study and of the path of its initial weights."""
     recipe = replace(design.build_recipe(cell_settings, seed), name="any")
     if recipe.weights and Path(recipe.weights).is_file():

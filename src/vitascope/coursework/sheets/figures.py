@@ -12,7 +12,7 @@ from vitascope.draw.images import draw_heatmap
 from vitascope.draw.palette import DIVERGING, SEQUENTIAL
 from vitascope.draw.style import add_caption, create_figure
 from vitascope.errors import UserError
-from vitascope.evaluation.eval_data import sample_run_images
+from vitascope.evaluation.eval_data import sample_val_or_train_images
 from vitascope.evaluation.trained import load
 from vitascope.explain.maps import attention_maps
 from vitascope.model.positions import make_sinusoidal_table
@@ -57,14 +57,14 @@ def make_additive_causal_mask(num_tokens: int) -> Tensor:
     return to_additive_mask(causal_mask(num_tokens), BLOCKED_SCORE)
 
 
-def format_causal_mask(num_tokens: int) -> str:
+def format_additive_causal_mask(num_tokens: int) -> str:
     """Format the values of the mask, one line per query."""
     return "\n".join(
         " ".join(f"{value:>7,.0f}" for value in row) for row in make_additive_causal_mask(num_tokens).tolist()
     )
 
 
-def plot_causal_mask(num_tokens: int) -> Figure:
+def plot_additive_causal_mask(num_tokens: int) -> Figure:
     """Draw sheet C's mask, which is added to the scores so that no token attends to a later one."""
     figure, panels = create_figure(1, width=5.6, height=5.0)
     draw_heatmap(
@@ -86,11 +86,11 @@ def plot_causal_mask(num_tokens: int) -> Figure:
     return figure
 
 
-def plot_attention_map(run: Run) -> AttentionMapFigure:
+def plot_sample_attention_map(run: Run) -> AttentionMapFigure:
     """Draw for sheet A one image, the last block's attention map as a matrix, and the class token's row over the
     image."""
     model = load(run)
-    samples = sample_run_images(run, model.info, 1)
+    samples = sample_val_or_train_images(run, model.info, 1)
     if samples is None:
         raise UserError(f"The images of {run.path} cannot be found.")
     stored_images, class_name = samples[0].images, model.classes[int(samples[0].labels[0])]

@@ -5,13 +5,13 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from vitascope.coursework.sheets.claims import compare_accuracy
+from vitascope.coursework.sheets.claims import format_accuracy_difference_and_verdict
 from vitascope.coursework.sheets.experiments import SheetExperiments
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import UserError
 from vitascope.recipe.writing import format_value
 from vitascope.study.results import CombinationResults
-from vitascope.training.initial_weights import resolve_weights_path
+from vitascope.training.initial_weights import resolve_local_model_ref
 from vitascope.weights.pretrained import ONLINE_PREFIXES, PretrainedModel, open_weights
 
 DEFAULT_WEIGHTS = "timm:deit_tiny_patch16_224.fb_in1k"
@@ -44,19 +44,19 @@ INITIALIZATIONS = {  # name -> its study and the sheet's claim
 }
 
 
-def try_open_weights(experiments: SheetExperiments) -> PretrainedModel | UserError:
+def open_named_or_default_weights(experiments: SheetExperiments) -> PretrainedModel | UserError:
     """Open the weights. An error is raised if the user named them, and returned for the default weights."""
     if experiments.weights_ref is not None and "," in experiments.weights_ref:
         raise UserError(f"--weights {experiments.weights_ref}: the name must not contain a comma. Rename the file.")
     try:
-        return open_weights(resolve_weights_path(experiments.weights_ref or DEFAULT_WEIGHTS), img_size=224)
+        return open_weights(resolve_local_model_ref(experiments.weights_ref or DEFAULT_WEIGHTS), img_size=224)
     except UserError as error:
         if experiments.weights_ref is not None:
             raise
         return error
 
 
-def compare_initializations(
+def run_or_skip_initialization_comparison(
     experiments: SheetExperiments, report: SheetReport, pretrained: PretrainedModel | UserError
 ) -> None:
     report.add_heading("A larger model, from scratch and from pretrained weights")
@@ -70,7 +70,7 @@ def compare_initializations(
                 f"{experiments.format_title(study_name)}: skipped, because the pretrained weights are missing."
             )
         return
-    weights_path = resolve_weights_path(experiments.weights_ref or DEFAULT_WEIGHTS)
+    weights_path = resolve_local_model_ref(experiments.weights_ref or DEFAULT_WEIGHTS)
     config = pretrained.info.model
     names = [field.name for field in fields(config) if field.name not in EXCLUDED_MODEL_FIELDS]
     model_overrides = [f"model.{name}={format_value(getattr(config, name))}" for name in names]
@@ -85,10 +85,12 @@ def compare_initializations(
         for (name, (study_name, _)), overrides in zip(INITIALIZATIONS.items(), overrides_by_study, strict=True)
     }
     weights_name = weights_path if weights_path.startswith(ONLINE_PREFIXES) else Path(weights_path).name
-    _add_comparison_section(report, cells, weights_name)
+    _add_initialization_results_section(report, cells, weights_name)
 
 
-def _add_comparison_section(report: SheetReport, cells: dict[str, CombinationResults], weights_name: str) -> None:
+def _add_initialization_results_section(
+    report: SheetReport, cells: dict[str, CombinationResults], weights_name: str
+) -> None:
     scratch, resized, changed = cells.values()
     epochs = len(scratch.get_curves("train_accuracy")[0])
     rows = [
@@ -110,8 +112,8 @@ def _add_comparison_section(report: SheetReport, cells: dict[str, CombinationRes
         [*head, f"held-out accuracy after {epochs} epochs, {len(scratch.results)} seeds", "seconds per run"], rows
     )
     cost = resized.compute_mean("seconds") / changed.compute_mean("seconds")
-    better, verdict = compare_accuracy(scratch, changed, 2)
-    other, other_verdict = compare_accuracy(resized, changed, 2)
+    better, verdict = format_accuracy_difference_and_verdict(scratch, changed, 2)
+    other, other_verdict = format_accuracy_difference_and_verdict(resized, changed, 2)
     no = "no " if _compute_first_epoch_accuracy(changed) <= _compute_first_epoch_accuracy(resized) else ""
     report.add_text(
         f"""Weights: {weights_name}, {changed.compute_mean("parameters") / 1e6:.1f} M parameters with ten classes. After

@@ -47,7 +47,7 @@ class SheetReport:
 
     def add_text(self, text: str) -> None:
         text = " ".join(text.split())
-        self.sections.append(Section(text, f"<p>{_format_inline_html(text)}</p>"))
+        self.sections.append(Section(text, f"<p>{_escape_html_and_mark_code(text)}</p>"))
 
     def add_code(self, text: str) -> None:
         self.sections.append(Section(f"```\n{text}\n```", f"<pre>{escape(text)}</pre>"))
@@ -70,7 +70,9 @@ class SheetReport:
             question, _, answer = part.partition("\n")
             question, answer = question.strip(), " ".join(answer.split()).format(**placeholder_values)
             self.sections.append(
-                Section(f"**{question}** {answer}", f"<p><b>{escape(question)}</b> {_format_inline_html(answer)}</p>")
+                Section(
+                    f"**{question}** {answer}", f"<p><b>{escape(question)}</b> {_escape_html_and_mark_code(answer)}</p>"
+                )
             )
 
     def write_pages(self, machine_names: list[str], git_commit: str | None = None) -> Path:
@@ -79,10 +81,10 @@ class SheetReport:
         make_folder(self.folder, "Choose another folder with --out.")
         machine, title = collect_machine_info(git_commit), f"Sheet {self.sheet_letter}: {self.title}"
         provenance = _format_provenance(self.sheet_letter, self.quick, machine_names)
-        intro = f"{provenance} {_explain_interval(self.measurements.get('seeds'))}"
+        intro = f"{provenance} {_explain_seeds_or_interval(self.measurements.get('seeds'))}"
         first = [
             Section(f"# {title}", f"<h1>{escape(title)}</h1>"),
-            Section(intro, f"<p>{_format_inline_html(intro)}</p>"),
+            Section(intro, f"<p>{_escape_html_and_mark_code(intro)}</p>"),
         ]
         lines, body = zip(*first, *self.sections, strict=True)
         write_atomically(self.folder / f"{self.sheet_letter}.md", "\n\n".join(lines) + "\n")
@@ -113,13 +115,13 @@ def _format_provenance(sheet_letter: str, quick: bool, machine_names: list[str])
     )
 
 
-def _explain_interval(num_seeds: int | None) -> str:
+def _explain_seeds_or_interval(num_seeds: int | None) -> str:
     if num_seeds is not None and num_seeds < MIN_SEEDS_FOR_INTERVAL:
         return "One seed." if num_seeds == 1 else "Two seeds: both values are shown, in the order of the seeds."
     return f"± is the 95 % confidence interval of the mean over {num_seeds or 'the'} seeds (Student's t)."
 
 
-def _format_inline_html(text: str) -> str:
+def _escape_html_and_mark_code(text: str) -> str:
     """Escape the text and mark `code`."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 

@@ -8,13 +8,13 @@ from vitascope.coursework.sheets import a, b, c, d, e
 from vitascope.coursework.sheets.experiments import QUICK_SEEDS, SheetExperiments
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import UserError
-from vitascope.run.files import read_json
-from vitascope.training.hardware import choose_device
+from vitascope.run.files import read_json_or_empty
+from vitascope.training.hardware import choose_or_check_device
 
 SHEET_MODULES = {"A": a, "B": b, "C": c, "D": d, "E": e}
 
 
-def run_sheet(
+def run_sheet_and_write_report(
     sheet_letter: str,
     output_folder: Path,
     *,
@@ -35,11 +35,11 @@ def run_sheet(
         raise UserError(f"--seeds {num_seeds} must be at least 1.")
     if max_batched_runs is not None and max_batched_runs < 1:
         raise UserError(f"--batch-runs {max_batched_runs} must be at least 1.")
-    choose_device(device)  # reports a missing device before anything is written
+    choose_or_check_device(device)  # reports a missing device before anything is written
     sheet_letter = sheet_letter.upper()
     if weights_ref is not None and sheet_letter != "D":
         raise UserError(f"--weights is only for sheet D. Sheet {sheet_letter} uses no pretrained weights.")
-    if quick and read_json(output_folder / f"{sheet_letter}.json").get("quick") is False:
+    if quick and read_json_or_empty(output_folder / f"{sheet_letter}.json").get("quick") is False:
         path = output_folder / f"{sheet_letter}.md"
         raise UserError(f"{path} is a full report. Choose another folder for the quick one with --out.")
     runs_folder = output_folder / f"{sheet_letter}-{'quick' if quick else 'full'}"

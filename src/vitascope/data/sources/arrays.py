@@ -91,14 +91,14 @@ SPLIT_PREFIXES = {"train": "train", "test": "t10k"}
 FILE_ENDINGS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
-def list_idx_folders(root: Path, dataset_name: str, torchvision_name: str) -> list[Path]:
+def list_possible_idx_folders(root: Path, dataset_name: str, torchvision_name: str) -> list[Path]:
     """Return the possible folders: ROOT/NAME as published, and torchvision's ROOT/Name/raw."""
     return [root / dataset_name, root / torchvision_name / "raw"]
 
 
-def find_idx_folder(root: Path, dataset_name: str, torchvision_name: str) -> Path | None:
+def find_complete_idx_folder(root: Path, dataset_name: str, torchvision_name: str) -> Path | None:
     """Return the first folder that contains all four files, or None."""
-    for folder in list_idx_folders(root, dataset_name, torchvision_name):
+    for folder in list_possible_idx_folders(root, dataset_name, torchvision_name):
         if all(_find_idx_file(folder, split, ending) for split in SPLIT_PREFIXES for ending in FILE_ENDINGS):
             return folder
     return None
@@ -134,7 +134,7 @@ def _find_idx_file(folder: Path, split_name: SplitName, file_ending: str) -> Pat
 DIGITS_FILE = Path(__file__).with_name("digits.npz")
 
 
-def open_digits() -> DataSource:
+def open_builtin_digits() -> DataSource:
     """Open the digits that ship with the package."""
     return DataSource("digits", [str(digit) for digit in range(10)], load_digits_split)
 

@@ -51,10 +51,14 @@ class ImageFolderReader:
         """Read all images of a split."""
         folder = self.split_folders[split_name]
         files = [
-            (file, label) for label, name in enumerate(self.class_names) for file in list_image_files(folder / name)
+            (file, label)
+            for label, name in enumerate(self.class_names)
+            for file in list_possible_image_files(folder / name)
         ]
         with ThreadPoolExecutor() as pool:
-            results = list(pool.map(lambda item: try_read_image(item[0], self.image_size, self.num_channels), files))
+            results = list(
+                pool.map(lambda item: read_image_or_error_reason(item[0], self.image_size, self.num_channels), files)
+            )
         self._report_unreadable([file for file, _ in files], results)
         readable = [(image, *item) for image, item in zip(results, files, strict=True) if isinstance(image, Tensor)]
         _check_no_empty_class(folder, self.class_names, [label for _, _, label in readable])
@@ -81,7 +85,7 @@ class UnreadableImage(NamedTuple):
     reason: str
 
 
-def try_read_image(path: Path, image_size: ImageSize, num_channels: int) -> Tensor | UnreadableImage:
+def read_image_or_error_reason(path: Path, image_size: ImageSize, num_channels: int) -> Tensor | UnreadableImage:
     """Return the image, or the reason why it cannot be read."""
     try:
         return read_image(path, image_size, num_channels)
@@ -96,33 +100,33 @@ def try_read_image(path: Path, image_size: ImageSize, num_channels: int) -> Tens
 def read_image(path: Path, image_size: ImageSize, num_channels: int) -> Tensor:
     """Read one file as uint8, channel × rows × columns."""
     with Image.open(path) as file:
-        return convert_pil_image(file, image_size, num_channels)
+        return crop_and_resize_pil_image(file, image_size, num_channels)
 
 
-def convert_pil_image(pil_image: Image.Image, image_size: ImageSize, num_channels: int) -> Tensor:
+def crop_and_resize_pil_image(pil_image: Image.Image, image_size: ImageSize, num_channels: int) -> Tensor:
     """Rotate by EXIF, centre-crop to the aspect ratio, and resize (bicubic)."""
-    image = _convert_to_8bit(ImageOps.exif_transpose(pil_image))
+    image = _convert_to_8bit_opaque(ImageOps.exif_transpose(pil_image))
     image = image.convert("L" if num_channels == 1 else "RGB")
     image = ImageOps.fit(image, (image_size[1], image_size[0]), Image.Resampling.BICUBIC)
     pixels = np.asarray(image, dtype=np.uint8).reshape(*image_size, num_channels)
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
 
-def read_size(path: Path) -> ImageSize:
+def read_image_size(path: Path) -> ImageSize:
     """Return rows and columns of an image file, after rotation by EXIF."""
     with Image.open(path) as file:
         width, height = ImageOps.exif_transpose(file).size
     return height, width
 
 
-def has_colour(path: Path) -> bool:
+def image_file_has_colour(path: Path) -> bool:
     """Return whether the image has colours. A gray image may be stored in a colour file."""
     with Image.open(path) as file:
-        pixels = np.asarray(_convert_to_8bit(file).convert("RGB").resize((32, 32)), dtype=np.int16)
+        pixels = np.asarray(_convert_to_8bit_opaque(file).convert("RGB").resize((32, 32)), dtype=np.int16)
     return bool(np.ptp(pixels, axis=2).max() > MAX_GRAY_DIFFERENCE)
 
 
-def _convert_to_8bit(image: Image.Image) -> Image.Image:
+def _convert_to_8bit_opaque(image: Image.Image) -> Image.Image:
     """Convert to 8 bits: 16-bit and float images keep their range, transparent images get a white background."""
     if image.mode.startswith(("I", "F")):
         values = np.asarray(image, dtype=np.float64)
@@ -145,7 +149,7 @@ def _list_class_folders(path: Path) -> Iterator[Path]:
     return (entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__")))
 
 
-def list_image_files(path: Path) -> list[Path]:
+def list_possible_image_files(path: Path) -> list[Path]:
     """List all files below `path` except known other types. Files that cannot be read are reported later."""
     files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
     return sorted(file for file in files if file.suffix.lower() not in NON_IMAGE_SUFFIXES)

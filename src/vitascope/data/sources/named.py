@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitascope.data.dataset import DataSource, Split, SplitName
-from vitascope.data.sources.arrays import find_idx_folder, open_npz, read_idx_split
+from vitascope.data.sources.arrays import find_complete_idx_folder, open_npz, read_idx_split
 from vitascope.errors import UserError
 
 FASHION_MNIST_CLASSES = [
@@ -90,12 +90,12 @@ IDX_TORCHVISION_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
-def open_published_dataset(dataset_name: str, data_folder: Path, *, download: bool) -> DataSource:
+def open_or_download_published_dataset(dataset_name: str, data_folder: Path, *, download: bool) -> DataSource:
     """Open the data set below `data_folder`. If it is missing and `download` is set, download it first."""
-    source = find_published_dataset(dataset_name, data_folder)
+    source = open_published_dataset_if_found(dataset_name, data_folder)
     if source is None and download:
         _download_dataset(dataset_name, data_folder)
-        source = find_published_dataset(dataset_name, data_folder)
+        source = open_published_dataset_if_found(dataset_name, data_folder)
     if source is None:
         raise UserError(
             f"There is no {dataset_name} in {data_folder}. {_format_missing_message(dataset_name, data_folder)}"
@@ -103,13 +103,13 @@ def open_published_dataset(dataset_name: str, data_folder: Path, *, download: bo
     return source
 
 
-def find_published_dataset(dataset_name: str, data_folder: Path) -> DataSource | None:
+def open_published_dataset_if_found(dataset_name: str, data_folder: Path) -> DataSource | None:
     """Open the data set if it is below `data_folder`, else return None."""
     dataset = PUBLISHED_DATASETS[dataset_name]
     if (data_folder / f"{dataset_name}.npz").is_file():
         return open_npz(data_folder / f"{dataset_name}.npz", dataset_name, dataset.class_names)
     if dataset_name in IDX_TORCHVISION_NAMES and (
-        folder := find_idx_folder(data_folder, dataset_name, IDX_TORCHVISION_NAMES[dataset_name])
+        folder := find_complete_idx_folder(data_folder, dataset_name, IDX_TORCHVISION_NAMES[dataset_name])
     ):
         return DataSource(dataset_name, dataset.class_names, lambda split_name: read_idx_split(folder, split_name))
     if dataset_name in CIFAR_FOLDERS:
@@ -117,7 +117,7 @@ def find_published_dataset(dataset_name: str, data_folder: Path) -> DataSource |
             if (base / CIFAR_FOLDERS[dataset_name]).is_dir():
                 return DataSource(
                     dataset_name,
-                    _read_cifar_class_names(dataset_name, base),
+                    _read_cifar_or_default_names(dataset_name, base),
                     lambda split_name, base=base: _load_cifar_split(dataset_name, base, split_name),
                 )
     return None
@@ -136,7 +136,7 @@ def _load_cifar_split(dataset_name: str, parent_folder: Path, split_name: SplitN
     return Split(torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(data.targets))
 
 
-def _read_cifar_class_names(dataset_name: str, parent_folder: Path) -> list[str]:
+def _read_cifar_or_default_names(dataset_name: str, parent_folder: Path) -> list[str]:
     try:
         return list(
             PUBLISHED_DATASETS[dataset_name]

@@ -45,19 +45,19 @@ def _reset_per_run_settings(recipe: Recipe) -> Recipe:
     return replace(recipe, train=replace(recipe.train, seed=0, lr=1.0, muon_lr=1.0, weight_decay=0.0))
 
 
-def set_batchable_attention(session: Session) -> None:
+def set_batchable_attention_kernels(session: Session) -> None:
     """Set attention kernels that can be batched over models.
 
     PyTorch's fused attention is not used: under vmap it does not detect that gradients are needed, and two of its CUDA
     kernels then give wrong gradients (torch 2.11)."""
-    kernel = choose_attention_kernel(session)
+    kernel = choose_batchable_attention_kernel(session)
     set_kernels(session.model, {"attention": kernel})
     last = session.model.blocks[-1]
     if session.recipe.model.global_pool == "token" and isinstance(last, Block):
         last.attn.kernel = UNFUSED_KERNEL  # only the class token is a query; the `own` kernel needs all tokens
 
 
-def choose_attention_kernel(session: Session) -> str:
+def choose_batchable_attention_kernel(session: Session) -> str:
     """Return `own` (the Triton kernel for few tokens, without QK-norm) if it applies, else unfused attention."""
     hardware, model = session.hardware, session.recipe.model
     has_kernel = hardware.device == "cuda" and hardware.precision == "bfloat16" and HAS_TRITON

@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from vitascope.data.sampling import RandomDraws
-from vitascope.training.engines.batchable import check_batchable, set_batchable_attention
+from vitascope.training.engines.batchable import check_batchable, set_batchable_attention_kernels
 from vitascope.training.engines.batched_inputs import (
     BatchedInputs,
     flatten_draws,
@@ -26,10 +26,10 @@ from vitascope.training.engines.batched_inputs import (
     stack_splits,
 )
 from vitascope.training.engines.cuda_graph import WARM_UP_STEPS, capture_cuda_graph
-from vitascope.training.loader import EpochPlan, make_epoch_plan
+from vitascope.training.loader import EpochPlan, make_image_order_and_draws
 from vitascope.training.objectives.classify import LossAndAccuracy, soft_cross_entropy
 from vitascope.training.optim.build import has_weight_decay, is_block_matrix
-from vitascope.training.optim.muon import num_packed_matrices, orthogonalise_updates
+from vitascope.training.optim.muon import count_packed_matrices, orthogonalise_and_scale_updates
 from vitascope.training.optim.schedule import compute_schedule_values
 from vitascope.training.session import Session
 
@@ -45,7 +45,7 @@ class BatchedTraining:
         self.sessions, self.first_session, self.num_models = sessions, sessions[0], len(sessions)
         self.train_config, self.device = self.first_session.recipe.train, self.first_session.hardware.device
         self.batch_size, self.steps_per_epoch = self.first_session.batch_size, self.first_session.steps_per_epoch
-        set_batchable_attention(self.first_session)
+        set_batchable_attention_kernels(self.first_session)
         self._build_weight_table()
         self.images, self.labels = stack_splits([session.data.train for session in sessions], self.device)
         splits = [session.data.validation for session in sessions]
@@ -175,7 +175,7 @@ class BatchedTraining:
 
     def _make_epoch_plan(self, epoch: int) -> EpochPlan:
         """Return the plans of all models in one, step × model × image (…)."""
-        plans = [make_epoch_plan(session, epoch) for session in self.sessions]
+        plans = [make_image_order_and_draws(session, epoch) for session in self.sessions]
         draws = {name: torch.stack([plan.draws[name] for plan in plans], dim=1) for name in plans[0].draws}
         return EpochPlan(torch.stack([plan.image_order for plan in plans], dim=1), draws)
 
@@ -288,6 +288,6 @@ class BatchedTraining:
         count = len(self.muon_param_names)
         matrices = zip(nesterov.split(self.param_sizes[-count:], dim=1), self.param_shapes[-count:], strict=True)
         stacks = [update.unflatten(1, shape) for update, shape in matrices]
-        steps = orthogonalise_updates(stacks, [num_packed_matrices(name) for name in self.muon_param_names])
+        steps = orthogonalise_and_scale_updates(stacks, [count_packed_matrices(name) for name in self.muon_param_names])
         lr = self.muon_lr * lr_factor
         weight.mul_(1 - lr * self.weight_decay).sub_(torch.cat([step.flatten(1) for step in steps], dim=1) * lr)

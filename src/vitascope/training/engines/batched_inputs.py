@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from vitascope.data.augment import MixedLabels, make_unmixed_labels, mix_images_and_labels
+from vitascope.data.augment import MixedLabels, apply_mixup_or_cutmix, make_unmixed_labels
 from vitascope.data.dataset import Split
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.sampling import RandomDraws
@@ -76,7 +76,7 @@ def make_unmixed_targets(labels: Tensor) -> MixedLabels:
 
 def _mix_batch(images: Tensor, labels: Tensor, mix_draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mix one model's batch. The fields of MixedLabels are returned one by one, because vmap accepts only tensors."""
-    mixed_images, target = mix_images_and_labels(images, labels, mix_draws)
+    mixed_images, target = apply_mixup_or_cutmix(images, labels, mix_draws)
     return mixed_images, target.labels, target.partner_labels, target.lam
 
 

@@ -8,31 +8,36 @@ from pathlib import Path
 import torch
 
 from vitascope.errors import UserError
-from vitascope.model.lora import merge_lora_state_dict
+from vitascope.model.lora import make_lora_merged_state_dict
 from vitascope.recipe.schema import Recipe
 from vitascope.run.checkpoint import save_weights
-from vitascope.run.directory import Run, create_run
-from vitascope.run.metrics import draw_run_curves
+from vitascope.run.directory import Run, create_run_folder
+from vitascope.run.metrics import save_run_curves_figure
 from vitascope.training.engines.batchable import check_batchable
 from vitascope.training.engines.batched import BatchedTraining
-from vitascope.training.hardware import DEFAULT_NUM_THREADS, choose_device, count_train_flops_per_image
-from vitascope.training.loop import finish_epoch, format_divergence_error, make_metrics_row, save_weight_snapshot
+from vitascope.training.hardware import DEFAULT_NUM_THREADS, choose_or_check_device, count_train_flops_per_image
+from vitascope.training.loop import (
+    format_divergence_error,
+    log_epoch_and_keep_best,
+    make_metrics_row,
+    save_weight_snapshot_if_due,
+)
 from vitascope.training.messages import make_curves_title
-from vitascope.training.prepare import make_console, prepare_run
-from vitascope.training.session import Session, start_session
-from vitascope.training.train import write_run_info
+from vitascope.training.prepare import make_console, prepare_recipe_data_and_weights
+from vitascope.training.session import Session, build_session
+from vitascope.training.train import write_model_and_machine_info
 
 BATCHED_RUNS_LIMIT = 32
 GPU_SATURATION_FLOPS = 1.5e12  # FLOPs of a step that keep a GPU busy; batching larger steps saves no time
 
 
-def max_batched_runs(recipe: Recipe) -> int:
+def choose_max_batched_runs(recipe: Recipe) -> int:
     """Return how many runs of this recipe to train in one batch: 1 if they cannot be batched or it saves no time."""
     try:
         check_batchable([recipe])
     except UserError:
         return 1
-    if choose_device(recipe.train.device) != "cuda":  # one run already keeps a CPU busy
+    if choose_or_check_device(recipe.train.device) != "cuda":  # one run already keeps a CPU busy
         return 1
     return max(
         1,
@@ -50,13 +55,13 @@ def train_batched_runs(recipes: list[Recipe], runs_folder: Path) -> list[Run | U
     quiet = make_console(quiet=True)
     sessions: list[Session] = []
     for recipe in recipes:
-        recipe, data, _ = prepare_run(recipe, quiet)
+        recipe, data, _ = prepare_recipe_data_and_weights(recipe, quiet)
         first = sessions[0].hardware if sessions else None
-        sessions.append(start_session(recipe, data, first, num_batched_runs=len(recipes)))
+        sessions.append(build_session(recipe, data, first, num_batched_runs=len(recipes)))
     batched_training = BatchedTraining(sessions)
-    new_runs = [create_run(session.recipe, runs_folder) for session in sessions]
+    new_runs = [create_run_folder(session.recipe, runs_folder) for session in sessions]
     try:
-        return _train_all_epochs(batched_training, new_runs)
+        return _train_epochs_and_save_runs(batched_training, new_runs)
     except BaseException:
         for run in new_runs:  # they have no checkpoint, so they cannot be resumed
             shutil.rmtree(run.path, ignore_errors=True)
@@ -66,20 +71,20 @@ def train_batched_runs(recipes: list[Recipe], runs_folder: Path) -> list[Run | U
         torch.set_num_threads(DEFAULT_NUM_THREADS)
 
 
-def _train_all_epochs(batched_training: BatchedTraining, new_runs: list[Run]) -> list[Run | UserError]:
+def _train_epochs_and_save_runs(batched_training: BatchedTraining, new_runs: list[Run]) -> list[Run | UserError]:
     runs: list[Run | UserError] = [*new_runs]
     for run, session in zip(new_runs, batched_training.sessions, strict=True):
-        write_run_info(run, session)
+        write_model_and_machine_info(run, session)
     for epoch in range(batched_training.train_config.epochs):
-        _train_one_epoch(batched_training, runs, epoch)
+        _train_validate_and_log_epoch(batched_training, runs, epoch)
     for run, session in zip(runs, batched_training.sessions, strict=True):
         if isinstance(run, Run):
-            draw_run_curves(run.get_path("curves.png"), run.metrics, make_curves_title(session.recipe))
-            save_weights(run.get_path("model.safetensors"), merge_lora_state_dict(session.eval_model))
+            save_run_curves_figure(run.get_path("curves.png"), run.metrics, make_curves_title(session.recipe))
+            save_weights(run.get_path("model.safetensors"), make_lora_merged_state_dict(session.eval_model))
     return runs
 
 
-def _train_one_epoch(batched_training: BatchedTraining, runs: list[Run | UserError], epoch: int) -> None:
+def _train_validate_and_log_epoch(batched_training: BatchedTraining, runs: list[Run | UserError], epoch: int) -> None:
     start = time.monotonic()
     losses, accuracies = (values.tolist() for values in batched_training.train_epoch(epoch))  # waits for the device
     seconds = time.monotonic() - start
@@ -96,5 +101,5 @@ def _train_one_epoch(batched_training: BatchedTraining, runs: list[Run | UserErr
             continue
         metric_means = {"train_loss": losses[index], "train_accuracy": accuracies[index]}
         row = make_metrics_row(session, session.epoch, metric_means, seconds, len(runs)) | {"together": len(runs)}
-        finish_epoch(session, run, row | validation, seconds_per_run)
-        save_weight_snapshot(session, run)
+        log_epoch_and_keep_best(session, run, row | validation, seconds_per_run)
+        save_weight_snapshot_if_due(session, run)

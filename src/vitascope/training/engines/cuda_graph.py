@@ -82,7 +82,7 @@ class CudaGraphStep:
         """Warm up on another stream, capture the step, and restore the state."""
         state = self.session.copy_state()
         self.cuda_graph = capture_cuda_graph(self._run_warm_up_steps, self._run_step)
-        restore_in_place(self.session, state)
+        restore_training_state_in_place(self.session, state)
 
     def _run_warm_up_steps(self) -> None:
         for _ in range(WARM_UP_STEPS):
@@ -103,7 +103,7 @@ def capture_cuda_graph(run_warm_up: Callable[[], None], run_step: Callable[[], N
     return graph
 
 
-def restore_in_place(session: Session, state: Checkpoint) -> None:
+def restore_training_state_in_place(session: Session, state: Checkpoint) -> None:
     """Restore the state in place, because the captured graph uses the tensors' addresses."""
     session.model.load_state_dict(state["model"])
     session.objective.extra_module.load_state_dict(state["extra"])

@@ -24,7 +24,7 @@ from vitascope.training.objectives.objective import Batch, Learning, Objective, 
 from vitascope.training.optim.schedule import ScheduleValues
 from vitascope.training.scoring import score_model
 from vitascope.weights.model_info import has_placeholder_names
-from vitascope.weights.pretrained import AnyModel, open_any
+from vitascope.weights.pretrained import AnyModel, open_timm_or_vitascope_model
 
 
 class LossAndAccuracy(NamedTuple):
@@ -55,7 +55,7 @@ class Classify(Objective):
             )
         self.teacher: Teacher | None = None
         if config.train.distill:
-            self.teacher = open_teacher(
+            self.teacher = open_and_check_teacher(
                 config.train.distill,
                 data.preprocessing,
                 data.classes,
@@ -149,7 +149,7 @@ class Teacher:
         return torch.tensor(self.class_order, device=next(self.network.parameters()).device)
 
 
-def open_teacher(
+def open_and_check_teacher(
     model_ref: str,
     student_preprocessing: Preprocessing,
     class_names: list[str],
@@ -162,11 +162,11 @@ def open_teacher(
         devices=[]
     ):  # building a model draws weights; the student's random state stays unchanged
         try:
-            teacher = open_any(model_ref)
+            teacher = open_timm_or_vitascope_model(model_ref)
         except UserError as error:
             raise UserError(f"train.distill={model_ref}: {error}") from error
     order = _match_class_order(model_ref, teacher, class_names, has_class_names)
-    _check_forward_pass(model_ref, teacher)
+    _check_teacher_forward_pass(model_ref, teacher)
     module = teacher.module.to(hardware.device).eval().requires_grad_(False)
     forward = hardware.compile(module)
     uses_float32 = hardware.precision == "float16"  # the teacher's logits could overflow
@@ -188,7 +188,7 @@ def distillation_loss(student_logits: Logits, teacher_logits: Logits, config: Tr
     return F.kl_div(student, teacher, log_target=True, reduction="batchmean") * temperature**2
 
 
-def _check_forward_pass(model_ref: str, teacher: AnyModel) -> None:
+def _check_teacher_forward_pass(model_ref: str, teacher: AnyModel) -> None:
     """Run the teacher on one empty image, to report errors before the training starts."""
     size = teacher.preprocessing.size
     try:

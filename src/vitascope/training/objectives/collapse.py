@@ -24,7 +24,7 @@ def detect_collapse(metrics: dict[str, float], num_epochs: int, num_prototypes: 
     """Return an alarm if the model has collapsed. `num_prototypes`: None for other objectives than DINO."""
     if metrics["epoch"] <= max(1, IGNORED_EPOCH_FRACTION * num_epochs):
         return None
-    if num_prototypes is not None and (alarm := _detect_output_collapse(metrics, num_prototypes)):
+    if num_prototypes is not None and (alarm := _detect_teacher_output_collapse(metrics, num_prototypes)):
         return alarm
     if metrics.get("feature_spread", 1.0) < MIN_FEATURE_SPREAD:
         return Alarm(
@@ -35,7 +35,7 @@ def detect_collapse(metrics: dict[str, float], num_epochs: int, num_prototypes: 
     return None
 
 
-def _detect_output_collapse(metrics: dict[str, float], num_prototypes: int) -> Alarm | None:
+def _detect_teacher_output_collapse(metrics: dict[str, float], num_prototypes: int) -> Alarm | None:
     """Check DINO's outputs: almost uniform, or the same prototype for every image."""
     max_entropy, entropy = math.log(num_prototypes), metrics["teacher_entropy"]
     if (

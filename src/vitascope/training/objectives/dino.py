@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitascope.data.config import AugmentConfig
 from vitascope.data.dataset import Labels, UInt8Images
-from vitascope.data.sampling import RandomDraws, draw_epoch_augmentation
+from vitascope.data.sampling import RandomDraws, draw_epoch_augmentation_parameters
 from vitascope.model.pretraining import PrototypeHead
 from vitascope.model.resolution import ResolutionAdapter
 from vitascope.model.vit import VisionTransformer
@@ -65,7 +65,7 @@ def dino_loss(
     return DinoLoss(loss, entropy, loss - entropy, used)
 
 
-def make_view_policies(augment: AugmentConfig, dino_config: DinoConfig) -> list[AugmentConfig]:
+def make_augment_config_per_view(augment: AugmentConfig, dino_config: DinoConfig) -> list[AugmentConfig]:
     """Return one policy per view: two global crops, of which the second may be solarized, then the local crops."""
     global_crop = replace(augment, crop_scale=dino_config.global_crops_scale)
     local_crop = replace(augment, crop_scale=dino_config.local_crops_scale, solarize=0.0)
@@ -126,7 +126,7 @@ class Dino(Objective):
         self.teacher_network = learning.hardware.compile(
             BackboneWithHead(learning.ema.model, self.averaged_head.model, None)
         )
-        self.view_policies = make_view_policies(learning.recipe.data.augment, config)
+        self.view_policies = make_augment_config_per_view(learning.recipe.data.augment, config)
         self.feature_evaluator = FeatureEvaluator(learning)
 
     def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
@@ -134,7 +134,7 @@ class Dino(Objective):
         return {
             f"{view}/{name}": draw
             for view, policy in enumerate(self.view_policies)
-            for name, draw in draw_epoch_augmentation(
+            for name, draw in draw_epoch_augmentation_parameters(
                 policy, num_steps, batch_size, seed, epoch, view_index=view
             ).items()
         }

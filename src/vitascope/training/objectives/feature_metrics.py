@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.data.dataset import Labels, Split
-from vitascope.data.splits import draw_stratified_subset
+from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Features, Logits
 from vitascope.training.objectives.objective import Learning
@@ -42,7 +42,7 @@ class LBFGS(torch.optim.LBFGS):
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
 
-def predict_knn(
+def predict_classes_by_knn(
     train_features: Features,
     train_labels: Labels,
     query_features: Tensor,
@@ -96,7 +96,7 @@ class FeatureEvaluator:
     def __init__(self, learning: Learning) -> None:
         self.learning, data = learning, learning.data
         fraction = min(1.0, MAX_TRAIN_IMAGES / len(data.train))
-        self.train_subset = data.train.select(draw_stratified_subset(data.train.labels, fraction, seed=0))
+        self.train_subset = data.train.select(draw_stratified_subset_indices(data.train.labels, fraction, seed=0))
         for model in (learning.model, learning.eval_model):
             if isinstance(model, VisionTransformer):
                 model.head.requires_grad_(False)
@@ -117,7 +117,9 @@ class FeatureEvaluator:
                 compute_features(self.learning, validation),
                 validation.labels.to(features.device),
             )
-            row["knn_accuracy"] = _compute_accuracy(predict_knn(features, labels, val_features, classes) == val_labels)
+            row["knn_accuracy"] = _compute_accuracy(
+                predict_classes_by_knn(features, labels, val_features, classes) == val_labels
+            )
             row["val_accuracy"] = _compute_accuracy(probe(val_features).argmax(1) == val_labels)
         if epoch == config.epochs and len(self.train_subset) < len(self.learning.data.train):
             train = self.learning.data.train

@@ -13,7 +13,7 @@ from vitascope.model.pretraining import (
     MaeDecoder,
     count_visible_patches,
     encode_visible_patches,
-    select_visible_patches,
+    select_visible_and_restore_indices,
 )
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import make_folder
@@ -76,7 +76,7 @@ class MaskedAutoencoder(nn.Module):
         self.model, self.decoder, self.num_visible = model, decoder, num_visible
 
     def forward(self, images: Tensor, patch_noise: PatchNoise) -> Reconstruction:
-        visible, patch_ranks = select_visible_patches(patch_noise, self.num_visible)
+        visible, patch_ranks = select_visible_and_restore_indices(patch_noise, self.num_visible)
         patches = self.decoder(encode_visible_patches(self.model, images, visible), patch_ranks)
         return Reconstruction(patches, patch_ranks)
 

@@ -11,7 +11,7 @@ from vitascope.model.lora import add_lora
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.train import TrainConfig
 from vitascope.training.optim.adamw import AdamW, Optimizer, ParamGroup
-from vitascope.training.optim.muon import Muon, num_packed_matrices
+from vitascope.training.optim.muon import Muon, count_packed_matrices
 
 NO_DECAY_NAMES = ("cls_token", "reg_token", "pos_embed", "mask_token", "prototypes")
 
@@ -41,7 +41,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig, extra_module: nn.Modu
     optimizers: list[Optimizer] = [AdamW(groups, config.lr, config.betas)]
     if muon:
         groups = _make_param_groups(
-            muon, scales, lambda name, _: {"parts": num_packed_matrices(name), "decayed": decay_changes}
+            muon, scales, lambda name, _: {"parts": count_packed_matrices(name), "decayed": decay_changes}
         )
         optimizers.append(Muon(groups, config.muon_lr, config.momentum, decay))
     for optimizer in optimizers:
@@ -76,7 +76,7 @@ def set_learning_rates(optimizers: list[Optimizer], lr_factor: float | Tensor) -
 
 
 @torch.no_grad()
-def apply_weight_decay(optimizers: list[Optimizer], weight_decay: float | Tensor) -> None:
+def apply_scheduled_weight_decay(optimizers: list[Optimizer], weight_decay: float | Tensor) -> None:
     """Multiply every decayed weight by 1 − lr · weight_decay before the step, as AdamW does."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -97,7 +97,7 @@ def _make_param_groups(
     return list(groups.values())
 
 
-def set_trainable_parameters(model: VisionTransformer, config: TrainConfig) -> None:
+def set_trainable_and_add_lora(model: VisionTransformer, config: TrainConfig) -> None:
     """Set requires_grad of every parameter, and add LoRA. The classifier is always trained."""
     depth = model.config.depth
     if config.freeze > depth:
@@ -118,7 +118,7 @@ def _is_trainable(param_name: str, config: TrainConfig, depth: int) -> bool:
     return config.tune == "full" or (config.tune == "lora" and ".lora_" in param_name)
 
 
-def set_train_mode(model: VisionTransformer) -> None:
+def set_train_mode_except_frozen(model: VisionTransformer) -> None:
     """Set training mode. Frozen parts stay in eval mode, without dropout and stochastic depth."""
     model.train()
     tokens = (model.cls_token, model.reg_token, model.pos_embed)
@@ -138,7 +138,7 @@ class ParameterCounts(NamedTuple):
     total: int
 
 
-def count_trainable_parameters(model: nn.Module) -> ParameterCounts:
+def count_trainable_and_all_parameters(model: nn.Module) -> ParameterCounts:
     """Count the trainable parameters and all parameters."""
     weights = list(model.parameters())
     trainable = sum(weight.numel() for weight in weights if weight.requires_grad)

@@ -45,7 +45,7 @@ class Muon(Optimizer):
         for group, weights in groups:
             updates += self._update_nesterov_momentum(weights, group["momentum"])
             parts += [group["parts"]] * len(weights)
-        steps = iter(orthogonalise_updates(updates, parts))
+        steps = iter(orthogonalise_and_scale_updates(updates, parts))
         for group, weights in groups:
             scaled_steps = torch._foreach_mul([next(steps) for _ in weights], group["lr"])
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
@@ -62,12 +62,12 @@ class Muon(Optimizer):
         return list(torch._foreach_lerp(gradients, averages, momentum))
 
 
-def num_packed_matrices(param_name: str) -> int:
+def count_packed_matrices(param_name: str) -> int:
     """Return how many matrices a parameter packs along its first axis: 3 for the qkv projection, else 1."""
     return 3 if param_name.endswith("qkv.weight") else 1
 
 
-def orthogonalise_updates(updates: list[Tensor], matrices_per_update: list[int]) -> list[Tensor]:
+def orthogonalise_and_scale_updates(updates: list[Tensor], matrices_per_update: list[int]) -> list[Tensor]:
     """Orthogonalise all updates, with all matrices of one shape in one batch; tall matrices are transposed.
 
     Matrices taller than wide are scaled by √(rows/columns) (Jordan). An update may be a stack of matrices, one per

@@ -70,14 +70,14 @@ record() {  # RECIPE:SEEDS:VIEWS (1, 2, 6 or 10); written after every seed. Noth
 import gc, sys
 from pathlib import Path
 from vitascope import train
-from vitascope.records.record import make_record, write_record
+from vitascope.records.record import evaluate_and_make_record, write_record_per_machine
 kept, out, commit, first, recipe, seeds, views, *words = sys.argv[1:]
 runs = []
 for seed in range(int(first), int(first) + int(seeds)):
     runs.append(train(recipe, runs=kept, **dict(word.split("=", 1) for word in words), **{"train.seed": seed}))
-    made = make_record(runs, recipe, views=int(views), commit=commit or None)
+    made = evaluate_and_make_record(runs, recipe, views=int(views), commit=commit or None)
     print("== seed", seed, made.test_accuracy[-1], made.seconds[-1], "s, cold", made.cold_seconds[-1], "s")
-    write_record(made, Path(out))
+    write_record_per_machine(made, Path(out))
     gc.collect()  # a recorded step keeps its memory in a circle
 EOF
 }

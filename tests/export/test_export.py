@@ -223,7 +223,7 @@ def test_a_file_with_other_weights_is_refused_and_what_was_there_stays(run, tmp_
         file.write_bytes(content)
 
     for module, write in ((onnx_file, write_onnx), (int8, write_int8)):
-        monkeypatch.setattr(module, "trace_to_onnx", sabotaged)
+        monkeypatch.setattr(module, "trace_and_save_onnx", sabotaged)
         with pytest.raises(UserError, match=r"logits differ from the model's \(relative error .* No file was written"):
             write(model, model.info, path)
     assert path.read_text() == "an older file" and list(tmp_path.iterdir()) == [path]

@@ -349,7 +349,7 @@ WORKER = """
 import os, sys, time
 from pathlib import Path
 from vitascope.study import workers
-from vitascope.study.design import read_design
+from vitascope.study.design import parse_and_check_design
 from vitascope.study.queue import TrialQueue
 
 ready = Path(sys.argv[2])
@@ -366,7 +366,8 @@ def measured(queue, trial, folder):
     return 0.5
 
 workers._train_and_score_trial = measured
-queue = TrialQueue(read_design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6), sys.argv[1], "shared")
+design = parse_and_check_design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6)
+queue = TrialQueue(design, sys.argv[1], "shared")
 wait_for_both("started")
 for told in workers.run_trials(queue, Path(".")):
     print(told.trial_number, sorted(told.settings.items()), told.seeds, flush=True)

@@ -8,7 +8,7 @@ import sys
 KILLED = """
 import os, signal, sys
 from vitascope.training import loop
-finish_epoch = loop.finish_epoch
+finish_epoch = loop.log_epoch_and_keep_best
 
 def finish_epoch_and_die(session, *args):
     record = finish_epoch(session, *args)
@@ -16,7 +16,7 @@ def finish_epoch_and_die(session, *args):
         os.kill(os.getpid(), signal.SIGKILL)
     return record
 
-loop.finish_epoch = finish_epoch_and_die
+loop.log_epoch_and_keep_best = finish_epoch_and_die
 from vitascope.cli import main
 main()
 """

@@ -176,7 +176,7 @@ def test_one_recipe_names_both_stages_and_the_first_is_not_repeated(tmp_path, ca
     )
     run = vitascope.train(str(later), runs=tmp_path / "runs", **{"train.seed": 4})
     [before] = (tmp_path / "runs" / "before").iterdir()
-    stage = vitascope.run.directory.open_run(before).recipe
+    stage = vitascope.run.directory.open_run_or_newest(before).recipe
     assert (stage.data.validation, stage.data.fraction, stage.train.seed) == (0.2, 1.0, 4)
     assert run.recipe.weights == str(before.resolve())
     vitascope.train(str(later), runs=tmp_path / "runs", quiet=True, **{"train.seed": 4, "train.lr": 2e-3})

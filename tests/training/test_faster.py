@@ -106,9 +106,9 @@ def test_making_weights_whitening_and_saving_are_inside_the_clock_and_setting_up
     clock = Clock()
     slow = {
         (session, "VisionTransformer"): 0.5,
-        (session, "whiten_patch_embedding"): 1.0,
+        (session, "fold_whitening_into_patch_embedding"): 1.0,
         (session, "choose_hardware"): 2.0,
-        (loop, "save_checkpoint_and_best"): 0.4,
+        (loop, "save_checkpoint_and_best_weights"): 0.4,
         (feeding, "train_step"): STEP,
     }
     for (module, name), seconds in slow.items():

@@ -26,6 +26,8 @@ ViewsOption = Annotated[
         "6 or 10: both, each also shifted by one pixel in 2 or 4 directions."
     ),
 ]
+MergeTokensOption = Annotated[int | None, typer.Option(help="Token merging: merge this many tokens in each block.")]
+DropTokensOption = Annotated[int | None, typer.Option(help="Token dropping: drop this many tokens in each block.")]
 MAX_TABLE_CLASSES = 30
 
 
@@ -38,12 +40,8 @@ def evaluate(
     views: ViewsOption = 1,
     best: BestOption = False,
     quick: Annotated[bool, typer.Option("--quick", help="Skip the corruption tests.")] = False,
-    merge_tokens: Annotated[
-        int | None, typer.Option(help="Token merging: merge this many tokens in each block.")
-    ] = None,
-    drop_tokens: Annotated[
-        int | None, typer.Option(help="Token dropping: drop this many tokens in each block.")
-    ] = None,
+    merge_tokens: MergeTokensOption = None,
+    drop_tokens: DropTokensOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Measure accuracy, per-class scores, calibration and robustness to corruptions.
@@ -55,9 +53,8 @@ def evaluate(
     """
     from vitascope.evaluation.figures import write_evaluation_json_and_figures
 
-    model = load_model_and_print_notes(
-        run, best=best, device="auto", merge_tokens=merge_tokens, drop_tokens=drop_tokens
-    )
+    reduction = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
+    model = load_model_and_print_notes(run, best=best, device="auto", **reduction)
     hint = "" if quick else "; --quick is faster"
     with Console(stderr=True).status(f"Evaluating. On a CPU this can take minutes{hint} …"):
         evaluation = model.evaluate(split, data=data, views=views, robust=not quick)
@@ -68,9 +65,8 @@ def evaluate(
         print(f"Run: {evaluation.run.path}")
         print_evaluation_summary(evaluation)
         _print_class_and_corruption_tables(evaluation)
-    folder = write_evaluation_json_and_figures(
-        evaluation
-    )  # last: the numbers are printed even if the folder cannot be written
+    # Last: the numbers are printed even if the folder cannot be written.
+    folder = write_evaluation_json_and_figures(evaluation)
     if not as_json:
         print(f"Figures and report.json: {folder}")
 

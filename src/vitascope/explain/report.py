@@ -62,8 +62,10 @@ def evaluate_and_write_html_report(run_path: Path, split: str | None = None, out
 
 def render_html_report(subject: ExplainedModel, model: TrainedTransformer, evaluation: Evaluation | None) -> str:
     name = f"{model.run.recipe.name}: {model.run.path.name}"
-    recipe_html = (
-        f"<details><summary>Recipe</summary><pre>{escape(format_recipe_yaml(model.run.recipe))}</pre></details>"
+    recipe_text = escape(format_recipe_yaml(model.run.recipe))
+    recipe_html = f"<details><summary>Recipe</summary><pre>{recipe_text}</pre></details>"
+    examples = (
+        choose_errors_and_correct_examples(model, evaluation) if evaluation else choose_first_training_examples(model)
     )
     evaluation_html = (
         f'<div class="wide">{format_evaluation_html(evaluation, include_worst_errors=False)}</div>'
@@ -73,17 +75,7 @@ def render_html_report(subject: ExplainedModel, model: TrainedTransformer, evalu
     sections = [
         ("Model", model._repr_html_() + recipe_html),
         ("Training curves", _render_png_if_exists(model.run.get_path("curves.png"))),
-        (
-            "Attention maps",
-            _render_attention_viewer(
-                subject,
-                *(
-                    choose_errors_and_correct_examples(model, evaluation)
-                    if evaluation
-                    else choose_first_training_examples(model)
-                ),
-            ),
-        ),
+        ("Attention maps", _render_attention_viewer(subject, *examples)),
         ("Evaluation", evaluation_html),
         ("Worst errors", _render_worst_errors(subject, evaluation) if evaluation else ""),
         ("Heads, blocks and features", _render_model_statistics_figures(subject)),

@@ -68,18 +68,13 @@ def write_int8(
         float32_file = Path(folder) / "model.onnx"
         trace_and_save_onnx(model, float32_file, build_string_metadata(model_info, run_name), maps=maps, opset=opset)
         images, description = select_run_or_random_images(model, model_info.preparation, run_sample)
-        raise_if_export_inaccurate(
-            compute_max_relative_errors(model, load_onnx_as_function(float32_file), images), TOLERANCE
-        )
+        float32_function = load_onnx_as_function(float32_file)
+        raise_if_export_inaccurate(compute_max_relative_errors(model, float32_function, images), TOLERANCE)
         int8_file, method = quantise_by_most_accurate_method(float32_file, model_info.preparation, training_samples)
-        errors = compute_max_relative_errors(model, load_onnx_as_function(int8_file), images)
+        int8_function = load_onnx_as_function(int8_file)
+        errors = compute_max_relative_errors(model, int8_function, images)
         accuracy = (
-            compare_accuracy(
-                load_onnx_as_function(float32_file),
-                load_onnx_as_function(int8_file),
-                model_info.preparation,
-                run_sample,
-            )
+            compare_accuracy(float32_function, int8_function, model_info.preparation, run_sample)
             if run_sample
             else None
         )

@@ -14,7 +14,6 @@ from vitascope.recipe.writing import flatten_and_format_settings, flatten_sectio
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-
 RENAMED = {
     "data.augment.flip_by": "data.augment.flip_mode",
     "data.augment.crop": "data.augment.crop_scale",

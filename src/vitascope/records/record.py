@@ -86,10 +86,7 @@ def evaluate_and_make_record(runs: list[Run], record_name: str, *, views: int = 
     seeds, last_row = [run.recipe.train.seed for run in runs], runs[0].metrics[-1]
     previous_stages = list_previous_stage_runs(runs[0])  # their images and seconds count too
     results = [entry.result for entry in evaluations]
-    commands = [
-        *map(_format_stage_command, previous_stages),
-        _format_train_and_record_command(recipe, seeds, record_name, views),
-    ]
+    own_command = _format_train_and_record_command(recipe, seeds, record_name, views)
     return Record(
         name=record_name,
         recipe=recipe.name,
@@ -114,7 +111,7 @@ def evaluate_and_make_record(runs: list[Run], record_name: str, *, views: int = 
         versions=first_info["versions"],
         commit=first_info["commit"] or commit,
         date=max(machine_info["date"] for machine_info in machine_infos),
-        command="; ".join(commands),
+        command="; ".join([*map(_format_stage_command, previous_stages), own_command]),
         settings=flatten_comparable_settings(recipe) | {"train.seed": seeds},
         wall_seconds=_list_wall_seconds_if_known(runs, evaluations, machine_name),
     )

@@ -15,10 +15,7 @@ from vitascope.coursework.checker.argument_names import (
     normalize_identifier,
     split_identifier_into_words,
 )
-from vitascope.coursework.checker.attention_layers import (
-    guess_in_proj_indexing_mistake,
-    list_row_order_mistakes,
-)
+from vitascope.coursework.checker.attention_layers import guess_in_proj_indexing_mistake, list_row_order_mistakes
 from vitascope.coursework.checker.attention_modules import AXIS_ORDERS
 from vitascope.coursework.checker.dot_product import (
     describe_attention_mistake_symptoms,
@@ -298,8 +295,6 @@ def _convert_weight_to_user_shape(
         return weight
     if weight_role[0] == "b":
         return weight if weight_role == "bo" else weight.unflatten(0, (num_heads, 1, -1)).squeeze(1)
-    return (
-        weight.T.unflatten(0, (num_heads, -1))
-        if weight_role == "wo"
-        else weight.unflatten(0, (num_heads, -1)).transpose(1, 2)
-    )
+    if weight_role == "wo":
+        return weight.T.unflatten(0, (num_heads, -1))
+    return weight.unflatten(0, (num_heads, -1)).transpose(1, 2)

@@ -103,11 +103,7 @@ def _add_initialization_results_section(
         ]
         for name, cell in cells.items()
     ]
-    head = [
-        "start",
-        "the sheet (86 M parameters; small, 22 M, was its best)",
-        "training accuracy, first epoch",
-    ]
+    head = ["start", "the sheet (86 M parameters; small, 22 M, was its best)", "training accuracy, first epoch"]
     report.add_table(
         [*head, f"held-out accuracy after {epochs} epochs, {len(scratch.results)} seeds", "seconds per run"], rows
     )

@@ -100,16 +100,15 @@ class Clock:
 def test_making_weights_whitening_and_saving_are_inside_the_clock_and_setting_up_in_the_cold_one(
     tmp_path, monkeypatch
 ) -> None:
-    from vitascope.training import loader as feeding
-    from vitascope.training import loop, session
+    from vitascope.training import loader, loop, session
 
     clock = Clock()
     slow = {
         (session, "VisionTransformer"): 0.5,
         (session, "fold_whitening_into_patch_embedding"): 1.0,
-        (session, "choose_hardware"): 2.0,
+        (session, "choose_hardware_and_set_threads"): 2.0,
         (loop, "save_checkpoint_and_best_weights"): 0.4,
-        (feeding, "train_step"): STEP,
+        (loader, "train_step"): STEP,
     }
     for (module, name), seconds in slow.items():
         monkeypatch.setattr(module, name, clock.slow_down(getattr(module, name), seconds))

@@ -176,7 +176,7 @@ def test_recording_runs(vitascope, trained) -> None:
         (("evaluate", "runs/digits", "--data", "photos"), "classes unknown to the model: inner"),
         (("evaluate", "runs/digits", "--data", "nothing"), "There is no data set and no folder named 'nothing'"),
         (("predict", "runs/digits", "nothing.png"), "There is no file or folder nothing.png"),
-        (("predict", "runs/digits", "torn.png"), "torn.png cannot be read as an image"),
+        (("predict", "runs/digits", "torn.png"), "torn.png cannot be read as an image: unknown image format."),
         (("predict", "runs/digits", "empty"), "The folder empty contains no images"),
         (("predict", "runs/digits", "all-torn"), "No readable image among 1 file,"),
         (("predict", "runs/digits", "photos", "--json", "--csv"), "Choose one of --json and --csv"),

@@ -68,8 +68,7 @@ def adapt(
         print(json.dumps(asdict(adapted.report)))
         return
     _print_adaptation_report(adapted.report)
-    if out is not None:
-        print(f"Adapted model: {out}")
+    print("Nothing was saved. To save the adapted model, add --out FOLDER." if out is None else f"Adapted model: {out}")
 
 
 def _parse_adapt_settings(overrides: list[str]) -> AdaptSettings:

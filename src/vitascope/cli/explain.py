@@ -116,8 +116,8 @@ def _print_faithfulness_and_files(report: "ExplainReport", num_images: int, out_
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
     print(
         "Mean probability of the explained class while patches are changed, most important first. Deletion: patches\n"
-        "turn grey. Insertion: patches of a blurred image are restored. A random order is above 0: compare with that\n"
-        "row. Use many images to compare methods."
+        "turn grey. Insertion: patches of a blurred image are restored. Insertion − deletion: higher is better. Even\n"
+        "a random order can score above 0, so compare each method with the row 'random', on many images."
     )
     for row in report.faithfulness:
         print(f"  {row.method:<21}{DESCRIPTIONS[row.method]}")

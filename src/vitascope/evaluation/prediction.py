@@ -52,7 +52,7 @@ def read_image_files_and_folders(paths: Iterable[Path], stored_shape: StoredShap
             images.append(image)
             files.append(str(path))
         elif is_explicit:
-            raise UserError(f"{path} cannot be read as an image ({image}).")
+            raise UserError(f"{path} cannot be read as an image: {image.reason}.")
         else:
             unreadable.append(str(path))
     if not images:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from vitascope.records.reading import (
     BenchmarkRow,
-    abbreviate_count,
     format_markdown_table,
+    format_thousands_or_millions,
     read_benchmark_rows,
     read_results_file,
 )
@@ -163,7 +163,7 @@ def format_target_accuracy_table(results_folder: Path, record_names: list[str]) 
                 [
                     f"`{row['recipe']}`",
                     f"{get_device_or_cpu_name(machine, device)}, {compiled}",
-                    abbreviate_count(row["images_seen"]),
+                    format_thousands_or_millions(row["images_seen"]),
                     f"{row['bar']:.2%}",
                     "not reached" if seconds is None else f"{seconds:.1f}",
                     f"{row['test_accuracy']:.2%}",

@@ -35,7 +35,7 @@ def format_longest_wall_seconds(record: Record) -> str:
     return format_seconds_range([max(seconds)]) if seconds else "–"
 
 
-def abbreviate_count(count: int) -> str:
+def format_thousands_or_millions(count: int) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
 
 

@@ -5,18 +5,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from vitascope.errors import format_count
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
 from vitascope.records import benchmark_tables, training_tables
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL, describe_mean_format
 from vitascope.records.reading import (
-    abbreviate_count,
     format_longest_wall_seconds,
     format_markdown_table,
     format_mean_test_accuracy,
     format_record_link,
     format_seconds_range,
+    format_thousands_or_millions,
     read_named_or_all_records,
 )
 from vitascope.records.record import Record
@@ -53,7 +54,7 @@ def format_from_scratch_flops_table(results_folder: Path, record_names: list[str
                     str(len(record.seeds)),
                     format_mean_test_accuracy(record),
                     format_seconds_range(record.seconds),
-                    abbreviate_count(images_seen),
+                    format_thousands_or_millions(images_seen),
                     f"{flops / 1e9:.2f}",
                     f"{flops * images_seen / 1e15:.2f}",
                 ]
@@ -72,9 +73,9 @@ def format_records_table(results_folder: Path, record_names: list[str]) -> str:
         rows.append(
             [
                 format_record_link(path, record),
-                abbreviate_count(record.params),
+                format_thousands_or_millions(record.params),
                 str(record.tokens),
-                abbreviate_count(record.images_seen),
+                format_thousands_or_millions(record.images_seen),
                 str(record.views),
                 str(len(record.seeds)),
                 f"**{format_mean_test_accuracy(record)}**",
@@ -130,7 +131,7 @@ def format_result_sentence(results_folder: Path, record_names: list[str]) -> str
     return "; ".join(
         f"{format_mean_test_accuracy(record)} test accuracy on {record.data} "
         f"({_format_seeds_and_interval(record)}, last epoch, "
-        f"{record.training_images:,} training images, {record.views} view{'s' if record.views > 1 else ''}) in "
+        f"{record.training_images:,} training images, {format_count(record.views, 'view')}) in "
         f"{format_seconds_range(record.seconds)} s{' (compiled)' if record.hardware.get('compiled') else ''}, "
         f"{format_seconds_range([max(record.cold_seconds)])} s cold, "
         f"{f'{format_longest_wall_seconds(record)} s wall clock, ' if record.known_wall_seconds else ''}"

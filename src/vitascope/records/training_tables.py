@@ -12,7 +12,12 @@ from vitascope.records.ablation import (
     format_mean_difference_or_values,
     format_percent_mean_or_values,
 )
-from vitascope.records.reading import BenchmarkRow, abbreviate_count, format_markdown_table, read_benchmark_rows
+from vitascope.records.reading import (
+    BenchmarkRow,
+    format_markdown_table,
+    format_thousands_or_millions,
+    read_benchmark_rows,
+)
 
 
 def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[str]) -> str:
@@ -39,7 +44,7 @@ def format_small_data_ablation_table(results_folder: Path, record_names: list[st
     for name in record_names:
         for arm in compare_arms_with_baselines(read_benchmark_rows(results_folder, [name])):
             difference = format_mean_difference_or_values(arm.differences, arm.ci_half_width, 100) or "–"
-            parameters, num_seeds = abbreviate_count(arm.rows[0]["parameters"]), len(arm.rows)
+            parameters, num_seeds = format_thousands_or_millions(arm.rows[0]["parameters"]), len(arm.rows)
             accuracy = _format_column_mean(arm.rows, "accuracy")
             counts.append(num_seeds)
             baseline = arm.baseline_name or "–"
@@ -79,7 +84,7 @@ def format_speedrun_tuning_table(results_folder: Path, record_names: list[str]) 
     lines = []
     for arm in compare_arms_with_baselines(read_benchmark_rows(results_folder, record_names)):
         first = arm.rows[0]
-        images, num_seeds = abbreviate_count(first["images_seen"]), str(len(arm.rows))
+        images, num_seeds = format_thousands_or_millions(first["images_seen"]), str(len(arm.rows))
         speed = f"{mean(row['images_per_second'] for row in arm.rows):,.0f}"
         seconds = f"{mean(row['steady_seconds'] for row in arm.rows):.1f}"
         train_accuracy = f"{mean(row['train_accuracy'] for row in arm.rows):.1%}"

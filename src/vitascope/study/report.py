@@ -19,7 +19,7 @@ from vitascope.draw.study import (
 from vitascope.draw.style import save_figure
 from vitascope.errors import format_count
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
-from vitascope.records.reading import abbreviate_count, format_markdown_table
+from vitascope.records.reading import format_markdown_table, format_thousands_or_millions
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.study.design import Design
 from vitascope.study.results import CombinationResults, PairedDifference, ResultName, StudyResults
@@ -85,8 +85,8 @@ def build_results_table(results: StudyResults) -> ResultsTable:
                 "–" if difference is None else _format_difference(difference),
                 "best" if cell is results.best_combination else "" if difference is None else difference.verdict,
                 "–" if train_accuracy is None else f"{100 * train_accuracy:.1f} %",
-                abbreviate_count(round(cell.compute_mean("parameters"))),
-                abbreviate_count(round(cell.compute_mean("flops"))),
+                format_thousands_or_millions(round(cell.compute_mean("parameters"))),
+                format_thousands_or_millions(round(cell.compute_mean("flops"))),
                 cell.formatted_seconds,
             ]
         )

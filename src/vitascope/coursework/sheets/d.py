@@ -134,7 +134,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     unfused, fused = costs["written out"], costs["fused"]
     effects = "; ".join(f"{name} {gain.points} points ({gain.verdict})" for name, gain in gains.items())
     report.add_questions(
-        time=unfused["seconds"], memory=unfused["peak_bytes"], fused=fused["peak_bytes"], claims=claims, told=effects
+        time=unfused["seconds"], memory=unfused["peak_bytes"], fused=fused["peak_bytes"], claims=claims, effects=effects
     )
 
 

@@ -118,8 +118,8 @@ def test_another_torch_version_s_choice_is_taken_the_newest_first_and_no_other_g
     key = make_kernel_key(part, USE)
     others = {
         "flash": replace(key, torch_version="2.9.1"),
-        "cudnn": replace(key, torch_version="2.11.0+cu130"),
-        "math": replace(key, torch_version="2.11.0+cu130", gpu="another GPU"),
+        "cudnn": replace(key, torch_version="2.10.0+cu130"),
+        "math": replace(key, torch_version="2.10.0+cu130", gpu="another GPU"),
         "own": replace(key, torch_version="2.12.0", shape=(4, 17, 64)),
         "default": replace(key, torch_version="2.12.0", task="inference"),
         "efficient": replace(key, torch_version="2.12.0", kernels=("default", "efficient")),

@@ -9,7 +9,7 @@ import torch
 
 from vitascope import ModelConfig
 from vitascope.data.config import AugmentConfig, resolve_augmentation
-from vitascope.data.dataset import DataSource, Split
+from vitascope.data.dataset import DataSource, MemoryDataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.splits import TrainingData
 from vitascope.recipe.reading import read_recipe
@@ -57,7 +57,7 @@ def _make_random_data(model_config: ModelConfig, num_images: int) -> TrainingDat
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (num_images, 3, *model_config.image_shape), generator=generator, dtype=torch.uint8)
     labels = torch.randint(model_config.num_classes, (num_images,), generator=generator)
-    split = Split(pixels, labels)
     classes = [str(index) for index in range(model_config.num_classes)]
+    split = MemoryDataset(pixels, labels, classes)
     source = DataSource("noise", classes, lambda part: split, ("train",))
     return TrainingData(source, split, None, Preprocessing(model_config.image_shape, (0.5,) * 3, (0.25,) * 3), "noise")

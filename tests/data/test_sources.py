@@ -15,7 +15,7 @@ from PIL import Image
 from vitascope import UserError
 from vitascope.data.config import DataConfig
 from vitascope.data.open_data import open_data_source
-from vitascope.data.sources.folder import image_file_has_colour, read_image
+from vitascope.data.sources.folder import image_file_has_colour, read_image_or_error_reason
 from vitascope.data.sources.named import PUBLISHED_DATASETS, open_or_download_published_dataset
 from vitascope.data.statistics import (
     compute_pixel_mean_and_std,
@@ -183,13 +183,13 @@ def test_an_image_is_rotated_by_exif_and_keeps_its_range(tmp_path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 90° clockwise: the left becomes the top
     wide.save(tmp_path / "turned.png", exif=exif)
-    upright = read_image(tmp_path / "turned.png", (8, 4), 1)
+    upright = read_image_or_error_reason(tmp_path / "turned.png", (8, 4), 1)
     assert upright[0, :4].min() == 255 and upright[0, 4:].max() == 0
     deep = np.full((4, 4), 32768, np.uint16)
     Image.fromarray(deep).save(tmp_path / "deep.png")
-    assert read_image(tmp_path / "deep.png", (4, 4), 1).unique().tolist() == [128]
+    assert read_image_or_error_reason(tmp_path / "deep.png", (4, 4), 1).unique().tolist() == [128]
     Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert read_image(tmp_path / "clear.png", (4, 4), 3).unique().tolist() == [255]
+    assert read_image_or_error_reason(tmp_path / "clear.png", (4, 4), 3).unique().tolist() == [255]
 
 
 def test_train_val_and_test_folders_are_the_splits(tmp_path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitascope.cli.console import reject_settings_without_effect
 from vitascope.data.config import AugmentConfig, resolve_augmentation
-from vitascope.data.dataset import Split
+from vitascope.data.dataset import Dataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.sampling import draw_epoch_augmentation_parameters, select_step_draws
 from vitascope.data.splits import load_train_and_validation_data
@@ -37,7 +37,7 @@ def draw_augmentation_preview(
     reject_settings_without_effect(overrides, USED_SETTINGS, "on the augmentation. Use settings of data.augment")
     config = replace(recipe.data, name=data_name, root=data_root or recipe.data.root, validation=0.0)
     data = load_train_and_validation_data(config, *PREVIEW_SIZE, seed)
-    policy = resolve_augmentation(config.augment, data_name, data.train.images.shape[1], recipe.train.objective)
+    policy = resolve_augmentation(config.augment, data_name, data.train.image_shape[0], recipe.train.objective)
     height, width = data.train.images.shape[2:]
     preprocessing = replace(data.preprocessing, size=(height, width))
     samples = data.train.select_evenly(NUM_IMAGES)
@@ -77,7 +77,7 @@ def _find_self_supervised_recipe(data_name: str, overrides: list[str]) -> str | 
 
 
 def _make_augmented_versions(
-    preprocessing: Preprocessing, samples: Split, policy: AugmentConfig, seed: int
+    preprocessing: Preprocessing, samples: Dataset, policy: AugmentConfig, seed: int
 ) -> TitledVersions:
     draws = draw_epoch_augmentation_parameters(policy, NUM_VERSIONS, len(samples), seed, epoch=0)
     versions = [
@@ -88,7 +88,7 @@ def _make_augmented_versions(
 
 
 def _make_dino_crops(
-    preprocessing: Preprocessing, samples: Split, policy: AugmentConfig, dino_config: DinoConfig, seed: int
+    preprocessing: Preprocessing, samples: Dataset, policy: AugmentConfig, dino_config: DinoConfig, seed: int
 ) -> TitledVersions:
     """Return the two global crops, which the teacher gets too, and the local crops."""
     crops, local_size = [], (dino_config.local_size, dino_config.local_size)

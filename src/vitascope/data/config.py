@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from vitascope.errors import UserError, skip_beartype, suggest_choice
 
 BALANCE_MODES = ("none", "loss", "sampling")
+FINGERPRINT_MODES = ("names", "contents")
 FILL_MODES = ("zero", "reflect")
 NO_CROP = (1.0, 1.0)
 FLIP_MODES = ("random", "alternating")
@@ -97,6 +98,8 @@ class DataConfig:
     fraction: float = 1.0  # fraction of the remaining training images to use; stratified, drawn from the seed
     passes_per_epoch: int = 1  # passes over the training images per epoch; more than 1 saves time on small data sets
     balance: str = "none"  # for imbalanced classes: none, loss (class weights), sampling (classes equally often)
+    memory: float | None = None  # GiB: a larger folder is not loaded into memory; null: half of the free memory
+    fingerprint: str = "names"  # of a folder: names (file names and sizes) or contents (all bytes); resume compares it
     strict: bool = False  # true: an unreadable image is an error; false: it is reported and skipped
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
@@ -109,6 +112,11 @@ class DataConfig:
             raise UserError(f"data.passes_per_epoch={self.passes_per_epoch} must be at least 1.")
         if self.balance not in BALANCE_MODES:
             raise UserError(f"data.balance={self.balance!r} is unknown. {suggest_choice(self.balance, BALANCE_MODES)}")
+        if self.fingerprint not in FINGERPRINT_MODES:
+            choices = suggest_choice(self.fingerprint, FINGERPRINT_MODES)
+            raise UserError(f"data.fingerprint={self.fingerprint!r} is unknown. {choices}")
+        if self.memory is not None and self.memory < 0:
+            raise UserError(f"data.memory={self.memory} must be at least 0 (GiB).")
 
 
 def _check_range(setting_name: str, value: float | None, low: float, high: float) -> None:

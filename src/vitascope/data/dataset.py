@@ -1,8 +1,16 @@
-"""The interface of a data set: its classes, and the images and labels of each split, loaded when needed."""
+"""The interface of a data set: classes, labels in memory, and images that are fetched by index.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeAlias
+`MemoryDataset` holds all images, `data.sources.folder.FolderDataset` decodes image files when they are fetched. Results
+do not depend on which of them is used.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Int, UInt8
@@ -11,31 +19,161 @@ from torch import Tensor
 UInt8Images = UInt8[Tensor, "image stored_channel stored_height stored_width"]
 Labels = Int[Tensor, "image"]
 ImageSize: TypeAlias = tuple[int, int]  # rows, columns
+ImageShape: TypeAlias = tuple[int, int, int]  # channels, rows, columns
 SplitName: TypeAlias = str  # "train", "val" or "test"
+Indices: TypeAlias = "Tensor | slice"
+
+FETCHED_BYTES = 2**26  # of the images that are fetched at once when a whole data set is read
+
+
+class ChannelStatistics(NamedTuple):
+    """Mean and standard deviation per channel, of pixel values from 0 to 1."""
+
+    mean: Tensor
+    std: Tensor
 
 
 @dataclass(frozen=True)
-class Split:
-    """Stored images, 0 to 255, and their class indices."""
+class ImageFiles:
+    """The image files of a split, in the order of its images."""
 
-    images: UInt8Images
+    paths: list[str]
+    num_bytes: list[int]
+    folder: str  # of the split; fingerprints have paths relative to it
+    hash_contents: bool = False  # data.fingerprint=contents
+
+    def select(self, positions: Sequence[int]) -> "ImageFiles":
+        paths, sizes = ([values[index] for index in positions] for values in (self.paths, self.num_bytes))
+        return replace(self, paths=paths, num_bytes=sizes)
+
+    def compute_fingerprint(self, labels: Labels, image_shape: ImageShape) -> str:
+        """Hash labels, image shape and file names, with the files' sizes or, with `hash_contents`, their bytes."""
+        digest = hashlib.blake2b(repr(tuple(image_shape)).encode(), digest_size=8)
+        for path, size in zip(self.paths, self.num_bytes, strict=True):
+            name = path[len(self.folder) :].replace(os.sep, "/")
+            content = hashlib.blake2b(Path(path).read_bytes()).digest() if self.hash_contents else str(size).encode()
+            digest.update(os.fsencode(name) + b"\0" + content + b"\0")
+        digest.update(labels.numpy().tobytes())
+        return f"{'contents' if self.hash_contents else 'files'}-{digest.hexdigest()}"
+
+
+class Dataset:
+    """A split of a data set: `classes`, `labels` and `image_shape` are in memory, images are fetched by index."""
+
+    classes: list[str]
     labels: Labels
-    file_paths: list[str] | None = None  # if the images were read from files
+    files: ImageFiles | None  # if the images were read from files
+
+    @property
+    def image_shape(self) -> ImageShape:
+        """Channels, rows and columns of the images that `fetch` returns."""
+        raise NotImplementedError
+
+    def fetch(self, indices: Indices) -> UInt8Images:
+        """Return the images at these indices, 0 to 255."""
+        raise NotImplementedError
+
+    def select(self, indices: Indices) -> "Dataset":
+        """Return the images at these indices as a data set."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """Return a short text that is equal for equal data: see `data.fingerprint`."""
+        return self._fingerprint
+
+    def statistics(self) -> ChannelStatistics:
+        """Return mean and standard deviation per channel. They are stored on disk by fingerprint."""
+        from vitascope.data.pixel_statistics import load_or_compute_statistics
+
+        return load_or_compute_statistics(self)
+
+    def count_pixel_values(self) -> Tensor:
+        """Count how often each of the 256 pixel values occurs, channel × value."""
+        from vitascope.data.pixel_statistics import count_pixel_values
+
+        return torch.stack([count_pixel_values(images) for images in self.iterate_batches()]).sum(0)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def select(self, indices: Tensor | slice) -> "Split":
-        """Return the images at these indices."""
-        file_paths = None
-        if self.file_paths is not None:
-            selected = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
-            file_paths = [self.file_paths[index] for index in selected]
-        return Split(self.images[indices], self.labels[indices], file_paths)
+    @property
+    def images(self) -> UInt8Images:
+        """All images in memory."""
+        return self.fetch(slice(None))
 
-    def select_evenly(self, max_images: int) -> "Split":
+    @property
+    def is_in_memory(self) -> bool:
+        return isinstance(self, MemoryDataset)
+
+    @property
+    def file_paths(self) -> list[str] | None:
+        return self.files.paths if self.files else None
+
+    def select_evenly(self, max_images: int) -> "Dataset":
         """Return at most `max_images` images, evenly spaced from the first to the last."""
         return self.select(torch.linspace(0, len(self) - 1, min(max_images, len(self))).long())
+
+    def iterate_batches(self, batch_size: int | None = None) -> Iterator[UInt8Images]:
+        """Yield all images in order, in batches that fit into memory."""
+        channels, rows, columns = self.image_shape
+        size = batch_size or max(1, FETCHED_BYTES // (channels * rows * columns))
+        for start in range(0, len(self), size):
+            yield self.fetch(slice(start, start + size))
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        if self.files is not None:
+            return self.files.compute_fingerprint(self.labels, self.image_shape)
+        return hash_images_and_labels(self.images, self.labels)
+
+    def _list_positions(self, indices: Indices) -> Sequence[int]:
+        return range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
+
+
+@dataclass(frozen=True)
+class MemoryDataset(Dataset):
+    """Images and labels in memory."""
+
+    pixels: UInt8Images
+    labels: Labels
+    classes: list[str] = field(default_factory=list)
+    files: ImageFiles | None = None
+
+    @property
+    def image_shape(self) -> ImageShape:
+        channels, rows, columns = self.pixels.shape[1:]
+        return channels, rows, columns
+
+    @property
+    def images(self) -> UInt8Images:
+        return self.pixels
+
+    def fetch(self, indices: Indices) -> UInt8Images:
+        return self.pixels[indices]
+
+    def select(self, indices: Indices) -> "MemoryDataset":
+        files = self.files.select(self._list_positions(indices)) if self.files else None
+        return MemoryDataset(self.pixels[indices], self.labels[indices], self.classes, files)
+
+
+def hash_images_and_labels(images: UInt8Images, labels: Tensor) -> str:
+    """Return one hash of these images and labels in this order."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(images.contiguous().numpy().data)
+    digest.update(labels.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def has_fingerprint(dataset: Dataset, fingerprint: str) -> bool:
+    """Return whether a data set is the one with this fingerprint. Older versions hashed the pixels of files, too."""
+    if fingerprint == dataset.fingerprint():
+        return True
+    is_pixel_hash = "-" not in fingerprint
+    return (
+        is_pixel_hash
+        and dataset.files is not None
+        and (fingerprint == hash_images_and_labels(dataset.images, dataset.labels))
+    )
 
 
 @dataclass(frozen=True)
@@ -44,7 +182,7 @@ class DataSource:
 
     name: str
     classes: list[str]
-    load_split: Callable[[SplitName], Split]  # one of split_names
+    load_split: Callable[[SplitName], Dataset]  # one of split_names
     split_names: tuple[SplitName, ...] = ("train", "test")
     skipped_paths: list[str] = field(default_factory=list)  # images that could not be read
     has_class_names: bool = True  # False: the names are class indices

@@ -45,9 +45,7 @@ def open_data_source(
         return open_or_download_published_dataset(config.name, resolve_data_root(config.root), download=config.download)
     path = _find_path_or_under_root(config)
     if path.is_dir():
-        return open_image_folder(
-            path, image_size, num_channels, strict=config.strict, min_classes=2 if for_training else 1
-        )
+        return open_image_folder(path, image_size, num_channels, config, min_classes=2 if for_training else 1)
     if path.is_file() and path.suffix == ".npz":
         return open_npz(path, for_training=for_training)
     check_data_name_exists(config)

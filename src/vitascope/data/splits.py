@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from vitascope.data.config import DataConfig
-from vitascope.data.dataset import DataSource, ImageSize, Labels, Split
+from vitascope.data.dataset import Dataset, DataSource, ImageSize, Labels
 from vitascope.data.open_data import open_data_source
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.data.statistics import compute_data_hash, compute_pixel_mean_and_std
 from vitascope.errors import UserError
 
 
@@ -55,10 +54,10 @@ class TrainingData:
     """Training and validation images. Test images are opened only by `evaluate`."""
 
     source: DataSource
-    train: Split
-    validation: Split | None
+    train: Dataset
+    validation: Dataset | None
     preprocessing: Preprocessing
-    full_train_hash: str  # of all training images, before the split
+    full_train_fingerprint: str  # of all training images, before the split
 
     @property
     def classes(self) -> list[str]:
@@ -78,13 +77,13 @@ def load_train_and_validation_data(
         train = all_train.select(indices.train)
         validation = all_train.select(indices.validation) if len(indices.validation) else None
     train = train.select(draw_stratified_subset_indices(train.labels, config.fraction, seed))
-    full_hash = compute_data_hash(all_train.images, all_train.labels)
-    return TrainingData(source, train, validation, make_preprocessing(train, image_size, num_channels), full_hash)
+    preprocessing = make_preprocessing(train, image_size, num_channels)
+    return TrainingData(source, train, validation, preprocessing, all_train.fingerprint())
 
 
-def make_preprocessing(train_split: Split, image_size: ImageSize, num_channels: int) -> Preprocessing:
+def make_preprocessing(train_split: Dataset, image_size: ImageSize, num_channels: int) -> Preprocessing:
     """Return the preprocessing with mean and standard deviation of the training images, in the model's channels."""
-    mean, std = compute_pixel_mean_and_std(train_split.images)
+    mean, std = train_split.statistics()
     if len(mean) != num_channels:
         mean, std = (mean.mean().expand(num_channels), std.mean().expand(num_channels))
     return Preprocessing(image_size, tuple(mean.tolist()), tuple(std.tolist()))

@@ -3,34 +3,17 @@
 import hashlib
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, TypeAlias
+from math import inf
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from vitascope.data.config import DataConfig
-from vitascope.data.dataset import Split, SplitName, UInt8Images
+from vitascope.data.dataset import Dataset, SplitName, UInt8Images
 from vitascope.data.open_data import open_data_source
 from vitascope.errors import format_count
 
 Fingerprint: TypeAlias = bytes  # hash of one image's pixels
-
-
-class ChannelStatistics(NamedTuple):
-    """Mean and standard deviation per channel, of pixel values from 0 to 1."""
-
-    mean: Tensor
-    std: Tensor
-
-
-def compute_pixel_mean_and_std(images: UInt8Images) -> ChannelStatistics:
-    """Compute mean and standard deviation per channel from integer histograms, which sum without rounding errors."""
-    values = torch.arange(256, dtype=torch.float64) / 255
-    counts = torch.stack([torch.bincount(images[:, c].flatten().int(), minlength=256) for c in range(images.shape[1])])
-    frequencies = counts.double() / counts.sum(1, keepdim=True)
-    mean = frequencies @ values
-    std = ((frequencies * (values - mean[:, None]) ** 2).sum(1)).sqrt()
-    return ChannelStatistics(mean.float(), std.float().clamp(min=1e-3))  # a constant channel must not divide by zero
 
 
 def hash_each_image(images: UInt8Images) -> list[Fingerprint]:
@@ -54,14 +37,6 @@ def count_also_in_reference(reference_fingerprints: list[Fingerprint], fingerpri
     """Count the images in `fingerprints` that also occur in `reference_fingerprints`."""
     reference = set(reference_fingerprints)
     return sum(fingerprint in reference for fingerprint in fingerprints)
-
-
-def compute_data_hash(images: UInt8Images, labels: Tensor) -> str:
-    """Return one hash of these images and labels in this order."""
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update(images.numpy().tobytes())
-    digest.update(labels.numpy().tobytes())
-    return digest.hexdigest()
 
 
 PREVIEW_SIZE = ((64, 64), 3)  # images of a folder are resized to this for the description
@@ -128,7 +103,7 @@ class DataSummary:
 
 def summarize_data(data_name: str, data_folder: str | None) -> DataSummary:
     """Describe every split, including the test images. Do not use the result to choose a model."""
-    source = open_data_source(DataConfig(name=data_name, root=data_folder), *PREVIEW_SIZE)
+    source = open_data_source(DataConfig(name=data_name, root=data_folder, memory=inf), *PREVIEW_SIZE)
     splits = {name: source.load_split(name) for name in source.split_names}
     fingerprints = {name: hash_each_image(split.images) for name, split in splits.items()}
     summaries = {name: _summarize_split(name, split, source.classes, fingerprints) for name, split in splits.items()}
@@ -136,12 +111,12 @@ def summarize_data(data_name: str, data_folder: str | None) -> DataSummary:
 
 
 def _summarize_split(
-    split_name: SplitName, split: Split, class_names: list[str], fingerprints: dict[SplitName, list[Fingerprint]]
+    split_name: SplitName, split: Dataset, class_names: list[str], fingerprints: dict[SplitName, list[Fingerprint]]
 ) -> SplitSummary:
     """Describe one split; `fingerprints` has those of every split."""
-    mean, std = compute_pixel_mean_and_std(split.images)
+    mean, std = split.statistics()
     counts = torch.bincount(split.labels, minlength=len(class_names)).tolist()
-    _, channels, height, width = split.images.shape
+    channels, height, width = split.image_shape
     per_class = dict(zip(class_names, counts, strict=True))
     return SplitSummary(
         images=len(split),

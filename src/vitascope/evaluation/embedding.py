@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitascope.data.dataset import Split, UInt8Images
+from vitascope.data.dataset import Dataset, ImageFiles, MemoryDataset, UInt8Images
 from vitascope.data.splits import draw_stratified_subset_indices
-from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError, format_count
 from vitascope.evaluation.eval_data import load_verified_run_split
 from vitascope.evaluation.prediction import Prediction, Predictions, read_image_files_and_folders
@@ -104,7 +103,7 @@ class Neighbours:
     query_image: Tensor
     prediction: Prediction | None  # None: the model has no classifier
     searched_description: str
-    nearest_samples: Split
+    nearest_samples: Dataset
     labels: list[str]
     similarities: list[float]
     identical: list[bool]  # whether it has the query's pixels
@@ -126,9 +125,9 @@ def find_similar_images(
         labels = [model.classes[index] for index in searched.labels.tolist()]
     else:
         folder_features = compute_features_of_image_files(model, [search_folder])
-        searched = Split(
-            folder_features.images, torch.zeros(len(folder_features.files), dtype=torch.long), folder_features.files
-        )
+        paths = folder_features.files
+        files = ImageFiles(paths, [0] * len(paths), folder="")
+        searched = MemoryDataset(folder_features.images, torch.zeros(len(paths), dtype=torch.long), files=files)
         unreadable_files = folder_features.unreadable_files
         features, labels = folder_features.features, folder_features.folder_names
     similarities = F.normalize(features, dim=1) @ query_features[0]
@@ -154,7 +153,7 @@ def find_similar_images(
 
 
 class SampleFeatures(NamedTuple):
-    samples: Split
+    samples: Dataset
     features: Features
 
 
@@ -180,12 +179,12 @@ def _load_or_compute_training_features(model: TrainedTransformer) -> SampleFeatu
     return SampleFeatures(samples, features)
 
 
-def _hash_weights_and_samples(model: TrainedTransformer, samples: Split) -> str:
+def _hash_weights_and_samples(model: TrainedTransformer, samples: Dataset) -> str:
     """Return a hash of the weights and images that the features depend on."""
     weights = hashlib.blake2b(digest_size=8)
     for tensor in model.state_dict().values():
         weights.update(tensor.cpu().numpy().tobytes())
-    return f"{weights.hexdigest()} {compute_data_hash(samples.images, samples.labels)}"
+    return f"{weights.hexdigest()} {samples.fingerprint()}"
 
 
 def _try_to_cache_features(path: Path, features: Features, cache_key: str) -> None:

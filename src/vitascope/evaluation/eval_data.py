@@ -1,16 +1,16 @@
 """Choose the images to evaluate a run on: a split of its own data, or other data with the same classes."""
 
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from vitascope.data.config import DataConfig
-from vitascope.data.dataset import DataSource, Split
+from vitascope.data.dataset import Dataset, DataSource, MemoryDataset, has_fingerprint
 from vitascope.data.open_data import open_data_source, resolve_paths_in_data_config
 from vitascope.data.splits import load_train_and_validation_data
-from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError, suggest_choice
 from vitascope.run.directory import ExternalModel, Run
 from vitascope.weights.model_info import ModelInfo
@@ -24,7 +24,7 @@ class EvalData:
 
     data_name: str
     split: str
-    samples: Split
+    samples: Dataset
     is_run_data: bool  # the run's own data
     unreadable_files: list[str] = field(default_factory=list)  # files that could not be read
 
@@ -74,7 +74,7 @@ def has_test_images(run: Run, model_info: ModelInfo) -> bool:
     return "test" in _open_data_source(reset_missing_data_root(run.recipe.data), model_info).split_names
 
 
-def load_verified_run_split(run: Run, model_info: ModelInfo, split: str, advice: str = "") -> Split | None:
+def load_verified_run_split(run: Run, model_info: ModelInfo, split: str, advice: str = "") -> Dataset | None:
     """Return exactly the run's validation or training images; None if it has no validation images.
 
     `advice` ends the error message for a model that is not a run."""
@@ -84,10 +84,11 @@ def load_verified_run_split(run: Run, model_info: ModelInfo, split: str, advice:
     if split == "val" and recipe.data.validation == 0:
         return None
     size, channels = model_info.model.image_shape, model_info.model.in_chans
-    data = load_train_and_validation_data(reset_missing_data_root(recipe.data), size, channels, recipe.train.seed)
+    data_config = replace(reset_missing_data_root(recipe.data), memory=inf)
+    data = load_train_and_validation_data(data_config, size, channels, recipe.train.seed)
     _check_classes_unchanged(recipe.data.name, data.classes, model_info)
     data_hash = run.machine.get("data_hash")
-    if data_hash is not None and data_hash != compute_data_hash(data.train.images, data.train.labels):
+    if data_hash is not None and not has_fingerprint(data.train, data_hash):
         raise UserError(
             f"{recipe.data.name} has changed since the run was trained. The run's training and validation images "
             "can no longer be identified."
@@ -98,7 +99,7 @@ def load_verified_run_split(run: Run, model_info: ModelInfo, split: str, advice:
 class RunSample(NamedTuple):
     """Some of a run's images, with their labels and a description: "validation" or "training"."""
 
-    samples: Split
+    samples: Dataset
     description: str
 
 
@@ -146,7 +147,7 @@ def _load_other_eval_data(config: DataConfig, model_info: ModelInfo, split: str 
 def _open_data_source(config: DataConfig, model_info: ModelInfo) -> DataSource:
     """Open the data; images in a folder are read at the size of the run's stored images."""
     channels, rows, columns = model_info.stored
-    return open_data_source(config, (rows, columns), channels, for_training=False)
+    return open_data_source(replace(config, memory=inf), (rows, columns), channels, for_training=False)
 
 
 def _check_classes_unchanged(data_name: str, classes: list[str], model_info: ModelInfo) -> None:
@@ -157,7 +158,7 @@ def _check_classes_unchanged(data_name: str, classes: list[str], model_info: Mod
         )
 
 
-def _load_split_with_model_labels(source: DataSource, split: str, model_classes: list[str]) -> Split:
+def _load_split_with_model_labels(source: DataSource, split: str, model_classes: list[str]) -> Dataset:
     """Match classes by name, or by index if the data has no names. Classes may be missing, but not new."""
     names = source.classes
     if not model_classes:
@@ -179,7 +180,8 @@ def _load_split_with_model_labels(source: DataSource, split: str, model_classes:
             f"The model's classes: {_join_some(model_classes, 10)}."
         )
     samples = source.load_split(split)
-    return replace(samples, labels=torch.tensor(model_indices)[samples.labels])
+    labels = torch.tensor(model_indices)[samples.labels]
+    return MemoryDataset(samples.images, labels, model_classes, samples.files)
 
 
 def _join_some(names: list[str], max_names: int) -> str:

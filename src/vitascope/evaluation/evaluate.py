@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from vitascope.data.dataset import Labels, Split, UInt8Images
-from vitascope.data.statistics import compute_data_hash
+from vitascope.data.dataset import Dataset, Labels, UInt8Images
 from vitascope.errors import UserError
 from vitascope.evaluation.calibration import (
     Calibration,
@@ -99,7 +98,7 @@ class Scores(TypedDict):
     worst_errors: list[Misclassification]
 
 
-def _score_logits(logits: Logits, samples: Split, classes: list[str]) -> Scores:
+def _score_logits(logits: Logits, samples: Dataset, classes: list[str]) -> Scores:
     confusion_matrix = compute_confusion_matrix(samples.labels, logits.argmax(1), len(classes))
     return {
         "top5": top_k_accuracy(logits, samples.labels, 5),
@@ -159,7 +158,7 @@ def _create_test_use_log_entry(
         views=views,
         weights=weights_label,
         machine=get_device_or_cpu_name(get_device_names(), make_float32_inference_hardware(model).device),
-        data_hash=compute_data_hash(eval_data.samples.images, eval_data.samples.labels),
+        data_hash=eval_data.samples.fingerprint(),
     )
 
 
@@ -170,7 +169,7 @@ def top_k_accuracy(logits: Logits, labels: Labels, k: int) -> float:
 
 
 def find_worst_errors(
-    logits: Logits, samples: Split, classes: list[str], max_errors: int = MAX_WORST_ERRORS
+    logits: Logits, samples: Dataset, classes: list[str], max_errors: int = MAX_WORST_ERRORS
 ) -> list[Misclassification]:
     """Return the wrong predictions with the lowest probability of the true class, worst first."""
     probabilities = logits.double().softmax(1)

@@ -7,7 +7,7 @@ logistic regression on the training images' features.
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vitascope.data.dataset import Split
+from vitascope.data.dataset import Dataset
 from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import load_eval_data, load_verified_run_split
@@ -76,7 +76,7 @@ def evaluate_knn_and_linear_probe(
 
 
 def _score_knn_and_linear_probe(
-    model: TrainedTransformer, train_samples: Split, eval_samples: Split, split: str, num_neighbours: int
+    model: TrainedTransformer, train_samples: Dataset, eval_samples: Dataset, split: str, num_neighbours: int
 ) -> ProbeResult:
     device, classes = next(model.parameters()).device, len(model.classes)
     train_features, eval_features = (

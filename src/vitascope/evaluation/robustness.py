@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.data.dataset import Split
+from vitascope.data.dataset import Dataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.evaluation.intervals import Interval, wilson_interval
@@ -99,7 +99,7 @@ class RobustnessCurve:
 
 
 def measure_accuracy_under_corruptions(
-    model: nn.Module, samples: Split, preprocessing: Preprocessing, hardware: Hardware, views: int = 1
+    model: nn.Module, samples: Dataset, preprocessing: Preprocessing, hardware: Hardware, views: int = 1
 ) -> dict[str, RobustnessCurve]:
     """Measure on at most 1000 images: a fixed, stratified subset."""
     subset = samples.select(draw_stratified_subset_indices(samples.labels, min(1.0, MAX_IMAGES / len(samples)), seed=0))
@@ -122,7 +122,7 @@ def measure_accuracy_under_corruptions(
 
 def _count_correct_under_corruption(
     model: nn.Module,
-    samples: Split,
+    samples: Dataset,
     preprocessing: Preprocessing,
     hardware: Hardware,
     views: int,

@@ -111,7 +111,7 @@ def choose_errors_and_correct_examples(model: TrainedTransformer, evaluation: Ev
         for prediction in evaluation.worst_errors[: NUM_EXAMPLES // 2]
     ]
     num_candidates = min(8 * NUM_EXAMPLES, len(samples))
-    predictions = model.predict(samples.images[:num_candidates])
+    predictions = model.predict(samples.fetch(slice(num_candidates)))
     correct = [
         (index, f"{prediction.label}, correct")
         for index, (prediction, label) in enumerate(
@@ -128,7 +128,7 @@ def choose_first_training_examples(model: TrainedTransformer) -> Examples:
     samples = load_verified_run_split(model.run, model.info, "train")
     if samples is None:
         raise UserError("The run has no training images to show.")
-    images, labels = samples.images[:NUM_EXAMPLES], samples.labels[:NUM_EXAMPLES].tolist()
+    images, labels = samples.fetch(slice(NUM_EXAMPLES)), samples.labels[:NUM_EXAMPLES].tolist()
     predicted = [item.label for item in model.predict(images)]
     captions = [
         f"true: {model.classes[label]}, predicted: {name}" for label, name in zip(labels, predicted, strict=True)

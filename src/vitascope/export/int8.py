@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-from vitascope.data.dataset import Split
+from vitascope.data.dataset import Dataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.evaluation.eval_data import RunSample
 from vitascope.export.onnx_file import (
@@ -60,7 +60,7 @@ def write_int8(
     maps: bool = False,
     opset: int = DEFAULT_OPSET,
     run_sample: RunSample | None = None,
-    training_samples: Split | None = None,
+    training_samples: Dataset | None = None,
 ) -> ExportReport:
     """Write a quantised file; the float32 file is verified first. Without training images: dynamic quantisation."""
     check_onnx_export_possible(model, path, opset)
@@ -104,7 +104,7 @@ class QuantisationScore(NamedTuple):
 
 
 def quantise_by_most_accurate_method(
-    float32_path: Path, preprocessing: Preprocessing, training_samples: Split | None
+    float32_path: Path, preprocessing: Preprocessing, training_samples: Dataset | None
 ) -> QuantisedFile:
     """Return the quantised file with the best accuracy on training images; without images, a dynamic one."""
     if training_samples is None:
@@ -197,7 +197,7 @@ def compare_accuracy(
     )
 
 
-def compute_exported_logits(exported_model: ExportedModel, preprocessing: Preprocessing, samples: Split) -> Logits:
+def compute_exported_logits(exported_model: ExportedModel, preprocessing: Preprocessing, samples: Dataset) -> Logits:
     return torch.cat([exported_model(preprocessing(stored))[0] for stored in samples.images.split(BATCH_SIZE)])
 
 

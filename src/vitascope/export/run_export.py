@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vitascope.data.dataset import Split
+from vitascope.data.dataset import Dataset
 from vitascope.errors import UserError, suggest_choice
 from vitascope.evaluation.eval_data import load_verified_run_split, sample_val_or_train_images
 from vitascope.evaluation.trained import TrainedTransformer
@@ -56,7 +56,7 @@ def _format_recipe_and_run_name(run: Run) -> str:
     return name if isinstance(run, ExternalModel) else f"{run.recipe.name}/{name}"
 
 
-def _try_to_load_training_images(model: TrainedTransformer) -> Split | None:
+def _try_to_load_training_images(model: TrainedTransformer) -> Dataset | None:
     try:
         return load_verified_run_split(model.run, model.info, "train")
     except UserError:  # the data is missing or has changed

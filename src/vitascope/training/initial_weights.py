@@ -157,7 +157,7 @@ def compute_whitening_mean_and_matrix(patches: Patches) -> Whitening:
 @torch.no_grad()
 def fold_whitening_into_patch_embedding(patch_embed: PatchEmbed, data: TrainingData) -> None:
     """Change the patch projection in place, so that it is applied to whitened patches."""
-    values_per_image = data.preprocessing(data.train.images[:1]).numel()
+    values_per_image = data.preprocessing(data.train.fetch(slice(1))).numel()
     images = data.preprocessing(
         data.train.select_evenly(max(1, min(MAX_IMAGES, MAX_VALUES // values_per_image))).images
     )

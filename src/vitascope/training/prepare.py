@@ -71,7 +71,7 @@ def get_class_names(data: TrainingData) -> list[str] | None:
 
 def complete_recipe_from_data(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     """Complete the recipe: add the data set's augmentation policy, and set num_classes to match the data."""
-    stored_shape = tuple(data.train.images.shape[1:])
+    stored_shape = data.train.image_shape
     augment = resolve_augmentation(recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective)
     recipe = replace(recipe, data=replace(resolve_paths_in_data_config(recipe.data), augment=augment))
     if recipe.model.num_classes != len(data.classes):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.data.dataset import Split, UInt8Images
+from vitascope.data.dataset import Dataset, UInt8Images
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
@@ -33,7 +33,7 @@ class Score:
 
 def compute_logits(
     model: nn.Module,
-    images: UInt8Images,
+    images: UInt8Images | Dataset,
     preprocess: Callable[[UInt8Images], Images],
     hardware: Hardware,
     *,
@@ -55,7 +55,7 @@ def compute_logits(
 def compute_outputs(
     model: nn.Module,
     forward: Callable[[Tensor], Tensor],
-    images: UInt8Images,
+    images: UInt8Images | Dataset,
     preprocess: Callable[[UInt8Images], Images],
     hardware: Hardware,
     batch_size: int | None = None,
@@ -63,14 +63,13 @@ def compute_outputs(
     """Return the outputs of `forward` for all images, in eval mode, as float32 on the CPU."""
     if hardware.device == "cpu":
         set_malloc_to_keep_memory()
+    batch_size = batch_size or choose_inference_batch_size(model, hardware.device)
+    batches = images.split(batch_size) if isinstance(images, Tensor) else images.iterate_batches(batch_size)
     was_training = model.training
     model.eval()
     try:
         with hardware.autocast(), disable_tf32_for_float32(hardware):
-            parts = [
-                forward(preprocess(part.to(hardware.device, non_blocking=True))).float()
-                for part in images.split(batch_size or choose_inference_batch_size(model, hardware.device))
-            ]
+            parts = [forward(preprocess(part.to(hardware.device, non_blocking=True))).float() for part in batches]
     finally:
         model.train(was_training)
     return torch.cat(parts).cpu()
@@ -84,9 +83,9 @@ def choose_inference_batch_size(model: nn.Module, device: str) -> int:
     return max(1, min(MAX_BATCH_SIZE, memory // (32 * model.config.num_tokens * model.config.embed_dim)))
 
 
-def score_model(model: nn.Module, split: Split, preprocessing: Preprocessing, hardware: Hardware) -> Score:
-    """Return the loss and accuracy of a model on a split."""
-    logits, labels = compute_logits(model, split.images, preprocessing, hardware), split.labels.cpu()
+def score_model(model: nn.Module, dataset: Dataset, preprocessing: Preprocessing, hardware: Hardware) -> Score:
+    """Return the loss and accuracy of a model on a data set."""
+    logits, labels = compute_logits(model, dataset, preprocessing, hardware), dataset.labels.cpu()
     num_correct = (logits.argmax(1) == labels).sum().item()
     return Score(F.cross_entropy(logits, labels).item(), num_correct / len(labels), len(labels))
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from vitascope.data.dataset import Labels, UInt8Images
 from vitascope.data.sampling import RandomDraws
 from vitascope.data.splits import TrainingData
-from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError
 from vitascope.model.lora import make_lora_merged_state_dict
 from vitascope.model.vit import VisionTransformer
@@ -56,8 +55,8 @@ class Session:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Hashes of recipe, training images and teacher. A checkpoint can be resumed only with the same."""
-        recipe = hash_values(find_non_default_settings(self.recipe))
-        data = compute_data_hash(self.data.train.images, self.data.train.labels)
+        recipe = hash_values(find_non_default_settings(_reset_memory_settings(self.recipe)))
+        data = self.data.train.fingerprint()
         return {"recipe": recipe, "data": data, "teacher": self.objective.fingerprint}
 
     @cached_property
@@ -145,6 +144,11 @@ class Session:
         torch.set_rng_state(checkpoint["rng"])
         if checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"])
+
+
+def _reset_memory_settings(recipe: Recipe) -> Recipe:
+    """Return the recipe without settings that do not change the result: a run can be resumed with others."""
+    return replace(recipe, data=replace(recipe.data, memory=None))
 
 
 def _set_chosen_or_reused_kernels(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from rich.console import Console
 
-from vitascope.data.statistics import compute_data_hash
+from vitascope.data.dataset import has_fingerprint
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
@@ -103,13 +103,11 @@ def _train_or_reuse_first_stage(recipe: Recipe, runs_folder: Path, console: Cons
     first = make_first_stage_recipe(recipe)
     console.print(f"First stage: {first.name}", highlight=False)
     complete_first, data, _ = prepare_recipe_data_and_weights(first, make_console(quiet=True))
-    images = compute_data_hash(data.train.images, data.train.labels)
     for recipe_path in sorted((runs_folder / first.name).glob("*/recipe.yaml"), reverse=True):
         run = Run(recipe_path.parent)
         with suppress(UserError):  # another version's recipe
-            if (
-                format_recipe_yaml(run.recipe) == format_recipe_yaml(complete_first)
-                and run.machine.get("data_hash") == images
+            if format_recipe_yaml(run.recipe) == format_recipe_yaml(complete_first) and has_fingerprint(
+                data.train, run.machine.get("data_hash", "")
             ):
                 return resume_run_if_unfinished(run, console)
     return train_recipe(first, runs_folder, console)
@@ -203,9 +201,8 @@ def write_model_and_machine_info(run: Run, session: Session) -> None:
     """Write config.json and machine.json before the first step."""
     note_task_start(TRAIN, run)
     recipe, data = session.recipe, session.data
-    channels, rows, columns = data.train.images.shape[1:]
     probe = recipe.train.objective != "classify"
-    save_model_info(run, ModelInfo(recipe.model, data.classes, data.preprocessing, (channels, rows, columns), probe))
+    save_model_info(run, ModelInfo(recipe.model, data.classes, data.preprocessing, data.train.image_shape, probe))
     write_json(run.get_path("machine.json"), _collect_or_extend_machine_info(run, session))
 
 
@@ -217,7 +214,7 @@ def _collect_or_extend_machine_info(run: Run, session: Session) -> dict[str, Any
     return machine | {
         "hardware": asdict(session.hardware),
         "data_hash": session.fingerprints["data"],
-        "whole_data_hash": session.data.full_train_hash,
+        "whole_data_hash": session.data.full_train_fingerprint,
         "training_images": len(session.data.train),
     }
 

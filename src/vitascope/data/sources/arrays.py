@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitascope.data.data_root import find_first_existing
-from vitascope.data.dataset import DataSource, Split, SplitName
+from vitascope.data.dataset import DataSource, MemoryDataset, SplitName
 from vitascope.errors import UserError
 
 ARRAY_NAMES = {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")}
@@ -43,13 +43,13 @@ def open_npz(
     return DataSource(
         dataset_name or path.stem,
         names,
-        lambda split_name: _load_split(path, split_name, len(names)),
+        lambda split_name: _load_split(path, split_name, names),
         splits,
         has_class_names=bool(class_names),
     )
 
 
-def _load_split(path: Path, split_name: SplitName, num_classes: int) -> Split:
+def _load_split(path: Path, split_name: SplitName, class_names: list[str]) -> MemoryDataset:
     images_key, labels_key = ARRAY_NAMES[split_name]
     images, labels = _read_array(path, images_key), _read_array(path, labels_key).reshape(-1)
     if images.dtype != np.uint8:
@@ -63,10 +63,10 @@ def _load_split(path: Path, split_name: SplitName, num_classes: int) -> Split:
         )
     if len(images) != len(labels) or not len(images):
         raise UserError(f"{path} has {len(images)} images and {len(labels)} labels in its {split_name} split.")
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= num_classes:
-        raise UserError(f"{labels_key} in {path} must contain integers from 0 to {num_classes - 1}.")
+    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= len(class_names):
+        raise UserError(f"{labels_key} in {path} must contain integers from 0 to {len(class_names) - 1}.")
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-    return Split(pixels, torch.from_numpy(labels.astype(np.int64)))
+    return MemoryDataset(pixels, torch.from_numpy(labels.astype(np.int64)), class_names)
 
 
 def _list_array_names(path: Path) -> list[str]:
@@ -104,12 +104,12 @@ def find_complete_idx_folder(root: Path, dataset_name: str, torchvision_name: st
     return None
 
 
-def read_idx_split(folder: Path, split_name: SplitName) -> Split:
+def read_idx_split(folder: Path, split_name: SplitName, class_names: list[str]) -> MemoryDataset:
     """Read the images and labels of one split."""
     images, labels = (read_idx_file(_find_idx_file(folder, split_name, ending)) for ending in FILE_ENDINGS)
     if len(images) != len(labels):
         raise UserError(f"{folder} has {len(images)} images but {len(labels)} labels in its {split_name} split.")
-    return Split(images[:, None], labels.long())
+    return MemoryDataset(images[:, None], labels.long(), class_names)
 
 
 def read_idx_file(path: Path | None) -> Tensor:
@@ -132,15 +132,16 @@ def _find_idx_file(folder: Path, split_name: SplitName, file_ending: str) -> Pat
 
 
 DIGITS_FILE = Path(__file__).with_name("digits.npz")
+DIGIT_NAMES = [str(digit) for digit in range(10)]
 
 
 def open_builtin_digits() -> DataSource:
     """Open the digits that ship with the package."""
-    return DataSource("digits", [str(digit) for digit in range(10)], load_digits_split)
+    return DataSource("digits", DIGIT_NAMES, load_digits_split)
 
 
-def load_digits_split(split_name: SplitName) -> Split:
+def load_digits_split(split_name: SplitName) -> MemoryDataset:
     """Load the training or test half of the digits."""
     with np.load(DIGITS_FILE) as arrays:
         images, labels = arrays[f"{split_name}_images"], arrays[f"{split_name}_labels"]
-    return Split(torch.from_numpy(images)[:, None], torch.from_numpy(labels).long())
+    return MemoryDataset(torch.from_numpy(images)[:, None], torch.from_numpy(labels).long(), DIGIT_NAMES)

@@ -1,7 +1,10 @@
-"""Read a folder of class folders: any image that Pillow reads, rotated by EXIF, cropped to shape and resized."""
+"""Read a folder of class folders: any image that Pillow reads, rotated by EXIF, cropped to shape and resized.
 
+A folder that fits into memory (`data.memory`) is decoded once, a larger one whenever images are fetched.
+"""
+
+import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +14,22 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitascope.data.dataset import DataSource, ImageSize, Split, SplitName
+from vitascope.data.config import DataConfig
+from vitascope.data.dataset import Dataset, DataSource, ImageFiles, ImageSize, Labels, MemoryDataset, SplitName
+from vitascope.data.decoding import (
+    MAX_INLINE_BYTES,
+    ImageFormat,
+    UnreadableImage,
+    convert_pil_image,
+    convert_to_8bit_opaque,
+    decode_image_or_error_reason,
+)
+from vitascope.data.sources.folder_dataset import (
+    FolderDataset,
+    decode_or_raise,
+    fits_into_memory,
+    load_or_scan_folder,
+)
 from vitascope.errors import UserError
 
 SPLIT_FOLDER_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
@@ -19,8 +37,15 @@ MAX_GRAY_DIFFERENCE = 16  # of 255: channels of a gray image may differ by this 
 NON_IMAGE_SUFFIXES = (".csv", ".db", ".ini", ".json", ".md", ".txt", ".xml", ".yaml", ".yml")
 
 
+class ListedFile(NamedTuple):
+    """A file below a class folder."""
+
+    path: str
+    num_bytes: int
+
+
 def open_image_folder(
-    path: Path, image_size: ImageSize, num_channels: int, *, strict: bool, min_classes: int = 2
+    path: Path, image_size: ImageSize, num_channels: int, config: DataConfig, min_classes: int = 2
 ) -> DataSource:
     """Open PATH/class/image, or PATH/train/class/image with optional val/ and test/ folders."""
     candidates = {split: _find_split_folder(path, names) for split, names in SPLIT_FOLDER_NAMES.items()}
@@ -32,7 +57,7 @@ def open_image_folder(
         raise UserError(f"{folders['train']} needs {required}; it has {', '.join(classes) or 'none'}.")
     for split, folder in folders.items():
         _check_class_folders(folder, split, classes)
-    reader = ImageFolderReader(folders, classes, image_size, num_channels, strict)
+    reader = ImageFolderReader(folders, classes, ImageFormat(num_channels, *image_size), config)
     return DataSource(path.resolve().name, classes, reader.load_split, tuple(folders), reader.skipped_paths)
 
 
@@ -42,74 +67,53 @@ class ImageFolderReader:
 
     split_folders: dict[SplitName, Path]
     class_names: list[str]
-    image_size: ImageSize
-    num_channels: int
-    strict: bool  # an image that cannot be read is an error
+    image_format: ImageFormat
+    config: DataConfig
     skipped_paths: list[str] = field(default_factory=list)
 
-    def load_split(self, split_name: SplitName) -> Split:
-        """Read all images of a split."""
+    def load_split(self, split_name: SplitName) -> Dataset:
+        """Read all images of a split, or only find out which can be read if they do not fit into memory."""
         folder = self.split_folders[split_name]
-        files = [
-            (file, label)
-            for label, name in enumerate(self.class_names)
-            for file in list_possible_image_files(folder / name)
-        ]
-        with ThreadPoolExecutor() as pool:
-            results = list(
-                pool.map(lambda item: read_image_or_error_reason(item[0], self.image_size, self.num_channels), files)
-            )
-        self._report_unreadable([file for file, _ in files], results)
-        readable = [(image, *item) for image, item in zip(results, files, strict=True) if isinstance(image, Tensor)]
-        _check_no_empty_class(folder, self.class_names, [label for _, _, label in readable])
-        images, paths, labels = zip(*readable, strict=True)
-        return Split(torch.stack(images), torch.tensor(labels), [str(path) for path in paths])
+        listed = [list_image_files(folder / name) for name in self.class_names]
+        files = [file for files_of_class in listed for file in files_of_class]
+        labels = torch.repeat_interleave(torch.tensor([len(files_of_class) for files_of_class in listed]))
+        paths, sizes = [file.path for file in files], [file.num_bytes for file in files]
+        image_files = ImageFiles(paths, sizes, str(folder), self.config.fingerprint == "contents")
+        if fits_into_memory(len(files), self.image_format, self.config.memory):
+            decoded = decode_or_raise(paths, self.image_format, use_workers=sum(sizes) > MAX_INLINE_BYTES)
+            readable = self._report_unreadable(paths, decoded.unreadable)
+            dataset: Dataset = MemoryDataset(torch.from_numpy(decoded.pixels), labels, self.class_names, image_files)
+            dataset = dataset if len(readable) == len(files) else dataset.select(readable)
+        else:
+            scan = load_or_scan_folder(image_files, labels, self.image_format)
+            readable = self._report_unreadable(paths, scan.unreadable)
+            selected_files = image_files.select(readable.tolist())
+            dataset = FolderDataset(selected_files, labels[readable], self.class_names, self.image_format)
+            dataset.histogram = scan.histogram
+        _check_no_empty_class(folder, self.class_names, dataset.labels)
+        return dataset
 
-    def _report_unreadable(self, files: list[Path], results: list["Tensor | UnreadableImage"]) -> None:
-        """Record the files that cannot be read, or raise an error if `strict`."""
-        unreadable = [
-            (file, result) for file, result in zip(files, results, strict=True) if isinstance(result, UnreadableImage)
-        ]
-        if unreadable and self.strict:
-            file, result = unreadable[0]
+    def _report_unreadable(self, paths: list[str], unreadable: dict[int, UnreadableImage]) -> Tensor:
+        """Record the files that cannot be read, or raise an error if `strict`. Return the indices of the others."""
+        if unreadable and self.config.strict:
+            index, error = next(iter(unreadable.items()))
             raise UserError(
-                f"{file} cannot be read ({result.reason}). In all, {len(unreadable)} image(s) cannot be read. "
+                f"{paths[index]} cannot be read ({error.reason}). In all, {len(unreadable)} image(s) cannot be read. "
                 "To skip them, set data.strict=false."
             )
-        self.skipped_paths.extend(str(file) for file, _ in unreadable if str(file) not in self.skipped_paths)
-
-
-class UnreadableImage(NamedTuple):
-    """Why an image file cannot be read."""
-
-    reason: str
+        self.skipped_paths.extend(paths[index] for index in unreadable if paths[index] not in self.skipped_paths)
+        return torch.tensor([index for index in range(len(paths)) if index not in unreadable], dtype=torch.long)
 
 
 def read_image_or_error_reason(path: Path, image_size: ImageSize, num_channels: int) -> Tensor | UnreadableImage:
     """Return the image, or the reason why it cannot be read."""
-    try:
-        return read_image(path, image_size, num_channels)
-    except Image.UnidentifiedImageError:
-        return UnreadableImage("unknown image format")
-    except Image.DecompressionBombError:
-        return UnreadableImage("it is too large")
-    except (OSError, ValueError, SyntaxError, RuntimeError):
-        return UnreadableImage("it is damaged or truncated")
-
-
-def read_image(path: Path, image_size: ImageSize, num_channels: int) -> Tensor:
-    """Read one file as uint8, channel × rows × columns."""
-    with Image.open(path) as file:
-        return crop_and_resize_pil_image(file, image_size, num_channels)
+    image = decode_image_or_error_reason(path, ImageFormat(num_channels, *image_size))
+    return image if isinstance(image, UnreadableImage) else torch.from_numpy(image)
 
 
 def crop_and_resize_pil_image(pil_image: Image.Image, image_size: ImageSize, num_channels: int) -> Tensor:
     """Rotate by EXIF, centre-crop to the aspect ratio, and resize (bicubic)."""
-    image = _convert_to_8bit_opaque(ImageOps.exif_transpose(pil_image))
-    image = image.convert("L" if num_channels == 1 else "RGB")
-    image = ImageOps.fit(image, (image_size[1], image_size[0]), Image.Resampling.BICUBIC)
-    pixels = np.asarray(image, dtype=np.uint8).reshape(*image_size, num_channels)
-    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+    return torch.from_numpy(convert_pil_image(pil_image, ImageFormat(num_channels, *image_size)))
 
 
 def read_image_size(path: Path) -> ImageSize:
@@ -122,21 +126,8 @@ def read_image_size(path: Path) -> ImageSize:
 def image_file_has_colour(path: Path) -> bool:
     """Return whether the image has colours. A gray image may be stored in a colour file."""
     with Image.open(path) as file:
-        pixels = np.asarray(_convert_to_8bit_opaque(file).convert("RGB").resize((32, 32)), dtype=np.int16)
+        pixels = np.asarray(convert_to_8bit_opaque(file).convert("RGB").resize((32, 32)), dtype=np.int16)
     return bool(np.ptp(pixels, axis=2).max() > MAX_GRAY_DIFFERENCE)
-
-
-def _convert_to_8bit_opaque(image: Image.Image) -> Image.Image:
-    """Convert to 8 bits: 16-bit and float images keep their range, transparent images get a white background."""
-    if image.mode.startswith(("I", "F")):
-        values = np.asarray(image, dtype=np.float64)
-        top = 65535.0 if image.mode.startswith("I;16") or values.max() > 255 else 255.0
-        top = 1.0 if image.mode == "F" and values.max() <= 1 else top
-        return Image.fromarray((values.clip(0, top) * (255.0 / top)).round().astype(np.uint8))
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image
 
 
 def _find_split_folder(path: Path, folder_names: tuple[str, ...]) -> Path | None:
@@ -149,10 +140,27 @@ def _list_class_folders(path: Path) -> Iterator[Path]:
     return (entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__")))
 
 
+def list_image_files(folder: Path) -> list[ListedFile]:
+    """List all files below `folder` except known other types, with their sizes, sorted by path."""
+
+    def walk(path: str) -> Iterator[ListedFile]:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from walk(entry.path)
+                elif _may_be_image(entry.name) and entry.is_file():
+                    yield ListedFile(entry.path, entry.stat().st_size)
+
+    return sorted(walk(str(folder)), key=lambda file: Path(file.path).parts)
+
+
+def _may_be_image(file_name: str) -> bool:
+    return not file_name.startswith(".") and not file_name.lower().endswith(NON_IMAGE_SUFFIXES)
+
+
 def list_possible_image_files(path: Path) -> list[Path]:
     """List all files below `path` except known other types. Files that cannot be read are reported later."""
-    files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-    return sorted(file for file in files if file.suffix.lower() not in NON_IMAGE_SUFFIXES)
+    return [Path(file.path) for file in list_image_files(path)]
 
 
 def _check_class_folders(split_folder: Path, split_name: SplitName, class_names: list[str]) -> None:
@@ -165,8 +173,9 @@ def _check_class_folders(split_folder: Path, split_name: SplitName, class_names:
         )
 
 
-def _check_no_empty_class(split_folder: Path, class_names: list[str], labels: list[int]) -> None:
-    empty = [name for index, name in enumerate(class_names) if index not in set(labels)]
+def _check_no_empty_class(split_folder: Path, class_names: list[str], labels: Labels) -> None:
+    counts = torch.bincount(labels, minlength=len(class_names)).tolist()
+    empty = [name for name, count in zip(class_names, counts, strict=True) if not count]
     if empty:
         raise UserError(
             f"{split_folder} has no readable image for {', '.join(empty[:5])}. Add images or remove the class folder."

@@ -3,13 +3,14 @@
 import pickle
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from numpy.typing import NDArray
 
-from vitascope.data.dataset import DataSource, Split, SplitName
+from vitascope.data.dataset import DataSource, MemoryDataset, SplitName
 from vitascope.data.sources.arrays import find_complete_idx_folder, open_npz, read_idx_split
 from vitascope.errors import UserError
 
@@ -111,19 +112,23 @@ def open_published_dataset_if_found(dataset_name: str, data_folder: Path) -> Dat
     if dataset_name in IDX_TORCHVISION_NAMES and (
         folder := find_complete_idx_folder(data_folder, dataset_name, IDX_TORCHVISION_NAMES[dataset_name])
     ):
-        return DataSource(dataset_name, dataset.class_names, lambda split_name: read_idx_split(folder, split_name))
+        names = dataset.class_names
+        return DataSource(dataset_name, names, lambda split_name: read_idx_split(folder, split_name, names))
     if dataset_name in CIFAR_FOLDERS:
         for base in (data_folder, data_folder / dataset_name):
             if (base / CIFAR_FOLDERS[dataset_name]).is_dir():
+                names = _read_cifar_or_default_names(dataset_name, base)
                 return DataSource(
                     dataset_name,
-                    _read_cifar_or_default_names(dataset_name, base),
-                    lambda split_name, base=base: _load_cifar_split(dataset_name, base, split_name),
+                    names,
+                    partial(_load_cifar_split, dataset_name, base, names),
                 )
     return None
 
 
-def _load_cifar_split(dataset_name: str, parent_folder: Path, split_name: SplitName) -> Split:
+def _load_cifar_split(
+    dataset_name: str, parent_folder: Path, class_names: list[str], split_name: SplitName
+) -> MemoryDataset:
     try:
         data = PUBLISHED_DATASETS[dataset_name].load_with_torchvision(
             str(parent_folder), train=split_name == "train", download=False
@@ -133,7 +138,8 @@ def _load_cifar_split(dataset_name: str, parent_folder: Path, split_name: SplitN
             f"{parent_folder / CIFAR_FOLDERS[dataset_name]} is incomplete or damaged ({error}). "
             "Delete it and download it again."
         ) from error
-    return Split(torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(data.targets))
+    pixels = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
+    return MemoryDataset(pixels, torch.tensor(data.targets), class_names)
 
 
 def _read_cifar_or_default_names(dataset_name: str, parent_folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from vitascope.data.augment import MixedLabels, apply_mixup_or_cutmix, make_unmixed_labels
-from vitascope.data.dataset import Split
+from vitascope.data.dataset import Dataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.sampling import RandomDraws
 from vitascope.shapes import Images
@@ -55,7 +55,7 @@ def make_batched_preprocessing(sessions: list[Session], device: str) -> BatchedP
     )
 
 
-def stack_splits(splits: list[Split], device: str) -> StackedSplit:
+def stack_splits(splits: list[Dataset], device: str) -> StackedSplit:
     """Stack the splits of all models, which have the same number of images, on the device."""
     images = torch.stack([split.images for split in splits]).to(device)
     return StackedSplit(images, torch.stack([split.labels for split in splits]).to(device))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.data.dataset import Labels, Split
+from vitascope.data.dataset import Dataset, Labels
 from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Features, Logits
@@ -137,12 +137,10 @@ class FeatureEvaluator:
                 head.bias.copy_(probe.bias)
 
 
-def compute_features(learning: Learning, split: Split) -> Features:
+def compute_features(learning: Learning, split: Dataset) -> Features:
     """Compute the pooled features of the evaluated model for all images of the split."""
     model, hardware = learning.eval_model, learning.hardware
-    features = compute_outputs(
-        model, model.compute_pooled_features, split.images, learning.data.preprocessing, hardware
-    )  # pyright: ignore
+    features = compute_outputs(model, model.compute_pooled_features, split, learning.data.preprocessing, hardware)  # pyright: ignore
     return features.to(hardware.device)
 
 

@@ -17,9 +17,9 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
-from vitascope.training.loader import EpochLoader
+from vitascope.training.build_state import build_train_state
+from vitascope.training.engines.eager import make_engine
 from vitascope.training.prepare import make_console, open_data_and_print_notes
-from vitascope.training.session import build_session
 from vitascope.training.step import MetricSums
 from vitascope.training.train import train_recipe
 
@@ -89,18 +89,18 @@ def compute_seconds_to_accuracy(metric_rows: list[Row], target_accuracy: float) 
 
 def measure_loop_overhead(run: Run, num_rounds: int = 5) -> float:
     """Return 1 - (bare step time × steps) / (epoch time without validation), measured by repeating the steps alone."""
-    session = build_session(run.recipe, open_data_and_print_notes(run.recipe, make_console(quiet=True)))
-    loader, metric_sums = EpochLoader(session), MetricSums.empty(session)
-    run_step, times = loader.start_epoch(0, metric_sums), []
+    state = build_train_state(run.recipe, open_data_and_print_notes(run.recipe, make_console(quiet=True)))
+    engine, times = make_engine(state, MetricSums.empty(state)), []
+    engine.start_epoch(0)
     for _ in range(num_rounds):
-        loader.reset_step_counters()
-        synchronize_device(session.hardware.device)
+        engine.reset_step_counters()
+        synchronize_device(state.hardware.device)
         start = time.monotonic()
-        for step in range(session.steps_per_epoch):
-            run_step(step)
-        synchronize_device(session.hardware.device)
+        for _ in range(state.steps_per_epoch):
+            engine.run_next_step()
+        synchronize_device(state.hardware.device)
         times.append(time.monotonic() - start)
-    loader.close()
+    engine.close()
     epoch_seconds = sorted(row["train_seconds"] for row in run.metrics[len(run.metrics) // 2 :])
     return 1 - sorted(times)[num_rounds // 2] / epoch_seconds[len(epoch_seconds) // 2]
 

@@ -19,9 +19,9 @@ from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.records import format_typed_command, write_record
 from vitascope.model.anatomy import count_flops, count_parameters
 from vitascope.recipe.reading import read_recipe
+from vitascope.training.build_state import build_train_state
 from vitascope.training.engines.batched import BatchedTraining
 from vitascope.training.prepare import make_console, prepare_recipe_data_and_weights
-from vitascope.training.session import build_session
 
 MODEL_OVERRIDES = ["model.img_size=28", "model.patch_size=7", "model.in_chans=1", "model.embed_dim=64", "model.depth=4"]
 MODEL_OVERRIDES += ["model.num_heads=2", "model.class_token=false", "model.global_pool=avg", "train.batch_size=256"]
@@ -34,12 +34,12 @@ def measure_batched_models(num_models: int, compiled: bool, args: argparse.Names
     base, data, _ = prepare_recipe_data_and_weights(
         read_recipe(args.recipe or "sheet-d", overrides), make_console(quiet=True)
     )
-    sessions = []
+    states = []
     for seed in range(num_models):
         recipe = replace(base, train=replace(base.train, seed=seed))
-        sessions.append(build_session(recipe, data, sessions[0].hardware if sessions else None))
+        states.append(build_train_state(recipe, data, states[0].hardware if states else None))
     start = time.perf_counter()
-    batched = BatchedTraining(sessions)
+    batched = BatchedTraining(states)
     batched.train_epoch(0).loss.tolist()
     cold_seconds = time.perf_counter() - start
     times = []
@@ -52,7 +52,7 @@ def measure_batched_models(num_models: int, compiled: bool, args: argparse.Names
         times.append(time.perf_counter() - start)
     images = num_models * batched.steps_per_epoch * batched.batch_size
     flops = 3 * count_flops(base.model) * images / min(times)
-    row = {"models": num_models, "compiled": compiled, "attention": sessions[0].model.blocks[0].attn.kernel}
+    row = {"models": num_models, "compiled": compiled, "attention": states[0].model.blocks[0].attn.kernel}
     row |= {"images_per_second": round(images / min(times)), "tflops": round(flops / 1e12, 1)}
     row |= {
         "milliseconds_a_step": round(1e3 * min(times) / batched.steps_per_epoch, 3),

@@ -13,8 +13,8 @@ from vitascope.data.dataset import DataSource, MemoryDataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.splits import TrainingData
 from vitascope.recipe.reading import read_recipe
-from vitascope.training.loader import EpochLoader
-from vitascope.training.session import build_session
+from vitascope.training.build_state import build_train_state
+from vitascope.training.engines.eager import make_engine
 from vitascope.training.step import MetricSums
 
 STEPS_PER_EPOCH = 20  # in the synthetic epoch that is repeated
@@ -40,15 +40,15 @@ def build_training_step(model_config: ModelConfig, args: argparse.Namespace) -> 
     recipe = read_recipe("cifar10", overrides)
     augment = resolve_augmentation(AugmentConfig(), "cifar10")
     recipe = replace(recipe, model=model_config, data=replace(recipe.data, augment=augment))
-    session = build_session(recipe, _make_random_data(model_config, args.batch * STEPS_PER_EPOCH))
-    loader, metric_sums = EpochLoader(session), MetricSums.empty(session)
-    run_step, call_indices = loader.start_epoch(0, metric_sums), count()
+    state = build_train_state(recipe, _make_random_data(model_config, args.batch * STEPS_PER_EPOCH))
+    engine, call_indices = make_engine(state, MetricSums.empty(state)), count()
+    engine.start_epoch(0)
 
     def call() -> None:
         step = next(call_indices) % STEPS_PER_EPOCH
         if step == 0:
-            loader.reset_step_counters()
-        run_step(step)
+            engine.reset_step_counters()
+        engine.run_next_step()
 
     return call
 

@@ -73,7 +73,7 @@ def convert_pil_image(pil_image: Image.Image, image_format: ImageFormat) -> Pixe
     if image.size != size:
         image = ImageOps.fit(image, size, Image.Resampling.BICUBIC)
     pixels = np.asarray(image, dtype=np.uint8).reshape(image_format.rows, image_format.columns, image_format.channels)
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return pixels.transpose(2, 0, 1).copy()
 
 
 def convert_to_8bit_opaque(image: Image.Image) -> Image.Image:

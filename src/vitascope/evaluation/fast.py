@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.evaluation.eval_data import sample_val_or_train_images
+from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
 from vitascope.model.int8 import replace_linear_with_int8
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
@@ -27,6 +28,7 @@ from vitascope.weights.model_info import ModelInfo
 MIN_SPEEDUP = 1.15  # minimum speed-up; below it float32 is used
 MAX_ACCURACY_LOSS_POINTS = 0.2  # percentage points of accuracy
 MAX_CHECKED_IMAGES = 1000  # images
+WARM_UP_CALLS = 3  # before a CUDA graph is recorded
 SMALL_BATCH_SIZE = 32  # images; up to here a smaller CUDA graph is used
 
 FeatureFunction = Callable[[Tensor], Features]  # prepared images -> pooled features
@@ -171,15 +173,7 @@ class CudaGraphInference:
             with torch.autocast("cuda", torch.bfloat16):
                 return compiled(inputs)
 
-        warm_up_stream = torch.cuda.Stream()
-        warm_up_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm_up_stream):
-            for _ in range(3):
-                run_model()
-        torch.cuda.current_stream().wait_stream(warm_up_stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            output = run_model()
+        graph, output = record_cuda_graph(run_model, repeat(run_model, WARM_UP_CALLS))
         self.captured_graphs[batch_size] = CapturedGraph(graph, inputs, output)
         return self.captured_graphs[batch_size]
 

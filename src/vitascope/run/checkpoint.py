@@ -16,8 +16,8 @@ from vitascope.run.directory import Run, check_not_run_folder, is_run_folder
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.weights.model_info import ModelInfo, parse_model_info
 
-FORMAT_MARK = "vitascope-resume-1"
-Checkpoint = dict[str, Any]  # keys: see vitascope.training.session
+FORMAT_MARK = "vitascope-resume-2"
+Checkpoint = dict[str, Any]  # keys: see TrainState.state_dict
 StateDict = dict[str, Tensor]
 
 

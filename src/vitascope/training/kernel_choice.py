@@ -17,6 +17,7 @@ from torch.torch_version import TorchVersion
 
 from vitascope.data.data_root import get_cache_folder
 from vitascope.errors import UserError
+from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
 from vitascope.model.block import Block
 from vitascope.model.mlp import Mlp, relu_squared
 from vitascope.model.norm import LayerNorm, RMSNorm
@@ -227,16 +228,7 @@ def _measure_kernel_milliseconds_or_inf(layer_call: LayerCall, kernel_name: str,
 
 def measure_milliseconds_in_cuda_graph(function: Callable[[], object]) -> float:
     """Return the shortest time per call over several replays of a CUDA graph, without launch overhead."""
-    side_stream = torch.cuda.Stream()
-    side_stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side_stream):
-        for _ in range(WARM_UP_CALLS):
-            function()
-    side_stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side_stream):
-        for _ in range(CALLS_PER_GRAPH):
-            function()
+    graph, _ = record_cuda_graph(repeat(function, CALLS_PER_GRAPH), repeat(function, WARM_UP_CALLS))
     times = []
     for _ in range(NUM_TIMED_REPLAYS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -14,11 +14,11 @@ from vitascope.model.lora import make_lora_merged_state_dict
 from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, Checkpoint, save_checkpoint, save_weights
 from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder
-from vitascope.training.loader import EpochLoader
+from vitascope.training.engines.eager import Engine, make_engine
 from vitascope.training.objectives.collapse import Alarm
 from vitascope.training.optim.build import set_train_mode_except_frozen
 from vitascope.training.optim.schedule import compute_lr_factor
-from vitascope.training.session import Session
+from vitascope.training.state import TrainState
 from vitascope.training.step import MetricSums
 
 PROGRESS_SECONDS = 0.5
@@ -43,137 +43,140 @@ class EpochRecord:
     alarm: Alarm | None = None
 
 
-def train_and_checkpoint_remaining_epochs(session: Session, run: Run) -> Iterator[StepProgress | EpochRecord]:
+def train_and_checkpoint_remaining_epochs(state: TrainState, run: Run) -> Iterator[StepProgress | EpochRecord]:
     """Train all remaining epochs. When the loop ends, also by an error, resume.pt holds the last complete epoch."""
-    state, spare, saved_at, unsaved = session.copy_state(), None, time.monotonic(), False
-    loader, metric_sums, began = EpochLoader(session), MetricSums.empty(session), time.monotonic()
+    checkpoint, spare, saved_at, unsaved = state.copy_state(), None, time.monotonic(), False
+    metric_sums, began = MetricSums.empty(state), time.monotonic()
+    engine = make_engine(state, metric_sums)
     try:
-        while session.epoch < session.recipe.train.epochs and not is_out_of_patience(session):
+        while state.epoch < state.recipe.train.epochs and not is_out_of_patience(state):
             start = time.monotonic()
             try:
-                yield from train_epoch_with_progress(session, loader, metric_sums)
+                yield from train_epoch_with_progress(state, engine)
             except torch.OutOfMemoryError as error:
-                raise UserError(format_out_of_memory_error(session)) from error
-            metrics = compute_and_check_epoch_metrics(session, metric_sums, start)  # waits for the device
-            session.epoch += 1
-            metrics, ended = metrics | session.objective.validate(session.epoch), time.monotonic()
-            record = log_epoch_and_keep_best(session, run, metrics, ended - began)
+                raise UserError(format_out_of_memory_error(state)) from error
+            metrics = compute_and_check_epoch_metrics(state, metric_sums, start)  # waits for the device
+            state.epoch += 1
+            metrics, ended = metrics | state.objective.validate(state.epoch), time.monotonic()
+            record = log_epoch_and_keep_best(state, run, metrics, ended - began)
             began = ended  # the time for writing and saving is counted in the next epoch
-            save_weight_snapshot_if_due(session, run)
-            state, spare, unsaved = session.copy_state(spare), state, True  # two buffers: one is alsuggestions complete
-            if time.monotonic() - saved_at >= session.recipe.train.save_seconds:
-                save_checkpoint_and_best_weights(run, state)
+            save_weight_snapshot_if_due(state, run)
+            checkpoint, spare, unsaved = (
+                state.copy_state(spare),
+                checkpoint,
+                True,
+            )  # two buffers: one is always complete
+            if time.monotonic() - saved_at >= state.recipe.train.save_seconds:
+                save_checkpoint_and_best_weights(run, checkpoint)
                 saved_at, unsaved = time.monotonic(), False
             yield record
     finally:
-        loader.close()
+        engine.close()
         if unsaved or not run.get_path("resume.pt").is_file():
-            save_checkpoint_and_best_weights(run, state)
-    save_weights(run.get_path("model.safetensors"), make_lora_merged_state_dict(session.eval_model))
+            save_checkpoint_and_best_weights(run, checkpoint)
+    save_weights(run.get_path("model.safetensors"), make_lora_merged_state_dict(state.eval_model))
 
 
-def save_weight_snapshot_if_due(session: Session, run: Run) -> None:
+def save_weight_snapshot_if_due(state: TrainState, run: Run) -> None:
     """Save the weights after this epoch if train.weight_snapshots includes it."""
-    if session.epoch in session.recipe.train.snapshot_epochs:
+    if state.epoch in state.recipe.train.snapshot_epochs:
         make_folder(run.get_path(SNAPSHOTS_FOLDER))
         save_weights(
-            run.get_path(SNAPSHOTS_FOLDER) / f"epoch-{session.epoch:04d}.safetensors",
-            make_lora_merged_state_dict(session.eval_model),
+            run.get_path(SNAPSHOTS_FOLDER) / f"epoch-{state.epoch:04d}.safetensors",
+            make_lora_merged_state_dict(state.eval_model),
         )
 
 
-def save_checkpoint_and_best_weights(run: Run, state: Checkpoint) -> None:
+def save_checkpoint_and_best_weights(run: Run, checkpoint: Checkpoint) -> None:
     """Write the checkpoint for `resume`, and the best weights so far."""
-    save_checkpoint(run, state)
-    if state["best"] is not None:
-        save_weights(run.get_path("best.safetensors"), state["best"])
+    save_checkpoint(run, checkpoint)
+    if checkpoint["best"] is not None:
+        save_weights(run.get_path("best.safetensors"), checkpoint["best"])
 
 
-def train_epoch_with_progress(session: Session, loader: EpochLoader, metric_sums: MetricSums) -> Iterator[StepProgress]:
+def train_epoch_with_progress(state: TrainState, engine: Engine) -> Iterator[StepProgress]:
     """Train one epoch; yield the progress about every half second."""
-    set_train_mode_except_frozen(session.model)
-    session.objective.extra_module.train()
-    run_step = loader.start_epoch(session.epoch, metric_sums)
+    set_train_mode_except_frozen(state.model)
+    state.objective.extra_module.train()
+    engine.start_epoch(state.epoch)
     reported_at, start = time.monotonic(), time.monotonic()
-    for step in range(session.steps_per_epoch):
-        run_step(step)
-        session.step += 1
+    for step in range(state.steps_per_epoch):
+        engine.run_next_step()
+        state.step += 1
         now = time.monotonic()
         if now - reported_at > PROGRESS_SECONDS:
             reported_at = now
-            speed = (step + 1) * session.batch_size / (now - start)
-            yield StepProgress(session.epoch, step + 1, session.steps_per_epoch, speed)
+            speed = (step + 1) * state.batch_size / (now - start)
+            yield StepProgress(state.epoch, step + 1, state.steps_per_epoch, speed)
 
 
-def compute_and_check_epoch_metrics(session: Session, metric_sums: MetricSums, start_time: float) -> dict[str, Any]:
+def compute_and_check_epoch_metrics(state: TrainState, metric_sums: MetricSums, start_time: float) -> dict[str, Any]:
     """Return the training metrics of an epoch; raise an error for NaN or infinite values. Waits for the device."""
-    is_finite = nn.utils.get_total_norm(session.eval_model.parameters(), float("inf")).isfinite()  # largest weight
+    is_finite = nn.utils.get_total_norm(state.eval_model.parameters(), float("inf")).isfinite()  # largest weight
     values = [*metric_sums.sums.values(), metric_sums.first_nonfinite_step.float(), is_finite.float()]
     *sums, nonfinite_step, weights_are_finite = torch.stack(values).tolist()
     seconds = time.monotonic() - start_time
     if nonfinite_step >= 0:
         problem = f"The loss became NaN or infinite at step {int(nonfinite_step) + 1}"
-        raise UserError(format_divergence_error(problem, session.epoch + 1, session))
+        raise UserError(format_divergence_error(problem, state.epoch + 1, state))
     if not weights_are_finite:
-        raise UserError(format_divergence_error("The weights became NaN or infinite", session.epoch + 1, session))
-    steps = session.steps_per_epoch
+        raise UserError(format_divergence_error("The weights became NaN or infinite", state.epoch + 1, state))
+    steps = state.steps_per_epoch
     means = {name: total / steps for name, total in zip(metric_sums.sums, sums, strict=True)}
-    return make_metrics_row(session, session.epoch + 1, means, seconds)
+    return make_metrics_row(state, state.epoch + 1, means, seconds)
 
 
 def make_metrics_row(
-    session: Session, epoch: int, metric_means: dict[str, float], seconds: float, num_batched_runs: int = 1
+    state: TrainState, epoch: int, metric_means: dict[str, float], seconds: float, num_batched_runs: int = 1
 ) -> dict[str, Any]:
     """Return one line of metrics.jsonl: progress, metrics and speed. The time is divided by `num_batched_runs`."""
     return {
         "epoch": epoch,
-        "step": session.step,
-        "images_seen": session.step * session.batch_size,
-        "lr": session.recipe.train.lr * compute_lr_factor(session.step - 1, session.total_steps, session.recipe.train),
+        "step": state.step,
+        "images_seen": state.step * state.batch_size,
+        "lr": state.recipe.train.lr * compute_lr_factor(state.step - 1, state.total_steps, state.recipe.train),
         **metric_means,
         "train_seconds": round(seconds / num_batched_runs, 4),
-        "images_per_second": round(session.steps_per_epoch * session.batch_size * num_batched_runs / seconds, 1),
+        "images_per_second": round(state.steps_per_epoch * state.batch_size * num_batched_runs / seconds, 1),
     }
 
 
-def log_epoch_and_keep_best(session: Session, run: Run, metrics: dict[str, Any], seconds: float) -> EpochRecord:
+def log_epoch_and_keep_best(state: TrainState, run: Run, metrics: dict[str, Any], seconds: float) -> EpochRecord:
     """Store the best weights and write the line of metrics. `metrics` includes the validation metrics."""
     if not math.isfinite(metrics.get("val_loss", 0.0)):
-        raise UserError(format_divergence_error("The validation loss became NaN or infinite", session.epoch, session))
-    if metrics.get(session.objective.selection_metric, -1.0) > session.best_accuracy:
-        session.store_best_weights(metrics[session.objective.selection_metric])
-    if session.epoch == 1:
-        metrics["prepared_seconds"] = round(session.prepared_seconds, 4)
-        seconds += session.prepared_seconds + session.setup_seconds
+        raise UserError(format_divergence_error("The validation loss became NaN or infinite", state.epoch, state))
+    if metrics.get(state.objective.selection_metric, -1.0) > state.best_accuracy:
+        state.store_best_weights(metrics[state.objective.selection_metric])
+    if state.epoch == 1:
+        metrics["prepared_seconds"] = round(state.prepared_seconds, 4)
+        seconds += state.prepared_seconds + state.setup_seconds
     metrics["seconds"] = round(seconds, 4)
     append_json_line(run.get_path("metrics.jsonl"), metrics)
-    session.objective.save_figures(run.path, session.epoch)
-    alarm = session.objective.detect_collapse(metrics)
+    state.objective.save_figures(run.path, state.epoch)
+    alarm = state.objective.detect_collapse(metrics)
     if alarm:
         append_json_line(
-            run.get_path(ALARMS_FILE), {"epoch": session.epoch, "kind": alarm.collapse_type, "text": alarm.text}
+            run.get_path(ALARMS_FILE), {"epoch": state.epoch, "kind": alarm.collapse_type, "text": alarm.text}
         )
     return EpochRecord(metrics, alarm)
 
 
-def format_divergence_error(problem: str, epoch: int, session: Session) -> str:
+def format_divergence_error(problem: str, epoch: int, state: TrainState) -> str:
     """Error message for NaN or infinite values, with settings that may help."""
-    train = session.recipe.train
+    train = state.recipe.train
     suggestions = [f"train.lr below {train.lr:g}"]
     suggestions += [f"train.muon_lr below {train.muon_lr:g}"] if train.optimizer == "muon" else []
     suggestions += ["train.clip_grad=1"] if not train.clip_grad else []
-    suggestions += ["train.precision=float32"] if session.hardware.precision != "float32" else []
+    suggestions += ["train.precision=float32"] if state.hardware.precision != "float32" else []
     text = f"{problem} (epoch {epoch}). The run would fail again if resumed."
     return f"{text} Start a new run with {' or '.join(suggestions)}."
 
 
-def format_out_of_memory_error(session: Session) -> str:
+def format_out_of_memory_error(state: TrainState) -> str:
     """Error message for a lack of device memory, with settings that may help."""
-    recipe, train, batch = session.recipe, session.recipe.train, session.batch_size
+    recipe, train, batch = state.recipe, state.recipe.train, state.batch_size
     images_at_once = batch // train.grad_accum_steps
-    text = (
-        f"The memory of the {session.hardware.device} device is too small for {format_count(images_at_once, 'image')}"
-    )
+    text = f"The memory of the {state.hardware.device} device is too small for {format_count(images_at_once, 'image')}"
     suggestions = []
     divisors = [count for count in range(train.grad_accum_steps + 1, batch + 1) if train.batch_size % count == 0]
     if divisors and not (train.objective == "dino" and recipe.dino.batch_norm):
@@ -184,7 +187,7 @@ def format_out_of_memory_error(session: Session) -> str:
     return f"{text} at once. Try {' or '.join(suggestions)}."
 
 
-def is_out_of_patience(session: Session) -> bool:
+def is_out_of_patience(state: TrainState) -> bool:
     """Return whether the best epoch is train.patience epochs ago."""
-    patience = session.recipe.train.patience
-    return bool(patience) and session.epoch - session.best_epoch >= patience
+    patience = state.recipe.train.patience
+    return bool(patience) and state.epoch - state.best_epoch >= patience

@@ -13,11 +13,12 @@ from vitascope.draw.palette import COLOURS
 from vitascope.draw.style import add_caption, create_figure, save_figure, set_labels
 from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
-from vitascope.training.loader import EpochLoader
+from vitascope.training.build_state import build_train_state
+from vitascope.training.loader import Loader
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
 from vitascope.training.prepare import prepare_recipe_data_and_weights
-from vitascope.training.session import Session, build_session
+from vitascope.training.state import TrainState
 from vitascope.training.step import MetricSums, train_step
 
 MIN_LR, MAX_LR, NUM_STEPS, SMOOTHING = 1e-5, 1.0, 300, 0.9
@@ -103,9 +104,9 @@ def measure_learning_rate_curve(recipe: Recipe, console: Console) -> LearningRat
         )
     recipe, data, adapted_model = prepare_recipe_data_and_weights(recipe, console)
     recipe = replace(recipe, train=replace(recipe.train, cuda_graph="never"))  # the rate changes at every step
-    session = build_session(recipe, data, initial_weights=adapted_model.weights if adapted_model else None)
+    state = build_train_state(recipe, data, initial_weights=adapted_model.weights if adapted_model else None)
     rates, losses, average, best = [], [], 0.0, math.inf
-    for step, loss in enumerate(_yield_losses_at_rising_lr(session)):
+    for step, loss in enumerate(_yield_losses_at_rising_lr(state)):
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
         smooth = average / (1 - SMOOTHING ** (step + 1))
         if not math.isfinite(loss) or smooth > 4 * best:
@@ -122,21 +123,24 @@ def _compute_lr_at_step(step: int) -> float:
     return MIN_LR * (MAX_LR / MIN_LR) ** (step / (NUM_STEPS - 1))
 
 
-def _yield_losses_at_rising_lr(session: Session) -> Iterator[float]:
+def _yield_losses_at_rising_lr(state: TrainState) -> Iterator[float]:
     """Yield the loss of each step while the rate grows."""
-    loader, step = EpochLoader(session), 0
-    session.objective.phase = session.objective.get_phase(session.recipe.train.epochs - 1)  # whole images
+    loader, step = Loader(state), 0
+    phase = state.objective.get_phase(state.recipe.train.epochs - 1)  # whole images
     try:
         for epoch in count():
-            plan = loader.fetch_epoch_plan(epoch)
-            for step_in_epoch in range(session.steps_per_epoch):
+            plan = loader.get_plan(epoch)
+            loader.start_prefetching(plan.image_order)
+            plan = plan.to(state.hardware.device)
+            for step_in_epoch in range(state.steps_per_epoch):
                 if step == NUM_STEPS:
                     return
-                set_learning_rates(session.optimizers, _compute_lr_at_step(step) / session.recipe.train.lr)
-                metric_sums = MetricSums.empty(session)
-                schedule: ScheduleValues = {**compute_schedule_values(step, NUM_STEPS, session.recipe)}
-                batch = loader.load_batch(plan.image_order[step_in_epoch])
-                train_step(session, *batch, select_step_draws(plan.draws, step_in_epoch), metric_sums, step, schedule)
+                set_learning_rates(state.optimizers, _compute_lr_at_step(step) / state.recipe.train.lr)
+                metric_sums = MetricSums.empty(state)
+                schedule: ScheduleValues = {**compute_schedule_values(step, NUM_STEPS, state.recipe)}
+                batch = loader.load_next_batch(plan.image_order[step_in_epoch])
+                draws = select_step_draws(plan.draws, step_in_epoch)
+                train_step(state, batch, draws, metric_sums, step, schedule, phase)
                 yield metric_sums.loss.item()
                 step += 1
     finally:

@@ -23,6 +23,7 @@ from vitascope.run.machine import collect_machine_info
 from vitascope.run.metrics import TensorBoardWriter, read_metrics, save_run_curves_figure, truncate_metrics_after
 from vitascope.run.trackers import Tracker, open_trackers
 from vitascope.run.wall_clock import TRAIN, measure_process_seconds_if_alone, note_task_start
+from vitascope.training.build_state import build_train_state
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, Hardware
 from vitascope.training.initial_weights import STAGE_PREFIX, load_and_adapt_pretrained_weights, make_first_stage_recipe
 from vitascope.training.loop import ALARMS_FILE, EpochRecord, train_and_checkpoint_remaining_epochs
@@ -40,7 +41,7 @@ from vitascope.training.prepare import (
     prepare_recipe_data_and_weights,
 )
 from vitascope.training.progress import show_progress_and_yield_epochs
-from vitascope.training.session import Session, build_session
+from vitascope.training.state import TrainState
 from vitascope.weights.model_info import ModelInfo
 
 
@@ -87,12 +88,12 @@ def train_recipe(
         )  # the recipe may have no model section
         recipe = replace(recipe, weights=str(first.path), model=model)
     recipe, data, adapted = prepare_recipe_data_and_weights(recipe, console)
-    session = build_session(recipe, data, initial_weights=adapted.weights if adapted else None)
+    state = build_train_state(recipe, data, initial_weights=adapted.weights if adapted else None)
     run = create_run_folder(recipe, runs_folder)
     console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
     if adapted:
         write_json(run.get_path("adaptation.json"), asdict(adapted.report))
-    _train_and_report(run, session, console, callbacks, suggest_evaluation=suggest_evaluation)
+    _train_and_report(run, state, console, callbacks, suggest_evaluation=suggest_evaluation)
     return run
 
 
@@ -130,15 +131,16 @@ def resume_run_if_unfinished(run: Run, console: Console, callbacks: Sequence[Run
     elif recipe.weights:  # interrupted before its first checkpoint: start again from the pretrained weights
         adapted = load_and_adapt_pretrained_weights(recipe, get_class_names(data))
         data, weights = replace(data, preprocessing=adapted.info.preparation), adapted.weights
-    session = build_session(recipe, data, _read_stored_hardware(run, checkpoint), weights)
+    state = build_train_state(recipe, data, _read_stored_hardware(run, checkpoint), weights)
     if checkpoint:
-        session.restore_state(checkpoint)
+        state.check_same_run(checkpoint)
+        state.load_state_dict(checkpoint)
     for name in ("metrics.jsonl", ALARMS_FILE):
         if run.get_path(name).is_file():
-            truncate_metrics_after(run.get_path(name), session.epoch)
-    start = f"after epoch {session.epoch}" if session.epoch else "from the start"
+            truncate_metrics_after(run.get_path(name), state.epoch)
+    start = f"after epoch {state.epoch}" if state.epoch else "from the start"
     console.print(f"Run: {run.path}, resuming {start}", highlight=False, soft_wrap=True)
-    _train_and_report(run, session, console, callbacks)
+    _train_and_report(run, state, console, callbacks)
     return run
 
 
@@ -150,20 +152,20 @@ def _read_stored_hardware(run: Run, checkpoint: Checkpoint | None) -> Hardware |
 
 def _train_and_report(
     run: Run,
-    session: Session,
+    state: TrainState,
     console: Console,
     callbacks: Sequence[RunCallback] = (),
     *,
     suggest_evaluation: bool = True,
 ) -> None:
     """Write config.json and machine.json, train, and draw the curves even if the training fails."""
-    recipe, data = session.recipe, session.data
+    recipe, data = state.recipe, state.data
     if recipe.train.tune != "full" or recipe.train.freeze:
-        counts = count_trainable_and_all_parameters(session.model)
+        counts = count_trainable_and_all_parameters(state.model)
         console.print(f"{counts.trainable:,} of {counts.total:,} parameters are trained.", highlight=False)
     for note in filter(None, (describe_teacher(recipe), explain_worse_training_metrics(recipe))):
         console.print(note, highlight=False, soft_wrap=True)
-    write_model_and_machine_info(run, session)
+    write_model_and_machine_info(run, state)
     events = TensorBoardWriter(run.path, read_metrics(run.get_path("metrics.jsonl")))
     trackers: list[Tracker] = [*open_trackers(recipe, run), *callbacks]
     try:
@@ -171,7 +173,7 @@ def _train_and_report(
             callback.begin_run(run)
         _log_all_epoch_records(
             show_progress_and_yield_epochs(
-                train_and_checkpoint_remaining_epochs(session, run), recipe.train.epochs, session.epoch, console
+                train_and_checkpoint_remaining_epochs(state, run), recipe.train.epochs, state.epoch, console
             ),
             events,
             trackers,
@@ -197,25 +199,25 @@ def _write_wall_seconds_if_known(run: Run) -> None:
         write_json(run.get_path("machine.json"), machine | {"wall_seconds": round(seconds, 2)})
 
 
-def write_model_and_machine_info(run: Run, session: Session) -> None:
+def write_model_and_machine_info(run: Run, state: TrainState) -> None:
     """Write config.json and machine.json before the first step."""
     note_task_start(TRAIN, run)
-    recipe, data = session.recipe, session.data
+    recipe, data = state.recipe, state.data
     probe = recipe.train.objective != "classify"
     save_model_info(run, ModelInfo(recipe.model, data.classes, data.preprocessing, data.train.image_shape, probe))
-    write_json(run.get_path("machine.json"), _collect_or_extend_machine_info(run, session))
+    write_json(run.get_path("machine.json"), _collect_or_extend_machine_info(run, state))
 
 
-def _collect_or_extend_machine_info(run: Run, session: Session) -> dict[str, Any]:
+def _collect_or_extend_machine_info(run: Run, state: TrainState) -> dict[str, Any]:
     """Describe the machine and the data of the run. A resumed run keeps the first record and appends a new one."""
     machine, first_record = collect_machine_info(), run.machine
     if first_record:
         return first_record | {"resumed": [*first_record.get("resumed", []), machine]}
     return machine | {
-        "hardware": asdict(session.hardware),
-        "data_hash": session.fingerprints["data"],
-        "whole_data_hash": session.data.full_train_fingerprint,
-        "training_images": len(session.data.train),
+        "hardware": asdict(state.hardware),
+        "data_hash": state.fingerprints["data"],
+        "whole_data_hash": state.data.full_train_fingerprint,
+        "training_images": len(state.data.train),
     }
 
 

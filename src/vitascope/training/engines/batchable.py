@@ -8,7 +8,7 @@ from vitascope.model.attention import UNFUSED_KERNEL
 from vitascope.model.block import Block
 from vitascope.recipe.schema import Recipe
 from vitascope.training.kernel_choice import set_kernels
-from vitascope.training.session import Session
+from vitascope.training.state import TrainState
 
 
 def check_batchable(recipes: list[Recipe]) -> None:
@@ -45,21 +45,21 @@ def _reset_per_run_settings(recipe: Recipe) -> Recipe:
     return replace(recipe, train=replace(recipe.train, seed=0, lr=1.0, muon_lr=1.0, weight_decay=0.0))
 
 
-def set_batchable_attention_kernels(session: Session) -> None:
+def set_batchable_attention_kernels(state: TrainState) -> None:
     """Set attention kernels that can be batched over models.
 
     PyTorch's fused attention is not used: under vmap it does not detect that gradients are needed, and two of its CUDA
     kernels then give wrong gradients (torch 2.11)."""
-    kernel = choose_batchable_attention_kernel(session)
-    set_kernels(session.model, {"attention": kernel})
-    last = session.model.blocks[-1]
-    if session.recipe.model.global_pool == "token" and isinstance(last, Block):
+    kernel = choose_batchable_attention_kernel(state)
+    set_kernels(state.model, {"attention": kernel})
+    last = state.model.blocks[-1]
+    if state.recipe.model.global_pool == "token" and isinstance(last, Block):
         last.attn.kernel = UNFUSED_KERNEL  # only the class token is a query; the `own` kernel needs all tokens
 
 
-def choose_batchable_attention_kernel(session: Session) -> str:
+def choose_batchable_attention_kernel(state: TrainState) -> str:
     """Return `own` (the Triton kernel for few tokens, without QK-norm) if it applies, else unfused attention."""
-    hardware, model = session.hardware, session.recipe.model
+    hardware, model = state.hardware, state.recipe.model
     has_kernel = hardware.device == "cuda" and hardware.precision == "bfloat16" and HAS_TRITON
     is_plain = (
         not model.qk_norm and not model.causal and model.attention == "plain" and not model.num_removed_per_block[0]

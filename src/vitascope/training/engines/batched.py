@@ -7,7 +7,6 @@ Each model keeps its own images, order, random draws, learning rates and EMA. On
 """
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -16,6 +15,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from vitascope.data.sampling import RandomDraws
+from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
 from vitascope.training.engines.batchable import check_batchable, set_batchable_attention_kernels
 from vitascope.training.engines.batched_inputs import (
     BatchedInputs,
@@ -25,63 +25,62 @@ from vitascope.training.engines.batched_inputs import (
     mix_batches,
     stack_splits,
 )
-from vitascope.training.engines.cuda_graph import WARM_UP_STEPS, capture_cuda_graph
-from vitascope.training.loader import EpochPlan, make_image_order_and_draws
+from vitascope.training.engines.cuda_graph import WARM_UP_STEPS
+from vitascope.training.loader import EpochPlan, EpochPlanner, make_epoch_plan
 from vitascope.training.objectives.classify import LossAndAccuracy, soft_cross_entropy
 from vitascope.training.optim.build import has_weight_decay, is_block_matrix
 from vitascope.training.optim.muon import count_packed_matrices, orthogonalise_and_scale_updates
 from vitascope.training.optim.schedule import compute_schedule_values
-from vitascope.training.session import Session
+from vitascope.training.state import TrainState
 
 ADAMW_EPS = 1e-8
 MAX_SCORED_TOKENS = 2**20  # tokens of all models in one batch of validation images
 
 
 class BatchedTraining:
-    """Several sessions trained as one. `copy_weights_to_sessions` copies each model's weights into its session."""
+    """Several states trained as one. `copy_weights_to_states` copies each model's weights into its state."""
 
-    def __init__(self, sessions: list[Session]) -> None:
-        check_batchable([session.recipe for session in sessions])
-        self.sessions, self.first_session, self.num_models = sessions, sessions[0], len(sessions)
-        self.train_config, self.device = self.first_session.recipe.train, self.first_session.hardware.device
-        self.batch_size, self.steps_per_epoch = self.first_session.batch_size, self.first_session.steps_per_epoch
-        set_batchable_attention_kernels(self.first_session)
+    def __init__(self, states: list[TrainState]) -> None:
+        check_batchable([state.recipe for state in states])
+        self.states, self.first_state, self.num_models = states, states[0], len(states)
+        self.train_config, self.device = self.first_state.recipe.train, self.first_state.hardware.device
+        self.batch_size, self.steps_per_epoch = self.first_state.batch_size, self.first_state.steps_per_epoch
+        set_batchable_attention_kernels(self.first_state)
         self._build_weight_table()
-        self.images, self.labels = stack_splits([session.data.train for session in sessions], self.device)
-        splits = [session.data.validation for session in sessions]
+        self.images, self.labels = stack_splits([state.data.train for state in states], self.device)
+        splits = [state.data.validation for state in states]
         has_validation = all(splits)
         self.validation_set = (
             stack_splits([split for split in splits if split], self.device) if has_validation else None
         )
-        self.preprocessing = make_batched_preprocessing(sessions, self.device)
+        self.preprocessing = make_batched_preprocessing(states, self.device)
         self.lr, self.muon_lr, self.weight_decay = (
-            self.weight_table.new_tensor([getattr(session.recipe.train, name) for session in sessions])[:, None]
+            self.weight_table.new_tensor([getattr(state.recipe.train, name) for state in states])[:, None]
             for name in ("lr", "muon_lr", "weight_decay")
         )
-        rows = [self._compute_schedule_values(step) for step in range(self.first_session.total_steps + WARM_UP_STEPS)]
+        rows = [self._compute_schedule_values(step) for step in range(self.first_state.total_steps + WARM_UP_STEPS)]
         self.schedule_tables = {name: self.weight_table.new_tensor([row[name] for row in rows]) for name in rows[0]}
         self.step_in_epoch, self.step_in_run = (torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(2))
         self.metric_sums = self.weight_table.new_zeros(2, self.num_models)  # loss and accuracy, summed over an epoch
-        hardware = self.first_session.hardware
+        hardware = self.first_state.hardware
         self.prepare_batch, self.compute_losses_and_accuracies = (
             hardware.compile(self._prepare_batch),
             hardware.compile(self._compute_losses_and_accuracies),
         )
         self.update_weights = hardware.compile(self._update_weights)
-        self.thread_pool = ThreadPoolExecutor(1)
-        self.prefetched_plans: dict[int, Future[EpochPlan]] = {}
+        self.planner = EpochPlanner(self._make_epoch_plan, self.train_config.epochs)
         self.image_order: Tensor | None = None
         self.draws: RandomDraws = {}
         self.cuda_graph: torch.cuda.CUDAGraph | None = None
 
     def _build_weight_table(self) -> None:
         """Store all weights in one table, those of Muon last. The parameters are views of it."""
-        named = dict(self.first_session.model.named_parameters())
+        named = dict(self.first_state.model.named_parameters())
         uses_muon = self.train_config.optimizer == "muon"
         muon_names = [name for name, weight in named.items() if uses_muon and is_block_matrix(name, weight)]
         names = [name for name in named if name not in muon_names] + muon_names
         sizes = [named[name].numel() for name in names]
-        models = [dict(session.model.named_parameters()) for session in self.sessions]
+        models = [dict(state.model.named_parameters()) for state in self.states]
         rows = [torch.cat([model[name].detach().flatten() for name in names]) for model in models]
         self.weight_table = torch.stack(rows)
         self.param_names, self.param_shapes, self.param_sizes = names, [named[name].shape for name in names], sizes
@@ -102,7 +101,7 @@ class BatchedTraining:
 
     def _list_autocast_params(self) -> list[str]:
         """Return the parameters to convert to the autocast dtype. Under vmap, autocast leaves biases in float32."""
-        modules = self.first_session.model.named_modules()
+        modules = self.first_state.model.named_modules()
         layers = [(name, module) for name, module in modules if isinstance(module, nn.Linear | nn.Conv2d)]
         return [f"{name}.{param}" for name, layer in layers for param, _ in layer.named_parameters(recurse=False)]
 
@@ -115,14 +114,14 @@ class BatchedTraining:
         return LossAndAccuracy(*(self.metric_sums / self.steps_per_epoch))
 
     def close(self) -> None:
-        self.thread_pool.shutdown(wait=True, cancel_futures=True)
+        self.planner.close()
 
-    def copy_weights_to_sessions(self) -> None:
-        """Copy every model's weights and EMA weights into its session."""
-        for index, session in enumerate(self.sessions):
-            pairs = [(session.model, self.weight_table)]
-            if session.ema and self.ema_table is not None:
-                pairs.append((session.ema.model, self.ema_table))
+    def copy_weights_to_states(self) -> None:
+        """Copy every model's weights and EMA weights into its state."""
+        for index, state in enumerate(self.states):
+            pairs = [(state.model, self.weight_table)]
+            if state.ema and self.ema_table is not None:
+                pairs.append((state.ema.model, self.ema_table))
             for model, table in pairs:
                 params = self._view_as_params(table[index : index + 1])
                 model.load_state_dict({name: weight[0] for name, weight in params.items()}, strict=False)
@@ -131,10 +130,10 @@ class BatchedTraining:
     def validate(self) -> list[dict[str, float]]:
         """Return val_loss and val_accuracy of each model on its validation images; empty if there are none."""
         if self.validation_set is None:
-            return [{} for _ in self.sessions]
+            return [{} for _ in self.states]
         images, labels = self.validation_set
         weights = self._view_as_params(self.weight_table if self.ema_table is None else self.ema_table)
-        chunk_size = max(1, MAX_SCORED_TOKENS // self.first_session.recipe.model.num_tokens // self.num_models)
+        chunk_size = max(1, MAX_SCORED_TOKENS // self.first_state.recipe.model.num_tokens // self.num_models)
         parts = []
         for part in images.split(chunk_size, dim=1):
             pixels = self.preprocessing(part.flatten(0, 1)).unflatten(0, part.shape[:2]).to(self.weight_table.dtype)
@@ -148,7 +147,7 @@ class BatchedTraining:
         """Return the schedule values and AdamW's bias corrections of a step."""
         beta1, beta2 = self.train_config.betas
         corrections = {"beta1_correction": 1 - beta1 ** (step + 1), "beta2_correction": 1 - beta2 ** (step + 1)}
-        return compute_schedule_values(step, self.first_session.total_steps, self.first_session.recipe) | corrections
+        return compute_schedule_values(step, self.first_state.total_steps, self.first_state.recipe) | corrections
 
     def _view_as_params(self, weight_table: Tensor) -> dict[str, Tensor]:
         """Return views of a table by parameter name, each model × the parameter's shape."""
@@ -157,37 +156,32 @@ class BatchedTraining:
 
     def _load_epoch(self, epoch: int) -> None:
         """Copy the epoch's plan into the tensors that the CUDA graph reads. Start to draw the next epoch's plan."""
-        order, draws = (
-            self.prefetched_plans.pop(epoch, None) or self.thread_pool.submit(self._make_epoch_plan, epoch)
-        ).result()
-        if epoch + 1 < self.train_config.epochs:
-            self.prefetched_plans[epoch + 1] = self.thread_pool.submit(self._make_epoch_plan, epoch + 1)
+        order, draws = self.planner.get_plan(epoch)
         if self.image_order is None:
             self.image_order = order.to(self.device)
             self.draws = {name: draw.to(self.device) for name, draw in draws.items()}
         self.image_order.copy_(order)
         for name, draw in draws.items():
             self.draws[name].copy_(draw)
-        if self.cuda_graph is None and self.first_session.hardware.captured:
+        if self.cuda_graph is None and self.first_state.hardware.captured:
             self._capture_cuda_graph()
         self.step_in_epoch.zero_()
         self.step_in_run.fill_(epoch * self.steps_per_epoch)
 
     def _make_epoch_plan(self, epoch: int) -> EpochPlan:
         """Return the plans of all models in one, step × model × image (…)."""
-        plans = [make_image_order_and_draws(session, epoch) for session in self.sessions]
+        plans = [make_epoch_plan(state, epoch) for state in self.states]
         draws = {name: torch.stack([plan.draws[name] for plan in plans], dim=1) for name in plans[0].draws}
         return EpochPlan(torch.stack([plan.image_order for plan in plans], dim=1), draws)
 
     def _capture_cuda_graph(self) -> None:
-        """Warm up, capture the step and restore the state, as `CudaGraphStep` does."""
+        """Warm up, capture the step and restore the state, as `CudaGraphEngine` does."""
         with self._restore_state_on_exit():
-            self.cuda_graph = capture_cuda_graph(self._run_warm_up_steps, self._run_step)
+            self.cuda_graph, _ = record_cuda_graph(self._run_step, repeat(self._run_warm_up_step, WARM_UP_STEPS))
 
-    def _run_warm_up_steps(self) -> None:
-        for _ in range(WARM_UP_STEPS):
-            self.step_in_epoch.zero_()
-            self._run_step()
+    def _run_warm_up_step(self) -> None:
+        self.step_in_epoch.zero_()
+        self._run_step()
 
     @contextmanager
     def _restore_state_on_exit(self) -> Iterator[None]:
@@ -221,7 +215,7 @@ class BatchedTraining:
 
     def _prepare_batch(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> BatchedInputs:
         """Augment and mix a batch of every model, model × image (…). Only mixing depends on the model of an image."""
-        first, dtype = self.first_session, self.weight_table.dtype
+        first, dtype = self.first_state, self.weight_table.dtype
         pixels = self.preprocessing.augment(images.flatten(0, 1), flatten_draws(draws), first.recipe.data.augment)
         pixels = pixels.unflatten(0, images.shape[:2])
         if "mix" in draws:
@@ -242,11 +236,11 @@ class BatchedTraining:
         return LossAndAccuracy(losses, (logits.detach().argmax(-1) == target_labels).float().mean(1))
 
     def _compute_logits(self, weights: dict[str, Tensor], images: Tensor) -> Tensor:
-        hardware = self.first_session.hardware
+        hardware = self.first_state.hardware
         if hardware.precision != "float32":
             weights = weights | {name: weights[name].to(hardware.dtype) for name in self.autocast_param_names}
         with hardware.autocast():
-            return vmap(lambda params, batch: functional_call(self.first_session.model, params, (batch,)))(
+            return vmap(lambda params, batch: functional_call(self.first_state.model, params, (batch,)))(
                 weights, images
             )
 

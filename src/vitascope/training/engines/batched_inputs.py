@@ -12,7 +12,7 @@ from vitascope.data.dataset import Dataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.sampling import RandomDraws
 from vitascope.shapes import Images
-from vitascope.training.session import Session
+from vitascope.training.state import TrainState
 
 
 class StackedSplit(NamedTuple):
@@ -43,15 +43,15 @@ class BatchedPreprocessing(Preprocessing):
         return ((pixels_by_model - self.model_means) / self.model_stds).flatten(0, 1)
 
 
-def make_batched_preprocessing(sessions: list[Session], device: str) -> BatchedPreprocessing:
-    """Return the preprocessing of all sessions. They may differ only in mean and standard deviation."""
+def make_batched_preprocessing(states: list[TrainState], device: str) -> BatchedPreprocessing:
+    """Return the preprocessing of all states. They may differ only in mean and standard deviation."""
 
     def stack_statistic(name: str) -> Tensor:
-        rows = [getattr(session.data.preprocessing, name) for session in sessions]
+        rows = [getattr(state.data.preprocessing, name) for state in states]
         return torch.tensor(rows, device=device)[:, None, :, None, None]  # float32, as in a single run
 
     return BatchedPreprocessing(
-        **vars(sessions[0].data.preprocessing), model_means=stack_statistic("mean"), model_stds=stack_statistic("std")
+        **vars(states[0].data.preprocessing), model_means=stack_statistic("mean"), model_stds=stack_statistic("std")
     )
 
 

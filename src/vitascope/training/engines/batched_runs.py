@@ -13,6 +13,7 @@ from vitascope.recipe.schema import Recipe
 from vitascope.run.checkpoint import save_weights
 from vitascope.run.directory import Run, create_run_folder
 from vitascope.run.metrics import save_run_curves_figure
+from vitascope.training.build_state import build_train_state
 from vitascope.training.engines.batchable import check_batchable
 from vitascope.training.engines.batched import BatchedTraining
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, choose_or_check_device, count_train_flops_per_image
@@ -24,7 +25,7 @@ from vitascope.training.loop import (
 )
 from vitascope.training.messages import make_curves_title
 from vitascope.training.prepare import make_console, prepare_recipe_data_and_weights
-from vitascope.training.session import Session, build_session
+from vitascope.training.state import TrainState
 from vitascope.training.train import write_model_and_machine_info
 
 BATCHED_RUNS_LIMIT = 32
@@ -53,13 +54,13 @@ def train_batched_runs(recipes: list[Recipe], runs_folder: Path) -> list[Run | U
 
     A run whose loss becomes NaN or infinite is returned as an error; the others continue."""
     quiet = make_console(quiet=True)
-    sessions: list[Session] = []
+    states: list[TrainState] = []
     for recipe in recipes:
         recipe, data, _ = prepare_recipe_data_and_weights(recipe, quiet)
-        first = sessions[0].hardware if sessions else None
-        sessions.append(build_session(recipe, data, first, num_batched_runs=len(recipes)))
-    batched_training = BatchedTraining(sessions)
-    new_runs = [create_run_folder(session.recipe, runs_folder) for session in sessions]
+        first = states[0].hardware if states else None
+        states.append(build_train_state(recipe, data, first, num_batched_runs=len(recipes)))
+    batched_training = BatchedTraining(states)
+    new_runs = [create_run_folder(state.recipe, runs_folder) for state in states]
     try:
         return _train_epochs_and_save_runs(batched_training, new_runs)
     except BaseException:
@@ -73,14 +74,14 @@ def train_batched_runs(recipes: list[Recipe], runs_folder: Path) -> list[Run | U
 
 def _train_epochs_and_save_runs(batched_training: BatchedTraining, new_runs: list[Run]) -> list[Run | UserError]:
     runs: list[Run | UserError] = [*new_runs]
-    for run, session in zip(new_runs, batched_training.sessions, strict=True):
-        write_model_and_machine_info(run, session)
+    for run, state in zip(new_runs, batched_training.states, strict=True):
+        write_model_and_machine_info(run, state)
     for epoch in range(batched_training.train_config.epochs):
         _train_validate_and_log_epoch(batched_training, runs, epoch)
-    for run, session in zip(runs, batched_training.sessions, strict=True):
+    for run, state in zip(runs, batched_training.states, strict=True):
         if isinstance(run, Run):
-            save_run_curves_figure(run.get_path("curves.png"), run.metrics, make_curves_title(session.recipe))
-            save_weights(run.get_path("model.safetensors"), make_lora_merged_state_dict(session.eval_model))
+            save_run_curves_figure(run.get_path("curves.png"), run.metrics, make_curves_title(state.recipe))
+            save_weights(run.get_path("model.safetensors"), make_lora_merged_state_dict(state.eval_model))
     return runs
 
 
@@ -88,18 +89,18 @@ def _train_validate_and_log_epoch(batched_training: BatchedTraining, runs: list[
     start = time.monotonic()
     losses, accuracies = (values.tolist() for values in batched_training.train_epoch(epoch))  # waits for the device
     seconds = time.monotonic() - start
-    batched_training.copy_weights_to_sessions()
+    batched_training.copy_weights_to_states()
     validation_metrics = batched_training.validate()
     seconds_per_run = (time.monotonic() - start) / len(runs)
-    for index, (session, validation) in enumerate(zip(batched_training.sessions, validation_metrics, strict=True)):
+    for index, (state, validation) in enumerate(zip(batched_training.states, validation_metrics, strict=True)):
         run = runs[index]
-        session.epoch, session.step = epoch + 1, (epoch + 1) * batched_training.steps_per_epoch
+        state.epoch, state.step = epoch + 1, (epoch + 1) * batched_training.steps_per_epoch
         if not isinstance(run, Run):
             continue
         if not math.isfinite(losses[index] + validation.get("val_loss", 0.0)):
-            runs[index] = UserError(format_divergence_error("The loss became NaN or infinite", epoch + 1, session))
+            runs[index] = UserError(format_divergence_error("The loss became NaN or infinite", epoch + 1, state))
             continue
         metric_means = {"train_loss": losses[index], "train_accuracy": accuracies[index]}
-        row = make_metrics_row(session, session.epoch, metric_means, seconds, len(runs)) | {"together": len(runs)}
-        log_epoch_and_keep_best(session, run, row | validation, seconds_per_run)
-        save_weight_snapshot_if_due(session, run)
+        row = make_metrics_row(state, state.epoch, metric_means, seconds, len(runs)) | {"together": len(runs)}
+        log_epoch_and_keep_best(state, run, row | validation, seconds_per_run)
+        save_weight_snapshot_if_due(state, run)

@@ -2,119 +2,116 @@
 
 A step launches hundreds of small kernels, and launching them takes longer than running them. So a step is captured once
 (batch, augmentation, forward, backward, update, averaging) and replayed. All values that change from step to step are
-on the device: the epoch's image order and draws, the schedule values of all steps, and two step counters.
+on the device: the epoch's image order and draws, the schedule values of all steps, and two step counters. The step
+reads its images from a fixed buffer. It is filled by a gather inside the graph if all images are on the device, else by
+a copy of the prefetched batch before every replay.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from vitascope.data.sampling import RandomDraws
-from vitascope.run.checkpoint import Checkpoint
+from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
+from vitascope.training.loader import EpochPlan, Loader, StoredBatch
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
-from vitascope.training.session import Session
+from vitascope.training.state import TrainState
 from vitascope.training.step import MetricSums, train_step
 
 WARM_UP_STEPS = 3  # steps before the capture, in which kernels are chosen and memory is allocated; then undone
 
 
-class CudaGraphStep:
-    """A captured training step. Call `load_epoch` once per epoch, then the object once per step."""
+class CudaGraphEngine:
+    """Captures the step of each phase when the first epoch starts, and replays it."""
 
-    def __init__(self, session: Session, images: Tensor, labels: Tensor, metric_sums: MetricSums) -> None:
-        self.session, self.images, self.labels, self.metric_sums = session, images, labels, metric_sums
-        device = session.hardware.device
+    def __init__(self, state: TrainState, metric_sums: MetricSums) -> None:
+        self.state, self.metric_sums, self.loader = state, metric_sums, Loader(state)
+        device = state.hardware.device
         self.step_in_epoch = torch.zeros((), dtype=torch.long, device=device)  # step within the epoch
         self.step_in_run = torch.zeros((), dtype=torch.long, device=device)  # step within the run
+        shape = (state.batch_size, *state.data.train.image_shape)
+        self.image_buffer = torch.zeros(shape, dtype=torch.uint8, device=device)
         rows = [
-            compute_schedule_values(step, session.total_steps, session.recipe)
-            for step in range(session.total_steps + WARM_UP_STEPS)
+            compute_schedule_values(step, state.total_steps, state.recipe)
+            for step in range(state.total_steps + WARM_UP_STEPS)
         ]
         self.schedule_tables = {name: torch.tensor([row[name] for row in rows], device=device) for name in rows[0]}
-        for optimizer in session.optimizers:
+        for optimizer in state.optimizers:
             for group in optimizer.param_groups:
                 if not isinstance(group["lr"], Tensor) or group["lr"].device.type != device:
                     group["lr"] = torch.tensor(float(group["lr"]), device=device)  # shared by the steps of all phases
-        self.image_order: Tensor | None = None
-        self.draws: RandomDraws = {}
-        self.cuda_graph: torch.cuda.CUDAGraph | None = None
+        self.plan: EpochPlan | None = None  # on the device; each epoch is copied into the first one's tensors
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by phase
+        self.phase = 0
 
-    def load_epoch(self, image_order: Tensor, draws: RandomDraws) -> None:
-        """Copy an epoch's image order and draws into the tensors that the graph reads."""
-        if self.image_order is None:
-            self.image_order, self.draws = image_order.clone(), {name: draw.clone() for name, draw in draws.items()}
-        self.image_order.copy_(image_order)
-        for name, draw in draws.items():
-            self.draws[name].copy_(draw)
-        if self.cuda_graph is None:
-            self._capture_cuda_graph()
+    def start_epoch(self, epoch: int) -> None:
+        plan = self.loader.get_plan(epoch)
+        self._copy_plan(plan)
+        if not self.graphs:
+            self._capture_all_phases(epoch, plan)
+        self.phase = self.state.objective.get_phase(epoch)
+        self.loader.start_prefetching(plan.image_order)  # not before: allocating memory would disturb the capture
         self.step_in_epoch.zero_()
-        self.step_in_run.fill_(self.session.step)
+        self.step_in_run.fill_(self.state.step)
         self.metric_sums.reset()
 
+    def run_next_step(self) -> None:
+        if self.loader.prefetcher is not None:
+            self.image_buffer.copy_(self.loader.prefetcher.get_next_batch(), non_blocking=True)
+        self.graphs[self.phase].replay()
+
     def reset_step_counters(self) -> None:
-        """Set both counters to the first step."""
+        """Set both counters to the first step, to measure the same steps again."""
         self.step_in_epoch.zero_()
         self.step_in_run.zero_()
 
-    def __call__(self) -> None:
-        if self.cuda_graph is not None:
-            self.cuda_graph.replay()
+    def close(self) -> None:
+        self.loader.close()
+
+    def _copy_plan(self, plan: EpochPlan) -> None:
+        """Copy an epoch's plan into the tensors that the graphs read."""
+        device = self.state.hardware.device
+        if self.plan is None:
+            self.plan = EpochPlan(
+                plan.image_order.to(device, copy=True),
+                {name: draw.to(device, copy=True) for name, draw in plan.draws.items()},
+            )
+        self.plan.image_order.copy_(plan.image_order, non_blocking=True)
+        for name, draw in plan.draws.items():
+            self.plan.draws[name].copy_(draw, non_blocking=True)
+
+    def _capture_all_phases(self, epoch: int, plan: EpochPlan) -> None:
+        """Capture the steps of all remaining phases, the current phase last, and undo the warm-up steps."""
+        if self.loader.prefetcher is not None:
+            self.image_buffer.copy_(self.loader.prefetcher.fetch(plan.image_order[0]))
+        remaining_epochs = range(epoch, self.state.recipe.train.epochs)
+        for phase in sorted({self.state.objective.get_phase(later) for later in remaining_epochs}, reverse=True):
+            self.phase = phase
+            self.step_in_epoch.zero_()
+            self.step_in_run.zero_()
+            before = self.state.copy_state()
+            self.graphs[phase] = self._capture()
+            self.state.load_state_in_place(before)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        return record_cuda_graph(self._run_step, repeat(self._run_warm_up_step, WARM_UP_STEPS))[0]
+
+    def _run_warm_up_step(self) -> None:
+        self.step_in_epoch.zero_()
+        self._run_step()
 
     def _run_step(self) -> None:
-        if self.image_order is None:
-            return
+        if self.plan is None:
+            raise RuntimeError("start_epoch was not called")
         step_in_epoch, step_in_run = self.step_in_epoch.view(1), self.step_in_run.view(1)
-        indices = self.image_order.index_select(0, step_in_epoch)[0]
-        draws = {name: draw.index_select(0, step_in_epoch)[0] for name, draw in self.draws.items()}
+        indices = self.plan.image_order.index_select(0, step_in_epoch)[0]
+        draws = {name: draw.index_select(0, step_in_epoch)[0] for name, draw in self.plan.draws.items()}
         schedule: ScheduleValues = {
             name: table.index_select(0, step_in_run)[0] for name, table in self.schedule_tables.items()
         }
-        set_learning_rates(self.session.optimizers, schedule["lr_factor"])
-        batch = self.images[indices], self.labels[indices]
-        train_step(self.session, *batch, draws, self.metric_sums, self.step_in_run, schedule)
+        set_learning_rates(self.state.optimizers, schedule["lr_factor"])
+        if self.loader.prefetcher is None:
+            torch.index_select(self.loader.images, 0, indices, out=self.image_buffer)
+        batch = StoredBatch(self.image_buffer, self.loader.labels[indices])
+        train_step(self.state, batch, draws, self.metric_sums, self.step_in_run, schedule, self.phase)
         self.step_in_epoch.add_(1)
         self.step_in_run.add_(1)
-
-    def _capture_cuda_graph(self) -> None:
-        """Warm up on another stream, capture the step, and restore the state."""
-        state = self.session.copy_state()
-        self.cuda_graph = capture_cuda_graph(self._run_warm_up_steps, self._run_step)
-        restore_training_state_in_place(self.session, state)
-
-    def _run_warm_up_steps(self) -> None:
-        for _ in range(WARM_UP_STEPS):
-            self.step_in_epoch.zero_()
-            self._run_step()
-
-
-def capture_cuda_graph(run_warm_up: Callable[[], None], run_step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Return the step as one CUDA graph, after warm-up steps on another stream."""
-    side_stream = torch.cuda.Stream()
-    side_stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side_stream):
-        run_warm_up()
-    torch.cuda.current_stream().wait_stream(side_stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run_step()
-    return graph
-
-
-def restore_training_state_in_place(session: Session, state: Checkpoint) -> None:
-    """Restore the state in place, because the captured graph uses the tensors' addresses."""
-    session.model.load_state_dict(state["model"])
-    session.objective.extra_module.load_state_dict(state["extra"])
-    if session.ema:
-        session.ema.model.load_state_dict(state["average"])
-    for optimizer, saved in zip(session.optimizers, state["optimizers"], strict=True):
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        for index, weight in enumerate(weights):
-            for name, tensor in optimizer.state[weight].items():
-                old = saved["state"].get(index, {}).get(name)
-                tensor.zero_() if old is None else tensor.copy_(old)
-    torch.set_rng_state(state["rng"])
-    if state["cuda_rng"] is not None:
-        torch.cuda.set_rng_state(state["cuda_rng"])

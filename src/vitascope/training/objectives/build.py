@@ -1,13 +1,8 @@
-"""Build the objective that `train.objective` names."""
+"""The objectives that `train.objective` names."""
 
 from vitascope.training.objectives.classify import Classify
 from vitascope.training.objectives.dino import Dino
 from vitascope.training.objectives.mae import Mae
-from vitascope.training.objectives.objective import Learning, Objective
+from vitascope.training.objectives.objective import Objective
 
 OBJECTIVES: dict[str, type[Objective]] = {"classify": Classify, "dino": Dino, "mae": Mae}
-
-
-def make_objective(learning: Learning) -> Objective:
-    """Create the objective of the recipe."""
-    return OBJECTIVES[learning.recipe.train.objective](learning)

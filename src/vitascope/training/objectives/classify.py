@@ -4,7 +4,7 @@ import hashlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,14 @@ from vitascope.model.pretraining import PatchDropout
 from vitascope.recipe.train import TrainConfig
 from vitascope.shapes import Images, Logits
 from vitascope.training.hardware import Hardware
-from vitascope.training.objectives.objective import Batch, Learning, Objective, StepMetrics
+from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
 from vitascope.training.optim.schedule import ScheduleValues
 from vitascope.training.scoring import score_model
 from vitascope.weights.model_info import has_placeholder_names
 from vitascope.weights.pretrained import AnyModel, open_timm_or_vitascope_model
+
+if TYPE_CHECKING:
+    from vitascope.training.state import TrainState
 
 
 class LossAndAccuracy(NamedTuple):
@@ -39,19 +42,19 @@ class Classify(Objective):
 
     metric_names = ("train_loss", "train_accuracy")
 
-    def __init__(self, learning: Learning) -> None:
-        super().__init__(learning)
-        data, config = learning.data, learning.recipe
-        phase_models: list[nn.Module] = [learning.model]
+    def __init__(self, state: "TrainState") -> None:
+        super().__init__(state)
+        data, config = state.data, state.recipe
+        phase_models: list[nn.Module] = [state.model]
         if config.train.num_patch_share_epochs:
-            num_kept = config.train.count_kept_patches(learning.model.config.num_patches)
-            phase_models.insert(0, PatchDropout(learning.model, num_kept))
-        self.models_by_phase = [learning.hardware.compile(model) for model in phase_models]
-        self.compute_loss_and_accuracy = learning.hardware.compile(compute_loss_and_accuracy)
+            num_kept = config.train.count_kept_patches(state.model.config.num_patches)
+            phase_models.insert(0, PatchDropout(state.model, num_kept))
+        self.models_by_phase = [state.hardware.compile(model) for model in phase_models]
+        self.compute_loss_and_accuracy = state.hardware.compile(compute_loss_and_accuracy)
         self.weight_per_class: Tensor | None = None  # per class, for data.balance=loss
         if config.data.balance == "loss":
             self.weight_per_class = compute_class_weights(data.train.labels, len(data.classes)).to(
-                learning.hardware.device
+                state.hardware.device
             )
         self.teacher: Teacher | None = None
         if config.train.distill:
@@ -59,34 +62,34 @@ class Classify(Objective):
                 config.train.distill,
                 data.preprocessing,
                 data.classes,
-                learning.hardware,
+                state.hardware,
                 has_class_names=data.source.has_class_names,
             )
             self.fingerprint = self.teacher.fingerprint
 
     def get_phase(self, epoch: int) -> int:
         """train.patch_share: 0 while only some patches are used, then 1."""
-        num_epochs = self.learning.recipe.train.num_patch_share_epochs
+        num_epochs = self.state.recipe.train.num_patch_share_epochs
         return int(epoch >= num_epochs) if num_epochs else 0
 
     def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
-        drops_patches = self.learning.recipe.train.num_patch_share_epochs
+        drops_patches = self.state.recipe.train.num_patch_share_epochs
         return super().make_random_draws(num_steps, batch_size, epoch) | (
             self.make_patch_noise(num_steps, batch_size, epoch) if drops_patches else {}
         )
 
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
-        policy = self.learning.recipe.data.augment
-        inputs, target = self.learning.preprocessing.augment_and_mix(images, labels, draws, policy)
+        policy = self.state.recipe.data.augment
+        inputs, target = self.state.preprocessing.augment_and_mix(images, labels, draws, policy)
         noise = [draws["noise"]] if "noise" in draws else []
         return inputs, target.labels, target.partner_labels, target.lam, *noise
 
-    def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues) -> StepMetrics:
+    def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
         images, target = batch[0], MixedLabels(*batch[1:4])
-        noise = () if self.phase else batch[4:]  # decides which patches are used in phase 0
-        config = self.learning.recipe.train
-        with self.learning.hardware.autocast():
-            logits = self.models_by_phase[self.phase](images, *noise)
+        noise = () if phase else batch[4:]  # decides which patches are used in phase 0
+        config = self.state.recipe.train
+        with self.state.hardware.autocast():
+            logits = self.models_by_phase[phase](images, *noise)
             teacher_logits = self.teacher(images) if self.teacher else None
         loss, accuracy = self.compute_loss_and_accuracy(logits, target, config.label_smoothing, self.weight_per_class)
         if teacher_logits is not None:
@@ -94,10 +97,10 @@ class Classify(Objective):
         return {"train_loss": loss, "train_accuracy": accuracy}
 
     def validate(self, epoch: int) -> dict[str, float]:
-        data = self.learning.data
+        data = self.state.data
         if data.validation is None:
             return {}
-        score = score_model(self.learning.eval_model, data.validation, data.preprocessing, self.learning.hardware)
+        score = score_model(self.state.eval_model, data.validation, data.preprocessing, self.state.hardware)
         return {"val_loss": score.loss, "val_accuracy": score.accuracy}
 
 

@@ -8,6 +8,7 @@ become uniform).
 
 from dataclasses import dataclass, replace
 from math import log
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -23,9 +24,12 @@ from vitascope.recipe.train import DinoConfig
 from vitascope.shapes import Logits
 from vitascope.training.objectives.collapse import Alarm, detect_collapse
 from vitascope.training.objectives.feature_metrics import FeatureEvaluator
-from vitascope.training.objectives.objective import Batch, Learning, Objective, StepMetrics
+from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
 from vitascope.training.optim.ema import AveragedModel
 from vitascope.training.optim.schedule import ScheduleValues
+
+if TYPE_CHECKING:
+    from vitascope.training.state import TrainState
 
 NUM_GLOBAL_CROPS = 2
 StudentLogits = Float[Tensor, "view image prototype"]
@@ -106,10 +110,11 @@ class Dino(Objective):
 
     metric_names = ("train_loss", "teacher_entropy", "divergence", "prototypes_used")
     selection_metric = "knn_accuracy"
+    needs_ema = True  # the teacher
 
-    def __init__(self, learning: Learning) -> None:
-        super().__init__(learning)
-        config, model, device = learning.recipe.dino, learning.model, learning.hardware.device
+    def __init__(self, state: "TrainState") -> None:
+        super().__init__(state)
+        config, model, device = state.recipe.dino, state.model, state.hardware.device
         head = PrototypeHead(
             embed_dim=model.config.embed_dim,
             hidden_width=config.hidden,
@@ -121,16 +126,14 @@ class Dino(Objective):
         self.extra_module = self.heads = DinoHeads(head, self.averaged_head.model).to(device)
         size = (config.local_size, config.local_size)
         small = ResolutionAdapter(model.config, size).to(device) if config.local_crops else None
-        learning.ema = learning.ema or AveragedModel(model)
-        self.student_network = learning.hardware.compile(BackboneWithHead(model, head, small))
-        self.teacher_network = learning.hardware.compile(
-            BackboneWithHead(learning.ema.model, self.averaged_head.model, None)
-        )
-        self.view_policies = make_augment_config_per_view(learning.recipe.data.augment, config)
-        self.feature_evaluator = FeatureEvaluator(learning)
+        teacher = state.eval_model
+        self.student_network = state.hardware.compile(BackboneWithHead(model, head, small))
+        self.teacher_network = state.hardware.compile(BackboneWithHead(teacher, self.averaged_head.model, None))
+        self.view_policies = make_augment_config_per_view(state.recipe.data.augment, config)
+        self.feature_evaluator = FeatureEvaluator(state)
 
     def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
-        seed = self.learning.recipe.train.seed
+        seed = self.state.recipe.train.seed
         return {
             f"{view}/{name}": draw
             for view, policy in enumerate(self.view_policies)
@@ -141,23 +144,23 @@ class Dino(Objective):
 
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         """One tensor of crops per view."""
-        size, preprocessing = (self.config.local_size, self.config.local_size), self.learning.preprocessing
+        size, preprocessing = (self.config.local_size, self.config.local_size), self.state.preprocessing
         crops = []
         for view, policy in enumerate(self.view_policies):
             view_draws = {name.split("/")[1]: draw for name, draw in draws.items() if name.startswith(f"{view}/")}
             crops.append(preprocessing.augment(images, view_draws, policy, None if view < NUM_GLOBAL_CROPS else size))
         return tuple(crops)
 
-    def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues) -> StepMetrics:
+    def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
         global_crops = torch.cat(batch[:NUM_GLOBAL_CROPS])
         local_crops = torch.cat(batch[NUM_GLOBAL_CROPS:]) if len(batch) > NUM_GLOBAL_CROPS else None
-        with self.learning.hardware.autocast():
+        with self.state.hardware.autocast():
             student = self.student_network(global_crops, local_crops)
             with torch.no_grad():
                 teacher = self.teacher_network(global_crops)
         student = student.unflatten(0, (len(batch), -1))
         teacher = teacher.unflatten(0, (NUM_GLOBAL_CROPS, -1)).float()
-        self.heads.seen.add_(teacher.mean((0, 1)) * (len(batch[0]) / self.learning.batch_size))
+        self.heads.seen.add_(teacher.mean((0, 1)) * (len(batch[0]) / self.state.batch_size))
         temperatures = (self.config.student_temperature, schedule["teacher_temperature"])
         losses = dino_loss(student, teacher, self.heads.centre, *temperatures)
         values = (losses.loss, losses.teacher_entropy, losses.divergence, losses.prototypes_used)
@@ -180,4 +183,4 @@ class Dino(Objective):
         return {"uniform_loss": log(self.config.prototypes), **self.feature_evaluator.evaluate_features(epoch)}
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
-        return detect_collapse(metrics, self.learning.recipe.train.epochs, self.config.prototypes)
+        return detect_collapse(metrics, self.state.recipe.train.epochs, self.config.prototypes)

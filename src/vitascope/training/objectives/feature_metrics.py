@@ -5,7 +5,7 @@ Labels are used only for evaluation: no gradient of the probe reaches the model.
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,10 @@ from vitascope.data.dataset import Dataset, Labels
 from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Features, Logits
-from vitascope.training.objectives.objective import Learning
 from vitascope.training.scoring import compute_outputs
+
+if TYPE_CHECKING:
+    from vitascope.training.state import TrainState
 
 MAX_TRAIN_IMAGES = 10_000  # training images for the evaluation during training
 NUM_NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07  # as in Wu et al. 2018 and DINO's eval_knn.py
@@ -93,54 +95,54 @@ class FeatureEvaluator:
 
     The probe becomes the model's classifier. After the last epoch it is fitted to all training images."""
 
-    def __init__(self, learning: Learning) -> None:
-        self.learning, data = learning, learning.data
+    def __init__(self, state: "TrainState") -> None:
+        self.state, data = state, state.data
         fraction = min(1.0, MAX_TRAIN_IMAGES / len(data.train))
         self.train_subset = data.train.select(draw_stratified_subset_indices(data.train.labels, fraction, seed=0))
-        for model in (learning.model, learning.eval_model):
+        for model in (state.model, state.eval_model):
             if isinstance(model, VisionTransformer):
                 model.head.requires_grad_(False)
 
     def evaluate_features(self, epoch: int) -> dict[str, float]:
         """Return feature_spread, knn_accuracy and val_accuracy; empty in epochs without evaluation."""
-        config = self.learning.recipe.train
+        config = self.state.recipe.train
         if epoch % config.probe_interval and epoch != config.epochs:
             return {}
-        features = compute_features(self.learning, self.train_subset)
+        features = compute_features(self.state, self.train_subset)
         row = {"feature_spread": compute_feature_spread(features)}
-        labels, classes = self.train_subset.labels.to(features.device), len(self.learning.data.classes)
+        labels, classes = self.train_subset.labels.to(features.device), len(self.state.data.classes)
         probe = fit_linear_probe(features, labels, classes)
         self._copy_probe_to_heads(probe)
-        validation = self.learning.data.validation
+        validation = self.state.data.validation
         if validation is not None:
             val_features, val_labels = (
-                compute_features(self.learning, validation),
+                compute_features(self.state, validation),
                 validation.labels.to(features.device),
             )
             row["knn_accuracy"] = _compute_accuracy(
                 predict_classes_by_knn(features, labels, val_features, classes) == val_labels
             )
             row["val_accuracy"] = _compute_accuracy(probe(val_features).argmax(1) == val_labels)
-        if epoch == config.epochs and len(self.train_subset) < len(self.learning.data.train):
-            train = self.learning.data.train
-            all_features = compute_features(self.learning, train)
+        if epoch == config.epochs and len(self.train_subset) < len(self.state.data.train):
+            train = self.state.data.train
+            all_features = compute_features(self.state, train)
             self._copy_probe_to_heads(fit_linear_probe(all_features, train.labels.to(all_features.device), classes))
         return row
 
     @torch.no_grad()
     def _copy_probe_to_heads(self, probe: LinearProbe) -> None:
         """Copy the probe into the model and its EMA, so that averaging does not change it."""
-        for model in (self.learning.model, self.learning.eval_model):
+        for model in (self.state.model, self.state.eval_model):
             head = model.head
             if isinstance(head, nn.Linear):
                 head.weight.copy_(probe.weight)
                 head.bias.copy_(probe.bias)
 
 
-def compute_features(learning: Learning, split: Dataset) -> Features:
+def compute_features(state: "TrainState", split: Dataset) -> Features:
     """Compute the pooled features of the evaluated model for all images of the split."""
-    model, hardware = learning.eval_model, learning.hardware
-    features = compute_outputs(model, model.compute_pooled_features, split, learning.data.preprocessing, hardware)  # pyright: ignore
+    model, hardware = state.eval_model, state.hardware
+    features = compute_outputs(model, model.compute_pooled_features, split, state.data.preprocessing, hardware)  # pyright: ignore
     return features.to(hardware.device)
 
 

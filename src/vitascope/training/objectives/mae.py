@@ -1,7 +1,7 @@
 """Masked autoencoder: reconstruct hidden patches from visible ones (He et al. 2022, arXiv 2111.06377)."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from vitascope.run.files import make_folder
 from vitascope.shapes import Images, Patches, PatchNoise, TokenIndices
 from vitascope.training.objectives.collapse import Alarm, detect_collapse
 from vitascope.training.objectives.feature_metrics import FeatureEvaluator
-from vitascope.training.objectives.objective import Batch, Learning, Objective, StepMetrics
+from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
 from vitascope.training.optim.schedule import ScheduleValues
 
 EPS = 1e-6
@@ -34,6 +34,9 @@ NORM_PIX_CAPTION = (
     " This run predicts normalised pixels (mae.norm_pix_loss=true), so each reconstructed patch is shown with its true "
     "mean and contrast."
 )
+
+if TYPE_CHECKING:
+    from vitascope.training.state import TrainState
 
 
 class Reconstruction(NamedTuple):
@@ -86,17 +89,17 @@ class Mae(Objective):
 
     selection_metric = "knn_accuracy"
 
-    def __init__(self, learning: Learning) -> None:
-        super().__init__(learning)
-        config, model = learning.recipe.mae, learning.model
+    def __init__(self, state: "TrainState") -> None:
+        super().__init__(state)
+        config, model = state.recipe.mae, state.model
         decoder = MaeDecoder(
             model.config, embed_dim=config.decoder_dim, depth=config.decoder_depth, num_heads=config.decoder_heads
-        ).to(learning.hardware.device)
+        ).to(state.hardware.device)
         self.config, self.extra_module = config, decoder
         self.num_visible = count_visible_patches(model.config.num_patches, config.mask_ratio)
         self.autoencoder = MaskedAutoencoder(model, decoder, self.num_visible)
-        self.compiled_autoencoder = learning.hardware.compile(self.autoencoder)
-        self.feature_evaluator = FeatureEvaluator(learning)
+        self.compiled_autoencoder = state.hardware.compile(self.autoencoder)
+        self.feature_evaluator = FeatureEvaluator(state)
 
     def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         return super().make_random_draws(num_steps, batch_size, epoch) | self.make_patch_noise(
@@ -104,21 +107,21 @@ class Mae(Objective):
         )
 
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
-        policy = self.learning.recipe.data.augment
-        return self.learning.preprocessing.augment(images, draws, policy), draws["noise"]
+        policy = self.state.recipe.data.augment
+        return self.state.preprocessing.augment(images, draws, policy), draws["noise"]
 
-    def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues) -> StepMetrics:
+    def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
         images, noise = batch
-        with self.learning.hardware.autocast():
+        with self.state.hardware.autocast():
             predicted, patch_ranks = self.compiled_autoencoder(images, noise)
-        target = make_target_pixels(patchify(images, self.learning.model.config.patch_size), self.config.norm_pix_loss)
+        target = make_target_pixels(patchify(images, self.state.model.config.patch_size), self.config.norm_pix_loss)
         return {"train_loss": mae_loss(predicted, target, patch_ranks, self.num_visible)}
 
     def validate(self, epoch: int) -> dict[str, float]:
         return self.feature_evaluator.evaluate_features(epoch)
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
-        return detect_collapse(metrics, self.learning.recipe.train.epochs)
+        return detect_collapse(metrics, self.state.recipe.train.epochs)
 
     def save_figures(self, run_folder: Path, epoch: int) -> None:
         """Draw reconstructions, always of the same images with the same hidden patches."""
@@ -127,16 +130,16 @@ class Mae(Objective):
         from vitascope.draw.images import draw_gallery, save_mosaic  # imports matplotlib
         from vitascope.draw.style import save_figure
 
-        data = self.learning.data
+        data = self.state.data
         split = (data.validation or data.train).select_evenly(self.config.pictures)
-        images = data.preprocessing(split.images.to(self.learning.hardware.device))
+        images = data.preprocessing(split.images.to(self.state.hardware.device))
         rows = [
             data.preprocessing.denormalize(part).permute(0, 2, 3, 1).cpu().numpy()
             for part in self.reconstruct_images(images)
         ]
         make_folder(run_folder / FIGURE_FOLDER)
         save_mosaic(rows, run_folder / FIGURE_FOLDER / f"epoch-{epoch:04d}.png")
-        if epoch == self.learning.recipe.train.epochs:
+        if epoch == self.state.recipe.train.epochs:
             gallery = draw_gallery([list(row) for row in rows], ROW_TITLES, [""] * len(images), self._make_caption())
             save_figure(gallery, run_folder / "reconstructions.png")
 
@@ -148,7 +151,7 @@ class Mae(Objective):
         """Hide random patches, always the same, and reconstruct them.
 
         With norm_pix_loss each reconstructed patch gets its true mean and standard deviation."""
-        config = self.learning.model.config
+        config = self.state.model.config
         patches = patchify(images, config.patch_size)
         noise = torch.rand(patches.shape[:2], generator=torch.Generator().manual_seed(0)).to(images.device)
         was_training = self.autoencoder.training

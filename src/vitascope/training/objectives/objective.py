@@ -1,82 +1,56 @@
 """Base class of the training objectives: classification, DINO and MAE share one training loop."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from vitascope.data.dataset import Labels, UInt8Images
-from vitascope.data.preprocessing import DevicePreprocessing
 from vitascope.data.sampling import RandomDraws, draw_epoch_augmentation_parameters, draw_epoch_patch_noise
-from vitascope.data.splits import TrainingData
-from vitascope.model.vit import VisionTransformer
-from vitascope.recipe.schema import Recipe
-from vitascope.training.hardware import Hardware
 from vitascope.training.objectives.collapse import Alarm
-from vitascope.training.optim.ema import AveragedModel
 from vitascope.training.optim.schedule import ScheduleValues
+
+if TYPE_CHECKING:
+    from vitascope.training.state import TrainState
 
 Batch = tuple[Tensor, ...]  # the inputs of a step; the first axis of each tensor is the image
 StepMetrics = dict[str, Tensor]  # metric name -> mean over the batch; the first is the loss
 
 
-@dataclass
-class Learning:
-    """The recipe, data, hardware and model that an objective uses."""
-
-    recipe: Recipe
-    data: TrainingData
-    hardware: Hardware
-    model: VisionTransformer
-    ema: AveragedModel[VisionTransformer] | None
-
-    def __post_init__(self) -> None:
-        self.preprocessing = DevicePreprocessing.from_preprocessing(self.data.preprocessing, self.hardware.device)
-
-    @property
-    def eval_model(self) -> VisionTransformer:
-        """The model that is evaluated and saved: averaged if averaging is on."""
-        return self.ema.model if self.ema else self.model
-
-    @property
-    def batch_size(self) -> int:
-        return min(self.recipe.train.batch_size, len(self.data.train))
-
-
 class Objective:
-    """Loss, metrics and validation of a run. One object per session.
+    """Loss, metrics and validation of a run. One object per run.
 
     `extra_module` holds modules that only the training uses, such as a decoder. They are trained with the model and
     stored in the checkpoint."""
 
     metric_names: tuple[str, ...] = ("train_loss",)  # averaged over an epoch; the first is the loss
     selection_metric: str = "val_accuracy"  # metric that selects the best epoch
+    needs_ema: bool = False  # even if train.ema=0
     fingerprint: str = ""  # hash of other inputs of the run, such as a teacher's weights
 
-    def __init__(self, learning: Learning) -> None:
-        self.learning = learning
+    def __init__(self, state: "TrainState") -> None:
+        self.state = state
         self.extra_module = nn.Module()
-        self.phase = 0  # each phase has its own training step and CUDA graph
 
     def get_phase(self, epoch: int) -> int:
-        """Return the phase of an epoch. Both count from 0."""
+        """Return the phase of an epoch. Both count from 0. Each phase has its own training step."""
         return 0
 
     def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         """Draw all random numbers of an epoch for augmentation, step × image (…)."""
-        recipe = self.learning.recipe
+        recipe = self.state.recipe
         return draw_epoch_augmentation_parameters(recipe.data.augment, num_steps, batch_size, recipe.train.seed, epoch)
 
     def make_patch_noise(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         """Draw a random number per patch, step × image × patch; it decides which patches are used."""
-        seed, patches = self.learning.recipe.train.seed, self.learning.model.config.num_patches
+        seed, patches = self.state.recipe.train.seed, self.state.model.config.num_patches
         return {"noise": draw_epoch_patch_noise(patches, num_steps, batch_size, seed, epoch)}
 
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         """Augment the stored images of a step and return the inputs of the loss."""
         raise NotImplementedError
 
-    def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues) -> StepMetrics:
+    def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
         """Return the training loss and the metrics to log (`metric_names`), each averaged over the batch."""
         raise NotImplementedError
 

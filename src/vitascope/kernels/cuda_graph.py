@@ -1,0 +1,33 @@
+"""Record a function as a CUDA graph, which the host launches with a single call."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+Output = TypeVar("Output")
+
+
+def record_cuda_graph(run: Callable[[], Output], warm_up: Callable[[], object]) -> tuple[torch.cuda.CUDAGraph, Output]:
+    """Run `warm_up` on another stream, in which kernels are chosen and memory is allocated, then record `run`.
+
+    Return the graph and the output of `run`, which every replay overwrites."""
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
+        warm_up()
+    torch.cuda.current_stream().wait_stream(side_stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = run()
+    return graph, output
+
+
+def repeat(function: Callable[[], object], num_calls: int) -> Callable[[], None]:
+    """Return a function that calls `function` so many times."""
+
+    def call_repeatedly() -> None:
+        for _ in range(num_calls):
+            function()
+
+    return call_repeatedly

@@ -1,0 +1,68 @@
+"""Run training steps one operation after the other; choose between this and a CUDA graph."""
+
+from typing import Protocol
+
+from vitascope.data.sampling import select_step_draws
+from vitascope.training.engines.cuda_graph import CudaGraphEngine
+from vitascope.training.loader import EpochPlan, Loader
+from vitascope.training.optim.build import set_learning_rates
+from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
+from vitascope.training.state import TrainState
+from vitascope.training.step import MetricSums, train_step
+
+
+class Engine(Protocol):
+    """Runs the training steps of an epoch."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """Load the plan of an epoch and set the sums of the metrics to 0."""
+        ...
+
+    def run_next_step(self) -> None:
+        """Train on the next batch of the epoch. The host does not wait for the device."""
+        ...
+
+    def reset_step_counters(self) -> None:
+        """Go back to the first step of the epoch, to measure the same steps again. Images must be on the device."""
+        ...
+
+    def close(self) -> None:
+        """End the threads that load data."""
+        ...
+
+
+class EagerEngine:
+    """Runs a step's operations one by one."""
+
+    def __init__(self, state: TrainState, metric_sums: MetricSums) -> None:
+        self.state, self.metric_sums, self.loader = state, metric_sums, Loader(state)
+        self.plan: EpochPlan | None = None
+        self.phase = self.step_in_epoch = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        plan = self.loader.get_plan(epoch)
+        self.loader.start_prefetching(plan.image_order)
+        self.plan, self.phase = plan.to(self.state.hardware.device), self.state.objective.get_phase(epoch)
+        self.step_in_epoch = 0
+        self.metric_sums.reset()
+
+    def run_next_step(self) -> None:
+        if self.plan is None:
+            raise RuntimeError("start_epoch was not called")
+        state, indices = self.state, self.plan.image_order[self.step_in_epoch]
+        schedule: ScheduleValues = {**compute_schedule_values(state.step, state.total_steps, state.recipe)}
+        set_learning_rates(state.optimizers, schedule["lr_factor"])
+        batch, draws = self.loader.load_next_batch(indices), select_step_draws(self.plan.draws, self.step_in_epoch)
+        train_step(state, batch, draws, self.metric_sums, state.step, schedule, self.phase)
+        self.step_in_epoch += 1
+
+    def reset_step_counters(self) -> None:
+        self.step_in_epoch = 0
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+def make_engine(state: TrainState, metric_sums: MetricSums) -> Engine:
+    """Return a CUDA graph of the step where that is possible, else the plain step."""
+    return (CudaGraphEngine if state.hardware.captured else EagerEngine)(state, metric_sums)

@@ -30,7 +30,12 @@ from vitascope.data.image_ops import (
     to_grayscale,
 )
 from vitascope.data.preprocessing import Preprocessing
-from vitascope.data.sampling import draw_epoch_augmentation_parameters, draw_epoch_image_indices, select_step_draws
+from vitascope.data.sampling import (
+    draw_epoch_augmentation_parameters,
+    draw_epoch_depth_noise,
+    draw_epoch_image_indices,
+    select_step_draws,
+)
 
 GEOMETRY = replace(NO_AUGMENTATION, flip=0.5, shift=2, rotate=20.0, scale=0.2, erase=0.5)
 EVERYTHING = replace(GEOMETRY, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.2, randaugment=2)
@@ -180,6 +185,16 @@ def test_every_image_and_every_epoch_has_its_own_draws() -> None:
     assert len(varied.flatten(1).unique(dim=0)) > 24
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["erase"], later["erase"]) and not torch.equal(first["erase"], other["erase"])
+
+
+def test_depth_noise_is_uniform_and_new_for_every_seed_epoch_and_view() -> None:
+    noise = draw_epoch_depth_noise(4, num_steps=10, batch_size=50, seed=3, epoch=0)
+    assert noise.shape == (10, 50, 4) and noise.dtype == torch.float32 and noise.min() >= 0 and noise.max() < 1
+    assert noise.mean() == pytest.approx(0.5, abs=0.03) and noise.std() == pytest.approx(12**-0.5, abs=0.02)
+    assert torch.equal(noise, draw_epoch_depth_noise(4, 10, 50, 3, 0))
+    others = [draw_epoch_depth_noise(4, 10, 50, seed, epoch) for seed, epoch in ((3, 1), (4, 0))]
+    others += [draw_epoch_depth_noise(4, 10, 50, 3, 0, view_index=view) for view in (1, 2)]
+    assert len({draw.sum().item() for draw in [noise, *others]}) == 5
 
 
 def test_an_epoch_is_a_permutation_unless_sampling_probabilities_are_given() -> None:

@@ -163,6 +163,42 @@ def test_stochastic_depth_drops_whole_branches_per_image_and_keeps_the_mean() ->
     assert torch.equal(drop.eval()(2 * ones, ones), 3 * ones)
 
 
+def test_a_branch_is_kept_where_its_noise_is_below_the_keep_probability() -> None:
+    from vitascope.model.block import DropPath
+
+    drop, noise = DropPath(0.25), torch.tensor([0.0, 0.749, 0.75, 0.999])
+    tokens, branch = torch.randn(4, 3, 2, dtype=torch.float64), torch.randn(4, 3, 2, dtype=torch.float64)
+    out = drop(tokens, branch, noise)
+    torch.testing.assert_close(out[:2], tokens[:2] + branch[:2] / 0.75)
+    assert torch.equal(out[2:], tokens[2:])
+    assert torch.equal(drop.eval()(tokens, branch, noise), tokens + branch)
+
+
+def test_noise_is_given_to_attention_and_mlp_of_each_block_in_turn() -> None:
+    vit = model(depth=3, drop_path_rate=0.5, init_values=0.5).train()
+    pictures, noise = images(TINY, batch=8), torch.rand(8, 6)
+    tokens = vit.embed(pictures)
+    for index, (block, keep) in enumerate(zip(vit.blocks, (1.0, 0.75, 0.5), strict=True)):
+        scales = (noise[:, 2 * index : 2 * index + 2] < keep).double() / keep
+        tokens = tokens + scales[:, 0, None, None] * block.ls1(block.attn(block.norm1(tokens)))
+        tokens = tokens + scales[:, 1, None, None] * block.ls2(block.mlp(block.norm2(tokens)))
+    torch.testing.assert_close(vit(pictures, noise), vit.forward_head(vit.norm(tokens)))
+    recomputed = model(depth=3, drop_path_rate=0.5, init_values=0.5, grad_checkpointing=True).train()
+    recomputed.load_state_dict(vit.state_dict())
+    for each in (vit, recomputed):
+        each(pictures, noise).square().sum().backward()
+    for result, expected in zip(recomputed.parameters(), vit.parameters(), strict=True):
+        torch.testing.assert_close(result.grad, expected.grad)
+
+
+@pytest.mark.parametrize("pool", GLOBAL_POOLS)
+def test_with_its_noise_an_image_does_not_depend_on_the_others_of_its_batch(pool) -> None:
+    vit = model(depth=4, drop_path_rate=0.5, global_pool=pool).train()
+    pictures, noise = images(TINY, batch=8), torch.rand(8, 8)
+    parts = [vit(pictures[rows], noise[rows]) for rows in (slice(0, 3), slice(3, 8))]
+    torch.testing.assert_close(torch.cat(parts), vit(pictures, noise), atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize("rate", ["drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"])
 def test_every_dropout_acts_in_training_and_only_there(rate) -> None:
     vit, pictures = model(**{rate: 0.5}), images(TINY, batch=8)
@@ -251,6 +287,7 @@ def test_compiling_exporting_and_copying_agree_with_eager(changes) -> None:
         (lambda vit: vit(torch.zeros(2, 3, 8, 8).double()), "float64, the weights torch.float32"),
         (lambda vit: vit.encode(torch.randn(2, 5, 8)), "8 features"),
         (lambda vit: vit.encode(torch.randn(5, 16)), "batch × token × feature"),
+        (lambda vit: vit(torch.zeros(2, 3, 8, 8), torch.rand(2, 3)), r"shape \[2, 3\], but 2 images and 4 residual"),
     ],
 )
 def test_wrong_images_are_refused_in_a_sentence(call, sentence) -> None:

@@ -11,7 +11,7 @@ from vitascope.training.engines.cuda_graph import CudaGraphStep, restore_trainin
 from vitascope.training.loader import EpochLoader
 from vitascope.training.step import MetricSums
 
-QUIET = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0}  # chance inside the step is the device's own
+QUIET = {"model.proj_drop_rate": 0}  # dropout inside the step is the device's own
 
 
 class ReplayedByHand(CudaGraphStep):

@@ -89,6 +89,16 @@ def draw_epoch_patch_noise(num_patches: int, num_steps: int, batch_size: int, se
     )
 
 
+def draw_epoch_depth_noise(
+    num_branches: int, num_steps: int, batch_size: int, seed: int, epoch: int, *, view_index: int = 0
+) -> Tensor:
+    """Return uniform noise from 0 to 1, step × image × residual branch, which selects the branches that are dropped.
+
+    Each `view_index` has its own draws."""
+    rng = np.random.default_rng([seed, epoch, 4, view_index] if view_index else [seed, epoch, 4])
+    return torch.from_numpy(rng.random((num_steps, batch_size, num_branches), dtype=np.float32))
+
+
 def select_step_draws(draws: RandomDraws, step_index: int) -> RandomDraws:
     """Return the draws of one step."""
     return {name: draw[step_index] for name, draw in draws.items()}

@@ -56,12 +56,12 @@ class TrainedTransformer(VisionTransformer):
     def classes(self) -> list[str]:
         return self.info.classes
 
-    def compute_pooled_features(self, images: Tensor) -> Features:
+    def compute_pooled_features(self, images: Tensor, depth_noise: Tensor | None = None) -> Features:
         """Return the pooled features of each image; uses the fast version in evaluation mode without gradients."""
         compute_fast = (
             self.fast.compute_pooled if self.fast and not self.training and not torch.is_grad_enabled() else None
         )
-        return super().compute_pooled_features(images) if compute_fast is None else compute_fast(images)
+        return super().compute_pooled_features(images, depth_noise) if compute_fast is None else compute_fast(images)
 
     def set_token_reduction(self, **tokens_per_block: int) -> None:
         """Set merge_tokens or drop_tokens for inference; the weights do not change."""

@@ -7,7 +7,7 @@ from vitascope.model.attention import SelfAttention
 from vitascope.model.config import ModelConfig
 from vitascope.model.mlp import Mlp
 from vitascope.model.norm import make_norm
-from vitascope.shapes import OutputTokens, RotaryTable, Tokens
+from vitascope.shapes import BranchNoise, DepthNoise, OutputTokens, RotaryTable, Tokens
 
 
 class Block(nn.Module):
@@ -36,11 +36,15 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         rotation: RotaryTable | None = None,
         num_outputs: int | None = None,
+        depth_noise: DepthNoise | None = None,
     ) -> OutputTokens:
-        """Apply the block. With `num_outputs`, compute and return only the first `num_outputs` tokens."""
+        """Apply the block. With `num_outputs`, compute and return only the first `num_outputs` tokens.
+
+        `depth_noise`: image × (attention, MLP), see `DropPath`."""
+        attention_noise, mlp_noise = (None, None) if depth_noise is None else depth_noise.unbind(1)
         attended = self.attn(self.norm1(tokens), mask, rotation, num_outputs)
-        tokens = self.drop_path1(tokens[:, :num_outputs], self.ls1(attended))
-        return self.drop_path2(tokens, self.ls2(self.mlp(self.norm2(tokens))))
+        tokens = self.drop_path1(tokens[:, :num_outputs], self.ls1(attended), attention_noise)
+        return self.drop_path2(tokens, self.ls2(self.mlp(self.norm2(tokens))), mlp_noise)
 
 
 def make_attention(config: ModelConfig) -> SelfAttention:
@@ -74,12 +78,18 @@ class DropPath(nn.Module):
         super().__init__()
         self.rate = rate
 
-    def forward(self, tokens: Tokens, branch: Tokens) -> Tokens:
-        """Return tokens + branch, without the branch for a random fraction `rate` of the images."""
+    def forward(self, tokens: Tokens, branch: Tokens, noise: BranchNoise | None = None) -> Tokens:
+        """Return tokens + branch, without the branch for a random fraction `rate` of the images.
+
+        `noise`: uniform from 0 to 1; the branch is kept where it is below the keep probability. None: PyTorch's global
+        generator decides."""
         if self.rate == 0.0 or not self.training:
             return tokens + branch
         keep_probability = 1.0 - self.rate
-        is_kept = branch.new_empty(branch.shape[0], 1, 1).bernoulli_(keep_probability)
+        if noise is None:
+            is_kept = branch.new_empty(branch.shape[0], 1, 1).bernoulli_(keep_probability)
+        else:
+            is_kept = (noise[:, None, None] < keep_probability).to(branch.dtype)
         return torch.addcmul(tokens, branch, is_kept / keep_probability)
 
     def extra_repr(self) -> str:

@@ -42,3 +42,12 @@ def check_tokens(tokens: Tensor, embed_dim: int) -> None:
             f"The tokens have {tokens.shape[2]} features, the layer was built for embed_dim={embed_dim}. "
             f"Project them to {embed_dim} features, or build it with embed_dim={tokens.shape[2]}."
         )
+
+
+def check_depth_noise(depth_noise: Tensor, num_images: int, num_branches: int) -> None:
+    """Raise an error unless there is one number per image and residual branch."""
+    if tuple(depth_noise.shape) != (num_images, num_branches):
+        raise UserError(
+            f"depth_noise has shape {list(depth_noise.shape)}, but {num_images} images and {num_branches} residual "
+            f"branches (two per block) were given. Draw it with torch.rand({num_images}, {num_branches})."
+        )

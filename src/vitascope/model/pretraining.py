@@ -17,7 +17,17 @@ from vitascope.model.config import ModelConfig
 from vitascope.model.norm import make_norm
 from vitascope.model.positions import make_sincos2d_table
 from vitascope.model.vit import VisionTransformer
-from vitascope.shapes import Features, Logits, OutputTokens, Patches, PatchNoise, TokenIndices, Tokens, VisibleIndices
+from vitascope.shapes import (
+    DepthNoise,
+    Features,
+    Logits,
+    OutputTokens,
+    Patches,
+    PatchNoise,
+    TokenIndices,
+    Tokens,
+    VisibleIndices,
+)
 
 
 def count_visible_patches(num_patches: int, mask_ratio: float) -> int:
@@ -38,7 +48,9 @@ def select_visible_and_restore_indices(noise: PatchNoise, num_visible: int) -> V
     return VisiblePatches(order[:, :num_visible], order.argsort(dim=1))
 
 
-def encode_visible_patches(model: VisionTransformer, images: Tensor, visible_indices: VisibleIndices) -> OutputTokens:
+def encode_visible_patches(
+    model: VisionTransformer, images: Tensor, visible_indices: VisibleIndices, depth_noise: DepthNoise | None = None
+) -> OutputTokens:
     """Encode class and register tokens and the visible patches, in the order of `visible_indices`."""
     prefix = model.config.num_prefix_tokens
     prefix_indices = torch.arange(prefix, device=visible_indices.device).expand(len(visible_indices), -1)
@@ -46,7 +58,7 @@ def encode_visible_patches(model: VisionTransformer, images: Tensor, visible_ind
     tokens = model.embed(images)
     tokens = tokens.gather(1, indices[..., None].expand(-1, -1, tokens.shape[2]))
     rotation = None if model.rotation is None else model.rotation[:, indices][:, :, None]
-    return model.encode(tokens, rotation=rotation)
+    return model.encode(tokens, rotation=rotation, depth_noise=depth_noise)
 
 
 class PatchDropout(nn.Module):
@@ -56,9 +68,9 @@ class PatchDropout(nn.Module):
         super().__init__()
         self.model, self.num_visible = model, num_visible
 
-    def forward(self, images: Tensor, noise: PatchNoise) -> Logits:
+    def forward(self, images: Tensor, noise: PatchNoise, depth_noise: DepthNoise | None = None) -> Logits:
         visible, _ = select_visible_and_restore_indices(noise, self.num_visible)
-        return self.model.forward_head(encode_visible_patches(self.model, images, visible))
+        return self.model.forward_head(encode_visible_patches(self.model, images, visible, depth_noise))
 
 
 def make_decoder_config(encoder_config: ModelConfig, embed_dim: int, depth: int, num_heads: int) -> ModelConfig:

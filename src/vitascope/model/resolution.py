@@ -9,7 +9,7 @@ from vitascope.model.positions import make_rotary_table, resample_position_table
 from vitascope.model.precision import to_autocast_dtype
 from vitascope.model.tokens import concat_prefix_tokens, prepend_prefix_and_add_positions
 from vitascope.model.vit import VisionTransformer
-from vitascope.shapes import Features
+from vitascope.shapes import DepthNoise, Features
 
 
 class ResolutionAdapter(nn.Module):
@@ -33,7 +33,7 @@ class ResolutionAdapter(nn.Module):
         )
         self.register_buffer("rotation", rotation, persistent=False)
 
-    def forward(self, model: VisionTransformer, images: Tensor) -> Features:
+    def forward(self, model: VisionTransformer, images: Tensor, depth_noise: DepthNoise | None = None) -> Features:
         prefix = concat_prefix_tokens(model.cls_token, model.reg_token)
         table = (
             None
@@ -43,9 +43,8 @@ class ResolutionAdapter(nn.Module):
         tokens = to_autocast_dtype(
             model.pos_drop(prepend_prefix_and_add_positions(model.patch_embed(images), prefix, table))
         )
-        return model.forward_head(
-            model.encode(tokens, num_outputs=self.num_outputs, rotation=self.rotation), pre_logits=True
-        )
+        encoded = model.encode(tokens, num_outputs=self.num_outputs, rotation=self.rotation, depth_noise=depth_noise)
+        return model.forward_head(encoded, pre_logits=True)
 
 
 def _make_position_resampling_matrix(config: ModelConfig, new_grid: tuple[int, int]) -> Tensor | None:

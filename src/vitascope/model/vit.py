@@ -9,14 +9,14 @@ from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
 from vitascope.model.head import POOLS
 from vitascope.model.initialize import INITIALIZERS
-from vitascope.model.inputs import check_images, check_tokens
+from vitascope.model.inputs import check_depth_noise, check_images, check_tokens
 from vitascope.model.norm import make_norm
 from vitascope.model.patches import TOKENIZERS
 from vitascope.model.positions import make_absolute_position_table, make_rotary_table
 from vitascope.model.precision import to_autocast_dtype
 from vitascope.model.token_merging import encode_with_token_reduction
 from vitascope.model.tokens import concat_prefix_tokens, prepend_prefix_and_add_positions
-from vitascope.shapes import Features, Images, Logits, OutputTokens, RotaryTable, Tokens, TokenSizes
+from vitascope.shapes import DepthNoise, Features, Images, Logits, OutputTokens, RotaryTable, Tokens, TokenSizes
 
 
 class VisionTransformer(nn.Module):
@@ -48,20 +48,23 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, config.num_classes) if config.num_classes else nn.Identity()
         INITIALIZERS[config.initialize](self)
 
-    def forward(self, images: Tensor) -> Logits:
+    def forward(self, images: Tensor, depth_noise: Tensor | None = None) -> Logits:
         """Return the logits: forward_head(forward_features(images)), without computing tokens that the head ignores.
 
-        At inference, tokens are merged or dropped as `merge_tokens` and `drop_tokens` set."""
-        return self.head(self.compute_pooled_features(images))
+        At inference, tokens are merged or dropped as `merge_tokens` and `drop_tokens` set. `depth_noise` selects the
+        branches that stochastic depth drops in training: uniform from 0 to 1, image × branch (attention and MLP of each
+        block). Without it, PyTorch's global generator decides."""
+        return self.head(self.compute_pooled_features(images, depth_noise))
 
-    def compute_pooled_features(self, images: Tensor) -> Features:
+    def compute_pooled_features(self, images: Tensor, depth_noise: Tensor | None = None) -> Features:
         """Return the input of the classifier: one feature vector per image."""
         check_images(images, self.config, next(self.patch_embed.parameters()).dtype)
         num_outputs = 1 if self.config.global_pool == "token" else None
         if not self.training and self.config.token_reduction:
             tokens, token_sizes = encode_with_token_reduction(self, self.embed(images), num_outputs)
             return self.forward_head(tokens, pre_logits=True, token_sizes=token_sizes)
-        return self.forward_head(self.encode(self.embed(images), num_outputs=num_outputs), pre_logits=True)
+        tokens = self.encode(self.embed(images), num_outputs=num_outputs, depth_noise=depth_noise)
+        return self.forward_head(tokens, pre_logits=True)
 
     def forward_features(self, images: Tensor) -> Tokens:
         """(batch, channel, height, width) -> all tokens of the last block, normalised as the head expects them."""
@@ -75,12 +78,17 @@ class VisionTransformer(nn.Module):
         return to_autocast_dtype(tokens)  # under autocast, tokens between blocks have its dtype
 
     def encode(
-        self, tokens: Tensor, mask: Tensor | None = None, num_outputs: int | None = None, rotation: Tensor | None = None
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        num_outputs: int | None = None,
+        rotation: Tensor | None = None,
+        depth_noise: Tensor | None = None,
     ) -> OutputTokens:
         """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C).
 
         With `num_outputs`, the last block returns only the first `num_outputs` tokens. `rotation` replaces the model's
-        rotary table, for tokens at other positions."""
+        rotary table, for tokens at other positions. `depth_noise`: as in `forward`."""
         check_tokens(tokens, self.config.embed_dim)
         table = self.rotation if rotation is None else rotation
         if table is not None and tokens.shape[1] != table.shape[-2]:
@@ -88,8 +96,12 @@ class VisionTransformer(nn.Module):
                 f"{tokens.shape[1]} tokens were given, but positions={self.config.positions} needs the "
                 f"{table.shape[-2]} tokens of a {self.config.grid[0]}×{self.config.grid[1]} grid."
             )
-        for index, block in enumerate(self.blocks, start=1):
-            tokens = self._run_block(block, tokens, mask, table, num_outputs if index == len(self.blocks) else None)
+        if depth_noise is not None:
+            check_depth_noise(depth_noise, len(tokens), 2 * len(self.blocks))
+        for index, block in enumerate(self.blocks):
+            outputs = num_outputs if index + 1 == len(self.blocks) else None
+            block_noise = None if depth_noise is None else depth_noise[:, 2 * index : 2 * index + 2]
+            tokens = self._run_block(block, tokens, mask, table, outputs, block_noise)
         return self.norm(tokens)
 
     def forward_head(
@@ -106,6 +118,7 @@ class VisionTransformer(nn.Module):
         mask: Tensor | None,
         rotation: RotaryTable | None,
         num_outputs: int | None,
+        depth_noise: DepthNoise | None,
     ) -> OutputTokens:
         if self.config.grad_checkpointing and self.training:
             return checkpoint(
@@ -114,10 +127,11 @@ class VisionTransformer(nn.Module):
                 mask,
                 rotation,
                 num_outputs,
+                depth_noise,
                 use_reentrant=False,
                 preserve_rng_state=self.config.uses_dropout,
             )
-        return block(tokens, mask, rotation, num_outputs)
+        return block(tokens, mask, rotation, num_outputs, depth_noise)
 
     def _make_rotary_table(self) -> Tensor:
         config = self.config

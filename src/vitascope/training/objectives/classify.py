@@ -81,12 +81,12 @@ class Classify(Objective):
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         policy = self.state.recipe.data.augment
         inputs, target = self.state.preprocessing.augment_and_mix(images, labels, draws, policy)
-        noise = [draws["noise"]] if "noise" in draws else []
+        noise = [draws[name] for name in ("noise", "depth") if name in draws]
         return inputs, target.labels, target.partner_labels, target.lam, *noise
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
         images, target = batch[0], MixedLabels(*batch[1:4])
-        noise = () if phase else batch[4:]  # decides which patches are used in phase 0
+        noise = batch[4 + phase :]  # train.patch_share's, skipped in phase 1; then that of stochastic depth
         config = self.state.recipe.train
         with self.state.hardware.autocast():
             logits = self.models_by_phase[phase](images, *noise)

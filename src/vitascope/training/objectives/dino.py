@@ -6,6 +6,7 @@ running mean is subtracted, so that no prototype dominates) and sharpened by a l
 become uniform).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
 from typing import TYPE_CHECKING
@@ -83,10 +84,17 @@ class BackboneWithHead(nn.Module):
         super().__init__()
         self.model, self.head, self.local_crop_encoder = model, head, local_crop_encoder
 
-    def forward(self, global_crops: Tensor, local_crops: Tensor | None = None) -> Logits:
-        features = self.model.compute_pooled_features(global_crops)
+    def forward(
+        self,
+        global_crops: Tensor,
+        local_crops: Tensor | None = None,
+        global_depth_noise: Tensor | None = None,
+        local_depth_noise: Tensor | None = None,
+    ) -> Logits:
+        features = self.model.compute_pooled_features(global_crops, global_depth_noise)
         if local_crops is not None and self.local_crop_encoder is not None:
-            features = torch.cat([features, self.local_crop_encoder(self.model, local_crops)])
+            local_features = self.local_crop_encoder(self.model, local_crops, local_depth_noise)
+            features = torch.cat([features, local_features])
         return self.head(features)
 
 
@@ -137,28 +145,32 @@ class Dino(Objective):
         return {
             f"{view}/{name}": draw
             for view, policy in enumerate(self.view_policies)
-            for name, draw in draw_epoch_augmentation_parameters(
-                policy, num_steps, batch_size, seed, epoch, view_index=view
+            for name, draw in (
+                draw_epoch_augmentation_parameters(policy, num_steps, batch_size, seed, epoch, view_index=view)
+                | self.make_depth_noise(num_steps, batch_size, epoch, view_index=view)
             ).items()
         }
 
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
-        """One tensor of crops per view."""
+        """One tensor of crops per view; then, with stochastic depth, its noise per view."""
         size, preprocessing = (self.config.local_size, self.config.local_size), self.state.preprocessing
         crops = []
         for view, policy in enumerate(self.view_policies):
             view_draws = {name.split("/")[1]: draw for name, draw in draws.items() if name.startswith(f"{view}/")}
             crops.append(preprocessing.augment(images, view_draws, policy, None if view < NUM_GLOBAL_CROPS else size))
-        return tuple(crops)
+        return *crops, *(draw for name, draw in draws.items() if name.endswith("/depth"))
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
-        global_crops = torch.cat(batch[:NUM_GLOBAL_CROPS])
-        local_crops = torch.cat(batch[NUM_GLOBAL_CROPS:]) if len(batch) > NUM_GLOBAL_CROPS else None
+        num_views = len(self.view_policies)
+        crops, depth_noise = batch[:num_views], batch[num_views:]
+        global_crops, local_crops = torch.cat(crops[:NUM_GLOBAL_CROPS]), _concat_or_none(crops[NUM_GLOBAL_CROPS:])
+        global_noise = _concat_or_none(depth_noise[:NUM_GLOBAL_CROPS])
+        local_noise = _concat_or_none(depth_noise[NUM_GLOBAL_CROPS:])
         with self.state.hardware.autocast():
-            student = self.student_network(global_crops, local_crops)
+            student = self.student_network(global_crops, local_crops, global_noise, local_noise)
             with torch.no_grad():
                 teacher = self.teacher_network(global_crops)
-        student = student.unflatten(0, (len(batch), -1))
+        student = student.unflatten(0, (num_views, -1))
         teacher = teacher.unflatten(0, (NUM_GLOBAL_CROPS, -1)).float()
         self.heads.seen.add_(teacher.mean((0, 1)) * (len(batch[0]) / self.state.batch_size))
         temperatures = (self.config.student_temperature, schedule["teacher_temperature"])
@@ -184,3 +196,7 @@ class Dino(Objective):
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
         return detect_collapse(metrics, self.state.recipe.train.epochs, self.config.prototypes)
+
+
+def _concat_or_none(tensors: Sequence[Tensor]) -> Tensor | None:
+    return torch.cat(tuple(tensors)) if tensors else None

@@ -17,7 +17,7 @@ from vitascope.model.pretraining import (
 )
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import make_folder
-from vitascope.shapes import Images, Patches, PatchNoise, TokenIndices
+from vitascope.shapes import DepthNoise, Images, Patches, PatchNoise, TokenIndices
 from vitascope.training.objectives.collapse import Alarm, detect_collapse
 from vitascope.training.objectives.feature_metrics import FeatureEvaluator
 from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
@@ -78,9 +78,9 @@ class MaskedAutoencoder(nn.Module):
         super().__init__()
         self.model, self.decoder, self.num_visible = model, decoder, num_visible
 
-    def forward(self, images: Tensor, patch_noise: PatchNoise) -> Reconstruction:
+    def forward(self, images: Tensor, patch_noise: PatchNoise, depth_noise: DepthNoise | None = None) -> Reconstruction:
         visible, patch_ranks = select_visible_and_restore_indices(patch_noise, self.num_visible)
-        patches = self.decoder(encode_visible_patches(self.model, images, visible), patch_ranks)
+        patches = self.decoder(encode_visible_patches(self.model, images, visible, depth_noise), patch_ranks)
         return Reconstruction(patches, patch_ranks)
 
 
@@ -108,12 +108,13 @@ class Mae(Objective):
 
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         policy = self.state.recipe.data.augment
-        return self.state.preprocessing.augment(images, draws, policy), draws["noise"]
+        noise = [draws[name] for name in ("noise", "depth") if name in draws]
+        return self.state.preprocessing.augment(images, draws, policy), *noise
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
-        images, noise = batch
+        images, *noise = batch  # of patches, and of stochastic depth
         with self.state.hardware.autocast():
-            predicted, patch_ranks = self.compiled_autoencoder(images, noise)
+            predicted, patch_ranks = self.compiled_autoencoder(images, *noise)
         target = make_target_pixels(patchify(images, self.state.model.config.patch_size), self.config.norm_pix_loss)
         return {"train_loss": mae_loss(predicted, target, patch_ranks, self.num_visible)}
 

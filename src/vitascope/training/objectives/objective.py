@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from vitascope.data.dataset import Labels, UInt8Images
-from vitascope.data.sampling import RandomDraws, draw_epoch_augmentation_parameters, draw_epoch_patch_noise
+from vitascope.data.sampling import (
+    RandomDraws,
+    draw_epoch_augmentation_parameters,
+    draw_epoch_depth_noise,
+    draw_epoch_patch_noise,
+)
 from vitascope.training.objectives.collapse import Alarm
 from vitascope.training.optim.schedule import ScheduleValues
 
@@ -37,14 +42,23 @@ class Objective:
         return 0
 
     def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
-        """Draw all random numbers of an epoch for augmentation, step × image (…)."""
-        recipe = self.state.recipe
-        return draw_epoch_augmentation_parameters(recipe.data.augment, num_steps, batch_size, recipe.train.seed, epoch)
+        """Draw all random numbers of an epoch for augmentation and stochastic depth, step × image (…)."""
+        policy, seed = self.state.recipe.data.augment, self.state.recipe.train.seed
+        augmentation = draw_epoch_augmentation_parameters(policy, num_steps, batch_size, seed, epoch)
+        return augmentation | self.make_depth_noise(num_steps, batch_size, epoch)
 
     def make_patch_noise(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         """Draw a random number per patch, step × image × patch; it decides which patches are used."""
         seed, patches = self.state.recipe.train.seed, self.state.model.config.num_patches
         return {"noise": draw_epoch_patch_noise(patches, num_steps, batch_size, seed, epoch)}
+
+    def make_depth_noise(self, num_steps: int, batch_size: int, epoch: int, *, view_index: int = 0) -> RandomDraws:
+        """Draw a random number per residual branch, step × image × branch; nothing without stochastic depth."""
+        seed, config = self.state.recipe.train.seed, self.state.model.config
+        if not config.drop_path_rate:
+            return {}
+        noise = draw_epoch_depth_noise(2 * config.depth, num_steps, batch_size, seed, epoch, view_index=view_index)
+        return {"depth": noise}
 
     def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         """Augment the stored images of a step and return the inputs of the loss."""

@@ -277,7 +277,7 @@ def test_a_killed_study_goes_on_without_repeating_or_losing_a_run(tmp_path, vita
     """SIGKILL in the second run, after its third epoch: the first is kept, the second goes on from its second epoch."""
     words = ["train.epochs=5", "train.device=cpu", "train.save_seconds=0", "model.depth=1,2", "--seeds", "1"]
     command = ["study", "digits", *words, "--out", str(tmp_path)]
-    kill_after_epoch(3, *command, when="session.recipe.model.depth == 2")
+    kill_after_epoch(3, *command, when="state.recipe.model.depth == 2")
     folder = tmp_path / "digits-depth"
     before = _runs(folder)
     assert len(before) == 2 and (before[0] / "model.safetensors").exists()

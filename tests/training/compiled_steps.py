@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tests.training.test_runs import session_of
+from tests.training.test_runs import build_state_and_run
 from tests.training.tiny import tiny_run
 from vitascope.training.engines.batched import BatchedTraining
 
@@ -33,7 +33,7 @@ def train_batched(folder: Path, settings: dict, compiled: str) -> list[float]:
     for batch, seeds in ((64, (1, 2)), (32, (1, 2, 3))):
         overrides = settings | {"train.compile": compiled, "train.optimizer": "muon", "train.batch_size": batch}
         batched = BatchedTraining(
-            [session_of(folder / compiled, **overrides, **{"train.seed": seed})[0] for seed in seeds]
+            [build_state_and_run(folder / compiled, **overrides, **{"train.seed": seed})[0] for seed in seeds]
         )
         losses += batched.train_epoch(0).loss.tolist()
         batched.close()

@@ -10,9 +10,9 @@ import os, signal, sys
 from vitascope.training import loop
 finish_epoch = loop.log_epoch_and_keep_best
 
-def finish_epoch_and_die(session, *args):
-    record = finish_epoch(session, *args)
-    if session.epoch == {epoch} and {when}:
+def finish_epoch_and_die(state, *args):
+    record = finish_epoch(state, *args)
+    if state.epoch == {epoch} and {when}:
         os.kill(os.getpid(), signal.SIGKILL)
     return record
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training.test_captured import check_recorded_as_plain
-from tests.training.test_runs import check_goes_on_after_a_stop, check_refused, session_of
+from tests.training.test_runs import build_state_and_run, check_goes_on_after_a_stop, check_refused
 from tests.training.tiny import tiny_run
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.data.config import AugmentConfig, resolve_augmentation
@@ -14,7 +14,7 @@ from vitascope.model.pretraining import PrototypeHead
 from vitascope.model.resolution import ResolutionAdapter
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import DinoConfig
-from vitascope.training.loader import EpochLoader
+from vitascope.training.engines.eager import EagerEngine
 from vitascope.training.objectives.collapse import detect_collapse
 from vitascope.training.objectives.dino import dino_loss, make_augment_config_per_view
 from vitascope.training.optim.schedule import compute_schedule_values
@@ -108,45 +108,46 @@ def untimed_losses(run) -> list[float]:
 
 
 def stepped(tmp_path, steps: int, **settings):
-    """A session after so many plain steps."""
-    session, _ = session_of(tmp_path, **(DINO | settings))
-    loader, tally = EpochLoader(session), MetricSums.empty(session)
-    one_step_on = loader.start_epoch(0, tally)
-    for step in range(steps):
-        one_step_on(step)
-        session.step += 1
-    loader.close()
-    return session
+    """A state after so many plain steps."""
+    state, _ = build_state_and_run(tmp_path, **(DINO | settings))
+    engine = EagerEngine(state, MetricSums.empty(state))
+    engine.start_epoch(0)
+    for _ in range(steps):
+        engine.run_next_step()
+        state.step += 1
+    engine.close()
+    return state
 
 
 def test_the_centre_moves_a_tenth_towards_what_the_teacher_said(tmp_path) -> None:
-    session, _ = session_of(tmp_path, **DINO)
-    heads, said = session.objective.heads, []
-    real = session.objective.teacher_network.forward
-    session.objective.teacher_network.forward = lambda crops: said.append(real(crops)) or said[-1]
-    loader = EpochLoader(session)
-    loader.start_epoch(0, MetricSums.empty(session))(0)
-    loader.close()
-    assert said[0].shape[0] == 2 * session.batch_size  # the two large crops only
+    state, _ = build_state_and_run(tmp_path, **DINO)
+    heads, said = state.objective.heads, []
+    real = state.objective.teacher_network.forward
+    state.objective.teacher_network.forward = lambda crops: said.append(real(crops)) or said[-1]
+    engine = EagerEngine(state, MetricSums.empty(state))
+    engine.start_epoch(0)
+    engine.run_next_step()
+    engine.close()
+    assert said[0].shape[0] == 2 * state.batch_size  # the two large crops only
     torch.testing.assert_close(heads.centre, 0.1 * said[0].mean(0))
     assert (heads.seen == 0).all()
 
 
 def test_the_teacher_follows_the_student_and_gets_no_gradient(tmp_path) -> None:
-    session = stepped(tmp_path, 1, **{"dino.teacher_momentum": 0.5, "dino.freeze_last": 0})
-    before, _ = session_of(tmp_path, **(DINO | {"dino.teacher_momentum": 0.5}))
-    heads, old = session.objective.heads, before.objective.heads
+    state = stepped(tmp_path, 1, **{"dino.teacher_momentum": 0.5, "dino.freeze_last": 0})
+    before, _ = build_state_and_run(tmp_path, **(DINO | {"dino.teacher_momentum": 0.5}))
+    heads, old = state.objective.heads, before.objective.heads
     for new, was, student in zip(
         heads.teacher.parameters(), old.teacher.parameters(), heads.student.parameters(), strict=True
     ):
         torch.testing.assert_close(new, (was + student) / 2, atol=1e-6, rtol=1e-4)
         assert new.grad is None and not new.requires_grad
-    assert all(not weight.requires_grad for weight in session.ema.model.parameters())
-    assert not any(weight.requires_grad for weight in session.model.head.parameters())
+    assert all(not weight.requires_grad for weight in state.ema.model.parameters())
+    assert not any(weight.requires_grad for weight in state.model.head.parameters())
 
 
 def test_prototypes_are_frozen_at_first_and_learn_later(tmp_path) -> None:
-    start, _ = session_of(tmp_path, **DINO)
+    start, _ = build_state_and_run(tmp_path, **DINO)
     drawn = start.objective.heads.student.prototypes
     frozen = stepped(tmp_path, 3, **{"dino.freeze_last": 1.0})
     free = stepped(tmp_path, 3, **{"dino.freeze_last": 0.0})
@@ -191,12 +192,12 @@ def test_views_are_two_large_crops_and_small_ones_and_only_the_second_is_solariz
 
 
 def test_every_crop_of_an_image_has_its_own_draws(tmp_path) -> None:
-    session, _ = session_of(tmp_path, **DINO)
-    draws = session.objective.make_random_draws(2, 5, epoch=0)
+    state, _ = build_state_and_run(tmp_path, **DINO)
+    draws = state.objective.make_random_draws(2, 5, epoch=0)
     assert {name.split("/")[0] for name in draws} == {"0", "1", "2", "3"}
     assert not torch.equal(draws["0/crop"], draws["1/crop"]) and not torch.equal(draws["2/crop"], draws["3/crop"])
-    crops = session.objective.prepare_batch(
-        session.data.train.images[:5], session.data.train.labels[:5], {name: draw[0] for name, draw in draws.items()}
+    crops = state.objective.prepare_batch(
+        state.data.train.images[:5], state.data.train.labels[:5], {name: draw[0] for name, draw in draws.items()}
     )
     assert [tuple(crop.shape[2:]) for crop in crops] == [(8, 8), (8, 8), (4, 4), (4, 4)]
 

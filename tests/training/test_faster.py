@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.training.test_runs import check_goes_on_after_a_stop, session_of
+from tests.training.test_runs import build_state_and_run, check_goes_on_after_a_stop
 from tests.training.tiny import tiny_run
 from vitascope import UserError
 from vitascope.data.config import AugmentConfig, resolve_augmentation
@@ -18,27 +18,29 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.metrics import list_epoch_seconds_without_setup
 from vitascope.training.engines.batchable import check_batchable
+from vitascope.training.engines.eager import EagerEngine
 from vitascope.training.hardware import count_equivalent_forward_passes, count_train_flops_per_image
 from vitascope.training.initial_weights import VARIANCE_OFFSET, compute_whitening_mean_and_matrix
-from vitascope.training.loader import EpochLoader, make_image_order_and_draws
+from vitascope.training.loader import make_epoch_plan
 from vitascope.training.rate_finder import _yield_losses_at_rising_lr
 from vitascope.training.step import MetricSums
 
 
-def patches_seen(session, epochs: int) -> list[int]:
+def patches_seen(state, epochs: int) -> list[int]:
     """By the first block, in the first step of each epoch."""
-    loader, tally, seen = EpochLoader(session), MetricSums.empty(session), []
-    session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    engine, seen = EagerEngine(state, MetricSums.empty(state)), []
+    state.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     for epoch in range(epochs):
-        loader.start_epoch(epoch, tally)(0)
-    loader.close()
-    return [count - session.recipe.model.num_prefix_tokens for count in seen]
+        engine.start_epoch(epoch)
+        engine.run_next_step()
+    engine.close()
+    return [count - state.recipe.model.num_prefix_tokens for count in seen]
 
 
 def test_some_patches_are_used_in_the_first_epochs_only(tmp_path) -> None:
     settings = {"train.epochs": 5, "train.patch_share_until": 0.4, "train.patch_share": 0.5}
-    session, _ = session_of(tmp_path, **settings)
-    assert patches_seen(session, 5) == [8, 8, 16, 16, 16]
+    state, _ = build_state_and_run(tmp_path, **settings)
+    assert patches_seen(state, 5) == [8, 8, 16, 16, 16]
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
@@ -100,19 +102,20 @@ class Clock:
 def test_making_weights_whitening_and_saving_are_inside_the_clock_and_setting_up_in_the_cold_one(
     tmp_path, monkeypatch
 ) -> None:
-    from vitascope.training import loader, loop, session
+    from vitascope.training import build_state, loop
+    from vitascope.training.engines import eager
 
     clock = Clock()
     slow = {
-        (session, "VisionTransformer"): 0.5,
-        (session, "fold_whitening_into_patch_embedding"): 1.0,
-        (session, "choose_hardware_and_set_threads"): 2.0,
+        (build_state, "VisionTransformer"): 0.5,
+        (build_state, "fold_whitening_into_patch_embedding"): 1.0,
+        (build_state, "choose_hardware_and_set_threads"): 2.0,
         (loop, "save_checkpoint_and_best_weights"): 0.4,
-        (loader, "train_step"): STEP,
+        (eager, "train_step"): STEP,
     }
     for (module, name), seconds in slow.items():
         monkeypatch.setattr(module, name, clock.slow_down(getattr(module, name), seconds))
-    for module in (session, loop):
+    for module in (build_state, loop):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     rows = tiny_run(tmp_path, **{"train.whiten": True, "train.epochs": 3}).metrics
     steps = STEP * 12
@@ -185,16 +188,16 @@ def test_one_epoch_at_least_is_small_and_the_last_is_whole() -> None:
 
 
 def test_a_single_epoch_uses_all_patches(tmp_path) -> None:
-    session, _ = session_of(tmp_path, **{"train.epochs": 1, "train.patch_share": 0.5})
-    assert patches_seen(session, 1) == [16] and count_equivalent_forward_passes(session.recipe) == 1
+    state, _ = build_state_and_run(tmp_path, **{"train.epochs": 1, "train.patch_share": 0.5})
+    assert patches_seen(state, 1) == [16] and count_equivalent_forward_passes(state.recipe) == 1
 
 
 def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:
-    session, _ = session_of(tmp_path, **{"train.epochs": 4, "train.patch_share": 0.5})
+    state, _ = build_state_and_run(tmp_path, **{"train.epochs": 4, "train.patch_share": 0.5})
     seen = set()
-    session.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
-    next(_yield_losses_at_rising_lr(session))
-    assert seen == {session.recipe.model.num_tokens}
+    state.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
+    next(_yield_losses_at_rising_lr(state))
+    assert seen == {state.recipe.model.num_tokens}
 
 
 def test_a_patch_share_is_refused_without_labels_and_in_batched_runs() -> None:
@@ -217,8 +220,8 @@ def test_whitened_patches_vary_by_one_in_every_direction() -> None:
 
 
 def test_the_projection_starts_on_whitened_patches(tmp_path) -> None:
-    plain, _ = session_of(tmp_path / "a", **{"train.seed": 3})
-    white, _ = session_of(tmp_path / "b", **{"train.seed": 3, "train.whiten": True})
+    plain, _ = build_state_and_run(tmp_path / "a", **{"train.seed": 3})
+    white, _ = build_state_and_run(tmp_path / "b", **{"train.seed": 3, "train.whiten": True})
     images = plain.data.preprocessing(plain.data.train.images)
     patches = patchify(images, plain.recipe.model.patch_size)
     mean, matrix = compute_whitening_mean_and_matrix(patches)
@@ -242,11 +245,11 @@ def test_two_epochs_by_turns_show_every_image_from_both_sides() -> None:
 
 
 def test_the_setting_reaches_the_draws(tmp_path) -> None:
-    session, _ = session_of(tmp_path)
-    augment = replace(session.recipe.data.augment, flip=0.5, flip_mode="alternating")
-    session.recipe = replace(session.recipe, data=replace(session.recipe.data, augment=augment))
-    session.objective.learning.recipe = session.recipe
-    plans = [make_image_order_and_draws(session, epoch) for epoch in (0, 1)]
+    state, _ = build_state_and_run(tmp_path)
+    augment = replace(state.recipe.data.augment, flip=0.5, flip_mode="alternating")
+    state.recipe = replace(state.recipe, data=replace(state.recipe.data, augment=augment))
+    state.objective.state.recipe = state.recipe
+    plans = [make_epoch_plan(state, epoch) for epoch in (0, 1)]
     sides: dict[int, list[bool]] = {}
     for order, draws in plans:
         for image, mirrored in zip(order.flatten().tolist(), draws["flip"].flatten().tolist(), strict=True):
@@ -257,14 +260,12 @@ def test_the_setting_reaches_the_draws(tmp_path) -> None:
 
 def test_an_epoch_may_go_over_the_images_several_times(tmp_path) -> None:
     """As many steps, images and draws in a third of the epochs; the law of steps is the same."""
-    session, _ = session_of(tmp_path, **{"data.passes_per_epoch": 3, "train.epochs": 2})
-    once, _ = session_of(tmp_path, **{"train.epochs": 6})
-    assert (
-        abs(session.total_steps - once.total_steps) <= 6
-    )  # the smaller batch at an epoch's end is left out less often
-    order, draws = make_image_order_and_draws(session, 0)
-    assert order.shape[0] == session.steps_per_epoch and all(len(draw) == len(order) for draw in draws.values())
-    seen = order.flatten().bincount(minlength=len(session.data.train))
+    state, _ = build_state_and_run(tmp_path, **{"data.passes_per_epoch": 3, "train.epochs": 2})
+    once, _ = build_state_and_run(tmp_path, **{"train.epochs": 6})
+    assert abs(state.total_steps - once.total_steps) <= 6  # the smaller batch at an epoch's end is left out less often
+    order, draws = make_epoch_plan(state, 0)
+    assert order.shape[0] == state.steps_per_epoch and all(len(draw) == len(order) for draw in draws.values())
+    seen = order.flatten().bincount(minlength=len(state.data.train))
     assert seen.max() == 3 and seen.min() >= 2
     with pytest.raises(UserError, match=r"data\.passes_per_epoch=0 must be at least 1"):
         read_recipe("digits", ["data.passes_per_epoch=0"])

@@ -22,6 +22,7 @@ from vitascope.recipe.train import TrainConfig
 from vitascope.run.checkpoint import read_model_info
 from vitascope.run.directory import Run
 from vitascope.training import loop, rate_finder, train
+from vitascope.training.engines.eager import EagerEngine
 from vitascope.training.initial_weights import load_and_adapt_pretrained_weights
 from vitascope.training.optim.build import (
     count_trainable_and_all_parameters,
@@ -126,10 +127,10 @@ def stopped_run(folder: Path, monkeypatch, epoch: int, **settings) -> Run:
     """Broken off while this epoch, counted from 1, is judged."""
     real = loop.log_epoch_and_keep_best
 
-    def stop(session, *rest):
-        if session.epoch == epoch:
+    def stop(state, *rest):
+        if state.epoch == epoch:
             raise KeyboardInterrupt
-        return real(session, *rest)
+        return real(state, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "log_epoch_and_keep_best", stop)
@@ -213,13 +214,13 @@ def test_what_is_frozen_is_free_of_chance(config, frozen, embedding_too) -> None
 
 
 def test_every_epoch_of_a_linear_probe_sees_the_same_features(start, tmp_path, monkeypatch) -> None:
-    seen, real = [], loop.EpochLoader.start_epoch
+    seen, real = [], EagerEngine.start_epoch
 
-    def noted(loader, epoch, tally):
-        seen.append([block.training for block in loader.session.model.blocks])
-        return real(loader, epoch, tally)
+    def note_modes_and_start_epoch(engine, epoch):
+        seen.append([block.training for block in engine.state.model.blocks])
+        real(engine, epoch)
 
-    monkeypatch.setattr(loop.EpochLoader, "start_epoch", noted)
+    monkeypatch.setattr(EagerEngine, "start_epoch", note_modes_and_start_epoch)
     tiny_run(tmp_path, weights=start.path, **{"train.tune": "head", "model.drop_path_rate": 0.3})
     assert seen == [[False, False]] * 3  # validation between the epochs leaves other modes
 
@@ -234,18 +235,18 @@ def test_how_much_learns_is_told_where_not_everything_does(start, tmp_path, caps
 
 def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, tmp_path, monkeypatch) -> None:
     save_file(build_small_timm().state_dict(), tmp_path / "w.safetensors")
-    sessions, real = [], rate_finder.build_session
-    monkeypatch.setattr(rate_finder, "build_session", lambda *a, **k: sessions.append(real(*a, **k)) or sessions[-1])
+    states, real = [], rate_finder.build_train_state
+    monkeypatch.setattr(rate_finder, "build_train_state", lambda *a, **k: states.append(real(*a, **k)) or states[-1])
     monkeypatch.setattr(rate_finder, "NUM_STEPS", 2)
     told = {"weights": tmp_path / "w.safetensors", "train.tune": "head", "model.patch_size": 2}
     recipe = read_recipe("digits", [f"{key}={value}" for key, value in (TINY | told).items()])
     rate_finder.measure_learning_rate_curve(recipe, Console(quiet=True))
-    [session], adapted = sessions, load_and_adapt_pretrained_weights(recipe)
-    body = {name: weight for name, weight in session.model.state_dict().items() if not name.startswith("head.")}
+    [state], adapted = states, load_and_adapt_pretrained_weights(recipe)
+    body = {name: weight for name, weight in state.model.state_dict().items() if not name.startswith("head.")}
     assert body and all(torch.equal(weight, adapted.weights[name]) for name, weight in body.items())
-    assert session.data.preprocessing == adapted.info.preparation
-    assert learning(session.model) == {"head.weight", "head.bias"}
-    assert not any(block.training for block in session.model.blocks)
+    assert state.data.preprocessing == adapted.info.preparation
+    assert learning(state.model) == {"head.weight", "head.bias"}
+    assert not any(block.training for block in state.model.blocks)
 
 
 def test_what_the_weights_decide_otherwise_is_told(start, tmp_path, capsys) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.training.test_captured import losses_of
-from tests.training.test_runs import session_of
+from tests.training.test_captured import train_epochs
+from tests.training.test_runs import build_state_and_run
 from tests.training.tiny import EVERYTHING
 from vitascope import ModelConfig, VisionTransformer, load
 from vitascope.model.attention import SelfAttention
@@ -206,7 +206,7 @@ def test_the_whole_model_is_the_same_with_its_kernels(unchecked_shapes) -> None:
 def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(
     tmp_path, precision, unchecked_shapes, monkeypatch
 ) -> None:
-    from vitascope.training.loader import EpochLoader
+    from vitascope.training.engines.eager import make_engine
     from vitascope.training.optim import muon
     from vitascope.training.step import MetricSums
 
@@ -218,12 +218,11 @@ def test_the_recorded_step_on_a_gpu_learns_what_the_plain_one_learns(
         quiet = {"model.drop_path_rate": 0, "model.proj_drop_rate": 0, "train.device": "cuda"}
         quiet["model.qkv_bias"] = "false"  # a key's bias changes nothing: its gradient is rounding, which Adam enlarges
         how = {"train.precision": precision, "train.cuda_graph": capture}
-        session, _ = session_of(tmp_path, **(EVERYTHING | quiet | how))
-        loader, tally = EpochLoader(session), MetricSums.empty(session)
-        session.model.train()
-        before = {key: weight.detach().clone() for key, weight in session.model.named_parameters()}
-        losses = losses_of(session, loader, tally, 2)
-        found[name] = (losses, {key: weight.detach() - before[key] for key, weight in session.model.named_parameters()})
+        state, _ = build_state_and_run(tmp_path, **(EVERYTHING | quiet | how))
+        state.model.train()
+        before = {key: weight.detach().clone() for key, weight in state.model.named_parameters()}
+        losses = train_epochs(state, make_engine(state, MetricSums.empty(state)), 2)
+        found[name] = (losses, {key: weight.detach() - before[key] for key, weight in state.model.named_parameters()})
     assert found["recorded"][0] == pytest.approx(found["plain"][0], rel=1e-4 if precision == "float32" else 1e-2)
     if precision == "float32":
         for key, way in found["plain"][1].items():  # of the way each weight went, not of the weight

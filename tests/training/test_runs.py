@@ -20,9 +20,9 @@ from vitascope.data.splits import load_train_and_validation_data
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.writing import format_recipe_yaml
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
+from vitascope.training.build_state import build_train_state
 from vitascope.training.loop import EpochRecord, train_and_checkpoint_remaining_epochs
 from vitascope.training.prepare import make_console
-from vitascope.training.session import build_session
 from vitascope.training.train import resume_run_if_unfinished
 
 FILES = {
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path) -> 
     assert untimed(one) != untimed(other)
 
 
-def session_of(folder: Path, **settings):
+def build_state_and_run(folder: Path, **settings):
     words = [f"{key}={value}" for key, value in (TINY | settings).items()]
     recipe = read_recipe("digits", words)
     objective = recipe.train.objective
@@ -69,15 +69,15 @@ def session_of(folder: Path, **settings):
         recipe, data=replace(recipe.data, augment=resolve_augmentation(recipe.data.augment, "digits", 1, objective))
     )
     data = load_train_and_validation_data(recipe.data, (8, 8), 1, recipe.train.seed)
-    return build_session(recipe, data), create_run_folder(recipe, folder)
+    return build_train_state(recipe, data), create_run_folder(recipe, folder)
 
 
 def check_goes_on_after_a_stop(folder: Path, **settings) -> Run:
     """Left after two epochs and resumed: the weights of a run that was not stopped, which comes back."""
     whole = shared_run(folder / "whole", **settings)
-    session, run = session_of(folder / "cut", **(settings | {"train.save_seconds": 1000}))
-    records = train_and_checkpoint_remaining_epochs(session, run)
-    while session.epoch < 2:
+    state, run = build_state_and_run(folder / "cut", **(settings | {"train.save_seconds": 1000}))
+    records = train_and_checkpoint_remaining_epochs(state, run)
+    while state.epoch < 2:
         next(records)
     records.close()
     assert not run.is_finished
@@ -97,8 +97,8 @@ def check_refused(recipe: str, word: str, text: str) -> None:
 def test_an_abandoned_run_goes_on_as_if_it_had_not_been(tmp_path, epochs_before, settings) -> None:
     """Left in the middle of an epoch: with averaging, Muon, mixing, dropout; also when saving is rare."""
     whole = shared_run(tmp_path / "whole", **settings)
-    session, run = session_of(tmp_path / "cut", **(settings | {"train.save_seconds": 1000}))
-    records = train_and_checkpoint_remaining_epochs(session, run)
+    state, run = build_state_and_run(tmp_path / "cut", **(settings | {"train.save_seconds": 1000}))
+    records = train_and_checkpoint_remaining_epochs(state, run)
     for _ in range(epochs_before):
         while not isinstance(next(records), EpochRecord):
             pass
@@ -133,8 +133,8 @@ def tensorboard_events(run: Run, tag: str):
 
 
 def test_a_torn_or_foreign_checkpoint_is_refused_and_nothing_is_lost(tmp_path) -> None:
-    session, run = session_of(tmp_path)
-    records = train_and_checkpoint_remaining_epochs(session, run)
+    state, run = build_state_and_run(tmp_path)
+    records = train_and_checkpoint_remaining_epochs(state, run)
     next(records)
     records.close()
     whole = run.get_path("resume.pt").read_bytes()
@@ -151,11 +151,11 @@ def test_a_torn_or_foreign_checkpoint_is_refused_and_nothing_is_lost(tmp_path) -
 def test_a_loss_that_is_not_a_number_stops_names_the_step_and_keeps_the_state(tmp_path, monkeypatch) -> None:
     from vitascope.training.objectives import classify as module
 
-    session, run = session_of(tmp_path)
-    real, bad = module.cross_entropy, session.steps_per_epoch + 3
-    monkeypatch.setattr(module, "cross_entropy", lambda *a: real(*a) * (float("nan") if session.step == bad else 1))
+    state, run = build_state_and_run(tmp_path)
+    real, bad = module.cross_entropy, state.steps_per_epoch + 3
+    monkeypatch.setattr(module, "cross_entropy", lambda *a: real(*a) * (float("nan") if state.step == bad else 1))
     with pytest.raises(UserError, match=rf"The loss became NaN or infinite at step {bad + 1} \(epoch 2\)") as said:
-        list(train_and_checkpoint_remaining_epochs(session, run))
+        list(train_and_checkpoint_remaining_epochs(state, run))
     advice = str(said.value)  # the rate may help; gradients are clipped and float32 already
     assert "train.lr below" in advice and "clip_grad" not in advice and "float32" not in advice
     kept = torch.load(run.get_path("resume.pt"), weights_only=True)
@@ -280,9 +280,9 @@ def test_a_tracker_that_is_not_installed_is_told(tmp_path, monkeypatch) -> None:
 def test_an_epoch_that_ends_in_ruin_does_not_overwrite_the_good_state(tmp_path) -> None:
     """Every loss was a number, but the last step threw the weights away."""
     settings = {"train.optimizer": "adamw", "train.lr": 1e30, "train.warmup": 0, "train.batch_size": 2000}
-    session, run = session_of(tmp_path, **settings, **{"train.ema": 0})
+    state, run = build_state_and_run(tmp_path, **settings, **{"train.ema": 0})
     with pytest.raises(UserError, match=r"The (loss|validation loss|weights) became NaN or infinite.* \(epoch 1\)"):
-        list(train_and_checkpoint_remaining_epochs(session, run))
+        list(train_and_checkpoint_remaining_epochs(state, run))
     kept = torch.load(run.get_path("resume.pt"), weights_only=True)
     assert kept["epoch"] == 0 and all(tensor.abs().max() < 100 for tensor in kept["model"].values())
     assert run.metrics == []
@@ -291,8 +291,8 @@ def test_an_epoch_that_ends_in_ruin_does_not_overwrite_the_good_state(tmp_path) 
 def test_a_changed_recipe_or_changed_images_are_not_gone_on_with(tmp_path, monkeypatch) -> None:
     from vitascope.data.sources import arrays as digits_file
 
-    session, run = session_of(tmp_path)
-    records = train_and_checkpoint_remaining_epochs(session, run)
+    state, run = build_state_and_run(tmp_path)
+    records = train_and_checkpoint_remaining_epochs(state, run)
     next(records)
     records.close()
     recipe = run.get_path("recipe.yaml").read_text()
@@ -334,18 +334,18 @@ def test_a_run_gives_the_threads_back(tmp_path) -> None:
 
 
 def test_a_copy_over_an_old_one_is_a_copy(tmp_path) -> None:
-    """As a deep copy, and nothing of it is the session's own; a state of another structure is copied anew."""
-    session, run = session_of(tmp_path, **(EVERYTHING | {"train.epochs": 3}))
-    fresh = session.copy_state()
-    records, kept = train_and_checkpoint_remaining_epochs(session, run), fresh
+    """As a deep copy, and nothing of it is the state's own; a state of another structure is copied anew."""
+    state, run = build_state_and_run(tmp_path, **(EVERYTHING | {"train.epochs": 3}))
+    fresh = state.copy_state()
+    records, kept = train_and_checkpoint_remaining_epochs(state, run), fresh
     for record in records:
         if isinstance(record, EpochRecord):
-            before, kept = kept, session.copy_state(kept)
-            wanted, found = flat(session.copy_state()), flat(kept)
+            before, kept = kept, state.copy_state(kept)
+            wanted, found = flat(state.copy_state()), flat(kept)
             assert found.keys() == wanted.keys()
             assert all(torch.equal(value, wanted[name]) for name, value in found.items() if torch.is_tensor(value))
             assert all(value == wanted[name] for name, value in found.items() if not torch.is_tensor(value))
-    places = {value.data_ptr() for value in flat(session._collect_state()).values() if torch.is_tensor(value)}
+    places = {value.data_ptr() for value in flat(state.state_dict()).values() if torch.is_tensor(value)}
     assert not places & {value.data_ptr() for value in flat(kept).values() if torch.is_tensor(value)}
     assert kept["model"]["head.weight"].data_ptr() == before["model"]["head.weight"].data_ptr()
     assert fresh["optimizers"][0]["state"] == {}
@@ -354,7 +354,7 @@ def test_a_copy_over_an_old_one_is_a_copy(tmp_path) -> None:
 def test_a_stop_while_the_state_is_copied_leaves_a_whole_one(tmp_path, monkeypatch) -> None:
     """Ctrl-C when half of the second copy is written: resume.pt has the first, and the run ends as if nothing was."""
     whole = shared_run(tmp_path / "whole", **{"train.epochs": 4})
-    session, run = session_of(tmp_path / "cut", **{"train.epochs": 4, "train.save_seconds": 1000})
+    state, run = build_state_and_run(tmp_path / "cut", **{"train.epochs": 4, "train.save_seconds": 1000})
     calls, real = [], torch._foreach_copy_
 
     def stopped(kept, new):
@@ -364,7 +364,7 @@ def test_a_stop_while_the_state_is_copied_leaves_a_whole_one(tmp_path, monkeypat
 
     monkeypatch.setattr(torch, "_foreach_copy_", stopped)
     with pytest.raises(KeyboardInterrupt):
-        for _ in train_and_checkpoint_remaining_epochs(session, run):
+        for _ in train_and_checkpoint_remaining_epochs(state, run):
             pass
     monkeypatch.undo()
     resume_run_if_unfinished(run, make_console(quiet=True))
@@ -393,17 +393,17 @@ def flat(state, name: str = "") -> dict:
     ],
 )
 def test_a_full_memory_says_what_to_change_and_keeps_the_state(tmp_path, settings, advice) -> None:
-    session, run = session_of(tmp_path, **settings)
-    calls, real = [], session.objective.compute_loss_and_metrics
+    state, run = build_state_and_run(tmp_path, **settings)
+    calls, real = [], state.objective.compute_loss_and_metrics
 
     def told(*given):
         calls.append(given)
-        if len(calls) > 15 * session.recipe.train.grad_accum_steps:  # in the second epoch
+        if len(calls) > 15 * state.recipe.train.grad_accum_steps:  # in the second epoch
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(*given)
 
-    session.objective.compute_loss_and_metrics = told
+    state.objective.compute_loss_and_metrics = told
     with pytest.raises(UserError, match=advice):
-        for _ in train_and_checkpoint_remaining_epochs(session, run):
+        for _ in train_and_checkpoint_remaining_epochs(state, run):
             pass
     assert run.get_path("resume.pt").is_file() and len(run.metrics) == 1

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.test_captured import losses_of
+from tests.training.test_captured import train_epochs
 from tests.training.test_dino import DINO
 from tests.training.test_mae import MAE
-from tests.training.test_runs import session_of
+from tests.training.test_runs import build_state_and_run
 from tests.training.tiny import tiny_run
 from vitascope.data.sampling import select_step_draws
-from vitascope.training.loader import EpochLoader, make_image_order_and_draws
+from vitascope.training.engines.eager import make_engine
+from vitascope.training.loader import make_epoch_plan
 from vitascope.training.step import MetricSums
 
 DEPTH = {"model.drop_path_rate": 0.4, "train.epochs": 2}
@@ -42,19 +43,19 @@ def test_accumulating_drops_the_same_branches(tmp_path, settings) -> None:
 def test_training_takes_no_draw_from_torchs_generator_and_drops_branches(tmp_path, settings) -> None:
     losses = {}
     for rate in (0.0, 0.4):
-        session, _ = session_of(tmp_path, **(DEPTH | settings | {"model.drop_path_rate": rate}))
-        loader, metric_sums = EpochLoader(session), MetricSums.empty(session)
+        state, _ = build_state_and_run(tmp_path, **(DEPTH | settings | {"model.drop_path_rate": rate}))
+        engine = make_engine(state, MetricSums.empty(state))
         before = torch.get_rng_state()
-        losses[rate] = losses_of(session, loader, metric_sums, epochs=2)
+        losses[rate] = train_epochs(state, engine, 2)
         assert torch.equal(torch.get_rng_state(), before)
     assert losses[0.0] != pytest.approx(losses[0.4], rel=1e-4)
 
 
 def test_every_view_has_its_own_noise_for_two_branches_per_block(tmp_path) -> None:
-    session, _ = session_of(tmp_path, **(DINO | DEPTH))
-    draws = make_image_order_and_draws(session, epoch=1).draws
-    images, labels = session.data.train.images[:64], session.data.train.labels[:64]
-    batch = session.objective.prepare_batch(images, labels, select_step_draws(draws, 3))
+    state, _ = build_state_and_run(tmp_path, **(DINO | DEPTH))
+    draws = make_epoch_plan(state, epoch=1).draws
+    images, labels = state.data.train.images[:64], state.data.train.labels[:64]
+    batch = state.objective.prepare_batch(images, labels, select_step_draws(draws, 3))
     noise = batch[4:]  # after the crops of four views
     assert [tuple(view.shape) for view in noise] == [(64, 2 * 2)] * 4
     assert all(torch.equal(view, draws[f"{index}/depth"][3]) for index, view in enumerate(noise))
@@ -63,5 +64,5 @@ def test_every_view_has_its_own_noise_for_two_branches_per_block(tmp_path) -> No
 
 def test_without_stochastic_depth_nothing_is_drawn(tmp_path) -> None:
     for settings in ({}, MAE, DINO):
-        session, _ = session_of(tmp_path, **settings)
-        assert not any("depth" in name for name in make_image_order_and_draws(session, epoch=0).draws)
+        state, _ = build_state_and_run(tmp_path, **settings)
+        assert not any("depth" in name for name in make_epoch_plan(state, epoch=0).draws)

@@ -3,29 +3,29 @@
 import pytest
 import torch
 
-from tests.training.test_captured import losses_of
-from tests.training.test_runs import session_of
+from tests.training.test_captured import train_epochs
+from tests.training.test_runs import build_state_and_run
 from vitascope import UserError, kernels
 from vitascope.training.engines import batchable
-from vitascope.training.engines.batched import BatchedTraining
-from vitascope.training.loader import EpochLoader
+from vitascope.training.engines.batched import WARM_UP_STEPS, BatchedTraining
+from vitascope.training.engines.eager import make_engine
 from vitascope.training.step import MetricSums
 
 PLAIN = {"train.epochs": 2, "train.device": "cpu", "train.precision": "float32", "train.threads": 1}
 
 
-def make_float64_session(folder, **settings):
-    """Create a session that computes in float64."""
-    session, _ = session_of(folder, **(PLAIN | settings))
-    for module in (session.model, *([session.ema.model] if session.ema else [])):
+def build_float64_state(folder, **settings):
+    """Create a state that computes in float64."""
+    state, _ = build_state_and_run(folder, **(PLAIN | settings))
+    for module in (state.model, *([state.ema.model] if state.ema else [])):
         module.double()
-    real = session.objective.prepare_batch
+    real = state.objective.prepare_batch
 
     def prepare(*args):
         return tuple(part.double() if part.is_floating_point() else part for part in real(*args))
 
-    session.objective.prepare_batch = prepare
-    return session
+    state.objective.prepare_batch = prepare
+    return state
 
 
 VARIANTS = {
@@ -52,20 +52,18 @@ PER_RUN_SETTINGS = [
 def test_three_batched_models_equal_three_models_trained_alone(tmp_path, variant) -> None:
     alone = []
     for overrides in PER_RUN_SETTINGS:
-        session = make_float64_session(tmp_path, **variant, **overrides)
-        losses_of(session, EpochLoader(session), MetricSums.empty(session), 2)
-        alone.append(session)
-    batched = BatchedTraining(
-        [make_float64_session(tmp_path, **variant, **overrides) for overrides in PER_RUN_SETTINGS]
-    )
-    start = [dict(session.model.state_dict()) for session in batched.sessions]
+        state = build_float64_state(tmp_path, **variant, **overrides)
+        train_epochs(state, make_engine(state, MetricSums.empty(state)), 2)
+        alone.append(state)
+    batched = BatchedTraining([build_float64_state(tmp_path, **variant, **overrides) for overrides in PER_RUN_SETTINGS])
+    start = [dict(state.model.state_dict()) for state in batched.states]
     for epoch in range(2):
         losses, accuracies = batched.train_epoch(epoch)
     batched.close()
-    batched.copy_weights_to_sessions()
-    for index, (session, single) in enumerate(zip(batched.sessions, alone, strict=True)):
+    batched.copy_weights_to_states()
+    for index, (state, single) in enumerate(zip(batched.states, alone, strict=True)):
         for name, weight in single.eval_model.state_dict().items():
-            torch.testing.assert_close(session.eval_model.state_dict()[name], weight, atol=1e-9, rtol=1e-7)
+            torch.testing.assert_close(state.eval_model.state_dict()[name], weight, atol=1e-9, rtol=1e-7)
         assert any(not torch.equal(start[index][name], w) for name, w in single.model.state_dict().items())
     assert losses.shape == (3,) and losses.isfinite().all() and len(losses.unique()) == 3
     assert ((accuracies > 0) & (accuracies < 1)).all()
@@ -84,19 +82,20 @@ REFUSED = [
 @pytest.mark.parametrize(("settings", "text"), REFUSED, ids=[text for _, text in REFUSED])
 def test_runs_that_cannot_be_batched_are_refused(tmp_path, settings, text) -> None:
     with pytest.raises(UserError, match=text):
-        BatchedTraining([session_of(tmp_path, **(PLAIN | overrides))[0] for overrides in settings])
+        BatchedTraining([build_state_and_run(tmp_path, **(PLAIN | overrides))[0] for overrides in settings])
 
 
 def test_warm_up_steps_do_not_change_the_state(tmp_path) -> None:
     """Before a GPU captures the step, it runs warm-up steps; afterwards the state is restored."""
     variant = VARIANTS["muon, averaged, mixed"]
     fresh, warm = (
-        BatchedTraining([make_float64_session(tmp_path, **variant, **overrides) for overrides in PER_RUN_SETTINGS])
+        BatchedTraining([build_float64_state(tmp_path, **variant, **overrides) for overrides in PER_RUN_SETTINGS])
         for _ in range(2)
     )
     warm._load_epoch(0)
     with warm._restore_state_on_exit():
-        warm._run_warm_up_steps()
+        for _ in range(WARM_UP_STEPS):
+            warm._run_warm_up_step()
         assert not torch.equal(warm.weight_table, fresh.weight_table)
     for _ in range(2):
         for fresh_values, warm_values in zip(fresh.train_epoch(0), warm.train_epoch(0), strict=True):
@@ -122,7 +121,10 @@ def test_pytorch_s_fused_attention_is_never_batched_over_models(tmp_path, varian
     small = {"train.precision": "bfloat16", "data.fraction": 0.05, "train.batch_size": 8, "train.epochs": 1}
     small |= {"model.embed_dim": 64, "model.depth": 2, "model.qk_norm": "false"}
     batched = BatchedTraining(
-        [session_of(tmp_path, **(PLAIN | small | variant | overrides))[0] for overrides in PER_RUN_SETTINGS[:2]]
+        [
+            build_state_and_run(tmp_path, **(PLAIN | small | variant | overrides))[0]
+            for overrides in PER_RUN_SETTINGS[:2]
+        ]
     )
     assert torch.stack(batched.train_epoch(0)).isfinite().all()
     batched.close()
@@ -131,12 +133,12 @@ def test_pytorch_s_fused_attention_is_never_batched_over_models(tmp_path, varian
 def test_in_bfloat16_many_models_compute_what_one_computes(tmp_path) -> None:
     """Linear layers return bfloat16, as in a single model, so kernels for bfloat16 can be used."""
     settings = PLAIN | {"train.precision": "bfloat16", "train.ema": 0}
-    sessions = [session_of(tmp_path, **settings, **overrides)[0] for overrides in PER_RUN_SETTINGS]
+    states = [build_state_and_run(tmp_path, **settings, **overrides)[0] for overrides in PER_RUN_SETTINGS]
     images = torch.rand(3, 4, 1, 8, 8)
-    with sessions[0].hardware.autocast():
-        alone = [session.model(batch) for session, batch in zip(sessions, images, strict=True)]
-    batched, formats = BatchedTraining(sessions), set()
-    batched.first_session.model.blocks[0].attn.qkv.register_forward_hook(lambda *args: formats.add(args[-1].dtype))
+    with states[0].hardware.autocast():
+        alone = [state.model(batch) for state, batch in zip(states, images, strict=True)]
+    batched, formats = BatchedTraining(states), set()
+    batched.first_state.model.blocks[0].attn.qkv.register_forward_hook(lambda *args: formats.add(args[-1].dtype))
     logits = batched._compute_logits(batched.weights, images)
     assert formats == {torch.bfloat16}
     for actual, expected in zip(logits, alone, strict=True):
@@ -158,7 +160,7 @@ def test_batched_models_train_the_same_with_the_triton_attention_kernel(tmp_path
     for kernel in ("written", "own"):
         monkeypatch.setattr(batchable, "choose_batchable_attention_kernel", lambda _, kernel=kernel: kernel)
         batched = BatchedTraining(
-            [session_of(tmp_path, **(PLAIN | settings | overrides))[0] for overrides in PER_RUN_SETTINGS[:2]]
+            [build_state_and_run(tmp_path, **(PLAIN | settings | overrides))[0] for overrides in PER_RUN_SETTINGS[:2]]
         )
         before = batched.weight_table.clone()
         metrics = torch.stack(batched.train_epoch(0))
@@ -186,11 +188,11 @@ def test_on_a_gpu_batched_models_train_as_single_models(tmp_path, pool, compiled
     alone = []
     seeds = [{"train.seed": seed} for seed in (1, 2)]
     for overrides in seeds:
-        session, _ = session_of(tmp_path, **(settings | overrides))
-        sums = losses_of(session, EpochLoader(session), MetricSums.empty(session), 12)
-        alone.append([total / session.steps_per_epoch for total in sums])
-    batched = BatchedTraining([session_of(tmp_path, **(settings | overrides))[0] for overrides in seeds])
-    assert batched.first_session.model.blocks[0].attn.kernel == "own"
+        state, _ = build_state_and_run(tmp_path, **(settings | overrides))
+        sums = train_epochs(state, make_engine(state, MetricSums.empty(state)), 12)
+        alone.append([total / state.steps_per_epoch for total in sums])
+    batched = BatchedTraining([build_state_and_run(tmp_path, **(settings | overrides))[0] for overrides in seeds])
+    assert batched.first_state.model.blocks[0].attn.kernel == "own"
     losses = torch.stack([batched.train_epoch(epoch).loss for epoch in range(12)], dim=1)
     batched.close()
     assert losses.tolist() == [pytest.approx(single, rel=0.1) for single in alone]

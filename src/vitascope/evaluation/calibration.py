@@ -35,9 +35,30 @@ class Calibration:
     bins: list[CalibrationBin]
 
     @property
-    def gap_description(self) -> str:
-        direction = "above" if self.gap > 0 else "below"
-        return f"mean confidence {100 * abs(self.gap):.1f} percentage points {direction} accuracy"
+    def description(self) -> str:
+        """The expected calibration error, and whether the model is over- or under-confident, in one phrase.
+
+        The size of the gap is given only where it differs from the error, which is the mean of the bins' gaps."""
+        error, gap = f"{100 * self.ece:.1f}", f"{100 * abs(self.gap):.1f}"
+        text = f"expected calibration error {error}%"
+        if error == "0.0":
+            return text
+        if gap == "0.0":
+            return f"{text}, over-confident in some bins and under-confident in others"
+        direction = "over-confident" if self.gap > 0 else "under-confident"
+        if gap != error:
+            return f"{text}, {direction} by {gap} percentage points on average"
+        return f"{text}, {direction} in every bin" if self.is_one_sided else f"{text}, mostly {direction}"
+
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether the confidence is above the accuracy in all bins, or below it in all; empty bins do not count."""
+        gaps = [
+            bin_.confidence - bin_.accuracy
+            for bin_ in self.bins
+            if bin_.confidence is not None and bin_.accuracy is not None
+        ]
+        return min(gaps, default=0.0) >= 0 or max(gaps, default=0.0) <= 0
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,17 @@ class Evaluation:
     def ece(self) -> float:
         return self.calibration.ece
 
+    @property
+    def temperature_warning(self) -> str:
+        """A sentence if temperature scaling visibly increases the loss on the evaluated images; otherwise empty."""
+        scaling = self.temperature
+        if scaling is None or round(scaling.loss, 3) <= round(self.loss, 3):
+            return ""
+        return (
+            "Temperature scaling increases the loss on these images: the temperature with the lowest loss on the "
+            f"{format_count(scaling.fitted_on, 'validation image')} does not suit them."
+        )
+
     def __repr__(self) -> str:
         low, high = self.accuracy_interval
         description = f"{self.eval_data.split}, {len(self.eval_data.samples):,} images, views={self.views}"

@@ -11,13 +11,15 @@ from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
 from vitascope.draw.patch_marks import draw_patch_borders
 from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_labels, shorten_name
 
-HEAT_MAP_ALPHA = 0.65
+MAX_DETAIL_ALPHA = 0.2  # of the image's strongest details, drawn in white and black over a map
 
 
 def draw_heat_maps_over_image(
     image: NDArray, heat_maps: dict[str, NDArray], image_title: str, caption_text: str, num_columns: int = 4
 ) -> Figure:
-    """Draw `image` (height × width × 1 or 3, 0 to 1) and heat maps (row × column); `image_title` is above the image."""
+    """Draw `image` (height × width × 1 or 3, 0 to 1) and heat maps (row × column); `image_title` is above the image.
+
+    A sentence on the image's details in the maps is added to the caption."""
     rows = -(-(len(heat_maps) + 1) // num_columns)
     figure = Figure(figsize=(3.0 * num_columns, 2.9 * rows + 0.6), layout="constrained", dpi=150)
     panels = figure.subplots(rows, num_columns, squeeze=False).flatten()
@@ -27,12 +29,10 @@ def draw_heat_maps_over_image(
     draw_patch_grid(panels[0], image, next(iter(heat_maps.values())).shape)
     panels[0].set_title(escape_mathtext(image_title), fontsize=9)
     for panel, (name, heat) in zip(panels[1:], heat_maps.items(), strict=False):
-        faint_image = 0.45 + 0.4 * image.mean(-1, keepdims=True)  # grey, so that colours show only the map
-        show_image(panel, faint_image)
         drawn = overlay_heat_map(panel, image, heat)
         panel.set_title(escape_mathtext(name), fontsize=9)
         figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")
-    add_caption(figure, caption_text)
+    add_caption(figure, f"{caption_text} Light and dark details inside a patch are the image, not the map.")
     return figure
 
 
@@ -42,15 +42,41 @@ def show_image(panel: Axes, image: NDArray) -> None:
 
 
 def overlay_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
-    """Draw a map over the image, one colour per patch: signed maps from blue to red, others from 0 up."""
+    """Draw a map in the colours of its colour bar, and over it the image's details inside each patch.
+
+    The details are relative to the patch's mean brightness: patches with equal values look alike in light and dark
+    parts of the image, and a patch without details has exactly its colour in the bar."""
+    drawn = draw_heat_map(panel, image, heat_map, max_value)
+    panel.imshow(
+        _make_detail_layer(image, heat_map.shape), interpolation="nearest", extent=_compute_image_extent(image)
+    )
+    return drawn
+
+
+def _make_detail_layer(image: NDArray, grid_shape: tuple[int, ...]) -> NDArray:
+    """Return the brightness relative to the patch's mean as RGBA: white where lighter, black where darker."""
+    brightness = image.mean(-1)
+    patch_rows, patch_columns = (
+        np.arange(pixels) * patches // pixels for pixels, patches in zip(brightness.shape, grid_shape, strict=True)
+    )
+    patch_indices = patch_rows[:, None] * grid_shape[1] + patch_columns
+    sums = np.bincount(patch_indices.ravel(), weights=brightness.ravel())
+    details = brightness - (sums / np.bincount(patch_indices.ravel()))[patch_indices]
+    strongest = max(float(np.quantile(np.abs(details), 0.99)), 0.05)  # at least 0.05: no noise from a uniform image
+    layer = np.zeros((*brightness.shape, 4))
+    layer[..., :3] = (details > 0)[..., None]
+    layer[..., 3] = MAX_DETAIL_ALPHA * np.minimum(np.abs(details) / strongest, 1)
+    return layer
+
+
+def draw_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
+    """Draw a map of the image's size, one colour per patch: signed maps from blue to red, others from 0 up."""
     if heat_map.min() < 0:
         limit = max_value or max(float(np.abs(heat_map).max()), 1e-12)
         scale = {"cmap": DIVERGING, "vmin": -limit, "vmax": limit}
     else:
         scale = {"cmap": SEQUENTIAL, "vmin": 0.0, "vmax": max_value or max(float(heat_map.max()), 1e-12)}
-    return panel.imshow(
-        heat_map, alpha=HEAT_MAP_ALPHA, interpolation="nearest", extent=_compute_image_extent(image), **scale
-    )
+    return panel.imshow(heat_map, interpolation="nearest", extent=_compute_image_extent(image), **scale)
 
 
 def draw_patch_grid(panel: Axes, image: NDArray, grid_shape: tuple[int, ...]) -> None:
@@ -140,8 +166,7 @@ def draw_attention_heads(
             panel = panels[block][head]
             panel.set_xticks([])
             panel.set_yticks([])
-            show_image(panel, np.zeros_like(image))
-            overlay_heat_map(panel, image, attention_maps[block, head], top).set_alpha(1.0)
+            draw_heat_map(panel, image, attention_maps[block, head], top)
             if block == 0:
                 panel.set_title(escape_mathtext(block_and_head_names[1][head]), fontsize=8)
             if head == 0:

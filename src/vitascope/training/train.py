@@ -187,7 +187,7 @@ def _train_and_report(
         for tracker in trackers:
             tracker.close()
         save_run_curves_figure(run.get_path("curves.png"), run.metrics, make_curves_title(recipe))
-    text = format_training_summary(run, "test" in data.source.split_names, suggest_evaluation=suggest_evaluation)
+    text = format_training_summary(run, data, suggest_evaluation=suggest_evaluation)
     console.print(text, highlight=False, soft_wrap=True)
     _write_wall_seconds_if_known(run)
 

@@ -25,8 +25,7 @@ from vitascope.records.ablation import (
     estimate_residual_noise,
     list_gains_in_percentage_points,
 )
-from vitascope.records.reading import read_results_file
-from vitascope.records.record import read_record
+from vitascope.records.record import read_record, read_results_file
 from vitascope.training.hardware import choose_or_check_device
 from vitascope.training.scoring import check_views_match_training
 

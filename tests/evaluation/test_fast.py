@@ -10,7 +10,7 @@ from torch import nn
 from vitascope import ModelConfig, VisionTransformer, load
 from vitascope.evaluation import fast
 from vitascope.evaluation.fast import CudaGraphInference, build_fastest_feature_function, load_or_measure_accuracy_loss
-from vitascope.model.int8 import Int8Linear
+from vitascope.model.precision import Int8Linear
 from vitascope.run import format_probe
 
 

@@ -6,7 +6,7 @@ import torch
 
 from tests.slow import slow_except
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.weights.timm_comparison import build_timm_model, compare_outputs_gradients_with_timm
+from vitascope.weights.write_formats import build_timm_model, compare_outputs_gradients_with_timm
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 10}
 SETTINGS = [

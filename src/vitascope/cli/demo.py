@@ -45,7 +45,7 @@ def _print_differences_from_timm() -> None:
 
     import torch
 
-    from vitascope.weights.timm_comparison import compare_outputs_gradients_with_timm
+    from vitascope.weights.write_formats import compare_outputs_gradients_with_timm
 
     columns = ["model", "logits, float64", "gradients, float64", "logits, float32", "gradients, float32"]
     rows = []

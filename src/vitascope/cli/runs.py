@@ -135,8 +135,12 @@ def record(
 
     Example: vitascope record runs/digits/* --name digits
     """
-    from vitascope.records.reading import format_mean_test_accuracy
-    from vitascope.records.record import check_record_name, evaluate_and_make_record, write_record_per_machine
+    from vitascope.records.record import (
+        check_record_name,
+        evaluate_and_make_record,
+        format_mean_test_accuracy,
+        write_record_per_machine,
+    )
     from vitascope.run.directory import open_run_or_newest
 
     check_record_name(name)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.evaluation.eval_data import sample_val_or_train_images
-from vitascope.model.int8 import replace_linear_with_int8
+from vitascope.model.precision import replace_linear_with_int8
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
 from vitascope.run.files import read_json_or_empty, write_json

@@ -58,7 +58,7 @@ def _measure_linear_layer_speedup(
         bf16_layer, bf16_tokens = torch.nn.Linear(embed_dim, 4 * embed_dim).bfloat16(), tokens.bfloat16()
         steps = [lambda: float32_layer(tokens).sum().backward(), lambda: bf16_layer(bf16_tokens).sum().backward()]
     elif number_format == "int8":
-        from vitascope.model.int8 import Int8Linear
+        from vitascope.model.precision import Int8Linear
 
         int8_layer = Int8Linear(float32_layer)
         steps = [lambda: float32_layer(tokens), lambda: int8_layer(tokens)]

@@ -19,7 +19,7 @@ from vitascope.draw.study import (
 from vitascope.draw.style import save_figure
 from vitascope.errors import format_count
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
-from vitascope.records.reading import format_markdown_table, format_thousands_or_millions
+from vitascope.records.record import format_markdown_table, format_thousands_or_millions
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.study.design import Design
 from vitascope.study.results import CombinationResults, PairedDifference, ResultName, StudyResults

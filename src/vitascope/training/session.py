@@ -17,7 +17,7 @@ from vitascope.data.sampling import RandomDraws
 from vitascope.data.splits import TrainingData
 from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError
-from vitascope.model.lora import make_lora_merged_state_dict
+from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.writing import find_non_default_settings, hash_values

@@ -10,6 +10,23 @@ from typing import Any, Literal
 
 from torch import nn
 
+# The first pattern that matches wins; case and underscores of the name are ignored.
+PART_NAME_PATTERNS = [
+    (
+        "causal-mask",
+        r"(causal|subsequent|lookahead|autoregressive|triangular|future).*mask|^(make|create|build|get)?mask$",
+    ),
+    ("class-token", r"cls|class(ification)?token|prepend"),
+    ("sinusoidal-positions", r"sinus|position(?!.*(feed|ff|mlp))|^pe$|posenc|posemb|sincos"),
+    ("patchify", r"patch(?!.*transformer)"),
+    ("self-attention-2d", r"(att(n|ention)).*2d|2d.*att(n|ention)|gridattention|spatialattention"),
+    ("feed-forward", r"feedforward|^ffn?\d*$|mlp|ffn"),
+    ("transformer-block", r"block|(encoder|transformer|vit)layer|residualattention"),
+    ("vit", r"vit|visiontransformer|imagetransformer"),
+    ("multi-head-attention", r"multihead|mha|msa|mhsa|selfatt"),
+    ("attention", r"att(n|ention|end)|sdpa|dotproduct"),
+    ("vit", r"transformer"),
+]
 UserCode = Callable[..., Any]  # a function, a class or a module
 ArgumentRoles = dict[str, str]  # name of an argument -> its role, e.g. q, mask, heads or wq
 QKV_ROLE_NAMES = {
@@ -184,25 +201,6 @@ def get_docs_and_comments(user_code: object) -> str:
     comments = re.findall(r"#(.*)", source)
     strings = re.findall(r'"""(.*?)"""', source, flags=re.DOTALL)
     return "\n".join([inspect.getdoc(user_code) or "", *comments, *strings])
-
-
-# The first pattern that matches wins; case and underscores of the name are ignored.
-PART_NAME_PATTERNS = [
-    (
-        "causal-mask",
-        r"(causal|subsequent|lookahead|autoregressive|triangular|future).*mask|^(make|create|build|get)?mask$",
-    ),
-    ("class-token", r"cls|class(ification)?token|prepend"),
-    ("sinusoidal-positions", r"sinus|position(?!.*(feed|ff|mlp))|^pe$|posenc|posemb|sincos"),
-    ("patchify", r"patch(?!.*transformer)"),
-    ("self-attention-2d", r"(att(n|ention)).*2d|2d.*att(n|ention)|gridattention|spatialattention"),
-    ("feed-forward", r"feedforward|^ffn?\d*$|mlp|ffn"),
-    ("transformer-block", r"block|(encoder|transformer|vit)layer|residualattention"),
-    ("vit", r"vit|visiontransformer|imagetransformer"),
-    ("multi-head-attention", r"multihead|mha|msa|mhsa|selfatt"),
-    ("attention", r"att(n|ention|end)|sdpa|dotproduct"),
-    ("vit", r"transformer"),
-]
 
 
 def recognize_part(name: str, user_code: UserCode) -> str | None:

@@ -16,7 +16,7 @@ from vitascope.draw.html import encode_figure_as_html, make_html_page, make_html
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
-from vitascope.records.reading import format_markdown_table
+from vitascope.records.record import format_markdown_table
 from vitascope.run.files import make_folder, read_json_or_empty, write_atomically, write_json
 from vitascope.run.machine import collect_machine_info
 from vitascope.training.hardware import choose_or_check_device

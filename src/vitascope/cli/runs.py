@@ -74,8 +74,8 @@ def compare(
     """Compare runs: settings that differ, results, and learning curves in one figure."""
     from vitascope.draw.style import save_figure
     from vitascope.recipe.writing import format_value
-    from vitascope.run.comparison import compare_runs
     from vitascope.run.directory import open_run_or_newest
+    from vitascope.run.listing import compare_runs
 
     comparison = compare_runs([open_run_or_newest(run) for run in runs])
     figure_path = save_figure(comparison.draw_curves(), out)

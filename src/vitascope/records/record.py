@@ -11,7 +11,6 @@ from vitascope.errors import UserError, suggest_choice
 from vitascope.evaluation.eval_data import has_test_images
 from vitascope.evaluation.trained import load
 from vitascope.model.anatomy import count_parameters
-from vitascope.recipe.differences import flatten_comparable_settings, format_shortest_train_command
 from vitascope.recipe.schema import Recipe
 from vitascope.records.ablation import format_percent_mean_or_values
 from vitascope.records.track import (
@@ -24,6 +23,7 @@ from vitascope.records.track import (
 )
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
+from vitascope.run.listing import flatten_comparable_settings, format_shortest_train_command
 from vitascope.run.machine import get_device_or_cpu_name, get_run_device_name
 from vitascope.run.metrics import sum_epoch_seconds, sum_seconds_without_setup
 from vitascope.run.test_set_log import EvalLogEntry, find_first_finished_test_entry

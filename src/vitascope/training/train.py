@@ -20,8 +20,14 @@ from vitascope.run.checkpoint import Checkpoint, load_checkpoint, read_model_inf
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
 from vitascope.run.files import write_json
 from vitascope.run.machine import collect_machine_info
-from vitascope.run.metrics import TensorBoardWriter, read_metrics, save_run_curves_figure, truncate_metrics_after
-from vitascope.run.trackers import Tracker, open_trackers
+from vitascope.run.metrics import (
+    TensorBoardWriter,
+    Tracker,
+    open_trackers,
+    read_metrics,
+    save_run_curves_figure,
+    truncate_metrics_after,
+)
 from vitascope.run.wall_clock import TRAIN, measure_process_seconds_if_alone, note_task_start
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, Hardware
 from vitascope.training.initial_weights import STAGE_PREFIX, load_and_adapt_pretrained_weights, make_first_stage_recipe

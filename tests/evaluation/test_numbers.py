@@ -13,9 +13,9 @@ from vitascope.evaluation.calibration import (
     compute_calibration,
     compute_temperature_scaled_calibration,
     fit_temperature_within_bounds,
+    wilson_interval,
 )
 from vitascope.evaluation.evaluate import top_k_accuracy
-from vitascope.evaluation.intervals import wilson_interval
 from vitascope.evaluation.report import compute_class_scores, compute_confusion_matrix
 
 

@@ -73,7 +73,7 @@ def compare(
 ) -> None:
     """Compare runs: settings that differ, results, and learning curves in one figure."""
     from vitascope.draw.style import save_figure
-    from vitascope.recipe.writing import format_value
+    from vitascope.recipe.schema import format_value
     from vitascope.run.directory import open_run_or_newest
     from vitascope.run.listing import compare_runs
 

@@ -20,9 +20,8 @@ from vitascope.draw.html import encode_figure_as_html, make_html_table
 from vitascope.draw.images import draw_image_tiles
 from vitascope.draw.style import save_figure, shorten_name
 from vitascope.errors import format_count
-from vitascope.evaluation.calibration import NUM_BINS, CalibrationBin
+from vitascope.evaluation.calibration import NUM_BINS, CalibrationBin, Interval
 from vitascope.evaluation.embedding import Neighbours
-from vitascope.evaluation.intervals import Interval
 from vitascope.evaluation.report import Evaluation, spell_out_split_name
 from vitascope.evaluation.robustness import RobustnessCurve
 from vitascope.run.files import make_folder, read_json_or_empty, write_json

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from vitascope.data.dataset import Labels
 from vitascope.errors import format_count
-from vitascope.evaluation.calibration import Calibration, TemperatureScaling
+from vitascope.evaluation.calibration import Calibration, Interval, TemperatureScaling, wilson_interval
 from vitascope.evaluation.eval_data import EvalData
-from vitascope.evaluation.intervals import Interval, wilson_interval
 from vitascope.evaluation.robustness import RobustnessCurve
 from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run

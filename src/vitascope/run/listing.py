@@ -11,8 +11,7 @@ from vitascope.data.config import resolve_augmentation
 from vitascope.errors import UserError
 from vitascope.model.anatomy import count_parameters
 from vitascope.recipe.reading import list_recipe_names, read_recipe
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import OBJECTIVE_SECTIONS, flatten_sections, format_value
+from vitascope.recipe.schema import OBJECTIVE_SECTIONS, Recipe, flatten_sections, format_value
 from vitascope.run.directory import Run, is_run_folder
 from vitascope.run.metrics import extract_curves, sum_epoch_seconds
 from vitascope.run.test_set_log import read_test_set_log

@@ -13,7 +13,7 @@ from vitascope.records.ablation import (
     format_percent_mean_or_values,
 )
 from vitascope.study.design import Design, format_combination
-from vitascope.study.trial_data import RunResult, Settings, TrialAttributes
+from vitascope.study.storage import RunResult, Settings, TrialAttributes
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

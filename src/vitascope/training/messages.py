@@ -6,8 +6,7 @@ from vitascope.data.sources.folder import image_file_has_colour, read_image_size
 from vitascope.data.splits import TrainingData
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import format_value
+from vitascope.recipe.schema import Recipe, format_value
 from vitascope.run.directory import Run
 
 MAX_LEFT_OUT_FRACTION = 0.05  # of the images of an epoch: more are reported

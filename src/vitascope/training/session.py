@@ -19,8 +19,7 @@ from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError
 from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.model.vit import VisionTransformer
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import find_non_default_settings, hash_values
+from vitascope.recipe.schema import Recipe, find_non_default_settings, hash_values
 from vitascope.run.checkpoint import Checkpoint
 from vitascope.training.hardware import Hardware, choose_hardware_and_set_threads, set_malloc_to_keep_memory
 from vitascope.training.initial_weights import fold_whitening_into_patch_embedding

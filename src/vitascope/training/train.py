@@ -14,8 +14,7 @@ from vitascope.data.statistics import compute_data_hash
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import format_recipe_yaml, format_value
+from vitascope.recipe.schema import Recipe, format_recipe_yaml, format_value
 from vitascope.run.checkpoint import Checkpoint, load_checkpoint, read_model_info, save_model_info
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
 from vitascope.run.files import write_json

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitascope.draw import DIVERGING, SEQUENTIAL
 from vitascope.draw.explanation import draw_patch_grid, overlay_heat_map, show_image
 from vitascope.draw.images import draw_heatmap
-from vitascope.draw.palette import DIVERGING, SEQUENTIAL
 from vitascope.draw.style import add_caption, create_figure
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import sample_val_or_train_images

@@ -8,9 +8,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import TimePoint
 from benchmarks.records import Row
 from vitascope import load, train
-from vitascope.draw.benchmark_figures import TimePoint
 from vitascope.model.anatomy import count_flops, count_parameters
 from vitascope.run.metrics import list_epoch_seconds_without_setup, sum_epoch_seconds, sum_seconds_without_setup
 from vitascope.training.hardware import count_equivalent_forward_passes

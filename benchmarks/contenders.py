@@ -26,7 +26,7 @@ def build_vitascope(model_config: ModelConfig) -> nn.Module:
 
 
 def build_timm(model_config: ModelConfig) -> nn.Module:
-    from vitascope.weights.timm_comparison import build_timm_model
+    from vitascope.weights.write_formats import build_timm_model
 
     return build_timm_model(model_config)
 

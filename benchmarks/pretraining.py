@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.arms import train_and_measure
+from benchmarks.figures import draw_accuracy_by_label_fraction
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope import load, train
-from vitascope.draw.benchmark_figures import draw_accuracy_by_label_fraction
 from vitascope.draw.style import save_figure
 from vitascope.evaluation.probe import evaluate_knn_and_linear_probe
 from vitascope.model.anatomy import count_flops

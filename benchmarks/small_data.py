@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.arms import train_and_measure
+from benchmarks.figures import SettingEffect, draw_setting_effects
 from benchmarks.records import GrowingRecord, add_run_options
-from vitascope.draw.benchmark_figures import SettingEffect, draw_setting_effects
 from vitascope.draw.style import save_figure
 from vitascope.records.ablation import compare_arms_with_baselines, list_gains_in_percentage_points
 

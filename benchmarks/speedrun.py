@@ -12,21 +12,19 @@ from typing import Any
 
 from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.arms import train_and_measure
+from benchmarks.figures import SettingEffect, TimePoint, draw_accuracy_over_time, draw_setting_effects
 from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.data.config import resolve_augmentation
-from vitascope.draw.benchmark_figures import SettingEffect, TimePoint, draw_accuracy_over_time, draw_setting_effects
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError, suggest_choice
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import format_value
+from vitascope.recipe.schema import Recipe, format_value
 from vitascope.records.ablation import (
     compare_arms_with_baselines,
     estimate_residual_noise,
     list_gains_in_percentage_points,
 )
-from vitascope.records.reading import read_results_file
-from vitascope.records.record import read_record
+from vitascope.records.record import read_record, read_results_file
 from vitascope.training.hardware import choose_or_check_device
 from vitascope.training.scoring import check_views_match_training
 

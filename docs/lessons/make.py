@@ -103,7 +103,9 @@ def make(page: Path) -> None:
 def shrink(picture: Path, small: Path) -> None:
     """The same picture with a palette, in as few bytes as a page should have."""
     for colours in COLOURS:
-        Image.open(picture).convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(small, optimize=True)
+        Image.open(picture).convert("RGB").quantize(colours, kmeans=4, dither=Image.Dither.NONE).save(
+            small, optimize=True
+        )
         if small.stat().st_size <= LARGEST:
             return
 

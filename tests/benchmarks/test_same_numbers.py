@@ -144,7 +144,7 @@ def test_an_unknown_option_of_the_command_line_gets_its_old_name(tmp_path) -> No
     """Shown by the next mistake: the number of seeds is checked after the options are read."""
     study = replace(STUDY, options={"--new-batch-runs": 4, "--seeds": 0})
     with pytest.raises(
-        UserError, match=r"No such option: --new-batch-runs.*With old names: .*--seeds 0 must be at least 1"
+        UserError, match=r"has no option --new-batch-runs.*With old names: .*--seeds 0 must be at least 1"
     ):
         train_setting(study, tmp_path, [Rename("--new-batch-runs", old="--batch-runs")])
 

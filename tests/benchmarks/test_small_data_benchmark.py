@@ -7,8 +7,7 @@ import pytest
 from benchmarks import small_data
 from vitascope.data.config import AugmentConfig, resolve_augmentation
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import format_value
+from vitascope.recipe.schema import Recipe, format_value
 
 
 def read(arm: str, base: str) -> Recipe:

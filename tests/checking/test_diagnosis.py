@@ -6,7 +6,7 @@ import pytest
 from checking import wrong_attention, wrong_models
 
 import vitascope
-from vitascope.coursework.checker.mistakes import MISTAKES
+from vitascope.coursework.checker.report import MISTAKES
 
 VARIANTS = [
     (name, part, user_code)

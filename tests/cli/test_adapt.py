@@ -3,15 +3,18 @@
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.weights.test_pretrained import build_small_timm, compute_max_difference
-from vitascope import ModelConfig, load
+from tests.weights.test_pretrained import SHARED, build_small_timm, compute_max_difference, real
+from vitascope import ModelConfig, adapt, load
+from vitascope.cli.adapt import CHANNELS_ERROR, GRAYSCALE_ERROR, PATCH_SIZE_ERROR, POSITIONS_ERROR
 from vitascope.run.directory import make_external_model
+from vitascope.weights.pretrained import open_weights
 
 
 @pytest.fixture
@@ -38,6 +41,46 @@ def test_the_report_is_printed_and_the_model_saved(vitascope, weights, tmp_path)
     answer = vitascope("adapt", str(out), "img_size=56", "--json")
     report = json.loads(answer.out)
     assert report["grid_before"] == [7, 7] and report["grid_after"] == [14, 14] and report["pixels_seen"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "explained"),
+    [
+        ("img_size=64", ["pos_embed: the table"]),
+        ("img_size=28 patch_size=4", ["patch size: the outputs", "pos_embed: the table"]),
+        ("in_chans=1", ["one channel: the part"]),
+        ("in_chans=6", ["channels: the filters' effect"]),
+        ("num_classes=7", []),
+    ],
+)
+def test_the_relative_error_is_explained_for_what_is_resampled(vitascope, weights, settings, explained) -> None:
+    answer = vitascope("adapt", weights, *settings.split())
+    lines = [line for line in answer.out.splitlines() if line.startswith("  ")]
+    assert [line.strip().startswith(start) for line, start in zip(lines, explained, strict=True)] == [True] * len(lines)
+    assert all("Normal: " in line for line in lines) and ("Relative error:" in answer.out) == bool(explained)
+
+
+@real
+def test_the_relative_errors_that_are_called_normal_are_those_of_real_weights() -> None:
+    pretrained = open_weights(str(SHARED / "weights" / "deit_tiny_patch16_224.safetensors"))
+
+    def measure_percent(name: str, **settings: Any) -> float:
+        """Of the last change: the channels are adapted after the patch size."""
+        changes = [change for change in adapt(pretrained, **settings).report.resampled if change.name == name]
+        return 100 * changes[-1].lost
+
+    filters = "patch_embed.proj.weight"
+    assert "0 % for larger patches, 20 % for half the size, 40 % for a quarter" in PATCH_SIZE_ERROR
+    for patch_size, percent in ((32, 0), (8, 20), (4, 40)):
+        assert measure_percent(filters, patch_size=patch_size) == pytest.approx(percent, abs=2)
+    assert "50 to 85 %" in GRAYSCALE_ERROR
+    assert all(45 < measure_percent(filters, in_chans=1, patch_size=patch_size) < 85 for patch_size in (32, 16, 8, 4))
+    assert "0 % if the number of channels is a multiple of the old one, otherwise 25 to 65 %" in CHANNELS_ERROR
+    for channels, (low, high) in {6: (0, 0.1), 4: (25, 65), 5: (25, 65), 2: (25, 65)}.items():
+        assert low <= measure_percent(filters, in_chans=channels) <= high
+    assert "3 % for a larger grid, 10 to 15 % for about half as many rows and columns" in POSITIONS_ERROR
+    for img_size, (low, high) in {384: (2, 4), 512: (2, 4), 128: (10, 15), 112: (10, 15)}.items():
+        assert low < measure_percent("pos_embed", img_size=img_size) < high
 
 
 def test_an_adapted_model_cannot_be_saved_in_a_run(vitascope, weights, tmp_path) -> None:

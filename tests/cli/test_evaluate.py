@@ -65,6 +65,21 @@ def test_evaluating_prints_classes_calibration_and_corruptions(vitascope, traine
     assert "selection bias" not in answer.out and "it would be fitted on these same images" in answer.out
 
 
+@pytest.mark.parametrize(("temperature", "is_worse"), [(0.05, True), (20.0, False)])
+def test_a_temperature_that_increases_the_loss_is_commented(
+    vitascope, trained, monkeypatch, temperature, is_worse
+) -> None:
+    """After one epoch the model is hardly better than random guessing, so only a high temperature suits it."""
+    monkeypatch.setattr("vitascope.evaluation.evaluate.fit_temperature_within_bounds", lambda *_: temperature)
+    answer = vitascope("evaluate", "runs/digits", "--quick")
+    sentence = (
+        "Temperature scaling increases the loss on these images: the temperature with the lowest loss on the "
+        "90 validation images does not suit them."
+    )
+    assert f"After temperature scaling (logits / {temperature:.2f}" in answer.out
+    assert (sentence in answer.out) is is_worse
+
+
 def test_token_reduction_is_printed_and_too_large_values_are_refused(vitascope, trained) -> None:
     words = ("evaluate", "runs/digits", "--split", "val", "--quick")
     dropped = vitascope(*words, "--drop-tokens", "2").out

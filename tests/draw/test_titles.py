@@ -1,10 +1,11 @@
-"""Titles of figures fit, however long the names of the classes are."""
+"""Titles of figures fit, however long the names of the classes are; maps have the colours of their colour bars."""
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from vitascope.draw.evaluation import draw_confusion_matrix
+from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_image_tiles
 from vitascope.draw.style import wrap_text
 
@@ -48,3 +49,34 @@ def test_a_long_caption_leaves_room_for_the_titles() -> None:
 
 def test_lines_are_broken_between_words_and_kept_apart() -> None:
     assert wrap_text("one two three\nfour", 8) == "one two\nthree\nfour" and wrap_text("short", 8) == "short"
+
+
+@pytest.mark.parametrize("lowest", [0.0, -1.0], ids=["unsigned", "signed"])
+def test_a_patch_without_details_has_its_colour_of_the_colour_bar(lowest) -> None:
+    """In dark and in light parts of the image."""
+    image = np.zeros((8, 8, 1))
+    image[:, 4:] = 1.0
+    image[7, 7] = 0.0  # a detail, in the last patch
+    values = np.array([[lowest, 0.25], [0.5, 1.0]])
+    figure = draw_heat_maps_over_image(image, {"map": values}, "image", "caption.", num_columns=2)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[::-1].astype(int)  # row 0 at the bottom, as in matplotlib
+    _, panel, bar = figure.axes
+
+    def look_up_map(x: float, y: float) -> np.ndarray:
+        column, row = panel.transData.transform((x, y)).astype(int)
+        return pixels[row, column]
+
+    def look_up_bar(value: float) -> np.ndarray:
+        column, row = bar.transData.transform((0.5, value)).astype(int)
+        return pixels[row, column]
+
+    places = {(2, 2): lowest, (6, 2): 0.25, (2, 6): 0.5}
+    low, high = bar.get_ylim()
+    margin = 0.01 * (high - low)  # away from the bar's frame
+    for place, value in places.items():
+        difference = look_up_map(*place) - look_up_bar(np.clip(value, low + margin, high - margin))
+        assert np.abs(difference).max() <= 6, f"{place}: {difference}"
+    assert np.abs(look_up_map(7.5, 7.5) - look_up_map(5.5, 5.5)).max() > 20  # the detail shows through
+    assert "Light and dark details inside a patch are the image" in figure.get_supxlabel().replace("\n", " ")

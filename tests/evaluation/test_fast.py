@@ -10,8 +10,8 @@ from torch import nn
 from vitascope import ModelConfig, VisionTransformer, load
 from vitascope.evaluation import fast
 from vitascope.evaluation.fast import CudaGraphInference, build_fastest_feature_function, load_or_measure_accuracy_loss
-from vitascope.model.int8 import Int8Linear
-from vitascope.run import format_probe
+from vitascope.model.precision import Int8Linear
+from vitascope.run import machine
 
 
 @pytest.fixture
@@ -104,21 +104,21 @@ def test_where_nothing_is_faster_float32_stays(run, monkeypatch) -> None:
 
 
 def test_a_format_that_ends_the_process_counts_as_zero(monkeypatch) -> None:
-    monkeypatch.setattr(format_probe.sys, "executable", "/bin/false")
-    assert format_probe._measure_speedup_in_subprocess("bfloat16", "train") == 0.0
+    monkeypatch.setattr(machine.sys, "executable", "/bin/false")
+    assert machine._measure_speedup_in_subprocess("bfloat16", "train") == 0.0
 
 
 def test_the_probe_measures_int8_here() -> None:
-    assert 0.05 < format_probe._measure_speedup_in_subprocess("int8", "answer", "64", "1") < 50
+    assert 0.05 < machine._measure_speedup_in_subprocess("int8", "answer", "64", "1") < 50
 
 
-@pytest.mark.parametrize(("hopeless", "rounds"), [(0, 2), (1e9, format_probe.NUM_ROUNDS)])
+@pytest.mark.parametrize(("hopeless", "rounds"), [(0, 2), (1e9, machine.NUM_ROUNDS)])
 def test_the_probe_stops_early_where_a_format_is_hopeless(monkeypatch, hopeless, rounds) -> None:
     """A CPU without bfloat16 instructions takes seconds a round."""
     looks, real = [], time.perf_counter
-    monkeypatch.setattr(format_probe, "MAX_SLOWDOWN", hopeless)
-    monkeypatch.setattr(format_probe.time, "perf_counter", lambda: looks.append(1) or real())
-    assert format_probe._measure_linear_layer_speedup("int8", "answer", 16, 1) > 0 and len(looks) == 4 * rounds
+    monkeypatch.setattr(machine, "MAX_SLOWDOWN", hopeless)
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: looks.append(1) or real())
+    assert machine._measure_linear_layer_speedup("int8", "answer", 16, 1) > 0 and len(looks) == 4 * rounds
 
 
 class ByHand(CudaGraphInference):

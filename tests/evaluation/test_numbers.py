@@ -13,9 +13,9 @@ from vitascope.evaluation.calibration import (
     compute_calibration,
     compute_temperature_scaled_calibration,
     fit_temperature_within_bounds,
+    wilson_interval,
 )
 from vitascope.evaluation.evaluate import top_k_accuracy
-from vitascope.evaluation.intervals import wilson_interval
 from vitascope.evaluation.report import compute_class_scores, compute_confusion_matrix
 
 
@@ -70,6 +70,36 @@ def test_the_calibration_error_of_a_worked_example() -> None:
     assert found.ece == pytest.approx(0.3025)
     assert [part.images for part in found.bins if part.images] == [2, 1, 1]
     assert found.gap == pytest.approx((0.95 + 0.9 + 0.62 + 0.64) / 4 - 0.5)
+
+
+@pytest.mark.parametrize(
+    ("shares", "right", "description"),
+    [
+        ([0.95, 0.90, 0.70], [0, 0, 0], "expected calibration error 85.0%, over-confident in every bin"),
+        ([0.95, 0.90, 0.70], [1, 1, 1], "expected calibration error 15.0%, under-confident in every bin"),
+        (
+            [0.95, 0.90, 0.62, 0.64],
+            [1, 0, 1, 0],
+            "expected calibration error 30.2%, over-confident by 27.7 percentage points on average",
+        ),
+        ([0.90, 0.9999], [0, 1], "expected calibration error 45.0%, mostly over-confident"),
+        (
+            [0.95, 0.65, 0.60],
+            [1, 1, 0],
+            "expected calibration error 33.3%, over-confident by 6.7 percentage points on average",
+        ),
+        (
+            [0.75, 0.75, 0.75, 0.75, 0.95, 0.95],
+            [1, 1, 1, 0, 1, 1],
+            "expected calibration error 1.7%, under-confident in every bin",
+        ),
+        ([0.9, 0.55, 0.55], [1, 1, 0], "expected calibration error 6.7%, over-confident in some bins and under"),
+        ([0.99999], [1], "expected calibration error 0.0%"),
+    ],
+)
+def test_the_same_calibration_number_is_never_given_twice(shares, right, description) -> None:
+    found = compute_calibration(*with_confidence(shares, right)).description
+    assert found.startswith(description), found
 
 
 def test_the_calibration_error_is_that_of_an_independent_implementation() -> None:

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
 from vitascope.data.sources.arrays import open_builtin_digits
+from vitascope.draw.explanation import draw_heat_maps_over_image
+from vitascope.draw.images import draw_gallery
 from vitascope.explain.model_figures import MAX_IMAGES, load_preprocessed_run_images
 from vitascope.explain.subject import PatchPosition, TokenLayout, open_model_to_explain
 from vitascope.recipe.train import TrainConfig
@@ -48,6 +50,28 @@ def test_all_figures_and_numbers_are_written(vitascope, run, images, tmp_path) -
     assert len(said["images"]) == 2 and len(said["images"][0]["heat"]["relevance"]) == 4
     assert "relevance            attention × gradient of the logit" in answer.out
     assert json.loads((out / "probes.json").read_text())["lens"][-1] == 1.0  # after the last block: the answer itself
+
+
+def test_the_state_before_the_first_block_is_named_and_explained(vitascope, run, images, tmp_path, monkeypatch) -> None:
+    drawn = {}
+
+    def record_maps(*arguments, **options):
+        drawn["lens"] = (list(arguments[1]), arguments[3])
+        return draw_heat_maps_over_image(*arguments, **options)
+
+    def record_gallery(*arguments):
+        drawn["colours"] = arguments[1], arguments[3]
+        return draw_gallery(*arguments)
+
+    monkeypatch.setattr("vitascope.explain.figures.draw_heat_maps_over_image", record_maps)
+    monkeypatch.setattr("vitascope.explain.model_figures.draw_gallery", record_gallery)
+    answer = vitascope("explain", str(run.path), images[0], "--methods", "attention", "--out", str(tmp_path / "out"))
+    assert answer.code == 0, answer.err
+    names, caption = drawn["lens"]
+    assert names == ["before block 1", *(f"after block {block}" for block in range(1, len(names)))]
+    assert "Before block 1, a token holds only its own patch and position" in caption
+    names, caption = drawn["colours"]
+    assert names[:2] == ["image", "before block 1"] and "Before block 1, these are the patch embeddings." in caption
 
 
 @pytest.mark.slow

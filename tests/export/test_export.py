@@ -17,8 +17,8 @@ from vitascope.data import splits
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.evaluation.eval_data import load_verified_run_split, sample_val_or_train_images
 from vitascope.explain import attention_maps
-from vitascope.export import export_run, int8, onnx_file, torch_file, verify, write_int8, write_onnx, write_torch
-from vitascope.export.export_model import TransformerWithMaps, copy_model_for_export
+from vitascope.export import export_run, formats, int8, verify, write_int8, write_onnx, write_torch
+from vitascope.export.formats import TransformerWithMaps, copy_model_for_export
 from vitascope.weights.model_info import ModelInfo
 
 KINDS = {
@@ -200,7 +200,7 @@ def test_int8_tells_what_it_costs_and_never_sees_test_images(run, tmp_path, monk
 def test_the_way_to_int8_that_answers_better_on_training_images_is_taken(run, tmp_path, monkeypatch) -> None:
     model = load(run)
     training, preparation = load_verified_run_split(run, model.info, "train"), model.info.preparation
-    onnx_file.trace_and_save_onnx(model, tmp_path / "model.onnx", {}, maps=False, opset=20)
+    formats.trace_and_save_onnx(model, tmp_path / "model.onnx", {}, maps=False, opset=20)
 
     def ruined(whole, calibration):
         return _spoilt(whole, whole.with_name("ruined.onnx"), -1.0)
@@ -215,14 +215,14 @@ def test_the_way_to_int8_that_answers_better_on_training_images_is_taken(run, tm
 def test_a_file_with_other_weights_is_refused_and_what_was_there_stays(run, tmp_path, monkeypatch) -> None:
     model, path = load(run), tmp_path / "model.onnx"
     path.write_text("an older file")
-    onnx_file.trace_and_save_onnx(model, tmp_path / "sabotaged", {}, maps=False, opset=20)
+    formats.trace_and_save_onnx(model, tmp_path / "sabotaged", {}, maps=False, opset=20)
     content = _spoilt(tmp_path / "sabotaged", tmp_path / "sabotaged", 1.001).read_bytes()
     (tmp_path / "sabotaged").unlink()
 
     def sabotaged(model, file, words, **how):
         file.write_bytes(content)
 
-    for module, write in ((onnx_file, write_onnx), (int8, write_int8)):
+    for module, write in ((formats, write_onnx), (int8, write_int8)):
         monkeypatch.setattr(module, "trace_and_save_onnx", sabotaged)
         with pytest.raises(UserError, match=r"logits differ from the model's \(relative error .* No file was written"):
             write(model, model.info, path)
@@ -235,7 +235,7 @@ def test_a_torch_file_with_other_weights_is_refused(run, tmp_path, monkeypatch) 
         twin.head.weight *= 1.0001
         return twin
 
-    monkeypatch.setattr(torch_file, "copy_model_for_export", sabotaged)
+    monkeypatch.setattr(formats, "copy_model_for_export", sabotaged)
     model = load(run)
     with pytest.raises(UserError, match=r"allowed: 1e-05\)\. No file was written"):
         write_torch(model, model.info, tmp_path / "model.pt2")
@@ -275,7 +275,7 @@ def test_few_images_fill_the_batches_and_a_training_model_is_refused(run, tmp_pa
 
 
 def test_weights_too_large_for_an_onnx_file_are_refused_before_any_work(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(onnx_file, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(formats, "MAX_FILE_BYTES", 1000)
     with pytest.raises(UserError, match=r"an ONNX file can hold 2 GiB\. Use: vitascope export torch"):
         write_onnx(loud(TINY), facts_of(TINY), tmp_path / "model.onnx")
 

@@ -16,7 +16,7 @@ from vitascope import ModelConfig, UserError, VisionTransformer, load
 from vitascope.cli.export import _format_times_and_speedups
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.export import verify, write_onnx
-from vitascope.export.onnx_file import load_onnx_as_function
+from vitascope.export.formats import load_onnx_as_function
 from vitascope.export.verify import Timing, compare_single_thread_speed
 
 TINY = ModelConfig(img_size=8, patch_size=4, embed_dim=8, depth=1, num_heads=1, num_classes=3)

@@ -174,7 +174,7 @@ def run_in_float32(real):
 @pytest.mark.parametrize("shape", [(0, 2, 32), (3, 5), (256, 16), (257, 7), (700, 2, 20)])
 def test_partial_gradients_are_summed(shape) -> None:
     """Up to float32 rounding; more than 256 parts are summed in two passes."""
-    from vitascope.kernels.reduce import sum_partial_gradients
+    from vitascope.kernels.norm import sum_partial_gradients
 
     parts = torch.randn(shape, device=DEVICE)
     expected = parts.double().sum(0)

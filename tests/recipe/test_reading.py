@@ -7,8 +7,7 @@ from omegaconf import OmegaConf
 
 from vitascope import UserError
 from vitascope.recipe.reading import SETTING_ALIASES, _build_schema, list_recipe_names, read_model_config, read_recipe
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import convert_recipe_to_dict, find_non_default_settings
+from vitascope.recipe.schema import Recipe, convert_recipe_to_dict, find_non_default_settings
 
 
 @pytest.mark.parametrize("name", list_recipe_names())

@@ -13,11 +13,6 @@ import vitascope
 from tests.training.tiny import shared_run, tiny_run
 from vitascope import UserError
 from vitascope.data.config import resolve_augmentation
-from vitascope.recipe.differences import (
-    find_differing_settings,
-    flatten_comparable_settings,
-    format_shortest_train_command,
-)
 from vitascope.recipe.reading import read_recipe
 from vitascope.records.ablation import (
     compare_arms_with_baselines,
@@ -35,6 +30,11 @@ from vitascope.records.record import (
 )
 from vitascope.records.tables import RESULT_FORMATTERS, compute_train_flops_per_image
 from vitascope.run.directory import create_run_folder, open_run_or_newest
+from vitascope.run.listing import (
+    find_differing_settings,
+    flatten_comparable_settings,
+    format_shortest_train_command,
+)
 from vitascope.run.metrics import sum_epoch_seconds, sum_seconds_without_setup
 from vitascope.run.test_set_log import EvalLogEntry
 

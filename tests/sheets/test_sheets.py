@@ -23,8 +23,7 @@ from vitascope.coursework.sheets.claims import (
 )
 from vitascope.coursework.sheets.experiments import SheetExperiments, compute_time_to_accuracy, hash_run_settings
 from vitascope.coursework.sheets.figures import make_additive_causal_mask, plot_sinusoidal_positions
-from vitascope.coursework.sheets.report import SheetReport
-from vitascope.coursework.sheets.run_sheet import run_sheet_and_write_report
+from vitascope.coursework.sheets.report import SheetReport, run_sheet_and_write_report
 from vitascope.study import workers as running
 from vitascope.study.design import parse_and_check_design
 from vitascope.study.results import CombinationResults

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -26,7 +27,7 @@ from vitascope.study import workers
 from vitascope.study.design import Range, parse_and_check_design, split_at_outer_commas
 from vitascope.study.queue import TrialQueue
 from vitascope.study.report import build_results_table, draw_figures, draw_study_curves, format_notes, write_report
-from vitascope.study.results import collect_results
+from vitascope.study.results import StudyResults, collect_results
 from vitascope.study.storage import hide_password, make_sqlite_storage_url
 from vitascope.study.workers import run_trials
 from vitascope.training.engines.batched import BatchedTraining
@@ -482,6 +483,25 @@ def test_differences_are_taken_seed_by_seed() -> None:
     )
 
 
+def test_a_combination_is_called_best_only_if_another_is_significantly_worse() -> None:
+    equal = fake({"1": [0.50, 0.63], "2": [0.51, 0.61]})
+    assert equal.conclusion == (
+        "Highest mean: depth=1 with 50.00, 63.00 % (2 seeds). The other combination does not differ significantly. "
+        "Two seeds can show only very large differences."
+    )
+    head, rows = build_results_table(equal)
+    assert "difference to the highest mean" in head and [row[4] for row in rows] == [
+        "highest mean",
+        "no significant difference",
+    ]
+    five = fake({"1": [0.5, 0.6, 0.7, 0.6, 0.5], "2": [0.6, 0.5, 0.6, 0.7, 0.5]})
+    assert five.conclusion.startswith("Highest mean: ") and "Two seeds" not in five.conclusion
+    assert fake({"1": [0.5], "2": [0.6]}).conclusion.startswith("Highest accuracy: depth=2 with 60.00 % (one seed).")
+    clear = fake({"1": [0.50, 0.60, 0.70], "2": [0.51, 0.61, 0.712]})
+    assert clear.conclusion.startswith("Best: depth=2 ") and build_results_table(clear)[1][1][4] == "best"
+    assert build_results_table(StudyResults(equal.design, [], [], 0, 2)).rows == []
+
+
 def test_two_values_are_in_the_order_of_their_seeds() -> None:
     found = fake({"1": [0.70, 0.60], "2": [0.50, 0.55]})  # sorted by size, the differences would belong to other seeds
     head, rows = build_results_table(found)
@@ -631,7 +651,7 @@ def test_a_search_runs_the_given_number_of_trials_and_finds_the_better_rate(tmp_
 def test_the_command_line(tmp_path, vitascope) -> None:
     where = ["--out", str(tmp_path)]
     done = vitascope("study", "digits", *QUICK, "model.embed_dim=16,32", "--seeds", "2", *where)
-    assert done.code == 0 and "Report:" in done.out and "Best: embed_dim=" in done.out
+    assert done.code == 0 and "Report:" in done.out and re.search(r"^(Best|Highest mean): embed_dim=", done.out, re.M)
     assert (
         vitascope("study", "digits", *QUICK, "model.embed_dim=16,32", "--seeds", "2", *where).out.count("seed 1") == 0
     )

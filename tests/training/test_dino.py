@@ -10,8 +10,7 @@ from tests.training.test_runs import build_state_and_run, check_goes_on_after_a_
 from tests.training.tiny import tiny_run
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.data.config import AugmentConfig, resolve_augmentation
-from vitascope.model.pretraining import PrototypeHead
-from vitascope.model.resolution import ResolutionAdapter
+from vitascope.model.pretraining import PrototypeHead, ResolutionAdapter
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import DinoConfig
 from vitascope.training.engines.eager import EagerEngine

@@ -18,7 +18,7 @@ from vitascope.data.config import resolve_augmentation
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.data.splits import load_train_and_validation_data
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.writing import format_recipe_yaml
+from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
 from vitascope.training.build_state import build_train_state
 from vitascope.training.loop import EpochRecord, train_and_checkpoint_remaining_epochs

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from typing import Any
 
 from vitascope.errors import UserError
 
@@ -15,7 +16,10 @@ RENAMED_OPTIONS = {
 
 
 def main() -> None:
-    """Run the command line. A `UserError` is printed as one line, with exit code 2."""
+    """Run the command line. A `UserError`, or a wrong argument, is printed as one line, with exit code 2."""
+    import typer
+    from typer.main import get_command
+
     from vitascope.cli.app import app
 
     for stream in (sys.stdout, sys.stderr):
@@ -23,10 +27,13 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         _reject_renamed_options(sys.argv[1:])
-        app()
+        sys.exit(_run_command(get_command(app), sys.argv[1:]))
     except UserError as error:
         print(f"vitascope: {error}", file=sys.stderr)
         sys.exit(2)
+    except typer.Abort:  # a question was answered with Ctrl-C or no input
+        print("vitascope: Aborted.", file=sys.stderr)
+        sys.exit(1)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "vitascope":
             raise
@@ -35,6 +42,21 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+
+
+def _run_command(command: Any, arguments: list[str]) -> int:
+    """Run the command and return the exit code. A wrong argument, option or command name raises a `UserError`."""
+    try:
+        exit_code = command(arguments, prog_name="vitascope", standalone_mode=False)
+    except Exception as error:
+        from vitascope.cli.usage_errors import convert_usage_error, is_usage_error
+
+        if not is_usage_error(error):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: its help has been printed
+            return 2
+        raise convert_usage_error(error, command, arguments) from error
+    return exit_code if isinstance(exit_code, int) else 0
 
 
 def _reject_renamed_options(arguments: list[str]) -> None:

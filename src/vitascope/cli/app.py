@@ -10,8 +10,6 @@ from vitascope.cli import (
     anatomy,
     check,
     data,
-    demo,
-    draw,
     evaluate,
     explain,
     export,
@@ -44,11 +42,11 @@ app.command("study")(study.study)
 app.command("sheet")(study.run_coursework_sheet)
 app.command("lr-find")(train.suggest_learning_rate)
 app.command("check")(check.check)
-app.command("demo")(demo.run_demo)
-app.command("doctor")(demo.check_machine)
+app.command("demo")(train.run_demo)
+app.command("doctor")(train.check_machine)
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
-app.add_typer(draw.app, name="draw")
+app.add_typer(anatomy.draw, name="draw")
 app.add_typer(export.app, name="export")
 app.add_typer(check.exercises, name="exercise")
 

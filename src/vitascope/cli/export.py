@@ -11,8 +11,7 @@ from vitascope.cli.console import create_console, create_table, format_duration,
 from vitascope.cli.evaluate import ModelRef
 
 if TYPE_CHECKING:
-    from vitascope.export.report import ExportReport
-    from vitascope.export.verify import Timing
+    from vitascope.export.verify import ExportReport, Timing
 
 app = typer.Typer(
     help="Export a trained model: ONNX, torch.export, timm, transformers or the Hugging Face hub.",
@@ -96,7 +95,7 @@ def _export_and_print(
     with_attention_maps: bool = False,
     opset: int | None = None,
 ) -> None:
-    from vitascope.export.run_export import export_run
+    from vitascope.export import export_run
 
     model = load_model_and_print_notes(model_ref)
     with Console(stderr=True).status("Exporting, verifying and timing …"):

@@ -73,9 +73,9 @@ def compare(
 ) -> None:
     """Compare runs: settings that differ, results, and learning curves in one figure."""
     from vitascope.draw.style import save_figure
-    from vitascope.recipe.writing import format_value
-    from vitascope.run.comparison import compare_runs
+    from vitascope.recipe.schema import format_value
     from vitascope.run.directory import open_run_or_newest
+    from vitascope.run.listing import compare_runs
 
     comparison = compare_runs([open_run_or_newest(run) for run in runs])
     figure_path = save_figure(comparison.draw_curves(), out)
@@ -135,8 +135,12 @@ def record(
 
     Example: vitascope record runs/digits/* --name digits
     """
-    from vitascope.records.reading import format_mean_test_accuracy
-    from vitascope.records.record import check_record_name, evaluate_and_make_record, write_record_per_machine
+    from vitascope.records.record import (
+        check_record_name,
+        evaluate_and_make_record,
+        format_mean_test_accuracy,
+        write_record_per_machine,
+    )
     from vitascope.run.directory import open_run_or_newest
 
     check_record_name(name)

@@ -175,7 +175,7 @@ def run_coursework_sheet(
 
     Example: vitascope sheet A --quick
     """
-    from vitascope.coursework.sheets.run_sheet import run_sheet_and_write_report
+    from vitascope.coursework.sheets.report import run_sheet_and_write_report
 
     try:
         page = run_sheet_and_write_report(

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from vitascope.draw.palette import COLOURS
+from vitascope.draw import COLOURS
 from vitascope.draw.style import (
     add_caption,
     choose_colours,

@@ -9,7 +9,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitascope.draw.palette import COLOURS
+from vitascope.draw import COLOURS
 from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_labels, shorten_name, wrap_text
 
 MAX_NAME_LENGTH = 24

@@ -1,23 +1,29 @@
-"""Figures of explanations: maps over images, deletion and insertion curves, all heads, the stages of a forward pass."""
+"""Figures of explanations: maps over images, marked patches, deletion and insertion curves, heads, stages of a pass."""
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
-from vitascope.draw.patch_marks import draw_patch_borders
+from vitascope.draw import COLOURS, DIVERGING, SEQUENTIAL
 from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_labels, shorten_name
 
-HEAT_MAP_ALPHA = 0.65
+MAX_DETAIL_ALPHA = 0.2  # of the image's strongest details, drawn in white and black over a map
+REMOVED_COLOUR = "#888888"
+GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def draw_heat_maps_over_image(
     image: NDArray, heat_maps: dict[str, NDArray], image_title: str, caption_text: str, num_columns: int = 4
 ) -> Figure:
-    """Draw `image` (height × width × 1 or 3, 0 to 1) and heat maps (row × column); `image_title` is above the image."""
+    """Draw `image` (height × width × 1 or 3, 0 to 1) and heat maps (row × column); `image_title` is above the image.
+
+    A sentence on the image's details in the maps is added to the caption."""
     rows = -(-(len(heat_maps) + 1) // num_columns)
     figure = Figure(figsize=(3.0 * num_columns, 2.9 * rows + 0.6), layout="constrained", dpi=150)
     panels = figure.subplots(rows, num_columns, squeeze=False).flatten()
@@ -27,12 +33,10 @@ def draw_heat_maps_over_image(
     draw_patch_grid(panels[0], image, next(iter(heat_maps.values())).shape)
     panels[0].set_title(escape_mathtext(image_title), fontsize=9)
     for panel, (name, heat) in zip(panels[1:], heat_maps.items(), strict=False):
-        faint_image = 0.45 + 0.4 * image.mean(-1, keepdims=True)  # grey, so that colours show only the map
-        show_image(panel, faint_image)
         drawn = overlay_heat_map(panel, image, heat)
         panel.set_title(escape_mathtext(name), fontsize=9)
         figure.colorbar(drawn, ax=panel, shrink=0.8, format="%.2g")
-    add_caption(figure, caption_text)
+    add_caption(figure, f"{caption_text} Light and dark details inside a patch are the image, not the map.")
     return figure
 
 
@@ -42,15 +46,41 @@ def show_image(panel: Axes, image: NDArray) -> None:
 
 
 def overlay_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
-    """Draw a map over the image, one colour per patch: signed maps from blue to red, others from 0 up."""
+    """Draw a map in the colours of its colour bar, and over it the image's details inside each patch.
+
+    The details are relative to the patch's mean brightness: patches with equal values look alike in light and dark
+    parts of the image, and a patch without details has exactly its colour in the bar."""
+    drawn = draw_heat_map(panel, image, heat_map, max_value)
+    panel.imshow(
+        _make_detail_layer(image, heat_map.shape), interpolation="nearest", extent=_compute_image_extent(image)
+    )
+    return drawn
+
+
+def _make_detail_layer(image: NDArray, grid_shape: tuple[int, ...]) -> NDArray:
+    """Return the brightness relative to the patch's mean as RGBA: white where lighter, black where darker."""
+    brightness = image.mean(-1)
+    patch_rows, patch_columns = (
+        np.arange(pixels) * patches // pixels for pixels, patches in zip(brightness.shape, grid_shape, strict=True)
+    )
+    patch_indices = patch_rows[:, None] * grid_shape[1] + patch_columns
+    sums = np.bincount(patch_indices.ravel(), weights=brightness.ravel())
+    details = brightness - (sums / np.bincount(patch_indices.ravel()))[patch_indices]
+    strongest = max(float(np.quantile(np.abs(details), 0.99)), 0.05)  # at least 0.05: no noise from a uniform image
+    layer = np.zeros((*brightness.shape, 4))
+    layer[..., :3] = (details > 0)[..., None]
+    layer[..., 3] = MAX_DETAIL_ALPHA * np.minimum(np.abs(details) / strongest, 1)
+    return layer
+
+
+def draw_heat_map(panel: Axes, image: NDArray, heat_map: NDArray, max_value: float | None = None) -> AxesImage:
+    """Draw a map of the image's size, one colour per patch: signed maps from blue to red, others from 0 up."""
     if heat_map.min() < 0:
         limit = max_value or max(float(np.abs(heat_map).max()), 1e-12)
         scale = {"cmap": DIVERGING, "vmin": -limit, "vmax": limit}
     else:
         scale = {"cmap": SEQUENTIAL, "vmin": 0.0, "vmax": max_value or max(float(heat_map.max()), 1e-12)}
-    return panel.imshow(
-        heat_map, alpha=HEAT_MAP_ALPHA, interpolation="nearest", extent=_compute_image_extent(image), **scale
-    )
+    return panel.imshow(heat_map, interpolation="nearest", extent=_compute_image_extent(image), **scale)
 
 
 def draw_patch_grid(panel: Axes, image: NDArray, grid_shape: tuple[int, ...]) -> None:
@@ -140,8 +170,7 @@ def draw_attention_heads(
             panel = panels[block][head]
             panel.set_xticks([])
             panel.set_yticks([])
-            show_image(panel, np.zeros_like(image))
-            overlay_heat_map(panel, image, attention_maps[block, head], top).set_alpha(1.0)
+            draw_heat_map(panel, image, attention_maps[block, head], top)
             if block == 0:
                 panel.set_title(escape_mathtext(block_and_head_names[1][head]), fontsize=8)
             if head == 0:
@@ -212,3 +241,43 @@ def _draw_probabilities(panel: Axes, probabilities: NDArray, class_names: list[s
     panel.invert_yaxis()
     panel.set_yticks(range(len(names)), [escape_mathtext(name) for name in names])
     set_labels(panel, "5  prediction", "probability in %", "class")
+
+
+def outline_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
+    """Draw white lines with a black edge between groups. `group_map`: group of each patch, row × column."""
+    height, width = patch_size
+    lines = []
+    for row, column in np.argwhere(group_map[:, 1:] != group_map[:, :-1]):
+        x, y = (column + 1) * width - 0.5, row * height - 0.5  # pixel 0 is drawn from -0.5 to 0.5
+        lines.append([(x, y), (x, y + height)])
+    for row, column in np.argwhere(group_map[1:] != group_map[:-1]):
+        x, y = column * width - 0.5, (row + 1) * height - 0.5
+        lines.append([(x, y), (x + width, y)])
+    panel.add_collection(LineCollection(lines, colors="black", linewidths=3))
+    panel.add_collection(LineCollection(lines, colors="white", linewidths=1.2))
+
+
+def draw_patch_borders(
+    panel: Axes, grid_shape: tuple[int, int], patch_size: tuple[float, float], line_width: float = 0.8
+) -> None:
+    """Draw lines between all patches. `patch_size`: rows, columns in pixels."""
+    for row in range(1, grid_shape[0]):
+        panel.axhline(row * patch_size[0] - 0.5, color=COLOURS[4], linewidth=line_width)
+    for column in range(1, grid_shape[1]):
+        panel.axvline(column * patch_size[1] - 0.5, color=COLOURS[4], linewidth=line_width)
+
+
+def hatch_patches(panel: Axes, patch_mask: NDArray, patch_size: tuple[int, int]) -> None:
+    """Cover the patches where `patch_mask` (row × column) is true with a grey hatch."""
+    height, width = patch_size
+    for row, column in np.argwhere(patch_mask):
+        corner = (column * width - 0.5, row * height - 0.5)
+        panel.add_patch(
+            Rectangle(corner, width, height, facecolor=REMOVED_COLOUR, edgecolor="white", hatch="///", linewidth=0)
+        )
+
+
+def choose_group_colours(num_groups: int) -> NDArray:
+    """Return different colours, group × RGB. Successive hues are a golden ratio apart, so they differ clearly."""
+    colours = [colormaps["hsv"](group * GOLDEN_RATIO % 1)[:3] for group in range(num_groups)]
+    return np.array(colours).reshape(num_groups, 3)

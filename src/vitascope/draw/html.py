@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitascope.draw.palette import COLOURS
+from vitascope.draw import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitascope.draw.palette import COLOURS
+from vitascope.draw import COLOURS
 from vitascope.draw.style import (
     add_caption,
     count_caption_lines,

@@ -5,8 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from vitascope.draw import COLOURS, DIVERGING, SEQUENTIAL
 from vitascope.draw.images import draw_heatmap
-from vitascope.draw.palette import COLOURS, DIVERGING, SEQUENTIAL
 from vitascope.draw.style import add_caption, create_figure, escape_mathtext, set_integer_ticks, set_labels
 
 

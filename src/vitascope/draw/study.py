@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
+from vitascope.draw import COLOURS, SEQUENTIAL
 from vitascope.draw.curves import METRIC_UNITS, format_epoch_panel
 from vitascope.draw.images import draw_heatmap
-from vitascope.draw.palette import COLOURS, SEQUENTIAL
 from vitascope.draw.style import (
     Colour,
     add_caption,

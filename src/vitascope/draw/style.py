@@ -12,7 +12,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vitascope.draw.palette import COLOURS, SEQUENTIAL
+from vitascope.draw import COLOURS, SEQUENTIAL
 from vitascope.errors import UserError
 
 FIGURE_STYLE: dict[Any, Any] = {

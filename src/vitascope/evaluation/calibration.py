@@ -1,7 +1,9 @@
-"""Measure calibration (does confidence match accuracy?) and fit a temperature that improves it."""
+"""Measure calibration (does confidence match accuracy?), fit a temperature, and give the interval of an accuracy."""
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -11,6 +13,27 @@ from vitascope.shapes import Logits
 
 NUM_BINS = 15
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
+Z_SCORE = NormalDist().inv_cdf(0.975)
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def wilson_interval(num_correct: int, num_images: int) -> Interval:
+    """Return the Wilson interval. Unlike p ± 1.96·√(p(1−p)/n), it is valid for few images and for p near 1."""
+    if not num_images:
+        return Interval(0.0, 1.0)
+    fraction, square = num_correct / num_images, Z_SCORE * Z_SCORE
+    centre = (fraction + square / (2 * num_images)) / (1 + square / num_images)
+    half_width = (
+        Z_SCORE
+        / (1 + square / num_images)
+        * math.sqrt(fraction * (1 - fraction) / num_images + square / (4 * num_images**2))
+    )
+    low, high = centre - half_width, centre + half_width
+    return Interval(0.0 if num_correct == 0 else low, 1.0 if num_correct == num_images else high)
 
 
 @dataclass(frozen=True)
@@ -35,9 +58,30 @@ class Calibration:
     bins: list[CalibrationBin]
 
     @property
-    def gap_description(self) -> str:
-        direction = "above" if self.gap > 0 else "below"
-        return f"mean confidence {100 * abs(self.gap):.1f} percentage points {direction} accuracy"
+    def description(self) -> str:
+        """The expected calibration error, and whether the model is over- or under-confident, in one phrase.
+
+        The size of the gap is given only where it differs from the error, which is the mean of the bins' gaps."""
+        error, gap = f"{100 * self.ece:.1f}", f"{100 * abs(self.gap):.1f}"
+        text = f"expected calibration error {error}%"
+        if error == "0.0":
+            return text
+        if gap == "0.0":
+            return f"{text}, over-confident in some bins and under-confident in others"
+        direction = "over-confident" if self.gap > 0 else "under-confident"
+        if gap != error:
+            return f"{text}, {direction} by {gap} percentage points on average"
+        return f"{text}, {direction} in every bin" if self.is_one_sided else f"{text}, mostly {direction}"
+
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether the confidence is above the accuracy in all bins, or below it in all; empty bins do not count."""
+        gaps = [
+            bin_.confidence - bin_.accuracy
+            for bin_ in self.bins
+            if bin_.confidence is not None and bin_.accuracy is not None
+        ]
+        return min(gaps, default=0.0) >= 0 or max(gaps, default=0.0) <= 0
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from vitascope.evaluation.eval_data import sample_val_or_train_images
 from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
-from vitascope.model.int8 import replace_linear_with_int8
+from vitascope.model.precision import replace_linear_with_int8
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
 from vitascope.run.files import read_json_or_empty, write_json
-from vitascope.run.format_probe import measure_inference_speedup
+from vitascope.run.machine import measure_inference_speedup
 from vitascope.shapes import Features
 from vitascope.training.hardware import make_float32_inference_hardware
 from vitascope.training.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels

@@ -20,9 +20,8 @@ from vitascope.draw.html import encode_figure_as_html, make_html_table
 from vitascope.draw.images import draw_image_tiles
 from vitascope.draw.style import save_figure, shorten_name
 from vitascope.errors import format_count
-from vitascope.evaluation.calibration import CalibrationBin
+from vitascope.evaluation.calibration import NUM_BINS, CalibrationBin, Interval
 from vitascope.evaluation.embedding import Neighbours
-from vitascope.evaluation.intervals import Interval
 from vitascope.evaluation.report import Evaluation, spell_out_split_name
 from vitascope.evaluation.robustness import RobustnessCurve
 from vitascope.run.files import make_folder, read_json_or_empty, write_json
@@ -143,8 +142,8 @@ def draw_neighbours(neighbours: Neighbours) -> Figure:
 
 def _draw_reliability_diagram(evaluation: Evaluation) -> Figure:
     calibration, scaling = evaluation.calibration, evaluation.temperature
-    text = f"{_format_evaluation_title(evaluation)}. Expected calibration error {calibration.ece:.1%} (15 bins); "
-    text += f"{calibration.gap_description}. "
+    description = calibration.description
+    text = f"{_format_evaluation_title(evaluation)}. {description[0].upper()}{description[1:]} ({NUM_BINS} bins). "
     scaled_bins, legend_names = None, ("model", "")
     if scaling:
         scaled_bins, legend_names = (
@@ -153,6 +152,7 @@ def _draw_reliability_diagram(evaluation: Evaluation) -> Figure:
         )
         intro = f"After temperature scaling (logits / {scaling.value:.2f}, {evaluation.temperature_note})"
         text += f"{intro} the error is {scaling.ece:.1%}. "
+        text += f"{evaluation.temperature_warning} " if evaluation.temperature_warning else ""
     text += "Above the dashed line the model is under-confident, below it over-confident. "
     text += "Bars: gap to perfect calibration."
     return draw_reliability_diagram(_convert_nonempty_bins_to_tuples(calibration.bins), scaled_bins, legend_names, text)

@@ -10,8 +10,8 @@ from typing import Any
 from vitascope.data.dataset import Dataset
 from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.errors import UserError
+from vitascope.evaluation.calibration import Interval, wilson_interval
 from vitascope.evaluation.eval_data import load_eval_data, load_verified_run_split
-from vitascope.evaluation.intervals import Interval, wilson_interval
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.run.test_set_log import add_test_use_log_entry, log_test_set_result
 from vitascope.training.objectives.feature_metrics import (

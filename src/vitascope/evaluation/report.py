@@ -8,9 +8,8 @@ from torch import Tensor
 
 from vitascope.data.dataset import Labels
 from vitascope.errors import format_count
-from vitascope.evaluation.calibration import Calibration, TemperatureScaling
+from vitascope.evaluation.calibration import Calibration, Interval, TemperatureScaling, wilson_interval
 from vitascope.evaluation.eval_data import EvalData
-from vitascope.evaluation.intervals import Interval, wilson_interval
 from vitascope.evaluation.robustness import RobustnessCurve
 from vitascope.model.config import ModelConfig
 from vitascope.run.directory import Run
@@ -135,6 +134,17 @@ class Evaluation:
     @property
     def ece(self) -> float:
         return self.calibration.ece
+
+    @property
+    def temperature_warning(self) -> str:
+        """A sentence if temperature scaling visibly increases the loss on the evaluated images; otherwise empty."""
+        scaling = self.temperature
+        if scaling is None or round(scaling.loss, 3) <= round(self.loss, 3):
+            return ""
+        return (
+            "Temperature scaling increases the loss on these images: the temperature with the lowest loss on the "
+            f"{format_count(scaling.fitted_on, 'validation image')} does not suit them."
+        )
 
     def __repr__(self) -> str:
         low, high = self.accuracy_interval

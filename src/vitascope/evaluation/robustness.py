@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitascope.data.dataset import Dataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.splits import draw_stratified_subset_indices
-from vitascope.evaluation.intervals import Interval, wilson_interval
+from vitascope.evaluation.calibration import Interval, wilson_interval
 from vitascope.shapes import Images
 from vitascope.training.hardware import Hardware
 from vitascope.training.scoring import compute_logits

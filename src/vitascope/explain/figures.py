@@ -207,14 +207,15 @@ def _write_logit_lens_figures(
         target = int(inputs.targets[index])
         image_slice = slice(index, index + 1)
         grids = {
-            f"after block {block}" if block else "input": inputs.layout.reshape_to_grid(
+            f"after block {block}" if block else "before block 1": inputs.layout.reshape_to_grid(
                 block_probabilities[image_slice, :, target]
             )[0].numpy()
             for block, block_probabilities in enumerate(probabilities)
         }
         text = (
-            f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this "
-            "patch's token after each block. Each panel has its own scale. Early blocks were not trained to predict."
+            f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
+            "token. Before block 1, a token holds only its own patch and position, because attention comes later. "
+            "Early blocks were not trained to predict. Each panel has its own scale."
         )
         files += save_png_and_svg(
             draw_heat_maps_over_image(image, grids, name, text, num_columns=5), output_folder / f"lens-{name}"

@@ -85,10 +85,10 @@ def write_model_statistics(
     statistics = compute_head_and_block_statistics(subject, images)
     images_text = f"{len(statistics.features)} {images_description} images"
     text = (
-        f"Averages over {images_text}. Each dot is one head; block 0 is the input. Attention distance: mean distance "
-        "from a patch to the patches it attends to. Attention entropy: low is focused, high is spread out. Tokens with "
-        "very large norms often hold information about the whole image. Similarity near 1: the blocks in between "
-        "change little. Early predictions: the classifier is applied after each block."
+        f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
+        "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
+        "spread out. Tokens with very large norms often hold information about the whole image. Similarity near 1: the "
+        "blocks in between change little. Early predictions: the classifier is applied after each block."
     )
     fields = "distance", "entropy", "norms", "likeness", "lens"
     arrays = (getattr(statistics, field).numpy() for field in fields)
@@ -193,10 +193,11 @@ def _write_feature_pca_figure(
     rows += [
         list(model_statistics.project_patches_to_pca_rgb(states[state], layout).numpy()) for state in chosen_states
     ]
-    names = ["image", *(f"after block {state}" if state else "input" for state in chosen_states)]
+    names = ["image", *(f"after block {state}" if state else "before block 1" for state in chosen_states)]
     text = (
         "The first three principal components of the patch features, shown as red, green and blue. Patches with equal "
-        "colours have similar features. Colours in different rows cannot be compared."
+        "colours have similar features. Before block 1, these are the patch embeddings. Colours in different rows "
+        "cannot be compared."
     )
     return save_png_and_svg(draw_gallery(rows, names, [""] * len(shown), text), output_folder / "probes-colours")
 

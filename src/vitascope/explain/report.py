@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import vitascope
 from vitascope.data.dataset import UInt8Images
+from vitascope.draw import SEQUENTIAL
 from vitascope.draw.html import encode_image_as_html
-from vitascope.draw.palette import SEQUENTIAL
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import load_verified_run_split
 from vitascope.evaluation.figures import describe_shown_errors, format_evaluation_html
@@ -33,7 +33,7 @@ from vitascope.explain.attribution import METHODS, build_attribution_inputs
 from vitascope.explain.maps import compute_logits
 from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics
 from vitascope.explain.subject import ExplainedModel, get_token_layout, open_model_to_explain
-from vitascope.recipe.writing import format_recipe_yaml
+from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.files import write_atomically
 from vitascope.shapes import Images
 

@@ -16,26 +16,24 @@ from numpy.typing import NDArray
 from vitascope.data.dataset import Dataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.evaluation.eval_data import RunSample
-from vitascope.export.onnx_file import (
+from vitascope.export.formats import (
     DEFAULT_OPSET,
-    TOLERANCE,
+    ONNX_TOLERANCE,
     check_onnx_export_possible,
     load_onnx_as_function,
     trace_and_save_onnx,
 )
-from vitascope.export.report import (
+from vitascope.export.verify import (
     AccuracyComparison,
+    ExportedModel,
     ExportReport,
     Int8Report,
     build_string_metadata,
-    suppress_logs_and_warnings,
-)
-from vitascope.export.verify import (
-    ExportedModel,
     compare_single_thread_speed,
     compute_max_relative_errors,
     raise_if_export_inaccurate,
     select_run_or_random_images,
+    suppress_logs_and_warnings,
 )
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_atomically
@@ -69,7 +67,7 @@ def write_int8(
         trace_and_save_onnx(model, float32_file, build_string_metadata(model_info, run_name), maps=maps, opset=opset)
         images, description = select_run_or_random_images(model, model_info.preparation, run_sample)
         float32_function = load_onnx_as_function(float32_file)
-        raise_if_export_inaccurate(compute_max_relative_errors(model, float32_function, images), TOLERANCE)
+        raise_if_export_inaccurate(compute_max_relative_errors(model, float32_function, images), ONNX_TOLERANCE)
         int8_file, method = quantise_by_most_accurate_method(float32_file, model_info.preparation, training_samples)
         int8_function = load_onnx_as_function(int8_file)
         errors = compute_max_relative_errors(model, int8_function, images)

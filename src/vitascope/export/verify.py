@@ -1,32 +1,44 @@
-"""Verify an exported file: compare its outputs with the model's, and measure its speed."""
+"""Verify an exported file (outputs and speed), describe it in a report, and check its path before it is written."""
 
+import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from logging import WARNING, disable, root
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+import vitascope
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import RunSample
 from vitascope.evaluation.fast import compute_max_relative_error
 from vitascope.explain.maps import compute_logits_and_maps, compute_logits_with_all_tokens
 from vitascope.model.vit import VisionTransformer
+from vitascope.run.files import make_folder
 from vitascope.shapes import Images
 from vitascope.training.hardware import (
     disable_tf32_for_float32,
     make_float32_inference_hardware,
     set_malloc_to_keep_memory,
 )
-
-ExportedModel = Callable[[Tensor], Sequence[Tensor]]  # prepared images -> logits, and maps if the file has them
-SpeedCandidates = Mapping[str, Callable[[Tensor], object]]  # name -> a function of prepared images
+from vitascope.weights.model_info import ModelInfo
 
 BATCH_SIZES = (1, 2, 7)  # several, to test the dynamic batch size
 OUTPUT_NAMES = ("logits", "maps")
+TIMED_BATCHES = (1, 64)
+MAX_ROUNDS = 30  # at most
+MAX_SECONDS = 3.0  # per batch size, unless one round takes longer
+METADATA_FILE = "vitascope.json"  # inside a .pt2 file; ONNX files have metadata fields
+ExportedModel = Callable[[Tensor], Sequence[Tensor]]  # prepared images -> logits, and maps if the file has them
+SpeedCandidates = Mapping[str, Callable[[Tensor], object]]  # name -> a function of prepared images
 
 
 class ComparisonImages(NamedTuple):
@@ -84,11 +96,6 @@ def _compute_logits_and_optional_maps(model: VisionTransformer, images: Images, 
         return logits.cpu(), torch.stack(maps, dim=1).cpu()
 
 
-TIMED_BATCHES = (1, 64)
-MAX_ROUNDS = 30  # at most
-MAX_SECONDS = 3.0  # per batch size, unless one round takes longer
-
-
 @dataclass(frozen=True)
 class Timing:
     """Medians over several rounds; `times_as_fast` is PyTorch's median divided by the candidate's."""
@@ -137,3 +144,80 @@ def _measure_one_call_milliseconds(candidate: Callable[[Tensor], object], images
 def _get_image_shape(model: VisionTransformer) -> tuple[int, int, int]:
     """Return channels, rows and columns of a prepared image."""
     return (model.config.in_chans, *model.config.image_shape)
+
+
+@dataclass(frozen=True)
+class AccuracyComparison:
+    """Accuracy of the float32 and the int8 file on the same images."""
+
+    images: int
+    which: str  # validation or training
+    float32: float  # accuracy
+    int8: float
+    agreement: float  # fraction of images with the same prediction
+
+
+@dataclass(frozen=True)
+class Int8Report:
+    """Size of the float32 file, and accuracy of both files."""
+
+    method: str  # dynamic or static
+    float32_bytes: int
+    accuracy: AccuracyComparison | None  # None: the run's images are not available
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """One exported file."""
+
+    path: Path
+    format: str
+    bytes: int
+    differences: dict[str, float]  # per output, relative to the model's largest value
+    compared_on: str  # validation, training or random images
+    speed: list[Timing]
+    int8: Int8Report | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"path": str(self.path)}
+
+
+def check_path_and_create_folder(path: Path, suffix: str) -> None:
+    """Check the file ending and that the file can be written, before exporting."""
+    if path.suffix != suffix:
+        raise UserError(f"The file '{path.name}' must end in {suffix}.")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder. Name a file that ends in {suffix}.")
+    make_folder(path.parent, "Choose another file with --out.")
+    try:
+        TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UserError(f"{path.parent} is not writable: {error.strerror}. Choose another file with --out.") from error
+
+
+@contextmanager
+def suppress_logs_and_warnings() -> Iterator[None]:
+    """Suppress the exporters' log messages; the result is verified afterwards."""
+    before = root.manager.disable
+    disable(WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        disable(before)
+
+
+def build_string_metadata(model_info: ModelInfo, run_name: str) -> dict[str, str]:
+    """Return all values as strings and lists as JSON, because ONNX metadata holds only strings."""
+    return {
+        "classes": json.dumps(model_info.classes, ensure_ascii=False),
+        "mean": json.dumps(model_info.preparation.mean),
+        "std": json.dumps(model_info.preparation.std),
+        "img_size": json.dumps(model_info.model.image_shape),
+        "in_chans": str(model_info.model.in_chans),
+        "preparation": "centre crop to the shape of img_size (rows, columns), resize to img_size, pixels / 255, "
+        "subtract mean, divide by std (per channel); float32, batch × channels × rows × columns",
+        "vitascope": vitascope.__version__,
+        "run": run_name,
+    }

@@ -2,6 +2,7 @@
 
 Under autocast, PyTorch's norms compute in float32, and each conversion is a separate pass over memory. This kernel
 reads a row, normalises it in float32 and writes it. The backward pass recomputes the row's mean and standard deviation.
+All kernels sum partial gradients with `sum_partial_gradients`.
 """
 
 # Triton code is not typed Python.
@@ -14,10 +15,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitascope.kernels.reduce import sum_partial_gradients
-
 MAX_PROGRAMS = 1024  # of the backward pass; each processes many rows and sums a partial gradient of the weight
 TILE_ELEMENTS = 2048  # per tile
+SUM_ROWS, SUM_COLUMNS = 256, 16  # of the tile of a program that sums: there are many partial gradients of few features
+
+
+@triton.jit(do_not_specialize=["COUNT"])  # otherwise compiled again for the small counts of the second pass
+def _sum_rows_kernel(partial_gradients, out, COUNT, WIDTH, ROWS_PER_PROGRAM: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(1) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM)[:, None]
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    tile = tl.load(
+        partial_gradients + row * WIDTH + column[None, :], mask=(row < COUNT) & (column < WIDTH)[None, :], other=0.0
+    )
+    tl.store(out + tl.program_id(1) * WIDTH + column, tl.sum(tile, 0), mask=column < WIDTH)
+
+
+def sum_partial_gradients(partial_gradients: Tensor) -> Tensor:
+    """(part, …) -> (…), float32: sum groups of SUM_ROWS parts, then the sums, in a fixed order (deterministic)."""
+    if not len(partial_gradients):
+        return partial_gradients.new_zeros(partial_gradients.shape[1:])
+    while True:
+        width, parts = partial_gradients[0].numel(), triton.cdiv(len(partial_gradients), SUM_ROWS)
+        out = partial_gradients.new_empty(parts, *partial_gradients.shape[1:])
+        _sum_rows_kernel[triton.cdiv(width, SUM_COLUMNS), parts](
+            partial_gradients, out, len(partial_gradients), width, SUM_ROWS, SUM_COLUMNS
+        )
+        if parts == 1:
+            return out[0]
+        partial_gradients = out
 
 
 @triton.jit

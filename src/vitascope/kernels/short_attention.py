@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitascope.kernels.norm import sum_partial_gradients
 from vitascope.kernels.qk_norm_rope import (
     DOT_DTYPE,
     count_rotary_tables,
@@ -25,7 +26,6 @@ from vitascope.kernels.qk_norm_rope import (
     pack_bfloat16_pairs,
     unpack_bfloat16_pairs,
 )
-from vitascope.kernels.reduce import sum_partial_gradients
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

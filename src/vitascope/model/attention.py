@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from vitascope import kernels
 from vitascope.errors import UserError
 from vitascope.model.config import check_heads_divide_width
-from vitascope.model.inputs import check_tokens
 from vitascope.model.norm import make_norm
 from vitascope.model.positions import apply_rotary_positions
 from vitascope.model.scaled_dot_product import (
@@ -242,3 +241,16 @@ class SelfAttention(nn.Module):
     def W_V(self) -> Tensor:
         """The value projection, output × input."""
         return self.qkv.weight[2 * self.embed_dim :]
+
+
+def check_tokens(tokens: Tensor, embed_dim: int) -> None:
+    """Raise an error unless tokens are float, batch × token × feature, with `embed_dim` features."""
+    if tokens.ndim != 3:
+        raise UserError(f"Tokens must be batch × token × feature; these have shape {list(tokens.shape)}.")
+    if not tokens.is_floating_point():
+        raise UserError(f"The tokens are {tokens.dtype}; the layer needs floats.")
+    if tokens.shape[2] != embed_dim:
+        raise UserError(
+            f"The tokens have {tokens.shape[2]} features, the layer was built for embed_dim={embed_dim}. "
+            f"Project them to {embed_dim} features, or build it with embed_dim={tokens.shape[2]}."
+        )

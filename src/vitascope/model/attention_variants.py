@@ -1,14 +1,15 @@
-"""Single-head attention with three inputs, and self-attention over the cells of a 2-d grid.
+"""Variants of self-attention: one head with three inputs, the cells of a 2-d grid, and a low-rank update (LoRA).
 
 Sheet A: three inputs of one width, no output projection. Sheet C: keys of width 64, values of width 256.
 """
 
+import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitascope.errors import UserError
-from vitascope.model.attention import SelfAttention
-from vitascope.model.inputs import check_tokens
+from vitascope.model.attention import SelfAttention, check_tokens
 from vitascope.model.scaled_dot_product import attend, compute_attention_maps
 from vitascope.shapes import AttentionMaps, Images, Tokens
 
@@ -71,3 +72,45 @@ class SelfAttention2d(nn.Module):
                 f"{list(grid.shape)}."
             )
         return rearrange(grid, "batch channel height width -> batch (height width) channel")
+
+
+class LoraProjection(nn.Module):
+    """W = W₀ + α/r · B A for queries and for values, W₀ frozen (Hu et al. 2022, section 4.1; B starts at 0).
+
+    `weight` is the complete W, so that code that reads the weight of the projection gets the effective one.
+    """
+
+    def __init__(self, projection: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        width = projection.in_features
+        self.base = nn.Parameter(projection.weight.detach().clone(), requires_grad=False)
+        self.bias = projection.bias
+        self.lora_down = nn.Parameter(projection.weight.new_empty(2, rank, width).uniform_(-(width**-0.5), width**-0.5))
+        self.lora_up = nn.Parameter(projection.weight.new_zeros(2, width, rank))  # queries, values
+        self.scaling = alpha / rank
+
+    @property
+    def weight(self) -> Tensor:
+        query, value = self.scaling * torch.bmm(self.lora_up, self.lora_down)
+        return self.base + torch.cat([query, torch.zeros_like(query), value])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.linear(tokens, self.weight, self.bias)
+
+
+def add_lora(model: nn.Module, rank: int, alpha: float) -> None:
+    """Replace the projection of every attention layer by a LoraProjection. The outputs are unchanged at first."""
+    for module in list(model.modules()):
+        if isinstance(module, SelfAttention) and isinstance(module.qkv, nn.Linear):
+            module.qkv = LoraProjection(module.qkv, rank, alpha)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def make_lora_merged_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict with the LoRA updates added to the weights, for a model without LoRA."""
+    state = model.state_dict()
+    for name, module in model.named_modules():
+        if isinstance(module, LoraProjection):
+            for part in ("base", "lora_down", "lora_up"):
+                del state[f"{name}.{part}"]
+            state[f"{name}.weight"] = module.weight.detach()
+    return state

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from vitascope.errors import UserError
 from vitascope.model.attention import SelfAttention
 from vitascope.model.config import ModelConfig
 from vitascope.model.mlp import Mlp
@@ -109,3 +110,12 @@ class LayerScale(nn.Module):
 
     def extra_repr(self) -> str:
         return f"init_value={self.init_value:g}"
+
+
+def check_depth_noise(depth_noise: Tensor, num_images: int, num_branches: int) -> None:
+    """Raise an error unless there is one number per image and residual branch."""
+    if tuple(depth_noise.shape) != (num_images, num_branches):
+        raise UserError(
+            f"depth_noise has shape {list(depth_noise.shape)}, but {num_images} images and {num_branches} residual "
+            f"branches (two per block) were given. Draw it with torch.rand({num_images}, {num_branches})."
+        )

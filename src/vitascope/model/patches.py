@@ -1,4 +1,4 @@
-"""Images -> PatchTokens: split images into patches and project them; or tokenise with convolutions."""
+"""Images -> PatchTokens: check images, split them into patches and project them; or tokenise with convolutions."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,6 +11,30 @@ from torch.nn import functional as F
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig, Size, as_pair, check_and_convert_size
 from vitascope.shapes import Images, Patches, PatchTokens
+
+
+def check_images(images: Tensor, config: ModelConfig, weight_dtype: torch.dtype) -> None:
+    """Raise an error unless images are float, batch × channel × height × width, with the model's size and channels."""
+    if images.ndim != 4:
+        hint = " Add a batch axis: images[None]." if images.ndim == 3 else ""
+        raise UserError(
+            f"Images must be batch × channel × height × width; these have shape {list(images.shape)}.{hint}"
+        )
+    if images.shape[1] != config.in_chans:
+        raise UserError(
+            f"The images have {images.shape[1]} channels, the model was built for in_chans={config.in_chans}. "
+            f"Convert the images, or build the model with in_chans={images.shape[1]}."
+        )
+    height, width = config.image_shape
+    if tuple(images.shape[2:]) != (height, width):
+        raise UserError(
+            f"The images are {images.shape[2]}×{images.shape[3]} pixels, the model was built for {height}×{width}. "
+            f"Resize the images, or build the model with img_size=({images.shape[2]}, {images.shape[3]})."
+        )
+    if not images.is_floating_point():
+        raise UserError(f"The images are {images.dtype}; the model needs floats. Convert them: images.float() / 255.")
+    if images.dtype != weight_dtype and not torch.is_autocast_enabled(images.device.type):
+        raise UserError(f"The images are {images.dtype}, the weights {weight_dtype}. Make them equal: images.to(…).")
 
 
 def patchify(images: Tensor, patch_size: Size) -> Patches:

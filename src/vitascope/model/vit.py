@@ -5,13 +5,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitascope.errors import UserError
-from vitascope.model.block import Block
+from vitascope.model.attention import check_tokens
+from vitascope.model.block import Block, check_depth_noise
 from vitascope.model.config import ModelConfig
 from vitascope.model.head import POOLS
 from vitascope.model.initialize import INITIALIZERS
-from vitascope.model.inputs import check_depth_noise, check_images, check_tokens
 from vitascope.model.norm import make_norm
-from vitascope.model.patches import TOKENIZERS
+from vitascope.model.patches import TOKENIZERS, check_images
 from vitascope.model.positions import make_absolute_position_table, make_rotary_table
 from vitascope.model.precision import to_autocast_dtype
 from vitascope.model.token_merging import encode_with_token_reduction

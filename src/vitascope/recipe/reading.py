@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import flatten_and_format_settings, flatten_sections
+from vitascope.recipe.schema import Recipe, flatten_and_format_settings, flatten_sections
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vitascope.records.reading import (
+from vitascope.records.record import (
     BenchmarkRow,
     format_markdown_table,
     format_thousands_or_millions,

@@ -14,8 +14,13 @@ from typing import NamedTuple
 from vitascope.data.config import AugmentConfig
 from vitascope.errors import UserError, format_count, suggest_choice
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL
-from vitascope.records.reading import find_record_files_by_name, format_markdown_table, format_mean_test_accuracy
-from vitascope.records.record import Record, read_record
+from vitascope.records.record import (
+    Record,
+    find_record_files_by_name,
+    format_markdown_table,
+    format_mean_test_accuracy,
+    read_record,
+)
 from vitascope.records.tables import RESULT_FORMATTERS, format_result_sentence
 from vitascope.training.scoring import VIEW_DESCRIPTIONS
 

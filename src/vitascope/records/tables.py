@@ -11,7 +11,8 @@ from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
 from vitascope.records import benchmark_tables, training_tables
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL, describe_mean_format
-from vitascope.records.reading import (
+from vitascope.records.record import (
+    Record,
     format_longest_wall_seconds,
     format_markdown_table,
     format_mean_test_accuracy,
@@ -20,7 +21,6 @@ from vitascope.records.reading import (
     format_thousands_or_millions,
     read_named_or_all_records,
 )
-from vitascope.records.record import Record
 from vitascope.training.hardware import count_train_flops_per_image
 
 

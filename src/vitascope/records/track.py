@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from vitascope.errors import UserError
-from vitascope.recipe.differences import find_differing_settings
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run, is_run_folder
+from vitascope.run.listing import find_differing_settings
 from vitascope.run.machine import RunMachineInfo, get_run_device_name
 
 Track = Literal["pure", "tokenizer", "ssl", "teacher", "pretrained", "staged"]

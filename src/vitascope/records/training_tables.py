@@ -12,7 +12,7 @@ from vitascope.records.ablation import (
     format_mean_difference_or_values,
     format_percent_mean_or_values,
 )
-from vitascope.records.reading import (
+from vitascope.records.record import (
     BenchmarkRow,
     format_markdown_table,
     format_thousands_or_millions,

@@ -12,8 +12,7 @@ from vitascope.draw.html import encode_figure_as_html, make_html_table
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import has_old_setting_names, read_recipe
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import format_recipe_yaml
+from vitascope.recipe.schema import Recipe, format_recipe_yaml
 from vitascope.run.files import make_folder, read_json_or_empty, write_atomically
 from vitascope.run.machine import RunMachineInfo
 from vitascope.run.metrics import MetricsRow, extract_curves, read_metrics

@@ -1,14 +1,27 @@
-"""List the runs in a folder with their settings and results."""
+"""List the runs in a folder with their settings and results, and compare runs: settings, results and curves."""
 
+import shlex
 import shutil
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from vitascope.data.config import resolve_augmentation
 from vitascope.errors import UserError
 from vitascope.model.anatomy import count_parameters
+from vitascope.recipe.reading import list_recipe_names, read_recipe
+from vitascope.recipe.schema import OBJECTIVE_SECTIONS, Recipe, flatten_sections, format_value
 from vitascope.run.directory import Run, is_run_folder
-from vitascope.run.metrics import sum_epoch_seconds
+from vitascope.run.metrics import extract_curves, sum_epoch_seconds
 from vitascope.run.test_set_log import read_test_set_log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_NAME_LENGTH = 46
+# They depend on the machine and do not affect the result.
+MACHINE_SETTINGS = ("data.root", "data.download", "train.track", "train.save_seconds")
 
 
 @dataclass(frozen=True)
@@ -76,3 +89,102 @@ def delete_run(run: Run) -> None:
         shutil.rmtree(run.path)
     except OSError as error:
         raise UserError(f"{run.path} could not be deleted: {error.strerror}.") from error
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Several runs, their summaries, and the settings in which they differ."""
+
+    runs: list[Run]
+    run_summaries: list[RunSummary]
+    differing_settings: dict[str, list[Any]]  # setting -> its value in each run
+
+    @property
+    def run_names(self) -> list[str]:
+        """Short unique names: the settings that differ, else the folder names."""
+        keys = [key.split(".")[-1] for key in self.differing_settings]
+        columns = zip(*self.differing_settings.values(), strict=True)  # one per run
+        names = [
+            ", ".join(f"{key}={format_value(v)}" for key, v in zip(keys, values, strict=True)) for values in columns
+        ]
+        is_short = all(len(name) <= MAX_NAME_LENGTH for name in names)
+        return (
+            names
+            if is_short and len(set(names)) == len(self.runs)
+            else [f"{run.path.parent.name}/{run.path.name}" for run in self.runs]
+        )
+
+    def draw_curves(self) -> "Figure":
+        """Draw loss and accuracy of all runs."""
+        from vitascope.draw.curves import draw_run_comparison
+
+        named_runs = zip(self.run_names, self.runs, strict=True)
+        curves = {f"run {n}: {name}": extract_curves(run.metrics) for n, (name, run) in enumerate(named_runs, start=1)}
+        caption = f"{len(self.runs)} runs. Solid lines: validation images. Dashed lines: training images."
+        if any(summary.uses_linear_probe for summary in self.run_summaries):
+            caption += " Validation accuracy of runs without labels: linear probe."
+        return draw_run_comparison(curves, caption)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison for JSON."""
+        return {"runs": [vars(summary) for summary in self.run_summaries], "differing": self.differing_settings}
+
+
+def compare_runs(runs: list[Run]) -> RunComparison:
+    """Compare at least two different runs."""
+    if len(runs) < 2:
+        raise UserError("Give at least two runs to compare.")
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise UserError("The same run is given twice.")
+    return RunComparison(
+        runs, [summarize_run(run) for run in runs], find_differing_settings([run.recipe for run in runs])
+    )
+
+
+def flatten_comparable_settings(recipe: Recipe) -> dict[str, Any]:
+    """Return `{"model.depth": 8, …}` without unused settings and those of the machine; a path becomes its last name."""
+    settings = flatten_sections(asdict(recipe))
+    settings |= {key: list(value) for key, value in settings.items() if isinstance(value, tuple)}  # as in JSON
+    settings["data.name"] = Path(settings["data.name"]).name
+    unused = tuple(f"{name}." for name in OBJECTIVE_SECTIONS if name != recipe.train.objective)
+    return {key: value for key, value in settings.items() if key not in MACHINE_SETTINGS and not key.startswith(unused)}
+
+
+def find_differing_settings(recipes: list[Recipe]) -> dict[str, list[Any]]:
+    """Return each setting that differs between the recipes, with its value in each."""
+    flat = [flatten_comparable_settings(recipe) for recipe in recipes]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    columns = {key: [settings.get(key) for settings in flat] for key in keys}
+    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def format_shortest_train_command(recipe: Recipe, seeds: list[int]) -> str:
+    """Return the command that trains it again, based on the built-in recipe with the fewest differences."""
+    changes: dict[str, dict[str, Any]] = {}
+    for recipe_name in list_recipe_names():
+        with suppress(UserError):  # a recipe that does not fit these images, such as mirrored digits
+            changes[recipe_name] = _find_changed_settings(recipe_name, recipe)
+    name = min(changes, key=lambda recipe_name: (len(changes[recipe_name]), recipe_name != recipe.name))
+    overrides = [
+        shlex.quote(f"{key}={format_value(value)}") for key, value in changes[name].items() if key != "train.seed"
+    ]
+    seed = f"train.seed={seeds[0]}" if len(seeds) == 1 else "train.seed=$seed"
+    command = " ".join(["vitascope train", name, *overrides, seed])
+    return command if len(seeds) == 1 else f"for seed in {' '.join(map(str, seeds))}; do {command}; done"
+
+
+def _find_changed_settings(base_recipe_name: str, recipe: Recipe) -> dict[str, Any]:
+    """Return the settings that turn the named recipe, with its default augmentation filled in, into this one."""
+    base = read_recipe(base_recipe_name)
+    data = replace(base.data, name=recipe.data.name)
+    augment = resolve_augmentation(base.data.augment, recipe.data.name, recipe.model.in_chans, base.train.objective)
+    base = replace(base, data=replace(data, augment=augment))
+    changes = {key: values[1] for key, values in find_differing_settings([base, recipe]).items()}
+    if read_recipe(base_recipe_name).data.name != recipe.data.name:
+        changes["data.name"] = _anonymize_data_path(recipe.data.name)
+    return changes
+
+
+def _anonymize_data_path(data_name: str) -> str:
+    """Replace an absolute path, which differs between machines, by /path/to/NAME."""
+    return f"/path/to/{Path(data_name).name}" if Path(data_name).is_absolute() else data_name

@@ -8,9 +8,8 @@ from typing import Any, Literal
 from vitascope.data.open_data import check_data_name_exists
 from vitascope.errors import UserError, format_count
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import find_non_default_settings, flatten_and_format_settings, hash_values
-from vitascope.study.trial_data import Settings
+from vitascope.recipe.schema import Recipe, find_non_default_settings, flatten_and_format_settings, hash_values
+from vitascope.study.storage import Settings
 
 MAX_RUNS = 10_000  # runs; more are treated as a mistake
 OPTION_BY_FIELD = {"judge": "--split"}  # identity field -> option, for the error

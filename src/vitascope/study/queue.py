@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vitascope.errors import UserError
 from vitascope.study.design import Design, format_identity_differences
-from vitascope.study.storage import make_lock_if_sqlite, open_or_create_study
-from vitascope.study.trial_data import RunResult, Settings, TrialAttributes
+from vitascope.study.storage import RunResult, Settings, TrialAttributes, make_lock_if_sqlite, open_or_create_study
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial

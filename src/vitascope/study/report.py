@@ -19,7 +19,7 @@ from vitascope.draw.study import (
 from vitascope.draw.style import save_figure
 from vitascope.errors import format_count
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
-from vitascope.records.reading import format_markdown_table, format_thousands_or_millions
+from vitascope.records.record import format_markdown_table, format_thousands_or_millions
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.study.design import Design
 from vitascope.study.results import CombinationResults, PairedDifference, ResultName, StudyResults
@@ -66,7 +66,7 @@ def build_results_table(results: StudyResults) -> ResultsTable:
         *results.design.varied_settings,
         "seeds",
         f"{score_name} (seeds {two_seeds[0]}, {two_seeds[1]})" if two_seeds else score_name,
-        "difference to the best",
+        f"difference to the {results.best_label}",
         "verdict",
         "training accuracy",
         "parameters",
@@ -83,7 +83,11 @@ def build_results_table(results: StudyResults) -> ResultsTable:
                 str(len(cell.results)),
                 cell.formatted_accuracy,
                 "–" if difference is None else _format_difference(difference),
-                "best" if cell is results.best_combination else "" if difference is None else difference.verdict,
+                results.best_label
+                if cell is results.best_combination
+                else ""
+                if difference is None
+                else difference.verdict,
                 "–" if train_accuracy is None else f"{100 * train_accuracy:.1f} %",
                 format_thousands_or_millions(round(cell.compute_mean("parameters"))),
                 format_thousands_or_millions(round(cell.compute_mean("flops"))),
@@ -126,11 +130,11 @@ def _explain_intervals_and_differences(results: StudyResults) -> str:
     sentences += ["With two seeds, both values are shown, in the order of the seeds."] if 2 in seed_counts else []
     if len(results.combinations) > 1:
         paired = " and paired by seed" if max(seed_counts) > 1 else ""
-        sentences.append(f"Differences from the best are in percentage points{paired}.")
+        sentences.append(f"Differences from the {results.best_label} are in percentage points{paired}.")
         if len(results.combinations) > 2 and paired:
             corrected = "Their intervals" if has_intervals else "The verdicts"
             sentences.append(f"{corrected} are corrected for multiple comparisons (Bonferroni).")
-        sentences.append("The best accuracy is subject to selection bias: it is probably slightly too high.")
+        sentences.append("The highest accuracy is subject to selection bias: it is probably slightly too high.")
     return " ".join(sentences)
 
 

@@ -13,7 +13,7 @@ from vitascope.records.ablation import (
     format_percent_mean_or_values,
 )
 from vitascope.study.design import Design, format_combination
-from vitascope.study.trial_data import RunResult, Settings, TrialAttributes
+from vitascope.study.storage import RunResult, Settings, TrialAttributes
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -157,6 +157,14 @@ class StudyResults:
         return [cell for cell, difference in compared if difference is None or difference.verdict != "worse"]
 
     @property
+    def best_label(self) -> str:
+        """What `best_combination` is called: "best" only if another combination is significantly worse."""
+        if len(self.not_worse_combinations) < len(self.combinations) - 1:
+            return "best"
+        num_seeds = max((len(cell.results) for cell in self.combinations), default=1)
+        return "highest mean" if num_seeds > 1 else "highest accuracy"
+
+    @property
     def conclusion(self) -> str:
         """The conclusion of the study."""
         if not self.combinations:
@@ -166,7 +174,10 @@ class StudyResults:
             return f"Not finished. Best so far: {best}."
         num_seeds = len(self.best_combination.results)
         seeds = "one seed" if num_seeds == 1 else f"{num_seeds} seeds"
-        best = f"Best: {self.best_combination.name} with {self.best_combination.formatted_accuracy} ({seeds})."
+        best = (
+            f"{self.best_label.capitalize()}: {self.best_combination.name} with "
+            f"{self.best_combination.formatted_accuracy} ({seeds})."
+        )
         if len(self.combinations) == 1:
             return f"{best} No other combination has finished."
         if num_seeds < 2:
@@ -176,7 +187,8 @@ class StudyResults:
         one = len(self.combinations) == 2
         if len(self.not_worse_combinations) == len(self.combinations) - 1:
             others = "The other combination does not differ" if one else "No other combination differs"
-            return f"{best} {others} significantly."
+            power = " Two seeds can show only very large differences." if num_seeds == 2 else ""
+            return f"{best} {others} significantly.{power}"
         if not self.not_worse_combinations:
             return f"{best} {'The' if one else 'Every'} other combination is significantly worse."
         return f"{best} Not significantly different: {'; '.join(cell.name for cell in self.not_worse_combinations)}."

@@ -21,7 +21,7 @@ from vitascope.run.machine import get_run_device_name
 from vitascope.run.metrics import MetricsRow, list_epoch_seconds_without_setup
 from vitascope.study.design import Design, format_combination
 from vitascope.study.queue import StudyTrial, TrialQueue
-from vitascope.study.trial_data import RunResult, Settings
+from vitascope.study.storage import RunResult, Settings
 from vitascope.training.engines.batchable import check_batchable
 from vitascope.training.engines.batched_runs import choose_max_batched_runs, train_batched_runs
 from vitascope.training.prepare import make_console

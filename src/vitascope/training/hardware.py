@@ -22,7 +22,7 @@ from vitascope.model.config import TOKEN_REDUCTION_SETTINGS, ModelConfig
 from vitascope.model.precision import disable_tf32
 from vitascope.model.pretraining import make_decoder_config
 from vitascope.recipe.schema import Recipe
-from vitascope.run.format_probe import measure_bf16_training_speedup
+from vitascope.run.machine import measure_bf16_training_speedup
 
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 # FLOP/s of an uncompiled CUDA graph step on an H200, to estimate whether compilation saves time.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitascope.errors import UserError, format_count
-from vitascope.model.lora import make_lora_merged_state_dict
+from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, Checkpoint, save_checkpoint, save_weights
 from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from vitascope.data.sources.folder import image_file_has_colour, read_image_size
+from vitascope.data.splits import TrainingData
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import format_value
+from vitascope.recipe.schema import Recipe, format_value
 from vitascope.run.directory import Run
 
 MAX_LEFT_OUT_FRACTION = 0.05  # of the images of an epoch: more are reported
@@ -76,19 +76,20 @@ def explain_worse_training_metrics(recipe: Recipe) -> str | None:
     return f"Training values include {listed}, so they can be worse than validation values."
 
 
-def format_training_summary(run: Run, has_test: bool, *, suggest_evaluation: bool = True) -> str:
+def format_training_summary(run: Run, data: TrainingData, *, suggest_evaluation: bool = True) -> str:
     """Return the result of a run, the path of its curves, and the command that evaluates it."""
     rows = run.metrics
     if not rows:
         return f"{run.path} has no metrics."
     last, seconds = rows[-1], sum(row["seconds"] for row in rows)
     text = f"{format_count(last['epoch'], 'epoch')} in {seconds:.1f} s, training loss {last['train_loss']:.3f}"
-    if "val_accuracy" in last:
-        metric = "validation accuracy" if "train_accuracy" in last else "linear probe on validation images"
-        text += f", {metric} {last['val_accuracy']:.2%} (last epoch)"
+    if "val_accuracy" in last and data.validation is not None:
+        metric = "validation accuracy" if "train_accuracy" in last else "linear-probe validation accuracy"
+        text += f", {metric} {last['val_accuracy']:.2%} ({format_count(len(data.validation), 'image')}, last epoch)"
     text += f"\nCurves: {run.get_path('curves.png')}"
     if not suggest_evaluation:
         return text
+    has_test = "test" in data.source.split_names
     purpose = "To measure the test accuracy, run:" if has_test else "There are no test images. For more metrics, run:"
     end = "" if has_test else " --split val" if "val_accuracy" in last else " --split train"
     return f"{text}\n{purpose} vitascope evaluate {run.path}{end}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vitascope.data.sampling import select_step_draws
-from vitascope.draw.palette import COLOURS
+from vitascope.draw import COLOURS
 from vitascope.draw.style import add_caption, create_figure, save_figure, set_labels
 from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe

@@ -15,10 +15,9 @@ from vitascope.data.preprocessing import DevicePreprocessing
 from vitascope.data.sampling import RandomDraws
 from vitascope.data.splits import TrainingData
 from vitascope.errors import UserError
-from vitascope.model.lora import make_lora_merged_state_dict
+from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.model.vit import VisionTransformer
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import find_non_default_settings, hash_values
+from vitascope.recipe.schema import Recipe, find_non_default_settings, hash_values
 from vitascope.run.checkpoint import Checkpoint
 from vitascope.training.hardware import Hardware
 from vitascope.training.objectives.build import OBJECTIVES

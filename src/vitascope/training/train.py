@@ -14,14 +14,19 @@ from vitascope.data.dataset import has_fingerprint
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe
-from vitascope.recipe.writing import format_recipe_yaml, format_value
+from vitascope.recipe.schema import Recipe, format_recipe_yaml, format_value
 from vitascope.run.checkpoint import Checkpoint, load_checkpoint, read_model_info, save_model_info
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
 from vitascope.run.files import write_json
 from vitascope.run.machine import collect_machine_info
-from vitascope.run.metrics import TensorBoardWriter, read_metrics, save_run_curves_figure, truncate_metrics_after
-from vitascope.run.trackers import Tracker, open_trackers
+from vitascope.run.metrics import (
+    TensorBoardWriter,
+    Tracker,
+    open_trackers,
+    read_metrics,
+    save_run_curves_figure,
+    truncate_metrics_after,
+)
 from vitascope.run.wall_clock import TRAIN, measure_process_seconds_if_alone, note_task_start
 from vitascope.training.build_state import build_train_state
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, Hardware
@@ -187,7 +192,7 @@ def _train_and_report(
         for tracker in trackers:
             tracker.close()
         save_run_curves_figure(run.get_path("curves.png"), run.metrics, make_curves_title(recipe))
-    text = format_training_summary(run, "test" in data.source.split_names, suggest_evaluation=suggest_evaluation)
+    text = format_training_summary(run, data, suggest_evaluation=suggest_evaluation)
     console.print(text, highlight=False, soft_wrap=True)
     _write_wall_seconds_if_known(run)
 

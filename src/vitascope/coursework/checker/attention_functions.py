@@ -6,21 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitascope.coursework.checker.argument_names import (
-    ArgumentRoles,
-    call_by_roles,
-    get_docs_and_comments,
-    get_source_or_empty,
-    guess_argument_roles,
-    normalize_identifier,
-    split_identifier_into_words,
-)
-from vitascope.coursework.checker.attention_layers import guess_in_proj_indexing_mistake, list_row_order_mistakes
 from vitascope.coursework.checker.attention_modules import AXIS_ORDERS
 from vitascope.coursework.checker.dot_product import (
     describe_attention_mistake_symptoms,
     select_matching_or_first_tensor,
 )
+from vitascope.coursework.checker.layers import guess_in_proj_indexing_mistake, list_row_order_mistakes
 from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.part_checker import (
     LARGE_MASKED_SCORES,
@@ -32,11 +23,20 @@ from vitascope.coursework.checker.part_checker import (
     NamedTensors,
     PartChecker,
     TinySizes,
-    UserCode,
     choose_mask_kind_if_required,
     draw_seeded_inputs,
     make_allowed_mask,
     make_tiny_attention_cases,
+)
+from vitascope.coursework.checker.recognition import (
+    ArgumentRoles,
+    UserCode,
+    call_by_roles,
+    get_docs_and_comments,
+    get_source_or_empty,
+    guess_argument_roles,
+    normalize_identifier,
+    split_identifier_into_words,
 )
 from vitascope.coursework.checker.reference import (
     ATTENTION_MAP_MISTAKES,

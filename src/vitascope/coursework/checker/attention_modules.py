@@ -7,17 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.argument_names import get_source_or_empty, guess_argument_roles
-from vitascope.coursework.checker.attention_layers import (
+from vitascope.coursework.checker.dot_product import (
+    describe_attention_mistake_symptoms,
+    select_matching_or_first_tensor,
+)
+from vitascope.coursework.checker.layers import (
     assign_weights_by_options,
     get_norm_weight_bias_eps,
     guess_in_proj_indexing_mistake,
     list_attention_mistakes,
     list_correct_attention_options,
-)
-from vitascope.coursework.checker.dot_product import (
-    describe_attention_mistake_symptoms,
-    select_matching_or_first_tensor,
 )
 from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.module_factory import ModuleFactory
@@ -33,13 +32,13 @@ from vitascope.coursework.checker.part_checker import (
     NamedTensors,
     PartChecker,
     TinySizes,
-    UserCode,
     choose_mask_kind_if_required,
     draw_seeded_inputs,
     format_observation,
     make_allowed_mask,
     make_tiny_attention_cases,
 )
+from vitascope.coursework.checker.recognition import UserCode, get_source_or_empty, guess_argument_roles
 from vitascope.coursework.checker.reference import (
     QueryKeyValue,
     ReferenceOptions,

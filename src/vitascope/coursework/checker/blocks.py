@@ -9,19 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.argument_names import guess_argument_roles, split_identifier_into_words
-from vitascope.coursework.checker.attention_layers import (
-    assign_weights_by_options,
-    get_norm_weight_bias_eps,
-    list_attention_mistakes,
-    list_correct_attention_options,
-    select_attention_layers,
-)
 from vitascope.coursework.checker.attention_modules import AttentionModuleChecker
 from vitascope.coursework.checker.feed_forward import (
     apply_feed_forward,
     find_mlp_layers,
     list_activation_options_marking_rare,
+)
+from vitascope.coursework.checker.layers import (
+    assign_weights_by_options,
+    get_norm_weight_bias_eps,
+    list_attention_mistakes,
+    list_correct_attention_options,
+    select_attention_layers,
 )
 from vitascope.coursework.checker.masks import list_plausible_mask_formats
 from vitascope.coursework.checker.module_factory import ModuleFactory
@@ -32,10 +31,10 @@ from vitascope.coursework.checker.part_checker import (
     MaskKind,
     MaskPolarity,
     NamedTensors,
-    UserCode,
     choose_mask_kind_if_required,
     make_allowed_mask,
 )
+from vitascope.coursework.checker.recognition import UserCode, guess_argument_roles, split_identifier_into_words
 from vitascope.coursework.checker.reference import (
     QueryKeyValue,
     ReferenceOptions,

@@ -17,10 +17,10 @@ from vitascope.coursework.checker.dot_product import DotProductChecker
 from vitascope.coursework.checker.feed_forward import FeedForwardChecker
 from vitascope.coursework.checker.image_embedding import ClassTokenChecker
 from vitascope.coursework.checker.masks import CausalMaskChecker
-from vitascope.coursework.checker.part_checker import MaskPolarity, PartChecker, UserCode
+from vitascope.coursework.checker.part_checker import MaskPolarity, PartChecker
 from vitascope.coursework.checker.patches import PatchifyChecker
 from vitascope.coursework.checker.positions import SinusoidalPositionsChecker
-from vitascope.coursework.checker.recognition import find_ellipsis_line_or_zero, recognize_part
+from vitascope.coursework.checker.recognition import UserCode, find_ellipsis_line_or_zero, recognize_part
 from vitascope.coursework.checker.report import NOTHING_RECOGNIZED, CheckReport, FirstDifference
 from vitascope.coursework.checker.vit import ViTChecker
 from vitascope.errors import UserError, shorten_error_message, suggest_choice

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitascope.coursework.checker.argument_names import get_source_or_empty
 from vitascope.coursework.checker.comparison import (
     TOLERANCE,
     CachedRunner,
@@ -24,10 +23,10 @@ from vitascope.coursework.checker.failing_example import (
     find_and_format_smallest_failure,
     find_first_required_case_difference,
 )
-from vitascope.coursework.checker.mistakes import MISTAKES
 from vitascope.coursework.checker.part_checker import CallConvention, Case, NoDropoutMode, PartChecker
+from vitascope.coursework.checker.recognition import get_source_or_empty
 from vitascope.coursework.checker.reference import IGNORED_MASK, MASK_OPTION_NAMES, SimulatedMistake
-from vitascope.coursework.checker.report import CheckReport, CheckRow, FirstDifference
+from vitascope.coursework.checker.report import MISTAKES, CheckReport, CheckRow, FirstDifference
 from vitascope.errors import shorten_error_message
 
 # Options of rare variants: tried last, and not in combination with two mistakes.

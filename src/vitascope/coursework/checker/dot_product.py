@@ -6,12 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitascope.coursework.checker.argument_names import (
-    ArgumentRoles,
-    call_by_roles,
-    guess_argument_roles,
-    normalize_identifier,
-)
 from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.part_checker import (
     LARGE_MASKED_SCORES,
@@ -21,11 +15,17 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
-    UserCode,
     choose_mask_kind_if_required,
     draw_seeded_inputs,
     format_observation,
     make_allowed_mask,
+)
+from vitascope.coursework.checker.recognition import (
+    ArgumentRoles,
+    UserCode,
+    call_by_roles,
+    guess_argument_roles,
+    normalize_identifier,
 )
 from vitascope.coursework.checker.reference import (
     ATTENTION_MAP_MISTAKES,

@@ -10,15 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.argument_names import (
-    ArgumentRoles,
-    call_by_roles,
-    get_source_or_empty,
-    guess_argument_roles,
-    split_identifier_into_words,
-)
-from vitascope.coursework.checker.attention_layers import get_norm_weight_bias_eps
 from vitascope.coursework.checker.dot_product import select_matching_or_first_tensor
+from vitascope.coursework.checker.layers import get_norm_weight_bias_eps
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
     CallConvention,
@@ -27,9 +20,16 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
-    UserCode,
     draw_seeded_inputs,
     format_observation,
+)
+from vitascope.coursework.checker.recognition import (
+    ArgumentRoles,
+    UserCode,
+    call_by_roles,
+    get_source_or_empty,
+    guess_argument_roles,
+    split_identifier_into_words,
 )
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 from vitascope.coursework.checker.weights import LinearLayer, find_linear_layers_and_matrices, find_norms

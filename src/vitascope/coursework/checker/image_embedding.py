@@ -7,12 +7,6 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.argument_names import (
-    ArgumentRoles,
-    call_by_roles,
-    guess_argument_roles,
-    normalize_identifier,
-)
 from vitascope.coursework.checker.dot_product import select_matching_or_first_tensor
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
@@ -21,8 +15,14 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
-    UserCode,
     draw_seeded_inputs,
+)
+from vitascope.coursework.checker.recognition import (
+    ArgumentRoles,
+    UserCode,
+    call_by_roles,
+    guess_argument_roles,
+    normalize_identifier,
 )
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 

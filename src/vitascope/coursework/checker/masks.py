@@ -7,12 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitascope.coursework.checker.argument_names import (
-    get_docs_and_comments,
-    get_source_or_empty,
-    normalize_identifier,
-    parse_mask_polarity,
-)
 from vitascope.coursework.checker.part_checker import (
     CallConvention,
     Case,
@@ -20,7 +14,13 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
+)
+from vitascope.coursework.checker.recognition import (
     UserCode,
+    get_docs_and_comments,
+    get_source_or_empty,
+    normalize_identifier,
+    parse_mask_polarity,
 )
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitascope.coursework.checker.argument_names import NUM_HEADS_NAMES, normalize_identifier
-from vitascope.coursework.checker.part_checker import Case, UserCode, seed_rng_temporarily, set_seeded_random_weights
+from vitascope.coursework.checker.part_checker import Case, seed_rng_temporarily, set_seeded_random_weights
+from vitascope.coursework.checker.recognition import NUM_HEADS_NAMES, UserCode, normalize_identifier
 from vitascope.coursework.checker.weights import find_linear_layers_and_matrices, find_norms
 
 ARGUMENT_NAMES_BY_ROLE = {

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitascope.coursework.checker.argument_names import ArgumentRoles
+from vitascope.coursework.checker.recognition import ArgumentRoles
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 
 NamedTensors = dict[str, Tensor]
-UserCode = Callable[..., Any]  # a function, a class or a module
 MaskPolarity = Literal["allowed", "blocked"]  # the meaning of True in a boolean mask
 MaskKind = Literal["all", "random", "causal", "high_scores"]
 IMAGES_INDEPENDENT = "The output of an image is independent of the other images in the batch"

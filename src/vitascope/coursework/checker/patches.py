@@ -8,7 +8,6 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.argument_names import ArgumentRoles, call_by_roles, normalize_identifier
 from vitascope.coursework.checker.dot_product import select_matching_or_first_tensor
 from vitascope.coursework.checker.image_embedding import (
     PATCH_MISTAKES,
@@ -24,9 +23,9 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
-    UserCode,
     draw_seeded_inputs,
 )
+from vitascope.coursework.checker.recognition import ArgumentRoles, UserCode, call_by_roles, normalize_identifier
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 
 AXIS_ORDERS = {

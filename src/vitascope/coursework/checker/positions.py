@@ -5,7 +5,6 @@ import inspect
 import torch
 from torch import Tensor, nn
 
-from vitascope.coursework.checker.argument_names import ArgumentRoles, call_by_roles, normalize_identifier
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
     CallConvention,
@@ -14,8 +13,8 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
-    UserCode,
 )
+from vitascope.coursework.checker.recognition import ArgumentRoles, UserCode, call_by_roles, normalize_identifier
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
 
 LENGTH_ARGUMENT_NAMES = {

@@ -9,12 +9,35 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, TypedDict
 
 from vitascope.coursework.checker.report import FileReport, build_report_from_dict
-from vitascope.coursework.checker.sandbox_messages import CheckTask, WorkerMessage
 from vitascope.errors import UserError
 
 STARTUP_SECONDS = 120.0  # additional seconds for Python and PyTorch to start on a slow machine
+
+
+class CheckTask(TypedDict):
+    """A file to check, and the limits of the process."""
+
+    file: str
+    name: str | None
+    part: str | None
+    time_limit_seconds: float  # computing time, for loading the file and for each part
+    memory_limit_gib: float
+    output_file: str  # receives one WorkerMessage per line
+    log_file: str  # receives what the file prints
+    timeout_seconds: float  # wall-clock time of the whole task
+
+
+class WorkerMessage(TypedDict, total=False):
+    """One line of output of the process; each has one of the keys."""
+
+    unrecognized_names: list[str]
+    started: str  # name of the function or class whose check begins
+    report: dict[str, Any]  # the fields of a CheckReport
+    error: str
+    done: bool
 
 
 def check_file_in_sandbox(

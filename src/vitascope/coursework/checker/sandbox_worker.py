@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from vitascope.coursework.checker.check import CheckStarted, UnrecognizedNames, check_parts_yielding_progress
 from vitascope.coursework.checker.report import CheckReport
-from vitascope.coursework.checker.sandbox_messages import CheckTask, WorkerMessage
+from vitascope.coursework.checker.sandbox import CheckTask, WorkerMessage
 from vitascope.errors import UserError, shorten_error_message
 
 WALL_CLOCK_FACTOR = 10.0  # wall-clock limit, as a multiple of the computing time limit

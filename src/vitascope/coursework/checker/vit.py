@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitascope.coursework.checker.attention_layers import get_norm_weight_bias_eps
 from vitascope.coursework.checker.blocks import (
     find_missing_block_layer_mistakes,
     list_block_mistakes,
@@ -25,6 +24,7 @@ from vitascope.coursework.checker.image_embedding import (
     extract_patches_by_options,
     select_first_or_last_token,
 )
+from vitascope.coursework.checker.layers import ViTLayers, find_vit_layers, get_norm_weight_bias_eps
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
     IMAGES_DEPENDENT,
@@ -35,12 +35,11 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
-    UserCode,
     draw_seeded_inputs,
     format_observation,
 )
+from vitascope.coursework.checker.recognition import UserCode
 from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
-from vitascope.coursework.checker.vit_layers import ViTLayers, find_vit_layers
 
 CONSTRUCTOR_SIZES = {
     "width": 12,

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitascope.coursework.checker.argument_names import guess_qkv_role, split_identifier_into_words
+from vitascope.coursework.checker.recognition import guess_qkv_role, split_identifier_into_words
 from vitascope.coursework.checker.reference import WeightsByRole
 
 PACKED_ROW_ORDERS = ["".join(letters) for letters in product("qkv", repeat=3)]

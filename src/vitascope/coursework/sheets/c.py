@@ -19,7 +19,7 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.records.ablation import NOT_SIGNIFICANT, format_percent_mean_or_values
 from vitascope.study.report import draw_study_curves
 from vitascope.study.results import CombinationResults
-from vitascope.study.trial_data import Curves
+from vitascope.study.storage import Curves
 from vitascope.weights.torch_layers import from_torch
 
 TITLE = "one head, many heads, a causal mask, and CIFAR-10"

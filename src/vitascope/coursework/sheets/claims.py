@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vitascope.coursework.sheets.experiments import find_first_epoch_reaching_target
 from vitascope.records.ablation import NOT_SIGNIFICANT
 from vitascope.study.results import CombinationResults, PairedDifference, StudyResults
-from vitascope.study.trial_data import RunResult
+from vitascope.study.storage import RunResult
 
 TARGET_ACCURACY = 0.9  # validation accuracy; slow convergence reaches it late
 

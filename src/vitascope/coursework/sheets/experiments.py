@@ -13,14 +13,13 @@ from rich.console import Console
 
 from vitascope.data.open_data import open_data_source
 from vitascope.errors import UserError
-from vitascope.recipe.writing import find_non_default_settings, hash_values
+from vitascope.recipe.schema import find_non_default_settings, hash_values
 from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder, read_json_or_empty, write_json
 from vitascope.study.design import Design, EvalSplit, format_combination, parse_and_check_design
 from vitascope.study.queue import TrialQueue
 from vitascope.study.results import CombinationResults, StudyResults, collect_results
-from vitascope.study.storage import make_sqlite_storage_url
-from vitascope.study.trial_data import RunResult, Settings
+from vitascope.study.storage import RunResult, Settings, make_sqlite_storage_url
 from vitascope.study.workers import print_outcome, run_trials, score_and_collect_run_result
 
 QUICK_SEEDS = 2

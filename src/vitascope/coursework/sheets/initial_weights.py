@@ -9,7 +9,7 @@ from vitascope.coursework.sheets.claims import format_accuracy_difference_and_ve
 from vitascope.coursework.sheets.experiments import SheetExperiments
 from vitascope.coursework.sheets.report import SheetReport
 from vitascope.errors import UserError
-from vitascope.recipe.writing import format_value
+from vitascope.recipe.schema import format_value
 from vitascope.study.results import CombinationResults
 from vitascope.training.initial_weights import resolve_local_model_ref
 from vitascope.weights.pretrained import ONLINE_PREFIXES, PretrainedModel, open_weights

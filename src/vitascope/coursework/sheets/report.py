@@ -1,21 +1,27 @@
-"""Write a sheet's report as Markdown and as a single HTML page."""
+"""Run a coursework sheet, and write its report as Markdown and as a single HTML page."""
 
 import re
 from dataclasses import dataclass, field
 from html import escape
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from matplotlib.figure import Figure
+from rich.console import Console
 from torch import Tensor
 
+from vitascope.coursework.sheets.experiments import QUICK_SEEDS, SheetExperiments
 from vitascope.draw.html import encode_figure_as_html, make_html_page, make_html_table
 from vitascope.draw.style import save_figure
+from vitascope.errors import UserError
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
-from vitascope.records.reading import format_markdown_table
-from vitascope.run.files import make_folder, write_atomically, write_json
+from vitascope.records.record import format_markdown_table
+from vitascope.run.files import make_folder, read_json_or_empty, write_atomically, write_json
 from vitascope.run.machine import collect_machine_info
+from vitascope.training.hardware import choose_or_check_device
+
+SHEET_LETTERS = ("A", "B", "C", "D", "E")  # each has a module of its name
 
 
 class Section(NamedTuple):
@@ -128,3 +134,41 @@ def _escape_html_and_mark_code(text: str) -> str:
 
 def format_shape(tensor: Tensor) -> str:
     return " × ".join(map(str, tensor.shape))
+
+
+def run_sheet_and_write_report(
+    sheet_letter: str,
+    output_folder: Path,
+    *,
+    num_seeds: int | None = None,
+    quick: bool = False,
+    device: str = "auto",
+    max_batched_runs: int | None = None,
+    weights_ref: str | None = None,
+    git_commit: str | None = None,
+    console: Console,
+) -> Path:
+    """Run a sheet, or resume it, and return the path of its page."""
+    if sheet_letter.upper() not in SHEET_LETTERS:
+        raise UserError(f"There is no sheet {sheet_letter}. Choose one of {', '.join(SHEET_LETTERS)}.")
+    num_seeds = num_seeds if num_seeds is not None else QUICK_SEEDS if quick else 5
+    if num_seeds < 1:
+        raise UserError(f"--seeds {num_seeds} must be at least 1.")
+    if max_batched_runs is not None and max_batched_runs < 1:
+        raise UserError(f"--batch-runs {max_batched_runs} must be at least 1.")
+    choose_or_check_device(device)  # reports a missing device before anything is written
+    sheet_letter = sheet_letter.upper()
+    if weights_ref is not None and sheet_letter != "D":
+        raise UserError(f"--weights is only for sheet D. Sheet {sheet_letter} uses no pretrained weights.")
+    if quick and read_json_or_empty(output_folder / f"{sheet_letter}.json").get("quick") is False:
+        path = output_folder / f"{sheet_letter}.md"
+        raise UserError(f"{path} is a full report. Choose another folder for the quick one with --out.")
+    runs_folder = output_folder / f"{sheet_letter}-{'quick' if quick else 'full'}"
+    sheet = import_module(f"vitascope.coursework.sheets.{sheet_letter.lower()}")
+    report = SheetReport(sheet_letter, sheet.TITLE, quick, output_folder)
+    experiments = SheetExperiments(
+        runs_folder, num_seeds, quick, console, device, max_batched_runs, weights_ref, study_titles=sheet.EXPERIMENTS
+    )
+    report.measurements["seeds"] = num_seeds
+    sheet.run_experiments(experiments, report)
+    return report.write_pages(experiments.machine_names, git_commit)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from vitascope.errors import UserError
-from vitascope.model.lora import make_lora_merged_state_dict
+from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.recipe.schema import Recipe
 from vitascope.run.checkpoint import save_weights
 from vitascope.run.directory import Run, create_run_folder

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from vitascope.data.config import AugmentConfig
 from vitascope.data.dataset import Labels, UInt8Images
 from vitascope.data.sampling import RandomDraws, draw_epoch_augmentation_parameters
-from vitascope.model.pretraining import PrototypeHead
-from vitascope.model.resolution import ResolutionAdapter
+from vitascope.model.pretraining import PrototypeHead, ResolutionAdapter
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.train import DinoConfig
 from vitascope.shapes import Logits

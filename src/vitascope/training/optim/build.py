@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
-from vitascope.model.lora import add_lora
+from vitascope.model.attention_variants import add_lora
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.train import TrainConfig
 from vitascope.training.optim.adamw import AdamW, Optimizer, ParamGroup

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from vitascope.draw.palette import COLOURS
+from vitascope.draw import COLOURS
 from vitascope.draw.style import add_caption, choose_colours, create_figure, escape_mathtext, set_labels
 
 

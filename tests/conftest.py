@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 
 import jaxtyping
 import pytest
@@ -21,6 +22,9 @@ settings.load_profile("vitascope")
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports a kernel: they then run on the CPU, slowly
+
+_CACHE = TemporaryDirectory(prefix="vitascope-cache-")  # of statistics and kernel choices, new for every process
+os.environ["XDG_CACHE_HOME"] = os.environ["LOCALAPPDATA"] = _CACHE.name
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores

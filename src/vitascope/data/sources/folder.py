@@ -30,7 +30,7 @@ from vitascope.data.sources.folder_dataset import (
     fits_into_memory,
     load_or_scan_folder,
 )
-from vitascope.errors import UserError
+from vitascope.errors import UserError, format_count
 
 SPLIT_FOLDER_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 MAX_GRAY_DIFFERENCE = 16  # of 255: channels of a gray image may differ by this much because of compression
@@ -98,8 +98,8 @@ class ImageFolderReader:
         if unreadable and self.config.strict:
             index, error = next(iter(unreadable.items()))
             raise UserError(
-                f"{paths[index]} cannot be read ({error.reason}). In all, {len(unreadable)} image(s) cannot be read. "
-                "To skip them, set data.strict=false."
+                f"{paths[index]} cannot be read ({error.reason}). In all, {format_count(len(unreadable), 'image')} "
+                "cannot be read. To skip them, set data.strict=false."
             )
         self.skipped_paths.extend(paths[index] for index in unreadable if paths[index] not in self.skipped_paths)
         return torch.tensor([index for index in range(len(paths)) if index not in unreadable], dtype=torch.long)

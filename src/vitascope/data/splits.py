@@ -27,7 +27,8 @@ def split_train_validation_indices(labels: Labels, validation_fraction: float, s
         count = max(1, round(validation_fraction * len(members))) if validation_fraction > 0 else 0
         if count >= len(members) and validation_fraction > 0:
             raise UserError(
-                f"A class has only {format_count(len(members), 'image')}: none would be left for training. Set data.validation=0."
+                f"A class has only {format_count(len(members), 'image')}: none would be left for training. "
+                "Set data.validation=0."
             )
         validation.append(members[:count])
         train.append(members[count:])

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitascope.kernels.operator import kernel_operator
+
 MAX_PROGRAMS = 1024  # of the backward pass; each processes many rows and sums a partial gradient of the weight
 TILE_ELEMENTS = 2048  # per tile
 SUM_ROWS, SUM_COLUMNS = 256, 16  # of the tile of a program that sums: there are many partial gradients of few features
@@ -100,7 +102,7 @@ def _norm_backward_kernel(
         tl.store(partial_sums + WIDTH, tl.sum(bias_sum, 0), mask=column < WIDTH)
 
 
-@torch.library.custom_op("vitascope::layer_or_rms_norm", mutates_args=())
+@kernel_operator("vitascope::layer_or_rms_norm")
 def layer_or_rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, output_dtype: torch.dtype) -> Tensor:
     """Apply LayerNorm if there is a bias, else RMSNorm, over the last axis; the result has `output_dtype`."""
     x, out = x.contiguous(), torch.empty(x.shape, dtype=output_dtype, device=x.device)
@@ -110,7 +112,7 @@ def layer_or_rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     return out
 
 
-@torch.library.custom_op("vitascope::layer_or_rms_norm_backward", mutates_args=())
+@kernel_operator("vitascope::layer_or_rms_norm_backward")
 def layer_or_rms_norm_backward(
     grad_output: Tensor, x: Tensor, weight: Tensor, subtract_mean: bool, eps: float
 ) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vitascope.kernels import USES_INTERPRETER
 from vitascope.kernels.norm import sum_partial_gradients
+from vitascope.kernels.operator import kernel_operator
 
 # Dtype of dot products. Triton's interpreter, which runs the tests on a CPU, cannot multiply bfloat16.
 DOT_DTYPE = tl.constexpr(tl.float32 if USES_INTERPRETER else tl.bfloat16)
@@ -157,7 +158,7 @@ def _qk_norm_rope_backward_kernel(
     tl.store(grad_packed + packed + 2 * ALL, tl.load(grad_value + unpacked, mask=inside, other=0), mask=inside)
 
 
-@torch.library.custom_op("vitascope::qk_norm_rope", mutates_args=())
+@kernel_operator("vitascope::qk_norm_rope")
 def qk_norm_rope(
     packed_qkv: Tensor,
     q_norm_weight: Tensor | None,
@@ -187,7 +188,7 @@ def qk_norm_rope(
     return query, key, value
 
 
-@torch.library.custom_op("vitascope::qk_norm_rope_backward", mutates_args=())
+@kernel_operator("vitascope::qk_norm_rope_backward")
 def qk_norm_rope_backward(
     grad_query: Tensor,
     grad_key: Tensor,

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitascope.kernels.norm import sum_partial_gradients
+from vitascope.kernels.operator import kernel_operator
 
 ROWS, COLUMNS, FEATURES_PER_STEP = 128, 128, 64  # of a tile: tokens, hidden features, and features per step
 ON_CHIP_WIDTHS = (128, 256)  # widths for which a tile of tokens stays in registers
@@ -100,7 +101,7 @@ def relu2_mlp(tokens: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Te
     return relu2_mlp_with_hidden(rows, first, bias1, second, bias2)[0].view(tokens.shape)
 
 
-@torch.library.custom_op("vitascope::relu2_mlp_on_chip", mutates_args=())
+@kernel_operator("vitascope::relu2_mlp_on_chip")
 def relu2_mlp_without_storing_hidden(
     tokens: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
 ) -> Tensor:
@@ -118,7 +119,7 @@ def relu2_mlp_without_storing_hidden(
     return out
 
 
-@torch.library.custom_op("vitascope::relu2_mlp", mutates_args=())
+@kernel_operator("vitascope::relu2_mlp")
 def relu2_mlp_with_hidden(
     tokens: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -138,7 +139,7 @@ def relu2_mlp_with_hidden(
     return F.linear(hidden, weight2, None if bias2 is None else bias2.to(tokens.dtype)), hidden
 
 
-@torch.library.custom_op("vitascope::relu2_mlp_backward", mutates_args=())
+@kernel_operator("vitascope::relu2_mlp_backward")
 def relu2_hidden_backward(
     grad_output: Tensor, hidden: Tensor, weight2: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vitascope.kernels.norm import sum_partial_gradients
+from vitascope.kernels.operator import kernel_operator
 from vitascope.kernels.qk_norm_rope import (
     DOT_DTYPE,
     count_rotary_tables,
@@ -120,7 +121,7 @@ def _short_attention_backward_kernel(
     tl.store(grad_pairs + offset + ALL // 2, pack_bfloat16_pairs(first, second), mask=inside)
 
 
-@torch.library.custom_op("vitascope::short_attention", mutates_args=())
+@kernel_operator("vitascope::short_attention")
 def short_attention(
     packed_qkv: Tensor,
     q_norm_weight: Tensor | None,
@@ -150,7 +151,7 @@ def short_attention(
     return out
 
 
-@torch.library.custom_op("vitascope::short_attention_backward", mutates_args=())
+@kernel_operator("vitascope::short_attention_backward")
 def short_attention_backward(
     grad_output: Tensor,
     packed_qkv: Tensor,

@@ -1,0 +1,59 @@
+"""Register the launcher of a Triton kernel as a PyTorch operator, and call it directly where no operator is needed.
+
+`torch.compile` and `vmap` need an operator. Calling one imports the compiler `torch._dynamo`, which takes five seconds.
+So everywhere else the launcher itself is called, with its gradient as a `torch.autograd.Function`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Outputs = Any  # a tensor or a tuple of tensors
+
+
+class KernelOperator:
+    """A callable with the same result whether it is called directly or as a PyTorch operator."""
+
+    def __init__(self, name: str, launch: Callable[..., Outputs]) -> None:
+        self.launch = launch
+        self.operator = torch.library.custom_op(name, launch, mutates_args=())
+        self.compute_gradients: Callable[..., tuple[Tensor | None, ...]] | None = None
+        self.setup_context: Callable[..., None] | None = None
+        self.register_fake, self.register_vmap = self.operator.register_fake, self.operator.register_vmap
+
+    def register_autograd(
+        self, compute_gradients: Callable[..., tuple[Tensor | None, ...]], *, setup_context: Callable[..., None]
+    ) -> None:
+        self.compute_gradients, self.setup_context = compute_gradients, setup_context
+        self.operator.register_autograd(compute_gradients, setup_context=setup_context)
+
+    def __call__(self, *args: Any) -> Outputs:
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return self.operator(*args)
+        needs_gradient = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+        if self.compute_gradients is None or not (needs_gradient and torch.is_grad_enabled()):
+            return self.launch(*args)
+        return _DirectCall.apply(self, *args)
+
+
+class _DirectCall(torch.autograd.Function):
+    """Launch the kernel, and compute gradients as the operator does."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: KernelOperator, *args: Any) -> Outputs:
+        outputs = kernel.launch(*args)
+        ctx.kernel = kernel
+        if kernel.setup_context is not None:
+            kernel.setup_context(ctx, args, outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *ctx.kernel.compute_gradients(ctx, *grad_outputs)
+
+
+def kernel_operator(name: str) -> Callable[[Callable[..., Outputs]], KernelOperator]:
+    """Decorate the launcher of a kernel: `@kernel_operator("vitascope::name")`."""
+    return lambda launch: KernelOperator(name, launch)

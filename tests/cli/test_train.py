@@ -29,7 +29,7 @@ def test_training_evaluating_and_resuming(vitascope, here) -> None:
     assert "epoch 3/3" in answer.out and "curves.png" in answer.out
     assert "To measure the test accuracy, run: vitascope evaluate runs/digits/" in answer.out
     assert re.search(r"validation accuracy \d+\.\d\d% \(90 images, last epoch\)", answer.out)
-    assert "Training values include mixup and label smoothing" in answer.out
+    assert "Training values include augmentation, mixup and label smoothing" in answer.out
     scored = vitascope("evaluate", "runs/digits")
     assert re.search(r"test accuracy \d+\.\d\d% on 899 images", scored.out)
     found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)

@@ -69,9 +69,12 @@ def test_the_state_before_the_first_block_is_named_and_explained(vitascope, run,
     assert answer.code == 0, answer.err
     names, caption = drawn["lens"]
     assert names == ["before block 1", *(f"after block {block}" for block in range(1, len(names)))]
-    assert "Before block 1, a token holds only its own patch and position" in caption
+    assert "Before block 1, a token holds only its patch embedding plus position embedding, because" in caption
     names, caption = drawn["colours"]
-    assert names[:2] == ["image", "before block 1"] and "Before block 1, these are the patch embeddings." in caption
+    assert (
+        names[:2] == ["image", "before block 1"]
+        and "Before block 1: patch embedding plus position embedding." in caption
+    )
 
 
 @pytest.mark.slow

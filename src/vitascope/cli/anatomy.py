@@ -28,7 +28,8 @@ draw = typer.Typer(
 )
 TABLE_NOTES = (
     "FLOPs count matrix products only, 2 per multiply-add. Activation sizes are for float32.\n"
-    "The model uses fused attention, which never writes attn.maps to memory. Explicit attention does."
+    "Total activations: the sum of all rows, not the peak memory. The model uses fused attention, which never stores "
+    "attn.maps. Explicit attention does."
 )
 
 
@@ -203,7 +204,12 @@ def draw_forward_pass(
 @draw.command(name="shifted")
 def draw_shifted_images(
     image: Annotated[Path | None, typer.Argument(help="An image file. Default: a digit.")] = None,
-    patch_size: Annotated[int, typer.Option(help="Patch size in the 32×32 image. The shift is half of it.")] = 4,
+    patch_size: Annotated[
+        int,
+        typer.Option(
+            help="The image is resized to 32×32. Patch size in pixels of that image. The shift is half of it."
+        ),
+    ] = 4,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
         "shifted.png"
     ),

@@ -183,7 +183,7 @@ def list_exercises() -> None:
     rows = [[name, task] for name, task in EXERCISES.items()]
     create_console().print(create_table("Exercises", ["name", "task"], rows))
     print(UNCHECKED_POINTS_NOTE)
-    print("The sheets are coursework. To see what each one asks for, run: vitascope sheet --help")
+    print("The sheets are coursework. For a one-line summary of each sheet, run: vitascope sheet --help")
     print("To start an exercise, run: vitascope exercise start NAME")
 
 

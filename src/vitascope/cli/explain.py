@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from vitascope.explain.subject import ExplainedModel, PatchPosition
 
 Analysis = Annotated[bool, typer.Option(help="Also analyse heads, blocks and features on validation images.")]
+QueryOption = Annotated[
+    str | None,
+    typer.Option(help="ROW,COLUMN of the query patch, from 1. Default: the class token, or the mean over all patches."),
+]
 MAX_LISTED_FILES = 30
 
 
@@ -28,9 +32,7 @@ def explain(
     methods: Annotated[str | None, typer.Option(help="Methods, such as rollout,occlusion. Default: all seven.")] = None,
     blocks: Annotated[str | None, typer.Option(help="Blocks to draw, from 1, such as 1,4,8. Default: all.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads to draw, from 1. Default: all.")] = None,
-    query: Annotated[
-        str | None, typer.Option(help="ROW,COLUMN of the query patch, from 1. Default: the classifier's input.")
-    ] = None,
+    query: QueryOption = None,
     target: Annotated[str | None, typer.Option(help="Class name or index to explain. Default: the prediction.")] = None,
     best: BestOption = False,
     analysis: Analysis = True,

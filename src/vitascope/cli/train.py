@@ -104,7 +104,9 @@ def run_demo(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
 ) -> None:
-    """Train a model on handwritten digits in under a minute, evaluate it, and compare the model with timm's."""
+    """Train a model on handwritten digits in under a minute and evaluate it.
+
+    Also compares four untrained test models with timm's."""
     recipe = read_recipe("digits", settings or [])
     from vitascope.evaluation.figures import write_evaluation_json_and_figures
     from vitascope.evaluation.trained import load
@@ -133,7 +135,7 @@ def _print_differences_from_timm() -> None:
             comparison = compare_outputs_gradients_with_timm(replace(SMALL_MODEL, **changes), dtype)
             row += [f"{comparison.max_logit_difference:.0e}", f"{comparison.max_gradient_difference:.0e}"]
         rows.append(row)
-    title = "Correctness check: largest difference from timm's model with the same weights"
+    title = "Check on untrained test models: largest absolute difference from timm's model with the same weights"
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
 
 

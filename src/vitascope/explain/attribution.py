@@ -196,7 +196,7 @@ DESCRIPTIONS = {
     "attention": "attention from the tokens that the classifier reads, last block, mean over heads",
     "rollout": "attention multiplied through all blocks, mean over heads (Abnar & Zuidema 2020)",
     "rollout-max": "rollout with the maximum over heads; the smallest 90 % of each attention row are set to 0",
-    "gradient": "attention × gradient of the logit, positive part, last block, mean over heads",
+    "gradient": "gradient-weighted attention: attention × gradient of the logit, positive part, last block",
     "relevance": "attention × gradient of the logit, positive part, through all blocks (Chefer et al. 2021)",
     "integrated-gradients": "pixels × gradient of the logit, averaged from grey to the image (Sundararajan 2017)",
     "occlusion": "drop in the class's probability if the patch is made grey",

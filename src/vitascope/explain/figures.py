@@ -27,7 +27,11 @@ from vitascope.explain.faithfulness import (
     compute_deletion_and_insertion_curves,
     summarise_and_rank_faithfulness,
 )
-from vitascope.explain.model_statistics import apply_logit_lens_per_token, record_hidden_states
+from vitascope.explain.model_statistics import (
+    apply_logit_lens_per_token,
+    describe_initial_tokens,
+    record_hidden_states,
+)
 from vitascope.explain.subject import ExplainedModel, PatchPosition, TokenLayout
 from vitascope.run.files import make_folder
 
@@ -214,7 +218,8 @@ def _write_logit_lens_figures(
         }
         text = (
             f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
-            "token. Before block 1, a token holds only its own patch and position, because attention comes later. "
+            f"token. Before block 1, a token holds only its {describe_initial_tokens(inputs.model)}, because attention "
+            "comes later. "
             "Early blocks were not trained to predict. Each panel has its own scale."
         )
         files += save_png_and_svg(

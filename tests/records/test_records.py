@@ -28,7 +28,7 @@ from vitascope.records.record import (
     read_record,
     write_record_per_machine,
 )
-from vitascope.records.tables import RESULT_FORMATTERS, compute_train_flops_per_image
+from vitascope.records.tables import RESULT_FORMATTERS, TRAINING_RECORD_KINDS, compute_train_flops_per_image
 from vitascope.run.directory import create_run_folder, open_run_or_newest
 from vitascope.run.listing import (
     find_differing_settings,
@@ -258,9 +258,30 @@ def test_marks_are_filled_within_a_line_over_lines_and_in_recipes(pair, tmp_path
             fill_and_count_results_marks(page, results)
 
 
+@pytest.mark.parametrize("kind", [*RESULT_FORMATTERS])
+def test_a_training_record_fills_a_mark_or_is_refused_in_a_sentence(vitascope, kind, tmp_path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- results: {kind} digits -->\n<!-- end results -->")
+    answer = vitascope("results", str(page), "--results", str(ROOT / "results"))
+    if kind in TRAINING_RECORD_KINDS and kind != "targets":
+        assert answer.code == 0 and "%" in page.read_text() + "%" * (kind in ("cards", "work"))
+    else:
+        assert answer.code == 2 and f"KIND {kind} needs " in answer.err and answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["cost", "growth", "features", "speedrun"])
+def test_a_benchmark_of_another_kind_is_refused(kind, tmp_path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- results: {kind} odd-size -->\n<!-- end results -->")
+    with pytest.raises(UserError, match=f"KIND {kind} needs another kind of record than odd-size"):
+        fill_and_count_results_marks(page, ROOT / "results")
+
+
 def test_the_help_lists_the_kinds_of_marks(vitascope) -> None:
     text = " ".join(vitascope("results", "--help").out.split())
-    assert f"KIND: {', '.join(RESULT_FORMATTERS)}." in text and "<!-- results: KIND NAME… -->" in text
+    assert all(f" {kind}: " in text for kind in TRAINING_RECORD_KINDS)
+    others = ", ".join(kind for kind in RESULT_FORMATTERS if kind not in TRAINING_RECORD_KINDS)
+    assert f"own pages: {others}." in text and "<!-- results: KIND NAME… -->" in text
 
 
 def test_two_values_are_in_the_order_of_their_seeds() -> None:

@@ -203,7 +203,7 @@ def draw_forward_pass(
 
 @draw.command(name="shifted")
 def draw_shifted_images(
-    image: Annotated[Path | None, typer.Argument(help="An image file. Default: a digit.")] = None,
+    image: Annotated[Path | None, typer.Argument(metavar="IMAGE", help="An image file. Default: a digit.")] = None,
     patch_size: Annotated[
         int,
         typer.Option(
@@ -222,8 +222,8 @@ def draw_shifted_images(
 
 @draw.command("fewer")
 def draw_fewer_tokens(
-    model: Annotated[str, typer.Argument(help="A run or pretrained weights.")],
-    image: Annotated[Path, typer.Argument(help="An image file.")],
+    model: Annotated[str, typer.Argument(metavar="RUN", help="A run or pretrained weights.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
     tokens: Annotated[int, typer.Option(help="Number of tokens to remove in each block.", min=1)] = 8,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("fewer.png"),
 ) -> None:

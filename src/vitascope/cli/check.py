@@ -189,7 +189,7 @@ def list_exercises() -> None:
 
 @exercises.command("start")
 def start_exercise(
-    name: Annotated[str, typer.Argument(help="Name of an exercise. See: vitascope exercise list.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of an exercise. See: vitascope exercise list.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write. Default: the exercise's name, e.g. sheet_e.py.")
     ] = None,

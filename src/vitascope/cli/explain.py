@@ -139,7 +139,7 @@ def _parse_integers(comma_separated: str | None, option_name: str) -> list[int] 
 
 
 def write_html_report(
-    run: Annotated[Path, typer.Argument(help="A run folder, or runs/RECIPE for its newest run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or runs/RECIPE for its newest run.")],
     split: Annotated[
         str | None, typer.Option(help="val (default), train or test. Each use of the test set is logged in the run.")
     ] = None,

@@ -20,8 +20,9 @@ from vitascope.records.record import (
     format_markdown_table,
     format_mean_test_accuracy,
     read_record,
+    read_results_file,
 )
-from vitascope.records.tables import RESULT_FORMATTERS, format_result_sentence
+from vitascope.records.tables import RESULT_FORMATTERS, TRAINING_RECORD_KINDS, format_result_sentence
 from vitascope.training.scoring import VIEW_DESCRIPTIONS
 
 RESULTS_MARK = re.compile(r"(<!-- results: (?P<words>[^>]*?) -->)(?P<old>.*?)(<!-- end results -->)", re.DOTALL)
@@ -65,12 +66,31 @@ def _fill_mark(match: re.Match[str], page_path: Path, results_folder: Path, card
     kind, *names = match["words"].split() or [""]
     if kind not in RESULT_FORMATTERS:
         raise UserError(f"{page_path}: there is no kind of results '{kind}'. {suggest_choice(kind, RESULT_FORMATTERS)}")
-    text = RESULT_FORMATTERS[kind](results_folder, names)
+    text = _format_results_of_kind(kind, results_folder, names, page_path)
     for placeholder, folder in (("{results}", results_folder), ("{cards}", cards_folder)):
         relative_path = os.path.relpath(folder.resolve(), page_path.resolve().parent).replace(os.sep, "/")
         text = text.replace(placeholder, relative_path)
     text = f"\n{text}\n" if "\n" in text or "\n" in match["old"] else text
     return f"{match[1]}{text}{match[4]}"
+
+
+def _format_results_of_kind(kind: str, results_folder: Path, names: list[str], page_path: Path) -> str:
+    """Return the text of a mark; refuse a record that is of another kind."""
+    if kind not in TRAINING_RECORD_KINDS:
+        if not names:
+            raise UserError(f"{page_path}: KIND {kind} needs the name of a record.")
+        for name in names:
+            if "test_accuracy" in read_results_file(results_folder / f"{name}.json"):
+                raise UserError(
+                    f"{page_path}: {name} is a training record, and KIND {kind} needs a benchmark's. Choose one of "
+                    f"{', '.join(TRAINING_RECORD_KINDS)}."
+                )
+    if kind == "targets" and any(name.count(":") != 3 for name in names):
+        raise UserError(f"{page_path}: KIND targets needs RECORD:PERCENT:SECONDS:SEEDS, such as mnist:99:60:5.")
+    try:
+        return RESULT_FORMATTERS[kind](results_folder, names)
+    except (LookupError, ValueError, TypeError) as error:
+        raise UserError(f"{page_path}: KIND {kind} needs another kind of record than {', '.join(names)}.") from error
 
 
 def _format_recorded_comment(record_name: str, results_folder: Path) -> str:

@@ -150,6 +150,9 @@ def test_finding_a_rate_draws_and_suggests(vitascope, here) -> None:
     assert answer.code == 0, answer.err
     rate = float(re.search(r"train.lr=([\d.e+-]+)", answer.out).group(1))
     assert 3e-4 < rate < 0.1
+    assert "muon" not in answer.out
+    muon = vitascope("lr-find", "digits", *WORDS, *easy, "train.optimizer=muon", "train.lr=0.9", "train.muon_lr=2.7")
+    assert "train.muon_lr was changed by the same factor as train.lr." in muon.out
     with Image.open("lr-find.png") as picture:
         assert picture.width > 600
 

@@ -76,9 +76,11 @@ def _parse_query(query: str | None) -> "PatchPosition | None":
 
 
 def _parse_methods(method_list: str | None) -> list[str]:
-    from vitascope.explain.attribution import METHODS
+    from vitascope.explain.attribution import METHOD_LABELS, METHODS
 
     names = method_list.split(",") if method_list is not None else list(METHODS)
+    methods_by_label = {label: method for method, label in METHOD_LABELS.items()}
+    names = [methods_by_label.get(name, name) for name in names]
     for name in names:
         if name not in METHODS:
             raise UserError(f"The method '{name}' is unknown. {suggest_choice(name, METHODS)}")
@@ -102,10 +104,15 @@ def _write_explanations_with_status(
 
 
 def _print_faithfulness_and_files(report: "ExplainReport", num_images: int, out_folder: Path) -> None:
-    from vitascope.explain.attribution import DESCRIPTIONS
+    from vitascope.explain.attribution import DESCRIPTIONS, get_method_label
 
     rows = [
-        [row.method, f"{row.insertion - row.deletion:+.3f}", f"{row.deletion:.3f}", f"{row.insertion:.3f}"]
+        [
+            get_method_label(row.method),
+            f"{row.insertion - row.deletion:+.3f}",
+            f"{row.deletion:.3f}",
+            f"{row.insertion:.3f}",
+        ]
         for row in report.faithfulness
     ]
     for result in report.image_results[:MAX_LISTED_FILES]:
@@ -122,7 +129,7 @@ def _print_faithfulness_and_files(report: "ExplainReport", num_images: int, out_
         "a random order can score above 0, so compare each method with the row 'random', on many images."
     )
     for row in report.faithfulness:
-        print(f"  {row.method:<21}{DESCRIPTIONS[row.method]}")
+        print(f"  {get_method_label(row.method):<21}{DESCRIPTIONS[row.method]}")
     files = [str(path) for path in report.files if path.suffix == ".png"]
     num_unlisted = len(files) - MAX_LISTED_FILES
     print("\n".join(files[:MAX_LISTED_FILES]) + (f"\n… and {num_unlisted} more" if num_unlisted > 0 else ""))

@@ -191,6 +191,7 @@ METHODS: dict[str, AttributionMethod] = {
 
 
 CLASS_INDEPENDENT = ("attention", "rollout", "rollout-max")
+METHOD_LABELS = {"gradient": "attention-gradient"}  # elsewhere, "gradient" is the gradient of the input
 # One line for each method, printed where methods are compared.
 DESCRIPTIONS = {
     "attention": "attention from the tokens that the classifier reads, last block, mean over heads",
@@ -202,6 +203,11 @@ DESCRIPTIONS = {
     "occlusion": "drop in the class's probability if the patch is made grey",
     "random": "baseline: a random order of the patches",
 }
+
+
+def get_method_label(method: str) -> str:
+    """Return the name that figures and tables show."""
+    return METHOD_LABELS.get(method, method)
 
 
 def explain(model: nn.Module, images: Images, method: str = "relevance", *, target: int | None = None) -> PatchHeatmap:

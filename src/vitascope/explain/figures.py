@@ -18,6 +18,7 @@ from vitascope.explain.attribution import (
     METHODS,
     AttributionInputs,
     build_attribution_inputs,
+    get_method_label,
     predict_probabilities,
 )
 from vitascope.explain.faithfulness import (
@@ -39,7 +40,7 @@ TITLES = {  # of panels: the method's name and a reminder of what it shows
     "attention": "attention\n(last block)",
     "rollout": "rollout\n(all blocks, mean over heads)",
     "rollout-max": "rollout-max\n(largest 10 % of each attention row)",
-    "gradient": "gradient\n(× attention, last block)",
+    "gradient": "attention-gradient\n(last block)",
     "relevance": "relevance\n(gradient × attention, all blocks)",
     "integrated-gradients": "integrated-gradients\n(of the logit)",
     "occlusion": "occlusion\n(drop in probability)",
@@ -236,9 +237,13 @@ def _measure_and_draw_faithfulness(
         "Right: patches of a blurred image are restored in the same order. For a faithful method, both "
         "curves change faster than for a random order."
     )
-    deletion = {method: curves.deletion.mean(0).numpy() for method, curves in curves_by_method.items()}
-    insertion = {method: curves.insertion.mean(0).numpy() for method, curves in curves_by_method.items()}
-    figure = draw_deletion_and_insertion(deletion, insertion, list(METHODS), text)
+    deletion = {
+        get_method_label(method): curves.deletion.mean(0).numpy() for method, curves in curves_by_method.items()
+    }
+    insertion = {
+        get_method_label(method): curves.insertion.mean(0).numpy() for method, curves in curves_by_method.items()
+    }
+    figure = draw_deletion_and_insertion(deletion, insertion, [get_method_label(name) for name in METHODS], text)
     return save_png_and_svg(figure, output_folder / "evidence")
 
 

@@ -89,6 +89,8 @@ def _format_results_of_kind(kind: str, results_folder: Path, names: list[str], p
         raise UserError(f"{page_path}: KIND targets needs RECORD:PERCENT:SECONDS:SEEDS, such as mnist:99:60:5.")
     try:
         return RESULT_FORMATTERS[kind](results_folder, names)
+    except UserError:  # also a ValueError
+        raise
     except (LookupError, ValueError, TypeError) as error:
         raise UserError(f"{page_path}: KIND {kind} needs another kind of record than {', '.join(names)}.") from error
 

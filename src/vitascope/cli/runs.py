@@ -171,14 +171,12 @@ def update_results(
     KIND for training records:
     table: accuracy, times and machine.
     sentence: the same in words.
-    accuracy: only the accuracy.
-    work: training FLOPs.
-    cards: links to the model cards.
+    accuracy: only the accuracy. work: training FLOPs. cards: links to model cards.
     targets: whether a target was reached. NAME is RECORD:PERCENT:SECONDS:SEEDS.
 
-    KIND for the benchmarks of this project's own pages: bench, bars, races,
-    growth, faithfulness, cost, pretrained, odd-size, small-data, speedrun,
-    tuning, together, fewer-tokens, pretraining, features.
+    KIND for benchmarks, for this project's own pages: bench, bars, races, growth,
+    faithfulness, cost, pretrained, odd-size, small-data, speedrun, tuning,
+    together, fewer-tokens, pretraining, features.
 
     In a recipe, the comment that starts with "# Recorded:" is replaced.
 
@@ -187,9 +185,7 @@ def update_results(
     from vitascope.records.pages import fill_and_count_results_marks, format_model_cards
     from vitascope.run.files import make_folder, write_atomically
 
-    for file in files:
-        if not file.is_file():
-            raise UserError(f"There is no file {file}.")
+    _check_files_exist(files)
     pages = {file: fill_and_count_results_marks(file, results, cards) for file in files}
     new_texts = {file: page.text for file, page in pages.items()}
     new_texts |= format_model_cards(results, cards) if cards else {}
@@ -202,3 +198,9 @@ def update_results(
     marks = format_count(sum(page.num_marks for page in pages.values()), "mark")
     updated = f"{len(stale)} of {format_count(len(new_texts), 'file')} updated"
     print(f"{marks} in {format_count(len(files), 'page')}; {updated}.")
+
+
+def _check_files_exist(files: list[Path]) -> None:
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"There is no file {file}.")

@@ -222,4 +222,6 @@ def _build_statistics_json(statistics: ProbeStatistics, num_images: int) -> dict
 def _round_and_replace_nan(values: Tensor) -> list[Any]:
     """Return nested lists; JSON has no NaN, so an undefined value is None."""
     rounded = np.round(values.numpy().astype(float), 5)
-    return np.where(np.isnan(rounded), None, rounded).tolist()
+    with_none = rounded.astype(object)
+    with_none[np.isnan(rounded)] = None
+    return with_none.tolist()

@@ -196,8 +196,12 @@ def update_results(
         make_folder(file.parent)
         write_atomically(file, new_texts[file])
     marks = format_count(sum(page.num_marks for page in pages.values()), "mark")
-    updated = f"{len(stale)} of {format_count(len(new_texts), 'file')} updated"
-    print(f"{marks} in {format_count(len(files), 'page')}; {updated}.")
+    _print_update_counts(marks, len(files), len(stale), len(new_texts))
+
+
+def _print_update_counts(marks: str, num_pages: int, num_updated: int, num_files: int) -> None:
+    updated = f"{num_updated} of {format_count(num_files, 'file')} updated"
+    print(f"{marks} in {format_count(num_pages, 'page')}; {updated}.")
 
 
 def _check_files_exist(files: list[Path]) -> None:

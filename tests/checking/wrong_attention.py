@@ -225,13 +225,19 @@ def inverted_b(q, k, v, blocked=None):
     return s.softmax(-1) @ v
 
 
-class InvertedC(Parted):
+# mask-transposed
+class TransposedA(Parted):
     """Causal self-attention."""
 
     def maps(self, q, k):
         t = q.shape[2]
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         return scores.masked_fill(torch.tril(torch.ones(t, t), diagonal=-1) == 1, float("-inf")).softmax(-1)
+
+
+def transposed_b(q, k, v, mask):
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    return scores.masked_fill(~mask.transpose(-2, -1), float("-inf")).softmax(-1) @ v
 
 
 # mask-after-softmax
@@ -342,7 +348,8 @@ WRONG = {
     "heads-not-transposed": [(M, LeftA), (M, LeftB), (M, LeftC)],
     "heads-joined-wrongly": [(M, JoinA), (M, join_b)],
     "missing-output-projection": [(M, NoOutA), (M, NoOutB)],
-    "mask-inverted": [("attention", inverted_a), ("attention", inverted_b), (M, InvertedC)],
+    "mask-inverted": [("attention", inverted_a), ("attention", inverted_b)],
+    "mask-transposed": [("attention", transposed_b), (M, TransposedA)],
     "mask-after-softmax": [("attention", after_a), (M, AfterB)],
     "mask-too-small": [("attention", small_a), ("attention", small_b), (M, SmallC)],
     "dropout-in-eval": [(M, DropA), ("feed-forward", DropB), ("attention", drop_c)],

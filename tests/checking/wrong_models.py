@@ -216,15 +216,28 @@ def frequency_c(n_positions, dim):
 
 
 def mask_inverted_a(n):
+    """In the mask, True means masked out."""
+    return torch.tril(torch.ones(n, n, dtype=torch.bool))
+
+
+def mask_inverted_b(tokens):
+    return torch.tril(torch.full((tokens, tokens), float("-inf")))
+
+
+def mask_transposed_a(n):
     return torch.triu(torch.ones(n, n, dtype=torch.bool))
 
 
-def mask_inverted_b(size):
+def mask_transposed_b(size):
     mask = torch.zeros(size, size)
     for i in range(size):
         for j in range(i):
             mask[i, j] = float("-inf")
     return mask
+
+
+def mask_transposed_c(n):
+    return 1 - torch.triu(torch.ones(n, n))
 
 
 def mask_small_a(tokens):
@@ -243,5 +256,6 @@ WRONG = {
     "sin-cos-swapped": [(S, sincos_a), (S, sincos_b)],
     "wrong-frequency": [(S, frequency_a), (S, FrequencyB), (S, frequency_c)],
     "mask-inverted": [("causal-mask", mask_inverted_a), ("causal-mask", mask_inverted_b)],
+    "mask-transposed": [("causal-mask", mask) for mask in (mask_transposed_a, mask_transposed_b, mask_transposed_c)],
     "mask-too-small": [("causal-mask", mask_small_a)],
 }

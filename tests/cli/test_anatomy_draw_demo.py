@@ -112,7 +112,7 @@ def test_the_demo_trains_evaluates_and_compares_with_timm(vitascope, tmp_path) -
     assert answer.code == 0, answer.err
     assert (
         "test accuracy" in answer.out
-        and "largest difference from timm's model" in answer.out
+        and "untrained test models: largest absolute difference" in answer.out
         and answer.out.count("curves.png") == 1
         and "vitascope evaluate" not in answer.out
     )

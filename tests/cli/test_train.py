@@ -29,7 +29,7 @@ def test_training_evaluating_and_resuming(vitascope, here) -> None:
     assert "epoch 3/3" in answer.out and "curves.png" in answer.out
     assert "To measure the test accuracy, run: vitascope evaluate runs/digits/" in answer.out
     assert re.search(r"validation accuracy \d+\.\d\d% \(90 images, last epoch\)", answer.out)
-    assert "Training values include mixup and label smoothing" in answer.out
+    assert "Training values include augmentation, mixup and label smoothing" in answer.out
     scored = vitascope("evaluate", "runs/digits")
     assert re.search(r"test accuracy \d+\.\d\d% on 899 images", scored.out)
     found = json.loads(vitascope("evaluate", "runs/digits", "--split", "val", "--json").out)
@@ -150,6 +150,9 @@ def test_finding_a_rate_draws_and_suggests(vitascope, here) -> None:
     assert answer.code == 0, answer.err
     rate = float(re.search(r"train.lr=([\d.e+-]+)", answer.out).group(1))
     assert 3e-4 < rate < 0.1
+    assert "muon" not in answer.out
+    muon = vitascope("lr-find", "digits", *WORDS, *easy, "train.optimizer=muon", "train.lr=0.9", "train.muon_lr=2.7")
+    assert "train.muon_lr was changed by the same factor as train.lr." in muon.out
     with Image.open("lr-find.png") as picture:
         assert picture.width > 600
 

@@ -27,6 +27,13 @@ def test_an_unknown_option_of_any_command_is_one_sentence_that_names_the_options
     assert all(name in answer.err for name in names if not name.endswith("-completion"))
 
 
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_the_usage_line_of_any_command_has_capital_names_without_braces(vitascope, path) -> None:
+    usage = next(line for line in vitascope(*path, "--help").out.splitlines() if "Usage:" in line)
+    arguments = usage.split("vitascope")[1].split()[len(path) :]
+    assert all(word.replace(".py", "").isupper() for word in arguments) and not set("{}") & set(usage)
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path, command in COMMANDS.items() if any(parameter.required for parameter in command.params)],

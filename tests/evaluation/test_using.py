@@ -13,6 +13,7 @@ from vitascope import UserError
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.evaluation.embedding import compute_features_of_image_files, find_similar_images
 from vitascope.evaluation.figures import (
+    describe_possible_mislabelling,
     describe_shown_errors,
     draw_evaluation_figures,
     write_evaluation_json_and_figures,
@@ -86,6 +87,11 @@ def test_a_picture_of_another_shape_is_the_same_picture_as_file_pillow_image_arr
     a, b = tmp_path / "rgba.png", tmp_path / "rgb.png"
     assert [item.file for item in model.predict([a, b, a, a])] == [str(path) for path in (a, b, a, a)]
     assert model.features([a, a]).shape == (2, 32)
+
+
+def test_one_error_is_not_called_some_images() -> None:
+    assert describe_possible_mislabelling(1) == "The image may be mislabelled in the data set."
+    assert describe_possible_mislabelling(2).startswith("Some of these images may be")
 
 
 def test_a_classifier_can_be_fitted_on_features(run) -> None:

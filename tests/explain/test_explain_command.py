@@ -14,6 +14,7 @@ from vitascope import UserError
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
+from vitascope.explain.attribution import METHODS
 from vitascope.explain.model_figures import MAX_IMAGES, load_preprocessed_run_images
 from vitascope.explain.subject import PatchPosition, TokenLayout, open_model_to_explain
 from vitascope.recipe.train import TrainConfig
@@ -48,6 +49,8 @@ def test_all_figures_and_numbers_are_written(vitascope, run, images, tmp_path) -
         assert (out / f"{stem}.png").stat().st_size > 5000 and (out / f"{stem}.svg").is_file()
     said = json.loads((out / "explanations.json").read_text())
     assert len(said["images"]) == 2 and len(said["images"][0]["heat"]["relevance"]) == 4
+    assert "attention-gradient   gradient-weighted attention: attention × gradient of the logit" in answer.out
+    assert {row["method"] for row in said["evidence"]} == {*METHODS, "random"}, "the names in JSON stay"
     assert "relevance            attention × gradient of the logit" in answer.out
     assert json.loads((out / "probes.json").read_text())["lens"][-1] == 1.0  # after the last block: the answer itself
 
@@ -69,9 +72,12 @@ def test_the_state_before_the_first_block_is_named_and_explained(vitascope, run,
     assert answer.code == 0, answer.err
     names, caption = drawn["lens"]
     assert names == ["before block 1", *(f"after block {block}" for block in range(1, len(names)))]
-    assert "Before block 1, a token holds only its own patch and position" in caption
+    assert "Before block 1, a token holds only its patch embedding plus position embedding, because" in caption
     names, caption = drawn["colours"]
-    assert names[:2] == ["image", "before block 1"] and "Before block 1, these are the patch embeddings." in caption
+    assert (
+        names[:2] == ["image", "before block 1"]
+        and "Before block 1: patch embedding plus position embedding." in caption
+    )
 
 
 @pytest.mark.slow
@@ -121,11 +127,22 @@ def test_more_copies_than_epochs_are_refused() -> None:
 
 
 def test_json_holds_the_requested_methods(vitascope, run, images, tmp_path) -> None:
-    words = ["--methods", "rollout,occlusion", "--blocks", "2", "--heads", "1", "--query", "1,2", "--target", "3"]
+    words = [
+        "--methods",
+        "rollout,attention-gradient",
+        "--blocks",
+        "2",
+        "--heads",
+        "1",
+        "--query",
+        "1,2",
+        "--target",
+        "3",
+    ]
     answer = vitascope("explain", str(run.path), images[0], "--out", str(tmp_path), *words, "--no-analysis", "--json")
     said = json.loads(answer.out)
-    assert set(said["images"][0]["heat"]) == {"rollout", "occlusion"} and said["images"][0]["explained"] == "3"
-    assert {row["method"] for row in said["evidence"]} == {"rollout", "occlusion", "random"}
+    assert set(said["images"][0]["heat"]) == {"rollout", "gradient"} and said["images"][0]["explained"] == "3"
+    assert {row["method"] for row in said["evidence"]} == {"rollout", "gradient", "random"}
     assert not any("probes" in path for path in said["files"])
     assert "NaN" not in answer.out and said["evidence"][0]["deletion_error"] is None, "one image has no standard error"
 

@@ -10,6 +10,7 @@ from torch import nn
 from tests.explain.test_explain import KINDS, made, pictures
 from vitascope import UserError
 from vitascope.explain import attention_maps, get_token_layout, model_statistics
+from vitascope.explain.model_figures import _round_and_replace_nan
 from vitascope.explain.subject import TokenLayout
 
 
@@ -54,6 +55,14 @@ def test_cka_by_its_laws() -> None:
     assert apart.compute_matrix()[0, 1].item() < 0.01
     with pytest.raises(UserError, match="at least 4 images"):
         found.add_batch([x[:3]] * 4)
+
+
+def test_the_similarity_of_features_that_are_equal_for_all_images_is_undefined() -> None:
+    found = model_statistics.MinibatchCKA(2)
+    found.add_batch([torch.randn(1, 6).expand(12, 6), torch.randn(12, 6)])
+    matrix = found.compute_matrix()
+    assert matrix[0].isnan().all() and matrix[1, 0].isnan() and matrix[1, 1].item() == pytest.approx(1)
+    assert _round_and_replace_nan(matrix) == [[None, None], [None, 1.0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,6 +122,13 @@ def test_colours_are_between_0_and_1_and_like_patches_are_alike() -> None:
     found = model_statistics.project_patches_to_pca_rgb(tokens, layout)
     assert found.shape == (6, 2, 2, 3) and found.min() >= 0 and found.max() <= 1
     torch.testing.assert_close(found[:, 0, 0], found[:, 0, 1])
+
+
+def test_the_initial_tokens_contain_positions_only_if_they_are_added() -> None:
+    with_positions = "patch embedding plus position embedding"
+    for positions, text in {"learned": with_positions, "sincos2d": with_positions, "rotary": "patch embedding"}.items():
+        assert model_statistics.describe_initial_tokens(made(positions=positions)) == text
+    assert model_statistics.describe_initial_tokens(made(positions="none")) == "patch embedding"
 
 
 def test_a_model_without_positions_says_so() -> None:

@@ -1,11 +1,15 @@
 """The progress line and the messages printed before and during training."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from vitascope.data.config import resolve_augmentation
+from vitascope.draw.curves import draw_learning_curves
 from vitascope.recipe.reading import read_recipe
+from vitascope.recipe.schema import Recipe
 from vitascope.training import progress
 from vitascope.training.loop import EpochRecord, StepProgress
 from vitascope.training.messages import describe_incomplete_batch, describe_teacher, make_curves_title
@@ -58,9 +62,28 @@ def test_images_left_out_of_each_epoch_are_reported() -> None:
     assert describe_incomplete_batch(recipe, 50_010) is None and describe_incomplete_batch(recipe, 300) is None
 
 
+def complete(name: str, *overrides: str) -> Recipe:
+    """The recipe with the augmentation of its data set, as training uses it."""
+    recipe = read_recipe(name, list(overrides))
+    augment = resolve_augmentation(recipe.data.augment, recipe.data.name, recipe.model.in_chans)
+    return replace(recipe, data=replace(recipe.data, augment=augment))
+
+
+def test_the_curves_name_only_what_changes_the_training_values() -> None:
+    title = make_curves_title(complete("digits"))
+    names = "augmentation, mixup and label smoothing"
+    assert title == f"digits, seed 0. Training values include {names}, so they can be worse than validation values"
+    off = [f"data.augment.{name}=0" for name in ("mixup", "shift", "rotate", "scale")]
+    assert make_curves_title(complete("digits", *off, "train.label_smoothing=0")) == "digits, seed 0"
+    curves = {"loss": {"train": [(1.0, 2.0)]}, "accuracy": {"train": [(1.0, 1.0)]}}
+    caption = draw_learning_curves(curves, title).get_supxlabel()
+    assert "CutMix" not in caption and names in caption.replace("\n", " ")
+
+
 def test_the_curves_name_distillation_and_class_weights() -> None:
     recipe = read_recipe("digits", ["train.distill=runs/teacher", "data.balance=loss"])
-    text = "Training loss includes the distillation term and class weights (data.balance=loss)"
-    assert make_curves_title(recipe).endswith(text)
+    title = make_curves_title(recipe)
+    assert "Training loss includes class weights (data.balance=loss). Training values include " in title
+    assert "label smoothing and distillation, so they can be worse than validation values" in title
     assert describe_teacher(recipe).startswith("Teacher: runs/teacher (")
     assert describe_teacher(read_recipe("digits", [])) is None

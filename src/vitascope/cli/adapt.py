@@ -49,7 +49,9 @@ def adapt(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]…", help="New values of img_size, patch_size, in_chans, num_classes or num_heads."
+            metavar="[KEY=VALUE]…",
+            help="New values of img_size, patch_size, in_chans or num_classes. num_heads: only to correct a wrongly "
+            "guessed head count.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the adapted model. Use it with weights=FOLDER.")] = None,

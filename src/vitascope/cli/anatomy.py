@@ -28,7 +28,8 @@ draw = typer.Typer(
 )
 TABLE_NOTES = (
     "FLOPs count matrix products only, 2 per multiply-add. Activation sizes are for float32.\n"
-    "The model uses fused attention, which never writes attn.maps to memory. Explicit attention does."
+    "Total activations: the sum of all rows, not the peak memory. The model uses fused attention, which never stores "
+    "attn.maps. Explicit attention does."
 )
 
 
@@ -202,8 +203,13 @@ def draw_forward_pass(
 
 @draw.command(name="shifted")
 def draw_shifted_images(
-    image: Annotated[Path | None, typer.Argument(help="An image file. Default: a digit.")] = None,
-    patch_size: Annotated[int, typer.Option(help="Patch size in the 32×32 image. The shift is half of it.")] = 4,
+    image: Annotated[Path | None, typer.Argument(metavar="IMAGE", help="An image file. Default: a digit.")] = None,
+    patch_size: Annotated[
+        int,
+        typer.Option(
+            help="The image is resized to 32×32. Patch size in pixels of that image. The shift is half of it."
+        ),
+    ] = 4,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
         "shifted.png"
     ),
@@ -216,8 +222,8 @@ def draw_shifted_images(
 
 @draw.command("fewer")
 def draw_fewer_tokens(
-    model: Annotated[str, typer.Argument(help="A run or pretrained weights.")],
-    image: Annotated[Path, typer.Argument(help="An image file.")],
+    model: Annotated[str, typer.Argument(metavar="RUN", help="A run or pretrained weights.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
     tokens: Annotated[int, typer.Option(help="Number of tokens to remove in each block.", min=1)] = 8,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("fewer.png"),
 ) -> None:

@@ -18,6 +18,7 @@ from vitascope.cli import (
     study,
     train,
 )
+from vitascope.cli.usage_errors import set_command_class
 
 app = typer.Typer(
     help="Build, train, evaluate and explain vision transformers on small image data sets.",
@@ -49,6 +50,8 @@ app.add_typer(data.app, name="data")
 app.add_typer(anatomy.draw, name="draw")
 app.add_typer(export.app, name="export")
 app.add_typer(check.exercises, name="exercise")
+
+set_command_class(app)
 
 
 def _print_version_and_exit(requested: bool) -> bool:

@@ -183,13 +183,13 @@ def list_exercises() -> None:
     rows = [[name, task] for name, task in EXERCISES.items()]
     create_console().print(create_table("Exercises", ["name", "task"], rows))
     print(UNCHECKED_POINTS_NOTE)
-    print("The sheets are coursework. To see what each one asks for, run: vitascope sheet --help")
+    print("The sheets are coursework. For a one-line summary of each sheet, run: vitascope sheet --help")
     print("To start an exercise, run: vitascope exercise start NAME")
 
 
 @exercises.command("start")
 def start_exercise(
-    name: Annotated[str, typer.Argument(help="Name of an exercise. See: vitascope exercise list.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of an exercise. See: vitascope exercise list.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write. Default: the exercise's name, e.g. sheet_e.py.")
     ] = None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
     from vitascope.evaluation.robustness import RobustnessCurve
 
-RunPath = Annotated[Path, typer.Argument(help="A run folder, or runs/RECIPE for its newest run.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or runs/RECIPE for its newest run.")]
 ModelRef = Annotated[str, typer.Argument(metavar="RUN", help="A run, timm:NAME or a weights file.")]
 BestOption = Annotated[
     bool, typer.Option("--best", help="Use the best epoch on validation images instead of the last.")

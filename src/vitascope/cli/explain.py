@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from vitascope.explain.subject import ExplainedModel, PatchPosition
 
 Analysis = Annotated[bool, typer.Option(help="Also analyse heads, blocks and features on validation images.")]
+QueryOption = Annotated[
+    str | None,
+    typer.Option(help="ROW,COLUMN of the query patch, from 1. Default: the class token, or the mean over all patches."),
+]
 MAX_LISTED_FILES = 30
 
 
@@ -28,9 +32,7 @@ def explain(
     methods: Annotated[str | None, typer.Option(help="Methods, such as rollout,occlusion. Default: all seven.")] = None,
     blocks: Annotated[str | None, typer.Option(help="Blocks to draw, from 1, such as 1,4,8. Default: all.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads to draw, from 1. Default: all.")] = None,
-    query: Annotated[
-        str | None, typer.Option(help="ROW,COLUMN of the query patch, from 1. Default: the classifier's input.")
-    ] = None,
+    query: QueryOption = None,
     target: Annotated[str | None, typer.Option(help="Class name or index to explain. Default: the prediction.")] = None,
     best: BestOption = False,
     analysis: Analysis = True,
@@ -74,9 +76,11 @@ def _parse_query(query: str | None) -> "PatchPosition | None":
 
 
 def _parse_methods(method_list: str | None) -> list[str]:
-    from vitascope.explain.attribution import METHODS
+    from vitascope.explain.attribution import METHOD_LABELS, METHODS
 
     names = method_list.split(",") if method_list is not None else list(METHODS)
+    methods_by_label = {label: method for method, label in METHOD_LABELS.items()}
+    names = [methods_by_label.get(name, name) for name in names]
     for name in names:
         if name not in METHODS:
             raise UserError(f"The method '{name}' is unknown. {suggest_choice(name, METHODS)}")
@@ -100,10 +104,15 @@ def _write_explanations_with_status(
 
 
 def _print_faithfulness_and_files(report: "ExplainReport", num_images: int, out_folder: Path) -> None:
-    from vitascope.explain.attribution import DESCRIPTIONS
+    from vitascope.explain.attribution import DESCRIPTIONS, get_method_label
 
     rows = [
-        [row.method, f"{row.insertion - row.deletion:+.3f}", f"{row.deletion:.3f}", f"{row.insertion:.3f}"]
+        [
+            get_method_label(row.method),
+            f"{row.insertion - row.deletion:+.3f}",
+            f"{row.deletion:.3f}",
+            f"{row.insertion:.3f}",
+        ]
         for row in report.faithfulness
     ]
     for result in report.image_results[:MAX_LISTED_FILES]:
@@ -120,7 +129,7 @@ def _print_faithfulness_and_files(report: "ExplainReport", num_images: int, out_
         "a random order can score above 0, so compare each method with the row 'random', on many images."
     )
     for row in report.faithfulness:
-        print(f"  {row.method:<21}{DESCRIPTIONS[row.method]}")
+        print(f"  {get_method_label(row.method):<21}{DESCRIPTIONS[row.method]}")
     files = [str(path) for path in report.files if path.suffix == ".png"]
     num_unlisted = len(files) - MAX_LISTED_FILES
     print("\n".join(files[:MAX_LISTED_FILES]) + (f"\n… and {num_unlisted} more" if num_unlisted > 0 else ""))
@@ -137,7 +146,7 @@ def _parse_integers(comma_separated: str | None, option_name: str) -> list[int] 
 
 
 def write_html_report(
-    run: Annotated[Path, typer.Argument(help="A run folder, or runs/RECIPE for its newest run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or runs/RECIPE for its newest run.")],
     split: Annotated[
         str | None, typer.Option(help="val (default), train or test. Each use of the test set is logged in the run.")
     ] = None,

@@ -19,6 +19,7 @@ from vitascope.draw.explanation import (
     draw_forward_pass,
     draw_patch_borders,
     hatch_patches,
+    number_patch_groups,
     outline_patch_groups,
 )
 from vitascope.draw.images import draw_heatmap, draw_image_tiles
@@ -172,10 +173,10 @@ def draw_shifted_copies(image_path: Path | None, patch_size: int, figure_path: P
         raw_image = load_or_convert_input_images(image_path, (3, IMAGE_SIZE, IMAGE_SIZE)).images.float()
     copies = concat_shifted_copies(raw_image / 255, patch_size)[0].unflatten(0, (5, -1))
     text = (
+        f"The image is {'enlarged' if image_path is None else 'resized'} to {IMAGE_SIZE}×{IMAGE_SIZE} pixels. "
         f"Shifted patch tokenization: each patch of {patch_size}×{patch_size} pixels is cut from all five images at "
-        f"the same position. Its token also contains {patch_size // 2} pixels beyond each edge of the patch. The "
-        f"padding is 0. The image is {'enlarged' if image_path is None else 'resized'} to {IMAGE_SIZE}×{IMAGE_SIZE} "
-        "pixels."
+        f"the same position. Its token also contains {patch_size // 2} pixels beyond each edge of the patch. "
+        "Pixels outside the image are black (0)."
     )
     figure = draw_image_tiles([_convert_to_numpy(copy) for copy in copies], SHIFT_TITLES, text, num_columns=5)
     for panel in figure.axes:
@@ -184,7 +185,7 @@ def draw_shifted_copies(image_path: Path | None, patch_size: int, figure_path: P
 
 
 def draw_token_reduction(model_ref: str, image_path: Path, tokens_per_block: int, figure_path: Path) -> Path:
-    """Draw the image, its merged patches as coloured groups, and its dropped patches hatched."""
+    """Draw the image, its merged patches as coloured and numbered groups, and its dropped patches hatched."""
     model = load(model_ref)
     model.set_token_reduction(merge_tokens=0, drop_tokens=0)
     check_one_or_three_channels(model.info.stored)
@@ -202,13 +203,14 @@ def draw_token_reduction(model_ref: str, image_path: Path, tokens_per_block: int
     image = _convert_to_numpy(pixels)
     text = (
         f"Each of the {model.config.depth} blocks removes up to {format_count(tokens_per_block, 'token')} (merging at "
-        "most halves the tokens). Merged: patches of one colour form one token; patches without colour were not "
-        "merged. Dropped: hatched patches were removed. Below each title: the prediction and its probability."
+        "most halves the tokens). Merged: patches with the same number form one token; patches without a number were "
+        "not merged. Dropped: hatched patches were removed. Below each title: the prediction and its probability."
     )
     figure = draw_image_tiles(
         [image, _tint_patch_groups(image, merged, patch_size), image], titles, text, num_columns=3
     )
     outline_patch_groups(figure.axes[1], merged, patch_size)
+    number_patch_groups(figure.axes[1], merged, patch_size)
     hatch_patches(figure.axes[2], dropped < 0, patch_size)
     return save_figure(figure, figure_path)
 

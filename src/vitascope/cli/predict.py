@@ -52,7 +52,7 @@ def predict(
 
 def embed(
     run: ModelRef,
-    folder: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of images or image files.")],
+    folder: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Folders of images or image files.")],
     out: Annotated[Path, typer.Option(help="Output file: .npz, or .parquet (requires pyarrow).")],
 ) -> None:
     """Save the features of images (the classifier's input) with file, folder and predicted class.
@@ -70,7 +70,7 @@ def embed(
 
 def find_similar_images(
     run: ModelRef,
-    image: Annotated[Path, typer.Argument(help="An image file.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
     among: Annotated[Path | None, typer.Option(help="Folder to search. Default: the run's training images.")] = None,
     count: Annotated[int, typer.Option(help="Number of images to show.", min=1, max=59)] = 11,
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(

@@ -65,7 +65,9 @@ def _format_summary_cells(summary: "RunSummary") -> dict[str, str]:
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Two or more run folders. runs/RECIPE means its newest run.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Two or more run folders. runs/RECIPE means its newest run.")
+    ],
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path(
         "compare.png"
     ),
@@ -100,7 +102,7 @@ def compare(
 
 @app.command()
 def delete(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete runs permanently, after confirmation."""
@@ -123,7 +125,7 @@ ResultsFolder = Annotated[Path, typer.Option(help="Folder of the records.")]
 
 
 def record(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs of one recipe, one per seed.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Finished runs of one recipe, one per seed.")],
     name: Annotated[str, typer.Option(help="Name of the record, saved as NAME.json.")],
     views: ViewsOption = 1,
     commit: Annotated[str | None, typer.Option(help="Git commit of the source, if the runs have none.")] = None,
@@ -155,7 +157,7 @@ def record(
 
 
 def update_results(
-    files: Annotated[list[Path], typer.Argument(help="Markdown pages (.md) and recipes (.yaml).")],
+    files: Annotated[list[Path], typer.Argument(metavar="PAGE…", help="Markdown pages (.md) and recipes (.yaml).")],
     results: ResultsFolder = Path("results"),
     cards: Annotated[Path | None, typer.Option(help="Folder for the model cards, one per record.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing. Fail if a page is out of date.")] = False,
@@ -166,9 +168,15 @@ def update_results(
     <!-- results: KIND NAME… -->
     <!-- end results -->
 
-    KIND: table, targets, cards, sentence, accuracy, bench, bars, races, growth,
+    KIND for training records:
+    table: accuracy, times and machine.
+    sentence: the same in words.
+    accuracy: only the accuracy. work: training FLOPs. cards: links to model cards.
+    targets: whether a target was reached. NAME is RECORD:PERCENT:SECONDS:SEEDS.
+
+    KIND for benchmarks, for this project's own pages: bench, bars, races, growth,
     faithfulness, cost, pretrained, odd-size, small-data, speedrun, tuning,
-    together, fewer-tokens, pretraining, features, work.
+    together, fewer-tokens, pretraining, features.
 
     In a recipe, the comment that starts with "# Recorded:" is replaced.
 
@@ -177,9 +185,7 @@ def update_results(
     from vitascope.records.pages import fill_and_count_results_marks, format_model_cards
     from vitascope.run.files import make_folder, write_atomically
 
-    for file in files:
-        if not file.is_file():
-            raise UserError(f"There is no file {file}.")
+    _check_files_exist(files)
     pages = {file: fill_and_count_results_marks(file, results, cards) for file in files}
     new_texts = {file: page.text for file, page in pages.items()}
     new_texts |= format_model_cards(results, cards) if cards else {}
@@ -190,5 +196,15 @@ def update_results(
         make_folder(file.parent)
         write_atomically(file, new_texts[file])
     marks = format_count(sum(page.num_marks for page in pages.values()), "mark")
-    updated = f"{len(stale)} of {format_count(len(new_texts), 'file')} updated"
-    print(f"{marks} in {format_count(len(files), 'page')}; {updated}.")
+    _print_update_counts(marks, len(files), len(stale), len(new_texts))
+
+
+def _print_update_counts(marks: str, num_pages: int, num_updated: int, num_files: int) -> None:
+    updated = f"{num_updated} of {format_count(num_files, 'file')} updated"
+    print(f"{marks} in {format_count(num_pages, 'page')}; {updated}.")
+
+
+def _check_files_exist(files: list[Path]) -> None:
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"There is no file {file}.")

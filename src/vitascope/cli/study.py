@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 BatchRunsOption = Annotated[
-    int | None, typer.Option("--batch-runs", help="Number of runs trained as one batch. Default: as many as fit.")
+    int | None,
+    typer.Option(
+        "--batch-runs", help="Train this many runs at once on a GPU. Default: up to 32, fewer if the model is large."
+    ),
 ]
 StudyArgument = Annotated[
     list[str] | None,

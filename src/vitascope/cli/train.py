@@ -77,11 +77,11 @@ def suggest_learning_rate(
         print(f"No suggestion: the loss hardly fell in {len(result.learning_rates)} steps. {end}")
     else:
         muon = ""
-        if recipe.train.optimizer == "muon":  # lr-find raises both rates in proportion
+        if recipe.train.optimizer == "muon":  # lr-find multiplies both rates by the same factor
             muon = f" train.muon_lr={recipe.train.muon_lr * result.suggested_lr / recipe.train.lr:.2g}"
         print(f"Suggested: train.lr={result.suggested_lr:.2g}{muon}\nThis is {RULE} {end}")
         if muon:
-            print("train.muon_lr was raised in proportion to train.lr. Change both together.")
+            print("train.muon_lr was changed by the same factor as train.lr. Change both together.")
     print(f"Figure: {out}")
 
 
@@ -104,7 +104,9 @@ def run_demo(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
 ) -> None:
-    """Train a model on handwritten digits in under a minute, evaluate it, and compare the model with timm's."""
+    """Train a model on handwritten digits in under a minute and evaluate it.
+
+    Also compares four untrained test models with timm's."""
     recipe = read_recipe("digits", settings or [])
     from vitascope.evaluation.figures import write_evaluation_json_and_figures
     from vitascope.evaluation.trained import load
@@ -133,7 +135,7 @@ def _print_differences_from_timm() -> None:
             comparison = compare_outputs_gradients_with_timm(replace(SMALL_MODEL, **changes), dtype)
             row += [f"{comparison.max_logit_difference:.0e}", f"{comparison.max_gradient_difference:.0e}"]
         rows.append(row)
-    title = "Correctness check: largest difference from timm's model with the same weights"
+    title = "Check on untrained test models: largest absolute difference from timm's model with the same weights"
     create_console().print(create_table(title, columns, rows, right_aligned=set(columns[1:])))
 
 

@@ -1,10 +1,29 @@
-"""Turn Typer's errors about arguments, options and commands into sentences of the same form as all other errors."""
+"""Format usage lines, and turn Typer's errors about arguments and commands into sentences like all other errors."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from typer import Typer
+from typer.core import TyperCommand
+
 from vitascope.errors import UserError, suggest_choice
+
+
+class _Command(TyperCommand):
+    """A command whose usage line has the names of the arguments without braces, as the error messages do."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return ["[OPTIONS]", *(_get_display_name(parameter) for parameter in _list_arguments(self))]
+
+
+def set_command_class(app: Typer) -> None:
+    """Give all commands of the app and its groups the usage line of this program."""
+    for command in app.registered_commands:
+        command.cls = _Command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            set_command_class(group.typer_instance)
 
 
 def is_usage_error(error: Exception) -> bool:

@@ -22,10 +22,7 @@ CurvePoints = list[tuple[float, float]]  # epoch, value
 LearningCurves = dict[str, dict[str, CurvePoints]]  # metric -> split -> points
 METRIC_UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %", "teacher": "nats"}
 METRIC_TITLES = {"teacher": "teacher distribution"}
-SUPERVISED_CAPTION = (
-    "Training values are averaged over the epoch and include augmentation (also mixup and CutMix) and label smoothing. "
-    "Training loss can therefore be higher than validation loss, and training accuracy lower."
-)
+SUPERVISED_CAPTION = "Training values are averaged over the epoch; validation values are measured at its end."
 SELF_SUPERVISED_CAPTION = (
     "Trained without labels. Validation accuracy is measured with a linear probe and with k-nearest neighbours. "
 )
@@ -50,7 +47,8 @@ def draw_learning_curves(curves: LearningCurves, title: str) -> Figure:
     if without_labels:
         panels[0].set_ylabel("loss")
     text = SELF_SUPERVISED_CAPTION if without_labels else SUPERVISED_CAPTION
-    add_caption(figure, f"{title}. {text}{TEACHER_CAPTION if 'teacher' in curves else ''}")
+    title = f"{title}. " if title else ""
+    add_caption(figure, f"{title}{text}{TEACHER_CAPTION if 'teacher' in curves else ''}")
     return figure
 
 

@@ -8,6 +8,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from vitascope.draw import COLOURS, DIVERGING, SEQUENTIAL
@@ -255,6 +256,18 @@ def outline_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int,
         lines.append([(x, y), (x + width, y)])
     panel.add_collection(LineCollection(lines, colors="black", linewidths=3))
     panel.add_collection(LineCollection(lines, colors="white", linewidths=1.2))
+
+
+def number_patch_groups(panel: Axes, group_map: NDArray, patch_size: tuple[int, int]) -> None:
+    """Write a number on each patch of a group of several patches. `group_map`: group of each patch, row × column."""
+    groups, sizes = np.unique(group_map, return_counts=True)
+    numbers = {group: number for number, group in enumerate(groups[sizes > 1].tolist(), start=1)}
+    font_size = float(np.clip(100 / max(group_map.shape), 3, 9))
+    for (row, column), group in np.ndenumerate(group_map):
+        if group in numbers:
+            x, y = (column + 0.5) * patch_size[1] - 0.5, (row + 0.5) * patch_size[0] - 0.5
+            text = panel.text(x, y, str(numbers[group]), ha="center", va="center", fontsize=font_size, color="white")
+            text.set_path_effects([withStroke(linewidth=1.5, foreground="black")])
 
 
 def draw_patch_borders(

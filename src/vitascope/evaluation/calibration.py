@@ -69,8 +69,9 @@ class Calibration:
         if gap == "0.0":
             return f"{text}, over-confident in some bins and under-confident in others"
         direction = "over-confident" if self.gap > 0 else "under-confident"
+        side = "above" if self.gap > 0 else "below"
         if gap != error:
-            return f"{text}, {direction} by {gap} percentage points on average"
+            return f"{text}; mean confidence is {gap} percentage points {side} the accuracy"
         return f"{text}, {direction} in every bin" if self.is_one_sided else f"{text}, mostly {direction}"
 
     @property

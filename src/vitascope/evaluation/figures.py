@@ -190,7 +190,8 @@ def _draw_worst_errors(evaluation: Evaluation) -> Figure:
     ]
     order = ", ordered by the probability of the true class" if len(captions) > 1 else ""
     text = f"{_format_evaluation_title(evaluation)}: {describe_shown_errors(evaluation, len(captions))}{order}. "
-    text += "The model's probabilities are in parentheses. Some of these images may be mislabelled in the data set."
+    text += "The model's probabilities are in parentheses. "
+    text += describe_possible_mislabelling(len(captions))
     return draw_image_tiles(images, captions, text)
 
 
@@ -200,6 +201,11 @@ def describe_shown_errors(evaluation: Evaluation, num_shown: int) -> str:
     if num_shown < count:
         return f"the worst {num_shown} of {count:,} errors"
     return f"all {count} errors" if count > 1 else "the only error"
+
+
+def describe_possible_mislabelling(num_shown: int) -> str:
+    subject = "The image" if num_shown == 1 else "Some of these images"
+    return f"{subject} may be mislabelled in the data set."
 
 
 def _format_evaluation_title(evaluation: Evaluation) -> str:

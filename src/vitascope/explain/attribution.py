@@ -191,17 +191,23 @@ METHODS: dict[str, AttributionMethod] = {
 
 
 CLASS_INDEPENDENT = ("attention", "rollout", "rollout-max")
+METHOD_LABELS = {"gradient": "attention-gradient"}  # elsewhere, "gradient" is the gradient of the input
 # One line for each method, printed where methods are compared.
 DESCRIPTIONS = {
     "attention": "attention from the tokens that the classifier reads, last block, mean over heads",
     "rollout": "attention multiplied through all blocks, mean over heads (Abnar & Zuidema 2020)",
     "rollout-max": "rollout with the maximum over heads; the smallest 90 % of each attention row are set to 0",
-    "gradient": "attention × gradient of the logit, positive part, last block, mean over heads",
+    "gradient": "gradient-weighted attention: attention × gradient of the logit, positive part, last block",
     "relevance": "attention × gradient of the logit, positive part, through all blocks (Chefer et al. 2021)",
     "integrated-gradients": "pixels × gradient of the logit, averaged from grey to the image (Sundararajan 2017)",
     "occlusion": "drop in the class's probability if the patch is made grey",
     "random": "baseline: a random order of the patches",
 }
+
+
+def get_method_label(method: str) -> str:
+    """Return the name that figures and tables show."""
+    return METHOD_LABELS.get(method, method)
 
 
 def explain(model: nn.Module, images: Images, method: str = "relevance", *, target: int | None = None) -> PatchHeatmap:

@@ -18,6 +18,7 @@ from vitascope.explain.attribution import (
     METHODS,
     AttributionInputs,
     build_attribution_inputs,
+    get_method_label,
     predict_probabilities,
 )
 from vitascope.explain.faithfulness import (
@@ -27,7 +28,11 @@ from vitascope.explain.faithfulness import (
     compute_deletion_and_insertion_curves,
     summarise_and_rank_faithfulness,
 )
-from vitascope.explain.model_statistics import apply_logit_lens_per_token, record_hidden_states
+from vitascope.explain.model_statistics import (
+    apply_logit_lens_per_token,
+    describe_initial_tokens,
+    record_hidden_states,
+)
 from vitascope.explain.subject import ExplainedModel, PatchPosition, TokenLayout
 from vitascope.run.files import make_folder
 
@@ -35,7 +40,7 @@ TITLES = {  # of panels: the method's name and a reminder of what it shows
     "attention": "attention\n(last block)",
     "rollout": "rollout\n(all blocks, mean over heads)",
     "rollout-max": "rollout-max\n(largest 10 % of each attention row)",
-    "gradient": "gradient\n(× attention, last block)",
+    "gradient": "attention-gradient\n(last block)",
     "relevance": "relevance\n(gradient × attention, all blocks)",
     "integrated-gradients": "integrated-gradients\n(of the logit)",
     "occlusion": "occlusion\n(drop in probability)",
@@ -214,7 +219,8 @@ def _write_logit_lens_figures(
         }
         text = (
             f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
-            "token. Before block 1, a token holds only its own patch and position, because attention comes later. "
+            f"token. Before block 1, a token holds only its {describe_initial_tokens(inputs.model)}, because attention "
+            "comes later. "
             "Early blocks were not trained to predict. Each panel has its own scale."
         )
         files += save_png_and_svg(
@@ -231,9 +237,13 @@ def _measure_and_draw_faithfulness(
         "Right: patches of a blurred image are restored in the same order. For a faithful method, both "
         "curves change faster than for a random order."
     )
-    deletion = {method: curves.deletion.mean(0).numpy() for method, curves in curves_by_method.items()}
-    insertion = {method: curves.insertion.mean(0).numpy() for method, curves in curves_by_method.items()}
-    figure = draw_deletion_and_insertion(deletion, insertion, list(METHODS), text)
+    deletion = {
+        get_method_label(method): curves.deletion.mean(0).numpy() for method, curves in curves_by_method.items()
+    }
+    insertion = {
+        get_method_label(method): curves.insertion.mean(0).numpy() for method, curves in curves_by_method.items()
+    }
+    figure = draw_deletion_and_insertion(deletion, insertion, [get_method_label(name) for name in METHODS], text)
     return save_png_and_svg(figure, output_folder / "evidence")
 
 

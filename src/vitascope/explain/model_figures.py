@@ -87,8 +87,8 @@ def write_model_statistics(
     text = (
         f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
         "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
-        "spread out. Tokens with very large norms often hold information about the whole image. Similarity near 1: the "
-        "blocks in between change little. Early predictions: the classifier is applied after each block."
+        "spread out. Tokens with very large norms often hold information about the whole image. "
+        f"{_describe_similarity(layout)} Early predictions: the classifier is applied after each block."
     )
     fields = "distance", "entropy", "norms", "likeness", "lens"
     arrays = (getattr(statistics, field).numpy() for field in fields)
@@ -114,6 +114,14 @@ def write_model_statistics(
     numbers = json.dumps(_build_statistics_json(statistics, len(statistics.features)), indent=1)
     write_atomically(output_folder / "probes.json", numbers + "\n")
     return [*files, output_folder / "probes.json"]
+
+
+def _describe_similarity(layout: TokenLayout) -> str:
+    text = "Similarity: linear CKA of the class token." if layout.reads_class_token else ""
+    text = text or "Similarity: linear CKA of the mean of the patch tokens."
+    if layout.reads_class_token:
+        text += " Before block 1, the class token is equal for all images, so its similarity is undefined (empty)."
+    return f"{text} Near 1: the blocks in between change little."
 
 
 class RunImages(NamedTuple):
@@ -196,15 +204,24 @@ def _write_feature_pca_figure(
     names = ["image", *(f"after block {state}" if state else "before block 1" for state in chosen_states)]
     text = (
         "The first three principal components of the patch features, shown as red, green and blue. Patches with equal "
-        "colours have similar features. Before block 1, these are the patch embeddings. Colours in different rows "
-        "cannot be compared."
+        "colours have similar features. "
+        f"Before block 1: {model_statistics.describe_initial_tokens(subject.model)}. "
+        "Colours in different rows cannot be compared."
     )
     return save_png_and_svg(draw_gallery(rows, names, [""] * len(shown), text), output_folder / "probes-colours")
 
 
 def _build_statistics_json(statistics: ProbeStatistics, num_images: int) -> dict[str, Any]:
     rounded = {
-        name: np.round(getattr(statistics, name).numpy().astype(float), 5).tolist()
+        name: _round_and_replace_nan(getattr(statistics, name))
         for name in ("distance", "entropy", "norms", "likeness", "lens")
     }
     return {"images": num_images, **rounded}
+
+
+def _round_and_replace_nan(values: Tensor) -> list[Any]:
+    """Return nested lists; JSON has no NaN, so an undefined value is None."""
+    rounded = np.round(values.numpy().astype(float), 5)
+    with_none = rounded.astype(object)
+    with_none[np.isnan(rounded)] = None
+    return with_none.tolist()

@@ -34,15 +34,25 @@ def compute_attention_entropy(maps: AttentionMaps) -> HeadValues:
 
 def compute_position_embedding_similarity(model: nn.Module, layout: TokenLayout) -> Tensor:
     """Cosine similarity between the position embeddings of every two patches: patch × patch."""
-    table = getattr(model, "pos_embed", None)
+    table = _find_position_embedding(model)
     if table is None:
-        embeddings = getattr(getattr(model, "vit", None), "embeddings", None)
-        table = getattr(embeddings, "position_embeddings", None)
-    if not isinstance(table, Tensor):
         raise UserError("The model has no position embedding, so there is nothing to compare.")
     table = table.detach().flatten(0, -2)[-layout.num_patches :]
     table = table / table.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return table @ table.T
+
+
+def _find_position_embedding(model: nn.Module) -> Tensor | None:
+    table = getattr(model, "pos_embed", None)
+    if table is None:
+        embeddings = getattr(getattr(model, "vit", None), "embeddings", None)
+        table = getattr(embeddings, "position_embeddings", None)
+    return table if isinstance(table, Tensor) else None
+
+
+def describe_initial_tokens(model: nn.Module) -> str:
+    """Say what the patch tokens contain before the first block. Rotary positions enter later, in the attention."""
+    return "patch embedding" + ("" if _find_position_embedding(model) is None else " plus position embedding")
 
 
 class FilterComponents(NamedTuple):
@@ -157,6 +167,7 @@ class MinibatchCKA:
 
     def __init__(self, num_states: int) -> None:
         self.hsic_sums = torch.zeros(num_states, num_states, dtype=torch.float64)
+        self.varies = torch.zeros(num_states, dtype=torch.bool)
 
     def add_batch(self, features_per_state: list[Features]) -> None:
         """Add the features of one batch: per state, one row per image, at least four images."""
@@ -164,14 +175,17 @@ class MinibatchCKA:
             raise UserError(
                 f"The similarity of blocks needs batches of at least 4 images, not {len(features_per_state[0])}."
             )
+        self.varies |= torch.tensor([not torch.allclose(part, part[:1]) for part in features_per_state])
         grams = [_compute_gram_without_diagonal(part.double().cpu()) for part in features_per_state]
         self.hsic_sums += torch.tensor(
             [[_compute_unbiased_hsic(first, second) for second in grams] for first in grams], dtype=torch.float64
         )
 
     def compute_matrix(self) -> Tensor:
+        """Return the CKA of every two states; NaN where a state has equal features for all images."""
         norms = self.hsic_sums.diagonal().clamp(min=1e-12).sqrt()
-        return self.hsic_sums / (norms[:, None] * norms)
+        matrix = self.hsic_sums / (norms[:, None] * norms)
+        return matrix.where(self.varies[:, None] & self.varies, torch.nan)
 
 
 def _compute_gram_without_diagonal(features: Tensor) -> Tensor:

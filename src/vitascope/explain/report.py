@@ -26,7 +26,7 @@ from vitascope.draw import SEQUENTIAL
 from vitascope.draw.html import encode_image_as_html
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import load_verified_run_split
-from vitascope.evaluation.figures import describe_shown_errors, format_evaluation_html
+from vitascope.evaluation.figures import describe_possible_mislabelling, describe_shown_errors, format_evaluation_html
 from vitascope.evaluation.report import Evaluation, spell_out_split_name
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.explain.attribution import METHODS, build_attribution_inputs
@@ -182,7 +182,7 @@ def _render_worst_errors(subject: ExplainedModel, evaluation: Evaluation) -> str
     picture = describe_shown_errors(evaluation, len(cards)).capitalize()
     text = (
         f"<p>{picture}. Left: the image. Right: the relevance of each patch for the wrong prediction; yellow is the "
-        "maximum. Some of these images may be mislabelled in the data set.</p>"
+        f"maximum. {describe_possible_mislabelling(len(cards))}</p>"
     )
     return f'{text}<div class="pairs">{"".join(cards)}</div>'
 

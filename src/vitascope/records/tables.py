@@ -156,6 +156,7 @@ def format_accuracies(results_folder: Path, record_names: list[str]) -> str:
 
 
 ResultFormatter = Callable[[Path, list[str]], str]  # (results folder, record names) -> Markdown
+TRAINING_RECORD_KINDS = ("table", "targets", "cards", "sentence", "accuracy", "work")  # the others are for benchmarks
 RESULT_FORMATTERS: dict[str, ResultFormatter] = {  # kind of a results mark -> formatter
     "table": format_records_table,
     "targets": format_targets_table,

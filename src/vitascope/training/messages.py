@@ -54,11 +54,11 @@ def describe_teacher(recipe: Recipe) -> str | None:
 
 
 def make_curves_title(recipe: Recipe) -> str:
-    """Return the caption's first words for curves.png: recipe, seed, and what the training loss includes."""
-    terms = ["the distillation term"] if recipe.train.distill else []
-    terms += ["class weights (data.balance=loss)"] if recipe.data.balance == "loss" else []
-    note = f". Training loss includes {' and '.join(terms)}" if terms else ""
-    return f"{recipe.name}, seed {recipe.train.seed}{note}"
+    """Return the caption's first words for curves.png: recipe, seed, and what the training values include."""
+    terms = ["class weights (data.balance=loss)"] if recipe.data.balance == "loss" else []
+    notes = [f"Training loss includes {' and '.join(terms)}"] if terms else []
+    notes += [note.rstrip(".")] if (note := explain_worse_training_metrics(recipe)) else []
+    return ". ".join([f"{recipe.name}, seed {recipe.train.seed}", *notes])
 
 
 def explain_worse_training_metrics(recipe: Recipe) -> str | None:
@@ -67,7 +67,9 @@ def explain_worse_training_metrics(recipe: Recipe) -> str | None:
     if train.objective != "classify":
         return None
     mixes = [name for name, value in (("mixup", augment.mixup), ("CutMix", augment.cutmix)) if value]
-    names = mixes if augment.mix_prob else []
+    mixing = ("mixup", "cutmix", "mix_prob")
+    names = ["augmentation"] if any(name not in mixing for name in augment.active_settings) else []
+    names += mixes if augment.mix_prob else []
     names += ["label smoothing"] if train.label_smoothing else []
     names += ["distillation"] if train.distill else []
     if not names:

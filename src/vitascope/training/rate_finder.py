@@ -30,7 +30,7 @@ RULE = "one third of the learning rate with the lowest loss."
 
 @dataclass(frozen=True)
 class LearningRateCurve:
-    """Smoothed loss at each learning rate of AdamW. Other rates, such as Muon's, grow in proportion."""
+    """Smoothed loss at each learning rate of AdamW. Other rates, such as Muon's, change by the same factor."""
 
     learning_rates: list[float]
     losses: list[float]

@@ -206,7 +206,7 @@ def _open_file_without_config(weights_path: Path, model_ref: str, overrides: Use
 def make_num_heads_note(num_heads: int, usual_num_heads: int) -> str:
     return (
         f"num_heads={num_heads} instead of {usual_num_heads} regroups the pretrained heads, which changes the "
-        "attention. Set it only if the file's head count is wrong."
+        "attention. Set it only to correct a wrongly guessed head count."
     )
 
 

@@ -184,7 +184,8 @@ class CausalMaskChecker(PartChecker):
             if MASKED_SCORE_LIMIT < value < 0 or (value > 0 and value != 1)
         ]
         return [
-            *(SimulatedMistake("mask-inverted", {"mask_change": change}) for change in ("transposed", "not")),
+            SimulatedMistake("mask-transposed", {"mask_change": "transposed"}),
+            SimulatedMistake("mask-inverted", {"mask_change": "not"}),
             *(SimulatedMistake("mask-too-small", {"fill": value}) for value in leaks),
         ]
 

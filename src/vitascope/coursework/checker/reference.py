@@ -76,8 +76,8 @@ IGNORED_MASK = SimulatedMistake("unknown", {"ignored": True})  # an ignored mask
 MASK_MISTAKES = [
     IGNORED_MASK,
     *(
-        SimulatedMistake("mask-inverted", {"mask_change": change, "fill": fill})
-        for change in ("not", "transposed")
+        SimulatedMistake(name, {"mask_change": change, "fill": fill})
+        for name, change in (("mask-inverted", "not"), ("mask-transposed", "transposed"))
         for fill in (None, ("put", -1e9), ("add", -1e9))
     ),
     SimulatedMistake("mask-after-softmax", {"masked_weights": "zero"}),

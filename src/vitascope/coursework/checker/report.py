@@ -60,6 +60,10 @@ MISTAKES = {
         "By default, True in a mask means that attention is allowed. If yours means the opposite, "
         "state this in the docstring.",
     ),
+    "mask-transposed": Mistake(
+        "The mask is transposed: a causal mask blocks earlier tokens instead of later ones.",
+        "Rows are queries, columns are keys. Which tokens may the first token attend to, and which the last one?",
+    ),
     "mask-after-softmax": Mistake(
         "The mask is applied after the softmax.",
         "Add up one row of the masked attention map. Is the sum still 1?",

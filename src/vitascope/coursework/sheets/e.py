@@ -19,7 +19,7 @@ from vitascope.study.results import CombinationResults
 from vitascope.weights.torch_layers import to_torch
 
 TITLE = "an exercise with tests, and 25, 50 and 70 % on CIFAR-10"
-EXPERIMENTS = {"accuracy": "number of epochs", "alone": "one run, trained alone to measure its time"}
+EXPERIMENTS = {"accuracy": "number of epochs", "alone": "time of one run that was not trained in a batch with others"}
 FULL_OVERRIDES = ["train.epochs=10,30"]  # also used by sheet B, and trained once
 QUICK_OVERRIDES = ["train.epochs=3,5", *SMALL_MODEL_OVERRIDES]
 SINGLE_RUN_OVERRIDES, SINGLE_RUN_QUICK_OVERRIDES = ["train.epochs=30"], ["train.epochs=5", *SMALL_MODEL_OVERRIDES]

@@ -216,7 +216,9 @@ class FinishedRuns:
                     continue
                 trial.set_attribute("results", {str(trial.seeds[0]): result | {"run": ""}})  # of another study
                 queue.finish_trial(trial, result["accuracy"])
-                self.console.print(f"{label}: already trained, reused", highlight=False, soft_wrap=True)
+                self.console.print(
+                    f"{label}: reuses a finished run with the same settings", highlight=False, soft_wrap=True
+                )
 
     def record_finished_runs(self, queue: TrialQueue, study_folder: Path) -> None:
         """Append the runs that this study has finished, without reused ones."""

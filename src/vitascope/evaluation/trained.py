@@ -232,7 +232,7 @@ def _load_external_weights(model_ref: str, best: bool) -> TrainedTransformer:
     model.notes = pretrained.user_messages
     if pretrained.library != "vitascope":  # a folder of Vitascope stores its preprocessing
         size = "×".join(str(side) for side in dict.fromkeys(pretrained.info.preparation.size))
-        crop_note = f"assumed: images resized to {size} and centre-cropped (crop_pct 1.0)"
+        crop_note = f"assumed that images are resized to {size} and centre-cropped (crop_pct 1.0)"
         model.notes.insert(len(pretrained.assumptions), crop_note)
     return model
 

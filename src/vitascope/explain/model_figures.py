@@ -83,7 +83,9 @@ def write_model_statistics(
     make_folder(output_folder)
     model, layout, images = subject.model, get_token_layout(subject.model), images[:MAX_IMAGES]
     statistics = compute_head_and_block_statistics(subject, images)
-    images_text = f"{len(statistics.features)} {images_description} images"
+    num_used = len(statistics.features)
+    of_all = f"the first {num_used} of {len(images)}" if num_used < len(images) else f"{num_used}"
+    images_text = f"{of_all} {images_description} images"
     text = (
         f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
         "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
@@ -197,7 +199,7 @@ def _write_feature_pca_figure(
     text = (
         "The first three principal components of the patch features, shown as red, green and blue. Patches with equal "
         "colours have similar features. Before block 1, these are the patch embeddings. Colours in different rows "
-        "cannot be compared."
+        "cannot be compared. A selection of blocks."
     )
     return save_png_and_svg(draw_gallery(rows, names, [""] * len(shown), text), output_folder / "probes-colours")
 

@@ -48,7 +48,7 @@ def draw_learning_curves(curves: LearningCurves, title: str) -> Figure:
             panel.legend(frameon=False)
         format_epoch_panel(panel, metric)
     if without_labels:
-        panels[0].set_ylabel(f"training loss: {_get_loss_name(curves)}")
+        panels[0].set_ylabel(f"training loss:\n{_get_loss_name(curves)}")
     text = SELF_SUPERVISED_CAPTION if without_labels else SUPERVISED_CAPTION
     add_caption(figure, f"{title}. {text}{TEACHER_CAPTION if 'teacher' in curves else ''}")
     return figure

@@ -83,9 +83,7 @@ def write_model_statistics(
     make_folder(output_folder)
     model, layout, images = subject.model, get_token_layout(subject.model), images[:MAX_IMAGES]
     statistics = compute_head_and_block_statistics(subject, images)
-    num_used = len(statistics.features)
-    of_all = f"the first {num_used} of {len(images)}" if num_used < len(images) else f"{num_used}"
-    images_text = f"{of_all} {images_description} images"
+    images_text = f"{_describe_count(len(statistics.features), len(images))} {images_description} images"
     text = (
         f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
         "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
@@ -116,6 +114,11 @@ def write_model_statistics(
     numbers = json.dumps(_build_statistics_json(statistics, len(statistics.features)), indent=1)
     write_atomically(output_folder / "probes.json", numbers + "\n")
     return [*files, output_folder / "probes.json"]
+
+
+def _describe_count(num_used: int, num_given: int) -> str:
+    """Only whole batches are used, so some images at the end may be left out."""
+    return f"the first {num_used} of {num_given}" if num_used < num_given else str(num_used)
 
 
 class RunImages(NamedTuple):

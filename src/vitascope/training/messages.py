@@ -60,7 +60,7 @@ def make_curves_title(recipe: Recipe) -> str:
     terms = ["the distillation term"] if recipe.train.distill else []
     terms += ["class weights (data.balance=loss)"] if recipe.data.balance == "loss" else []
     note = f". Training loss includes {' and '.join(terms)}" if terms else ""
-    note += f". {EMA_NOTE}" if recipe.train.ema else ""
+    note += f". {EMA_NOTE}" if recipe.train.ema or recipe.train.objective == "dino" else ""
     return f"{recipe.name}, seed {recipe.train.seed}{note}"
 
 

@@ -68,17 +68,8 @@ def convert_to_number_or_text(scalar: Tensor) -> float | str:
 def find_and_format_smallest_failure(
     runner: CachedRunner, mistake_free: Diagnosis, diagnosis: Diagnosis | None = None
 ) -> list[str]:
-    """Return the lines that show the smallest failing case: its inputs, the expected and the actual result.
-
-    With several diagnosed mistakes, a case in which all of them have an effect is preferred."""
-    by_size = sorted(runner.checker.list_cases(), key=lambda case: sum(case.sizes.values()))
-    failing = [
-        case
-        for case in [*runner.checker.list_tiny_cases(), *by_size]
-        if find_first_difference_in_case(runner, mistake_free, case)
-    ]
-    showing_all = [case for case in failing if diagnosis is not None and _shows_every_mistake(runner, diagnosis, case)]
-    for case in (showing_all or failing)[:1]:
+    """Return the lines that show the smallest failing case: its inputs, the expected and the actual result."""
+    for case in _list_failing_cases(runner, mistake_free, diagnosis)[:1]:
         checker, convention = runner.checker, mistake_free.convention
         user_result, reference_result = (
             runner.run_user_code(convention, case),
@@ -109,6 +100,18 @@ def find_and_format_smallest_failure(
             f"got      {got}",
         ]
     return []
+
+
+def _list_failing_cases(runner: CachedRunner, mistake_free: Diagnosis, diagnosis: Diagnosis | None) -> list[Case]:
+    """Return the cases that fail, smallest first; if possible, only those in which every mistake has an effect."""
+    by_size = sorted(runner.checker.list_cases(), key=lambda case: sum(case.sizes.values()))
+    failing = [
+        case
+        for case in [*runner.checker.list_tiny_cases(), *by_size]
+        if find_first_difference_in_case(runner, mistake_free, case)
+    ]
+    showing_all = [case for case in failing if diagnosis is not None and _shows_every_mistake(runner, diagnosis, case)]
+    return showing_all or failing
 
 
 def _shows_every_mistake(runner: CachedRunner, diagnosis: Diagnosis, case: Case) -> bool:

@@ -228,6 +228,8 @@ def test_a_card_has_the_numbers_of_the_record(pair) -> None:
     assert "**90.00, 92.00 %** (both seeds" in text and "| 1 | 90.00 %" in text and "commit `feed`" in text
     assert "None" not in format_model_card(replace(record, recall=record.recall | {"0": [None, None]}), "tiny.json")
     assert f"{record.params:,}" in text and "for seed in 1 2; do vitascope train digits" in text
+    assert "tokens (pure ViT)" in text and "only on digits images of 8×8 pixels" in text
+    assert "seconds with set-up" in text and "cold" not in text.lower()
 
 
 def test_marks_are_filled_within_a_line_over_lines_and_in_recipes(pair, tmp_path) -> None:

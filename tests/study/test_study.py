@@ -520,7 +520,8 @@ def test_notes_and_captions_explain_only_what_is_shown() -> None:
     ]
     assert [draw_figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
         "Orange: Pareto front, the settings that no other beats in both accuracy and cost.",
-        "Orange: Pareto front, the settings that no other beats in both accuracy and cost. Bars: 95 % confidence interval of the mean (three seeds or more).",
+        "Orange: Pareto front, the settings that no other beats in both accuracy and cost. "
+        "Bars: 95 % confidence interval of the mean (three seeds or more).",
     ]
     off = [f"data.augment.{name}=0" for name in ("shift", "rotate", "scale", "mixup")]
     for words, augmented in ((["model.depth=1,2"], True), (["model.depth=1,2", *off], False)):
@@ -544,6 +545,7 @@ def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_tes
     assert build_results_table(even)[1][0][3] == "-1.00, -1.00" and any(
         line.startswith("Not testable") for line in format_notes(even)
     )
+    assert even.timing_note.startswith("Times (") and even.format_timing_note("All other times").startswith("All other")
     three = fake({"1": [0.5, 0.6, 0.7], "2": [0.51, 0.61, 0.71]})
     assert build_results_table(three)[1][0][3] == "-1.00 in every seed"
     assert not any("Not testable" in line for line in format_notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))

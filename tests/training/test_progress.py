@@ -8,7 +8,12 @@ from rich.console import Console
 from vitascope.recipe.reading import read_recipe
 from vitascope.training import progress
 from vitascope.training.loop import EpochRecord, StepProgress
-from vitascope.training.messages import describe_incomplete_batch, describe_teacher, make_curves_title
+from vitascope.training.messages import (
+    describe_incomplete_batch,
+    describe_teacher,
+    explain_worse_training_metrics,
+    make_curves_title,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +69,13 @@ def test_the_curves_name_distillation_and_class_weights() -> None:
     assert make_curves_title(recipe).endswith(text)
     assert describe_teacher(recipe).startswith("Teacher: runs/teacher (")
     assert describe_teacher(read_recipe("digits", [])) is None
+
+
+def test_the_caption_and_the_screen_say_that_validation_uses_averaged_weights() -> None:
+    sentence = "Validation uses the averaged weights (EMA)"
+    plain = ["train.label_smoothing=0", "data.augment.mixup=0"]
+    for settings, uses_ema in (([], True), (["train.ema=0"], False), (plain, True), ([*plain, "train.ema=0"], False)):
+        recipe = read_recipe("digits", settings)
+        assert (sentence in make_curves_title(recipe)) == uses_ema
+        assert (f"{sentence}." in (explain_worse_training_metrics(recipe) or "")) == uses_ema
+    assert sentence in make_curves_title(read_recipe("digits", ["train.objective=dino", "train.ema=0"]))

@@ -56,12 +56,12 @@ def describe_teacher(recipe: Recipe) -> str | None:
 
 
 def make_curves_title(recipe: Recipe) -> str:
-    """Return the caption's first words for curves.png: recipe, seed, and what the training loss includes."""
+    """Return the caption's first words for curves.png: recipe, seed, EMA, and what the training loss includes."""
     terms = ["the distillation term"] if recipe.train.distill else []
     terms += ["class weights (data.balance=loss)"] if recipe.data.balance == "loss" else []
     note = f". Training loss includes {' and '.join(terms)}" if terms else ""
-    note += f". {EMA_NOTE}" if recipe.train.ema or recipe.train.objective == "dino" else ""
-    return f"{recipe.name}, seed {recipe.train.seed}{note}"
+    ema = f". {EMA_NOTE}" if recipe.train.ema or recipe.train.objective == "dino" else ""
+    return f"{recipe.name}, seed {recipe.train.seed}{ema}{note}"
 
 
 def explain_worse_training_metrics(recipe: Recipe) -> str | None:

@@ -146,7 +146,7 @@ def check_views_match_training(recipe: Recipe, num_views: int, views_format: str
     if not augment.shift and any(view.shift != NO_SHIFT for view in VIEWS[num_views]):
         raise UserError(
             f"{views_text} adds shifted images, but this run was trained with data.augment.shift=0. "
-            f"Use {views_format.format(2 if augment.flip else 1)}."
+            f"Use {views_format.format(2)}."
         )
 
 

@@ -146,7 +146,7 @@ def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
         TokenLayout(1, 4, 4, reads_class_token=True), None
     )
     assert "Attention to the class and register tokens is not shown" in _format_attention_caption(registers, None)
-    assert "Uniform attention would be 0.0588." in _format_attention_caption(registers, None)
+    assert "Uniform attention would be 0.0526." in _format_attention_caption(registers, None)
     assert "(at least twice uniform attention), given at the end of the row" in _format_attention_caption(plain, None)
     assert _describe_count(64, 90) == "the first 64 of 90" and _describe_count(64, 64) == "64"
     heat = torch.rand(4, 4)

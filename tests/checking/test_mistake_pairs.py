@@ -121,6 +121,15 @@ def test_a_wrong_block_in_a_model_is_named(outer: type, inner: type) -> None:
     assert set(vitascope.check(Mine, "vit").mistakes) == {names[inner], *outer_mistakes}
 
 
+def test_the_failing_example_shows_every_mistake() -> None:
+    def attention(q, k, v):
+        return (q @ k.transpose(-2, -1)).softmax(-2) @ v
+
+    report = vitascope.check(attention)
+    assert report.mistakes == ["missing-scale", "softmax-over-queries"]
+    assert report.example[0] == "2 tokens of width 2", "with width 1, a missing scale changes nothing"
+
+
 def test_an_unknown_mistake_is_reported_with_evidence() -> None:
     def attention(q, k, v):
         return torch.sigmoid(q @ k.transpose(-2, -1)) @ v

@@ -78,8 +78,8 @@ def test_the_relative_errors_that_are_called_normal_are_those_of_real_weights() 
     assert "0 % if the number of channels is a multiple of the old one, otherwise 25 to 65 %" in CHANNELS_ERROR
     for channels, (low, high) in {6: (0, 0.1), 4: (25, 65), 5: (25, 65), 2: (25, 65)}.items():
         assert low <= measure_percent(filters, in_chans=channels) <= high
-    assert "3 % for a larger grid, 10 to 15 % for about half as many rows and columns" in POSITIONS_ERROR
-    for img_size, (low, high) in {384: (2, 4), 512: (2, 4), 128: (10, 15), 112: (10, 15)}.items():
+    assert "3 % for a larger grid, 10 to 15 % for about half as many rows and columns, 36 % for 4×4" in POSITIONS_ERROR
+    for img_size, (low, high) in {384: (2, 4), 512: (2, 4), 128: (10, 15), 112: (10, 15), 64: (35, 38)}.items():
         assert low < measure_percent("pos_embed", img_size=img_size) < high
 
 

@@ -8,8 +8,10 @@ import pytest
 from PIL import Image
 
 from tests.training.tiny import TINY, shared_run
+from vitascope.cli.runs import _format_summary_cells
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.run.directory import open_run_or_newest
+from vitascope.run.listing import RunSummary
 
 WORDS = [f"{key}={value}" for key, value in TINY.items()]
 
@@ -57,7 +59,10 @@ def test_evaluating_prints_classes_calibration_and_corruptions(vitascope, traine
         "calibration error",
         "temperature",
         "recall",
-        "noise (std, pixels 0 to 1)",
+        "most often predicted instead",
+        "Each cell: strength: accuracy.",
+        "noise (standard deviation; pixel values 0 to 1)",
+        "blur (standard deviation in pixels)",
         "contrast (fraction removed)",
         "level 4",
     ):
@@ -122,6 +127,13 @@ def test_runs_are_listed_compared_and_deleted(vitascope, trained) -> None:
     assert [item["seed"] for item in listed] == [1, 2] and listed[0]["test_accuracy"] is None
     vitascope("evaluate", listed[0]["run"], "--quick")
     listed = json.loads(vitascope("runs", "list", "--json").out)
+    again = vitascope("evaluate", listed[0]["run"], "--quick").out
+    assert "Evaluation 2 of this run" in again and "later test results are too optimistic" in again
+    assert "record uses the first evaluation with the same --views" in again
+    probe = _format_summary_cells(RunSummary(**listed[0] | {"uses_linear_probe": True}))
+    assert probe["validation accuracy"].endswith("% (probe)") and probe["test accuracy"].endswith("% (probe)")
+    for command in (("evaluate", listed[0]["run"]), ("predict", listed[0]["run"], "photos")):
+        assert "--views 6 adds the mirror image" in vitascope(*command, "--views", "6").err
     assert 0 <= listed[0]["test_accuracy"] <= 1 and listed[0]["finished"] and listed[0]["epochs_done"] == 1
     assert "2 runs in runs" in vitascope("runs", "list").out
     answer = vitascope("runs", "compare", listed[0]["run"], listed[1]["run"], "--out", "both.png")

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from dataclasses import fields
 
 import pytest
 from PIL import Image
@@ -171,13 +172,16 @@ def test_no_rate_is_suggested_if_the_loss_does_not_fall() -> None:
 
 def test_the_preview_says_how_images_are_mixed() -> None:
     from vitascope.cli.augmentation_preview import describe_augmentation
-    from vitascope.data.config import NO_AUGMENTATION, POLICIES
+    from vitascope.data.config import NO_AUGMENTATION, POLICIES, SETTING_TEXTS, AugmentConfig
 
     digits = describe_augmentation(None, [], POLICIES["digits"])
-    assert digits.startswith("with the default augmentation of this data (shift 1")
+    assert digits.startswith("with the default augmentation of this data (shift up to 1 pixel, rotation up to 6°")
     assert "With mixup, a version is a weighted average" in digits and "CutMix" not in digits
     photos = describe_augmentation(None, ["data.augment.flip=0"], POLICIES["cifar10"])
     assert "changed by data.augment.flip=0" in photos and "With CutMix, a rectangle" in photos
+    assert "shift up to 4 pixels" in photos and "crop of 20% to 100%" in AugmentConfig(crop_scale=(0.2, 1)).description
+    named = {item.name for item in fields(AugmentConfig)} - {"flip_mode", "shift_fill"}  # the others are numbers
+    assert named == SETTING_TEXTS.keys()
     assert "mixup" not in photos and photos.endswith("The labels are mixed in the same proportion.")
     assert describe_augmentation("digits-dino", [], NO_AUGMENTATION) == "as in recipe digits-dino (no augmentation)."
 

@@ -31,3 +31,4 @@ def test_a_description_counts_copies_in_train_and_val_and_under_different_labels
     assert "exact duplicates: 1 (with different labels: 1)" in text
     assert "also in the training split: 0; also in the validation split: 2" in text
     assert "(imbalanced: try data.balance=loss or sampling)" in text
+    assert "images per class: 1 to 4 (imbalanced" in text and "images per class: 1\n" in text

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from vitascope.draw.curves import draw_learning_curves, draw_run_comparison
 from vitascope.draw.evaluation import draw_confusion_matrix
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_image_tiles
@@ -80,3 +81,18 @@ def test_a_patch_without_details_has_its_colour_of_the_colour_bar(lowest) -> Non
         assert np.abs(difference).max() <= 6, f"{place}: {difference}"
     assert np.abs(look_up_map(7.5, 7.5) - look_up_map(5.5, 5.5)).max() > 20  # the detail shows through
     assert "Light and dark details inside a patch are the image" in figure.get_supxlabel().replace("\n", " ")
+
+
+def test_the_loss_axis_names_the_loss() -> None:
+    loss, accuracy = {"train": [(1, 1.0)], "validation": []}, {"train": [(1, 0.5)], "validation": [(1, 0.5)]}
+    labelled = {"loss": loss, "accuracy": accuracy}
+    mae = {"loss": loss, "accuracy": accuracy | {"k-nearest neighbours": [(1, 0.5)]}}
+    dino = mae | {"teacher": {"entropy": [(1, 1.0)]}}
+    axes = [draw_learning_curves(curves, "run").axes[0].get_ylabel() for curves in (labelled, mae, dino)]
+    assert axes == [
+        "cross-entropy",
+        "training loss:\nmean squared error of hidden patches",
+        "training loss:\ncross-entropy of teacher and student",
+    ]
+    compared = draw_run_comparison({"a": labelled, "b": mae}, "two runs").axes[0].get_ylabel()
+    assert compared == "cross-entropy\nor mean squared error of hidden patches"

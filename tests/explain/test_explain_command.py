@@ -15,7 +15,7 @@ from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_gallery
 from vitascope.explain.attribution import METHODS
-from vitascope.explain.model_figures import MAX_IMAGES, load_preprocessed_run_images
+from vitascope.explain.model_figures import MAX_IMAGES, _describe_count, load_preprocessed_run_images
 from vitascope.explain.subject import PatchPosition, TokenLayout, open_model_to_explain
 from vitascope.recipe.train import TrainConfig
 from vitascope.weights.model_info import make_imagenet_or_number_names
@@ -163,10 +163,15 @@ def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
         TokenLayout(1, 4, 4, reads_class_token=True), None
     )
     assert "Attention to the class and register tokens is not shown" in _format_attention_caption(registers, None)
+    assert "Uniform attention would be 0.0526." in _format_attention_caption(registers, None)
+    assert "(at least twice uniform attention), given at the end of the row" in _format_attention_caption(plain, None)
+    assert _describe_count(64, 90) == "the first 64 of 90" and _describe_count(64, 64) == "64"
     heat = torch.rand(4, 4)
     text = _format_explanation_caption("7", 0.5, {"rollout": heat, "relevance": heat, "occlusion": heat - 0.5})
     assert "Not specific to the class: rollout." in text
-    assert "In occlusion, red patches increase" in text and "In the others, yellow" in text
+    assert "blue patches decrease it: the probability (occlusion)." in text and "In the others, yellow" in text
+    signed = _format_explanation_caption("7", 0.5, {"integrated-gradients": heat - 0.5, "occlusion": heat - 0.5})
+    assert "the logit (integrated-gradients), the probability (occlusion)" in signed
     assert _format_explanation_caption("7", 0.5, {"relevance": heat}).endswith("own scale. Yellow is most important.")
 
 

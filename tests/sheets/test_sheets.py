@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from tests.study.test_study import fake
@@ -220,6 +221,16 @@ def test_every_experiment_of_a_sheet_has_a_number_and_a_title(tmp_path) -> None:
     assert experiments.format_title("few-drop_path_rate") == (
         "Experiment 10 of 11: a thousand images, without and with stochastic depth 0.1"
     )
+
+
+def test_the_screen_gives_the_number_of_images_of_each_fraction(tmp_path, capsys) -> None:
+    experiments = SheetExperiments(tmp_path, 1, True, Console(width=200))
+    design = parse_and_check_design("digits", ["data.fraction=0.1,0.5", "data.validation=0.2"], 1)
+    experiments._print_image_counts(design, torch.arange(1000) % 10)
+    assert capsys.readouterr().out.splitlines() == [
+        "data.fraction=0.1: 80 training images",
+        "data.fraction=0.5: 400 training images",
+    ]
 
 
 @pytest.mark.slow

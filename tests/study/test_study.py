@@ -519,8 +519,9 @@ def test_notes_and_captions_explain_only_what_is_shown() -> None:
         (True, True, True),
     ]
     assert [draw_figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
-        "Orange: Pareto front.",
-        "Orange: Pareto front. Bars: 95 % confidence interval of the mean (three seeds or more).",
+        "Orange: Pareto front, the settings that no other beats in both accuracy and cost.",
+        "Orange: Pareto front, the settings that no other beats in both accuracy and cost. "
+        "Bars: 95 % confidence interval of the mean (three seeds or more).",
     ]
     off = [f"data.augment.{name}=0" for name in ("shift", "rotate", "scale", "mixup")]
     for words, augmented in ((["model.depth=1,2"], True), (["model.depth=1,2", *off], False)):
@@ -541,10 +542,13 @@ def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_tes
     )
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
     assert even.compare_with_best(even.combinations[0]).verdict == "not testable"
-    assert build_results_table(even)[1][0][3] == "-1.00, no variation" and any(
-        line.startswith("No variation") for line in format_notes(even)
+    assert build_results_table(even)[1][0][3] == "-1.00, -1.00" and any(
+        line.startswith("Not testable") for line in format_notes(even)
     )
-    assert not any("o variation" in line for line in format_notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
+    assert even.timing_note.startswith("Times (") and even.format_timing_note("All other times").startswith("All other")
+    three = fake({"1": [0.5, 0.6, 0.7], "2": [0.51, 0.61, 0.71]})
+    assert build_results_table(three)[1][0][3] == "-1.00 in every seed"
+    assert not any("Not testable" in line for line in format_notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
     image = fake({"1": [61 / 90, 59 / 90], "2": [60 / 90, 58 / 90]})  # an image apart: equal but for rounding
     other = image.compare_with_best(image.combinations[1])
     assert other.ci_half_width > 0 and other.verdict == "not testable"
@@ -614,7 +618,7 @@ def test_runs_without_labels_are_compared_by_a_linear_probe_and_the_report_says_
         build_results_table(found)[0][2] == "validation linear probe accuracy"
         and "a linear probe measures the features" in format_notes(found)[0]
     )
-    assert draw_figures(found)["curves"].axes[0].get_ylabel() == "loss"
+    assert draw_figures(found)["curves"].axes[0].get_ylabel() == "mean squared error of hidden patches"
     assert not fake({"1": [0.5], "2": [0.6]}).uses_linear_probe
 
 

@@ -12,7 +12,12 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe
 from vitascope.training import progress
 from vitascope.training.loop import EpochRecord, StepProgress
-from vitascope.training.messages import describe_incomplete_batch, describe_teacher, make_curves_title
+from vitascope.training.messages import (
+    describe_incomplete_batch,
+    describe_teacher,
+    explain_worse_training_metrics,
+    make_curves_title,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,10 @@ def test_the_progress_line_shows_the_remaining_time(width) -> None:
     console = Console(file=output, force_terminal=True, width=width, color_system=None)
     list(progress.show_progress_and_yield_epochs(iter([EpochRecord(metrics)]), 300, 0, console))
     line = [line for line in output.getvalue().splitlines() if "epoch 100/300" in line][-1]
-    assert "epoch 100/300  loss 1.234  train" in line and ":" in line.split("left" if width == 80 else "remaining")[1]
+    assert (
+        f"epoch 100/300  {'train ' if width == 160 else ''}loss 1.234  train" in line
+        and ":" in line.split("left" if width == 80 else "remaining")[1]
+    )
 
 
 def test_images_left_out_of_each_epoch_are_reported() -> None:
@@ -87,3 +95,13 @@ def test_the_curves_name_distillation_and_class_weights() -> None:
     assert "label smoothing and distillation, so they can be worse than validation values" in title
     assert describe_teacher(recipe).startswith("Teacher: runs/teacher (")
     assert describe_teacher(read_recipe("digits", [])) is None
+
+
+def test_the_caption_and_the_screen_say_that_validation_uses_averaged_weights() -> None:
+    sentence = "Validation uses the averaged weights (EMA)"
+    plain = ["train.label_smoothing=0", "data.augment.mixup=0"]
+    for settings, uses_ema in (([], True), (["train.ema=0"], False), (plain, True), ([*plain, "train.ema=0"], False)):
+        recipe = read_recipe("digits", settings)
+        assert (sentence in make_curves_title(recipe)) == uses_ema
+        assert (f"{sentence}." in (explain_worse_training_metrics(recipe) or "")) == uses_ema
+    assert sentence in make_curves_title(read_recipe("cifar10-dino", ["train.ema=0"]))

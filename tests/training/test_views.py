@@ -132,6 +132,12 @@ def test_views_that_do_not_exist_or_that_a_run_never_saw_are_refused(views, augm
         check_views_match_training(replace(recipe, data=replace(recipe.data, augment=seen)), views)
 
 
+def test_a_command_line_error_names_the_option_that_was_typed() -> None:
+    recipe = read_recipe("digits")
+    with pytest.raises(UserError, match=r"--views 6 adds the mirror image.*Use --views 1"):
+        check_views_match_training(replace(recipe, data=replace(recipe.data, augment=AugmentConfig())), 6, "--views {}")
+
+
 def test_a_run_that_saw_mirrored_and_shifted_images_takes_all_views_which_all_have_words() -> None:
     recipe = read_recipe("cifar10")
     seen = replace(recipe, data=replace(recipe.data, augment=AugmentConfig(flip=0.5, shift=1)))

@@ -13,6 +13,7 @@ from vitascope.errors import UserError
 
 if TYPE_CHECKING:
     from vitascope.coursework.checker.report import FileReport
+    from vitascope.coursework.exercises import TaskPoints
 
 
 class CheckLimits(TypedDict):
@@ -160,7 +161,7 @@ def _print_grading_table(reports_by_path: "dict[Path, FileReport]", folder: Path
     for path, reports in reports_by_path.items():
         name = str(path.relative_to(folder))
         tasks = grade_sheet_e_code(reports.part_reports)
-        points = f"{sum(task.given for task in tasks)} of {sum(task.of for task in tasks)}" if path in graded else "–"
+        points = _format_points(tasks, {report.part for report in reports.part_reports}) if path in graded else "–"
         lines = [
             [report.name, report.part, "correct" if report.passed else report.verdict or ", ".join(report.mistakes)]
             for report in reports.part_reports
@@ -173,6 +174,13 @@ def _print_grading_table(reports_by_path: "dict[Path, FileReport]", folder: Path
     )
     if graded:
         print(UNCHECKED_POINTS_NOTE)
+
+
+def _format_points(tasks: "list[TaskPoints]", parts: set[str]) -> str:
+    """Return the points given, of those possible for the parts in the file, and of the whole sheet."""
+    given, possible = (sum(task.given for task in tasks), sum(task.of for task in tasks if task.part in parts))
+    total = sum(task.of for task in tasks)
+    return f"{given} of {possible}" + (f" (sheet E: {total})" if possible < total else "")
 
 
 @exercises.command("list")

@@ -13,6 +13,7 @@ from vitascope.cli.console import create_console, create_table, format_percent, 
 if TYPE_CHECKING:
     from vitascope.evaluation.report import Evaluation
     from vitascope.evaluation.robustness import RobustnessCurve
+    from vitascope.evaluation.trained import TrainedTransformer
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or runs/RECIPE for its newest run.")]
 ModelRef = Annotated[str, typer.Argument(metavar="RUN", help="A run, timm:NAME or a weights file.")]
@@ -55,6 +56,7 @@ def evaluate(
 
     reduction = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
     model = load_model_and_print_notes(run, best=best, device="auto", **reduction)
+    check_views_option(model, views)
     hint = "" if quick else "; --quick is faster"
     with Console(stderr=True).status(f"Evaluating. On a CPU this can take minutes{hint} …"):
         evaluation = model.evaluate(split, data=data, views=views, robust=not quick)
@@ -69,6 +71,14 @@ def evaluate(
     folder = write_evaluation_json_and_figures(evaluation)
     if not as_json:
         print(f"Figures and report.json: {folder}")
+
+
+def check_views_option(model: "TrainedTransformer", views: int) -> None:
+    """Reject --views that the run was not trained with, before the images are read."""
+    from vitascope.training.scoring import check_views_match_training
+
+    if views != 1:
+        check_views_match_training(model.run.recipe, views, "--views {}")
 
 
 def print_evaluation_summary(evaluation: "Evaluation") -> None:
@@ -98,8 +108,9 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
         print(evaluation.temperature_note)
     if evaluation.test_use_count and evaluation.test_use_count > 1:
         print(
-            f"Evaluation {evaluation.test_use_count} of this run on these test images. Only the first is free of "
-            "selection bias."
+            f"Evaluation {evaluation.test_use_count} of this run on these test images. If you change settings after "
+            "seeing a test result, later test results are too optimistic."
+            + (" vitascope record uses the first evaluation with the same --views." if data.is_run_data else "")
         )
 
 
@@ -109,7 +120,7 @@ def print_unreadable_files(file_names: list[str]) -> None:
 
 
 def _print_class_and_corruption_tables(evaluation: "Evaluation") -> None:
-    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most often confused with"]
+    columns = ["class", "images", "precision", "recall", "95 % CI of recall", "F1", "most often predicted instead"]
     rows = [
         [
             name,
@@ -146,6 +157,7 @@ def _print_robustness_table(robustness: "dict[str, RobustnessCurve]") -> None:
         ]
         for name, curve in robustness.items()
     ]
-    title = f"Accuracy on {first.images:,} corrupted images (strength: accuracy). Uncorrupted: {first.accuracy[0]:.1%}"
+    title = f"Accuracy on {first.images:,} corrupted images. Each cell: strength: accuracy. "
+    title += f"Uncorrupted: {first.accuracy[0]:.1%}"
     levels = [f"level {level}" for level in range(1, len(first.levels))]
     create_console().print(create_table(title, ["corruption", *levels], rows, right_aligned=levels))

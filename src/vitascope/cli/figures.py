@@ -145,7 +145,7 @@ def _draw_model_forward_pass(
     first = " (row 0 is the class token)" if config.class_token else ""
     text = (
         f"{image_description} is cut into patches. Each patch becomes a token{first}. The attention map shows the "
-        "first head of the first block: how much each token attends to every other. The output is a probability per "
+        "first head of the first block: how much each token attends to every token. The output is a probability per "
         f"class. {weights_note}"
     )
     image = raw_image[0].permute(1, 2, 0).squeeze(-1).numpy()
@@ -243,15 +243,18 @@ def measure_and_draw_attention_cost(config: ModelConfig, figure_path: Path, *, q
     counts = choose_token_counts(config.num_heads, device)
     costs = measure_attention_costs(config.num_heads, config.head_width, counts, device)
     fits = fit_exponents_by_implementation(costs)
-    figure = draw_attention_costs(costs, f"{config.num_heads} heads of width {config.head_width}")
+    model_description = f"{format_count(config.num_heads, 'head')} of width {config.head_width}"
+    figure = draw_attention_costs(costs, model_description)
     save_figure(figure, figure_path)
     if not quiet:
-        _print_cost_table(costs, fits)
+        _print_cost_table(costs, fits, model_description)
         print(f"Figure: {figure_path}")
     return {"costs": [asdict(cost) for cost in costs], "exponents": fits, "device": device, "picture": str(figure_path)}
 
 
-def _print_cost_table(costs: list[AttentionCost], fitted_exponents: dict[str, dict[str, float]]) -> None:
+def _print_cost_table(
+    costs: list[AttentionCost], fitted_exponents: dict[str, dict[str, float]], model_description: str
+) -> None:
     columns = ["tokens", *[f"{LABELS[name]}: {cost}" for name in IMPLEMENTATIONS for cost in ("time", "memory")]]
     rows = []
     for tokens in sorted({cost.tokens for cost in costs}):
@@ -263,7 +266,7 @@ def _print_cost_table(costs: list[AttentionCost], fitted_exponents: dict[str, di
     rows.append(["fitted growth", *fitted])
     create_console().print(
         create_table(
-            "Measured cost of attention on this machine (forward pass, batch size 1)",
+            f"Measured cost of attention on this machine ({model_description}, forward pass, batch size 1)",
             columns,
             rows,
             right_aligned=set(columns),

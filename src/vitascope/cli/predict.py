@@ -10,7 +10,14 @@ import typer
 from rich.console import Console
 
 from vitascope.cli.console import create_console, create_table, load_model_and_print_notes
-from vitascope.cli.evaluate import BestOption, ModelRef, RunPath, ViewsOption, print_unreadable_files
+from vitascope.cli.evaluate import (
+    BestOption,
+    ModelRef,
+    RunPath,
+    ViewsOption,
+    check_views_option,
+    print_unreadable_files,
+)
 from vitascope.errors import UserError, format_count
 
 
@@ -31,6 +38,7 @@ def predict(
         raise UserError("Choose one of --json and --csv.")
 
     model = load_model_and_print_notes(run, device="auto")
+    check_views_option(model, views)
     predictions = model.predict(images, views=views)
     print_unreadable_files(predictions.unreadable_files)
     if as_json:

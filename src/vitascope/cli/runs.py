@@ -43,24 +43,27 @@ def list_runs(runs: RunsFolder = Path("runs"), as_json: JsonOption = False) -> N
     rows = [[cells_of_run[column] for column in columns] for cells_of_run in cells]
     title = f"{format_count(len(rows), 'run')} in {runs}"
     console.print(create_table(title, columns, rows, right_aligned=set(columns[2:]), never_wrapped={"data"}))
-    if any(summary.uses_linear_probe and summary.val_accuracy is not None for summary in summaries):
-        print("(probe): trained without labels, so a linear probe measures the validation accuracy.")
+    if any("(probe)" in text for row in rows for text in row):
+        print("(probe): trained without labels, so a linear probe measures the accuracy.")
 
 
 def _format_summary_cells(summary: "RunSummary") -> dict[str, str]:
     """Return column -> text for one run."""
-    validation_accuracy = format_percent(summary.val_accuracy, 2)
-    if summary.uses_linear_probe and summary.val_accuracy is not None:
-        validation_accuracy += " (probe)"
     return {
         "run": summary.run,
         "data": summary.data,
         "parameters": abbreviate_count(summary.parameters),
         "epochs": str(summary.epochs) if summary.finished else f"{summary.epochs_done} of {summary.epochs}",
         "time": format_duration(summary.seconds) if summary.seconds else "–",
-        "validation accuracy": validation_accuracy,
-        "test accuracy": format_percent(summary.test_accuracy, 2),
+        "validation accuracy": _format_accuracy(summary.val_accuracy, summary),
+        "test accuracy": _format_accuracy(summary.test_accuracy, summary),
     }
+
+
+def _format_accuracy(accuracy: float | None, summary: "RunSummary") -> str:
+    """Return the accuracy in percent; "(probe)" marks that of a linear probe."""
+    is_probe = summary.uses_linear_probe and accuracy is not None
+    return format_percent(accuracy, 2) + (" (probe)" if is_probe else "")
 
 
 @app.command()
@@ -144,12 +147,16 @@ def record(
         write_record_per_machine,
     )
     from vitascope.run.directory import open_run_or_newest
+    from vitascope.training.scoring import check_views_match_training
 
     check_record_name(name)
-    new_record = evaluate_and_make_record([open_run_or_newest(run) for run in runs], name, views=views, commit=commit)
+    opened_runs = [open_run_or_newest(run) for run in runs]
+    check_views_match_training(opened_runs[0].recipe, views, "--views {}")
+    new_record = evaluate_and_make_record(opened_runs, name, views=views, commit=commit)
     path = write_record_per_machine(new_record, results)
     seeds = format_count(len(new_record.seeds), "seed")
-    print(f"{name}: {format_mean_test_accuracy(new_record)} over {seeds}, {new_record.machine_name}: {path}")
+    probe = " (probe)" if new_record.settings["train.objective"] != "classify" else ""
+    print(f"{name}: {format_mean_test_accuracy(new_record)}{probe} over {seeds}, {new_record.machine_name}: {path}")
     if new_record.commit is None:
         print("The runs have no Git commit. Add one with --commit.")
     elif new_record.commit.endswith("+changes"):

@@ -29,11 +29,12 @@ SHEET_E_PARTS = {"self-attention-2d", "feed-forward", "transformer-block", "patc
 
 
 class TaskPoints(NamedTuple):
-    """A task of sheet E, the points given, and the points possible."""
+    """A task of sheet E, the points given, the points possible, and the part that it needs."""
 
     what: str
     given: int
     of: int
+    part: str
 
 
 def write_new_exercise_file(exercise_name: str, output_path: Path | None = None) -> Path:
@@ -54,20 +55,29 @@ def grade_sheet_e_code(reports: list[CheckReport]) -> list[TaskPoints]:
     attention, vit = best.get("self-attention-2d"), best.get("vit")
     is_written_out = attention is not None and not any("fused" in note for note in attention.notes)
     return [
-        TaskPoints("SelfAttention2d: all layers are present", int(_ran_without_missing_layers(attention)), 1),
+        TaskPoints(
+            "SelfAttention2d: all layers are present",
+            int(_ran_without_missing_layers(attention)),
+            1,
+            "self-attention-2d",
+        ),
         TaskPoints(
             "SelfAttention2d: correct with one head",
             3 * int(is_written_out and _has_passed_check(attention, "one head")),
             3,
+            "self-attention-2d",
         ),
         TaskPoints(
-            "SelfAttention2d: correct with several heads", 2 * int(is_written_out and _is_correct(attention)), 2
+            "SelfAttention2d: correct with several heads",
+            2 * int(is_written_out and _is_correct(attention)),
+            2,
+            "self-attention-2d",
         ),
-        TaskPoints("feed-forward layer", int(_is_correct(best.get("feed-forward"))), 1),
-        TaskPoints("transformer block", 2 * int(_is_correct(best.get("transformer-block"))), 2),
-        TaskPoints("VisionTransformer: all layers are present", 2 * int(_ran_without_missing_layers(vit)), 2),
-        TaskPoints("VisionTransformer: patchify", 2 * int(_is_correct(best.get("patchify"))), 2),
-        TaskPoints("VisionTransformer: forward", int(_is_correct(vit)), 1),
+        TaskPoints("feed-forward layer", int(_is_correct(best.get("feed-forward"))), 1, "feed-forward"),
+        TaskPoints("transformer block", 2 * int(_is_correct(best.get("transformer-block"))), 2, "transformer-block"),
+        TaskPoints("VisionTransformer: all layers are present", 2 * int(_ran_without_missing_layers(vit)), 2, "vit"),
+        TaskPoints("VisionTransformer: patchify", 2 * int(_is_correct(best.get("patchify"))), 2, "patchify"),
+        TaskPoints("VisionTransformer: forward", int(_is_correct(vit)), 1, "vit"),
     ]
 
 

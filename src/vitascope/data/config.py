@@ -10,6 +10,26 @@ FINGERPRINT_MODES = ("names", "contents")
 FILL_MODES = ("zero", "reflect")
 NO_CROP = (1.0, 1.0)
 FLIP_MODES = ("random", "alternating")
+SETTING_TEXTS = {  # setting of AugmentConfig -> text with its unit
+    "flip": "flip with probability {:g}",
+    "shift": "shift up to {:g} pixels",
+    "crop_scale": "crop of {:.0%} to {:.0%} of the area",
+    "rotate": "rotation up to {:g}°",
+    "scale": "zoom by 1 ± {:g}",
+    "brightness": "brightness × (1 ± {:g})",
+    "contrast": "contrast × (1 ± {:g})",
+    "saturation": "saturation × (1 ± {:g})",
+    "hue": "hue shift up to {:g} of the colour circle",
+    "grayscale": "grayscale with probability {:g}",
+    "solarize": "solarization with probability {:g}",
+    "randaugment": "{:g} RandAugment operations",
+    "magnitude": "RandAugment magnitude {:g} of 30",
+    "erase": "random erasing with probability {:g}",
+    "erase_area": "erased area up to {:.0%} of the image",
+    "mixup": "mixup with Beta parameter {:g}",
+    "cutmix": "CutMix with Beta parameter {:g}",
+    "mix_prob": "images mixed with probability {:g}",
+}
 
 
 @skip_beartype
@@ -74,11 +94,13 @@ class AugmentConfig:
 
     @property
     def description(self) -> str:
-        """The settings that change an image, as text: "flip 0.5, shift 4"."""
-        return ", ".join(
-            f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value[0]:g} to {value[1]:g}"
-            for name, value in self.active_settings.items()
-        )
+        """The settings that change an image, as text: "flip probability 0.5, shift up to 4 pixels"."""
+        texts = []
+        for name, value in self.active_settings.items():
+            values = (value,) if isinstance(value, int | float) else value
+            text = SETTING_TEXTS[name].format(*values)
+            texts.append(text.removesuffix("s") if text.endswith(" 1 pixels") else text)
+        return ", ".join(texts)
 
     def fill_missing_from(self, policy: "AugmentConfig") -> "AugmentConfig":
         """Return these settings, with missing ones taken from the policy."""

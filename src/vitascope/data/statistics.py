@@ -77,11 +77,12 @@ class DataSummary:
         lines = [f"{self.name}: {len(self.classes)} classes ({class_names})"]
         for split_name, split in self.splits.items():
             counts = list(split.per_class.values())
+            count_range = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
             imbalance = "" if max(counts) < 1.5 * min(counts) else " (imbalanced: try data.balance=loss or sampling)"
             lines += [
                 f"{split_name}: {split.images:,} images, {split.height}×{split.width}, "
                 f"{format_count(split.channels, 'channel')}",
-                f"  images per class: {min(counts):,} to {max(counts):,}{imbalance}",
+                f"  images per class: {count_range}{imbalance}",
                 f"  pixel values (0 to 1): mean {_format_values(split.mean)}, std {_format_values(split.std)}",
                 f"  exact duplicates: {self._format_duplicates(split_name)}",
             ]

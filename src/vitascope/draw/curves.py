@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from vitascope.draw import COLOURS
+from vitascope.draw import COLOURS, LOSS_NAMES
 from vitascope.draw.style import (
     add_caption,
     choose_colours,
@@ -20,7 +20,7 @@ from vitascope.draw.style import (
 
 CurvePoints = list[tuple[float, float]]  # epoch, value
 LearningCurves = dict[str, dict[str, CurvePoints]]  # metric -> split -> points
-METRIC_UNITS = {"loss": "cross-entropy", "accuracy": "accuracy in %", "teacher": "nats"}
+METRIC_UNITS = {"loss": LOSS_NAMES["classify"], "accuracy": "accuracy in %", "teacher": "nats"}
 METRIC_TITLES = {"teacher": "teacher distribution"}
 SUPERVISED_CAPTION = "Training values are averaged over the epoch; validation values are measured at its end."
 SELF_SUPERVISED_CAPTION = (
@@ -45,11 +45,17 @@ def draw_learning_curves(curves: LearningCurves, title: str) -> Figure:
             panel.legend(frameon=False)
         format_epoch_panel(panel, metric)
     if without_labels:
-        panels[0].set_ylabel("loss")
+        panels[0].set_ylabel(f"training loss:\n{_get_loss_name(curves)}")
     text = SELF_SUPERVISED_CAPTION if without_labels else SUPERVISED_CAPTION
     title = f"{title}. " if title else ""
     add_caption(figure, f"{title}{text}{TEACHER_CAPTION if 'teacher' in curves else ''}")
     return figure
+
+
+def _get_loss_name(curves: LearningCurves) -> str:
+    """Return what the training loss is. Training without labels has k-NN curves, and DINO a teacher."""
+    without_labels = "k-nearest neighbours" in curves["accuracy"]
+    return LOSS_NAMES["dino" if "teacher" in curves else "mae" if without_labels else "classify"]
 
 
 def draw_metric_line(panel: Axes, metric: str, points: CurvePoints, **line_style: Any) -> None:
@@ -84,6 +90,8 @@ def draw_run_comparison(curves_by_run: dict[str, LearningCurves], caption_text: 
                     markersize=4,
                 )
         format_epoch_panel(panel, metric)
+    loss_names = dict.fromkeys(_get_loss_name(curves) for curves in curves_by_run.values())
+    panels[0].set_ylabel("\nor ".join(loss_names))
     lines = [
         Line2D([], [], color=colour, label=escape_mathtext(name))
         for colour, name in zip(cycle(COLOURS), curves_by_run, strict=False)

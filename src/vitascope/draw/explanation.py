@@ -177,10 +177,10 @@ def draw_attention_heads(
             if head == 0:
                 panel.set_ylabel(escape_mathtext(block_and_head_names[0][block]), fontsize=8)
         panels[block][-1].annotate(
-            f"{top:.3f}", (1.08, 0.5), xycoords="axes fraction", fontsize=8, va="center", annotation_clip=False
+            f"scale to {top:.3f}", (1.08, 0.5), xycoords="axes fraction", fontsize=8, va="center", annotation_clip=False
         )
     bar = right.colorbar(ScalarMappable(cmap=SEQUENTIAL), ax=panels, shrink=0.6, pad=0.09, aspect=40)
-    bar.set_ticks([0, 1], labels=["0", "end of the\nblock's scale"], fontsize=8)
+    bar.set_ticks([0, 1], labels=["0", "end of the\nrow's scale"], fontsize=8)
     add_caption(figure, caption_text)
     return figure
 
@@ -219,7 +219,10 @@ def draw_forward_pass(
     set_labels(panels[1], "2  patches", f"grid of {grid_shape[0]}×{grid_shape[1]} patches", "")
     draw_patch_borders(panels[1], grid_shape, (height / grid_shape[0], width / grid_shape[1]), line_width=1.5)
     limit = float(np.abs(tokens).max())
-    panels[2].imshow(tokens, cmap=DIVERGING, aspect="auto", vmin=-limit, vmax=limit, interpolation="nearest")
+    token_map = panels[2].imshow(
+        tokens, cmap=DIVERGING, aspect="auto", vmin=-limit, vmax=limit, interpolation="nearest"
+    )
+    figure.colorbar(token_map, ax=panels[2], shrink=0.8)
     set_labels(panels[2], "3  tokens", f"{tokens.shape[1]} features", f"{tokens.shape[0]} tokens")
     # The scale ends at least at twice uniform attention, so that noise does not look like structure.
     max_attention = max(float(attention_map.max()), 2 / len(attention_map))

@@ -57,7 +57,7 @@ def draw_seed_curve_bands(
         format_epoch_panel(panel, metric)
         panel.set_ylabel(metric_units[metric])
         if first > 1:
-            panel.set_title("second half, enlarged", fontsize=11, fontweight="bold")
+            panel.set_title(f"{metric}, second half, enlarged", fontsize=11, fontweight="bold")
     names = [
         Line2D([], [], color=colour, label=escape_mathtext(shorten_name(name, 40)))
         for colour, name in zip(colours, curves_by_combination, strict=True)
@@ -107,6 +107,7 @@ def draw_accuracy_heatmap(
     accuracies: Sequence[Sequence[float]] | NDArray,
     axis_labels: tuple[str, str],
     caption_text: str,
+    score_name: str = "accuracy",
 ) -> Figure:
     """Draw the accuracies (fractions, row × column) as a heat map in percent. `axis_labels`: of rows, of columns."""
     figure, [panel] = create_figure(1, width=2.4 + 0.9 * len(column_labels), height=1.9 + 0.7 * len(row_labels))
@@ -114,7 +115,7 @@ def draw_accuracy_heatmap(
         figure,
         panel,
         100 * np.asarray(accuracies, dtype=float),
-        title="accuracy in %",
+        title=f"{score_name} in %",
         x_label=axis_labels[1],
         y_label=axis_labels[0],
         colormap=SEQUENTIAL,

@@ -184,7 +184,7 @@ def _draw_worst_errors(evaluation: Evaluation) -> Figure:
     ]
     captions = [
         f"true: {_shorten_name(error.label)} ({error.probability_of_label:.1%})\n"
-        f"predicted: {_shorten_name(error.said)} ({error.probability:.0%})"
+        f"predicted: {_shorten_name(error.said)} ({error.probability:.1%})"
         + (f"\n{_shorten_name(Path(error.file).name)}" if error.file else "")
         for error in evaluation.worst_errors
     ]

@@ -67,13 +67,16 @@ class Corruption:
 
 CORRUPTIONS = {
     "noise": Corruption(
-        add_gaussian_noise, (0.05, 0.1, 0.15, 0.2), "noise standard deviation (pixels 0 to 1)", "std, pixels 0 to 1"
+        add_gaussian_noise,
+        (0.05, 0.1, 0.15, 0.2),
+        "noise standard deviation (pixel values 0 to 1)",
+        "standard deviation; pixel values 0 to 1",
     ),
     "blur": Corruption(
         apply_gaussian_blur,
         (0.5, 1.0, 1.5, 2.0),
         "blur standard deviation in pixels",
-        "std, pixels",
+        "standard deviation in pixels",
         levels_in_pixels=True,
     ),
     "shift": Corruption(

@@ -199,7 +199,8 @@ DESCRIPTIONS = {
     "rollout-max": "rollout with the maximum over heads; the smallest 90 % of each attention row are set to 0",
     "gradient": "gradient-weighted attention: attention × gradient of the logit, positive part, last block",
     "relevance": "attention × gradient of the logit, positive part, through all blocks (Chefer et al. 2021)",
-    "integrated-gradients": "pixels × gradient of the logit, averaged from grey to the image (Sundararajan 2017)",
+    "integrated-gradients": "(image − grey) × mean gradient of the logit on the path from grey to the image "
+    "(Sundararajan 2017)",
     "occlusion": "drop in the class's probability if the patch is made grey",
     "random": "baseline: a random order of the patches",
 }

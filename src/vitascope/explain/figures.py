@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitascope.draw.explanation import draw_attention_heads, draw_deletion_and_insertion, draw_heat_maps_over_image
 from vitascope.draw.style import save_figure
-from vitascope.errors import UserError, format_count
+from vitascope.errors import UserError
 from vitascope.evaluation.prediction import LoadedImages
 from vitascope.explain.attribution import (
     CLASS_INDEPENDENT,
@@ -220,8 +220,8 @@ def _write_logit_lens_figures(
         text = (
             f"Logit lens: the probability of '{subject.classes[target]}' if the classifier reads only this patch's "
             f"token. Before block 1, a token holds only its {describe_initial_tokens(inputs.model)}, because attention "
-            "comes later. "
-            "Early blocks were not trained to predict. Each panel has its own scale."
+            "comes later. The classifier was trained only on the last block's output, so earlier panels are rough. "
+            "Each panel has its own scale."
         )
         files += save_png_and_svg(
             draw_heat_maps_over_image(image, grids, name, text, num_columns=5), output_folder / f"lens-{name}"
@@ -232,8 +232,9 @@ def _write_logit_lens_figures(
 def _measure_and_draw_faithfulness(
     curves_by_method: dict[str, FaithfulnessCurves], num_images: int, output_folder: Path
 ) -> list[Path]:
+    images_text = "One image" if num_images == 1 else f"Mean over {num_images} images"
     text = (
-        f"Mean over {format_count(num_images, 'image')}. Left: patches are made grey, most important first. "
+        f"{images_text}. Left: patches are made grey, most important first. "
         "Right: patches of a blurred image are restored in the same order. For a faithful method, both "
         "curves change faster than for a random order."
     )
@@ -255,7 +256,8 @@ def _format_explanation_caption(target_class: str, probability: float, heatmaps:
         text += f" Not specific to the class: {', '.join(class_independent)}."
     signed = [method for method, heatmap in heatmaps.items() if heatmap.min() < 0]
     if signed:
-        text += f" In {' and '.join(signed)}, red patches increase the score of the class, blue patches decrease it."
+        scores = [f"the {'probability' if method == 'occlusion' else 'logit'} ({method})" for method in signed]
+        text += f" Red patches increase the class's score, blue patches decrease it: {', '.join(scores)}."
     if len(signed) < len(heatmaps):
         text += " In the others, yellow is most important." if signed else " Yellow is most important."
     return text
@@ -272,8 +274,9 @@ def _format_attention_caption(layout: TokenLayout, query_patch: PatchPosition | 
         subject_text = "Attention each patch receives, averaged over all query patches"
     prefix_text = f" Attention to the {layout.prefix_name} is not shown." if layout.num_prefix_tokens else ""
     return (
-        f"{subject_text}, by block and head. Each block has its own scale, from 0 to the number at the end of its row. "
-        f"Uniform attention would be {1 / (layout.num_prefix_tokens + layout.num_patches):.3f}.{prefix_text}"
+        f"{subject_text}, by block and head. Each block has its own scale, from 0 to its largest "
+        "value (at least twice uniform attention), given at the end of the row. "
+        f"Uniform attention would be {1 / (layout.num_prefix_tokens + layout.num_patches):.3g}.{prefix_text}"
     )
 
 

@@ -83,7 +83,7 @@ def write_model_statistics(
     make_folder(output_folder)
     model, layout, images = subject.model, get_token_layout(subject.model), images[:MAX_IMAGES]
     statistics = compute_head_and_block_statistics(subject, images)
-    images_text = f"{len(statistics.features)} {images_description} images"
+    images_text = f"{_describe_count(len(statistics.features), len(images))} {images_description} images"
     text = (
         f"Averages over {images_text}. Each dot is one head. Block 0: the tokens before the first block. Attention "
         "distance: mean distance from a patch to the patches it attends to. Attention entropy: low is focused, high is "
@@ -122,6 +122,11 @@ def _describe_similarity(layout: TokenLayout) -> str:
     if layout.reads_class_token:
         text += " Before block 1, the class token is equal for all images, so its similarity is undefined (empty)."
     return f"{text} Near 1: the blocks in between change little."
+
+
+def _describe_count(num_used: int, num_given: int) -> str:
+    """Only whole batches are used, so some images at the end may be left out."""
+    return f"the first {num_used} of {num_given}" if num_used < num_given else str(num_used)
 
 
 class RunImages(NamedTuple):
@@ -206,7 +211,7 @@ def _write_feature_pca_figure(
         "The first three principal components of the patch features, shown as red, green and blue. Patches with equal "
         "colours have similar features. "
         f"Before block 1: {model_statistics.describe_initial_tokens(subject.model)}. "
-        "Colours in different rows cannot be compared."
+        "Colours in different rows cannot be compared. A selection of blocks."
     )
     return save_png_and_svg(draw_gallery(rows, names, [""] * len(shown), text), output_folder / "probes-colours")
 

@@ -31,7 +31,10 @@ CAPTION = (
     "Forward pass of attention alone, batch 1, float32. Explicit attention stores the attention maps. The fused kernel "
     "computes the same result without storing them."
 )
-THEORY = "In theory, time grows with tokens². Memory grows with tokens² (explicit) or with tokens (fused)."
+THEORY = (
+    "In theory, time grows with tokens². Memory grows with tokens² (explicit) or with tokens (fused). Times vary when "
+    "other programs run; repeat on an idle machine."
+)
 
 
 @dataclass(frozen=True)

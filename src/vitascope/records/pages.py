@@ -129,6 +129,16 @@ TRACK_DESCRIPTIONS = {
 }
 
 
+TRACK_NAMES = {
+    "pure": "pure ViT",
+    "tokenizer": "ViT with another tokenizer",
+    "ssl": "ViT pretrained without labels",
+    "staged": "ViT trained in stages",
+    "teacher": "distilled ViT",
+    "pretrained": "ViT with pretrained weights",
+}
+
+
 def format_model_card(record: Record, record_file_name: str) -> str:
     """Return the card as Markdown; every number is from the record."""
     return (
@@ -150,8 +160,9 @@ def format_model_card(record: Record, record_file_name: str) -> str:
 def _format_summary(record: Record) -> str:
     no_other_data = "" if record.track in ("pretrained", "teacher") else " No other data was used."
     return (
-        f"A vision transformer with {record.params:,} parameters and {record.tokens} tokens ({record.track} track). It "
-        f"classifies {record.data} images into {len(record.recall)} classes. {TRACK_DESCRIPTIONS[record.track]} "
+        f"A vision transformer with {record.params:,} parameters and {record.tokens} tokens "
+        f"({TRACK_NAMES[record.track]}). It classifies {record.data} images into {len(record.recall)} classes. "
+        f"{TRACK_DESCRIPTIONS[record.track]} "
         f"{record.training_images:,} images; {record.images_seen:,} images seen in total.{no_other_data}"
     )
 
@@ -166,7 +177,7 @@ def _format_results(record: Record) -> str:
         "top-5": (f"{100 * accuracy:.2f} %" for accuracy in record.top5),
         "calibration error (15 bins)": (f"{100 * error:.1f} %" for error in record.ece),
         "seconds": (f"{seconds:.1f}" for seconds in record.seconds),
-        "cold": (f"{seconds:.1f}" for seconds in record.cold_seconds),
+        "seconds with set-up": (f"{seconds:.1f}" for seconds in record.cold_seconds),
         "evaluation on the test set": map(str, record.openings),
     }
     wall_note = ""
@@ -182,18 +193,19 @@ def _format_results(record: Record) -> str:
         f"{VIEW_DESCRIPTIONS[record.views]}).\n\n"
         f"{format_markdown_table(list(columns), rows)}\n\n"
         f"Classes with the lowest recall: {lowest}. Seconds: from the images on the "
-        "device to the last test logits. Cold: including compilation and CUDA graph recording. Evaluation 1 is the "
-        f"first evaluation of that run on the test set.{wall_note}"
+        "device to the last test logits, without set-up. Set-up: compilation and CUDA graph recording. Evaluation 1 is "
+        f"the first evaluation of that run on the test set.{wall_note}"
     )
 
 
 def _format_intended_use(record: Record) -> str:
     size = record.settings["model.img_size"]
+    shape = "×".join(map(str, size if isinstance(size, list) else [size, size]))
     return (
-        f"For learning, teaching and as a baseline on {record.data}. The model was trained only on {record.data} at "
-        f"{size} pixels. It has no *none of these* class: on other images it still predicts one of its classes, often "
-        "with high confidence. Its probabilities are not calibrated: see the calibration error above. Not for "
-        "decisions about people."
+        f"For learning, teaching and as a baseline on {record.data}. The model was trained only on {record.data} "
+        f"images of {shape} pixels. It has no *none of these* class: on other images it still predicts one of its "
+        "classes, often with high confidence. Its probabilities are not calibrated: see the calibration error above. "
+        "Not for decisions about people."
     )
 
 

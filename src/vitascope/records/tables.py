@@ -67,7 +67,17 @@ def format_records_table(results_folder: Path, record_names: list[str]) -> str:
     """Format one row per record and machine, with a wall-clock column if any record has that time."""
     rows, records = [], read_named_or_all_records(results_folder, record_names)
     accuracy = f"test accuracy ({describe_mean_format(len(record.seeds) for _, record in records)})"
-    head = ["record", "parameters", "tokens", "images seen", "views", "seeds", accuracy, "seconds", "cold"]
+    head = [
+        "record",
+        "parameters",
+        "tokens",
+        "images seen",
+        "views",
+        "seeds",
+        accuracy,
+        "seconds",
+        "seconds with set-up",
+    ]
     has_wall = any(record.known_wall_seconds for _, record in records)
     for path, record in records:
         rows.append(
@@ -116,7 +126,13 @@ def format_targets_table(results_folder: Path, target_specs: list[str]) -> str:
                 "yes" if reached else "no",
             ]
         )
-    head = ["record", "target", f"test accuracy ({describe_mean_format(counts)})", "seconds (slowest seed)", "cold"]
+    head = [
+        "record",
+        "target",
+        f"test accuracy ({describe_mean_format(counts)})",
+        "seconds (slowest seed)",
+        "with set-up",
+    ]
     return format_markdown_table([*head, *(["wall clock"] if has_wall else []), "seeds", "reached"], rows)
 
 
@@ -132,12 +148,16 @@ def format_result_sentence(results_folder: Path, record_names: list[str]) -> str
         f"{format_mean_test_accuracy(record)} test accuracy on {record.data} "
         f"({_format_seeds_and_interval(record)}, last epoch, "
         f"{record.training_images:,} training images, {format_count(record.views, 'view')}) in "
-        f"{format_seconds_range(record.seconds)} s{' (compiled)' if record.hardware.get('compiled') else ''}, "
-        f"{format_seconds_range([max(record.cold_seconds)])} s cold, "
+        f"{format_seconds_range(record.seconds)} s "
+        f"({format_seconds_range([max(record.cold_seconds)])} s with {_describe_set_up(record)}), "
         f"{f'{format_longest_wall_seconds(record)} s wall clock, ' if record.known_wall_seconds else ''}"
         f"{record.machine_name}"
         for _, record in read_named_or_all_records(results_folder, record_names)
     )
+
+
+def _describe_set_up(record: Record) -> str:
+    return "compilation and set-up" if record.hardware.get("compiled") else "set-up"
 
 
 def _format_seeds_and_interval(record: Record) -> str:

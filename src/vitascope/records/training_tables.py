@@ -35,7 +35,7 @@ def format_pretrained_vs_scratch_table(results_folder: Path, record_names: list[
         lines.append([data, arm, grid, gflops, epochs, seeds, first_epoch, accuracy, *times])
     head = ["data", "start", "grid", "GFLOPs per image", "epochs", "seeds", "training accuracy, first epoch"]
     mean_format = describe_mean_format(map(len, groups.values()))
-    return format_markdown_table([*head, f"accuracy ({mean_format})", "seconds", "cold"], lines)
+    return format_markdown_table([*head, f"accuracy ({mean_format})", "seconds", "seconds with set-up"], lines)
 
 
 def format_small_data_ablation_table(results_folder: Path, record_names: list[str]) -> str:

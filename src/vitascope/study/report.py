@@ -7,6 +7,7 @@ from typing import NamedTuple, get_args
 from matplotlib.figure import Figure
 
 from vitascope.data.config import resolve_augmentation
+from vitascope.draw import LOSS_NAMES
 from vitascope.draw.curves import METRIC_UNITS
 from vitascope.draw.html import encode_figure_as_html, make_html_page, make_html_table
 from vitascope.draw.study import (
@@ -70,8 +71,8 @@ def build_results_table(results: StudyResults) -> ResultsTable:
         "verdict",
         "training accuracy",
         "parameters",
-        "FLOPs",
-        "seconds",
+        "FLOPs per image",
+        "training seconds",
     ]
     rows = []
     for cell in results.combinations:
@@ -108,7 +109,7 @@ def format_notes(results: StudyResults) -> list[str]:
     ]
     differences = [results.compare_with_best(cell) for cell in results.combinations]
     if any(difference is not None and difference.has_no_spread for difference in differences):
-        lines.append("No variation: the difference is equal in all seeds, so its significance cannot be tested.")
+        lines.append("Not testable: the difference is equal in all seeds, so its significance cannot be tested.")
     if results.timing_note:
         lines.append(results.timing_note)
     if results.num_unfinished:
@@ -170,7 +171,7 @@ def _draw_accuracy_by_cost(results: StudyResults) -> Figure:
             )
             for cell, draw_interval in zip(results.combinations, has_interval, strict=True)
         ]
-    caption = "Orange: Pareto front."
+    caption = "Orange: Pareto front, the settings that no other beats in both accuracy and cost."
     if any(has_interval):
         caption += " Bars: 95 % confidence interval of the mean (three seeds or more)."
     return draw_pareto_fronts(points, caption)
@@ -181,15 +182,12 @@ def draw_study_curves(results: StudyResults, labels: dict[str, str] | None = Non
     best = sorted(results.combinations, key=lambda cell: -cell.mean_accuracy)[:MAX_CURVES]
     shown = [cell for cell in results.combinations if cell in best]
     num_seeds = max(len(cell.results) for cell in shown)
-    caption = (
-        "Lines: means over seeds. Bands: lowest to highest seed, validation images." if num_seeds > 1 else "One seed."
-    )
+    caption = "Lines: means over seeds. Bands: range over seeds (validation)." if num_seeds > 1 else "One seed."
     caption += f" Training values are averages during the epoch{_format_augmentation_clause(results.design, shown)}."
     if len(shown) < len(results.combinations):
         caption += f" The best {MAX_CURVES} of {len(results.combinations)} combinations are shown."
-    units = METRIC_UNITS | (
-        {"loss": "loss", "accuracy": "linear probe accuracy in %"} if results.uses_linear_probe else {}
-    )
+    units = METRIC_UNITS | ({"accuracy": "linear probe accuracy in %"} if results.uses_linear_probe else {})
+    units["loss"] = "\nor ".join(LOSS_NAMES[objective] for objective in sorted(results.design.objectives))
     curves = {(labels or {}).get(cell.name, cell.name): _collect_curves_by_name(cell) for cell in shown}
     return draw_seed_curve_bands(curves, caption, units)
 
@@ -261,15 +259,21 @@ def _draw_accuracy_grid(results: StudyResults) -> Figure:
     }
     grid = [[accuracies.get((row, column), float("nan")) for column in column_values] for row in row_values]
     one_seed = max(len(cell.results) for cell in results.combinations) == 1
-    caption = "One seed." if one_seed else "Means over seeds. The table shows which differences are significant."
+    caption = (
+        "One seed."
+        if one_seed
+        else "Means over seeds. For the significance of the differences, see the table in report.html."
+    )
     if len(accuracies) < len(row_values) * len(column_values):
         caption += " White, –: no result, because the run failed or has not finished."
-    return draw_accuracy_heatmap(row_values, column_values, grid, (row_setting, column_setting), caption)
+    return draw_accuracy_heatmap(
+        row_values, column_values, grid, (row_setting, column_setting), caption, results.design.score_name
+    )
 
 
 def _format_difference(difference: PairedDifference) -> str:
     return (
-        f"{100 * difference.mean_difference:+.2f}, no variation"
-        if difference.has_no_spread
+        f"{100 * difference.mean_difference:+.2f} in every seed"
+        if difference.has_no_spread and len(difference.differences) >= MIN_SEEDS_FOR_INTERVAL
         else difference.format_with_interval(100)
     )

@@ -211,11 +211,15 @@ class StudyResults:
     @property
     def timing_note(self) -> str:
         """How the seconds were measured; empty without runs."""
+        return self.format_timing_note("Times")
+
+    def format_timing_note(self, subject: str) -> str:
+        """Say how the seconds were measured. `subject`: the first words, such as "Times"."""
         runs = [run for cell in self.combinations for run in cell.results.values()]
         if not runs:
             return ""
         max_batched = max(run["together"] for run in runs)
-        note = f"Times ({', '.join(self.machine_names)}) exclude the start-up time of the first epoch."
+        note = f"{subject} ({', '.join(self.machine_names)}) exclude the start-up time of the first epoch."
         if len({run["compiled"] for run in runs}) > 1:
             names = [cell.name for cell in self.combinations if any(run["compiled"] for run in cell.results.values())]
             note += f" These runs were compiled, which shortens their epochs: {'; '.join(names)}."

@@ -4,11 +4,13 @@ from pathlib import Path
 
 from vitascope.data.sources.folder import image_file_has_colour, read_image_size
 from vitascope.data.splits import TrainingData
+from vitascope.draw import LOSS_NAMES
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe, format_value
 from vitascope.run.directory import Run
 
+EMA_NOTE = "Validation uses the averaged weights (EMA)"
 MAX_LEFT_OUT_FRACTION = 0.05  # of the images of an epoch: more are reported
 
 
@@ -55,17 +57,18 @@ def describe_teacher(recipe: Recipe) -> str | None:
 
 def make_curves_title(recipe: Recipe) -> str:
     """Return the caption's first words for curves.png: recipe, seed, and what the training values include."""
-    terms = ["class weights (data.balance=loss)"] if recipe.data.balance == "loss" else []
-    notes = [f"Training loss includes {' and '.join(terms)}"] if terms else []
+    notes = ["Training loss includes class weights (data.balance=loss)"] if recipe.data.balance == "loss" else []
+    notes += [EMA_NOTE] if recipe.train.objective == "dino" else []
     notes += [note.rstrip(".")] if (note := explain_worse_training_metrics(recipe)) else []
     return ". ".join([f"{recipe.name}, seed {recipe.train.seed}", *notes])
 
 
 def explain_worse_training_metrics(recipe: Recipe) -> str | None:
-    """Explain why training loss and accuracy can be worse than on validation images; None if there is no reason."""
+    """Explain why training and validation values differ: augmentation, losses, EMA. None if there is no reason."""
     train, augment = recipe.train, recipe.data.augment
     if train.objective != "classify":
         return None
+    ema_note = f"{EMA_NOTE}." if train.ema else None
     mixes = [name for name, value in (("mixup", augment.mixup), ("CutMix", augment.cutmix)) if value]
     mixing = ("mixup", "cutmix", "mix_prob")
     names = ["augmentation"] if any(name not in mixing for name in augment.active_settings) else []
@@ -73,9 +76,10 @@ def explain_worse_training_metrics(recipe: Recipe) -> str | None:
     names += ["label smoothing"] if train.label_smoothing else []
     names += ["distillation"] if train.distill else []
     if not names:
-        return None
+        return ema_note
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f"Training values include {listed}, so they can be worse than validation values."
+    note = f"Training values include {listed}, so they can be worse than validation values."
+    return f"{note} {ema_note}" if ema_note else note
 
 
 def format_training_summary(run: Run, data: TrainingData, *, suggest_evaluation: bool = True) -> str:
@@ -85,6 +89,8 @@ def format_training_summary(run: Run, data: TrainingData, *, suggest_evaluation:
         return f"{run.path} has no metrics."
     last, seconds = rows[-1], sum(row["seconds"] for row in rows)
     text = f"{format_count(last['epoch'], 'epoch')} in {seconds:.1f} s, training loss {last['train_loss']:.3f}"
+    objective = run.recipe.train.objective
+    text += "" if objective == "classify" else f" ({LOSS_NAMES[objective]})"
     if "val_accuracy" in last and data.validation is not None:
         metric = "validation accuracy" if "train_accuracy" in last else "linear-probe validation accuracy"
         text += f", {metric} {last['val_accuracy']:.2%} ({format_count(len(data.validation), 'image')}, last epoch)"

@@ -100,12 +100,13 @@ def _print_throttled_epoch_lines(
 
 
 def format_epoch_line(metrics: dict[str, float], num_epochs: int, *, short: bool = False) -> str:
-    """Return for example 'epoch 3/20  loss 1.234  train acc 56.7%  val acc 55.1%  12,345 images/s'.
+    """Return for example 'epoch 3/20  train loss 1.234  train acc 56.7%  val acc 55.1%  12,345 images/s'.
 
     Without labels, the accuracies are those of k-NN and a linear probe. `short`: shorter labels, without the speed."""
     labels = dict(SHORT_ACCURACY_LABELS if short else ACCURACY_LABELS)
     if "train_accuracy" not in metrics:
         labels["val_accuracy"] = "probe" if short else "linear probe"
-    text = f"epoch {metrics['epoch']:>{len(str(num_epochs))}}/{num_epochs}  loss {metrics['train_loss']:.3f}"
+    loss_label = "loss" if short else "train loss"
+    text = f"epoch {metrics['epoch']:>{len(str(num_epochs))}}/{num_epochs}  {loss_label} {metrics['train_loss']:.3f}"
     text += "".join(f"  {label} {metrics[name]:.1%}" for name, label in labels.items() if name in metrics)
     return text if short else f"{text}  {metrics['images_per_second']:,.0f} images/s"

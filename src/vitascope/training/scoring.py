@@ -127,21 +127,25 @@ VIEW_DESCRIPTIONS = {
 }
 
 
-def check_views_match_training(recipe: Recipe, num_views: int) -> None:
-    """Raise an error for an unknown number of views, and for views that the run was not trained with."""
+def check_views_match_training(recipe: Recipe, num_views: int, views_format: str = "views={}") -> None:
+    """Raise an error for an unknown number of views, and for views that the run was not trained with. `views_format`:
+    how the user writes the number, such as "--views {}"."""
+    views_text = views_format.format(num_views)
     if num_views not in VIEWS:
         raise UserError(
-            f"views={num_views} is not available. Choose 1 (the image), 2 (also its mirror image), 6 or 10 (also "
+            f"{views_text} is not available. Choose 1 (the image), 2 (also its mirror image), 6 or 10 (also "
             "shifted by one pixel)."
         )
     augment = recipe.data.augment
     if not augment.flip and any(view.mirrored for view in VIEWS[num_views]):
         raise UserError(
-            f"views={num_views} adds the mirror image, but this run was trained with data.augment.flip=0. Use views=1."
+            f"{views_text} adds the mirror image, but this run was trained with data.augment.flip=0. "
+            f"Use {views_format.format(1)}."
         )
     if not augment.shift and any(view.shift != NO_SHIFT for view in VIEWS[num_views]):
         raise UserError(
-            f"views={num_views} adds shifted images, but this run was trained with data.augment.shift=0. Use views=2."
+            f"{views_text} adds shifted images, but this run was trained with data.augment.shift=0. "
+            f"Use {views_format.format(2)}."
         )
 
 

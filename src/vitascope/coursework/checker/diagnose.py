@@ -98,7 +98,7 @@ def run_checks_and_fill_report(
         report.first_difference = FirstDifference(check="layers", index=None, expected=layer, got="none")
     else:
         report.first_difference = find_first_required_case_difference(runner, mistake_free)
-        report.example = find_and_format_smallest_failure(runner, mistake_free)
+        report.example = find_and_format_smallest_failure(runner, mistake_free, diagnosis)
     first = next(case for case in checker.list_cases() if case.required)
     user_result, reference_result = (
         runner.run_user_code(convention, first),

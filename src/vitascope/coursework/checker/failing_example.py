@@ -1,11 +1,17 @@
 """Find the first value that differs from the reference, and format a small failing example for the report."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from vitascope.coursework.checker.comparison import CachedRunner, Diagnosis
+from vitascope.coursework.checker.comparison import (
+    TOLERANCE,
+    CachedRunner,
+    Diagnosis,
+    results_match_or_both_fail,
+)
 from vitascope.coursework.checker.part_checker import Case
 from vitascope.coursework.checker.report import FirstDifference
 from vitascope.errors import shorten_error_message
@@ -59,12 +65,11 @@ def convert_to_number_or_text(scalar: Tensor) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def find_and_format_smallest_failure(runner: CachedRunner, mistake_free: Diagnosis) -> list[str]:
+def find_and_format_smallest_failure(
+    runner: CachedRunner, mistake_free: Diagnosis, diagnosis: Diagnosis | None = None
+) -> list[str]:
     """Return the lines that show the smallest failing case: its inputs, the expected and the actual result."""
-    by_size = sorted(runner.checker.list_cases(), key=lambda case: sum(case.sizes.values()))
-    for case in [*runner.checker.list_tiny_cases(), *by_size]:
-        if not find_first_difference_in_case(runner, mistake_free, case):
-            continue
+    for case in _list_failing_cases(runner, mistake_free, diagnosis)[:1]:
         checker, convention = runner.checker, mistake_free.convention
         user_result, reference_result = (
             runner.run_user_code(convention, case),
@@ -95,6 +100,30 @@ def find_and_format_smallest_failure(runner: CachedRunner, mistake_free: Diagnos
             f"got      {got}",
         ]
     return []
+
+
+def _list_failing_cases(runner: CachedRunner, mistake_free: Diagnosis, diagnosis: Diagnosis | None) -> list[Case]:
+    """Return the cases that fail, smallest first; if possible, only those in which every mistake has an effect."""
+    by_size = sorted(runner.checker.list_cases(), key=lambda case: sum(case.sizes.values()))
+    failing = [
+        case
+        for case in [*runner.checker.list_tiny_cases(), *by_size]
+        if find_first_difference_in_case(runner, mistake_free, case)
+    ]
+    showing_all = [case for case in failing if diagnosis is not None and _shows_every_mistake(runner, diagnosis, case)]
+    return showing_all or failing
+
+
+def _shows_every_mistake(runner: CachedRunner, diagnosis: Diagnosis, case: Case) -> bool:
+    """Return whether the result changes if any one of the mistakes is corrected. Width 1 hides a missing scale."""
+    wrong_result = runner.run_reference(diagnosis.convention, case, diagnosis.options)
+    for mistake in diagnosis.simulated_mistakes:
+        others = tuple(other for other in diagnosis.simulated_mistakes if other is not mistake)
+        options = replace(diagnosis, simulated_mistakes=others).options
+        result = runner.run_reference(diagnosis.convention, case, options)
+        if results_match_or_both_fail(wrong_result, result, TOLERANCE[runner.checker.dtype]):
+            return False
+    return True
 
 
 def format_shortened_tensor(tensor: Tensor) -> str:

@@ -68,7 +68,7 @@ def _add_accuracy_table(
         ],
         [
             f"time to 94.61 % in one run of {num_epochs} epochs, including start-up",
-            "",
+            "not reported",
             f"{time_alone} (one seed)",
             "not run",
         ],
@@ -96,7 +96,7 @@ def _add_conclusions(report: SheetReport, results: StudyResults, alone: Combinat
     learning rate over the first tenth of a run: {num_epochs // 10} epochs instead of {time.num_epochs // 10}."""
     sooner = sooner if time_alone.epochs and time.epochs and time_alone.epochs[0] < min(time.epochs) else ""
     overfitting = _describe_overfitting_if_any(many, many_small)
-    report.add_text(f"{patches} {likely} {overfitting} {sooner} {results.timing_note}")
+    report.add_text(f"{patches} {likely} {overfitting} {sooner} {results.format_timing_note('All other times')}")
     report.measurements |= {"accuracy": many.accuracies, "accuracy_few": few.accuracies}
     report.measurements |= {"accuracy_small": many_small.accuracies, "accuracy_few_small": few_small.accuracies}
     report.measurements |= {
@@ -145,7 +145,8 @@ def _add_attention_map_and_questions(report: SheetReport, run: Run) -> None:
         {tokens} values: one row per query, one column per key, the class token first. Every row sums to 1 (within
         {float((maps.sum(1) - 1).abs().max()):.0e}). A token's weight on itself is {self_attention.mean():.3f} on
         average; uniform
-        attention would give {1 / tokens:.3f}. In {strongest} of {tokens} rows this weight is the largest. Whether a
+        attention would give {1 / tokens:.3f}. In {strongest} of {tokens} rows the token's own
+        weight is the largest. Whether a
         token attends to itself is learnt, not built in."""
     )
     sizes = {"width": model.embed_dim, "root": model.embed_dim**0.5, "tokens": tokens, "edges": tokens**2}

@@ -11,7 +11,9 @@ from typing import Any, cast
 
 from rich.console import Console
 
+from vitascope.data.dataset import Labels
 from vitascope.data.open_data import open_data_source
+from vitascope.data.splits import draw_stratified_subset_indices, split_train_validation_indices
 from vitascope.errors import UserError
 from vitascope.recipe.schema import find_non_default_settings, hash_values
 from vitascope.run.directory import Run
@@ -71,7 +73,10 @@ class SheetExperiments:
         )
         self._print_design(study_name, design)
         first = design.build_recipe(design.combinations[0], design.seeds[0])
-        open_data_source(first.data, first.model.image_shape, first.model.in_chans)  # reports missing data once
+        source = open_data_source(
+            first.data, first.model.image_shape, first.model.in_chans
+        )  # reports missing data once
+        self._print_image_counts(design, source.load_split("train").labels)
         folder = self.folder / study_name
         make_folder(folder, OTHER_FOLDER_HINT)
         queue = TrialQueue(design, make_sqlite_storage_url(folder), study_name, OTHER_FOLDER_HINT)
@@ -90,6 +95,17 @@ class SheetExperiments:
     def _print_design(self, study_name: str, design: Design) -> None:
         varied = "".join(f" {key}={','.join(values)}" for key, values in design.values_by_setting.items())
         self.print_line(f"{self.format_title(study_name)}. {design.size_text}{':' if varied else ''}{varied}")
+
+    def _print_image_counts(self, design: Design, train_labels: Labels) -> None:
+        """Print the number of training images for each data.fraction, if it is varied."""
+        for fraction in design.values_by_setting.get("data.fraction", []):
+            settings = {key: values[0] for key, values in design.values_by_setting.items()} | {
+                "data.fraction": fraction
+            }
+            data, seed = design.build_recipe(settings, design.seeds[0]).data, design.seeds[0]
+            labels = train_labels[split_train_validation_indices(train_labels, data.validation, seed).train]
+            count = len(draw_stratified_subset_indices(labels, data.fraction, seed))
+            self.print_line(f"data.fraction={fraction}: {count:,} training images")
 
     def _check_complete(self, study_name: str, results: StudyResults) -> None:
         """Reject a study with failed or unfinished runs."""

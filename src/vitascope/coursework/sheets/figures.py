@@ -48,7 +48,7 @@ def plot_sinusoidal_positions(position_and_feature_counts: list[tuple[int, int]]
     add_caption(
         figure,
         "Sinusoidal positions: even features are sines, odd features are cosines. The frequency falls from pair to "
-        "pair, so every position has a unique column. A longer sequence adds columns.",
+        "pair. Together the values identify each position.",
     )
     return figure
 

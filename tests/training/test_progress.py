@@ -80,7 +80,10 @@ def complete(name: str, *overrides: str) -> Recipe:
 def test_the_curves_name_only_what_changes_the_training_values() -> None:
     title = make_curves_title(complete("digits"))
     names = "augmentation, mixup and label smoothing"
-    assert title == f"digits, seed 0. Training values include {names}, so they can be worse than validation values"
+    assert title == (
+        f"digits, seed 0. Training values include {names}, so they can be worse than validation values. "
+        "Validation uses the averaged weights (EMA)"
+    )
     off = [f"data.augment.{name}=0" for name in ("mixup", "shift", "rotate", "scale")]
     assert make_curves_title(complete("digits", *off, "train.label_smoothing=0")) == "digits, seed 0"
     curves = {"loss": {"train": [(1.0, 2.0)]}, "accuracy": {"train": [(1.0, 1.0)]}}

@@ -85,7 +85,7 @@ def test_the_curves_name_only_what_changes_the_training_values() -> None:
         "Validation uses the averaged weights (EMA)"
     )
     off = [f"data.augment.{name}=0" for name in ("mixup", "shift", "rotate", "scale")]
-    assert make_curves_title(complete("digits", *off, "train.label_smoothing=0")) == "digits, seed 0"
+    assert make_curves_title(complete("digits", *off, "train.label_smoothing=0", "train.ema=0")) == "digits, seed 0"
     curves = {"loss": {"train": [(1.0, 2.0)]}, "accuracy": {"train": [(1.0, 1.0)]}}
     caption = draw_learning_curves(curves, title).get_supxlabel()
     assert "CutMix" not in caption and names in caption.replace("\n", " ")

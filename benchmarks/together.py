@@ -44,10 +44,10 @@ def measure_batched_models(num_models: int, compiled: bool, args: argparse.Names
     cold_seconds = time.perf_counter() - start
     times = []
     for epoch in (1, 2):
-        batched._load_epoch(epoch)  # random draws are made before the steps
+        batched.start_epoch(epoch)  # random draws are made before the steps
         start = time.perf_counter()
         for _ in range(batched.steps_per_epoch):
-            batched.cuda_graph.replay() if batched.cuda_graph else batched._run_step()
+            batched.run_next_step()
         batched.metric_sums.tolist()
         times.append(time.perf_counter() - start)
     images = num_models * batched.steps_per_epoch * batched.batch_size

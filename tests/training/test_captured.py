@@ -1,5 +1,6 @@
 """The recorded step against its twin, the plain one: the same tables, counters and undoing, without a GPU."""
 
+from inspect import signature
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from tests.training.test_runs import build_state_and_run
 from tests.training.tiny import EVERYTHING
 from vitascope import UserError
+from vitascope.training.engines import Engine
+from vitascope.training.engines.batched import BatchedTraining
 from vitascope.training.engines.cuda_graph import WARM_UP_STEPS, CudaGraphEngine
 from vitascope.training.engines.eager import EagerEngine
 from vitascope.training.step import MetricSums
@@ -83,3 +86,13 @@ def test_every_stage_has_its_recorded_step(tmp_path) -> None:
     """Two epochs on some patches, two on all."""
     settings = EVERYTHING | QUIET | {"train.epochs": 4, "train.patch_share": 0.5}
     check_recorded_as_plain(tmp_path, epochs=4, **settings)
+
+
+def test_all_engines_have_the_same_interface() -> None:
+    """The training loop, benchmarks and batched runs call nothing else."""
+    names = {name for name in vars(Engine) if not name.startswith("_")}
+    assert names == {"start_epoch", "run_next_step", "reset_step_counters", "close"}
+    for engine_type in (EagerEngine, CudaGraphEngine, BatchedTraining):
+        for name in names:
+            expected, found = (list(signature(getattr(owner, name)).parameters) for owner in (Engine, engine_type))
+            assert found == expected, (engine_type, name)

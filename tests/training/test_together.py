@@ -92,7 +92,7 @@ def test_warm_up_steps_do_not_change_the_state(tmp_path) -> None:
         BatchedTraining([build_float64_state(tmp_path, **variant, **overrides) for overrides in PER_RUN_SETTINGS])
         for _ in range(2)
     )
-    warm._load_epoch(0)
+    warm.start_epoch(0)
     with warm._restore_state_on_exit():
         for _ in range(WARM_UP_STEPS):
             warm._run_warm_up_step()

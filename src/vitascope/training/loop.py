@@ -14,7 +14,8 @@ from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, Checkpoint, save_checkpoint, save_weights
 from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder
-from vitascope.training.engines.eager import Engine, make_engine
+from vitascope.training.engines import Engine
+from vitascope.training.engines.eager import make_engine
 from vitascope.training.objectives.collapse import Alarm
 from vitascope.training.optim.build import set_train_mode_except_frozen
 from vitascope.training.optim.schedule import compute_lr_factor

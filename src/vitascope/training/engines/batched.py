@@ -38,7 +38,7 @@ MAX_SCORED_TOKENS = 2**20  # tokens of all models in one batch of validation ima
 
 
 class BatchedTraining:
-    """Several states trained as one. `copy_weights_to_states` copies each model's weights into its state."""
+    """An engine for several states, trained as one. `copy_weights_to_states` copies each model's weights into its state."""
 
     def __init__(self, states: list[TrainState]) -> None:
         check_batchable([state.recipe for state in states])
@@ -107,11 +107,17 @@ class BatchedTraining:
 
     def train_epoch(self, epoch: int) -> LossAndAccuracy:
         """Train all models for one epoch. Return the mean loss and accuracy of each model."""
-        self._load_epoch(epoch)
-        self.metric_sums.zero_()
+        self.start_epoch(epoch)
         for _ in range(self.steps_per_epoch):
-            self.cuda_graph.replay() if self.cuda_graph else self._run_step()
+            self.run_next_step()
         return LossAndAccuracy(*(self.metric_sums / self.steps_per_epoch))
+
+    def run_next_step(self) -> None:
+        self.cuda_graph.replay() if self.cuda_graph else self._run_step()
+
+    def reset_step_counters(self) -> None:
+        self.step_in_epoch.zero_()
+        self.step_in_run.zero_()
 
     def close(self) -> None:
         self.planner.close()
@@ -154,7 +160,7 @@ class BatchedTraining:
         parts = zip(self.param_names, weight_table.split(self.param_sizes, dim=1), self.param_shapes, strict=True)
         return {name: part.unflatten(1, shape) for name, part, shape in parts}
 
-    def _load_epoch(self, epoch: int) -> None:
+    def start_epoch(self, epoch: int) -> None:
         """Copy the epoch's plan into the tensors that the CUDA graph reads. Start to draw the next epoch's plan."""
         order, draws = self.planner.get_plan(epoch)
         if self.image_order is None:
@@ -167,6 +173,7 @@ class BatchedTraining:
             self._capture_cuda_graph()
         self.step_in_epoch.zero_()
         self.step_in_run.fill_(epoch * self.steps_per_epoch)
+        self.metric_sums.zero_()
 
     def _make_epoch_plan(self, epoch: int) -> EpochPlan:
         """Return the plans of all models in one, step × model × image (…)."""

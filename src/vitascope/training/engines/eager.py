@@ -1,34 +1,13 @@
 """Run training steps one operation after the other; choose between this and a CUDA graph."""
 
-from typing import Protocol
-
 from vitascope.data.sampling import select_step_draws
+from vitascope.training.engines import Engine
 from vitascope.training.engines.cuda_graph import CudaGraphEngine
 from vitascope.training.loader import EpochPlan, Loader
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
 from vitascope.training.state import TrainState
 from vitascope.training.step import MetricSums, train_step
-
-
-class Engine(Protocol):
-    """Runs the training steps of an epoch."""
-
-    def start_epoch(self, epoch: int) -> None:
-        """Load the plan of an epoch and set the sums of the metrics to 0."""
-        ...
-
-    def run_next_step(self) -> None:
-        """Train on the next batch of the epoch. The host does not wait for the device."""
-        ...
-
-    def reset_step_counters(self) -> None:
-        """Go back to the first step of the epoch, to measure the same steps again. Images must be on the device."""
-        ...
-
-    def close(self) -> None:
-        """End the threads that load data."""
-        ...
 
 
 class EagerEngine:

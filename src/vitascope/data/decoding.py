@@ -111,6 +111,7 @@ class DecodeWorker:
         # -P: the folder of this script is not searched for modules, because some have names of the standard library.
         command = [sys.executable, "-P", __file__]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # the same Pillow as in this process
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=2**20
         )

@@ -173,7 +173,7 @@ def test_unreadable_images_are_reported_and_skipped_or_an_error_when_strict(tmp_
     data = open_source(tmp_path)
     assert len(data.load_split("train")) == 2
     assert sorted(Path(name).name for name in data.skipped_paths) == ["empty.jpg", "torn.png"]
-    with pytest.raises(UserError, match=r"torn.png cannot be read .*In all, 2 image\(s\) cannot be read"):
+    with pytest.raises(UserError, match=r"torn.png cannot be read .*In all, 2 images cannot be read"):
         open_source(tmp_path, strict=True).load_split("train")
 
 

@@ -199,7 +199,12 @@ def stopped_by_hand(*_) -> None:
 
 
 def test_a_stage_holds_the_same_images_back_and_has_no_stage_of_its_own(tmp_path) -> None:
-    stage = make_first_stage_recipe(read_recipe("cifar10-ssl", ["data.validation=0.3", "train.seed=9"]))
+    stage = make_first_stage_recipe(
+        read_recipe(
+            "cifar10-ssl", ["data.validation=0.3", "train.seed=9", "data.memory=2", "data.fingerprint=contents"]
+        )
+    )
+    assert (stage.data.memory, stage.data.fingerprint) == (2, "contents")
     assert stage.train.objective == "dino" and stage.data.validation == 0.3 and stage.train.seed == 9
     third = tmp_path / "third.yaml"
     third.write_text("weights: recipe:cifar10-ssl\n")

@@ -129,6 +129,8 @@ def make_first_stage_recipe(recipe: Recipe) -> Recipe:
         download=later.download,
         validation=later.validation,
         strict=later.strict,
+        memory=later.memory,
+        fingerprint=later.fingerprint,
     )
     train = replace(first.train, seed=recipe.train.seed, device=recipe.train.device)
     return replace(first, data=data, train=train)

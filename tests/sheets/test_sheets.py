@@ -58,7 +58,7 @@ def test_a_quick_report_does_not_take_a_full_ones_place(tmp_path) -> None:
 
 def test_sheet_b_corrects_the_shapes(tmp_path) -> None:
     report = make_report("B", tmp_path)
-    b._add_attention_shapes_section(report)
+    b._seed_and_add_attention_shape_tables(report)
     text = get_report_text(report)
     assert "softmax(Kᵀ Q / √768): 6 × 6" in text and "V · map: 768 × 6" in text
     for shape in ("1 × 12 × 5 × 5", "1 × 5 × 12 × 64"):

@@ -26,7 +26,13 @@ from vitascope.records.ablation import compute_ci_half_width
 from vitascope.study import workers
 from vitascope.study.design import Range, parse_and_check_design, split_at_outer_commas
 from vitascope.study.queue import TrialQueue
-from vitascope.study.report import build_results_table, draw_figures, draw_study_curves, format_notes, write_report
+from vitascope.study.report import (
+    build_results_table,
+    draw_figures,
+    draw_study_curves,
+    format_notes,
+    write_html_markdown_and_json_report,
+)
 from vitascope.study.results import StudyResults, collect_results
 from vitascope.study.storage import hide_password, make_sqlite_storage_url
 from vitascope.study.workers import run_trials
@@ -142,7 +148,7 @@ def test_a_study_can_become_smaller_and_overrides_may_change_their_order(tmp_pat
     assert len(queue.trials) == 4
     trial = queue.take_trial()
     assert trial.seeds == [1]
-    queue.finish_trial(trial, 0.5)
+    queue.mark_trial_finished(trial, 0.5)
     assert len(TrialQueue(large, make_sqlite_storage_url(tmp_path), "study").trials) == 8
 
 
@@ -166,7 +172,7 @@ def test_a_requeued_trial_of_a_search_keeps_its_suggested_settings(tmp_path) -> 
     first = queue.take_trial()
     queue.requeue_trial(first)
     again = [queue.take_trial() for _ in range(2)][-1]
-    queue.finish_trial(again, 0.5)
+    queue.mark_trial_finished(again, 0.5)
     assert again.settings == first.settings
     assert queue.optuna_study.get_trials()[again.optuna_trial.number].params == first.optuna_trial.params != {}
 
@@ -181,14 +187,14 @@ def test_an_interruption_while_a_batch_is_reported_loses_no_result(tmp_path, mon
 
 def test_a_result_that_the_storage_rejects_is_reported_and_the_others_are_stored(tmp_path, monkeypatch) -> None:
     design = parse_and_check_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
-    queue, real = TrialQueue(design, make_sqlite_storage_url(tmp_path), "study"), TrialQueue.finish_trial
+    queue, real = TrialQueue(design, make_sqlite_storage_url(tmp_path), "study"), TrialQueue.mark_trial_finished
 
     def finish(self, trial, value):
         if trial.settings["train.lr"] == "2e-3":
             raise OSError("the server is away")
         real(self, trial, value)
 
-    monkeypatch.setattr(TrialQueue, "finish_trial", finish)
+    monkeypatch.setattr(TrialQueue, "mark_trial_finished", finish)
     told = list(run_trials(queue, tmp_path, max_runs_per_batch=3))
     assert [one.failure_reason for one in told] == [None, "OSError: the server is away", None]
 
@@ -588,7 +594,7 @@ def test_the_report_has_all_results_in_markdown_and_in_one_page(tmp_path) -> Non
         for place, cell in enumerate(design.combinations)
         for seed in (1, 2)
     ]
-    page = write_report(collect_results(design, trials), tmp_path)
+    page = write_html_markdown_and_json_report(collect_results(design, trials), tmp_path)
     text, html = (tmp_path / "report.md").read_text(), page.read_text()
     assert "| 2 | 32 | 2 | 53.10, 53.20 % |" in text and "![grid](grid.png)" in text and "±" not in text
     assert html.count("data:image/png;base64") == 4 and 'src="http' not in html and "curves.png" not in html

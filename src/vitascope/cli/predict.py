@@ -15,7 +15,7 @@ from vitascope.cli.evaluate import (
     ModelRef,
     RunPath,
     ViewsOption,
-    check_views_option,
+    check_views_option_matches_training,
     print_unreadable_files,
 )
 from vitascope.errors import UserError, format_count
@@ -38,7 +38,7 @@ def predict(
         raise UserError("Choose one of --json and --csv.")
 
     model = load_model_and_print_notes(run, device="auto")
-    check_views_option(model, views)
+    check_views_option_matches_training(model, views)
     predictions = model.predict(images, views=views)
     print_unreadable_files(predictions.unreadable_files)
     if as_json:

@@ -38,7 +38,7 @@ class ResultsTable(NamedTuple):
     rows: list[list[str]]
 
 
-def write_report(results: StudyResults, folder: Path) -> Path:
+def write_html_markdown_and_json_report(results: StudyResults, folder: Path) -> Path:
     """Write report.html (with the figures), report.md (with links to the PNG files) and answer.json (the numbers).
     Return the path of report.html."""
     make_folder(folder)

@@ -82,19 +82,19 @@ def run_trials(
 def _run_single_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) -> TrialOutcome:
     accuracy, failure_reason = None, None
     try:
-        with queue.heartbeat(trial):
+        with queue.send_heartbeats_while_open(trial):
             accuracy = _train_and_score_trial(queue, trial, study_folder)
-        queue.finish_trial(trial, accuracy)
+        queue.mark_trial_finished(trial, accuracy)
     except TrialPrunedError:
         failure_reason = "stopped early: worse than the other combinations at this epoch"
-        queue.prune_trial(trial)
+        queue.mark_trial_pruned(trial)
     except KeyboardInterrupt:
         queue.requeue_trial(trial)
         raise
     except Exception as error:  # any training error: the other trials continue
         failure_reason = _format_error(error)
-        queue.fail_trial(trial, failure_reason)
-    return _make_outcome(queue, trial, TrialScore(accuracy, failure_reason))
+        queue.mark_trial_failed_if_possible(trial, failure_reason)
+    return _build_trial_outcome(queue, trial, TrialScore(accuracy, failure_reason))
 
 
 def _take_batchable_trials(queue: TrialQueue, trial: StudyTrial, max_runs_per_batch: int | None) -> list[StudyTrial]:
@@ -126,7 +126,7 @@ def _run_batched_or_requeue_trials(
     try:
         with ExitStack() as stack:
             for trial in trials:
-                stack.enter_context(queue.heartbeat(trial))
+                stack.enter_context(queue.send_heartbeats_while_open(trial))
             try:
                 runs = train_batched_runs(recipes, study_folder / "runs")
             except Exception as error:  # any training error: the trials are run one at a time
@@ -148,11 +148,11 @@ def _run_batched_or_requeue_trials(
         for trial, result in zip(trials, results, strict=True)
     ]
     for trial, score in zip(trials, scores, strict=True):
-        yield _make_outcome(queue, trial, score)
+        yield _build_trial_outcome(queue, trial, score)
     return None
 
 
-def _make_outcome(queue: TrialQueue, trial: StudyTrial, score: TrialScore) -> TrialOutcome:
+def _build_trial_outcome(queue: TrialQueue, trial: StudyTrial, score: TrialScore) -> TrialOutcome:
     return TrialOutcome(
         trial.optuna_trial.number,
         trial.settings,
@@ -170,12 +170,12 @@ def _store_batched_result_or_failure(
     try:
         if not isinstance(result_or_error, Exception):
             trial.set_attribute("results", {str(trial.seeds[0]): result_or_error | {"beside": num_other_workers}})
-            queue.finish_trial(trial, result_or_error["accuracy"])
+            queue.mark_trial_finished(trial, result_or_error["accuracy"])
             return TrialScore(result_or_error["accuracy"], None)
     except Exception as error:  # the storage is unreachable, or another worker has the trial
         result_or_error = error
     failure_reason = _format_error(result_or_error)
-    queue.fail_trial(trial, failure_reason)
+    queue.mark_trial_failed_if_possible(trial, failure_reason)
     return TrialScore(None, failure_reason)
 
 

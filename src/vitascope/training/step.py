@@ -66,11 +66,11 @@ def train_step(
         state.scaler.scale(next(iter(metrics.values()))).backward()
         metric_sums.add({name: value.detach() for name, value in metrics.items()}, step)
     objective.adjust_gradients(schedule)
-    update_weights_and_ema(state, schedule)
+    clip_gradients_and_update_weights_and_ema(state, schedule)
     objective.update_teacher(schedule)
 
 
-def update_weights_and_ema(state: TrainState, schedule: ScheduleValues) -> None:
+def clip_gradients_and_update_weights_and_ema(state: TrainState, schedule: ScheduleValues) -> None:
     """Clip the gradients, update the weights and then their moving average."""
     fp16 = state.scaler.is_enabled()
     for optimizer in state.optimizers:

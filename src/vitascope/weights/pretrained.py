@@ -138,7 +138,7 @@ def build_pretrained_from_state_dict(
         renamed.weights, renamed.library, name, requested_size=requested_size, **settings
     )
     info, dropped = (
-        complete_model_info_with_defaults(config, metadata, assumptions),
+        complete_model_info_and_add_assumptions(config, metadata, assumptions),
         [*(extra_dropped or []), *renamed.dropped_names],
     )
     return PretrainedModel(
@@ -146,7 +146,7 @@ def build_pretrained_from_state_dict(
     )
 
 
-def complete_model_info_with_defaults(
+def complete_model_info_and_add_assumptions(
     config: ModelConfig, metadata: WeightsMetadata, assumptions: list[str]
 ) -> ModelInfo:
     """Combine settings and metadata. Default normalisation and class names are appended to `assumptions`."""

@@ -24,7 +24,7 @@ SINGLE_RUN_QUICK_OVERRIDES = ["model.patch_size=14", "data.validation=0.1", "dat
 QUICK_OVERRIDES = [*PATCH_SIZES, "data.validation=0.1", "data.fraction=0.0186,0.05", "train.epochs=8"]
 
 
-def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet A's studies and fill the report."""
     overrides = QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES
     results = experiments.run_study(

@@ -29,9 +29,9 @@ SMALL_MODEL_OVERRIDES += ["train.batch_size=64", "train.lr=1e-3"]
 QUICK_OVERRIDES = ["train.epochs=1,3,5", *SMALL_MODEL_OVERRIDES]
 
 
-def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet B's studies and fill the report."""
-    _add_attention_shapes_section(report)
+    _seed_and_add_attention_shape_tables(report)
     results = experiments.run_study(
         "epochs", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES, eval_split="test"
     )
@@ -123,7 +123,7 @@ def _describe_rising_loss_if_any(cells: list[CombinationResults]) -> str:
     return f"The held-out loss is higher {' and '.join(found)}, {likely}" if found else ""
 
 
-def _add_attention_shapes_section(report: SheetReport) -> None:
+def _seed_and_add_attention_shape_tables(report: SheetReport) -> None:
     torch.manual_seed(0)
     columns, weights = torch.randn(768, 6), torch.randn(3, 768, 768) * 768**-0.5
     query, key, value = (weight @ columns for weight in weights)

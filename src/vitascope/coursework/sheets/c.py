@@ -28,7 +28,7 @@ FULL_OVERRIDES = ["train.epochs=30", "data.augment.shift=0,4"]
 QUICK_OVERRIDES = ["train.epochs=6", "data.augment.shift=0,4", *SMALL_MODEL_OVERRIDES]
 
 
-def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet C's studies and fill the report."""
     _add_weight_shapes_section(report)
     report.add_heading("The causal mask for 5 tokens")

@@ -112,7 +112,7 @@ EXPERIMENTS = {  # folder -> title, in the order of the sheet
 }
 
 
-def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet D's studies and fill the report."""
     weights = open_named_or_default_weights(experiments)
     plain = read_recipe("sheet-d", QUICK_OVERRIDES if experiments.quick else [])
@@ -179,7 +179,7 @@ def _explain_bonferroni_correction(subject: str, num_seeds: int, comparisons_tex
 
 def _add_cost_and_return_exponents(experiments: SheetExperiments, report: SheetReport) -> dict[str, dict[str, float]]:
     """Measure the cost of attention; return implementation -> exponents of seconds and peak_bytes."""
-    measurement = experiments.measure_once(
+    measurement = experiments.load_or_measure_and_store(
         "cost", lambda: _measure_attention_cost(choose_or_check_device(experiments.device))
     )
     costs = [AttentionCost(**cost) for cost in measurement["costs"]]

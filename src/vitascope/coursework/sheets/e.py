@@ -26,7 +26,7 @@ SINGLE_RUN_OVERRIDES, SINGLE_RUN_QUICK_OVERRIDES = ["train.epochs=30"], ["train.
 TARGET_ACCURACIES = (0.25, 0.50, 0.70)
 
 
-def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet E's studies and fill the report."""
     _add_torch_comparison_section(report)
     results = experiments.run_study("accuracy", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES)

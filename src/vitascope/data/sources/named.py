@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitascope.data.dataset import DataSource, MemoryDataset, SplitName
-from vitascope.data.sources.arrays import find_complete_idx_folder, open_npz, read_idx_split
+from vitascope.data.sources.arrays import find_complete_idx_folder, open_npz_data_source, read_idx_split
 from vitascope.errors import UserError
 
 FASHION_MNIST_CLASSES = [
@@ -108,7 +108,7 @@ def open_published_dataset_if_found(dataset_name: str, data_folder: Path) -> Dat
     """Open the data set if it is below `data_folder`, else return None."""
     dataset = PUBLISHED_DATASETS[dataset_name]
     if (data_folder / f"{dataset_name}.npz").is_file():
-        return open_npz(data_folder / f"{dataset_name}.npz", dataset_name, dataset.class_names)
+        return open_npz_data_source(data_folder / f"{dataset_name}.npz", dataset_name, dataset.class_names)
     if dataset_name in IDX_TORCHVISION_NAMES and (
         folder := find_complete_idx_folder(data_folder, dataset_name, IDX_TORCHVISION_NAMES[dataset_name])
     ):

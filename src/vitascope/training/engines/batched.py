@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from vitascope.data.sampling import RandomDraws
-from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
+from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.training.engines.batchable import check_batchable, set_batchable_attention_kernels
 from vitascope.training.engines.batched_inputs import (
     BatchedInputs,
@@ -162,7 +162,7 @@ class BatchedTraining:
 
     def start_epoch(self, epoch: int) -> None:
         """Copy the epoch's plan into the tensors that the CUDA graph reads. Start to draw the next epoch's plan."""
-        order, draws = self.planner.get_plan(epoch)
+        order, draws = self.planner.get_plan_and_start_next(epoch)
         if self.image_order is None:
             self.image_order = order.to(self.device)
             self.draws = {name: draw.to(self.device) for name, draw in draws.items()}
@@ -184,7 +184,9 @@ class BatchedTraining:
     def _capture_cuda_graph(self) -> None:
         """Warm up, capture the step and restore the state, as `CudaGraphEngine` does."""
         with self._restore_state_on_exit():
-            self.cuda_graph, _ = record_cuda_graph(self._run_step, repeat(self._run_warm_up_step, WARM_UP_STEPS))
+            self.cuda_graph, _ = warm_up_and_record_cuda_graph(
+                self._run_step, make_repeated_call(self._run_warm_up_step, WARM_UP_STEPS)
+            )
 
     def _run_warm_up_step(self) -> None:
         self.step_in_epoch.zero_()

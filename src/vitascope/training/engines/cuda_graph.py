@@ -10,7 +10,7 @@ a copy of the prefetched batch before every replay.
 import torch
 from torch import Tensor
 
-from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
+from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.training.loader import EpochPlan, Loader, StoredBatch
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
@@ -44,7 +44,7 @@ class CudaGraphEngine:
         self.phase = 0
 
     def start_epoch(self, epoch: int) -> None:
-        plan = self.loader.get_plan(epoch)
+        plan = self.loader.get_plan_and_start_next(epoch)
         self._copy_plan(plan)
         if not self.graphs:
             self._capture_all_phases(epoch, plan)
@@ -56,7 +56,7 @@ class CudaGraphEngine:
 
     def run_next_step(self) -> None:
         if self.loader.prefetcher is not None:
-            self.image_buffer.copy_(self.loader.prefetcher.get_next_batch(), non_blocking=True)
+            self.image_buffer.copy_(self.loader.prefetcher.wait_for_next_batch(), non_blocking=True)
         self.graphs[self.phase].replay()
 
     def reset_step_counters(self) -> None:
@@ -93,7 +93,9 @@ class CudaGraphEngine:
             self.state.load_state_in_place(before)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        return record_cuda_graph(self._run_step, repeat(self._run_warm_up_step, WARM_UP_STEPS))[0]
+        return warm_up_and_record_cuda_graph(self._run_step, make_repeated_call(self._run_warm_up_step, WARM_UP_STEPS))[
+            0
+        ]
 
     def _run_warm_up_step(self) -> None:
         self.step_in_epoch.zero_()

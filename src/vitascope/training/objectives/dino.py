@@ -22,7 +22,7 @@ from vitascope.model.pretraining import PrototypeHead, ResolutionAdapter
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.train import DinoConfig
 from vitascope.shapes import Logits
-from vitascope.training.objectives.collapse import Alarm, detect_collapse
+from vitascope.training.objectives.collapse import Alarm, detect_collapse_after_first_epochs
 from vitascope.training.objectives.feature_metrics import FeatureEvaluator
 from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
 from vitascope.training.optim.ema import AveragedModel
@@ -191,10 +191,13 @@ class Dino(Objective):
         self.heads.seen.zero_()
 
     def validate(self, epoch: int) -> dict[str, float]:
-        return {"uniform_loss": log(self.config.prototypes), **self.feature_evaluator.evaluate_features(epoch)}
+        return {
+            "uniform_loss": log(self.config.prototypes),
+            **self.feature_evaluator.evaluate_features_and_set_probe_heads(epoch),
+        }
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
-        return detect_collapse(metrics, self.state.recipe.train.epochs, self.config.prototypes)
+        return detect_collapse_after_first_epochs(metrics, self.state.recipe.train.epochs, self.config.prototypes)
 
 
 def _concat_or_none(tensors: Sequence[Tensor]) -> Tensor | None:

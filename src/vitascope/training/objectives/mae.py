@@ -18,7 +18,7 @@ from vitascope.model.pretraining import (
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import make_folder
 from vitascope.shapes import DepthNoise, Images, Patches, PatchNoise, TokenIndices
-from vitascope.training.objectives.collapse import Alarm, detect_collapse
+from vitascope.training.objectives.collapse import Alarm, detect_collapse_after_first_epochs
 from vitascope.training.objectives.feature_metrics import FeatureEvaluator
 from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
 from vitascope.training.optim.schedule import ScheduleValues
@@ -119,10 +119,10 @@ class Mae(Objective):
         return {"train_loss": mae_loss(predicted, target, patch_ranks, self.num_visible)}
 
     def validate(self, epoch: int) -> dict[str, float]:
-        return self.feature_evaluator.evaluate_features(epoch)
+        return self.feature_evaluator.evaluate_features_and_set_probe_heads(epoch)
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
-        return detect_collapse(metrics, self.state.recipe.train.epochs)
+        return detect_collapse_after_first_epochs(metrics, self.state.recipe.train.epochs)
 
     def save_figures(self, run_folder: Path, epoch: int) -> None:
         """Draw reconstructions, always of the same images with the same hidden patches."""

@@ -192,10 +192,10 @@ def test_views_are_two_large_crops_and_small_ones_and_only_the_second_is_solariz
 
 def test_every_crop_of_an_image_has_its_own_draws(tmp_path) -> None:
     state, _ = build_state_and_run(tmp_path, **DINO)
-    draws = state.objective.make_random_draws(2, 5, epoch=0)
+    draws = state.objective.draw_random_numbers_of_epoch(2, 5, epoch=0)
     assert {name.split("/")[0] for name in draws} == {"0", "1", "2", "3"}
     assert not torch.equal(draws["0/crop"], draws["1/crop"]) and not torch.equal(draws["2/crop"], draws["3/crop"])
-    crops = state.objective.prepare_batch(
+    crops = state.objective.augment_batch(
         state.data.train.images[:5], state.data.train.labels[:5], {name: draw[0] for name, draw in draws.items()}
     )
     assert [tuple(crop.shape[2:]) for crop in crops] == [(8, 8), (8, 8), (4, 4), (4, 4)]

@@ -4,7 +4,7 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.console import Console
@@ -39,7 +39,7 @@ def predict(
 
     model = load_model_and_print_notes(run, device="auto")
     check_views_option_matches_training(model, views)
-    predictions = model.predict(images, views=views)
+    predictions = model.predict(images, views=cast(Literal[1, 2, 6, 10], views))
     print_unreadable_files(predictions.unreadable_files)
     if as_json:
         print(json.dumps([prediction.as_dict() for prediction in predictions]))

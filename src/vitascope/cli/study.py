@@ -90,7 +90,7 @@ def _run_study_and_print_report(
     from vitascope.run.files import make_folder
     from vitascope.study.queue import TrialQueue
     from vitascope.study.storage import make_sqlite_storage_url
-    from vitascope.study.workers import print_outcome, run_trials
+    from vitascope.study.workers import print_trial_outcome, run_trials
 
     make_folder(folder, "Choose another folder with --out.")
     queue = TrialQueue(design, storage_url or make_sqlite_storage_url(folder), study_name)
@@ -102,7 +102,7 @@ def _run_study_and_print_report(
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     try:
         for outcome in run_trials(queue, folder, deadline, max_batched_runs):
-            print_outcome(outcome, create_console())
+            print_trial_outcome(outcome, create_console())
     except KeyboardInterrupt:
         print("Stopped. To continue, run the same command again.")
         for worker in workers:

@@ -216,7 +216,7 @@ def count_parameters(config: ModelConfig) -> int:
     return sum(stage.parameters for stage in list_stages(config))
 
 
-def count_flops(config: ModelConfig, num_visible_patches: int | None = None) -> int:
+def count_forward_flops_per_image(config: ModelConfig, num_visible_patches: int | None = None) -> int:
     """Count the FLOPs of one image's forward pass, as papers do.
 
     With `num_visible_patches`, all patches are embedded and this number enters the blocks (MAE)."""

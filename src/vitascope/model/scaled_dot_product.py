@@ -67,8 +67,8 @@ def attend_fused(
 ) -> Tensor:
     """Compute the same as `attend` with PyTorch's fused kernels, which do not store the maps.
 
-    `causal` needs no mask; a mask that is combined with it must already contain it. `all_rows_have_a_key`: the mask gives
-    every query at least one key, so that empty rows need no treatment."""
+    `all_rows_have_a_key`: the mask gives every query at least one key, so that no row needs a check. A mask excludes
+    `causal`: combine them before."""
     if mask is not None and causal:
         raise UserError("Give either a mask or causal=True. To combine them, give mask & causal_mask(num_tokens).")
     if mask is None or all_rows_have_a_key:

@@ -67,7 +67,7 @@ class TrialQueue:
             self._store_or_check_identity(conflict_hint)
             self._enqueue_missing_trials()
 
-    def take_trial(self) -> StudyTrial | None:
+    def take_next_trial(self) -> StudyTrial | None:
         """Take the next waiting trial; None if there is none."""
         with self.lock:
             self._requeue_abandoned_trials()

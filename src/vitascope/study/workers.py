@@ -14,7 +14,7 @@ from rich.console import Console
 
 from vitascope.errors import UserError, shorten_error_message
 from vitascope.evaluation.trained import load
-from vitascope.model.anatomy import count_flops, count_parameters
+from vitascope.model.anatomy import count_forward_flops_per_image, count_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import get_run_device_name
@@ -63,7 +63,7 @@ def run_trials(
     `max_runs_per_batch`: None chooses it for the device."""
     note = ""
     while deadline is None or time.monotonic() < deadline:
-        trial = queue.take_trial()
+        trial = queue.take_next_trial()
         if trial is None:
             return
         others = _take_batchable_trials(queue, trial, max_runs_per_batch)
@@ -83,7 +83,7 @@ def _run_single_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) 
     accuracy, failure_reason = None, None
     try:
         with queue.send_heartbeats_while_open(trial):
-            accuracy = _train_and_score_trial(queue, trial, study_folder)
+            accuracy = _train_trial_and_store_results(queue, trial, study_folder)
         queue.mark_trial_finished(trial, accuracy)
     except TrialPrunedError:
         failure_reason = "stopped early: worse than the other combinations at this epoch"
@@ -191,7 +191,7 @@ def _format_error(error: Exception) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {shorten_error_message(error)}"
 
 
-def _train_and_score_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) -> float:
+def _train_trial_and_store_results(queue: TrialQueue, trial: StudyTrial, study_folder: Path) -> float:
     """Return the mean accuracy over the trial's seeds. Seeds with a known result are not repeated."""
     results: dict[str, RunResult] = trial.attributes.get("results", {})
     if queue.design.num_search_trials:
@@ -258,13 +258,13 @@ def score_and_collect_run_result(run: Run, design: Design) -> RunResult:
         "machine": get_run_device_name(machine_info),
         "compiled": machine_info["hardware"]["compiled"],
         "parameters": count_parameters(recipe.model),
-        "flops": count_flops(recipe.model),
+        "flops": count_forward_flops_per_image(recipe.model),
         "images_seen": rows[-1]["images_seen"],
         "curves": {name: values for name, values in curves.items() if values},
     }
 
 
-def print_outcome(outcome: TrialOutcome, console: Console) -> None:
+def print_trial_outcome(outcome: TrialOutcome, console: Console) -> None:
     seeds = f"seed {outcome.seeds[0]}" if len(outcome.seeds) == 1 else f"{len(outcome.seeds)} seeds"
     if outcome.note:
         console.print(outcome.note, highlight=False, soft_wrap=True)

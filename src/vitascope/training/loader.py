@@ -143,7 +143,7 @@ def make_epoch_plan(state: TrainState, epoch: int, sampling_probabilities: NDArr
     steps, batch = state.steps_per_epoch, state.batch_size
     seed = state.recipe.train.seed
     order = draw_epoch_image_indices(len(state.data.train), steps, batch, seed, epoch, sampling_probabilities)
-    draws, policy = state.objective.make_random_draws(steps, batch, epoch), state.recipe.data.augment
+    draws, policy = state.objective.draw_random_numbers_of_epoch(steps, batch, epoch), state.recipe.data.augment
     if "flip" in draws and policy.flip_mode == "alternating":
         first_pass = epoch * state.recipe.data.passes_per_epoch
         draws["flip"] = draw_alternating_flips(order, len(state.data.train), policy.flip or 0.0, seed, first_pass)

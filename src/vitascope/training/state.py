@@ -75,9 +75,9 @@ class TrainState:
         return {"recipe": recipe, "data": self.data.train.fingerprint(), "teacher": self.objective.fingerprint}
 
     @cached_property
-    def prepare_batch(self) -> Callable[[UInt8Images, Labels, RandomDraws], Batch]:
+    def augment_batch(self) -> Callable[[UInt8Images, Labels, RandomDraws], Batch]:
         """The objective's augmentation, compiled if the model is: it consists of many small kernels."""
-        return self.hardware.compile(self.objective.prepare_batch)
+        return self.hardware.compile(self.objective.augment_batch)
 
     @property
     def batch_size(self) -> int:

@@ -57,7 +57,7 @@ def train_step(
 
     `step` and the values of `schedule` are numbers, or tensors on the device in a captured step."""
     objective, num_parts = state.objective, state.recipe.train.grad_accum_steps
-    batch = state.prepare_batch(*stored_batch, draws)
+    batch = state.augment_batch(*stored_batch, draws)
     for part in zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True):
         fraction = len(part[0]) / len(batch[0])
         metrics = {

@@ -95,7 +95,9 @@ def adapt(
     if config.num_heads != old_config.num_heads:
         notes = [*notes, make_num_heads_note(config.num_heads, old_config.num_heads)]
     report = replace(report, dropped=[*weights.dropped_names, *dropped], notes=[*weights.notes, *notes])
-    report = _add_changes_to_report(report, tensors, changes, _add_randomly_initialized_weights(tensors, config, seed))
+    report = _add_changes_to_report(
+        report, tensors, changes, _add_missing_random_weights_in_place(tensors, config, seed)
+    )
     if dropped:  # the class names belong to the old classifier
         report = replace(report, assumed=[text for text in report.assumed if text != IMAGENET_CLASSES])
     return AdaptedModel(_adapt_model_info(weights, config, preprocessing, classes), tensors, report)
@@ -193,7 +195,7 @@ def _resample_positions_in_place(
     weights["pos_embed"] = resampled
 
 
-def _add_randomly_initialized_weights(weights: StateDict, config: ModelConfig, seed: int) -> list[str]:
+def _add_missing_random_weights_in_place(weights: StateDict, config: ModelConfig, seed: int) -> list[str]:
     """Add missing weights, drawn from the seed (a new classifier, parts that settings add); return their names."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -193,15 +193,13 @@ class AttentionFunctionChecker(PartChecker):
         self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
         first = next(inputs[name] for name in "xqkv" if name in inputs)
-        tokens = [inputs.get(name, first) for name in "qkv"]
-        if convention.settings["axis_order"] == "single":
-            tokens = [x[:1] for x in tokens]
+        max_images = 1 if convention.settings["axis_order"] == "single" else None
+        tokens = [inputs.get(name, first)[:max_images] for name in "qkv"]
         weights: dict[str, Tensor | None] = {role: inputs[role] for role in self.weights if not role.endswith("qkv")}
+        row_order = variant_or_mistakes.get("rows", "qkv")
         for role in ("wqkv", "bqkv"):
             if role in inputs:
-                row_indices = get_qkv_row_indices(
-                    variant_or_mistakes.get("rows", "qkv"), case.sizes["width"], case.sizes["heads"]
-                )
+                row_indices = get_qkv_row_indices(row_order, case.sizes["width"], case.sizes["heads"])
                 weights |= {
                     role[0] + letter: inputs[role][rows] for letter, rows in zip("qkv", row_indices, strict=True)
                 }

@@ -42,7 +42,7 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
         held-out images. The accuracy is measured once,
         on the test images."""
     )
-    report.add_figure(
+    report.save_and_add_figure(
         "curves",
         draw_study_curves(
             results, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in results.combinations}
@@ -63,11 +63,11 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
     report.measurements |= {
         "accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in results.combinations}
     }
-    _add_input_sizes_section(report)
-    report.add_questions()
+    _seed_and_add_input_sizes_section(report)
+    report.add_questions_from_template()
 
 
-def _add_input_sizes_section(report: SheetReport) -> None:
+def _seed_and_add_input_sizes_section(report: SheetReport) -> None:
     """Try models for 32 × 32 images on other sizes."""
     sizes = (32, 40, 64)
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ from vitascope.study.design import Design, EvalSplit, format_combination, parse_
 from vitascope.study.queue import TrialQueue
 from vitascope.study.results import CombinationResults, StudyResults, collect_results
 from vitascope.study.storage import RunResult, Settings, make_sqlite_storage_url
-from vitascope.study.workers import print_outcome, run_trials, score_and_collect_run_result
+from vitascope.study.workers import print_trial_outcome, run_trials, score_and_collect_run_result
 
 QUICK_SEEDS = 2
 OTHER_FOLDER_HINT = "Choose another folder with --out."
@@ -87,7 +87,7 @@ class SheetExperiments:
         )
         for outcome in run_trials(queue, folder, max_runs_per_batch=self.max_batched_runs):
             finished_runs.record_finished_runs(queue, folder)
-            print_outcome(outcome, self.console)
+            print_trial_outcome(outcome, self.console)
         finished_runs.record_finished_runs(queue, folder)  # also runs that finished just before an interruption
         results = collect_results(design, queue.trials)
         self._check_complete(study_name, results)

@@ -62,13 +62,13 @@ class SheetReport:
         self.sections.append(Section(format_markdown_table(header, rows), make_html_table(header, rows)))
         self.tables.append({"head": header, "rows": rows})
 
-    def add_figure(self, name: str, figure: Figure) -> None:
+    def save_and_add_figure(self, name: str, figure: Figure) -> None:
         make_folder(self.folder, "Choose another folder with --out.")
         file = f"{self.sheet_letter}-{name}.png"
         save_figure(figure, self.folder / file)
         self.sections.append(Section(f"![{name.replace('-', ' ')}]({file})", f"<p>{encode_figure_as_html(figure)}</p>"))
 
-    def add_questions(self, **placeholder_values: Any) -> None:
+    def add_questions_from_template(self, **placeholder_values: Any) -> None:
         """Add the sheet's questions and answers from questions/SHEET.md, with values for the {} placeholders."""
         self.add_heading("The questions")
         path = resources.files("vitascope.coursework.sheets") / "questions" / f"{self.sheet_letter}.md"

@@ -38,7 +38,7 @@ MAX_SCORED_TOKENS = 2**20  # tokens of all models in one batch of validation ima
 
 
 class BatchedTraining:
-    """An engine for several states, trained as one. `copy_weights_to_states` copies each model's weights into its state."""
+    """An engine for several states, trained as one. `copy_weights_to_states` copies the weights into the states."""
 
     def __init__(self, states: list[TrainState]) -> None:
         check_batchable([state.recipe for state in states])
@@ -63,8 +63,8 @@ class BatchedTraining:
         self.step_in_epoch, self.step_in_run = (torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(2))
         self.metric_sums = self.weight_table.new_zeros(2, self.num_models)  # loss and accuracy, summed over an epoch
         hardware = self.first_state.hardware
-        self.prepare_batch, self.compute_losses_and_accuracies = (
-            hardware.compile(self._prepare_batch),
+        self.augment_batch, self.compute_losses_and_accuracies = (
+            hardware.compile(self._augment_batch),
             hardware.compile(self._compute_losses_and_accuracies),
         )
         self.update_weights = hardware.compile(self._update_weights)
@@ -214,7 +214,7 @@ class BatchedTraining:
         indices = self.image_order.index_select(0, self.step_in_epoch)[0]
         draws = {name: draw.index_select(0, self.step_in_epoch)[0] for name, draw in self.draws.items()}
         model = torch.arange(self.num_models, device=self.device)[:, None]
-        inputs = self.prepare_batch(self.images[model, indices], self.labels[model, indices], draws)
+        inputs = self.augment_batch(self.images[model, indices], self.labels[model, indices], draws)
         losses, accuracies = self.compute_losses_and_accuracies(self.weights, *inputs)
         gradients = torch.autograd.grad(losses.sum(), list(self.weights.values()))
         self.update_weights([gradient.detach() for gradient in gradients])
@@ -222,7 +222,7 @@ class BatchedTraining:
         self.step_in_epoch.add_(1)
         self.step_in_run.add_(1)
 
-    def _prepare_batch(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> BatchedInputs:
+    def _augment_batch(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> BatchedInputs:
         """Augment and mix a batch of every model, model × image (…). Only mixing depends on the model of an image."""
         first, dtype = self.first_state, self.weight_table.dtype
         pixels = self.preprocessing.augment(images.flatten(0, 1), flatten_draws(draws), first.recipe.data.augment)

@@ -45,7 +45,7 @@ class CudaGraphEngine:
 
     def start_epoch(self, epoch: int) -> None:
         plan = self.loader.get_plan_and_start_next(epoch)
-        self._copy_plan(plan)
+        self._copy_plan_into_graph_tensors(plan)
         if not self.graphs:
             self._capture_all_phases(epoch, plan)
         self.phase = self.state.objective.get_phase(epoch)
@@ -67,7 +67,7 @@ class CudaGraphEngine:
     def close(self) -> None:
         self.loader.close()
 
-    def _copy_plan(self, plan: EpochPlan) -> None:
+    def _copy_plan_into_graph_tensors(self, plan: EpochPlan) -> None:
         """Copy an epoch's plan into the tensors that the graphs read."""
         device = self.state.hardware.device
         if self.plan is None:
@@ -89,10 +89,10 @@ class CudaGraphEngine:
             self.step_in_epoch.zero_()
             self.step_in_run.zero_()
             before = self.state.copy_state()
-            self.graphs[phase] = self._capture()
+            self.graphs[phase] = self._warm_up_and_capture_step()
             self.state.load_state_in_place(before)
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _warm_up_and_capture_step(self) -> torch.cuda.CUDAGraph:
         return warm_up_and_record_cuda_graph(self._run_step, make_repeated_call(self._run_warm_up_step, WARM_UP_STEPS))[
             0
         ]

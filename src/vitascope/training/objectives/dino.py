@@ -139,18 +139,18 @@ class Dino(Objective):
         self.view_policies = make_augment_config_per_view(state.recipe.data.augment, config)
         self.feature_evaluator = FeatureEvaluator(state)
 
-    def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
+    def draw_random_numbers_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         seed = self.state.recipe.train.seed
         return {
             f"{view}/{name}": draw
             for view, policy in enumerate(self.view_policies)
             for name, draw in (
                 draw_epoch_augmentation_parameters(policy, num_steps, batch_size, seed, epoch, view_index=view)
-                | self.make_depth_noise(num_steps, batch_size, epoch, view_index=view)
+                | self.draw_depth_noise_of_epoch(num_steps, batch_size, epoch, view_index=view)
             ).items()
         }
 
-    def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
+    def augment_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         """One tensor of crops per view; then, with stochastic depth, its noise per view."""
         size, preprocessing = (self.config.local_size, self.config.local_size), self.state.preprocessing
         crops = []

@@ -101,12 +101,12 @@ class Mae(Objective):
         self.compiled_autoencoder = state.hardware.compile(self.autoencoder)
         self.feature_evaluator = FeatureEvaluator(state)
 
-    def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
-        return super().make_random_draws(num_steps, batch_size, epoch) | self.make_patch_noise(
+    def draw_random_numbers_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
+        return super().draw_random_numbers_of_epoch(num_steps, batch_size, epoch) | self.draw_patch_noise_of_epoch(
             num_steps, batch_size, epoch
         )
 
-    def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
+    def augment_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         policy = self.state.recipe.data.augment
         noise = [draws[name] for name in ("noise", "depth") if name in draws]
         return self.state.preprocessing.augment(images, draws, policy), *noise

@@ -60,11 +60,7 @@ def show_anatomy(
     reject_settings_without_effect(
         with_section, ("model.",), "on the anatomy. Use settings of the model, such as depth=4"
     )
-    stages = (
-        list_stages(config, batch_size=batch)
-        if tokens is None
-        else list_stages_from_first_block(config, tokens, batch_size=batch)
-    )
+    stages = _list_stages_from_image_or_tokens(config, batch, tokens)
     report: dict[str, object] = {"stages": [asdict(stage) | {"bytes": stage.bytes} for stage in stages]}
     if not as_json:
         changed = f" with {', '.join(settings)}" if settings else ""
@@ -88,6 +84,12 @@ def read_model_config_of_recipe_run_or_weights(model_ref: str | None, overrides:
     config = load_model_and_print_notes(model_ref).config
     settings = [f"{item.name}={format_value(getattr(config, item.name))}" for item in fields(ModelConfig)]
     return read_model_config(None, [*settings, *overrides])
+
+
+def _list_stages_from_image_or_tokens(config: ModelConfig, batch_size: int, num_tokens: int | None) -> list[Stage]:
+    if num_tokens is None:
+        return list_stages(config, batch_size=batch_size)
+    return list_stages_from_first_block(config, num_tokens, batch_size=batch_size)
 
 
 def print_stage_table(stages: list[Stage], config: ModelConfig, title: str, *, all_blocks: bool) -> None:

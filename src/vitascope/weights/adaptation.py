@@ -88,16 +88,14 @@ def adapt(
     config = replace(old_config, **new_sizes, **settings)
     preprocessing = _adapt_preprocessing(weights.info.preparation, config)
     tensors, changes = _resample_weights(weights, config, preprocessing)
-    dropped, notes, classifier_changes = fit_classifier_to_classes_in_place(
+    dropped, notes, reordered = fit_classifier_to_classes_in_place(
         tensors, weights, config.num_classes, classes, keep_classifier=keep_classifier
     )
-    changes += classifier_changes
     if config.num_heads != old_config.num_heads:
         notes = [*notes, make_num_heads_note(config.num_heads, old_config.num_heads)]
     report = replace(report, dropped=[*weights.dropped_names, *dropped], notes=[*weights.notes, *notes])
-    report = _add_changes_to_report(
-        report, tensors, changes, _add_missing_random_weights_in_place(tensors, config, seed)
-    )
+    new_names = _add_missing_random_weights_in_place(tensors, config, seed)
+    report = _add_changes_to_report(report, tensors, [*changes, *reordered], new_names)
     if dropped:  # the class names belong to the old classifier
         report = replace(report, assumed=[text for text in report.assumed if text != IMAGENET_CLASSES])
     return AdaptedModel(_adapt_model_info(weights, config, preprocessing, classes), tensors, report)

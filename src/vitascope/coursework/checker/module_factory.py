@@ -187,7 +187,7 @@ class ModuleFactory:
 
 
 def infer_width(module: nn.Module, *, default: int) -> int:
-    """Return the width of an instance's first LayerNorm, else of the input of its first linear layer, else `default`."""
+    """Return the width of the first LayerNorm, else the input width of the first linear layer, else `default`."""
     for _, norm in find_norms(module):
         if isinstance(norm, nn.LayerNorm):
             return int(norm.normalized_shape[-1])

@@ -12,7 +12,7 @@ from benchmarks.contenders import SHAPES
 from benchmarks.matrix_rate import measure_matrix_flops_per_second
 from benchmarks.race import Implementation, ImplementationTimes, compute_speedup, percentile, time_implementations
 from benchmarks.records import Row
-from vitascope.model.anatomy import count_flops
+from vitascope.model.anatomy import count_forward_flops_per_image
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
 
@@ -180,7 +180,9 @@ def make_row(
     if times.failure_reason:
         return row | {"broken": times.failure_reason}
     seconds = median(times.seconds_per_round)
-    flops_per_second = count_flops(SHAPES[shape_name]) * (3 if task == "train" else 1) * batch_size / seconds
+    flops_per_second = (
+        count_forward_flops_per_image(SHAPES[shape_name]) * (3 if task == "train" else 1) * batch_size / seconds
+    )
     return row | {
         "images_per_second": round(batch_size / seconds, 1),
         "milliseconds": round(1e3 * seconds, 3),

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.figures import TimePoint
 from benchmarks.records import Row
 from vitascope import load, train
-from vitascope.model.anatomy import count_flops, count_parameters
+from vitascope.model.anatomy import count_forward_flops_per_image, count_parameters
 from vitascope.run.metrics import list_epoch_seconds_without_setup, sum_epoch_seconds, sum_seconds_without_setup
 from vitascope.training.hardware import count_equivalent_forward_passes
 
@@ -41,7 +41,7 @@ def train_and_measure(
     score = scores[view_counts[0]]
     row = {"accuracy": round(score, 5), "parameters": count_parameters(model), "tokens": model.num_tokens}
     row |= {
-        "flops": count_flops(model),
+        "flops": count_forward_flops_per_image(model),
         "passes": round(count_equivalent_forward_passes(run.recipe), 4),
         "lr": run.recipe.train.lr,
     }

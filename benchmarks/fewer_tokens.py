@@ -17,7 +17,7 @@ from vitascope import load
 from vitascope.evaluation.eval_data import sample_val_or_train_images
 from vitascope.evaluation.prediction import load_or_convert_input_images
 from vitascope.evaluation.trained import TrainedTransformer
-from vitascope.model.anatomy import count_flops
+from vitascope.model.anatomy import count_forward_flops_per_image
 
 TokenReduction = dict[str, int]  # merge_tokens or drop_tokens -> tokens per block; empty: no reduction
 
@@ -67,7 +67,7 @@ def _make_row(
     model.set_token_reduction(**({"merge_tokens": 0, "drop_tokens": 0} | reduction))
     row: Row = {"way": next(iter(reduction), "all tokens"), "per_block": next(iter(reduction.values()), 0)}
     row |= {"tokens_at_the_end": model.config.num_tokens - sum(model.config.num_removed_per_block)}
-    row |= {"gflops": round(count_flops(model.config) / 1e9, 4)}
+    row |= {"gflops": round(count_forward_flops_per_image(model.config) / 1e9, 4)}
     row |= {"same_answers": round((logits.argmax(1) == full_logits.argmax(1)).float().mean().item(), 4)}
     row |= {"images_per_second": round(1 / median(seconds_per_image), 1)}
     row |= {

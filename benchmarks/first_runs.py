@@ -17,7 +17,7 @@ from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info
-from vitascope.training.build_state import build_train_state
+from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.eager import make_engine
 from vitascope.training.prepare import make_console, open_data_and_print_notes
 from vitascope.training.step import MetricSums
@@ -89,7 +89,7 @@ def compute_seconds_to_accuracy(metric_rows: list[Row], target_accuracy: float) 
 
 def measure_loop_overhead(run: Run, num_rounds: int = 5) -> float:
     """Return 1 - (bare step time × steps) / (epoch time without validation), measured by repeating the steps alone."""
-    state = build_train_state(run.recipe, open_data_and_print_notes(run.recipe, make_console(quiet=True)))
+    state = seed_and_build_train_state(run.recipe, open_data_and_print_notes(run.recipe, make_console(quiet=True)))
     engine, times = make_engine(state, MetricSums.empty(state)), []
     engine.start_epoch(0)
     for _ in range(num_rounds):

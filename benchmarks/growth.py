@@ -15,7 +15,7 @@ from benchmarks.timing import time_calls
 from benchmarks.whole_step import build_training_step, make_cifar10_config
 from vitascope import ModelConfig
 from vitascope.draw.style import add_caption, create_figure, save_figure, set_labels
-from vitascope.model.anatomy import count_flops
+from vitascope.model.anatomy import count_forward_flops_per_image
 from vitascope.run.files import make_folder, write_json
 from vitascope.run.machine import collect_machine_info, get_device_or_cpu_name
 
@@ -78,7 +78,7 @@ def measure_step(size_name: str, value: int, device: str) -> Row:
         torch.cuda.reset_peak_memory_stats()
     args = argparse.Namespace(batch=sizes["batch"], device=device, precision=precision, compiled=False, threads=0)
     seconds = median(time_calls(build_training_step(config, args), device, NUM_REPEATS)[2:])
-    flops = 3 * count_flops(config) * sizes["batch"]
+    flops = 3 * count_forward_flops_per_image(config) * sizes["batch"]
     row = {"axis": size_name, **sizes, "milliseconds": round(1e3 * seconds, 3), "flops": flops}
     if device == "cuda":
         row["peak_mib"] = torch.cuda.max_memory_allocated() >> 20

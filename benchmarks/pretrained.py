@@ -16,7 +16,7 @@ import torch
 from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.records import write_record
 from vitascope import load, train
-from vitascope.model.anatomy import count_flops
+from vitascope.model.anatomy import count_forward_flops_per_image
 
 
 class DataSize(NamedTuple):
@@ -90,7 +90,7 @@ def train_and_measure(
     }
     row |= {"first_epoch_train_accuracy": round(rows[0]["train_accuracy"], 4), "cold_seconds": round(seconds, 1)}
     row |= {"seconds": round(sum(line["seconds"] for line in rows), 1), "grid": list(config.grid)}
-    row |= {"images_per_second": rows[-1]["images_per_second"], "flops": count_flops(config)}
+    row |= {"images_per_second": rows[-1]["images_per_second"], "flops": count_forward_flops_per_image(config)}
     print(row, flush=True)
     return row
 

@@ -20,7 +20,7 @@ from benchmarks.records import GrowingRecord, add_run_options
 from vitascope import load, train
 from vitascope.draw.style import save_figure
 from vitascope.evaluation.probe import evaluate_knn_and_linear_probe
-from vitascope.model.anatomy import count_flops
+from vitascope.model.anatomy import count_forward_flops_per_image
 from vitascope.run.directory import Run
 from vitascope.run.metrics import sum_epoch_seconds
 from vitascope.training.hardware import count_equivalent_forward_passes
@@ -78,7 +78,7 @@ def count_training_flops(run: Run) -> float:
     """Return the training FLOPs of a run: forward and backward (twice forward), for all crops or visible patches."""
     return (
         3.0
-        * count_flops(run.recipe.model)
+        * count_forward_flops_per_image(run.recipe.model)
         * count_equivalent_forward_passes(run.recipe)
         * run.metrics[-1]["images_seen"]
     )

@@ -17,9 +17,9 @@ import torch
 
 from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.records import format_typed_command, write_record
-from vitascope.model.anatomy import count_flops, count_parameters
+from vitascope.model.anatomy import count_forward_flops_per_image, count_parameters
 from vitascope.recipe.reading import read_recipe
-from vitascope.training.build_state import build_train_state
+from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.batched import BatchedTraining
 from vitascope.training.prepare import make_console, prepare_recipe_data_and_weights
 
@@ -37,7 +37,7 @@ def measure_batched_models(num_models: int, compiled: bool, args: argparse.Names
     states = []
     for seed in range(num_models):
         recipe = replace(base, train=replace(base.train, seed=seed))
-        states.append(build_train_state(recipe, data, states[0].hardware if states else None))
+        states.append(seed_and_build_train_state(recipe, data, states[0].hardware if states else None))
     start = time.perf_counter()
     batched = BatchedTraining(states)
     batched.train_epoch(0).loss.tolist()
@@ -51,7 +51,7 @@ def measure_batched_models(num_models: int, compiled: bool, args: argparse.Names
         batched.metric_sums.tolist()
         times.append(time.perf_counter() - start)
     images = num_models * batched.steps_per_epoch * batched.batch_size
-    flops = 3 * count_flops(base.model) * images / min(times)
+    flops = 3 * count_forward_flops_per_image(base.model) * images / min(times)
     row = {"models": num_models, "compiled": compiled, "attention": states[0].model.blocks[0].attn.kernel}
     row |= {"images_per_second": round(images / min(times)), "tflops": round(flops / 1e12, 1)}
     row |= {

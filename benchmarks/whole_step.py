@@ -13,7 +13,7 @@ from vitascope.data.dataset import DataSource, MemoryDataset
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.splits import TrainingData
 from vitascope.recipe.reading import read_recipe
-from vitascope.training.build_state import build_train_state
+from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.eager import make_engine
 from vitascope.training.step import MetricSums
 
@@ -40,7 +40,7 @@ def build_training_step(model_config: ModelConfig, args: argparse.Namespace) -> 
     recipe = read_recipe("cifar10", overrides)
     augment = resolve_augmentation(AugmentConfig(), "cifar10")
     recipe = replace(recipe, model=model_config, data=replace(recipe.data, augment=augment))
-    state = build_train_state(recipe, _make_random_data(model_config, args.batch * STEPS_PER_EPOCH))
+    state = seed_and_build_train_state(recipe, _make_random_data(model_config, args.batch * STEPS_PER_EPOCH))
     engine, call_indices = make_engine(state, MetricSums.empty(state)), count()
     engine.start_epoch(0)
 

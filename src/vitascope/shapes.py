@@ -35,4 +35,3 @@ BranchNoise: TypeAlias = Float[Tensor, "batch"]  # a random number for one resid
 TokenIndices: TypeAlias = Int[Tensor, "batch patch"]  # indices of patches or tokens, in any order
 VisibleIndices: TypeAlias = Int[Tensor, "batch visible_patch"]  # indices of the patches that the MAE encoder receives
 ProbabilityCurves: TypeAlias = Float[Tensor, "batch step"]  # a probability after each step
-HeadValues: TypeAlias = Float[Tensor, "batch head"]  # one value per image and head

@@ -239,10 +239,10 @@ def test_an_exported_tree_keeps_the_short_hash_of_its_commit(tmp_path) -> None:
 
 
 def test_the_images_for_a_gpu_make_exactly_twenty_steps(tmp_path) -> None:
-    from vitascope.data.sources.arrays import open_npz
+    from vitascope.data.sources.arrays import open_npz_data_source
 
     write_random_images(tmp_path, NUM_IMAGES["cuda"])
-    split = open_npz(tmp_path / "cifar10.npz").load_split("train")
+    split = open_npz_data_source(tmp_path / "cifar10.npz").load_split("train")
     assert len(split) * CUDA_PASSES == CUDA_STEPS * CUDA_BATCH
     assert split.images.shape[1:] == (3, 32, 32) and split.labels.unique().tolist() == list(range(10))
 

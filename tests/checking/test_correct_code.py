@@ -20,7 +20,7 @@ from vitascope.coursework.checker.recognition import recognize_part
 from vitascope.coursework.checker.reference import (
     QueryKeyValue,
     attend_with_simulated_mistakes,
-    run_reference_multi_head_attention,
+    run_reference_multi_head_attention_variant,
 )
 from vitascope.coursework.checker.sandbox_worker import enter_folder_and_import_file
 from vitascope.model.block import Block
@@ -152,7 +152,9 @@ def test_the_reference_computes_the_same_as_pytorch(unchecked_shapes: None) -> N
     weights = {"wq": wq, "wk": wk, "wv": wv, "bq": bq, "bk": bk, "bv": bv}
     weights |= {"wo": native.out_proj.weight, "bo": native.out_proj.bias}
     x = torch.randn(2, 5, 12, dtype=torch.float64)
-    reference_result = run_reference_multi_head_attention(QueryKeyValue(x, x, x), weights, 3, allowed, {"softmax": -1})
+    reference_result = run_reference_multi_head_attention_variant(
+        QueryKeyValue(x, x, x), weights, 3, allowed, {"softmax": -1}
+    )
     torch.testing.assert_close(reference_result, native(x, x, x, attn_mask=~allowed)[0])
 
 

@@ -51,7 +51,7 @@ def signals():
 
 def test_ctrl_c_saves_and_prints_how_to_resume(vitascope, here, monkeypatch, signals) -> None:
     """The signal comes in the middle of the third epoch."""
-    prepare, steps = Classify.prepare_batch, []
+    prepare, steps = Classify.augment_batch, []
 
     def prepare_and_interrupt(*args):
         steps.append(args)
@@ -59,7 +59,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(vitascope, here, monkeypatch, sig
             signal.raise_signal(signal.SIGINT)
         return prepare(*args)
 
-    monkeypatch.setattr(Classify, "prepare_batch", prepare_and_interrupt)
+    monkeypatch.setattr(Classify, "augment_batch", prepare_and_interrupt)
     answer = vitascope("train", "digits", *WORDS, "train.epochs=4000")
     assert answer.code == 130 and "Interrupted. To resume: vitascope resume runs/digits/" in answer.out
     run = open_run_or_newest("runs/digits")

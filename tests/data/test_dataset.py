@@ -146,7 +146,7 @@ def test_workers_decode_every_file_as_this_process_does(tmp_path) -> None:
 
 def test_a_worker_that_is_killed_is_an_error_in_a_sentence(tmp_path, monkeypatch) -> None:
     workers = decoding.DecodeWorkers(1)
-    monkeypatch.setattr(decoding, "start_decode_workers", lambda: workers)
+    monkeypatch.setattr(decoding, "get_or_start_decode_workers", lambda: workers)
     workers.workers[0].process.kill()
     workers.workers[0].process.wait()
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitascope.data.statistics import count_label_conflicts, summarize_data
+from vitascope.data.statistics import count_label_conflicts, open_and_summarize_all_splits
 
 
 def save_random_image(path: Path, seed: int) -> None:
@@ -25,7 +25,7 @@ def test_a_description_counts_copies_in_train_and_val_and_under_different_labels
     for split in ("val", "test"):
         save_random_image(tmp_path / split / "cat" / "10.png", 10)
         save_random_image(tmp_path / split / "dog" / "11.png", 11)
-    summary = summarize_data(str(tmp_path), None)
+    summary = open_and_summarize_all_splits(str(tmp_path), None)
     assert (summary.splits["test"].also_in_train, summary.splits["test"].also_in_val) == (0, 2)
     text = summary.format_text()
     assert "exact duplicates: 1 (with different labels: 1)" in text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from vitascope.evaluation.calibration import (
-    compute_calibration,
+    compute_calibration_and_scores,
     compute_temperature_scaled_calibration,
     fit_temperature_within_bounds,
     wilson_interval,
@@ -66,7 +66,7 @@ def with_confidence(shares: list[float], right: list[int]) -> tuple[torch.Tensor
 def test_the_calibration_error_of_a_worked_example() -> None:
     """|0.95 − 1|, |0.90 − 0| in bins of their own; 0.62 and 0.64 share one: |0.63 − 0.5|·2."""
     logits, labels = with_confidence([0.95, 0.90, 0.62, 0.64], [1, 0, 1, 0])
-    found = compute_calibration(logits, labels)
+    found = compute_calibration_and_scores(logits, labels)
     assert found.ece == pytest.approx(0.3025)
     assert [part.images for part in found.bins if part.images] == [2, 1, 1]
     assert found.gap == pytest.approx((0.95 + 0.9 + 0.62 + 0.64) / 4 - 0.5)
@@ -98,7 +98,7 @@ def test_the_calibration_error_of_a_worked_example() -> None:
     ],
 )
 def test_the_same_calibration_number_is_never_given_twice(shares, right, description) -> None:
-    found = compute_calibration(*with_confidence(shares, right)).description
+    found = compute_calibration_and_scores(*with_confidence(shares, right)).description
     assert found.startswith(description), found
 
 
@@ -111,26 +111,26 @@ def test_the_calibration_error_is_that_of_an_independent_implementation() -> Non
     sure, right = shares.max(1), shares.argmax(1) == labels.numpy()
     place = np.digitize(sure, np.linspace(0, 1, 16), right=True)  # (low, high]
     gaps = [abs(sure[place == b].mean() - right[place == b].mean()) * (place == b).mean() for b in np.unique(place)]
-    found = compute_calibration(logits, labels)
+    found = compute_calibration_and_scores(logits, labels)
     assert found.ece == pytest.approx(sum(gaps))
     assert found.loss == pytest.approx(metrics.log_loss(labels, shares, labels=range(7)))
     assert sum(part.images for part in found.bins) == 2000
 
 
 def test_a_confidence_on_an_edge_belongs_to_the_bin_below() -> None:
-    found = compute_calibration(torch.zeros(3, 2), torch.tensor([0, 0, 1]), num_bins=4)  # all exactly 0.5
+    found = compute_calibration_and_scores(torch.zeros(3, 2), torch.tensor([0, 0, 1]), num_bins=4)  # all exactly 0.5
     assert [part.images for part in found.bins] == [0, 3, 0, 0]
 
 
 def test_brier_and_loss_of_worked_examples() -> None:
-    found = compute_calibration(torch.tensor([[0.7, 0.2, 0.1]]).log(), torch.tensor([0]))
+    found = compute_calibration_and_scores(torch.tensor([[0.7, 0.2, 0.1]]).log(), torch.tensor([0]))
     assert found.brier == pytest.approx(0.14, abs=1e-6) and found.loss == pytest.approx(-math.log(0.7), abs=1e-6)
-    even = compute_calibration(torch.zeros(3, 10), torch.tensor([0, 1, 2]))
+    even = compute_calibration_and_scores(torch.zeros(3, 10), torch.tensor([0, 1, 2]))
     assert even.brier == pytest.approx(0.9) and even.loss == pytest.approx(math.log(10))
 
 
 def test_being_always_sure_and_always_right_is_no_error() -> None:
-    found = compute_calibration(torch.eye(4) * 1000, torch.arange(4))
+    found = compute_calibration_and_scores(torch.eye(4) * 1000, torch.arange(4))
     assert found.ece == 0 and found.bins[-1].images == 4
 
 
@@ -154,7 +154,7 @@ def test_a_temperature_never_changes_an_answer_and_never_raises_the_loss_it_was_
         return
     assert ((logits.double() / value).argmax(1) == logits.argmax(1)).all()
     after = compute_temperature_scaled_calibration(logits, labels, value, 60)
-    assert after.loss <= compute_calibration(logits, labels).loss + 1e-6 and after.value == value
+    assert after.loss <= compute_calibration_and_scores(logits, labels).loss + 1e-6 and after.value == value
 
 
 def test_where_every_answer_is_right_or_none_there_is_no_best_temperature() -> None:

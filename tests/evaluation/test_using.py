@@ -289,7 +289,7 @@ def test_other_data_is_matched_by_the_names_of_its_classes(run, tmp_path) -> Non
 
 
 def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> None:
-    from vitascope.data.sources.arrays import open_npz
+    from vitascope.data.sources.arrays import open_npz_data_source
     from vitascope.run.test_set_log import read_test_set_log
 
     test = open_builtin_digits().load_split("test")
@@ -297,7 +297,7 @@ def test_two_views_are_the_mean_of_an_image_and_its_mirror_image(tmp_path) -> No
     np.savez(tmp_path / "own.npz", x_train=pixels, y_train=test.labels, x_test=pixels[:50], y_test=test.labels[:50])
     run = tiny_run(tmp_path, **{"data.name": str(tmp_path / "own.npz"), "data.augment.flip": 0.5})
     model = vitascope.load(run)
-    images = open_npz(tmp_path / "own.npz").load_split("test").images
+    images = open_npz_data_source(tmp_path / "own.npz").load_split("test").images
     prepare = model.info.preparation
     with torch.inference_mode():
         expected = (model(prepare(images)) + model(prepare(images.flip(-1)))) / 2
@@ -443,15 +443,15 @@ def test_of_a_thousand_classes_the_confusion_shows_those_that_occur() -> None:
 
 
 def test_a_story_follows_one_of_the_run_s_own_images(run, tmp_path) -> None:
-    from vitascope.cli.figures import draw_trained_forward_pass
+    from vitascope.cli.figures import draw_and_save_trained_forward_pass
 
-    with Image.open(draw_trained_forward_pass(run.path, tmp_path / "story.png")) as picture:
+    with Image.open(draw_and_save_trained_forward_pass(run.path, tmp_path / "story.png")) as picture:
         assert picture.width > 1500
 
 
 def test_fewer_tokens_are_drawn_for_a_run(run, tmp_path) -> None:
-    from vitascope.cli.figures import draw_token_reduction
+    from vitascope.cli.figures import draw_and_save_token_reduction
 
     paths, _ = saved(tmp_path / "files", 1)
-    with Image.open(draw_token_reduction(str(run.path), paths[0], 2, tmp_path / "fewer.png")) as picture:
+    with Image.open(draw_and_save_token_reduction(str(run.path), paths[0], 2, tmp_path / "fewer.png")) as picture:
         assert picture.width > 500

@@ -31,7 +31,7 @@ from vitascope.explain.faithfulness import (
     sort_patches_by_importance,
     spearman_correlation_per_image,
 )
-from vitascope.explain.maps import AttentionRecorder, force_fused_attention
+from vitascope.explain.maps import AttentionRecorder, force_fused_attention_temporarily
 
 KINDS = {
     "class token": {},
@@ -293,6 +293,6 @@ def test_mistakes_get_one_sentence() -> None:
 def test_what_was_changed_for_looking_is_put_back_even_after_a_mistake() -> None:
     model = made()
     model.blocks[0].attn.kernel = "own"
-    with pytest.raises(UserError), force_fused_attention(model):
+    with pytest.raises(UserError), force_fused_attention_temporarily(model):
         model(torch.zeros(1))
     assert model.blocks[0].attn.kernel == "own"

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.model.combinations import TINY, settings
 from vitascope import ModelConfig, UserError, VisionTransformer
-from vitascope.model.anatomy import list_stages
+from vitascope.model.anatomy import list_stages, list_stages_from_first_block
 from vitascope.model.attention_cost import fit_growth_exponent, measure_attention_costs
 
 
@@ -68,7 +68,7 @@ def test_shapes_are_a_real_models() -> None:
 
 
 def test_sheet_b_shapes_exactly() -> None:
-    stages = {stage.name: stage for stage in list_stages(ModelConfig(embed_dim=768, num_heads=12), num_tokens=5)}
+    stages = {stage.name: stage for stage in list_stages_from_first_block(ModelConfig(embed_dim=768, num_heads=12), 5)}
     assert stages["tokens"].shape == [1, 5, 768]
     assert stages["blocks.0.attn.query"].shape == stages["blocks.0.attn.heads"].shape == [1, 12, 5, 64]
     assert stages["blocks.0.attn.maps"].shape == [1, 12, 5, 5]

@@ -50,6 +50,15 @@ def test_masked_attention_equals_pytorchs_and_empty_rows_give_zeros(queries, key
         torch.testing.assert_close(result[:, :, full], expected[:, :, full], atol=1e-8, rtol=0)
 
 
+def test_a_mask_and_causal_attention_are_not_combined_silently() -> None:
+    tokens = torch.randn(1, 1, 3, 4)
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    with pytest.raises(UserError, match=r"mask & causal_mask"):
+        attend_fused(tokens, tokens, tokens, mask, causal=True)
+    both = attend_fused(tokens, tokens, tokens, mask & causal_mask(3))
+    torch.testing.assert_close(both, attend_fused(tokens, tokens, tokens, causal=True))
+
+
 @pytest.mark.parametrize("function", [attend, attend_fused])
 @pytest.mark.parametrize("blocked", [float("-inf"), torch.finfo(torch.float32).min, None])
 def test_a_fully_masked_row_has_no_nan_in_its_gradient(function, blocked) -> None:

@@ -20,7 +20,7 @@ from vitascope.records.ablation import (
     format_mean_difference_or_values,
     format_percent_mean_or_values,
 )
-from vitascope.records.pages import fill_and_count_results_marks, format_model_card
+from vitascope.records.pages import format_model_card, read_page_and_fill_results_marks
 from vitascope.records.record import (
     _get_test_seconds_or_zero,
     check_record_name,
@@ -137,7 +137,7 @@ def test_records_of_one_name_from_different_machines_are_kept_apart(pair, tmp_pa
     assert first == again == tmp_path / "tiny.json" and second == tmp_path / "tiny.new-box-4-cores.json"
     assert read_record(first).date == "2099-01-01" and read_record(second).machine_name == "New box, 4 cores"
     (tmp_path / "page.md").write_text("<!-- results: table tiny -->\n<!-- end results -->\n")
-    text, _ = fill_and_count_results_marks(tmp_path / "page.md", tmp_path)
+    text, _ = read_page_and_fill_results_marks(tmp_path / "page.md", tmp_path)
     assert text.count("[tiny](./tiny") == 2 and "Old box, 4 cores" in text and "New box, 4 cores" in text
 
 
@@ -241,24 +241,24 @@ def test_marks_are_filled_within_a_line_over_lines_and_in_recipes(pair, tmp_path
     page.parent.mkdir()
     line, table = "accuracy tiny -->stale<!-- end results", "table -->\n\nstale\n<!-- end results"
     page.write_text(f"It is <!-- results: {line} -->.\n<!-- results: {table} -->")
-    text, marks = fill_and_count_results_marks(page, results)
+    text, marks = read_page_and_fill_results_marks(page, results)
     assert marks == 2
     assert "It is <!-- results: accuracy tiny -->90.00, 92.00 %<!-- end results -->.\n" in text
     assert "stale" not in text and "(../results/tiny.json)" in text
     page.write_text(text)
-    assert fill_and_count_results_marks(page, results) == (text, 2)
+    assert read_page_and_fill_results_marks(page, results) == (text, 2)
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text("# About.\n# Recorded: x\n#   more\ndata:\n  name: digits\n")
-    told, _ = fill_and_count_results_marks(recipe, results)
+    told, _ = read_page_and_fill_results_marks(recipe, results)
     assert told.startswith("# About.\n# Recorded: 90.00, 92.00 % test accuracy on digits (2 seeds, last epoch")
     assert "x\n" not in told and "more" not in told
     assert told.endswith("data:\n  name: digits\n")
     (tmp_path / "other.yaml").write_text("# Recorded: wishes\n")
-    assert fill_and_count_results_marks(tmp_path / "other.yaml", results) == ("# Recorded: not yet.\n", 1)
+    assert read_page_and_fill_results_marks(tmp_path / "other.yaml", results) == ("# Recorded: not yet.\n", 1)
     for mark, sentence in (("tabel", "Did you mean table?"), ("table tinny", "no record 'tinny'")):
         page.write_text(f"<!-- results: {mark} -->\n<!-- end results -->")
         with pytest.raises(UserError, match=sentence):
-            fill_and_count_results_marks(page, results)
+            read_page_and_fill_results_marks(page, results)
 
 
 @pytest.mark.parametrize("kind", [*RESULT_FORMATTERS])
@@ -277,7 +277,7 @@ def test_a_benchmark_of_another_kind_is_refused(kind, tmp_path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"<!-- results: {kind} odd-size -->\n<!-- end results -->")
     with pytest.raises(UserError, match=f"KIND {kind} needs another kind of record than odd-size"):
-        fill_and_count_results_marks(page, ROOT / "results")
+        read_page_and_fill_results_marks(page, ROOT / "results")
 
 
 def test_the_help_lists_the_kinds_of_marks(vitascope) -> None:

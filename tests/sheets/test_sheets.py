@@ -58,7 +58,7 @@ def test_a_quick_report_does_not_take_a_full_ones_place(tmp_path) -> None:
 
 def test_sheet_b_corrects_the_shapes(tmp_path) -> None:
     report = make_report("B", tmp_path)
-    b._add_attention_shapes_section(report)
+    b._seed_and_add_attention_shape_tables(report)
     text = get_report_text(report)
     assert "softmax(Kᵀ Q / √768): 6 × 6" in text and "V · map: 768 × 6" in text
     for shape in ("1 × 12 × 5 × 5", "1 × 5 × 12 × 64"):
@@ -67,7 +67,7 @@ def test_sheet_b_corrects_the_shapes(tmp_path) -> None:
 
 def test_sheet_c_finds_the_weights_of_query_key_and_value(tmp_path) -> None:
     report = make_report("C", tmp_path)
-    c._add_weight_shapes_section(report)
+    c._seed_and_add_weight_shapes_section(report)
     text = get_report_text(report)
     assert re.search(r"W_v \| 256 × 256 \| 256 × 256", text) and "of 2304 × 768" in text
     assert float(re.search(r"largest difference is ([\d.e-]+)\.", text)[1]) < 1e-5
@@ -77,7 +77,7 @@ def test_sheet_c_finds_the_weights_of_query_key_and_value(tmp_path) -> None:
 def test_sheet_e_compares_with_pytorchs_layers(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("vitascope.model.attention.attend_fused", None)  # what is written out is compared
     report = make_report("E", tmp_path)
-    e._add_torch_comparison_section(report)
+    e._seed_and_add_torch_comparison_section(report)
     apart = [float(number) for number in re.findall(r"\b\de[-+]\d\d\b", get_report_text(report))]
     assert len(apart) == 14 and max(apart) < 1e-12
     points = [row[1] for row in report.tables[0]["rows"]]
@@ -157,7 +157,7 @@ def test_the_gain_of_a_change_is_corrected_for_all_changes() -> None:
 
 def test_sheet_b_tries_input_sizes(tmp_path) -> None:
     report = make_report("B", tmp_path)
-    b._add_input_sizes_section(report)
+    b._seed_and_add_input_sizes_section(report)
     rows = {row[0]: row[1:] for row in report.tables[0]["rows"]}
     assert rows["ViT, unchanged (it checks the size)"] == ["1 × 10", "rejected", "rejected"]
     assert rows["ViT built for the size, learned positions"] == ["1 × 10", "rejected", "rejected"]

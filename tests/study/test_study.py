@@ -26,7 +26,13 @@ from vitascope.records.ablation import compute_ci_half_width
 from vitascope.study import workers
 from vitascope.study.design import Range, parse_and_check_design, split_at_outer_commas
 from vitascope.study.queue import TrialQueue
-from vitascope.study.report import build_results_table, draw_figures, draw_study_curves, format_notes, write_report
+from vitascope.study.report import (
+    build_results_table,
+    draw_study_curves,
+    draw_study_figures,
+    format_notes,
+    write_html_markdown_and_json_report,
+)
 from vitascope.study.results import StudyResults, collect_results
 from vitascope.study.storage import hide_password, make_sqlite_storage_url
 from vitascope.study.workers import run_trials
@@ -140,9 +146,9 @@ def test_a_study_can_become_smaller_and_overrides_may_change_their_order(tmp_pat
     fewer = parse_and_check_design("digits", [*QUICK, "model.num_heads=1,2", "model.embed_dim=32,16"], 1)
     queue = TrialQueue(fewer, make_sqlite_storage_url(tmp_path), "study")
     assert len(queue.trials) == 4
-    trial = queue.take_trial()
+    trial = queue.take_next_trial()
     assert trial.seeds == [1]
-    queue.finish_trial(trial, 0.5)
+    queue.mark_trial_finished(trial, 0.5)
     assert len(TrialQueue(large, make_sqlite_storage_url(tmp_path), "study").trials) == 8
 
 
@@ -150,9 +156,9 @@ def test_a_smaller_study_beside_a_larger_one_takes_and_drops_nothing_of_it(tmp_p
     """Two workers, one told to run one seed, the other three; a trial that is put back is the last to wait."""
     large, small = (parse_and_check_design("digits", [*QUICK, "model.embed_dim=16,32"], seeds) for seeds in (3, 1))
     one = TrialQueue(large, make_sqlite_storage_url(tmp_path), "study")
-    one.requeue_trial(one.take_trial())
+    one.requeue_trial(one.take_next_trial())
     other = TrialQueue(small, make_sqlite_storage_url(tmp_path), "study")
-    taken = [other.take_trial() for _ in range(3)]
+    taken = [other.take_next_trial() for _ in range(3)]
     assert [trial and trial.seeds for trial in taken] == [[1], [1], None]
     assert len(one.trials) == 6 and one.num_waiting == 4
 
@@ -163,10 +169,10 @@ def test_a_requeued_trial_of_a_search_keeps_its_suggested_settings(tmp_path) -> 
         "digits", [*QUICK, "train.lr=1e-4..1e-2", "model.embed_dim=16,32"], 1, num_search_trials=2
     )
     queue = TrialQueue(design, make_sqlite_storage_url(tmp_path), "search")
-    first = queue.take_trial()
+    first = queue.take_next_trial()
     queue.requeue_trial(first)
-    again = [queue.take_trial() for _ in range(2)][-1]
-    queue.finish_trial(again, 0.5)
+    again = [queue.take_next_trial() for _ in range(2)][-1]
+    queue.mark_trial_finished(again, 0.5)
     assert again.settings == first.settings
     assert queue.optuna_study.get_trials()[again.optuna_trial.number].params == first.optuna_trial.params != {}
 
@@ -181,14 +187,14 @@ def test_an_interruption_while_a_batch_is_reported_loses_no_result(tmp_path, mon
 
 def test_a_result_that_the_storage_rejects_is_reported_and_the_others_are_stored(tmp_path, monkeypatch) -> None:
     design = parse_and_check_design("digits", [*QUICK, "model.drop_path_rate=0", "train.lr=1e-3,2e-3,4e-3"], 1)
-    queue, real = TrialQueue(design, make_sqlite_storage_url(tmp_path), "study"), TrialQueue.finish_trial
+    queue, real = TrialQueue(design, make_sqlite_storage_url(tmp_path), "study"), TrialQueue.mark_trial_finished
 
     def finish(self, trial, value):
         if trial.settings["train.lr"] == "2e-3":
             raise OSError("the server is away")
         real(self, trial, value)
 
-    monkeypatch.setattr(TrialQueue, "finish_trial", finish)
+    monkeypatch.setattr(TrialQueue, "mark_trial_finished", finish)
     told = list(run_trials(queue, tmp_path, max_runs_per_batch=3))
     assert [one.failure_reason for one in told] == [None, "OSError: the server is away", None]
 
@@ -366,7 +372,7 @@ def measured(queue, trial, folder):
     trial.set_attribute("results", {str(trial.seeds[0]): {"accuracy": 0.5}})
     return 0.5
 
-workers._train_and_score_trial = measured
+workers._train_trial_and_store_results = measured
 design = parse_and_check_design("digits", ["model.embed_dim=16,32", "model.depth=1,2"], 6)
 queue = TrialQueue(design, sys.argv[1], "shared")
 wait_for_both("started")
@@ -395,7 +401,7 @@ def test_on_one_file_a_worker_waits_while_another_takes_a_trial(tmp_path) -> Non
     )
     with ThreadPoolExecutor(1) as pool:
         with FileLock(tmp_path / "study.db.lock"):
-            taking = pool.submit(queue.take_trial)
+            taking = pool.submit(queue.take_next_trial)
             with pytest.raises(TimeoutError):
                 taking.result(timeout=0.5)
         assert taking.result().seeds == [1]
@@ -518,7 +524,7 @@ def test_notes_and_captions_explain_only_what_is_shown() -> None:
         (False, False, True),
         (True, True, True),
     ]
-    assert [draw_figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
+    assert [draw_study_figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
         "Orange: Pareto front, the settings that no other beats in both accuracy and cost.",
         "Orange: Pareto front, the settings that no other beats in both accuracy and cost. "
         "Bars: 95 % confidence interval of the mean (three seeds or more).",
@@ -588,7 +594,7 @@ def test_the_report_has_all_results_in_markdown_and_in_one_page(tmp_path) -> Non
         for place, cell in enumerate(design.combinations)
         for seed in (1, 2)
     ]
-    page = write_report(collect_results(design, trials), tmp_path)
+    page = write_html_markdown_and_json_report(collect_results(design, trials), tmp_path)
     text, html = (tmp_path / "report.md").read_text(), page.read_text()
     assert "| 2 | 32 | 2 | 53.10, 53.20 % |" in text and "![grid](grid.png)" in text and "±" not in text
     assert html.count("data:image/png;base64") == 4 and 'src="http' not in html and "curves.png" not in html
@@ -599,7 +605,7 @@ def test_the_report_has_all_results_in_markdown_and_in_one_page(tmp_path) -> Non
 def test_a_searched_range_is_an_axis_and_labels_do_not_overprint(tmp_path) -> None:
     design = parse_and_check_design("digits", ["train.lr=1e-4..1e-2"], 1, num_search_trials=30)
     trials = [FakeTrial({"train.lr": f"{10 ** (-4 + place / 15):.6g}"}, 1, 0.5) for place in range(30)]
-    pictures = draw_figures(collect_results(design, trials))
+    pictures = draw_study_figures(collect_results(design, trials))
     assert (
         pictures["effects"].axes[0].get_xscale() == "log"
         and len(pictures["effects"].axes[0].lines[0].get_xdata()) == 30
@@ -618,7 +624,7 @@ def test_runs_without_labels_are_compared_by_a_linear_probe_and_the_report_says_
         build_results_table(found)[0][2] == "validation linear probe accuracy"
         and "a linear probe measures the features" in format_notes(found)[0]
     )
-    assert draw_figures(found)["curves"].axes[0].get_ylabel() == "mean squared error of hidden patches"
+    assert draw_study_figures(found)["curves"].axes[0].get_ylabel() == "mean squared error of hidden patches"
     assert not fake({"1": [0.5], "2": [0.6]}).uses_linear_probe
 
 
@@ -626,7 +632,7 @@ def test_the_report_names_runs_that_shared_their_machine(tmp_path) -> None:
     queue = TrialQueue(
         parse_and_check_design("digits", ["model.depth=1,2"], 1), make_sqlite_storage_url(tmp_path), "study"
     )
-    mine, other = queue.take_trial(), queue.take_trial()
+    mine, other = queue.take_next_trial(), queue.take_next_trial()
     assert queue.count_other_workers() == 0
     other.set_attribute("worker", [socket.gethostname(), os.getppid()])
     assert queue.count_other_workers() == 1

@@ -21,7 +21,7 @@ QUIET = {"model.proj_drop_rate": 0}  # dropout inside the step is the device's o
 class GraphReplayedByHand(CudaGraphEngine):
     """Instead of recording a graph, runs the same Python step again."""
 
-    def _capture(self):
+    def _warm_up_and_capture_step(self):
         for _ in range(WARM_UP_STEPS):
             self._run_warm_up_step()
         return SimpleNamespace(replay=self._run_step)

@@ -29,10 +29,10 @@ def steps(tmp_path_factory) -> dict:
 @pytest.mark.parametrize(
     ("variant", "parts"),
     [
-        ("classify", {"prepare_batch", "VisionTransformer", "compute_loss_and_accuracy"}),
-        ("mae", {"prepare_batch", "MaskedAutoencoder"}),
-        ("dino", {"prepare_batch", "BackboneWithHead"}),
-        ("together", {"_prepare_batch", "_compute_losses_and_accuracies", "_update_weights"}),
+        ("classify", {"augment_batch", "VisionTransformer", "compute_loss_and_accuracy"}),
+        ("mae", {"augment_batch", "MaskedAutoencoder"}),
+        ("dino", {"augment_batch", "BackboneWithHead"}),
+        ("together", {"_augment_batch", "_compute_losses_and_accuracies", "_update_weights"}),
     ],
 )
 def test_a_compiled_step_gives_the_losses_of_the_eager_step(steps, variant, parts) -> None:

@@ -14,7 +14,7 @@ from vitascope.model.pretraining import PrototypeHead, ResolutionAdapter
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.train import DinoConfig
 from vitascope.training.engines.eager import EagerEngine
-from vitascope.training.objectives.collapse import detect_collapse
+from vitascope.training.objectives.collapse import detect_collapse_after_first_epochs
 from vitascope.training.objectives.dino import dino_loss, make_augment_config_per_view
 from vitascope.training.optim.schedule import compute_schedule_values
 from vitascope.training.step import MetricSums
@@ -192,10 +192,10 @@ def test_views_are_two_large_crops_and_small_ones_and_only_the_second_is_solariz
 
 def test_every_crop_of_an_image_has_its_own_draws(tmp_path) -> None:
     state, _ = build_state_and_run(tmp_path, **DINO)
-    draws = state.objective.make_random_draws(2, 5, epoch=0)
+    draws = state.objective.draw_random_numbers_of_epoch(2, 5, epoch=0)
     assert {name.split("/")[0] for name in draws} == {"0", "1", "2", "3"}
     assert not torch.equal(draws["0/crop"], draws["1/crop"]) and not torch.equal(draws["2/crop"], draws["3/crop"])
-    crops = state.objective.prepare_batch(
+    crops = state.objective.augment_batch(
         state.data.train.images[:5], state.data.train.labels[:5], {name: draw[0] for name, draw in draws.items()}
     )
     assert [tuple(crop.shape[2:]) for crop in crops] == [(8, 8), (8, 8), (4, 4), (4, 4)]
@@ -214,22 +214,24 @@ def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
 
 def test_the_alarm_tells_the_two_collapses_and_is_silent_otherwise() -> None:
     healthy = {"epoch": 5, "train_loss": 5.0, "teacher_entropy": 4.4, "divergence": 0.6, "prototypes_used": 300.0}
-    assert detect_collapse(healthy, 20, 1024) is None
+    assert detect_collapse_after_first_epochs(healthy, 20, 1024) is None
     uniform = healthy | {"train_loss": 6.931, "teacher_entropy": 6.930, "divergence": 0.001, "prototypes_used": 1024.0}
-    found = detect_collapse(uniform, 20, 1024)
+    found = detect_collapse_after_first_epochs(uniform, 20, 1024)
     assert found.collapse_type == "uniform" and "ln 1024 = 6.931" in found.text and "teacher_temperature" in found.text
-    assert detect_collapse(uniform | {"epoch": 1}, 20, 1024) is None  # before anything was learnt, answers are alike
+    assert (
+        detect_collapse_after_first_epochs(uniform | {"epoch": 1}, 20, 1024) is None
+    )  # before anything was learnt, answers are alike
     one = healthy | {"train_loss": 0.0, "teacher_entropy": 0.0, "divergence": 0.0, "prototypes_used": 1.0}
     assert (
-        detect_collapse(one, 20, 1024).collapse_type == "one answer"
-        and "center_momentum" in detect_collapse(one, 20, 1024).text
+        detect_collapse_after_first_epochs(one, 20, 1024).collapse_type == "one answer"
+        and "center_momentum" in detect_collapse_after_first_epochs(one, 20, 1024).text
     )
     same = healthy | {"feature_spread": 0.001}
     assert (
-        detect_collapse(same, 20, 1024).collapse_type == "features"
-        and detect_collapse({"epoch": 9, "feature_spread": 0.2}, 20) is None
+        detect_collapse_after_first_epochs(same, 20, 1024).collapse_type == "features"
+        and detect_collapse_after_first_epochs({"epoch": 9, "feature_spread": 0.2}, 20) is None
     )
-    assert detect_collapse({"epoch": 9, "feature_spread": 0.001}, 20).collapse_type == "features"
+    assert detect_collapse_after_first_epochs({"epoch": 9, "feature_spread": 0.001}, 20).collapse_type == "features"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from vitascope.training.engines.eager import EagerEngine
 from vitascope.training.hardware import count_equivalent_forward_passes, count_train_flops_per_image
 from vitascope.training.initial_weights import VARIANCE_OFFSET, compute_whitening_mean_and_matrix
 from vitascope.training.loader import make_epoch_plan
-from vitascope.training.rate_finder import _yield_losses_at_rising_lr
+from vitascope.training.rate_finder import _train_at_rising_lr_yielding_losses
 from vitascope.training.step import MetricSums
 
 
@@ -196,7 +196,7 @@ def test_the_rate_is_sought_on_whole_images(tmp_path) -> None:
     state, _ = build_state_and_run(tmp_path, **{"train.epochs": 4, "train.patch_share": 0.5})
     seen = set()
     state.model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
-    next(_yield_losses_at_rising_lr(state))
+    next(_train_at_rising_lr_yielding_losses(state))
     assert seen == {state.recipe.model.num_tokens}
 
 

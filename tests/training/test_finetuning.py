@@ -235,8 +235,10 @@ def test_how_much_learns_is_told_where_not_everything_does(start, tmp_path, caps
 
 def test_a_rate_is_looked_for_with_the_weights_the_training_starts_from(start, tmp_path, monkeypatch) -> None:
     save_file(build_small_timm().state_dict(), tmp_path / "w.safetensors")
-    states, real = [], rate_finder.build_train_state
-    monkeypatch.setattr(rate_finder, "build_train_state", lambda *a, **k: states.append(real(*a, **k)) or states[-1])
+    states, real = [], rate_finder.seed_and_build_train_state
+    monkeypatch.setattr(
+        rate_finder, "seed_and_build_train_state", lambda *a, **k: states.append(real(*a, **k)) or states[-1]
+    )
     monkeypatch.setattr(rate_finder, "NUM_STEPS", 2)
     told = {"weights": tmp_path / "w.safetensors", "train.tune": "head", "model.patch_size": 2}
     recipe = read_recipe("digits", [f"{key}={value}" for key, value in (TINY | told).items()])

@@ -16,7 +16,7 @@ from tests.training.tiny import EVERYTHING, TINY, untimed
 from vitascope.recipe.reading import read_recipe
 from vitascope.run.directory import Run
 from vitascope.training import loop
-from vitascope.training.build_state import build_train_state
+from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.eager import EagerEngine
 from vitascope.training.loader import Loader
 from vitascope.training.prepare import make_console, prepare_recipe_data_and_weights
@@ -50,7 +50,7 @@ def build_state(photos: Path, memory: float | None, **settings):
     overrides = TINY | SETTINGS | {"data.name": photos, "model.in_chans": 3, "data.memory": memory} | settings
     words = [f"{key}={'null' if value is None else value}" for key, value in overrides.items()]
     recipe, data, _ = prepare_recipe_data_and_weights(read_recipe("digits", words), make_console(quiet=True))
-    return build_train_state(recipe, data)
+    return seed_and_build_train_state(recipe, data)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_epoch_may_end_early_and_the_next_one_starts_with_its_own_images(phot
     state = build_state(photos, 0)
     loader = Loader(state)
     for epoch in (0, 1):
-        order = loader.get_plan(epoch).image_order
+        order = loader.get_plan_and_start_next(epoch).image_order
         loader.start_prefetching(order)
         for step in range(2):  # of more
             batch = loader.load_next_batch(order[step])
@@ -130,7 +130,7 @@ def test_a_state_knows_its_place_among_the_processes_and_loads_what_it_saved(pho
     with torch.no_grad():
         next(state.model.parameters()).add_(1.0)
     saved = state.copy_state()
-    other.check_same_run(saved)
+    other.check_resumable_from(saved)
     other.load_state_dict(saved)
     assert (other.step, other.epoch) == (12, 2)
     for name, weight in state.model.state_dict().items():

@@ -20,7 +20,7 @@ from vitascope.data.splits import load_train_and_validation_data
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
-from vitascope.training.build_state import build_train_state
+from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.loop import EpochRecord, train_and_checkpoint_remaining_epochs
 from vitascope.training.prepare import make_console
 from vitascope.training.train import resume_run_if_unfinished
@@ -69,7 +69,7 @@ def build_state_and_run(folder: Path, **settings):
         recipe, data=replace(recipe.data, augment=resolve_augmentation(recipe.data.augment, "digits", 1, objective))
     )
     data = load_train_and_validation_data(recipe.data, (8, 8), 1, recipe.train.seed)
-    return build_train_state(recipe, data), create_run_folder(recipe, folder)
+    return seed_and_build_train_state(recipe, data), create_run_folder(recipe, folder)
 
 
 def check_goes_on_after_a_stop(folder: Path, **settings) -> Run:

@@ -55,7 +55,7 @@ def test_every_view_has_its_own_noise_for_two_branches_per_block(tmp_path) -> No
     state, _ = build_state_and_run(tmp_path, **(DINO | DEPTH))
     draws = make_epoch_plan(state, epoch=1).draws
     images, labels = state.data.train.images[:64], state.data.train.labels[:64]
-    batch = state.objective.prepare_batch(images, labels, select_step_draws(draws, 3))
+    batch = state.objective.augment_batch(images, labels, select_step_draws(draws, 3))
     noise = batch[4:]  # after the crops of four views
     assert [tuple(view.shape) for view in noise] == [(64, 2 * 2)] * 4
     assert all(torch.equal(view, draws[f"{index}/depth"][3]) for index, view in enumerate(noise))

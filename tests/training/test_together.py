@@ -19,12 +19,12 @@ def build_float64_state(folder, **settings):
     state, _ = build_state_and_run(folder, **(PLAIN | settings))
     for module in (state.model, *([state.ema.model] if state.ema else [])):
         module.double()
-    real = state.objective.prepare_batch
+    real = state.objective.augment_batch
 
     def prepare(*args):
         return tuple(part.double() if part.is_floating_point() else part for part in real(*args))
 
-    state.objective.prepare_batch = prepare
+    state.objective.augment_batch = prepare
     return state
 
 

@@ -27,7 +27,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         _reject_renamed_options(sys.argv[1:])
-        sys.exit(_run_command(get_command(app), sys.argv[1:]))
+        sys.exit(_run_command_converting_usage_errors(get_command(app), sys.argv[1:]))
     except UserError as error:
         print(f"vitascope: {error}", file=sys.stderr)
         sys.exit(2)
@@ -44,7 +44,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _run_command(command: Any, arguments: list[str]) -> int:
+def _run_command_converting_usage_errors(command: Any, arguments: list[str]) -> int:
     """Run the command and return the exit code. A wrong argument, option or command name raises a `UserError`."""
     try:
         exit_code = command(arguments, prog_name="vitascope", standalone_mode=False)

@@ -17,7 +17,7 @@ from vitascope.cli.console import (
     reject_settings_without_effect,
 )
 from vitascope.errors import UserError, suggest_choice
-from vitascope.model.anatomy import Stage, list_stages
+from vitascope.model.anatomy import Stage, list_stages, list_stages_from_first_block
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import list_recipe_names, read_model_config, split_optional_recipe_args
 from vitascope.recipe.schema import format_value
@@ -55,12 +55,12 @@ def show_anatomy(
     Example: vitascope anatomy cifar10 model.depth=4
     """
     recipe, settings = split_optional_recipe_args(words or [])
-    config = read_model_config_from_any(recipe, settings)
+    config = read_model_config_of_recipe_run_or_weights(recipe, settings)
     with_section = [setting for setting in settings if "." in setting.partition("=")[0]]
     reject_settings_without_effect(
         with_section, ("model.",), "on the anatomy. Use settings of the model, such as depth=4"
     )
-    stages = list_stages(config, batch_size=batch, num_tokens=tokens)
+    stages = _list_stages_from_image_or_tokens(config, batch, tokens)
     report: dict[str, object] = {"stages": [asdict(stage) | {"bytes": stage.bytes} for stage in stages]}
     if not as_json:
         changed = f" with {', '.join(settings)}" if settings else ""
@@ -74,7 +74,7 @@ def show_anatomy(
         print(json.dumps(report, indent=1))
 
 
-def read_model_config_from_any(model_ref: str | None, overrides: list[str]) -> ModelConfig:
+def read_model_config_of_recipe_run_or_weights(model_ref: str | None, overrides: list[str]) -> ModelConfig:
     """Return the model configuration of a recipe, a run or pretrained weights, with settings changed."""
     if model_ref is None or model_ref in list_recipe_names() or Path(model_ref).suffix in (".yaml", ".yml"):
         return read_model_config(model_ref, overrides)
@@ -84,6 +84,12 @@ def read_model_config_from_any(model_ref: str | None, overrides: list[str]) -> M
     config = load_model_and_print_notes(model_ref).config
     settings = [f"{item.name}={format_value(getattr(config, item.name))}" for item in fields(ModelConfig)]
     return read_model_config(None, [*settings, *overrides])
+
+
+def _list_stages_from_image_or_tokens(config: ModelConfig, batch_size: int, num_tokens: int | None) -> list[Stage]:
+    if num_tokens is None:
+        return list_stages(config, batch_size=batch_size)
+    return list_stages_from_first_block(config, num_tokens, batch_size=batch_size)
 
 
 def print_stage_table(stages: list[Stage], config: ModelConfig, title: str, *, all_blocks: bool) -> None:
@@ -150,17 +156,17 @@ def draw_positions(
     ),
 ) -> None:
     """Draw a position embedding as a heat map: positions along x, features along y (sheet D)."""
-    from vitascope.cli.figures import draw_grid_positions, draw_sinusoidal_tables
+    from vitascope.cli.figures import draw_and_save_grid_positions, draw_and_save_sinusoidal_tables
 
     if kind == "sinusoidal" and grid is not None:
         raise UserError("--grid is only for --kind sincos2d and --kind rotary.")
     if kind in ("sincos2d", "rotary") and length is not None:
         raise UserError(f"--length is only for --kind sinusoidal. For {kind}, set --grid.")
     if kind == "sinusoidal":
-        print(f"Figure: {draw_sinusoidal_tables(length, width, out)}")
+        print(f"Figure: {draw_and_save_sinusoidal_tables(length, width, out)}")
     elif kind in ("sincos2d", "rotary"):
         position_type = cast(Literal["sincos2d", "rotary"], kind)
-        print(f"Figure: {draw_grid_positions(position_type, _parse_grid(grid or '8x8'), width or 64, out)}")
+        print(f"Figure: {draw_and_save_grid_positions(position_type, _parse_grid(grid or '8x8'), width or 64, out)}")
     else:
         raise UserError(f"--kind {kind} is unknown. {suggest_choice(kind, ('sinusoidal', 'sincos2d', 'rotary'))}")
 
@@ -171,11 +177,11 @@ def draw_mask(
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("mask.png"),
 ) -> None:
     """Print and draw the causal mask: 0 on and below the diagonal, −10,000 above it (sheet C)."""
-    from vitascope.cli.figures import draw_causal_mask
+    from vitascope.cli.figures import draw_and_save_causal_mask
     from vitascope.coursework.sheets.figures import format_additive_causal_mask
 
     print(format_additive_causal_mask(tokens) if tokens <= 12 else f"{tokens}×{tokens}: too large to print")
-    print(f"Figure: {draw_causal_mask(tokens, out)}")
+    print(f"Figure: {draw_and_save_causal_mask(tokens, out)}")
 
 
 @draw.command("story")
@@ -189,16 +195,16 @@ def draw_forward_pass(
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("story.png"),
 ) -> None:
     """Draw the steps from an image to its prediction: patches, tokens, attention, class probabilities."""
-    from vitascope.cli.figures import draw_trained_forward_pass, draw_untrained_forward_pass
+    from vitascope.cli.figures import draw_and_save_trained_forward_pass, draw_and_save_untrained_forward_pass
 
     if run is not None:
-        print(f"Figure: {draw_trained_forward_pass(run, out)}")
+        print(f"Figure: {draw_and_save_trained_forward_pass(run, out)}")
         return
     recipe, settings = split_optional_recipe_args(words or [])
     with_section = [setting for setting in settings if "." in setting.partition("=")[0]]
     config = read_model_config(recipe or "digits", settings)
     reject_settings_without_effect(with_section, ("model.",), "on this figure. Use settings of the model")
-    print(f"Figure: {draw_untrained_forward_pass(config, seed, out)}")
+    print(f"Figure: {draw_and_save_untrained_forward_pass(config, seed, out)}")
 
 
 @draw.command(name="shifted")
@@ -215,9 +221,9 @@ def draw_shifted_images(
     ),
 ) -> None:
     """Draw the image and its four shifted copies, from which tokenizer=spt cuts its patches."""
-    from vitascope.cli.figures import draw_shifted_copies
+    from vitascope.cli.figures import draw_and_save_shifted_copies
 
-    print(f"Figure: {draw_shifted_copies(image, patch_size, out)}")
+    print(f"Figure: {draw_and_save_shifted_copies(image, patch_size, out)}")
 
 
 @draw.command("fewer")
@@ -228,9 +234,9 @@ def draw_fewer_tokens(
     out: Annotated[Path, typer.Option(help="File for the figure. The extension sets the format.")] = Path("fewer.png"),
 ) -> None:
     """Draw which patches are merged or dropped at inference, with the resulting predictions."""
-    from vitascope.cli.figures import draw_token_reduction
+    from vitascope.cli.figures import draw_and_save_token_reduction
 
-    print(f"Figure: {draw_token_reduction(model, image, tokens, out)}")
+    print(f"Figure: {draw_and_save_token_reduction(model, image, tokens, out)}")
 
 
 def _parse_grid(text: str) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from vitascope.cli import (
     study,
     train,
 )
-from vitascope.cli.usage_errors import set_command_class
+from vitascope.cli.usage_errors import set_usage_line_of_all_commands
 
 app = typer.Typer(
     help="Build, train, evaluate and explain vision transformers on small image data sets.",
@@ -51,10 +51,10 @@ app.add_typer(anatomy.draw, name="draw")
 app.add_typer(export.app, name="export")
 app.add_typer(check.exercises, name="exercise")
 
-set_command_class(app)
+set_usage_line_of_all_commands(app)
 
 
-def _print_version_and_exit(requested: bool) -> bool:
+def _print_version_and_exit_if_requested(requested: bool) -> bool:
     if requested:
         print(f"vitascope {vitascope.__version__}")
         raise typer.Exit
@@ -62,9 +62,12 @@ def _print_version_and_exit(requested: bool) -> bool:
 
 
 @app.callback()
-def handle_global_options(
+def declare_global_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_print_version_and_exit, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Show the version.", callback=_print_version_and_exit_if_requested, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Build, train, evaluate and explain vision transformers on small image data sets."""

@@ -28,7 +28,7 @@ class TitledVersions(NamedTuple):
     titles: list[str]
 
 
-def draw_augmentation_preview(
+def draw_and_save_augmentation_preview(
     data_name: str, overrides: list[str], data_root: str | None, seed: int, figure_path: Path
 ) -> Path:
     """Draw each image in a row with eight augmented versions, or with its crops for train.objective=dino."""

@@ -129,13 +129,13 @@ def _check_folder_and_print(folder: Path, limits: CheckLimits, as_json: bool) ->
             zip(paths, pool.map(lambda path: check_file_in_sandbox(path, **limits), paths), strict=True)
         )
     if as_json:
-        print(json.dumps(_make_grading_json(reports_by_path, folder), indent=1))
+        print(json.dumps(_build_results_and_sheet_e_points_json(reports_by_path, folder), indent=1))
     else:
-        _print_grading_table(reports_by_path, folder)
+        _print_results_and_sheet_e_points(reports_by_path, folder)
     return max((reports.exit_code for reports in reports_by_path.values() if not reports.is_empty), default=2)
 
 
-def _make_grading_json(reports_by_path: "dict[Path, FileReport]", folder: Path) -> dict[str, Any]:
+def _build_results_and_sheet_e_points_json(reports_by_path: "dict[Path, FileReport]", folder: Path) -> dict[str, Any]:
     from vitascope.coursework.exercises import grade_sheet_e_code
 
     parts, files = [], []
@@ -149,7 +149,7 @@ def _make_grading_json(reports_by_path: "dict[Path, FileReport]", folder: Path) 
     return {"parts": parts, "files": files}
 
 
-def _print_grading_table(reports_by_path: "dict[Path, FileReport]", folder: Path) -> None:
+def _print_results_and_sheet_e_points(reports_by_path: "dict[Path, FileReport]", folder: Path) -> None:
     from vitascope.coursework.exercises import SHEET_E_PARTS, UNCHECKED_POINTS_NOTE, grade_sheet_e_code
 
     rows = []

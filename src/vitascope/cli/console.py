@@ -102,9 +102,9 @@ def print_notes_to_stderr(notes: Iterable[str]) -> None:
         print(f"Note: {note}", file=sys.stderr)
 
 
-def reject_settings_without_effect(overrides: Iterable[str], used_prefixes: tuple[str, ...], no_effect_on: str) -> None:
+def reject_settings_without_effect(overrides: Iterable[str], used_prefixes: tuple[str, ...], error_ending: str) -> None:
     """Raise a UserError for a setting whose name has none of the prefixes; `no_effect_on` ends the sentence."""
     for override in overrides:
         name = override.partition("=")[0]
         if not name.startswith(used_prefixes):
-            raise UserError(f"{name} has no effect {no_effect_on}.")
+            raise UserError(f"{name} has no effect {error_ending}.")

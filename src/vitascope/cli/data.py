@@ -38,9 +38,9 @@ def describe(
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Show image counts and sizes, class balance, pixel mean and standard deviation, and duplicate images."""
-    from vitascope.data.statistics import summarize_data
+    from vitascope.data.statistics import open_and_summarize_all_splits
 
-    summary = summarize_data(name, root)
+    summary = open_and_summarize_all_splits(name, root)
     print(json.dumps(summary.as_dict(), indent=1) if as_json else summary.format_text())
 
 
@@ -60,6 +60,6 @@ def preview(
 
     Example: vitascope data preview cifar10 data.augment.flip=0
     """
-    from vitascope.cli.augmentation_preview import draw_augmentation_preview
+    from vitascope.cli.augmentation_preview import draw_and_save_augmentation_preview
 
-    print(f"Figure: {draw_augmentation_preview(name, settings or [], root, seed, out)}")
+    print(f"Figure: {draw_and_save_augmentation_preview(name, settings or [], root, seed, out)}")

@@ -56,7 +56,7 @@ def evaluate(
 
     reduction = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
     model = load_model_and_print_notes(run, best=best, device="auto", **reduction)
-    check_views_option(model, views)
+    check_views_option_matches_training(model, views)
     hint = "" if quick else "; --quick is faster"
     with Console(stderr=True).status(f"Evaluating. On a CPU this can take minutes{hint} …"):
         evaluation = model.evaluate(split, data=data, views=views, robust=not quick)
@@ -73,7 +73,7 @@ def evaluate(
         print(f"Figures and report.json: {folder}")
 
 
-def check_views_option(model: "TrainedTransformer", views: int) -> None:
+def check_views_option_matches_training(model: "TrainedTransformer", views: int) -> None:
     """Reject --views that the run was not trained with, before the images are read."""
     from vitascope.training.scoring import check_views_match_training
 

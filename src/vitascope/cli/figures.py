@@ -48,14 +48,14 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import open_run_or_newest
 
 
-def draw_sinusoidal_tables(num_positions: int | None, num_features: int | None, figure_path: Path) -> Path:
+def draw_and_save_sinusoidal_tables(num_positions: int | None, num_features: int | None, figure_path: Path) -> Path:
     """Draw one table of this size. Without a size, draw the two tables of sheet D, 100 × 16 and 1000 × 160."""
     has_size = num_positions is not None or num_features is not None
     sizes = [(num_positions or 100, num_features or 16)] if has_size else [(100, 16), (1000, 160)]
     return save_figure(plot_sinusoidal_positions(sizes), figure_path)
 
 
-def draw_grid_positions(
+def draw_and_save_grid_positions(
     position_type: Literal["sincos2d", "rotary"], grid_shape: tuple[int, int], num_features: int, figure_path: Path
 ) -> Path:
     """Draw the 2-D positions of a patch grid, row by row."""
@@ -89,23 +89,23 @@ def draw_grid_positions(
     return save_figure(figure, figure_path)
 
 
-def draw_causal_mask(num_tokens: int, figure_path: Path) -> Path:
+def draw_and_save_causal_mask(num_tokens: int, figure_path: Path) -> Path:
     return save_figure(plot_additive_causal_mask(num_tokens), figure_path)
 
 
-def draw_untrained_forward_pass(config: ModelConfig, seed: int, figure_path: Path) -> Path:
+def draw_and_save_untrained_forward_pass(config: ModelConfig, seed: int, figure_path: Path) -> Path:
     """Draw the steps from a handwritten digit to its prediction, with random weights."""
     torch.manual_seed(seed)
     _check_image_classifier(config)
     digit = F.interpolate(open_builtin_digits().load_split("train").images[:1].float(), size=config.image_shape).byte()
     raw_image = digit.expand(1, config.in_chans, -1, -1)
     note = "The weights are random, so all classes are about equally likely."
-    return _draw_model_forward_pass(
+    return _draw_and_save_model_forward_pass(
         VisionTransformer(config).eval(), raw_image, raw_image.float() / 255, "A digit", note, None, figure_path
     )
 
 
-def draw_trained_forward_pass(run_path: Path, figure_path: Path) -> Path:
+def draw_and_save_trained_forward_pass(run_path: Path, figure_path: Path) -> Path:
     """Draw the steps from one of a run's images to its prediction, with the trained weights."""
     model = load(open_run_or_newest(run_path))
     _check_image_classifier(model.config)
@@ -117,7 +117,7 @@ def draw_trained_forward_pass(run_path: Path, figure_path: Path) -> Path:
     raw_image, class_name = sample[0].images, model.classes[int(sample[0].labels[0])]
     note = f"The model was trained on {Path(model.run.recipe.data.name).name}."
     description = f"An image of class {class_name}"
-    return _draw_model_forward_pass(
+    return _draw_and_save_model_forward_pass(
         model, raw_image, model.info.preparation(raw_image), description, note, model.classes, figure_path
     )
 
@@ -127,7 +127,7 @@ def _check_image_classifier(config: ModelConfig) -> None:
         raise UserError("draw story needs an image model with classes: in_chans=1 or 3, and num_classes of at least 1.")
 
 
-def _draw_model_forward_pass(
+def _draw_and_save_model_forward_pass(
     model: VisionTransformer,
     raw_image: Tensor,
     model_input: Tensor,
@@ -158,7 +158,7 @@ TINT = 0.55  # weight of the group's colour
 IMAGE_SIZE = 32  # side of the drawn image in pixels
 
 
-def draw_shifted_copies(image_path: Path | None, patch_size: int, figure_path: Path) -> Path:
+def draw_and_save_shifted_copies(image_path: Path | None, patch_size: int, figure_path: Path) -> Path:
     """Draw the five images whose patches tokenizer=spt concatenates."""
     if not 2 <= patch_size <= IMAGE_SIZE // 2 or IMAGE_SIZE % patch_size:
         raise UserError(
@@ -184,7 +184,7 @@ def draw_shifted_copies(image_path: Path | None, patch_size: int, figure_path: P
     return save_figure(figure, figure_path)
 
 
-def draw_token_reduction(model_ref: str, image_path: Path, tokens_per_block: int, figure_path: Path) -> Path:
+def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_block: int, figure_path: Path) -> Path:
     """Draw the image, its merged patches as coloured and numbered groups, and its dropped patches hatched."""
     model = load(model_ref)
     model.set_token_reduction(merge_tokens=0, drop_tokens=0)

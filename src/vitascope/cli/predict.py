@@ -4,7 +4,7 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ from vitascope.cli.evaluate import (
     ModelRef,
     RunPath,
     ViewsOption,
-    check_views_option,
+    check_views_option_matches_training,
     print_unreadable_files,
 )
 from vitascope.errors import UserError, format_count
@@ -38,8 +38,8 @@ def predict(
         raise UserError("Choose one of --json and --csv.")
 
     model = load_model_and_print_notes(run, device="auto")
-    check_views_option(model, views)
-    predictions = model.predict(images, views=views)
+    check_views_option_matches_training(model, views)
+    predictions = model.predict(images, views=cast(Literal[1, 2, 6, 10], views))
     print_unreadable_files(predictions.unreadable_files)
     if as_json:
         print(json.dumps([prediction.as_dict() for prediction in predictions]))

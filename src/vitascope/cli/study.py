@@ -90,7 +90,7 @@ def _run_study_and_print_report(
     from vitascope.run.files import make_folder
     from vitascope.study.queue import TrialQueue
     from vitascope.study.storage import make_sqlite_storage_url
-    from vitascope.study.workers import print_outcome, run_trials
+    from vitascope.study.workers import print_trial_outcome, run_trials
 
     make_folder(folder, "Choose another folder with --out.")
     queue = TrialQueue(design, storage_url or make_sqlite_storage_url(folder), study_name)
@@ -98,11 +98,11 @@ def _run_study_and_print_report(
         print(f"{format_count(queue.requeue_failed_trials(), f'failed {design.unit}')} will be repeated.")
     waiting = format_count(queue.num_waiting, design.unit) if design.num_search_trials else queue.num_waiting
     print(f"Study: {folder}, {design.size_text}, {waiting} to do")
-    workers = [_start_worker_process(worker_number, folder) for worker_number in range(2, num_processes + 1)]
+    workers = [_start_same_command_as_worker(worker_number, folder) for worker_number in range(2, num_processes + 1)]
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     try:
         for outcome in run_trials(queue, folder, deadline, max_batched_runs):
-            print_outcome(outcome, create_console())
+            print_trial_outcome(outcome, create_console())
     except KeyboardInterrupt:
         print("Stopped. To continue, run the same command again.")
         for worker in workers:
@@ -117,7 +117,7 @@ def _run_study_and_print_report(
         raise UserError("Every run failed.")
 
 
-def _start_worker_process(worker_number: int, folder: Path) -> "subprocess.Popen[bytes]":
+def _start_same_command_as_worker(worker_number: int, folder: Path) -> "subprocess.Popen[bytes]":
     """Start the same command as another worker process."""
     args = sys.argv[1:]
     jobs_index = next(index for index, arg in enumerate(args) if arg.split("=")[0] == "--jobs")
@@ -128,11 +128,11 @@ def _start_worker_process(worker_number: int, folder: Path) -> "subprocess.Popen
 
 
 def _write_and_print_study_report(queue: "TrialQueue", folder: Path) -> "StudyResults":
-    from vitascope.study.report import build_results_table, format_notes, write_report
+    from vitascope.study.report import build_results_table, format_notes, write_html_markdown_and_json_report
     from vitascope.study.results import collect_results
 
     results = collect_results(queue.design, queue.trials)
-    report_path = write_report(results, folder)
+    report_path = write_html_markdown_and_json_report(results, folder)
     table = build_results_table(results)
     if table.rows:
         create_console().print(create_table("Results", table.header, table.rows))

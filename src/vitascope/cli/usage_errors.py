@@ -17,13 +17,13 @@ class _Command(TyperCommand):
         return ["[OPTIONS]", *(_get_display_name(parameter) for parameter in _list_arguments(self))]
 
 
-def set_command_class(app: Typer) -> None:
+def set_usage_line_of_all_commands(app: Typer) -> None:
     """Give all commands of the app and its groups the usage line of this program."""
     for command in app.registered_commands:
         command.cls = _Command
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            set_command_class(group.typer_instance)
+            set_usage_line_of_all_commands(group.typer_instance)
 
 
 def is_usage_error(error: Exception) -> bool:

@@ -56,7 +56,7 @@ def decode_image_or_error_reason(
     """Return the pixels of a file, or the reason why it cannot be read."""
     try:
         with Image.open(path) as file:
-            return convert_pil_image(file, image_format)
+            return crop_and_resize_pil_image_to_array(file, image_format)
     except Image.UnidentifiedImageError:
         return UnreadableImage("unknown image format")
     except Image.DecompressionBombError:
@@ -65,7 +65,7 @@ def decode_image_or_error_reason(
         return UnreadableImage("it is damaged or truncated")
 
 
-def convert_pil_image(pil_image: Image.Image, image_format: ImageFormat) -> PixelArray:
+def crop_and_resize_pil_image_to_array(pil_image: Image.Image, image_format: ImageFormat) -> PixelArray:
     """Rotate by EXIF, centre-crop to the aspect ratio, and resize (bicubic)."""
     image = convert_to_8bit_opaque(ImageOps.exif_transpose(pil_image))
     image = image.convert("L" if image_format.channels == 1 else "RGB")
@@ -93,7 +93,7 @@ def decode_files(paths: Sequence[str], image_format: ImageFormat, *, use_workers
     """Decode all files, in order. The pixels do not depend on `use_workers`."""
     pixels = np.empty((len(paths), *image_format), dtype=np.uint8)
     if use_workers:
-        return DecodedFiles(pixels, start_decode_workers().decode_into(pixels, paths, image_format))
+        return DecodedFiles(pixels, get_or_start_decode_workers().decode_into(pixels, paths, image_format))
     unreadable = {}
     for index, path in enumerate(paths):
         image = decode_image_or_error_reason(path, image_format)
@@ -181,7 +181,7 @@ class DecodeWorkers:
 
 
 @cache
-def start_decode_workers() -> DecodeWorkers:
+def get_or_start_decode_workers() -> DecodeWorkers:
     """Start the worker processes of this process, once. They end with it."""
     workers = DecodeWorkers(min(MAX_WORKERS, count_usable_cpus()))
     atexit.register(workers.stop)
@@ -208,7 +208,7 @@ def _read_into(stream: Any, view: memoryview) -> None:
         done += count
 
 
-def answer_requests(requests: IO[bytes], answers: IO[bytes]) -> None:
+def answer_decode_requests_until_closed(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Decode the files of every request, until the parent process closes the pipe."""
     while header := requests.read(REQUEST_HEADER.size):
         paths, image_format = pickle.loads(requests.read(REQUEST_HEADER.unpack(header)[0]))
@@ -232,7 +232,7 @@ def _serve_parent_process() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=2**20)
     os.dup2(2, 1)  # what a library prints must not mix with the pixels
     try:
-        answer_requests(sys.stdin.buffer, answers)
+        answer_decode_requests_until_closed(sys.stdin.buffer, answers)
     except (BrokenPipeError, KeyboardInterrupt):
         os._exit(0)
 

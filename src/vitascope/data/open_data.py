@@ -6,7 +6,7 @@ from pathlib import Path
 from vitascope.data.config import DataConfig
 from vitascope.data.data_root import find_first_existing, resolve_data_root
 from vitascope.data.dataset import DataSource, ImageSize
-from vitascope.data.sources.arrays import open_builtin_digits, open_npz
+from vitascope.data.sources.arrays import open_builtin_digits, open_npz_data_source
 from vitascope.data.sources.folder import open_image_folder
 from vitascope.data.sources.named import PUBLISHED_DATASETS, open_or_download_published_dataset
 from vitascope.errors import UserError, suggest_choice
@@ -34,7 +34,7 @@ def check_data_name_exists(config: DataConfig) -> None:
 
 
 def open_data_source(
-    config: DataConfig, image_size: ImageSize, num_channels: int, *, for_training: bool = True
+    config: DataConfig, image_size: ImageSize, num_channels: int, *, must_be_trainable: bool = True
 ) -> DataSource:
     """Open the data set. Images of a folder are converted to `image_size` and `num_channels`.
 
@@ -45,9 +45,9 @@ def open_data_source(
         return open_or_download_published_dataset(config.name, resolve_data_root(config.root), download=config.download)
     path = _find_path_or_under_root(config)
     if path.is_dir():
-        return open_image_folder(path, image_size, num_channels, config, min_classes=2 if for_training else 1)
+        return open_image_folder(path, image_size, num_channels, config, min_classes=2 if must_be_trainable else 1)
     if path.is_file() and path.suffix == ".npz":
-        return open_npz(path, for_training=for_training)
+        return open_npz_data_source(path, must_be_trainable=must_be_trainable)
     check_data_name_exists(config)
     raise UserError(f"data.name={config.name} is neither a folder of class folders nor an .npz file.")
 

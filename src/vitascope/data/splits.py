@@ -78,11 +78,13 @@ def load_train_and_validation_data(
         train = all_train.select(indices.train)
         validation = all_train.select(indices.validation) if len(indices.validation) else None
     train = train.select(draw_stratified_subset_indices(train.labels, config.fraction, seed))
-    preprocessing = make_preprocessing(train, image_size, num_channels)
+    preprocessing = make_preprocessing_with_train_statistics(train, image_size, num_channels)
     return TrainingData(source, train, validation, preprocessing, all_train.fingerprint())
 
 
-def make_preprocessing(train_split: Dataset, image_size: ImageSize, num_channels: int) -> Preprocessing:
+def make_preprocessing_with_train_statistics(
+    train_split: Dataset, image_size: ImageSize, num_channels: int
+) -> Preprocessing:
     """Return the preprocessing with mean and standard deviation of the training images, in the model's channels."""
     mean, std = train_split.statistics()
     if len(mean) != num_channels:

@@ -102,7 +102,7 @@ class DataSummary:
         return text
 
 
-def summarize_data(data_name: str, data_folder: str | None) -> DataSummary:
+def open_and_summarize_all_splits(data_name: str, data_folder: str | None) -> DataSummary:
     """Describe every split, including the test images. Do not use the result to choose a model."""
     source = open_data_source(DataConfig(name=data_name, root=data_folder, memory=inf), *PREVIEW_SIZE)
     splits = {name: source.load_split(name) for name in source.split_names}

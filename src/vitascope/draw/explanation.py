@@ -111,7 +111,7 @@ LINE_COLOURS = (*COLOURS, "#000000")
 def draw_deletion_and_insertion(
     deletion_curves: dict[str, NDArray],
     insertion_curves: dict[str, NDArray],
-    method_order: list[str],
+    colour_order: list[str],
     caption_text: str,
 ) -> Figure:
     """Draw the mean probability after each step. `method_order` fixes the colours; a random order is grey."""
@@ -124,8 +124,8 @@ def draw_deletion_and_insertion(
         for name, curve in sorted(
             curves.items(), key=lambda item: _compute_area_under_curve(item[1]), reverse=curves is insertion_curves
         ):
-            colour = LINE_COLOURS[method_order.index(name) % len(LINE_COLOURS)] if name in method_order else "#999999"
-            style = "-" if name in method_order else ":"
+            colour = LINE_COLOURS[colour_order.index(name) % len(LINE_COLOURS)] if name in colour_order else "#999999"
+            style = "-" if name in colour_order else ":"
             steps = np.linspace(0, 100, len(curve))
             panel.plot(
                 steps, curve, color=colour, linestyle=style, label=f"{name}  {_compute_area_under_curve(curve):.3f}"

@@ -72,10 +72,10 @@ class Calibration:
         side = "above" if self.gap > 0 else "below"
         if gap != error:
             return f"{text}; mean confidence is {gap} percentage points {side} the accuracy"
-        return f"{text}, {direction} in every bin" if self.is_one_sided else f"{text}, mostly {direction}"
+        return f"{text}, {direction} in every bin" if self.all_gaps_have_same_sign else f"{text}, mostly {direction}"
 
     @property
-    def is_one_sided(self) -> bool:
+    def all_gaps_have_same_sign(self) -> bool:
         """Whether the confidence is above the accuracy in all bins, or below it in all; empty bins do not count."""
         gaps = [
             bin_.confidence - bin_.accuracy
@@ -96,7 +96,7 @@ class TemperatureScaling:
     bins: list[CalibrationBin]
 
 
-def compute_calibration(logits: Logits, labels: Labels, num_bins: int = NUM_BINS) -> Calibration:
+def compute_calibration_and_scores(logits: Logits, labels: Labels, num_bins: int = NUM_BINS) -> Calibration:
     """Return the calibration over equal-width bins; computed in float64, because many values are close to 1."""
     probabilities = logits.double().softmax(1)
     confidence, predicted = probabilities.max(1)
@@ -147,5 +147,5 @@ def compute_temperature_scaled_calibration(
     logits: Logits, labels: Labels, temperature: float, num_fit_images: int
 ) -> TemperatureScaling:
     """Return the calibration of these images with a temperature that was fitted on other images."""
-    scaled = compute_calibration(logits.double() / temperature, labels)
+    scaled = compute_calibration_and_scores(logits.double() / temperature, labels)
     return TemperatureScaling(temperature, num_fit_images, scaled.ece, scaled.loss, scaled.bins)

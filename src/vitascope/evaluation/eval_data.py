@@ -147,7 +147,7 @@ def _load_other_eval_data(config: DataConfig, model_info: ModelInfo, split: str 
 def _open_data_source(config: DataConfig, model_info: ModelInfo) -> DataSource:
     """Open the data; images in a folder are read at the size of the run's stored images."""
     channels, rows, columns = model_info.stored
-    return open_data_source(replace(config, memory=inf), (rows, columns), channels, for_training=False)
+    return open_data_source(replace(config, memory=inf), (rows, columns), channels, must_be_trainable=False)
 
 
 def _check_classes_unchanged(data_name: str, classes: list[str], model_info: ModelInfo) -> None:

@@ -12,7 +12,7 @@ from vitascope.errors import UserError
 from vitascope.evaluation.calibration import (
     Calibration,
     TemperatureScaling,
-    compute_calibration,
+    compute_calibration_and_scores,
     compute_temperature_scaled_calibration,
     fit_temperature_within_bounds,
 )
@@ -34,7 +34,7 @@ from vitascope.run.wall_clock import (
     EVALUATE,
     is_trained_by_this_process,
     measure_process_seconds_if_alone,
-    note_task_start,
+    record_task_start_in_this_process,
 )
 from vitascope.shapes import Logits
 from vitascope.training.hardware import make_float32_inference_hardware
@@ -60,7 +60,7 @@ def evaluate_and_log_test_use(
     check_views_match_training(run.recipe, views)
     eval_data = load_eval_data(run, model_info, split, data)
     fitted = fit_validation_temperature_or_explain(model, run, model_info, eval_data, views)
-    entry_id = _create_test_use_log_entry(model, run, eval_data, views, weights_label)
+    entry_id = _log_test_use_if_test_images(model, run, eval_data, views, weights_label)
     timed = _compute_and_time_logits(model, run, eval_data.samples.images, model_info, views)
     scores = _score_logits(timed.logits, eval_data.samples, model_info.classes)
     evaluation = Evaluation(
@@ -103,7 +103,7 @@ def _score_logits(logits: Logits, samples: Dataset, classes: list[str]) -> Score
     return {
         "top5": top_k_accuracy(logits, samples.labels, 5),
         "confusion_matrix": confusion_matrix,
-        "calibration": compute_calibration(logits, samples.labels),
+        "calibration": compute_calibration_and_scores(logits, samples.labels),
         "per_class": compute_class_scores(confusion_matrix, classes),
         "worst_errors": find_worst_errors(logits, samples, classes),
     }
@@ -144,7 +144,7 @@ def fit_validation_temperature_or_explain(
     return FittedTemperature(temperature, len(validation), f"fitted on {len(validation):,} validation images")
 
 
-def _create_test_use_log_entry(
+def _log_test_use_if_test_images(
     model: VisionTransformer, run: Run, eval_data: EvalData, views: int, weights_label: str
 ) -> int | None:
     """Log a use of test images before it starts, and return its id; None for training and validation images."""
@@ -222,7 +222,7 @@ class TimedLogits(NamedTuple):
 def _compute_and_time_logits(
     model: VisionTransformer, run: Run, images: UInt8Images, model_info: ModelInfo, views: int
 ) -> TimedLogits:
-    note_task_start(EVALUATE, run)
+    record_task_start_in_this_process(EVALUATE, run)
     hardware, start = make_float32_inference_hardware(model), time.monotonic()
     if hardware.device == "cuda":
         compute_logits(

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.evaluation.eval_data import sample_val_or_train_images
-from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
+from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.model.precision import replace_linear_with_int8
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import Run
-from vitascope.run.files import read_json_or_empty, write_json
+from vitascope.run.files import read_json_object_or_empty, write_json
 from vitascope.run.machine import measure_inference_speedup
 from vitascope.shapes import Features
 from vitascope.training.hardware import make_float32_inference_hardware
 from vitascope.training.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
-from vitascope.training.scoring import choose_inference_batch_size, compute_outputs
+from vitascope.training.scoring import choose_inference_batch_size, compute_outputs_in_eval_mode
 from vitascope.weights.model_info import ModelInfo
 
 MIN_SPEEDUP = 1.15  # minimum speed-up; below it float32 is used
@@ -110,7 +110,7 @@ def load_or_measure_accuracy_loss(
     """Return the accuracy loss on the run's own images, in percentage points; None if they are not available.
 
     Test images are never used."""
-    earlier_checks = read_json_or_empty(run.get_path("fast.json"))
+    earlier_checks = read_json_object_or_empty(run.get_path("fast.json"))
     number_format += "".join(f", {name}={count}" for name, count in model.config.token_reduction.items())
     if number_format in earlier_checks:
         return earlier_checks[number_format]["points_lost"]
@@ -120,7 +120,7 @@ def load_or_measure_accuracy_loss(
     samples = run_sample.samples
     accuracies = []
     for compute_pooled in (model.compute_pooled_features, compute_fast_pooled):
-        features = compute_outputs(
+        features = compute_outputs_in_eval_mode(
             model, compute_pooled, samples.images, model_info.preparation, make_float32_inference_hardware(model)
         )
         with torch.no_grad():
@@ -173,7 +173,7 @@ class CudaGraphInference:
             with torch.autocast("cuda", torch.bfloat16):
                 return compiled(inputs)
 
-        graph, output = record_cuda_graph(run_model, repeat(run_model, WARM_UP_CALLS))
+        graph, output = warm_up_and_record_cuda_graph(run_model, make_repeated_call(run_model, WARM_UP_CALLS))
         self.captured_graphs[batch_size] = CapturedGraph(graph, inputs, output)
         return self.captured_graphs[batch_size]
 

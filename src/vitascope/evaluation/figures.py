@@ -24,7 +24,7 @@ from vitascope.evaluation.calibration import NUM_BINS, CalibrationBin, Interval
 from vitascope.evaluation.embedding import Neighbours
 from vitascope.evaluation.report import Evaluation, spell_out_split_name
 from vitascope.evaluation.robustness import RobustnessCurve
-from vitascope.run.files import make_folder, read_json_or_empty, write_json
+from vitascope.run.files import make_folder, read_json_object_or_empty, write_json
 
 MAX_NAME_LENGTH = 20
 SAME = " (same image)"  # mark of a neighbour with the query's pixels
@@ -61,7 +61,7 @@ def _make_folder_name(evaluation: Evaluation) -> str:
 
 def _add_earlier_robustness_if_same(evaluation: Evaluation, report_path: Path) -> Evaluation:
     """Add the robustness of an earlier report if it is about the same predictions for the same images."""
-    earlier, current = read_json_or_empty(report_path), evaluation.as_dict()
+    earlier, current = read_json_object_or_empty(report_path), evaluation.as_dict()
     is_same = all(
         earlier.get(name) == current[name] for name in ("data", "split", "images", "views", "weights", "confusion")
     )

@@ -19,7 +19,7 @@ from vitascope.data.sources.folder import (
 )
 from vitascope.draw.html import encode_image_as_html, make_html_bar, make_html_table
 from vitascope.errors import UserError, format_count
-from vitascope.run.files import read_json_or_empty
+from vitascope.run.files import read_json_object_or_empty
 from vitascope.shapes import Logits
 
 EXPLANATIONS_FILE = "explanations.json"  # lists the files that `vitascope explain` wrote
@@ -126,7 +126,7 @@ def _list_files_and_whether_named(paths: Iterable[Path]) -> list[ListedFile]:
 
 def _read_explanation_figure_names(explanations_path: Path) -> list[str]:
     """Return the names of the figures that `vitascope explain` wrote, which are not input images."""
-    files = read_json_or_empty(explanations_path).get("files", [])
+    files = read_json_object_or_empty(explanations_path).get("files", [])
     return [Path(str(file)).name for file in files] if isinstance(files, list) else []
 
 

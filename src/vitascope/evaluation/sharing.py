@@ -47,7 +47,7 @@ def save_pretrained(model: TrainedTransformer, folder: str | os.PathLike[str], *
                 write_json(staging / file, content)
             save_weights(staging / LAST_WEIGHTS, tensors)
             write_atomically(staging / "README.md", format_model_card(model, library))
-            verify_saved_model(model, staging, library)
+            measure_and_check_saved_model_error(model, staging, library)
             make_folder(target)
             for file in sorted(staging.iterdir()):
                 file.replace(target / file.name)
@@ -82,7 +82,7 @@ def push_to_hub(
 
 
 @torch.no_grad()
-def verify_saved_model(model: TrainedTransformer, folder: Path, library: str) -> float:
+def measure_and_check_saved_model_error(model: TrainedTransformer, folder: Path, library: str) -> float:
     """Return the largest relative difference between the saved and the original model's logits.
 
     Raise a UserError if it exceeds rounding. The original is computed in float32, in evaluation mode."""

@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +23,11 @@ from vitascope.evaluation.report import Evaluation, describe_token_reduction
 from vitascope.model.anatomy import count_parameters
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.checkpoint import load_run_weights, read_model_info
+from vitascope.run.checkpoint import load_run_weights_into_model, read_model_info
 from vitascope.run.directory import ExternalModel, Run, make_external_model, open_run_or_newest
 from vitascope.shapes import Features
 from vitascope.training.hardware import choose_or_check_device, make_float32_inference_hardware
-from vitascope.training.scoring import check_views_match_training, compute_logits, compute_outputs
+from vitascope.training.scoring import check_views_match_training, compute_logits, compute_outputs_in_eval_mode
 from vitascope.weights.files import WEIGHTS_SUFFIXES
 from vitascope.weights.model_info import ModelInfo
 from vitascope.weights.pretrained import ONLINE_PREFIXES, open_weights
@@ -73,7 +73,7 @@ class TrainedTransformer(VisionTransformer):
                 f", {name}={count}" for name, count in tokens_per_block.items() if count
             )
 
-    def predict(self, images: ImagesInput, *, views: int = 1) -> Predictions:
+    def predict(self, images: ImagesInput, *, views: Literal[1, 2, 6, 10] = 1) -> Predictions:
         """Predict one or many images: paths, Pillow images, arrays (channels last) or tensors (channels first).
 
         `views`: 1, 2 (with the mirror image), 6 or 10 (also shifted by one pixel); their logits are averaged."""
@@ -99,7 +99,7 @@ class TrainedTransformer(VisionTransformer):
         return PredictionsWithFeatures(build_predictions(logits, loaded_images, self.classes), features)
 
     def compute_stored_features(self, stored_images: Tensor) -> Features:
-        return compute_outputs(
+        return compute_outputs_in_eval_mode(
             self,
             self.compute_pooled_features,
             stored_images,
@@ -219,7 +219,7 @@ def refers_to_external_weights(model_ref: str | os.PathLike[str]) -> bool:
 
 def _load_from_run(run: Run, best: bool) -> TrainedTransformer:
     model = TrainedTransformer(run, read_model_info(run), "best" if best else "last")
-    load_run_weights(model, run, use_best_epoch=best)
+    load_run_weights_into_model(model, run, use_best_epoch=best)
     return model
 
 

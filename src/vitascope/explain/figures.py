@@ -103,7 +103,7 @@ def write_explanation_figures(
 ) -> ExplainReport:
     """Write explanations and attention maps of each image, and the faithfulness of each method over all images."""
     inputs = build_attribution_inputs(subject.model, subject.preprocessing(loaded_images.images), request.target)
-    selection = _select_maps(request, inputs)
+    selection = _check_and_select_maps(request, inputs)
     with torch.no_grad():
         probabilities = predict_probabilities(subject.model, inputs.images)
     heatmaps = {method: METHODS[method](inputs).cpu() for method in request.methods}
@@ -128,12 +128,12 @@ def write_explanation_figures(
         method: compute_deletion_and_insertion_curves(inputs, heatmap)
         for method, heatmap in {**heatmaps, "random": attribute_at_random(inputs)}.items()
     }
-    report.files += _measure_and_draw_faithfulness(curves, len(inputs.images), output_folder)
+    report.files += _write_faithfulness_figure(curves, len(inputs.images), output_folder)
     report.faithfulness = summarise_and_rank_faithfulness(curves)
     return report
 
 
-def _select_maps(request: ExplainRequest, inputs: AttributionInputs) -> MapSelection:
+def _check_and_select_maps(request: ExplainRequest, inputs: AttributionInputs) -> MapSelection:
     """Check the requested blocks, heads and query patch."""
     return MapSelection(
         check_indices_or_list_all(request.blocks, len(inputs.maps), "block"),
@@ -229,7 +229,7 @@ def _write_logit_lens_figures(
     return files
 
 
-def _measure_and_draw_faithfulness(
+def _write_faithfulness_figure(
     curves_by_method: dict[str, FaithfulnessCurves], num_images: int, output_folder: Path
 ) -> list[Path]:
     images_text = "One image" if num_images == 1 else f"Mean over {num_images} images"

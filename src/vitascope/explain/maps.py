@@ -87,7 +87,7 @@ def _check_maps_reproduce_output(explicit_output: Tensor, fused_output: Tensor, 
 
 
 @contextmanager
-def force_fused_attention(model: nn.Module) -> Iterator[None]:
+def force_fused_attention_temporarily(model: nn.Module) -> Iterator[None]:
     """Make every attention layer call PyTorch's fused function, where it can be recorded; undone afterwards.
 
     timm and transformers can otherwise compute attention themselves, and our models can use other kernels."""
@@ -117,7 +117,7 @@ def compute_logits_and_maps(model: nn.Module, images: Images, edit_maps: MapEdit
     if model.training:
         raise UserError("The model is in training mode, so dropout is active. Call model.eval() first.")
     recorder = AttentionRecorder(edit_maps)
-    with force_fused_attention(model), recorder:
+    with force_fused_attention_temporarily(model), recorder:
         logits = compute_logits_with_all_tokens(model, images)
     if not recorder.maps:
         raise UserError(

@@ -4,16 +4,22 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
-from vitascope.explain.maps import BATCH_SIZE, AttentionRecorder, compute_logits_with_all_tokens, force_fused_attention
+from vitascope.explain.maps import (
+    BATCH_SIZE,
+    AttentionRecorder,
+    compute_logits_with_all_tokens,
+    force_fused_attention_temporarily,
+)
 from vitascope.explain.subject import TokenLayout
 from vitascope.model.vit import VisionTransformer
-from vitascope.shapes import AttentionMaps, Features, HeadValues, Images, Logits, Tokens
+from vitascope.shapes import AttentionMaps, Features, Images, Logits, Tokens
 
 
-def compute_mean_attention_distance(maps: AttentionMaps, layout: TokenLayout) -> HeadValues:
+def compute_mean_attention_distance(maps: AttentionMaps, layout: TokenLayout) -> Float[Tensor, "image head"]:
     """Mean attention distance of each head, in patches: image × head.
 
     Attention to class and register tokens is excluded and the rest normalised to sum to 1. Otherwise a head that mostly
@@ -27,7 +33,7 @@ def compute_mean_attention_distance(maps: AttentionMaps, layout: TokenLayout) ->
     return (patch_maps * distance).sum(-1).mean(-1)
 
 
-def compute_attention_entropy(maps: AttentionMaps) -> HeadValues:
+def compute_attention_entropy(maps: AttentionMaps) -> Float[Tensor, "image head"]:
     """Attention entropy of each head in nats: 0 if every query attends to one token, ln(tokens) if uniform."""
     return -torch.xlogy(maps, maps).sum(-1).mean(-1)
 
@@ -94,7 +100,7 @@ def record_hidden_states(model: nn.Module, images: Images) -> list[Tokens]:
         *(block.register_forward_hook(record_output) for block in blocks),
     ]
     try:
-        with force_fused_attention(model), recorder:
+        with force_fused_attention_temporarily(model), recorder:
             compute_logits_with_all_tokens(model, images)
     finally:
         for hook in hooks:
@@ -123,13 +129,13 @@ def pool_class_token_or_mean(tokens: Tokens, layout: TokenLayout) -> Features:
 
 def apply_logit_lens(model: nn.Module, tokens: Tokens) -> Logits:
     """Logit lens: apply the final norm, pooling and head to an earlier block's tokens."""
-    final_layers = _get_final_layers(model)
+    final_layers = _find_norm_and_classifier(model)
     return final_layers.classify(final_layers.norm(tokens))
 
 
 def apply_logit_lens_per_token(model: Any, tokens: Tokens) -> Tensor:
     """Logit lens of single tokens: batch × token × class."""
-    norm = _get_final_layers(model).norm
+    norm = _find_norm_and_classifier(model).norm
     if hasattr(model, "vit"):
         return model.classifier(norm(tokens))
     return model.head(model.fc_norm(norm(tokens)))
@@ -140,7 +146,7 @@ class FinalLayers(NamedTuple):
     classify: Callable[[Tensor], Tensor]  # normalised tokens -> logits
 
 
-def _get_final_layers(model: Any) -> FinalLayers:
+def _find_norm_and_classifier(model: Any) -> FinalLayers:
     """Return the final norm and the classifier of a model of Vitascope, timm or transformers."""
     if hasattr(model, "forward_head") and isinstance(getattr(model, "norm", None), nn.Module):
         return FinalLayers(model.norm, model.forward_head)

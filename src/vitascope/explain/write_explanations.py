@@ -26,7 +26,7 @@ from vitascope.explain.model_figures import (
 )
 from vitascope.explain.subject import ExplainedModel, get_token_layout
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, load_weights_file
+from vitascope.run.checkpoint import SNAPSHOTS_FOLDER, load_weights_file_into_model
 from vitascope.run.files import write_atomically
 from vitascope.shapes import Images, PatchHeatmap, TargetClasses
 
@@ -81,7 +81,7 @@ def write_snapshot_figures_if_any(subject: ExplainedModel, images: Images, outpu
 
 def _copy_with_snapshot_weights(model: VisionTransformer, weights_path: Path) -> VisionTransformer:
     snapshot = VisionTransformer(model.config).eval()
-    load_weights_file(snapshot, weights_path)
+    load_weights_file_into_model(snapshot, weights_path)
     return snapshot
 
 

@@ -8,7 +8,9 @@ import torch
 Output = TypeVar("Output")
 
 
-def record_cuda_graph(run: Callable[[], Output], warm_up: Callable[[], object]) -> tuple[torch.cuda.CUDAGraph, Output]:
+def warm_up_and_record_cuda_graph(
+    run: Callable[[], Output], warm_up: Callable[[], object]
+) -> tuple[torch.cuda.CUDAGraph, Output]:
     """Run `warm_up` on another stream, in which kernels are chosen and memory is allocated, then record `run`.
 
     Return the graph and the output of `run`, which every replay overwrites."""
@@ -23,7 +25,7 @@ def record_cuda_graph(run: Callable[[], Output], warm_up: Callable[[], object]) 
     return graph, output
 
 
-def repeat(function: Callable[[], object], num_calls: int) -> Callable[[], None]:
+def make_repeated_call(function: Callable[[], object], num_calls: int) -> Callable[[], None]:
     """Return a function that calls `function` so many times."""
 
     def call_repeatedly() -> None:

@@ -29,22 +29,34 @@ class Stage:
         return prod(self.shape) * BYTES_PER_FLOAT
 
 
-def list_stages(config: ModelConfig, *, batch_size: int = 1, num_tokens: int | None = None) -> list[Stage]:
-    """Return all stages in order. With `num_tokens`, start at the first block with this number of tokens."""
-    for name, value in (("batch", batch_size), ("tokens", num_tokens)):
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value} must be at least 1.")
-    input_stages = (
-        _list_embedding_stages(config, batch_size)
-        if num_tokens is None
-        else [_make_input_tokens_stage(config, batch_size, num_tokens, num_parameters=0)]
-    )
-    count = config.num_tokens if num_tokens is None else num_tokens
-    blocks: list[Stage] = []
-    for index, num_removed in enumerate(config.num_removed_per_block if num_tokens is None else [0] * config.depth):
-        blocks += _list_block_stages(config, batch_size, count, count - num_removed, f"blocks.{index}.")
-        count -= num_removed
-    return input_stages + blocks + _list_head_stages(config, batch_size, count)
+def list_stages(config: ModelConfig, *, batch_size: int = 1) -> list[Stage]:
+    """Return all stages in order, from the image to the logits."""
+    _check_at_least_one("batch", batch_size)
+    blocks_and_head = _list_block_and_head_stages(config, batch_size, config.num_tokens, config.num_removed_per_block)
+    return _list_embedding_stages(config, batch_size) + blocks_and_head
+
+
+def list_stages_from_first_block(config: ModelConfig, num_tokens: int, *, batch_size: int = 1) -> list[Stage]:
+    """Return the stages from this number of tokens at the first block to the logits. No token is merged or dropped."""
+    _check_at_least_one("batch", batch_size)
+    _check_at_least_one("tokens", num_tokens)
+    input_tokens = _make_input_tokens_stage(config, batch_size, num_tokens, num_parameters=0)
+    return [input_tokens, *_list_block_and_head_stages(config, batch_size, num_tokens, [0] * config.depth)]
+
+
+def _check_at_least_one(option_name: str, value: int) -> None:
+    if value < 1:
+        raise UserError(f"{option_name}={value} must be at least 1.")
+
+
+def _list_block_and_head_stages(
+    config: ModelConfig, batch_size: int, num_tokens: int, num_removed_per_block: list[int]
+) -> list[Stage]:
+    stages: list[Stage] = []
+    for index, num_removed in enumerate(num_removed_per_block):
+        stages += _list_block_stages(config, batch_size, num_tokens, num_tokens - num_removed, f"blocks.{index}.")
+        num_tokens -= num_removed
+    return stages + _list_head_stages(config, batch_size, num_tokens)
 
 
 def _list_embedding_stages(config: ModelConfig, batch_size: int) -> list[Stage]:
@@ -204,13 +216,13 @@ def count_parameters(config: ModelConfig) -> int:
     return sum(stage.parameters for stage in list_stages(config))
 
 
-def count_flops(config: ModelConfig, num_visible_patches: int | None = None) -> int:
+def count_forward_flops_per_image(config: ModelConfig, num_visible_patches: int | None = None) -> int:
     """Count the FLOPs of one image's forward pass, as papers do.
 
     With `num_visible_patches`, all patches are embedded and this number enters the blocks (MAE)."""
     if num_visible_patches is None:
         return sum(stage.flops for stage in list_stages(config))
-    blocks = list_stages(config, num_tokens=config.num_prefix_tokens + num_visible_patches)
+    blocks = list_stages_from_first_block(config, config.num_prefix_tokens + num_visible_patches)
     return sum(stage.flops for stage in [*_list_embedding_stages(config, 1), *blocks])
 
 

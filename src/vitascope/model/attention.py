@@ -16,7 +16,7 @@ from vitascope.model.scaled_dot_product import (
     BACKENDS,
     attend_fused,
     causal_mask,
-    check_mask,
+    check_mask_dtype_and_shape,
     compute_attention_maps,
     off_diagonal_mask,
     prefer_sdpa_backend,
@@ -93,7 +93,7 @@ class SelfAttention(nn.Module):
         self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None, num_outputs: int | None = None
     ) -> OutputTokens:
         """Attend. With `num_outputs`, only the first `num_outputs` tokens are queries and outputs."""
-        check_tokens(tokens, self.embed_dim)
+        check_token_shape_and_dtype(tokens, self.embed_dim)
         if num_outputs is not None:
             return self.attend_and_project(*self.compute_queries_keys_values(tokens, rotation, num_outputs), mask)
         packed = self.qkv(tokens)
@@ -114,7 +114,11 @@ class SelfAttention(nn.Module):
     ) -> OutputTokens:
         """Attend with the fused kernel and project. `token_sizes`: number of patches merged into each key."""
         has_no_empty_row = mask is None and key.shape[2] > 1  # causal and local masks leave every query a key
-        mask = self.combine_masks(mask, key) if token_sizes is None else self.compute_size_bias(token_sizes, key)
+        mask = (
+            self.combine_with_causal_or_local_mask(mask, key)
+            if token_sizes is None
+            else self.compute_size_bias(token_sizes, key)
+        )
         mask = mask if mask is None else mask[..., : query.shape[2], :]
         dropout = self.attn_drop.p if self.training else 0.0
         if self.kernel == UNFUSED_KERNEL and not dropout:
@@ -123,22 +127,28 @@ class SelfAttention(nn.Module):
             return self.concat_and_project_heads(compute_attention_maps(query, key, mask) @ value)
         with prefer_sdpa_backend(self.kernel):
             head_outputs = attend_fused(
-                query, key, value, mask, causal=self.causal, dropout_rate=dropout, skip_empty_row_check=has_no_empty_row
+                query,
+                key,
+                value,
+                mask,
+                causal=self.causal and mask is None,
+                dropout_rate=dropout,
+                all_rows_have_a_key=has_no_empty_row,
             )
         return self.concat_and_project_heads(head_outputs)
 
     def maps(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> AttentionMaps:
         """Return the attention maps, (batch, head, query, key); rows sum to 1."""
-        check_tokens(tokens, self.embed_dim)
+        check_token_shape_and_dtype(tokens, self.embed_dim)
         query, key, _ = self.compute_queries_keys_values(tokens, rotation)
-        mask = self.combine_masks(mask, key)
+        mask = self.combine_with_causal_or_local_mask(mask, key)
         if mask is None and self.causal:
             mask = causal_mask(tokens.shape[1], tokens.device)
         return compute_attention_maps(query, key, mask)
 
     def mix(self, maps: AttentionMaps, tokens: Tokens) -> Tokens:
         """Average the values with the maps as weights, concatenate the heads, project."""
-        check_tokens(tokens, self.embed_dim)
+        check_token_shape_and_dtype(tokens, self.embed_dim)
         _, _, value = self.compute_queries_keys_values(tokens)
         return self.concat_and_project_heads(self.attn_drop(maps) @ value)
 
@@ -205,13 +215,13 @@ class SelfAttention(nn.Module):
         joined = rearrange(head_outputs, "batch head token width -> batch token (head width)")
         return self.proj_drop(self.proj(joined))
 
-    def combine_masks(self, mask: Tensor | None, key: HeadTokens) -> Tensor | None:
+    def combine_with_causal_or_local_mask(self, mask: Tensor | None, key: HeadTokens) -> Tensor | None:
         """Return the caller's mask with a head axis, combined with the causal or local mask; None if none is needed."""
         tokens = key.shape[2]
         if mask is None:
             return None if self.scale is None else off_diagonal_mask(tokens, key.device)
         mask = mask[:, None] if mask.ndim == 3 else mask
-        check_mask(mask, torch.Size([*key.shape[:3], tokens]))
+        check_mask_dtype_and_shape(mask, torch.Size([*key.shape[:3], tokens]))
         if not self.causal and self.scale is None:
             return mask
         layer_mask = (causal_mask if self.causal else off_diagonal_mask)(tokens, key.device)
@@ -243,7 +253,7 @@ class SelfAttention(nn.Module):
         return self.qkv.weight[2 * self.embed_dim :]
 
 
-def check_tokens(tokens: Tensor, embed_dim: int) -> None:
+def check_token_shape_and_dtype(tokens: Tensor, embed_dim: int) -> None:
     """Raise an error unless tokens are float, batch × token × feature, with `embed_dim` features."""
     if tokens.ndim != 3:
         raise UserError(f"Tokens must be batch × token × feature; these have shape {list(tokens.shape)}.")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitascope.errors import UserError
-from vitascope.model.attention import SelfAttention, check_tokens
+from vitascope.model.attention import SelfAttention, check_token_shape_and_dtype
 from vitascope.model.scaled_dot_product import attend, compute_attention_maps
 from vitascope.shapes import AttentionMaps, Images, Tokens
 
@@ -36,7 +36,7 @@ class SingleHeadAttention(nn.Module):
         keys = queries if keys is None else keys
         values = keys if values is None else values
         for tokens in (queries, keys, values):
-            check_tokens(tokens, self.query.in_features)
+            check_token_shape_and_dtype(tokens, self.query.in_features)
         return attend(self.query(queries), self.key(keys), self.value(values), mask)
 
     def maps(self, queries: Tensor, keys: Tensor | None = None, mask: Tensor | None = None) -> Tensor:

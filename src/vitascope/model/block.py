@@ -112,7 +112,7 @@ class LayerScale(nn.Module):
         return f"init_value={self.init_value:g}"
 
 
-def check_depth_noise(depth_noise: Tensor, num_images: int, num_branches: int) -> None:
+def check_depth_noise_shape(depth_noise: Tensor, num_images: int, num_branches: int) -> None:
     """Raise an error unless there is one number per image and residual branch."""
     if tuple(depth_noise.shape) != (num_images, num_branches):
         raise UserError(

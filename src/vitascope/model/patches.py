@@ -13,7 +13,7 @@ from vitascope.model.config import ModelConfig, Size, as_pair, check_and_convert
 from vitascope.shapes import Images, Patches, PatchTokens
 
 
-def check_images(images: Tensor, config: ModelConfig, weight_dtype: torch.dtype) -> None:
+def check_image_shape_and_dtype(images: Tensor, config: ModelConfig, weight_dtype: torch.dtype) -> None:
     """Raise an error unless images are float, batch × channel × height × width, with the model's size and channels."""
     if images.ndim != 4:
         hint = " Add a batch axis: images[None]." if images.ndim == 3 else ""

@@ -49,7 +49,7 @@ def compute_attention_maps(query: Tensor, key: Tensor, mask: Tensor | None = Non
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)  # scaled first: float16 would overflow
     if mask is None:
         return scores.softmax(dim=-1)
-    check_mask(mask, scores.shape)
+    check_mask_dtype_and_shape(mask, scores.shape)
     mask, empty = unmask_empty_rows(mask, query.dtype)
     scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(dim=-1).masked_fill(empty, 0.0)
@@ -63,14 +63,17 @@ def attend_fused(
     *,
     causal: bool = False,
     dropout_rate: float = 0.0,
-    skip_empty_row_check: bool = False,
+    all_rows_have_a_key: bool = False,
 ) -> Tensor:
     """Compute the same as `attend` with PyTorch's fused kernels, which do not store the maps.
 
-    `skip_empty_row_check`: every query has at least one unmasked key."""
-    if mask is None or skip_empty_row_check:
+    `all_rows_have_a_key`: the mask gives every query at least one key, so that no row needs a check. A mask excludes
+    `causal`: combine them before."""
+    if mask is not None and causal:
+        raise UserError("Give either a mask or causal=True. To combine them, give mask & causal_mask(num_tokens).")
+    if mask is None or all_rows_have_a_key:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout_rate, is_causal=causal)
-    check_mask(mask, torch.Size([*query.shape[:-1], key.shape[-2]]))
+    check_mask_dtype_and_shape(mask, torch.Size([*query.shape[:-1], key.shape[-2]]))
     mask, empty = unmask_empty_rows(mask, query.dtype)
     return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout_rate).masked_fill(empty, 0.0)
 
@@ -104,7 +107,7 @@ def to_additive_mask(mask: AttentionMask, blocked_value: float = float("-inf")) 
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, blocked_value)
 
 
-def check_mask(mask: Tensor, scores_shape: torch.Size) -> None:
+def check_mask_dtype_and_shape(mask: Tensor, scores_shape: torch.Size) -> None:
     """Raise an error unless the mask is boolean or float and can be broadcast to the scores."""
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise UserError(

@@ -115,7 +115,7 @@ def _run_block_with_token_reduction(
     rotation = None if model.rotation is None else model.rotation[:, groups.position_indices][:, :, None]
     query, key, value = attn.compute_queries_keys_values(block.norm1(groups.tokens), rotation, num_outputs)
     if model.config.drop_tokens and num_outputs is None:
-        maps = compute_attention_maps(query, key, attn.combine_masks(None, key))
+        maps = compute_attention_maps(query, key, attn.combine_with_causal_or_local_mask(None, key))
         groups = groups.add_residual(block.ls1(attn.concat_and_project_heads(maps @ value)))
         groups = drop_least_attended_patches(groups, maps, prefix, num_removed, model.config.global_pool == "token")
     else:

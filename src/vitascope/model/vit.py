@@ -5,13 +5,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitascope.errors import UserError
-from vitascope.model.attention import check_tokens
-from vitascope.model.block import Block, check_depth_noise
+from vitascope.model.attention import check_token_shape_and_dtype
+from vitascope.model.block import Block, check_depth_noise_shape
 from vitascope.model.config import ModelConfig
 from vitascope.model.head import POOLS
 from vitascope.model.initialize import INITIALIZERS
 from vitascope.model.norm import make_norm
-from vitascope.model.patches import TOKENIZERS, check_images
+from vitascope.model.patches import TOKENIZERS, check_image_shape_and_dtype
 from vitascope.model.positions import make_absolute_position_table, make_rotary_table
 from vitascope.model.precision import to_autocast_dtype
 from vitascope.model.token_merging import encode_with_token_reduction
@@ -58,7 +58,7 @@ class VisionTransformer(nn.Module):
 
     def compute_pooled_features(self, images: Tensor, depth_noise: Tensor | None = None) -> Features:
         """Return the input of the classifier: one feature vector per image."""
-        check_images(images, self.config, next(self.patch_embed.parameters()).dtype)
+        check_image_shape_and_dtype(images, self.config, next(self.patch_embed.parameters()).dtype)
         num_outputs = 1 if self.config.global_pool == "token" else None
         if not self.training and self.config.token_reduction:
             tokens, token_sizes = encode_with_token_reduction(self, self.embed(images), num_outputs)
@@ -68,7 +68,7 @@ class VisionTransformer(nn.Module):
 
     def forward_features(self, images: Tensor) -> Tokens:
         """(batch, channel, height, width) -> all tokens of the last block, normalised as the head expects them."""
-        check_images(images, self.config, next(self.patch_embed.parameters()).dtype)
+        check_image_shape_and_dtype(images, self.config, next(self.patch_embed.parameters()).dtype)
         return self.encode(self.embed(images))
 
     def embed(self, images: Images) -> Tokens:
@@ -89,7 +89,7 @@ class VisionTransformer(nn.Module):
 
         With `num_outputs`, the last block returns only the first `num_outputs` tokens. `rotation` replaces the model's
         rotary table, for tokens at other positions. `depth_noise`: as in `forward`."""
-        check_tokens(tokens, self.config.embed_dim)
+        check_token_shape_and_dtype(tokens, self.config.embed_dim)
         table = self.rotation if rotation is None else rotation
         if table is not None and tokens.shape[1] != table.shape[-2]:
             raise UserError(
@@ -97,7 +97,7 @@ class VisionTransformer(nn.Module):
                 f"{table.shape[-2]} tokens of a {self.config.grid[0]}×{self.config.grid[1]} grid."
             )
         if depth_noise is not None:
-            check_depth_noise(depth_noise, len(tokens), 2 * len(self.blocks))
+            check_depth_noise_shape(depth_noise, len(tokens), 2 * len(self.blocks))
         for index, block in enumerate(self.blocks):
             outputs = num_outputs if index + 1 == len(self.blocks) else None
             block_noise = None if depth_noise is None else depth_noise[:, 2 * index : 2 * index + 2]

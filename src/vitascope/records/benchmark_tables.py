@@ -98,7 +98,7 @@ def format_batched_runs_table(results_folder: Path, record_names: list[str]) -> 
     )
 
 
-def format_token_removal_table(results_folder: Path, record_names: list[str]) -> str:
+def format_token_merging_and_dropping_table(results_folder: Path, record_names: list[str]) -> str:
     """Format token merging and dropping at inference (`python -m benchmarks.fewer_tokens`)."""
     rows = read_benchmark_rows(results_folder, record_names)
     quality_columns = ["same_answers"] + (["accuracy"] if all("accuracy" in row for row in rows) else [])

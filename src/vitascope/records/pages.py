@@ -36,7 +36,9 @@ class FilledPage(NamedTuple):
     num_marks: int
 
 
-def fill_and_count_results_marks(page_path: Path, results_folder: Path, cards_folder: Path | None = None) -> FilledPage:
+def read_page_and_fill_results_marks(
+    page_path: Path, results_folder: Path, cards_folder: Path | None = None
+) -> FilledPage:
     """Return the file's text with every mark filled."""
     text = page_path.read_text(encoding="utf-8")
     if page_path.suffix in (".yaml", ".yml"):

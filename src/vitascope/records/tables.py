@@ -195,7 +195,7 @@ RESULT_FORMATTERS: dict[str, ResultFormatter] = {  # kind of a results mark -> f
     "speedrun": training_tables.format_speedrun_ablation_table,
     "tuning": training_tables.format_speedrun_tuning_table,
     "together": benchmark_tables.format_batched_runs_table,
-    "fewer-tokens": benchmark_tables.format_token_removal_table,
+    "fewer-tokens": benchmark_tables.format_token_merging_and_dropping_table,
     "pretraining": training_tables.format_label_fraction_table,
     "features": training_tables.format_feature_probe_table,
     "work": format_from_scratch_flops_table,

@@ -84,7 +84,7 @@ def read_model_info(run: Run) -> ModelInfo:
     return parse_model_info(config, str(path))
 
 
-def load_run_weights(model: nn.Module, run: Run, *, use_best_epoch: bool = False) -> None:
+def load_run_weights_into_model(model: nn.Module, run: Run, *, use_best_epoch: bool = False) -> None:
     """Load the weights of the last epoch, or of the best epoch on validation images."""
     path = run.get_path(BEST_WEIGHTS if use_best_epoch else LAST_WEIGHTS)
     if not path.is_file():
@@ -92,7 +92,7 @@ def load_run_weights(model: nn.Module, run: Run, *, use_best_epoch: bool = False
         if use_best_epoch and run.is_finished:
             raise UserError(f"{problem}. data.validation was 0, so no best epoch exists.")
         raise UserError(f"{problem}. Resume it with: vitascope resume {run.path}{_suggest_newest_finished_run(run)}")
-    load_weights_file(model, path)
+    load_weights_file_into_model(model, path)
 
 
 def _describe_missing_weights(run: Run, file_name: str) -> str:
@@ -111,7 +111,7 @@ def _suggest_newest_finished_run(run: Run) -> str:
     return f", or use a finished run: {run.path.parent / finished[-1].name}" if finished else ""
 
 
-def load_weights_file(model: nn.Module, path: Path) -> None:
+def load_weights_file_into_model(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError) as error:

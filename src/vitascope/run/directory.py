@@ -13,7 +13,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import has_old_setting_names, read_recipe
 from vitascope.recipe.schema import Recipe, format_recipe_yaml
-from vitascope.run.files import make_folder, read_json_or_empty, write_atomically
+from vitascope.run.files import make_folder, read_json_object_or_empty, write_atomically
 from vitascope.run.machine import RunMachineInfo
 from vitascope.run.metrics import MetricsRow, extract_curves, read_metrics
 
@@ -42,7 +42,7 @@ class Run:
     @property
     def machine(self) -> RunMachineInfo:
         """Machine and versions of the run; empty if they cannot be read."""
-        return cast(RunMachineInfo, read_json_or_empty(self.get_path("machine.json")))
+        return cast(RunMachineInfo, read_json_object_or_empty(self.get_path("machine.json")))
 
     @property
     def is_finished(self) -> bool:

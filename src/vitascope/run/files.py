@@ -26,7 +26,7 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-def read_json_or_empty(path: Path) -> dict[str, Any]:
+def read_json_object_or_empty(path: Path) -> dict[str, Any]:
     """Read a JSON file; return an empty dict if it is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -40,7 +40,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
     return rows
 
 
-def truncate_metrics_after(path: Path, epoch: int) -> list[MetricsRow]:
+def truncate_metrics_file_after_epoch(path: Path, epoch: int) -> list[MetricsRow]:
     """Delete the lines after an epoch, because a resumed run writes them again."""
     rows = [row for row in read_metrics(path) if row["epoch"] <= epoch]
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -23,7 +23,7 @@ class StartedTask(NamedTuple):
 _started_tasks: list[StartedTask] = []  # in the order in which this process began them
 
 
-def note_task_start(task: Task, run: Run) -> None:
+def record_task_start_in_this_process(task: Task, run: Run) -> None:
     """Record that this process works on a run. Call it before `measure_task_seconds`."""
     _started_tasks.append(StartedTask(task, run.path.resolve()))
 

@@ -64,10 +64,10 @@ class TrialQueue:
         self.optuna_study = open_or_create_study(storage_url, study_name)
         self.lock: AbstractContextManager[object] = make_lock_if_sqlite(storage_url)
         with self.lock:
-            self._check_identity(conflict_hint)
+            self._store_or_check_identity(conflict_hint)
             self._enqueue_missing_trials()
 
-    def take_trial(self) -> StudyTrial | None:
+    def take_next_trial(self) -> StudyTrial | None:
         """Take the next waiting trial; None if there is none."""
         with self.lock:
             self._requeue_abandoned_trials()
@@ -113,10 +113,10 @@ class TrialQueue:
         trial.set_attribute("cell", trial.settings)
         return trial
 
-    def finish_trial(self, trial: StudyTrial, accuracy: float) -> None:
+    def mark_trial_finished(self, trial: StudyTrial, accuracy: float) -> None:
         self.optuna_study.tell(trial.optuna_trial, accuracy)
 
-    def fail_trial(self, trial: StudyTrial, reason: str) -> None:
+    def mark_trial_failed_if_possible(self, trial: StudyTrial, reason: str) -> None:
         """Mark a trial as failed. An unreachable storage or a trial taken by another worker is ignored."""
         with suppress(Exception):
             trial.set_attribute("failed", reason)
@@ -128,7 +128,7 @@ class TrialQueue:
         same = [attributes for attributes in finished if attributes["cell"] == settings]
         return {seed: result for attributes in same for seed, result in attributes["results"].items()}
 
-    def prune_trial(self, trial: StudyTrial) -> None:
+    def mark_trial_pruned(self, trial: StudyTrial) -> None:
         self.optuna_study.tell(trial.optuna_trial, state=self.optuna.trial.TrialState.PRUNED)
 
     def requeue_trial(self, trial: StudyTrial) -> None:
@@ -163,7 +163,7 @@ class TrialQueue:
         return len({process for host, process in workers if host == socket.gethostname()} - {os.getpid()})
 
     @contextmanager
-    def heartbeat(self, trial: StudyTrial) -> Iterator[None]:
+    def send_heartbeats_while_open(self, trial: StudyTrial) -> Iterator[None]:
         """Send a heartbeat for the trial to the storage while the context is open."""
         done = threading.Event()
 
@@ -189,7 +189,7 @@ class TrialQueue:
                 self._enqueue_again(trial.number, _get_attributes(trial), trial.params)
         return len(failed)
 
-    def _check_identity(self, conflict_hint: str) -> None:
+    def _store_or_check_identity(self, conflict_hint: str) -> None:
         """Store the identity of a new study; reject another study of the same name."""
         stored = self.optuna_study.user_attrs
         if "identity" not in stored:

@@ -38,11 +38,11 @@ class ResultsTable(NamedTuple):
     rows: list[list[str]]
 
 
-def write_report(results: StudyResults, folder: Path) -> Path:
+def write_html_markdown_and_json_report(results: StudyResults, folder: Path) -> Path:
     """Write report.html (with the figures), report.md (with links to the PNG files) and answer.json (the numbers).
     Return the path of report.html."""
     make_folder(folder)
-    figures = draw_figures(results)
+    figures = draw_study_figures(results)
     for name, figure in figures.items():
         save_figure(figure, folder / f"{name}.png")
     table = build_results_table(results)
@@ -139,7 +139,7 @@ def _explain_intervals_and_differences(results: StudyResults) -> str:
     return " ".join(sentences)
 
 
-def draw_figures(results: StudyResults) -> dict[str, Figure]:
+def draw_study_figures(results: StudyResults) -> dict[str, Figure]:
     """Draw curves, accuracy by setting, a grid for two settings, and accuracy against cost. Keys are file names."""
     if not results.combinations:
         return {}

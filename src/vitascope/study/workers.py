@@ -14,7 +14,7 @@ from rich.console import Console
 
 from vitascope.errors import UserError, shorten_error_message
 from vitascope.evaluation.trained import load
-from vitascope.model.anatomy import count_flops, count_parameters
+from vitascope.model.anatomy import count_forward_flops_per_image, count_parameters
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run
 from vitascope.run.machine import get_run_device_name
@@ -63,7 +63,7 @@ def run_trials(
     `max_runs_per_batch`: None chooses it for the device."""
     note = ""
     while deadline is None or time.monotonic() < deadline:
-        trial = queue.take_trial()
+        trial = queue.take_next_trial()
         if trial is None:
             return
         others = _take_batchable_trials(queue, trial, max_runs_per_batch)
@@ -82,19 +82,19 @@ def run_trials(
 def _run_single_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) -> TrialOutcome:
     accuracy, failure_reason = None, None
     try:
-        with queue.heartbeat(trial):
-            accuracy = _train_and_score_trial(queue, trial, study_folder)
-        queue.finish_trial(trial, accuracy)
+        with queue.send_heartbeats_while_open(trial):
+            accuracy = _train_trial_and_store_results(queue, trial, study_folder)
+        queue.mark_trial_finished(trial, accuracy)
     except TrialPrunedError:
         failure_reason = "stopped early: worse than the other combinations at this epoch"
-        queue.prune_trial(trial)
+        queue.mark_trial_pruned(trial)
     except KeyboardInterrupt:
         queue.requeue_trial(trial)
         raise
     except Exception as error:  # any training error: the other trials continue
         failure_reason = _format_error(error)
-        queue.fail_trial(trial, failure_reason)
-    return _make_outcome(queue, trial, TrialScore(accuracy, failure_reason))
+        queue.mark_trial_failed_if_possible(trial, failure_reason)
+    return _build_trial_outcome(queue, trial, TrialScore(accuracy, failure_reason))
 
 
 def _take_batchable_trials(queue: TrialQueue, trial: StudyTrial, max_runs_per_batch: int | None) -> list[StudyTrial]:
@@ -126,7 +126,7 @@ def _run_batched_or_requeue_trials(
     try:
         with ExitStack() as stack:
             for trial in trials:
-                stack.enter_context(queue.heartbeat(trial))
+                stack.enter_context(queue.send_heartbeats_while_open(trial))
             try:
                 runs = train_batched_runs(recipes, study_folder / "runs")
             except Exception as error:  # any training error: the trials are run one at a time
@@ -148,11 +148,11 @@ def _run_batched_or_requeue_trials(
         for trial, result in zip(trials, results, strict=True)
     ]
     for trial, score in zip(trials, scores, strict=True):
-        yield _make_outcome(queue, trial, score)
+        yield _build_trial_outcome(queue, trial, score)
     return None
 
 
-def _make_outcome(queue: TrialQueue, trial: StudyTrial, score: TrialScore) -> TrialOutcome:
+def _build_trial_outcome(queue: TrialQueue, trial: StudyTrial, score: TrialScore) -> TrialOutcome:
     return TrialOutcome(
         trial.optuna_trial.number,
         trial.settings,
@@ -170,12 +170,12 @@ def _store_batched_result_or_failure(
     try:
         if not isinstance(result_or_error, Exception):
             trial.set_attribute("results", {str(trial.seeds[0]): result_or_error | {"beside": num_other_workers}})
-            queue.finish_trial(trial, result_or_error["accuracy"])
+            queue.mark_trial_finished(trial, result_or_error["accuracy"])
             return TrialScore(result_or_error["accuracy"], None)
     except Exception as error:  # the storage is unreachable, or another worker has the trial
         result_or_error = error
     failure_reason = _format_error(result_or_error)
-    queue.fail_trial(trial, failure_reason)
+    queue.mark_trial_failed_if_possible(trial, failure_reason)
     return TrialScore(None, failure_reason)
 
 
@@ -191,7 +191,7 @@ def _format_error(error: Exception) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {shorten_error_message(error)}"
 
 
-def _train_and_score_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) -> float:
+def _train_trial_and_store_results(queue: TrialQueue, trial: StudyTrial, study_folder: Path) -> float:
     """Return the mean accuracy over the trial's seeds. Seeds with a known result are not repeated."""
     results: dict[str, RunResult] = trial.attributes.get("results", {})
     if queue.design.num_search_trials:
@@ -258,13 +258,13 @@ def score_and_collect_run_result(run: Run, design: Design) -> RunResult:
         "machine": get_run_device_name(machine_info),
         "compiled": machine_info["hardware"]["compiled"],
         "parameters": count_parameters(recipe.model),
-        "flops": count_flops(recipe.model),
+        "flops": count_forward_flops_per_image(recipe.model),
         "images_seen": rows[-1]["images_seen"],
         "curves": {name: values for name, values in curves.items() if values},
     }
 
 
-def print_outcome(outcome: TrialOutcome, console: Console) -> None:
+def print_trial_outcome(outcome: TrialOutcome, console: Console) -> None:
     seeds = f"seed {outcome.seeds[0]}" if len(outcome.seeds) == 1 else f"{len(outcome.seeds)} seeds"
     if outcome.note:
         console.print(outcome.note, highlight=False, soft_wrap=True)

@@ -18,7 +18,7 @@ from vitascope.training.optim.build import set_train_mode_except_frozen, set_tra
 from vitascope.training.state import TrainState
 
 
-def _set_chosen_or_reused_kernels(
+def _choose_or_reuse_and_set_cuda_kernels(
     hardware: Hardware, recipe: Recipe, model: VisionTransformer, num_images: int, reused_hardware: Hardware | None
 ) -> Hardware:
     """On CUDA: measure the fastest kernels for the model's shapes, or use an earlier choice."""
@@ -39,7 +39,7 @@ def make_training_workload(recipe: Recipe, num_images: int, dtype: torch.dtype, 
     return KernelWorkload(batch, dtype, training=True, compiled=compiled)
 
 
-def _build_model_with_initial_weights(
+def _seed_and_build_model_with_initial_weights(
     recipe: Recipe, data: TrainingData, initial_weights: dict[str, Tensor] | None
 ) -> VisionTransformer:
     torch.manual_seed(recipe.train.seed)
@@ -51,7 +51,7 @@ def _build_model_with_initial_weights(
     return model
 
 
-def build_train_state(
+def seed_and_build_train_state(
     recipe: Recipe,
     data: TrainingData,
     reused_hardware: Hardware | None = None,
@@ -63,7 +63,7 @@ def build_train_state(
     `reused_hardware`: the choice of a resumed run. `initial_weights`: None for random weights from the seed.
     `num_batched_runs` affects the choice of compilation."""
     began = time.monotonic()
-    model = _build_model_with_initial_weights(recipe, data, initial_weights)
+    model = _seed_and_build_model_with_initial_weights(recipe, data, initial_weights)
     prepared = time.monotonic() - began
     set_trainable_and_add_lora(model, recipe.train)
     images = recipe.train.epochs * recipe.data.passes_per_epoch * len(data.train)
@@ -74,7 +74,7 @@ def build_train_state(
     model = model.to(hardware.device)
     set_train_mode_except_frozen(model)
     if hardware.device == "cuda":
-        hardware = _set_chosen_or_reused_kernels(hardware, recipe, model, len(data.train), reused_hardware)
+        hardware = _choose_or_reuse_and_set_cuda_kernels(hardware, recipe, model, len(data.train), reused_hardware)
     state = TrainState(recipe, data, hardware, model, prepared_seconds=prepared)
     state.setup_seconds = time.monotonic() - began - prepared
     return state

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from vitascope.errors import UserError
-from vitascope.model.anatomy import count_flops
+from vitascope.model.anatomy import count_forward_flops_per_image
 from vitascope.model.config import TOKEN_REDUCTION_SETTINGS, ModelConfig
 from vitascope.model.precision import disable_tf32
 from vitascope.model.pretraining import make_decoder_config
@@ -103,7 +103,11 @@ def choose_hardware_and_set_threads(
 
 def count_train_flops_per_image(recipe: Recipe) -> float:
     """Return the FLOPs per training image: the forward pass, and twice as much for the backward pass."""
-    return 3 * count_flops(_make_config_without_token_reduction(recipe)) * count_equivalent_forward_passes(recipe)
+    return (
+        3
+        * count_forward_flops_per_image(_make_config_without_token_reduction(recipe))
+        * count_equivalent_forward_passes(recipe)
+    )
 
 
 def _make_config_without_token_reduction(recipe: Recipe) -> ModelConfig:
@@ -120,11 +124,11 @@ def count_equivalent_forward_passes(recipe: Recipe) -> float:
     if recipe.train.objective == "mae":
         mae = recipe.mae
         decoder = make_decoder_config(model, mae.decoder_dim, mae.decoder_depth, mae.decoder_heads)
-        return 1 - mae.mask_ratio + count_flops(decoder) / count_flops(model)
+        return 1 - mae.mask_ratio + count_forward_flops_per_image(decoder) / count_forward_flops_per_image(model)
     train = recipe.train
     if train.num_patch_share_epochs:
-        kept_flops = count_flops(model, train.count_kept_patches(model.num_patches))
-        return 1 - train.num_patch_share_epochs / train.epochs * (1 - kept_flops / count_flops(model))
+        kept_flops = count_forward_flops_per_image(model, train.count_kept_patches(model.num_patches))
+        return 1 - train.num_patch_share_epochs / train.epochs * (1 - kept_flops / count_forward_flops_per_image(model))
     return 1.0
 
 

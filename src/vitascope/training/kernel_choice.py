@@ -17,12 +17,12 @@ from torch.torch_version import TorchVersion
 
 from vitascope.data.data_root import get_cache_folder
 from vitascope.errors import UserError
-from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
+from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.model.block import Block
 from vitascope.model.mlp import Mlp, relu_squared
 from vitascope.model.norm import LayerNorm, RMSNorm
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.files import make_folder, read_json_or_empty, write_json
+from vitascope.run.files import make_folder, read_json_object_or_empty, write_json
 
 SHIPPED_TABLE_PATH = Path(__file__).with_name("kernel_choices.json")
 KernelTable = dict[str, str]  # a key's text -> the fastest kernel's name
@@ -83,7 +83,7 @@ def _is_same_except_torch_version(key: KernelKey, other_key: KernelKey) -> bool:
 
 def read_kernel_table_or_empty(path: Path) -> KernelTable:
     """Read a table of fastest kernels; empty if the file is missing or damaged."""
-    return {key: name for key, name in read_json_or_empty(path).items() if isinstance(name, str)}
+    return {key: name for key, name in read_json_object_or_empty(path).items() if isinstance(name, str)}
 
 
 def read_local_kernel_table() -> KernelTable:
@@ -228,7 +228,9 @@ def _measure_kernel_milliseconds_or_inf(layer_call: LayerCall, kernel_name: str,
 
 def measure_milliseconds_in_cuda_graph(function: Callable[[], object]) -> float:
     """Return the shortest time per call over several replays of a CUDA graph, without launch overhead."""
-    graph, _ = record_cuda_graph(repeat(function, CALLS_PER_GRAPH), repeat(function, WARM_UP_CALLS))
+    graph, _ = warm_up_and_record_cuda_graph(
+        make_repeated_call(function, CALLS_PER_GRAPH), make_repeated_call(function, WARM_UP_CALLS)
+    )
     times = []
     for _ in range(NUM_TIMED_REPLAYS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

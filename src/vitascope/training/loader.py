@@ -45,7 +45,7 @@ class EpochPlanner:
         self.thread_pool = ThreadPoolExecutor(1)
         self.futures: dict[int, Future[EpochPlan]] = {}
 
-    def get_plan(self, epoch: int) -> EpochPlan:
+    def get_plan_and_start_next(self, epoch: int) -> EpochPlan:
         """Return the plan of an epoch, and start to make the plan of the next one."""
         plan = (self.futures.pop(epoch, None) or self.thread_pool.submit(self.make_plan, epoch)).result()
         if epoch + 1 < self.num_epochs:
@@ -72,7 +72,7 @@ class ImagePrefetcher:
         for _ in range(PREFETCHED_BATCHES):
             self._submit_next()
 
-    def get_next_batch(self) -> UInt8Images:
+    def wait_for_next_batch(self) -> UInt8Images:
         """Return the images of the next step; on a CUDA device in pinned memory, which is copied without waiting."""
         images = self.futures.popleft().result()
         self._submit_next()
@@ -114,9 +114,9 @@ class Loader:
             lambda epoch: make_epoch_plan(state, epoch, probabilities), state.recipe.train.epochs
         )
 
-    def get_plan(self, epoch: int) -> EpochPlan:
+    def get_plan_and_start_next(self, epoch: int) -> EpochPlan:
         """Return the plan of an epoch, on the CPU."""
-        return self.planner.get_plan(epoch)
+        return self.planner.get_plan_and_start_next(epoch)
 
     def start_prefetching(self, image_order: Tensor) -> None:
         if self.prefetcher is not None:
@@ -125,7 +125,7 @@ class Loader:
     def load_next_batch(self, image_indices: Tensor) -> StoredBatch:
         """Return the batch of the next step on the device. Steps are loaded in the order of the plan."""
         if self.prefetcher is not None:
-            images = self.prefetcher.get_next_batch().to(self.device, non_blocking=True)
+            images = self.prefetcher.wait_for_next_batch().to(self.device, non_blocking=True)
         else:
             images = self.images[image_indices]
         return StoredBatch(images, self.labels[image_indices])
@@ -143,7 +143,7 @@ def make_epoch_plan(state: TrainState, epoch: int, sampling_probabilities: NDArr
     steps, batch = state.steps_per_epoch, state.batch_size
     seed = state.recipe.train.seed
     order = draw_epoch_image_indices(len(state.data.train), steps, batch, seed, epoch, sampling_probabilities)
-    draws, policy = state.objective.make_random_draws(steps, batch, epoch), state.recipe.data.augment
+    draws, policy = state.objective.draw_random_numbers_of_epoch(steps, batch, epoch), state.recipe.data.augment
     if "flip" in draws and policy.flip_mode == "alternating":
         first_pass = epoch * state.recipe.data.passes_per_epoch
         draws["flip"] = draw_alternating_flips(order, len(state.data.train), policy.flip or 0.0, seed, first_pass)

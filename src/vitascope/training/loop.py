@@ -53,7 +53,7 @@ def train_and_checkpoint_remaining_epochs(state: TrainState, run: Run) -> Iterat
         while state.epoch < state.recipe.train.epochs and not is_out_of_patience(state):
             start = time.monotonic()
             try:
-                yield from train_epoch_with_progress(state, engine)
+                yield from train_epoch_yielding_progress(state, engine)
             except torch.OutOfMemoryError as error:
                 raise UserError(format_out_of_memory_error(state)) from error
             metrics = compute_and_check_epoch_metrics(state, metric_sums, start)  # waits for the device
@@ -95,7 +95,7 @@ def save_checkpoint_and_best_weights(run: Run, checkpoint: Checkpoint) -> None:
         save_weights(run.get_path("best.safetensors"), checkpoint["best"])
 
 
-def train_epoch_with_progress(state: TrainState, engine: Engine) -> Iterator[StepProgress]:
+def train_epoch_yielding_progress(state: TrainState, engine: Engine) -> Iterator[StepProgress]:
     """Train one epoch; yield the progress about every half second."""
     set_train_mode_except_frozen(state.model)
     state.objective.extra_module.train()
@@ -147,7 +147,7 @@ def log_epoch_and_keep_best(state: TrainState, run: Run, metrics: dict[str, Any]
     if not math.isfinite(metrics.get("val_loss", 0.0)):
         raise UserError(format_divergence_error("The validation loss became NaN or infinite", state.epoch, state))
     if metrics.get(state.objective.selection_metric, -1.0) > state.best_accuracy:
-        state.store_best_weights(metrics[state.objective.selection_metric])
+        state.store_current_weights_as_best(metrics[state.objective.selection_metric])
     if state.epoch == 1:
         metrics["prepared_seconds"] = round(state.prepared_seconds, 4)
         seconds += state.prepared_seconds + state.setup_seconds

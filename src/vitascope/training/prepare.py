@@ -49,7 +49,7 @@ def open_data_and_print_notes(recipe: Recipe, console: Console) -> TrainingData:
 def prepare_recipe_data_and_weights(recipe: Recipe, console: Console) -> PreparedRun:
     """Open the data, complete the recipe and load the pretrained weights, if it has any."""
     data = open_data_and_print_notes(recipe, console)
-    recipe = complete_recipe_from_data(recipe, data, console)
+    recipe = complete_recipe_from_data_and_print_changes(recipe, data, console)
     if recipe.train.distill:
         recipe = replace(recipe, train=replace(recipe.train, distill=resolve_local_model_ref(recipe.train.distill)))
     if not recipe.weights:
@@ -69,7 +69,7 @@ def get_class_names(data: TrainingData) -> list[str] | None:
     return data.classes if data.source.has_class_names else None
 
 
-def complete_recipe_from_data(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
+def complete_recipe_from_data_and_print_changes(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     """Complete the recipe: add the data set's augmentation policy, and set num_classes to match the data."""
     stored_shape = data.train.image_shape
     augment = resolve_augmentation(recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective)

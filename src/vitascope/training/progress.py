@@ -19,9 +19,11 @@ def show_progress_and_yield_epochs(
     records: Iterator[StepProgress | EpochRecord], num_epochs: int, epochs_done: int, console: Console
 ) -> Iterator[EpochRecord]:
     """Yield the epoch records and show progress. Each kind of alarm is printed once."""
-    records = _print_long_run_estimate(_print_new_alarms(records, console), num_epochs, console)
+    records = _yield_records_printing_long_run_estimate(
+        _yield_records_printing_new_alarms(records, console), num_epochs, console
+    )
     if not (console.is_terminal or console.is_jupyter):
-        yield from _print_throttled_epoch_lines(records, num_epochs, console)
+        yield from _yield_epochs_printing_throttled_lines(records, num_epochs, console)
         return
     is_wide = console.width >= WIDE_TERMINAL
     columns = (
@@ -47,7 +49,7 @@ def show_progress_and_yield_epochs(
                     )
 
 
-def _print_long_run_estimate(
+def _yield_records_printing_long_run_estimate(
     records: Iterator[StepProgress | EpochRecord], num_epochs: int, console: Console
 ) -> Iterator[StepProgress | EpochRecord]:
     """Print the estimated duration of a long run once, after the first seconds. The first step is not counted."""
@@ -74,7 +76,7 @@ def format_duration_estimate(remaining_seconds: float) -> str:
     )
 
 
-def _print_new_alarms(
+def _yield_records_printing_new_alarms(
     records: Iterator[StepProgress | EpochRecord], console: Console
 ) -> Iterator[StepProgress | EpochRecord]:
     """Print each kind of alarm once; yield all records."""
@@ -86,7 +88,7 @@ def _print_new_alarms(
         yield record
 
 
-def _print_throttled_epoch_lines(
+def _yield_epochs_printing_throttled_lines(
     records: Iterator[StepProgress | EpochRecord], num_epochs: int, console: Console
 ) -> Iterator[EpochRecord]:
     """Print one line per epoch, at most two per second."""

@@ -13,7 +13,7 @@ from vitascope.draw import COLOURS
 from vitascope.draw.style import add_caption, create_figure, save_figure, set_labels
 from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
-from vitascope.training.build_state import build_train_state
+from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.loader import Loader
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
@@ -104,9 +104,9 @@ def measure_learning_rate_curve(recipe: Recipe, console: Console) -> LearningRat
         )
     recipe, data, adapted_model = prepare_recipe_data_and_weights(recipe, console)
     recipe = replace(recipe, train=replace(recipe.train, cuda_graph="never"))  # the rate changes at every step
-    state = build_train_state(recipe, data, initial_weights=adapted_model.weights if adapted_model else None)
+    state = seed_and_build_train_state(recipe, data, initial_weights=adapted_model.weights if adapted_model else None)
     rates, losses, average, best = [], [], 0.0, math.inf
-    for step, loss in enumerate(_yield_losses_at_rising_lr(state)):
+    for step, loss in enumerate(_train_at_rising_lr_yielding_losses(state)):
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
         smooth = average / (1 - SMOOTHING ** (step + 1))
         if not math.isfinite(loss) or smooth > 4 * best:
@@ -123,13 +123,13 @@ def _compute_lr_at_step(step: int) -> float:
     return MIN_LR * (MAX_LR / MIN_LR) ** (step / (NUM_STEPS - 1))
 
 
-def _yield_losses_at_rising_lr(state: TrainState) -> Iterator[float]:
+def _train_at_rising_lr_yielding_losses(state: TrainState) -> Iterator[float]:
     """Yield the loss of each step while the rate grows."""
     loader, step = Loader(state), 0
     phase = state.objective.get_phase(state.recipe.train.epochs - 1)  # whole images
     try:
         for epoch in count():
-            plan = loader.get_plan(epoch)
+            plan = loader.get_plan_and_start_next(epoch)
             loader.start_prefetching(plan.image_order)
             plan = plan.to(state.hardware.device)
             for step_in_epoch in range(state.steps_per_epoch):

@@ -41,7 +41,7 @@ def compute_logits(
     num_views: int = 1,
 ) -> Logits:
     """Return the logits in float32 on the CPU, averaged over the views (`VIEWS`)."""
-    return compute_outputs(
+    return compute_outputs_in_eval_mode(
         model,
         lambda prepared: average_logits_over_views(model, prepared, num_views),
         images,
@@ -52,7 +52,7 @@ def compute_logits(
 
 
 @torch.no_grad()
-def compute_outputs(
+def compute_outputs_in_eval_mode(
     model: nn.Module,
     forward: Callable[[Tensor], Tensor],
     images: UInt8Images | Dataset,

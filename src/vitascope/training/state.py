@@ -75,9 +75,9 @@ class TrainState:
         return {"recipe": recipe, "data": self.data.train.fingerprint(), "teacher": self.objective.fingerprint}
 
     @cached_property
-    def prepare_batch(self) -> Callable[[UInt8Images, Labels, RandomDraws], Batch]:
+    def augment_batch(self) -> Callable[[UInt8Images, Labels, RandomDraws], Batch]:
         """The objective's augmentation, compiled if the model is: it consists of many small kernels."""
-        return self.hardware.compile(self.objective.prepare_batch)
+        return self.hardware.compile(self.objective.augment_batch)
 
     @property
     def batch_size(self) -> int:
@@ -96,7 +96,7 @@ class TrainState:
         """The model that is evaluated and saved: averaged if averaging is on."""
         return self.ema.model if self.ema else self.model
 
-    def store_best_weights(self, accuracy: float) -> None:
+    def store_current_weights_as_best(self, accuracy: float) -> None:
         self.best_accuracy, self.best_epoch = accuracy, self.epoch
         self.best_weights = {
             name: tensor.clone() for name, tensor in make_lora_merged_state_dict(self.eval_model).items()
@@ -126,7 +126,7 @@ class TrainState:
         return overwrite_or_deepcopy_state(self.state_dict(), old_copy)
 
     def load_state_dict(self, checkpoint: Checkpoint) -> None:
-        """Load a checkpoint of this run: see `check_same_run`."""
+        """Load a checkpoint of this run: see `check_resumable_from`."""
         self.epoch, self.step = checkpoint["epoch"], checkpoint["step"]
         self.best_accuracy, self.best_epoch = checkpoint["best_accuracy"], checkpoint["best_epoch"]
         self.best_weights = checkpoint["best"]
@@ -154,7 +154,7 @@ class TrainState:
         if checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"])
 
-    def check_same_run(self, checkpoint: Checkpoint) -> None:
+    def check_resumable_from(self, checkpoint: Checkpoint) -> None:
         """Raise an error if device, recipe, data or teacher of the checkpoint differ."""
         if checkpoint["hardware"]["device"] != self.hardware.device:
             raise UserError(

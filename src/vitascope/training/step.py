@@ -57,7 +57,7 @@ def train_step(
 
     `step` and the values of `schedule` are numbers, or tensors on the device in a captured step."""
     objective, num_parts = state.objective, state.recipe.train.grad_accum_steps
-    batch = state.prepare_batch(*stored_batch, draws)
+    batch = state.augment_batch(*stored_batch, draws)
     for part in zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True):
         fraction = len(part[0]) / len(batch[0])
         metrics = {
@@ -66,11 +66,11 @@ def train_step(
         state.scaler.scale(next(iter(metrics.values()))).backward()
         metric_sums.add({name: value.detach() for name, value in metrics.items()}, step)
     objective.adjust_gradients(schedule)
-    update_weights_and_ema(state, schedule)
+    clip_gradients_and_update_weights_and_ema(state, schedule)
     objective.update_teacher(schedule)
 
 
-def update_weights_and_ema(state: TrainState, schedule: ScheduleValues) -> None:
+def clip_gradients_and_update_weights_and_ema(state: TrainState, schedule: ScheduleValues) -> None:
     """Clip the gradients, update the weights and then their moving average."""
     fp16 = state.scaler.is_enabled()
     for optimizer in state.optimizers:

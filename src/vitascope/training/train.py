@@ -25,10 +25,10 @@ from vitascope.run.metrics import (
     open_trackers,
     read_metrics,
     save_run_curves_figure,
-    truncate_metrics_after,
+    truncate_metrics_file_after_epoch,
 )
-from vitascope.run.wall_clock import TRAIN, measure_process_seconds_if_alone, note_task_start
-from vitascope.training.build_state import build_train_state
+from vitascope.run.wall_clock import TRAIN, measure_process_seconds_if_alone, record_task_start_in_this_process
+from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, Hardware
 from vitascope.training.initial_weights import STAGE_PREFIX, load_and_adapt_pretrained_weights, make_first_stage_recipe
 from vitascope.training.loop import ALARMS_FILE, EpochRecord, train_and_checkpoint_remaining_epochs
@@ -93,12 +93,12 @@ def train_recipe(
         )  # the recipe may have no model section
         recipe = replace(recipe, weights=str(first.path), model=model)
     recipe, data, adapted = prepare_recipe_data_and_weights(recipe, console)
-    state = build_train_state(recipe, data, initial_weights=adapted.weights if adapted else None)
+    state = seed_and_build_train_state(recipe, data, initial_weights=adapted.weights if adapted else None)
     run = create_run_folder(recipe, runs_folder)
     console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
     if adapted:
         write_json(run.get_path("adaptation.json"), asdict(adapted.report))
-    _train_and_report(run, state, console, callbacks, suggest_evaluation=suggest_evaluation)
+    _train_and_write_run_files(run, state, console, callbacks, suggest_evaluation=suggest_evaluation)
     return run
 
 
@@ -136,16 +136,16 @@ def resume_run_if_unfinished(run: Run, console: Console, callbacks: Sequence[Run
     elif recipe.weights:  # interrupted before its first checkpoint: start again from the pretrained weights
         adapted = load_and_adapt_pretrained_weights(recipe, get_class_names(data))
         data, weights = replace(data, preprocessing=adapted.info.preparation), adapted.weights
-    state = build_train_state(recipe, data, _read_stored_hardware(run, checkpoint), weights)
+    state = seed_and_build_train_state(recipe, data, _read_stored_hardware(run, checkpoint), weights)
     if checkpoint:
-        state.check_same_run(checkpoint)
+        state.check_resumable_from(checkpoint)
         state.load_state_dict(checkpoint)
     for name in ("metrics.jsonl", ALARMS_FILE):
         if run.get_path(name).is_file():
-            truncate_metrics_after(run.get_path(name), state.epoch)
+            truncate_metrics_file_after_epoch(run.get_path(name), state.epoch)
     start = f"after epoch {state.epoch}" if state.epoch else "from the start"
     console.print(f"Run: {run.path}, resuming {start}", highlight=False, soft_wrap=True)
-    _train_and_report(run, state, console, callbacks)
+    _train_and_write_run_files(run, state, console, callbacks)
     return run
 
 
@@ -155,7 +155,7 @@ def _read_stored_hardware(run: Run, checkpoint: Checkpoint | None) -> Hardware |
     return Hardware(**fields) if fields else None
 
 
-def _train_and_report(
+def _train_and_write_run_files(
     run: Run,
     state: TrainState,
     console: Console,
@@ -170,6 +170,7 @@ def _train_and_report(
         console.print(f"{counts.trainable:,} of {counts.total:,} parameters are trained.", highlight=False)
     for note in filter(None, (describe_teacher(recipe), explain_worse_training_metrics(recipe))):
         console.print(note, highlight=False, soft_wrap=True)
+    record_task_start_in_this_process(TRAIN, run)
     write_model_and_machine_info(run, state)
     events = TensorBoardWriter(run.path, read_metrics(run.get_path("metrics.jsonl")))
     trackers: list[Tracker] = [*open_trackers(recipe, run), *callbacks]
@@ -206,7 +207,6 @@ def _write_wall_seconds_if_known(run: Run) -> None:
 
 def write_model_and_machine_info(run: Run, state: TrainState) -> None:
     """Write config.json and machine.json before the first step."""
-    note_task_start(TRAIN, run)
     recipe, data = state.recipe, state.data
     probe = recipe.train.objective != "classify"
     save_model_info(run, ModelInfo(recipe.model, data.classes, data.preprocessing, data.train.image_shape, probe))

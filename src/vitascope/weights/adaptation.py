@@ -88,13 +88,14 @@ def adapt(
     config = replace(old_config, **new_sizes, **settings)
     preprocessing = _adapt_preprocessing(weights.info.preparation, config)
     tensors, changes = _resample_weights(weights, config, preprocessing)
-    dropped, notes = keep_drop_or_reorder_classifier(
-        tensors, weights, config.num_classes, classes, changes, keep_classifier=keep_classifier
+    dropped, notes, reordered = fit_classifier_to_classes_in_place(
+        tensors, weights, config.num_classes, classes, keep_classifier=keep_classifier
     )
     if config.num_heads != old_config.num_heads:
         notes = [*notes, make_num_heads_note(config.num_heads, old_config.num_heads)]
     report = replace(report, dropped=[*weights.dropped_names, *dropped], notes=[*weights.notes, *notes])
-    report = _add_changes(report, tensors, changes, _add_randomly_initialized_weights(tensors, config, seed))
+    new_names = _add_missing_random_weights_in_place(tensors, config, seed)
+    report = _add_changes_to_report(report, tensors, [*changes, *reordered], new_names)
     if dropped:  # the class names belong to the old classifier
         report = replace(report, assumed=[text for text in report.assumed if text != IMAGENET_CLASSES])
     return AdaptedModel(_adapt_model_info(weights, config, preprocessing, classes), tensors, report)
@@ -105,13 +106,13 @@ def _resample_weights(
 ) -> tuple[StateDict, list[TensorChange]]:
     """Return the weights for the sizes of `config`, and the changed tensors."""
     tensors, changes = dict(pretrained.weights), []
-    _resample_patch_embedding(tensors, pretrained.info.model, config, changes)
-    _adapt_input_channels(tensors, config, pretrained.info.preparation, preprocessing, changes)
-    _resample_positions(tensors, pretrained.info.model, config, changes)
+    _resample_patch_embedding_in_place(tensors, pretrained.info.model, config, changes)
+    _adapt_input_channels_in_place(tensors, config, pretrained.info.preparation, preprocessing, changes)
+    _resample_positions_in_place(tensors, pretrained.info.model, config, changes)
     return tensors, changes
 
 
-def _add_changes(
+def _add_changes_to_report(
     report: AdaptationReport, weights: StateDict, changes: list[TensorChange], new_names: list[str]
 ) -> AdaptationReport:
     num_unchanged = len(weights) - len({change.name for change in changes}) - len(new_names)
@@ -131,7 +132,7 @@ def _check_settings_adaptable(settings: ModelSettings) -> None:
         raise UserError(f"adapt cannot change {unsupported[0]}: the weights fix it. {hint}")
 
 
-def _resample_patch_embedding(
+def _resample_patch_embedding_in_place(
     weights: StateDict, old_config: ModelConfig, new_config: ModelConfig, changes: list[TensorChange]
 ) -> None:
     if old_config.tokenizer != "patch":
@@ -146,7 +147,7 @@ def _resample_patch_embedding(
     weights[name] = resized
 
 
-def _adapt_input_channels(
+def _adapt_input_channels_in_place(
     weights: StateDict,
     new_config: ModelConfig,
     old_preprocessing: Preprocessing,
@@ -176,7 +177,7 @@ def _adapt_input_channels(
         changes.append(TensorChange(bias_name, list(bias.shape), list(bias.shape), method, 0.0))
 
 
-def _resample_positions(
+def _resample_positions_in_place(
     weights: StateDict, old_config: ModelConfig, new_config: ModelConfig, changes: list[TensorChange]
 ) -> None:
     """Resample learned positions. The model computes fixed and rotary positions for the new grid itself."""
@@ -192,7 +193,7 @@ def _resample_positions(
     weights["pos_embed"] = resampled
 
 
-def _add_randomly_initialized_weights(weights: StateDict, config: ModelConfig, seed: int) -> list[str]:
+def _add_missing_random_weights_in_place(weights: StateDict, config: ModelConfig, seed: int) -> list[str]:
     """Add missing weights, drawn from the seed (a new classifier, parts that settings add); return their names."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -224,48 +225,51 @@ def _adapt_model_info(
 class ClassifierFit(NamedTuple):
     dropped_names: list[str]  # removed from the weights
     notes: list[str]  # for the user
+    changes: list[TensorChange]  # reordered weights
 
 
-def keep_drop_or_reorder_classifier(
+def fit_classifier_to_classes_in_place(
     weights: StateDict,
     pretrained: PretrainedModel,
     num_classes: int,
     class_names: list[str] | None,
-    changes: list[TensorChange],
     *,
     keep_classifier: bool = True,
 ) -> ClassifierFit:
-    """Drop the classifier from `weights` if it does not fit the classes, or reorder its rows (listed in `changes`).
+    """Drop the classifier from `weights` if it does not fit the classes, or reorder its rows, in place.
 
     `class_names`: the data's class names, None if they are unknown."""
     old_names, old_num_classes = pretrained.info.classes, pretrained.info.model.num_classes
     if not keep_classifier:
         reason = "it is a linear probe" if pretrained.info.probe else "keep_classifier=False"
-        return _drop_classifier(weights, reason)
+        return _drop_classifier_in_place(weights, reason)
     if old_num_classes != num_classes:
         verb = "replaced" if num_classes else "removed"
-        return _drop_classifier(weights, f"the weights have {old_num_classes} classes, not {num_classes}", verb)
+        return _drop_classifier_in_place(
+            weights, f"the weights have {old_num_classes} classes, not {num_classes}", verb
+        )
     if not old_num_classes or class_names is None:
-        return ClassifierFit([], [])
+        return ClassifierFit([], [], [])
     if pretrained.library != "vitascope" and has_placeholder_names(old_names):
         note = "the classifier was kept; its classes have no names, so the order of the data's classes is assumed"
-        return ClassifierFit([], [note])
+        return ClassifierFit([], [note], [])
     if set(old_names) != set(class_names):
-        return _drop_classifier(
+        return _drop_classifier_in_place(
             weights, f"the weights' classes are {_list_some(old_names)}; the data's are {_list_some(class_names)}"
         )
+    changes: list[TensorChange] = []
     if old_names != class_names:
         row_order = [old_names.index(name) for name in class_names]
         for name in CLASSIFIER_WEIGHT_NAMES:
             shape = list(weights[name].shape)
             changes.append(TensorChange(name, shape, shape, "rows reordered to match the data's classes", 0.0))
             weights[name] = weights[name][row_order]
-    return ClassifierFit([], [])
+    return ClassifierFit([], [], changes)
 
 
-def _drop_classifier(weights: StateDict, reason: str, verb: str = "replaced") -> ClassifierFit:
+def _drop_classifier_in_place(weights: StateDict, reason: str, verb: str = "replaced") -> ClassifierFit:
     names = [name for name in CLASSIFIER_WEIGHT_NAMES if weights.pop(name, None) is not None]
-    return ClassifierFit(names, [f"head {verb}: {reason}"] if names else [])
+    return ClassifierFit(names, [f"head {verb}: {reason}"] if names else [], [])
 
 
 def _list_some(class_names: list[str]) -> str:

@@ -32,7 +32,7 @@ class NamedTensors(NamedTuple):
     extra_names: list[str]  # tensors in the file that do not belong to the model
 
 
-def read_weights_and_extra_names(path: Path) -> NamedTensors:
+def read_float32_weights_and_extra_names(path: Path) -> NamedTensors:
     """Read the model's weights in float32."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")

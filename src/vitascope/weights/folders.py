@@ -11,7 +11,7 @@ from torch import nn
 
 from vitascope.errors import UserError
 from vitascope.model.config import check_and_convert_size
-from vitascope.weights.files import read_plain_timm_vit_metadata, read_weights_and_extra_names
+from vitascope.weights.files import read_float32_weights_and_extra_names, read_plain_timm_vit_metadata
 from vitascope.weights.model_info import (
     JsonObject,
     ModelInfo,
@@ -54,7 +54,7 @@ def read_model_folder(folder: Path, weights_path: Path | None = None) -> ModelFo
     except (OSError, ValueError) as error:
         raise UserError(f"{config_path} cannot be read ({type(error).__name__}).") from error
     if read_config := _find_config_reader(config_json):
-        tensors, extra_names = read_weights_and_extra_names(weights_path or find_weights_file(folder))
+        tensors, extra_names = read_float32_weights_and_extra_names(weights_path or find_weights_file(folder))
         metadata, timm_model = read_config(config_json, folder)
         return ModelFolder(tensors, metadata, extra_names, timm_model)
     raise UserError(

@@ -49,8 +49,10 @@ def infer_config_and_assumptions(
     }
     settings["global_pool"] = _infer_pooling(weights)
     assumptions: list[str] = []
-    settings |= _infer_image_size_settings(weights, settings, known_settings, requested_size, assumptions, source_name)
-    settings |= _infer_num_heads_if_unknown(width, known_settings, assumptions, source_name)
+    settings |= _infer_image_size_and_add_assumptions(
+        weights, settings, known_settings, requested_size, assumptions, source_name
+    )
+    settings |= _infer_num_heads_and_add_assumption(width, known_settings, assumptions, source_name)
     settings["norm_eps"] = known_settings.get("norm_eps", NORM_EPS_BY_LIBRARY.get(library, 1e-6))
     if "norm_eps" not in known_settings:
         assumptions.append(f"norm_eps={settings['norm_eps']:g} (as in {library}'s ViTs)")
@@ -95,7 +97,7 @@ def _infer_pooling(weights: StateDict) -> str:
     return "avg" if "fc_norm.weight" in weights or "cls_token" not in weights else "token"
 
 
-def _infer_image_size_settings(
+def _infer_image_size_and_add_assumptions(
     weights: StateDict,
     settings: ModelSettings,
     known_settings: ModelSettings,
@@ -154,7 +156,7 @@ def _infer_square_grid_side(
     return next((math.isqrt(count) for count in counts if count > 0 and math.isqrt(count) ** 2 == count), None)
 
 
-def _infer_num_heads_if_unknown(
+def _infer_num_heads_and_add_assumption(
     embed_dim: int, known_settings: ModelSettings, assumptions: list[str], source_name: str
 ) -> ModelSettings:
     if known_settings.get("num_heads") is not None:

@@ -98,8 +98,8 @@ def convert_weights_to_timm_format(tensors: StateDict, source_name: str) -> Rena
     weights = _pack_qkv({name: tensor for name, tensor in renamed.items() if name not in dropped})
     settings = {"no_embed_class": True} if "register_tokens" in weights else {}
     notes = (
-        _convert_registers_and_describe(weights),
-        _convert_distillation_token_and_describe(weights),
+        _convert_registers_in_place_and_describe(weights),
+        _convert_distillation_token_in_place_and_describe(weights),
         _drop_wide_classifier_and_describe(weights, dropped),
     )
     return RenamedWeights(library, weights, dropped, [note for note in notes if note], settings)
@@ -142,7 +142,7 @@ def _pack_qkv(weights: StateDict) -> StateDict:
     return packed
 
 
-def _convert_registers_and_describe(weights: StateDict) -> Note | None:
+def _convert_registers_in_place_and_describe(weights: StateDict) -> Note | None:
     """Rename register tokens in place, and add the class token's position embedding to the class token."""
     if "register_tokens" not in weights:
         return None
@@ -152,7 +152,7 @@ def _convert_registers_and_describe(weights: StateDict) -> Note | None:
     return "the class token's position embedding was added to the class token, as timm does for DINOv2 with registers"
 
 
-def _convert_distillation_token_and_describe(weights: StateDict) -> Note | None:
+def _convert_distillation_token_in_place_and_describe(weights: StateDict) -> Note | None:
     """Convert DeiT's distillation token to a register token in place; attention is unchanged."""
     if "dist_token" not in weights:
         return None

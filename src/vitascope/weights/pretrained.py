@@ -16,8 +16,8 @@ from vitascope.weights.files import (
     WEIGHTS_SUFFIXES,
     download_hub_repository,
     download_timm_model,
+    read_float32_weights_and_extra_names,
     read_plain_timm_vit_metadata,
-    read_weights_and_extra_names,
 )
 from vitascope.weights.folders import (
     build_timm_from_config,
@@ -107,7 +107,7 @@ class UserOverrides:
     num_heads: int | None = None
     img_size: Size | None = None  # used only if nothing else defines it
 
-    def add_to_metadata(self, metadata: WeightsMetadata, model_ref: str) -> WeightsMetadata:
+    def add_num_heads_to_metadata(self, metadata: WeightsMetadata, model_ref: str) -> WeightsMetadata:
         """Add the user's settings to `metadata`. A contradiction with config.json is an error."""
         if self.num_heads is None:
             return metadata
@@ -138,7 +138,7 @@ def build_pretrained_from_state_dict(
         renamed.weights, renamed.library, name, requested_size=requested_size, **settings
     )
     info, dropped = (
-        complete_model_info_with_defaults(config, metadata, assumptions),
+        complete_model_info_and_add_assumptions(config, metadata, assumptions),
         [*(extra_dropped or []), *renamed.dropped_names],
     )
     return PretrainedModel(
@@ -146,7 +146,7 @@ def build_pretrained_from_state_dict(
     )
 
 
-def complete_model_info_with_defaults(
+def complete_model_info_and_add_assumptions(
     config: ModelConfig, metadata: WeightsMetadata, assumptions: list[str]
 ) -> ModelInfo:
     """Combine settings and metadata. Default normalisation and class names are appended to `assumptions`."""
@@ -179,7 +179,7 @@ def _open_model_folder(
         overrides.check_num_heads(info.model.num_heads, model_ref)
         check_weights_fit_config(tensors, info.model, source_name)
         return PretrainedModel(model_ref, "vitascope", info, tensors, dropped_names=extra_names)
-    metadata = overrides.add_to_metadata(info, model_ref)
+    metadata = overrides.add_num_heads_to_metadata(info, model_ref)
     pretrained = build_pretrained_from_state_dict(
         tensors, source_name, metadata, extra_dropped=extra_names, requested_size=overrides.img_size
     )
@@ -192,8 +192,8 @@ def _open_model_folder(
 
 
 def _open_file_without_config(weights_path: Path, model_ref: str, overrides: UserOverrides) -> PretrainedModel:
-    tensors, extra_names = read_weights_and_extra_names(weights_path)
-    metadata = overrides.add_to_metadata(WeightsMetadata(), model_ref)
+    tensors, extra_names = read_float32_weights_and_extra_names(weights_path)
+    metadata = overrides.add_num_heads_to_metadata(WeightsMetadata(), model_ref)
     pretrained = build_pretrained_from_state_dict(
         tensors, str(weights_path), metadata, extra_dropped=extra_names, requested_size=overrides.img_size
     )
@@ -226,7 +226,7 @@ def _open_weights_beside_config(weights_path: Path, model_ref: str, overrides: U
 
 def _open_and_verify_timm_model(model_ref: str, overrides: UserOverrides) -> PretrainedModel:
     timm_model = download_timm_model(model_ref.removeprefix("timm:"))
-    metadata = overrides.add_to_metadata(read_plain_timm_vit_metadata(timm_model), model_ref)
+    metadata = overrides.add_num_heads_to_metadata(read_plain_timm_vit_metadata(timm_model), model_ref)
     pretrained = build_pretrained_from_state_dict(timm_model.state_dict(), model_ref, metadata)
     check_same_output_as_reference(pretrained, timm_model)
     return pretrained
@@ -269,7 +269,7 @@ def open_timm_or_vitascope_model(model_ref: str) -> AnyModel:
     )
     config_json = read_config_json_or_empty(path)  # open_weights reports errors in it
     if "architecture" in config_json:
-        tensors = read_weights_and_extra_names(find_weights_file(path)).tensors
+        tensors = read_float32_weights_and_extra_names(find_weights_file(path)).tensors
         model = load_weights_into_timm_model(build_timm_from_config(config_json, path), tensors, str(path))
         return wrap_timm_model(model, config_json.get("label_names"))
     pretrained = open_weights(model_ref)

@@ -24,7 +24,7 @@ from vitascope.coursework.checker.part_checker import (
     PartChecker,
     TinySizes,
     choose_mask_kind_if_required,
-    draw_seeded_inputs,
+    draw_inputs_for_case,
     make_allowed_mask,
     make_tiny_attention_cases,
 )
@@ -45,9 +45,9 @@ from vitascope.coursework.checker.reference import (
     MASK_MISTAKES,
     SCALE_MISTAKES,
     QueryKeyValue,
-    ReferenceOptions,
+    ReferenceVariant,
     SimulatedMistake,
-    run_reference_multi_head_attention,
+    run_reference_multi_head_attention_variant,
 )
 from vitascope.coursework.checker.weights import get_qkv_row_indices
 
@@ -120,14 +120,14 @@ class AttentionFunctionChecker(PartChecker):
             [size for size in sizes if size.num_heads == 1 or self.has_heads_argument], self.default_mask_kind
         )
 
-    def make_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
         shape = (s["batch"], s["rows"] * s["columns"], s["width"])
         shapes: dict[str, tuple[int, ...]] = {role: shape for role in "xqkv" if role in self.argument_roles.values()}
         for role in self.weights:
             rows = s["width"] * (3 if role.endswith("qkv") else 1)
             shapes[role] = (rows, s["width"]) if role[0] == "w" else (rows,)
-        inputs = draw_seeded_inputs(case, shapes)
+        inputs = draw_inputs_for_case(case, shapes)
         for role in [] if case.tiny else self.weights:
             inputs[role] *= s["width"] ** -0.5
         if case.mask_kind == "high_scores":
@@ -166,7 +166,7 @@ class AttentionFunctionChecker(PartChecker):
     def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
         return _convert_to_user_axes(result, convention.settings["axis_order"], case)
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         axis_order, heads = convention.settings["axis_order"], case.sizes["heads"]
         values: dict[str, Any] = dict(self.convert_inputs_to_user_shapes(convention, case, inputs))
         tokens = next(values[name] for name in "xqkv" if name in values)
@@ -189,26 +189,26 @@ class AttentionFunctionChecker(PartChecker):
                 error = error or raised
         raise error or RuntimeError("no mask shape was accepted")
 
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
         first = next(inputs[name] for name in "xqkv" if name in inputs)
-        tokens = [inputs.get(name, first) for name in "qkv"]
-        if convention.settings["axis_order"] == "single":
-            tokens = [x[:1] for x in tokens]
+        max_images = 1 if convention.settings["axis_order"] == "single" else None
+        tokens = [inputs.get(name, first)[:max_images] for name in "qkv"]
         weights: dict[str, Tensor | None] = {role: inputs[role] for role in self.weights if not role.endswith("qkv")}
+        row_order = variant_or_mistakes.get("rows", "qkv")
         for role in ("wqkv", "bqkv"):
             if role in inputs:
-                row_indices = get_qkv_row_indices(options.get("rows", "qkv"), case.sizes["width"], case.sizes["heads"])
+                row_indices = get_qkv_row_indices(row_order, case.sizes["width"], case.sizes["heads"])
                 weights |= {
                     role[0] + letter: inputs[role][rows] for letter, rows in zip("qkv", row_indices, strict=True)
                 }
-        for letter in options.get("transposed", ""):
+        for letter in variant_or_mistakes.get("transposed", ""):
             if (weight := weights.get("w" + letter)) is not None:
                 weights["w" + letter] = weight.T
         allowed = make_allowed_mask(case, first.shape[1], first.shape[1])
-        return run_reference_multi_head_attention(
-            QueryKeyValue(*tokens), weights, case.sizes["heads"], allowed, options
+        return run_reference_multi_head_attention_variant(
+            QueryKeyValue(*tokens), weights, case.sizes["heads"], allowed, variant_or_mistakes
         )
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
@@ -238,7 +238,7 @@ class AttentionFunctionChecker(PartChecker):
             if s.mistake_id not in absent
         ]
 
-    def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def find_missing_layer_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         is_missing = self.weights and self.has_heads_argument and "wo" not in self.weights
         return [SimulatedMistake("missing-output-projection", {"projected": False})] if is_missing else []
 

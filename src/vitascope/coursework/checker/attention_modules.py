@@ -12,11 +12,11 @@ from vitascope.coursework.checker.dot_product import (
     select_matching_or_first_tensor,
 )
 from vitascope.coursework.checker.layers import (
-    assign_weights_by_options,
+    assign_weights_by_variant,
     get_norm_weight_bias_eps,
     guess_in_proj_indexing_mistake,
     list_attention_mistakes,
-    list_correct_attention_options,
+    list_correct_attention_variants,
 )
 from vitascope.coursework.checker.masks import MASK_FORMATS, list_broadcast_masks, list_plausible_mask_formats
 from vitascope.coursework.checker.module_factory import ModuleFactory
@@ -33,7 +33,7 @@ from vitascope.coursework.checker.part_checker import (
     PartChecker,
     TinySizes,
     choose_mask_kind_if_required,
-    draw_seeded_inputs,
+    draw_inputs_for_case,
     format_observation,
     make_allowed_mask,
     make_tiny_attention_cases,
@@ -41,9 +41,9 @@ from vitascope.coursework.checker.part_checker import (
 from vitascope.coursework.checker.recognition import UserCode, get_source_or_empty, guess_argument_roles
 from vitascope.coursework.checker.reference import (
     QueryKeyValue,
-    ReferenceOptions,
+    ReferenceVariant,
     SimulatedMistake,
-    run_reference_multi_head_attention,
+    run_reference_multi_head_attention_variant,
 )
 from vitascope.coursework.checker.weights import find_linear_layers_and_matrices, find_norms
 
@@ -66,7 +66,7 @@ class AttentionModuleChecker(PartChecker):
         self.name = name
         sizes = {"width": 12, "heads": 3, "dropout": 0.1, "batch_first": True, "length": 16}
         self.module_factory = ModuleFactory(user_code, sizes | {"key_width": 4, "value_width": 4})
-        self.sample_module = self.module_factory.get_module({"width": 12, "heads": 3})
+        self.sample_module = self.module_factory.get_or_build_module({"width": 12, "heads": 3})
         self.argument_roles = guess_argument_roles(self.sample_module.forward)
         masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
         self.mask_formats = (
@@ -94,7 +94,9 @@ class AttentionModuleChecker(PartChecker):
         if self.mask_formats:
             masked = sizes(12, 3, 2, 5) | self._get_grid_sizes(2, 3)
             cases += [Case("mask", masked, "random"), Case(LARGE_MASKED_SCORES, masked, "high_scores")]
-        return [adapted for case in cases if (adapted := self.module_factory.adapt_case(case)) is not None]
+        return [
+            adapted for case in cases if (adapted := self.module_factory.adapt_case_to_fixed_sizes(case)) is not None
+        ]
 
     def _get_grid_sizes(self, num_rows: int, num_columns: int) -> dict[str, int]:
         return {} if self.part == "multi-head-attention" else {"rows": num_rows, "columns": num_columns}
@@ -102,11 +104,13 @@ class AttentionModuleChecker(PartChecker):
     def list_tiny_cases(self) -> list[Case]:
         sizes = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 2, 2), (4, 2, 3)]
         cases = make_tiny_attention_cases([TinySizes(*size) for size in sizes], self.default_mask_kind)
-        return [adapted for case in cases if (adapted := self.module_factory.adapt_case(case)) is not None]
+        return [
+            adapted for case in cases if (adapted := self.module_factory.adapt_case_to_fixed_sizes(case)) is not None
+        ]
 
-    def make_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
-        inputs = draw_seeded_inputs(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
+        inputs = draw_inputs_for_case(case, {"x": (s["batch"], s["rows"] * s["columns"], s["width"])})
         if case.mask_kind == "high_scores":  # the masked last token is 300 times larger
             inputs["x"][:, -1] *= 300.0
         return inputs
@@ -131,8 +135,8 @@ class AttentionModuleChecker(PartChecker):
             [("token",)] if getattr(self.sample_module, "batch_first", None) is False else list(self.axis_order_groups)
         )
 
-    def get_module(self, case: Case) -> nn.Module:
-        return self.module_factory.get_module(case.sizes, self.dtype, self.training)
+    def get_or_build_module(self, case: Case) -> nn.Module:
+        return self.module_factory.get_or_build_module(case.sizes, self.dtype, self.training)
 
     def convert_inputs_to_user_shapes(
         self, convention: CallConvention, case: Case, inputs: NamedTensors
@@ -142,19 +146,21 @@ class AttentionModuleChecker(PartChecker):
     def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
         return self.convert_to_user_axes(result, convention.settings["axis_order"], case)
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
-        module, axis_order = self.get_module(case), convention.settings["axis_order"]
+    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+        module, axis_order = self.get_or_build_module(case), convention.settings["axis_order"]
         x = self.convert_inputs_to_user_shapes(convention, case, inputs)["x"]
         values: dict[str, Any] = dict.fromkeys(("x", "q", "k", "v"), x) | {"heads": case.sizes["heads"]}
         allowed = make_allowed_mask(case, inputs["x"].shape[1], inputs["x"].shape[1])
         if allowed is None:
             return self.convert_from_user_axes(
-                select_matching_or_first_tensor(self.call_module(module, values), tuple(x.shape)), axis_order, case
+                select_matching_or_first_tensor(self.call_module_by_argument_roles(module, values), tuple(x.shape)),
+                axis_order,
+                case,
             )
         mask, error = MASK_FORMATS[convention.settings["mask_format"]].convert(allowed, self.dtype), None
         for candidate in list_broadcast_masks(mask, (case.sizes["batch"], case.sizes["heads"])):
             try:
-                result = self.call_module(module, values | {"mask": candidate})
+                result = self.call_module_by_argument_roles(module, values | {"mask": candidate})
                 return self.convert_from_user_axes(
                     select_matching_or_first_tensor(result, tuple(x.shape)), axis_order, case
                 )
@@ -162,7 +168,7 @@ class AttentionModuleChecker(PartChecker):
                 error = error or raised
         raise error or RuntimeError("no mask shape was accepted")
 
-    def call_module(self, module: nn.Module, values_by_role: dict[str, Any]) -> Any:
+    def call_module_by_argument_roles(self, module: nn.Module, values_by_role: dict[str, Any]) -> Any:
         """Call the module by argument roles; a required argument with an unknown name gets the tokens."""
         named, parameters = {}, inspect.signature(module.forward).parameters
         for argument, role in self.argument_roles.items():
@@ -181,24 +187,26 @@ class AttentionModuleChecker(PartChecker):
             return x.transpose(0, 1)
         return x[None] if axis_order == "single" else x
 
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
-        module, x = self.get_module(case), inputs["x"]
+        module, x = self.get_or_build_module(case), inputs["x"]
         x = x[:1] if convention.settings["axis_order"] == "single" else x
         allowed = make_allowed_mask(case, x.shape[1], x.shape[1])
-        if options.get("causal"):
+        if variant_or_mistakes.get("causal"):
             causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
             allowed = causal if allowed is None else allowed & causal
-        if options.get("norm_inside"):
+        if variant_or_mistakes.get("norm_inside"):
             x = F.layer_norm(x, x.shape[-1:], *get_norm_weight_bias_eps(find_norms(module)[0].norm))
-        weights = assign_weights_by_options(find_linear_layers_and_matrices(module), options, case.sizes["heads"])
-        return run_reference_multi_head_attention(
-            QueryKeyValue(x, x, x), weights, case.sizes["heads"], allowed, options
+        weights = assign_weights_by_variant(
+            find_linear_layers_and_matrices(module), variant_or_mistakes, case.sizes["heads"]
+        )
+        return run_reference_multi_head_attention_variant(
+            QueryKeyValue(x, x, x), weights, case.sizes["heads"], allowed, variant_or_mistakes
         )
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
-        variants = list_correct_attention_options(
+        variants = list_correct_attention_variants(
             self.sample_module, find_linear_layers_and_matrices(self.sample_module)
         )
         if find_norms(self.sample_module):
@@ -219,22 +227,22 @@ class AttentionModuleChecker(PartChecker):
         return [
             mistake
             for mistake in mistakes
-            if mistake.mistake_id != "missing-output-projection" or not self.find_missing_layers(convention)
+            if mistake.mistake_id != "missing-output-projection" or not self.find_missing_layer_mistakes(convention)
         ]
 
-    def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def find_missing_layer_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         """Detect a missing output projection; it is optional for a single head."""
         linear_layers = find_linear_layers_and_matrices(self.sample_module)
-        weights = assign_weights_by_options(linear_layers, self.list_correct_variants(convention)[0].options, 3)
+        weights = assign_weights_by_variant(linear_layers, self.list_correct_variants(convention)[0].options, 3)
         if self.module_factory.has_heads and "wo" not in weights:
             return [SimulatedMistake("missing-output-projection", {"projected": False})]
         return []
 
     def get_example_weights(self, case: Case) -> NamedTensors:
-        return dict(self.get_module(case).named_parameters())
+        return dict(self.get_or_build_module(case).named_parameters())
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
-        return list(self.get_module(case).parameters())
+        return list(self.get_or_build_module(case).parameters())
 
     def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
         return guess_in_proj_indexing_mistake(get_source_or_empty(type(self.sample_module)))
@@ -242,10 +250,10 @@ class AttentionModuleChecker(PartChecker):
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         lines = describe_attention_mistake_symptoms(self, convention, user_result, reference_result)
         case = self.list_cases()[0]
-        x = self.make_inputs(case)["x"].to(self.dtype)
+        x = self.make_float64_inputs(case)["x"].to(self.dtype)
         order = torch.arange(x.shape[1]).flip(0)
         is_equivariant = torch.allclose(
-            self.run_user_code(convention, case, {"x": x[:, order]}), user_result[:, order], atol=1e-4
+            self.run_user_code_in_reference_axes(convention, case, {"x": x[:, order]}), user_result[:, order], atol=1e-4
         )
         wrong_text = (
             "Permuting the tokens does not permute the output in the same way (wrong unless the attention is causal)."
@@ -253,7 +261,9 @@ class AttentionModuleChecker(PartChecker):
         lines.append(
             "Permuting the tokens permutes the output in the same way (correct)." if is_equivariant else wrong_text
         )
-        alone = self.run_user_code(convention, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])})
+        alone = self.run_user_code_in_reference_axes(
+            convention, case, {"x": torch.cat([x[:1], torch.zeros_like(x[1:])])}
+        )
         is_independent = torch.allclose(alone[:1], user_result[:1], atol=1e-4)
         return [*lines, format_observation(is_independent, IMAGES_INDEPENDENT, IMAGES_DEPENDENT)]
 

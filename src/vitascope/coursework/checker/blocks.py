@@ -12,14 +12,14 @@ from torch.nn import functional as F
 from vitascope.coursework.checker.attention_modules import AttentionModuleChecker
 from vitascope.coursework.checker.feed_forward import (
     apply_feed_forward,
-    find_mlp_layers,
-    list_activation_options_marking_rare,
+    find_widening_and_narrowing_layer,
+    list_activation_variants_marking_rare,
 )
 from vitascope.coursework.checker.layers import (
-    assign_weights_by_options,
+    assign_weights_by_variant,
     get_norm_weight_bias_eps,
     list_attention_mistakes,
-    list_correct_attention_options,
+    list_correct_attention_variants,
     select_attention_layers,
 )
 from vitascope.coursework.checker.masks import list_plausible_mask_formats
@@ -37,10 +37,10 @@ from vitascope.coursework.checker.part_checker import (
 from vitascope.coursework.checker.recognition import UserCode, guess_argument_roles, split_identifier_into_words
 from vitascope.coursework.checker.reference import (
     QueryKeyValue,
-    ReferenceOptions,
+    ReferenceVariant,
     SimulatedMistake,
     WeightsByRole,
-    run_reference_multi_head_attention,
+    run_reference_multi_head_attention_variant,
 )
 from vitascope.coursework.checker.weights import LinearLayer, find_linear_layers_and_matrices, find_norms
 
@@ -63,49 +63,51 @@ class BlockWeights(NamedTuple):
 _BLOCK_WEIGHTS_CACHE: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], BlockWeights]] = WeakKeyDictionary()
 
 
-def find_attention_and_mlp_weights(
-    module: nn.Module, options: ReferenceOptions, num_heads: int, width: int
+def get_or_find_attention_and_mlp_weights(
+    module: nn.Module, variant_or_mistakes: ReferenceVariant, num_heads: int, width: int
 ) -> BlockWeights:
     """Return the weights of a block; cached if no gradient is needed."""
     if torch.is_grad_enabled():
-        return _collect_attention_and_mlp_weights(module, options, num_heads, width)
+        return _collect_attention_and_mlp_weights(module, variant_or_mistakes, num_heads, width)
     cache = _BLOCK_WEIGHTS_CACHE.setdefault(module, {})
-    key = (options["assignment"], options.get("rows"), num_heads, width)
+    key = (variant_or_mistakes["assignment"], variant_or_mistakes.get("rows"), num_heads, width)
     if key not in cache:
-        cache[key] = _collect_attention_and_mlp_weights(module, options, num_heads, width)
+        cache[key] = _collect_attention_and_mlp_weights(module, variant_or_mistakes, num_heads, width)
     return cache[key]
 
 
 def _collect_attention_and_mlp_weights(
-    module: nn.Module, options: ReferenceOptions, num_heads: int, width: int
+    module: nn.Module, variant_or_mistakes: ReferenceVariant, num_heads: int, width: int
 ) -> BlockWeights:
     linear_layers = find_linear_layers_and_matrices(module)
     attention_layers = select_attention_layers(linear_layers, width)
     others = [layer for layer in linear_layers if all(layer is not other for other in attention_layers)]
-    mlp_layers = find_mlp_layers(others, width)
-    return BlockWeights(assign_weights_by_options(attention_layers, options, num_heads), *mlp_layers)
+    mlp_layers = find_widening_and_narrowing_layer(others, width)
+    return BlockWeights(assign_weights_by_variant(attention_layers, variant_or_mistakes, num_heads), *mlp_layers)
 
 
-def run_reference_block(
-    x: Tensor, module: nn.Module, num_heads: int, allowed_mask: Tensor | None, options: ReferenceOptions
+def run_reference_block_variant(
+    x: Tensor, module: nn.Module, num_heads: int, allowed_mask: Tensor | None, variant_or_mistakes: ReferenceVariant
 ) -> Tensor:
     """Compute x + attention(norm(x)), then x + mlp(norm(x)), with the weights of the user's module."""
-    weights = find_attention_and_mlp_weights(module, options, num_heads, x.shape[-1])
-    if options.get("causal"):
+    weights = get_or_find_attention_and_mlp_weights(module, variant_or_mistakes, num_heads, x.shape[-1])
+    if variant_or_mistakes.get("causal"):
         allowed_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
 
     def attention(y: Tensor) -> Tensor:
-        return run_reference_multi_head_attention(
-            QueryKeyValue(y, y, y), weights.attention, num_heads, allowed_mask, options
+        return run_reference_multi_head_attention_variant(
+            QueryKeyValue(y, y, y), weights.attention, num_heads, allowed_mask, variant_or_mistakes
         )
 
     def mlp(y: Tensor) -> Tensor:
-        return apply_feed_forward(y, weights.mlp_first, weights.mlp_second, options["activation"])
+        return apply_feed_forward(y, weights.mlp_first, weights.mlp_second, variant_or_mistakes["activation"])
 
-    norms = get_block_norms(module, options.get("norms_swapped", False))
+    norms = get_block_norms(module, variant_or_mistakes.get("norms_swapped", False))
     for number, layer in (("1", attention), ("2", mlp)):
-        norm = norms[int(number) - 1] if number in options.get("normed", "12") else None
-        x = _apply_norm_layer_and_residual(x, layer, norm, number in options.get("added", "12"), options)
+        norm = norms[int(number) - 1] if number in variant_or_mistakes.get("normed", "12") else None
+        x = _apply_norm_layer_and_residual(
+            x, layer, norm, number in variant_or_mistakes.get("added", "12"), variant_or_mistakes
+        )
     return x
 
 
@@ -114,16 +116,16 @@ def _apply_norm_layer_and_residual(
     layer: Callable[[Tensor], Tensor],
     norm: nn.Module | None,
     has_residual: bool,
-    options: ReferenceOptions,
+    variant_or_mistakes: ReferenceVariant,
 ) -> Tensor:
     def normalize(y: Tensor) -> Tensor:
         return y if norm is None else F.layer_norm(y, y.shape[-1:], *get_norm_weight_bias_eps(norm))
 
-    if options.get("order") == "after":
+    if variant_or_mistakes.get("order") == "after":
         return normalize(x + layer(x) if has_residual else layer(x))
-    if options.get("order") == "on-branch":
+    if variant_or_mistakes.get("order") == "on-branch":
         return x + normalize(layer(x)) if has_residual else normalize(layer(x))
-    if options.get("added") == "normed":
+    if variant_or_mistakes.get("added") == "normed":
         return normalize(x) + layer(normalize(x))
     return x + layer(normalize(x)) if has_residual else layer(normalize(x))
 
@@ -138,9 +140,9 @@ def get_block_norms(module: nn.Module, swapped: bool) -> list[nn.Module | None]:
     return [norms[1], norms[0]] if swapped else norms[:2]
 
 
-def list_correct_block_options(module: nn.Module, width: int) -> list[CorrectVariant]:
+def list_correct_block_variants(module: nn.Module, width: int) -> list[CorrectVariant]:
     """List the correct variants: attention, activation function, and which norm belongs to which layer."""
-    attention_variants = list_correct_attention_options(
+    attention_variants = list_correct_attention_variants(
         module, select_attention_layers(find_linear_layers_and_matrices(module), width)
     )
     swaps = [CorrectVariant({}, ())]
@@ -154,7 +156,7 @@ def list_correct_block_options(module: nn.Module, width: int) -> list[CorrectVar
             (*activation.assumptions, *attention.assumptions, *swap.assumptions),
         )
         for swap, attention, activation in product(
-            swaps, attention_variants, list_activation_options_marking_rare(module)
+            swaps, attention_variants, list_activation_variants_marking_rare(module)
         )
     ]
 
@@ -163,8 +165,8 @@ def find_missing_block_layer_mistakes(module: nn.Module, width: int, has_heads: 
     """List the layers that are missing."""
     mistakes = []
     attention_layers = select_attention_layers(find_linear_layers_and_matrices(module), width)
-    weights = assign_weights_by_options(
-        attention_layers, list_correct_attention_options(module, attention_layers)[0].options, 1
+    weights = assign_weights_by_variant(
+        attention_layers, list_correct_attention_variants(module, attention_layers)[0].options, 1
     )
     if has_heads and "wo" not in weights:
         mistakes.append(SimulatedMistake("missing-output-projection", {"projected": False}))
@@ -190,7 +192,7 @@ class TransformerBlockChecker(AttentionModuleChecker):
         sizes = {"width": 12, "heads": 3, "hidden": 20, "ratio": 2, "dropout": 0.1, "batch_first": True, "length": 16}
         sizes |= {"key_width": 4, "value_width": 4}
         self.module_factory = ModuleFactory(user_code, sizes, ("width", "heads", "hidden"))
-        self.sample_module = self.module_factory.get_module({})
+        self.sample_module = self.module_factory.get_or_build_module({})
         self.argument_roles = guess_argument_roles(self.sample_module.forward)
         masks = [argument for argument, role in self.argument_roles.items() if role == "mask"]
         self.mask_formats = (
@@ -210,21 +212,23 @@ class TransformerBlockChecker(AttentionModuleChecker):
     def width(self) -> int:
         return self.module_factory.fixed_sizes.get("width", 12)
 
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
         x = inputs["x"]
         allowed = make_allowed_mask(case, x.shape[1], x.shape[1])
-        return run_reference_block(x, self.get_module(case), case.sizes["heads"], allowed, options)
+        return run_reference_block_variant(
+            x, self.get_or_build_module(case), case.sizes["heads"], allowed, variant_or_mistakes
+        )
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
-        return list_correct_block_options(self.sample_module, self.width)
+        return list_correct_block_variants(self.sample_module, self.width)
 
-    def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def find_missing_layer_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         return find_missing_block_layer_mistakes(self.sample_module, self.width, self.module_factory.has_heads)
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
-        missing_ids = {mistake.mistake_id for mistake in self.find_missing_layers(convention)}
+        missing_ids = {mistake.mistake_id for mistake in self.find_missing_layer_mistakes(convention)}
         mistakes = list_block_mistakes(self.sample_module, self.width, has_mask=bool(self.mask_formats))
         return [mistake for mistake in mistakes if mistake.mistake_id not in missing_ids]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitascope.coursework.checker.part_checker import CallConvention, Case, NamedTensors, NoDropoutMode, PartChecker
-from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 from vitascope.coursework.checker.report import CheckRow
 from vitascope.errors import shorten_error_message
 
@@ -25,12 +25,12 @@ class Diagnosis:
     """The call convention, the variant and the mistakes that reproduce the user's results."""
 
     convention: CallConvention
-    variant_options: ReferenceOptions
+    variant_options: ReferenceVariant
     assumptions: tuple[str, ...]
     simulated_mistakes: tuple[SimulatedMistake, ...] = ()
 
     @property
-    def options(self) -> ReferenceOptions:
+    def options(self) -> ReferenceVariant:
         return dict(self.variant_options) | {
             k: v for mistake in self.simulated_mistakes for k, v in mistake.options.items()
         }
@@ -46,25 +46,29 @@ class CachedRunner:
     agreement_cache: dict[CacheKey, bool] = field(default_factory=dict)
     dropout_mode: NoDropoutMode = field(default_factory=NoDropoutMode)
 
-    def get_inputs(self, case: Case) -> NamedTensors:
+    def get_or_make_inputs(self, case: Case) -> NamedTensors:
         if case.name not in self.inputs_by_case:
             self.inputs_by_case[case.name] = {
-                k: v.to(self.checker.dtype) for k, v in self.checker.make_inputs(case).items()
+                k: v.to(self.checker.dtype) for k, v in self.checker.make_float64_inputs(case).items()
             }
         return self.inputs_by_case[case.name]
 
-    def run_user_code(self, convention: CallConvention, case: Case) -> RunOutcome:
+    def get_or_run_user_code(self, convention: CallConvention, case: Case) -> RunOutcome:
         key = (select_settings_relevant_to_case(convention, case), case.name)
         if key not in self.user_results:
             self.user_results[key] = try_user_code(
-                self.checker, convention, case, self.get_inputs(case), self.dropout_mode
+                self.checker, convention, case, self.get_or_make_inputs(case), self.dropout_mode
             )
         return self.user_results[key]
 
-    def run_reference(self, convention: CallConvention, case: Case, options: ReferenceOptions) -> RunOutcome:
+    def try_reference_variant(
+        self, convention: CallConvention, case: Case, variant_or_mistakes: ReferenceVariant
+    ) -> RunOutcome:
         try:
             with torch.no_grad():
-                return self.checker.run_reference(convention, case, self.get_inputs(case), options)
+                return self.checker.run_reference_variant(
+                    convention, case, self.get_or_make_inputs(case), variant_or_mistakes
+                )
         except (RuntimeError, ValueError, IndexError) as error:
             return error
 
@@ -91,9 +95,9 @@ def try_user_code(
             warnings.simplefilter("ignore")
             copies = {name: tensor.clone() for name, tensor in inputs.items()}
             if dropout_mode is None:
-                return checker.run_user_code(convention, case, copies)
+                return checker.run_user_code_in_reference_axes(convention, case, copies)
             with dropout_mode:
-                return checker.run_user_code(convention, case, copies)
+                return checker.run_user_code_in_reference_axes(convention, case, copies)
     except (Exception, SystemExit) as error:
         return error if isinstance(error, Exception) else RuntimeError(f"the code exited the program: {error!r}")
 
@@ -113,7 +117,7 @@ def has_random_output(
     checker: PartChecker, convention: CallConvention, case: Case, dropout_mode: NoDropoutMode | None = None
 ) -> bool:
     """Return whether repeated calls in eval mode give different results for the same input."""
-    inputs = {name: tensor.to(checker.dtype) for name, tensor in checker.make_inputs(case).items()}
+    inputs = {name: tensor.to(checker.dtype) for name, tensor in checker.make_float64_inputs(case).items()}
     results = [try_user_code(checker, convention, case, inputs, dropout_mode) for _ in range(3)]
     return not all(results_match_or_both_fail(results[0], other, 1e-9) for other in results[1:])
 
@@ -127,9 +131,11 @@ def run_all_checks(runner: CachedRunner, mistake_free: Diagnosis, is_random: boo
     checker, convention = runner.checker, mistake_free.convention
     rows = []
     for case in checker.list_cases():
-        user_result = runner.run_user_code(convention, case)
+        user_result = runner.get_or_run_user_code(convention, case)
         is_correct = isinstance(user_result, Tensor) and results_match_or_both_fail(
-            user_result, runner.run_reference(convention, case, mistake_free.variant_options), TOLERANCE[checker.dtype]
+            user_result,
+            runner.try_reference_variant(convention, case, mistake_free.variant_options),
+            TOLERANCE[checker.dtype],
         )
         note = (
             ""
@@ -156,10 +162,10 @@ def _check_float32(checker: PartChecker, mistake_free: Diagnosis) -> CheckRow:
     checker.dtype = torch.float32
     try:
         runner = CachedRunner(checker)
-        user_result = runner.run_user_code(mistake_free.convention, case)
+        user_result = runner.get_or_run_user_code(mistake_free.convention, case)
         is_correct = isinstance(user_result, Tensor) and results_match_or_both_fail(
             user_result,
-            runner.run_reference(mistake_free.convention, case, mistake_free.variant_options),
+            runner.try_reference_variant(mistake_free.convention, case, mistake_free.variant_options),
             TOLERANCE[torch.float32],
         )
         note = f"raises {shorten_error_message(user_result, 70)}" if isinstance(user_result, Exception) else ""
@@ -174,11 +180,12 @@ def _check_train_mode(checker: PartChecker, mistake_free: Diagnosis, is_forward_
     try:
         if not is_forward_correct:
             return CheckRow("train mode", None, SKIPPED_NOTE)
-        reference_result = CachedRunner(checker).run_reference(
+        reference_result = CachedRunner(checker).try_reference_variant(
             mistake_free.convention, case, mistake_free.variant_options
         )
         user_results = [
-            CachedRunner(checker).run_user_code(mistake_free.convention, case) for _ in range(NUM_TRAIN_MODE_DRAWS)
+            CachedRunner(checker).get_or_run_user_code(mistake_free.convention, case)
+            for _ in range(NUM_TRAIN_MODE_DRAWS)
         ]
         if any(
             results_match_or_both_fail(user_result, reference_result, TOLERANCE[checker.dtype])
@@ -200,7 +207,9 @@ def _check_train_mode(checker: PartChecker, mistake_free: Diagnosis, is_forward_
 def _check_gradient(checker: PartChecker, mistake_free: Diagnosis, is_forward_correct: bool) -> CheckRow:
     """Compare the gradients of a weighted sum of the outputs with respect to the inputs and the weights."""
     case = next(case for case in checker.list_cases() if case.required)
-    leaves = {name: tensor.to(checker.dtype).requires_grad_() for name, tensor in checker.make_inputs(case).items()}
+    leaves = {
+        name: tensor.to(checker.dtype).requires_grad_() for name, tensor in checker.make_float64_inputs(case).items()
+    }
     leaves = {name: tensor for name, tensor in leaves.items() if tensor.is_floating_point()}
     if not is_forward_correct or not leaves:
         return CheckRow("gradient", None, SKIPPED_NOTE) if leaves else CheckRow("", None)
@@ -208,8 +217,8 @@ def _check_gradient(checker: PartChecker, mistake_free: Diagnosis, is_forward_co
     with warnings.catch_warnings(), NoDropoutMode(), torch.enable_grad():
         warnings.simplefilter("ignore")
         outputs = [
-            checker.run_user_code(mistake_free.convention, case, leaves),
-            checker.run_reference(mistake_free.convention, case, leaves, mistake_free.variant_options),
+            checker.run_user_code_in_reference_axes(mistake_free.convention, case, leaves),
+            checker.run_reference_variant(mistake_free.convention, case, leaves, mistake_free.variant_options),
         ]
         sums = [(out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum() for out in outputs]
     if not sums[0].requires_grad:

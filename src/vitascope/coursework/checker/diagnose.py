@@ -43,7 +43,7 @@ class WorkingConventions(NamedTuple):
 
 def check_and_diagnose_part(checker: PartChecker) -> CheckReport:
     """Check one part and return its report."""
-    runner, conventions = find_working_conventions_and_dtype(checker)
+    runner, conventions = find_working_conventions_and_set_dtype(checker)
     if not conventions:
         return make_code_error_report(checker, runner)
     cases = [case for case in checker.list_cases() if case.required]
@@ -58,13 +58,15 @@ def check_and_diagnose_part(checker: PartChecker) -> CheckReport:
         report.mistakes += [
             mistake.mistake_id for mistake in diagnosis.simulated_mistakes if mistake.mistake_id not in report.mistakes
         ]
-    run_checks_and_fill_report(report, runner, diagnosis, _remove_mistakes(checker, diagnosis, conventions[0]))
+    run_checks_and_fill_report(
+        report, runner, diagnosis, _copy_without_mistakes_or_make_default(checker, diagnosis, conventions[0])
+    )
     if report.passed and runner.dropout_mode.called_fused_attention and "attention" in checker.part:
         report.notes.append("The code calls PyTorch's fused attention. Sheet E requires you to write out the steps.")
     return report
 
 
-def _remove_mistakes(
+def _copy_without_mistakes_or_make_default(
     checker: PartChecker, diagnosis: Diagnosis | None, default_convention: CallConvention
 ) -> Diagnosis:
     """Return the diagnosis without its mistakes: what the user's code should compute."""
@@ -91,7 +93,9 @@ def run_checks_and_fill_report(
         return
     if diagnosis is not None and IGNORED_MASK in diagnosis.simulated_mistakes:
         report.evidence.append("The mask has no effect on the output.")
-    missing_ids = [mistake.mistake_id for mistake in checker.find_missing_layers(convention)] if diagnosis else []
+    missing_ids = (
+        [mistake.mistake_id for mistake in checker.find_missing_layer_mistakes(convention)] if diagnosis else []
+    )
     if missing_ids:
         layer = missing_ids[0].removeprefix("missing-").replace("-", " ")
         report.table.insert(0, CheckRow("layers", False, " ".join(MISTAKES[name].description for name in missing_ids)))
@@ -101,14 +105,14 @@ def run_checks_and_fill_report(
         report.example = find_and_format_smallest_failure(runner, mistake_free, diagnosis)
     first = next(case for case in checker.list_cases() if case.required)
     user_result, reference_result = (
-        runner.run_user_code(convention, first),
-        runner.run_reference(convention, first, mistake_free.variant_options),
+        runner.get_or_run_user_code(convention, first),
+        runner.try_reference_variant(convention, first, mistake_free.variant_options),
     )
     if diagnosis is None and isinstance(user_result, Tensor) and isinstance(reference_result, Tensor):
         report.evidence += checker.describe_evidence(convention, user_result, reference_result)
 
 
-def find_working_conventions_and_dtype(checker: PartChecker) -> WorkingConventions:
+def find_working_conventions_and_set_dtype(checker: PartChecker) -> WorkingConventions:
     """Return the first group of conventions that runs; use float32 if float64 fails."""
     runner, fallback = CachedRunner(checker), None
     for dtype in (torch.float64, torch.float32):
@@ -118,7 +122,7 @@ def find_working_conventions_and_dtype(checker: PartChecker) -> WorkingConventio
             running = [
                 convention
                 for convention in group
-                if any(isinstance(runner.run_user_code(convention, case), Tensor) for case in cases)
+                if any(isinstance(runner.get_or_run_user_code(convention, case), Tensor) for case in cases)
             ]
             shaped = [
                 convention for convention in running if _first_result_has_expected_shape(runner, convention, cases)
@@ -135,8 +139,8 @@ def find_working_conventions_and_dtype(checker: PartChecker) -> WorkingConventio
 def _first_result_has_expected_shape(runner: CachedRunner, convention: CallConvention, cases: list[Case]) -> bool:
     for case in cases:
         user_result, reference_result = (
-            runner.run_user_code(convention, case),
-            runner.run_reference(convention, case, runner.checker.list_correct_variants(convention)[0].options),
+            runner.get_or_run_user_code(convention, case),
+            runner.try_reference_variant(convention, case, runner.checker.list_correct_variants(convention)[0].options),
         )
         if isinstance(user_result, Tensor):
             return isinstance(reference_result, Tensor) and user_result.shape == reference_result.shape
@@ -149,7 +153,7 @@ def search_simplest_diagnosis(
     """Find the smallest set of mistakes that reproduces the user's results in every case, or None."""
     checker, deadline = runner.checker, time.monotonic() + MAX_SEARCH_SECONDS
     variants = {convention.assumptions: checker.list_correct_variants(convention) for convention in conventions}
-    missing = {convention.assumptions: checker.find_missing_layers(convention) for convention in conventions}
+    missing = {convention.assumptions: checker.find_missing_layer_mistakes(convention) for convention in conventions}
     simulated_mistakes = checker.list_simulated_mistakes(conventions[0])
     limited_mistakes = _limit_variants_per_mistake(simulated_mistakes, checker.max_variants_per_mistake)
     for num_mistakes, is_rare in ((0, False), (0, True), (1, False), (2, False), (1, True)):
@@ -198,13 +202,13 @@ def reproduces_user_results(runner: CachedRunner, diagnosis: Diagnosis, cases: l
     """Return whether the reference with the diagnosed mistakes gives the user's results in every case."""
     tolerance, options, compared = TOLERANCE[runner.checker.dtype], diagnosis.options, False
     for case in cases:
-        user_result = runner.run_user_code(diagnosis.convention, case)
+        user_result = runner.get_or_run_user_code(diagnosis.convention, case)
         unmasked = case.mask_kind is None and not options.get("causal")  # without a mask, mask mistakes have no effect
         relevant_options = frozenset((k, v) for k, v in options.items() if not (unmasked and k in MASK_OPTION_NAMES))
         key = (select_settings_relevant_to_case(diagnosis.convention, case), case.name, relevant_options)
         if key not in runner.agreement_cache:
             runner.agreement_cache[key] = results_match_or_both_fail(
-                user_result, runner.run_reference(diagnosis.convention, case, options), tolerance
+                user_result, runner.try_reference_variant(diagnosis.convention, case, options), tolerance
             )
         if not runner.agreement_cache[key]:
             return False

@@ -16,7 +16,7 @@ from vitascope.coursework.checker.part_checker import (
     NamedTensors,
     PartChecker,
     choose_mask_kind_if_required,
-    draw_seeded_inputs,
+    draw_inputs_for_case,
     format_observation,
     make_allowed_mask,
 )
@@ -32,7 +32,7 @@ from vitascope.coursework.checker.reference import (
     MASK_FILL_MISTAKES,
     MASK_MISTAKES,
     SCALE_MISTAKES,
-    ReferenceOptions,
+    ReferenceVariant,
     SimulatedMistake,
     attend_with_simulated_mistakes,
 )
@@ -123,7 +123,7 @@ class DotProductChecker(PartChecker):
             else None
         )
 
-    def make_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
         batch, heads = s["batch"], s["heads"]
         shapes = {
@@ -131,7 +131,7 @@ class DotProductChecker(PartChecker):
             "k": (batch, heads, s["keys"], s["width"]),
             "v": (batch, heads, s["keys"], s["value"]),
         }
-        inputs = draw_seeded_inputs(case, shapes)
+        inputs = draw_inputs_for_case(case, shapes)
         if case.mask_kind == "high_scores":  # masked keys with scores far above all others
             inputs["q"], inputs["k"] = inputs["q"].abs() + 0.5, inputs["k"] * 0.1
             inputs["k"][..., -1, :] = 400.0
@@ -164,7 +164,7 @@ class DotProductChecker(PartChecker):
     def convert_output_to_user_axes(self, convention: CallConvention, case: Case, result: Tensor) -> Tensor:
         return swap_reference_and_user_axes(result, convention.settings["axis_order"])
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         axis_order, user_inputs = (
             convention.settings["axis_order"],
             self.convert_inputs_to_user_shapes(convention, case, inputs),
@@ -204,13 +204,13 @@ class DotProductChecker(PartChecker):
         tensor = tensor if axis_order.startswith("heads") else tensor[:, 0]
         return tensor[0] if axis_order.startswith("flat") else tensor
 
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
         axis_order = convention.settings["axis_order"]
         q, k, v = (self._drop_missing_axes(axis_order, inputs[name]) for name in "qkv")
         return attend_with_simulated_mistakes(
-            q, k, v, make_allowed_mask(case, case.sizes["queries"], case.sizes["keys"]), options
+            q, k, v, make_allowed_mask(case, case.sizes["queries"], case.sizes["keys"]), variant_or_mistakes
         )
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
@@ -271,13 +271,13 @@ def describe_attention_mistake_symptoms(
     if not user_result.isfinite().all():
         lines.append("The output contains NaN or infinite values.")
     case = next(case for case in checker.list_cases() if case.required)
-    inputs = {name: tensor.to(checker.dtype) for name, tensor in checker.make_inputs(case).items()}
+    inputs = {name: tensor.to(checker.dtype) for name, tensor in checker.make_float64_inputs(case).items()}
     if "v" in inputs:
-        ones = checker.run_user_code(convention, case, inputs | {"v": torch.ones_like(inputs["v"])})
+        ones = checker.run_user_code_in_reference_axes(convention, case, inputs | {"v": torch.ones_like(inputs["v"])})
         sum_to_one = torch.allclose(ones, torch.ones_like(ones), atol=1e-4)
         not_one = "The rows of the attention map do not sum to 1"
         lines.append(format_observation(sum_to_one, "Each row of the attention map sums to 1", not_one))
-        doubled = checker.run_user_code(convention, case, inputs | {"v": 2 * inputs["v"]})
+        doubled = checker.run_user_code_in_reference_axes(convention, case, inputs | {"v": 2 * inputs["v"]})
         is_linear = torch.allclose(doubled, 2 * user_result)
         not_double = "Doubling the values does not double the output"
         lines.append(format_observation(is_linear, "Doubling the values doubles the output", not_double))

@@ -30,8 +30,8 @@ def find_first_required_case_difference(runner: CachedRunner, mistake_free: Diag
 
 def find_first_difference_in_case(runner: CachedRunner, mistake_free: Diagnosis, case: Case) -> FirstDifference | None:
     user_result, reference_result = (
-        runner.run_user_code(mistake_free.convention, case),
-        runner.run_reference(mistake_free.convention, case, mistake_free.variant_options),
+        runner.get_or_run_user_code(mistake_free.convention, case),
+        runner.try_reference_variant(mistake_free.convention, case, mistake_free.variant_options),
     )
     difference = FirstDifference(check=case.name, index=None, expected=None, got=None)
     if isinstance(reference_result, Exception):
@@ -54,12 +54,12 @@ def find_first_difference_in_case(runner: CachedRunner, mistake_free: Diagnosis,
     return {
         **difference,
         "index": list(index),
-        "expected": convert_to_number_or_text(reference_result[index]),
-        "got": convert_to_number_or_text(user_result[index]),
+        "expected": convert_to_json_number(reference_result[index]),
+        "got": convert_to_json_number(user_result[index]),
     }
 
 
-def convert_to_number_or_text(scalar: Tensor) -> float | str:
+def convert_to_json_number(scalar: Tensor) -> float | str:
     """Return a finite number, or nan and inf as text, because JSON does not support them."""
     value = scalar.item()
     return value if math.isfinite(value) else str(value)
@@ -72,8 +72,8 @@ def find_and_format_smallest_failure(
     for case in _list_failing_cases(runner, mistake_free, diagnosis)[:1]:
         checker, convention = runner.checker, mistake_free.convention
         user_result, reference_result = (
-            runner.run_user_code(convention, case),
-            runner.run_reference(convention, case, mistake_free.variant_options),
+            runner.get_or_run_user_code(convention, case),
+            runner.try_reference_variant(convention, case, mistake_free.variant_options),
         )
         if (
             isinstance(user_result, Tensor)
@@ -84,7 +84,7 @@ def find_and_format_smallest_failure(
                 checker.convert_output_to_user_axes(convention, case, result)
                 for result in (user_result, reference_result)
             )
-        user_inputs = checker.convert_inputs_to_user_shapes(convention, case, runner.get_inputs(case))
+        user_inputs = checker.convert_inputs_to_user_shapes(convention, case, runner.get_or_make_inputs(case))
         lines = [case.name, *(f"{name} = {format_shortened_tensor(tensor)}" for name, tensor in user_inputs.items())]
         weights = checker.get_example_weights(case)
         if sum(weight.numel() for weight in weights.values()) <= 2 * MAX_SHOWN_VALUES:
@@ -116,11 +116,11 @@ def _list_failing_cases(runner: CachedRunner, mistake_free: Diagnosis, diagnosis
 
 def _shows_every_mistake(runner: CachedRunner, diagnosis: Diagnosis, case: Case) -> bool:
     """Return whether the result changes if any one of the mistakes is corrected. Width 1 hides a missing scale."""
-    wrong_result = runner.run_reference(diagnosis.convention, case, diagnosis.options)
+    wrong_result = runner.try_reference_variant(diagnosis.convention, case, diagnosis.options)
     for mistake in diagnosis.simulated_mistakes:
         others = tuple(other for other in diagnosis.simulated_mistakes if other is not mistake)
         options = replace(diagnosis, simulated_mistakes=others).options
-        result = runner.run_reference(diagnosis.convention, case, options)
+        result = runner.try_reference_variant(diagnosis.convention, case, options)
         if results_match_or_both_fail(wrong_result, result, TOLERANCE[runner.checker.dtype]):
             return False
     return True

@@ -20,7 +20,7 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
-    draw_seeded_inputs,
+    draw_inputs_for_case,
     format_observation,
 )
 from vitascope.coursework.checker.recognition import (
@@ -31,7 +31,7 @@ from vitascope.coursework.checker.recognition import (
     guess_argument_roles,
     split_identifier_into_words,
 )
-from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 from vitascope.coursework.checker.weights import LinearLayer, find_linear_layers_and_matrices, find_norms
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -58,7 +58,7 @@ def apply_feed_forward(
     return F.linear(ACTIVATIONS[activation](F.linear(x, weights[0], first_layer.bias)), weights[1], second_layer.bias)
 
 
-def list_activation_options() -> list[CorrectVariant]:
+def list_activation_variants() -> list[CorrectVariant]:
     """List all activation functions; GELU is the default, so it needs no assumption."""
     return [
         CorrectVariant({"activation": name}, () if name == "GELU" else (f"the activation function is {name}",))
@@ -66,7 +66,7 @@ def list_activation_options() -> list[CorrectVariant]:
     ]
 
 
-def list_activation_options_marking_rare(module: nn.Module) -> list[CorrectVariant]:
+def list_activation_variants_marking_rare(module: nn.Module) -> list[CorrectVariant]:
     """List all activation functions; those not named in the module's layers or source are marked as rare."""
     texts = [
         get_source_or_empty(type(part)) for part in module.modules() if not type(part).__module__.startswith("torch.")
@@ -82,7 +82,7 @@ def list_activation_options_marking_rare(module: nn.Module) -> list[CorrectVaria
         variant
         if variant.options["activation"] in likely
         else CorrectVariant({**variant.options, "rare_activation": True}, variant.assumptions)
-        for variant in list_activation_options()
+        for variant in list_activation_variants()
     ]
 
 
@@ -98,7 +98,7 @@ class FeedForwardChecker(PartChecker):
             sizes = {"width": 6, "hidden": 10, "dropout": 0.1, "ratio": 2}
             self.module_factory = ModuleFactory(user_code, sizes, ("width", "hidden"))
             self.module_factory.fixed_sizes.pop("heads", None)
-            self.sample_module = self.module_factory.get_module({})
+            self.sample_module = self.module_factory.get_or_build_module({})
         else:
             self.argument_roles = _guess_mlp_argument_roles(user_code)
 
@@ -111,26 +111,28 @@ class FeedForwardChecker(PartChecker):
             Case("other sizes", {"batch": 3, "tokens": 7, "width": 5, "hidden": 9}),
             Case("one token", {"batch": 2, "tokens": 1, "width": 6, "hidden": 10}),
         ]
-        return self._adapt_cases(cases)
+        return self._adapt_cases_to_fixed_sizes(cases)
 
     def list_tiny_cases(self) -> list[Case]:
         sizes = [(1, 1), (1, 2), (2, 3)]
         cases = [Case(f"width {d}, hidden width {h}", _make_tiny_sizes(d, h), tiny=True) for d, h in sizes]
-        return self._adapt_cases(cases)
+        return self._adapt_cases_to_fixed_sizes(cases)
 
-    def _adapt_cases(self, cases: list[Case]) -> list[Case]:
+    def _adapt_cases_to_fixed_sizes(self, cases: list[Case]) -> list[Case]:
         if not self.is_module:
             return cases
-        return [adapted for case in cases if (adapted := self.module_factory.adapt_case(case)) is not None]
+        return [
+            adapted for case in cases if (adapted := self.module_factory.adapt_case_to_fixed_sizes(case)) is not None
+        ]
 
-    def make_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
         shapes: dict[str, tuple[int, ...]] = {"x": (s["batch"], s["tokens"], s["width"])}
         if not self.is_module:
             weight_shapes = {"w1": (s["hidden"], s["width"]), "b1": (s["hidden"],)}
             weight_shapes |= {"w2": (s["width"], s["hidden"]), "b2": (s["width"],)}
             shapes |= {role: shape for role, shape in weight_shapes.items() if role in self.argument_roles.values()}
-        return draw_seeded_inputs(case, shapes)
+        return draw_inputs_for_case(case, shapes)
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         axis_order = "the input has shape batch × token × feature"
@@ -142,17 +144,19 @@ class FeedForwardChecker(PartChecker):
             [CallConvention((axis_order, transposed), {"transposed": True})],
         ]
 
-    def get_module(self, case: Case) -> nn.Module:
-        return self.module_factory.get_module(case.sizes, self.dtype, self.training)
+    def get_or_build_module(self, case: Case) -> nn.Module:
+        return self.module_factory.get_or_build_module(case.sizes, self.dtype, self.training)
 
     def convert_inputs_to_user_shapes(
         self, convention: CallConvention, case: Case, inputs: NamedTensors
     ) -> NamedTensors:
         return {name: x.T if convention.settings["transposed"] and name[0] == "w" else x for name, x in inputs.items()}
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         if self.is_module:
-            return select_matching_or_first_tensor(self.get_module(case)(inputs["x"]), tuple(inputs["x"].shape))
+            return select_matching_or_first_tensor(
+                self.get_or_build_module(case)(inputs["x"]), tuple(inputs["x"].shape)
+            )
         values = self.convert_inputs_to_user_shapes(convention, case, inputs) | {
             "dropout": 0.0,
             "training": self.training,
@@ -161,24 +165,28 @@ class FeedForwardChecker(PartChecker):
             call_by_roles(self.user_code, values, self.argument_roles), tuple(inputs["x"].shape)
         )
 
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
         x = inputs["x"]
         if not self.is_module:
             layers = [LinearLayer(str(n), inputs[f"w{n}"], inputs.get(f"b{n}")) for n in (1, 2)]
-            return apply_feed_forward(x, layers[0], layers[1], options["activation"], options.get("untransposed", ""))
-        module = self.get_module(case)
-        first, second = find_mlp_layers(find_linear_layers_and_matrices(module), x.shape[-1])
+            return apply_feed_forward(
+                x, layers[0], layers[1], variant_or_mistakes["activation"], variant_or_mistakes.get("untransposed", "")
+            )
+        module = self.get_or_build_module(case)
+        first, second = find_widening_and_narrowing_layer(find_linear_layers_and_matrices(module), x.shape[-1])
         inner = x
-        if options.get("norm_inside"):
+        if variant_or_mistakes.get("norm_inside"):
             inner = F.layer_norm(x, x.shape[-1:], *get_norm_weight_bias_eps(find_norms(module)[0].norm))
-        out = apply_feed_forward(inner, first, second, options["activation"], options.get("untransposed", ""))
-        return out + x if options.get("added") else out
+        out = apply_feed_forward(
+            inner, first, second, variant_or_mistakes["activation"], variant_or_mistakes.get("untransposed", "")
+        )
+        return out + x if variant_or_mistakes.get("added") else out
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         if not self.is_module:
-            return list_activation_options()
+            return list_activation_variants()
         norms = (
             [CorrectVariant({"norm_inside": True}, ("the module normalises its input itself",))]
             if find_norms(self.sample_module)
@@ -192,7 +200,7 @@ class FeedForwardChecker(PartChecker):
                 (*activation.assumptions, *norm.assumptions, *residual.assumptions),
             )
             for activation, norm, residual in product(
-                list_activation_options_marking_rare(self.sample_module), [*norms, default], residuals
+                list_activation_variants_marking_rare(self.sample_module), [*norms, default], residuals
             )
         ]
 
@@ -200,15 +208,15 @@ class FeedForwardChecker(PartChecker):
         return [SimulatedMistake("weight-not-transposed", {"untransposed": layers}) for layers in ("12", "1", "2")]
 
     def get_example_weights(self, case: Case) -> NamedTensors:
-        return dict(self.get_module(case).named_parameters()) if self.is_module else {}
+        return dict(self.get_or_build_module(case).named_parameters()) if self.is_module else {}
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
-        return list(self.get_module(case).parameters()) if self.is_module else []
+        return list(self.get_or_build_module(case).parameters()) if self.is_module else []
 
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         case = self.list_cases()[0]
-        inputs = {name: tensor.to(self.dtype) for name, tensor in self.make_inputs(case).items()}
-        first_token = self.run_user_code(convention, case, inputs | {"x": inputs["x"][:, :1]})
+        inputs = {name: tensor.to(self.dtype) for name, tensor in self.make_float64_inputs(case).items()}
+        first_token = self.run_user_code_in_reference_axes(convention, case, inputs | {"x": inputs["x"][:, :1]})
         is_independent = first_token.shape == user_result[:, :1].shape and torch.allclose(
             first_token, user_result[:, :1], atol=1e-4
         )
@@ -230,7 +238,7 @@ class MlpLayers(NamedTuple):
     second: LinearLayer
 
 
-def find_mlp_layers(linear_layers: list[LinearLayer], width: int) -> MlpLayers:
+def find_widening_and_narrowing_layer(linear_layers: list[LinearLayer], width: int) -> MlpLayers:
     """Return the layer that increases the width and the layer that reduces it."""
     wide = [layer for layer in linear_layers if layer.shape[1] == width and layer.shape[0] != width]
     narrow = [layer for layer in linear_layers if layer.shape[0] == width and layer.shape[1] != width]

@@ -15,7 +15,7 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
-    draw_seeded_inputs,
+    draw_inputs_for_case,
 )
 from vitascope.coursework.checker.recognition import (
     ArgumentRoles,
@@ -24,7 +24,7 @@ from vitascope.coursework.checker.recognition import (
     guess_argument_roles,
     normalize_identifier,
 )
-from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 
 PIXEL_ORDERS = {  # orders of the values inside a patch; all are correct
     "chw": "channel, row, column",
@@ -55,58 +55,67 @@ POSITION_MISTAKES = [
 ]
 
 
-def extract_patches_by_options(images: Tensor, patch_size: int, options: ReferenceOptions) -> Tensor:
+def extract_patches_by_variant(images: Tensor, patch_size: int, variant_or_mistakes: ReferenceVariant) -> Tensor:
     """(batch, channel, height, width) -> (batch, patch, pixel)."""
     batch, channels, height, width = images.shape
-    count, pixels = (height // patch_size) * (width // patch_size), options.get("pixels", "chw")
-    cut = options.get("cut")
+    count, pixels = (height // patch_size) * (width // patch_size), variant_or_mistakes.get("pixels", "chw")
+    cut = variant_or_mistakes.get("cut")
     if cut == "strips":
         return images.reshape(batch, count, -1)
     if cut == "channel strips":
         return images.reshape(batch, channels, count, patch_size * patch_size).transpose(1, 2).flatten(2)
     input_pattern = INTERLEAVED_PATTERNS.get(cut or "", "batch channel (row height) (column width)")
     pixel_axes = " ".join(AXIS_NAMES[letter] for letter in pixels)
-    output_pattern = f"batch {options.get('order', '(row column)')} ({pixel_axes})"
+    output_pattern = f"batch {variant_or_mistakes.get('order', '(row column)')} ({pixel_axes})"
     return rearrange(images, f"{input_pattern} -> {output_pattern}", height=patch_size, width=patch_size)
 
 
 def assemble_tokens(
-    patch_tokens: Tensor, class_token: Tensor | None, position_table: Tensor | None, options: ReferenceOptions
+    patch_tokens: Tensor,
+    class_token: Tensor | None,
+    position_table: Tensor | None,
+    variant_or_mistakes: ReferenceVariant,
 ) -> Tensor:
     """Prepend the class token and add the position embeddings.
 
     A position table with one row per patch is not added to the class token."""
-    position = options.get("position")
+    position = variant_or_mistakes.get("position")
     first = None if class_token is None else class_token.reshape(1, 1, -1).expand(len(patch_tokens), 1, -1)
     if position_table is not None:
         position_table = position_table.reshape(1, *position_table.shape[-2:])
         inside = position_table[:, : patch_tokens.shape[1] + (0 if first is None else 1)]
         if first is None or position_table.shape[1] == patch_tokens.shape[1]:
             return _concat_class_token_if_any(
-                patch_tokens + (0 if position in ("none", "end", "each-block") else position_table), first, options
+                patch_tokens + (0 if position in ("none", "end", "each-block") else position_table),
+                first,
+                variant_or_mistakes,
             )
         if position == "before":
-            return _concat_class_token_if_any(patch_tokens + inside[:, : patch_tokens.shape[1]], first, options)
+            return _concat_class_token_if_any(
+                patch_tokens + inside[:, : patch_tokens.shape[1]], first, variant_or_mistakes
+            )
         if position == "not-class":
-            return _concat_class_token_if_any(patch_tokens + inside[:, 1:], first, options)
+            return _concat_class_token_if_any(patch_tokens + inside[:, 1:], first, variant_or_mistakes)
         if position == "class-only":
-            return _concat_class_token_if_any(patch_tokens, first + inside[:, :1], options)
+            return _concat_class_token_if_any(patch_tokens, first + inside[:, :1], variant_or_mistakes)
         inside = inside.roll(1, 1) if position == "rolled" else inside * (2 if position == "twice" else 1)
-        tokens = _concat_class_token_if_any(patch_tokens, first, options)
+        tokens = _concat_class_token_if_any(patch_tokens, first, variant_or_mistakes)
         return tokens if position in ("none", "end", "each-block") else tokens + inside
-    return _concat_class_token_if_any(patch_tokens, first, options)
+    return _concat_class_token_if_any(patch_tokens, first, variant_or_mistakes)
 
 
-def _concat_class_token_if_any(patch_tokens: Tensor, class_token: Tensor | None, options: ReferenceOptions) -> Tensor:
+def _concat_class_token_if_any(
+    patch_tokens: Tensor, class_token: Tensor | None, variant_or_mistakes: ReferenceVariant
+) -> Tensor:
     if class_token is None:
         return patch_tokens
-    at_end = options.get("class_at", "").startswith("end")
+    at_end = variant_or_mistakes.get("class_at", "").startswith("end")
     return torch.cat([patch_tokens, class_token] if at_end else [class_token, patch_tokens], dim=1)
 
 
-def select_first_or_last_token(tokens: Tensor, options: ReferenceOptions) -> Tensor:
+def select_first_or_last_token(tokens: Tensor, variant_or_mistakes: ReferenceVariant) -> Tensor:
     """Return the token that the user's head reads as the class token."""
-    return tokens[:, -1 if options.get("class_at") in ("end", "start, read last") else 0]
+    return tokens[:, -1 if variant_or_mistakes.get("class_at") in ("end", "start, read last") else 0]
 
 
 def project_patches(patches: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -143,14 +152,14 @@ class ClassTokenChecker(PartChecker):
     def list_tiny_cases(self) -> list[Case]:
         return [] if self.is_module else [Case("two patches", {"batch": 1, "tokens": 2, "width": 1}, tiny=True)]
 
-    def make_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
         shapes: dict[str, tuple[int, ...]] = {"x": (s["batch"], s["tokens"], s["width"])}
         if not self.is_module:
             shapes["token"] = (1, 1, s["width"])
             if "positions" in self.argument_roles.values():
                 shapes["positions"] = (1, s["tokens"] + 1, s["width"])
-        return draw_seeded_inputs(case, shapes)
+        return draw_inputs_for_case(case, shapes)
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         axis_order = "the tokens have shape batch × token × feature"
@@ -168,12 +177,12 @@ class ClassTokenChecker(PartChecker):
             return inputs
         return inputs | {"token": inputs["token"].reshape(*convention.settings["shape"], case.sizes["width"])}
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         s = case.sizes
         expected_shape = (s["batch"], s["tokens"] + 1, s["width"])
         if self.is_module:
             return select_matching_or_first_tensor(
-                self.module_factory.get_module({}, self.dtype, self.training)(inputs["x"]), expected_shape
+                self.module_factory.get_or_build_module({}, self.dtype, self.training)(inputs["x"]), expected_shape
             )
         return select_matching_or_first_tensor(
             call_by_roles(
@@ -182,15 +191,15 @@ class ClassTokenChecker(PartChecker):
             expected_shape,
         )
 
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
         token, table = inputs.get("token"), inputs.get("positions")
         if self.is_module:
             token, table = find_class_token_and_positions(
-                self.module_factory.get_module({}, self.dtype), case.sizes["tokens"], 12
+                self.module_factory.get_or_build_module({}, self.dtype), case.sizes["tokens"], 12
             )
-        return assemble_tokens(inputs["x"], token, table, options)
+        return assemble_tokens(inputs["x"], token, table, variant_or_mistakes)
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         positions = {"before", "not-class", "none", "rolled", "class-only", "twice"}
@@ -200,7 +209,7 @@ class ClassTokenChecker(PartChecker):
         ]
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
-        return list(self.module_factory.get_module({}, self.dtype).parameters()) if self.is_module else []
+        return list(self.module_factory.get_or_build_module({}, self.dtype).parameters()) if self.is_module else []
 
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         if user_result.shape != reference_result.shape:

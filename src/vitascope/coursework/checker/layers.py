@@ -19,7 +19,7 @@ from vitascope.coursework.checker.reference import (
     MASK_FILL_MISTAKES,
     MASK_MISTAKES,
     SCALE_MISTAKES,
-    ReferenceOptions,
+    ReferenceVariant,
     SimulatedMistake,
     WeightsByRole,
 )
@@ -43,7 +43,7 @@ class NormParameters(NamedTuple):
     eps: float
 
 
-def list_correct_attention_options(module: nn.Module, linear_layers: list[LinearLayer]) -> list[CorrectVariant]:
+def list_correct_attention_variants(module: nn.Module, linear_layers: list[LinearLayer]) -> list[CorrectVariant]:
     """List the correct variants: which weight is which, how the heads are split, an optional causal mask."""
     default = CorrectVariant({}, ())
     splits = [default, CorrectVariant({"split": "inside-out"}, ("the features of the heads are interleaved",))]
@@ -91,13 +91,13 @@ def guess_in_proj_indexing_mistake(source: str) -> list[str]:
     return ["wrong-in-proj-slice"] if match else []
 
 
-def assign_weights_by_options(
-    linear_layers: list[LinearLayer], options: ReferenceOptions, num_heads: int
+def assign_weights_by_variant(
+    linear_layers: list[LinearLayer], variant_or_mistakes: ReferenceVariant, num_heads: int
 ) -> WeightsByRole:
     """Return the weights for the reference, with a wrong row order if the options contain one."""
-    assignment = options["assignment"]
-    if "rows" in options:
-        assignment = replace(assignment, row_order=options["rows"])
+    assignment = variant_or_mistakes["assignment"]
+    if "rows" in variant_or_mistakes:
+        assignment = replace(assignment, row_order=variant_or_mistakes["rows"])
     return assign_qkvo_weights(linear_layers, assignment, num_heads)
 
 
@@ -147,7 +147,7 @@ class ViTLayers:
     position_table: Tensor | None
     projection_norms: ProjectionNorms
 
-    def embed_patches(self, patches: Tensor) -> Tensor:
+    def normalize_and_project_patches(self, patches: Tensor) -> Tensor:
         """Project the patches, with the norms before and after the projection."""
         for norm in self.projection_norms.before:
             patches = F.layer_norm(patches, patches.shape[-1:], *get_norm_weight_bias_eps(norm))
@@ -160,7 +160,7 @@ class ViTLayers:
 _VIT_LAYERS_CACHE: WeakKeyDictionary[nn.Module, dict[tuple[int, int], ViTLayers]] = WeakKeyDictionary()
 
 
-def find_vit_layers(module: nn.Module, width: int = 12, num_patches: int = 9) -> ViTLayers:
+def get_or_find_vit_layers(module: nn.Module, width: int = 12, num_patches: int = 9) -> ViTLayers:
     """Return the layers of a ViT; cached if no gradient is needed."""
     if torch.is_grad_enabled():
         return _collect_vit_layers(module, width, num_patches)

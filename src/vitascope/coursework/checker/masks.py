@@ -22,7 +22,7 @@ from vitascope.coursework.checker.recognition import (
     normalize_identifier,
     parse_mask_polarity,
 )
-from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 
 
 class MaskFormat(NamedTuple):
@@ -127,13 +127,13 @@ class CausalMaskChecker(PartChecker):
     def list_tiny_cases(self) -> list[Case]:
         return [Case("two tokens", {"tokens": 2}, "causal", tiny=True)]
 
-    def make_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> NamedTensors:
         return {}
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [[CallConvention((), {"argument": "num_tokens"})], [CallConvention((), {"argument": "tokens"})]]
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         n = case.sizes["tokens"]
         argument = n if convention.settings["argument"] == "num_tokens" else torch.zeros(2, n, 4)
         out = self.user_code(argument)
@@ -142,16 +142,16 @@ class CausalMaskChecker(PartChecker):
             out = out[0]
         return out.double()
 
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
         n = case.sizes["tokens"]
         allowed = torch.ones(n, n, dtype=torch.bool).tril()
-        if options.get("mask_change"):
-            allowed = allowed.T if options["mask_change"] == "transposed" else ~allowed
-        allowed_value, blocked_value = options["values"]
+        if variant_or_mistakes.get("mask_change"):
+            allowed = allowed.T if variant_or_mistakes["mask_change"] == "transposed" else ~allowed
+        allowed_value, blocked_value = variant_or_mistakes["values"]
         mask = torch.full((n, n), float(allowed_value), dtype=torch.float64)
-        return mask.masked_fill(~allowed, float(options.get("fill", blocked_value)))
+        return mask.masked_fill(~allowed, float(variant_or_mistakes.get("fill", blocked_value)))
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         values = self._list_mask_values(convention)
@@ -173,7 +173,9 @@ class CausalMaskChecker(PartChecker):
 
     def _list_mask_values(self, convention: CallConvention) -> list[float]:
         try:
-            return self.run_user_code(convention, self.list_cases()[0], {}).flatten().unique().tolist()
+            return (
+                self.run_user_code_in_reference_axes(convention, self.list_cases()[0], {}).flatten().unique().tolist()
+            )
         except Exception:
             return []
 
@@ -199,7 +201,7 @@ class CausalMaskChecker(PartChecker):
         """Return the meaning of True in the user's mask, or None if it is unknown."""
         for convention in (group[0] for group in self.list_convention_groups()):
             try:
-                out = self.run_user_code(convention, self.list_cases()[0], {})
+                out = self.run_user_code_in_reference_axes(convention, self.list_cases()[0], {})
             except Exception:
                 continue
             triangle = torch.ones_like(out).tril()

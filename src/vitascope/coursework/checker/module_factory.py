@@ -136,7 +136,7 @@ class ModuleFactory:
         self.fixed_sizes: dict[str, int] = {}
         if isinstance(user_code, nn.Module):
             self.fixed_sizes = {
-                "width": infer_width_or_default(user_code),
+                "width": infer_width(user_code, default=12),
                 "heads": find_num_heads_attribute(user_code) or 1,
             }
             self.has_heads = find_num_heads_attribute(user_code) is not None
@@ -146,14 +146,14 @@ class ModuleFactory:
                 or "heads" in size_order[: self._count_inferred_sizes()]
             )
             if not self.has_heads:
-                self.fixed_sizes = {"heads": find_num_heads_attribute(self.get_module({})) or 1}
+                self.fixed_sizes = {"heads": find_num_heads_attribute(self.get_or_build_module({})) or 1}
                 self.has_heads = self.fixed_sizes["heads"] > 1
 
     def _count_inferred_sizes(self) -> int:
         arguments = choose_constructor_arguments(self.user_code, self.sizes, self.size_order)
         return 2 if list(arguments.values()).count(self.sizes.get("heads")) else 0
 
-    def get_module(
+    def get_or_build_module(
         self, sizes: Mapping[str, int], dtype: torch.dtype = torch.float64, training: bool = False
     ) -> nn.Module:
         """Return an instance, by default in eval mode."""
@@ -174,7 +174,7 @@ class ModuleFactory:
             self.module_cache[key] = module.to(dtype=dtype)
         return self.module_cache[key].train(training)
 
-    def adapt_case(self, case: Case) -> Case | None:
+    def adapt_case_to_fixed_sizes(self, case: Case) -> Case | None:
         """Return the case with the module's fixed sizes, or None if it does not fit or would be a duplicate."""
         sizes = dict(case.sizes) | {name: size for name, size in self.fixed_sizes.items() if name in case.sizes}
         if sizes == dict(case.sizes):
@@ -186,10 +186,10 @@ class ModuleFactory:
         return replace(case, sizes=sizes, name=case.name.replace("three heads, ", ""))
 
 
-def infer_width_or_default(module: nn.Module) -> int:
-    """Return the width of an instance: that of its first norm, or the input width of its first linear layer."""
+def infer_width(module: nn.Module, *, default: int) -> int:
+    """Return the width of the first LayerNorm, else the input width of the first linear layer, else `default`."""
     for _, norm in find_norms(module):
         if isinstance(norm, nn.LayerNorm):
             return int(norm.normalized_shape[-1])
     linear_layers = find_linear_layers_and_matrices(module)
-    return linear_layers[0].shape[1] if linear_layers else 12
+    return linear_layers[0].shape[1] if linear_layers else default

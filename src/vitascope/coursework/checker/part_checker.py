@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vitascope.coursework.checker.recognition import ArgumentRoles
-from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 
 NamedTensors = dict[str, Tensor]
 MaskPolarity = Literal["allowed", "blocked"]  # the meaning of True in a boolean mask
@@ -71,7 +71,7 @@ class CallConvention:
 class CorrectVariant(NamedTuple):
     """A correct way to implement a part: the options of the reference, and the assumptions as text."""
 
-    options: ReferenceOptions
+    options: ReferenceVariant
     assumptions: tuple[str, ...]
 
 
@@ -89,22 +89,22 @@ class PartChecker(ABC):
         """Return the cases to compare, the most informative first."""
 
     @abstractmethod
-    def make_inputs(self, case: Case) -> NamedTensors:
-        """Return the input tensors in float64."""
+    def make_float64_inputs(self, case: Case) -> NamedTensors:
+        """Return the input tensors in float64, drawn with a seed that depends on the case."""
 
     @abstractmethod
     def list_convention_groups(self) -> list[list[CallConvention]]:
         """List the possible conventions in groups; the first group that runs is used."""
 
     @abstractmethod
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         """Return the user's result, with the axes in the reference's order."""
 
     @abstractmethod
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
-        """Return the reference result, with the mistakes in `options` simulated."""
+        """Return the result of the reference in this correct variant, or with these mistakes simulated."""
 
     def convert_inputs_to_user_shapes(
         self, convention: CallConvention, case: Case, inputs: NamedTensors
@@ -136,7 +136,7 @@ class PartChecker(ABC):
         """Return the weights of the user's module by name, for a small example."""
         return {}
 
-    def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def find_missing_layer_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         """Return the mistakes that are visible without running the code: missing layers."""
         return []
 
@@ -191,7 +191,7 @@ def seed_rng_temporarily(seed_name: str) -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-def draw_seeded_inputs(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> NamedTensors:
+def draw_inputs_for_case(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> NamedTensors:
     """Draw normally distributed values, or small integers if the case is tiny."""
     with seed_rng_temporarily(f"{case.name} {sorted(case.sizes.items())}"):
         if case.tiny:

@@ -12,7 +12,7 @@ from vitascope.coursework.checker.dot_product import select_matching_or_first_te
 from vitascope.coursework.checker.image_embedding import (
     PATCH_MISTAKES,
     PIXEL_ORDERS,
-    extract_patches_by_options,
+    extract_patches_by_variant,
     project_patches,
 )
 from vitascope.coursework.checker.module_factory import ModuleFactory
@@ -23,10 +23,10 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
-    draw_seeded_inputs,
+    draw_inputs_for_case,
 )
 from vitascope.coursework.checker.recognition import ArgumentRoles, UserCode, call_by_roles, normalize_identifier
-from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 
 AXIS_ORDERS = {
     "batch": "the images have shape batch × channel × height × width",
@@ -49,7 +49,9 @@ class PatchifyChecker(PartChecker):
             if isinstance(user_code, type | nn.Module)
             else None
         )
-        self.patch_size = None if self.module_factory is None else _find_patch_size(self.module_factory.get_module({}))
+        self.patch_size = (
+            None if self.module_factory is None else _find_patch_size(self.module_factory.get_or_build_module({}))
+        )
 
     def get_reference_name(self) -> str:
         return "F.unfold"
@@ -105,12 +107,12 @@ class PatchifyChecker(PartChecker):
         ]
         return tiny if self.module_factory is None and self.list_cases()[0].name != "square images" else []
 
-    def make_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
         shape = (s["batch"], s["channels"], s["height"], s["width_"])
         if case.tiny:  # numbered pixels
             return {"x": torch.arange(s["height"] * s["width_"], dtype=torch.float64).view(shape)}
-        return draw_seeded_inputs(case, {"x": shape})
+        return draw_inputs_for_case(case, {"x": shape})
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [[CallConvention((text,), {"axis_order": axis_order})] for axis_order, text in AXIS_ORDERS.items()]
@@ -122,14 +124,14 @@ class PatchifyChecker(PartChecker):
         x = inputs["x"][0] if axis_order.startswith("single") else inputs["x"]
         return {"x": x.movedim(-3, -1) if axis_order.endswith("last") else x}
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         axis_order, s = convention.settings["axis_order"], case.sizes
         x = self.convert_inputs_to_user_shapes(convention, case, inputs)["x"]
         count = s["height"] * s["width_"] // s["patch"] ** 2
         batch = 1 if axis_order.startswith("single") else s["batch"]
         if self.module_factory is not None:
             out = select_matching_or_first_tensor(
-                self.module_factory.get_module({}, self.dtype, self.training)(x), (batch, count, 12)
+                self.module_factory.get_or_build_module({}, self.dtype, self.training)(x), (batch, count, 12)
             )
             return out.flatten(2).transpose(1, 2) if out.ndim == 4 and out.shape[1] != count else out
         values = {"x": x, "patch": s["patch"], "side": s["height"] // s["patch"]}
@@ -141,20 +143,22 @@ class PatchifyChecker(PartChecker):
             return out
         return _flatten_or_keep_patches(out, batch, count, s["patch"])
 
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
         x = inputs["x"][:1] if convention.settings["axis_order"].startswith("single") else inputs["x"]
         size = case.sizes["patch"]
-        if not options.keys() - {"pixels"}:
+        if not variant_or_mistakes.keys() - {"pixels"}:
             cut = F.unfold(x, size, stride=size).transpose(1, 2).unflatten(2, (x.shape[1], size, size))
-            order = " ".join({"c": "channel", "h": "height", "w": "width"}[axis] for axis in options["pixels"])
+            order = " ".join(
+                {"c": "channel", "h": "height", "w": "width"}[axis] for axis in variant_or_mistakes["pixels"]
+            )
             patches = rearrange(cut, f"batch patch channel height width -> batch patch ({order})")
         else:
-            patches = extract_patches_by_options(x, size, options)
+            patches = extract_patches_by_variant(x, size, variant_or_mistakes)
         if self.module_factory is None:
             return patches
-        weight = _find_first_weight_and_bias(self.module_factory.get_module({}, self.dtype, self.training))
+        weight = _find_first_weight_and_bias(self.module_factory.get_or_build_module({}, self.dtype, self.training))
         return patches if weight is None else project_patches(patches, *weight)
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
@@ -167,7 +171,11 @@ class PatchifyChecker(PartChecker):
         return PATCH_MISTAKES
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
-        return [] if self.module_factory is None else list(self.module_factory.get_module({}, self.dtype).parameters())
+        return (
+            []
+            if self.module_factory is None
+            else list(self.module_factory.get_or_build_module({}, self.dtype).parameters())
+        )
 
     def guess_mistake_ids(self, convention: CallConvention | None) -> list[str]:
         """Use numbered pixels to test whether each patch is one square of the image."""
@@ -178,7 +186,7 @@ class PatchifyChecker(PartChecker):
         shape = tuple(case.sizes[name] for name in ("batch", "channels", "height", "width_"))
         numbered = torch.arange(shape[0] * shape[1] * side * side, dtype=self.dtype).view(shape)
         try:
-            out = self.run_user_code(convention, case, {"x": numbered})[0].long()
+            out = self.run_user_code_in_reference_axes(convention, case, {"x": numbered})[0].long()
         except (RuntimeError, IndexError):
             return []
         row, column = out % (side * side) // side // size, out % side // size

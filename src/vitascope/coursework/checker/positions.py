@@ -15,7 +15,7 @@ from vitascope.coursework.checker.part_checker import (
     PartChecker,
 )
 from vitascope.coursework.checker.recognition import ArgumentRoles, UserCode, call_by_roles, normalize_identifier
-from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 
 LENGTH_ARGUMENT_NAMES = {
     "length",
@@ -64,19 +64,19 @@ SINUSOIDAL_MISTAKES = [
 ]
 
 
-def compute_sinusoidal_table_by_options(length: int, width: int, options: ReferenceOptions) -> Tensor:
+def compute_sinusoidal_table_by_variant(length: int, width: int, variant_or_mistakes: ReferenceVariant) -> Tensor:
     """Return the table of shape position × feature."""
     pair = torch.arange(width // 2, dtype=torch.float64)
-    kind, value = options.get("rate", ("power", 1.0))
+    kind, value = variant_or_mistakes.get("rate", ("power", 1.0))
     base, power = (value, 1.0) if kind == "base" else (10000.0, value)
-    exponent = 2 * pair / (width - 2 if kind == "minus one" or options.get("tensor2tensor") else width)
+    exponent = 2 * pair / (width - 2 if kind == "minus one" or variant_or_mistakes.get("tensor2tensor") else width)
     sine_exponent, cosine_exponent = exponent * power, exponent * power
     if kind == "each":  # a different frequency for every feature instead of every pair
         sine_exponent, cosine_exponent = value * 2 * pair / width, value * (2 * pair + 1) / width
-    position = torch.arange(length, dtype=torch.float64)[:, None] + (1 if options.get("from_one") else 0)
+    position = torch.arange(length, dtype=torch.float64)[:, None] + (1 if variant_or_mistakes.get("from_one") else 0)
     waves = [torch.sin(position * base**-sine_exponent), torch.cos(position * base**-cosine_exponent)]
-    waves = waves[::-1] if options.get("swapped_waves") else waves
-    return torch.cat(waves, dim=1) if options.get("halves") else torch.stack(waves, dim=2).flatten(1)
+    waves = waves[::-1] if variant_or_mistakes.get("swapped_waves") else waves
+    return torch.cat(waves, dim=1) if variant_or_mistakes.get("halves") else torch.stack(waves, dim=2).flatten(1)
 
 
 class SinusoidalPositionsChecker(PartChecker):
@@ -114,7 +114,7 @@ class SinusoidalPositionsChecker(PartChecker):
     def list_tiny_cases(self) -> list[Case]:
         return [Case(_format_size(n, d), {"length": n, "width": d}, tiny=True) for n, d in ((1, 2), (2, 2), (2, 4))]
 
-    def make_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> NamedTensors:
         return {}
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
@@ -123,10 +123,10 @@ class SinusoidalPositionsChecker(PartChecker):
         batch = CallConvention(("the tokens have shape batch × token × feature",), {"axis_order": "batch"})
         return [[batch, CallConvention(("the tokens have shape token × batch × feature",), {"axis_order": "token"})]]
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
         length, width = case.sizes["length"], case.sizes["width"]
         if self.is_module:
-            module = self.module_factory.get_module(dict(case.sizes), self.dtype, self.training)
+            module = self.module_factory.get_or_build_module(dict(case.sizes), self.dtype, self.training)
             zeros = torch.zeros(3, length, width, dtype=self.dtype)
             tokens = zeros.transpose(0, 1) if convention.settings["axis_order"] == "token" else zeros
             out = module(tokens)
@@ -145,10 +145,12 @@ class SinusoidalPositionsChecker(PartChecker):
             )
         return out.to(self.dtype)
 
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
-        return compute_sinusoidal_table_by_options(case.sizes["length"], case.sizes["width"], options).to(self.dtype)
+        return compute_sinusoidal_table_by_variant(case.sizes["length"], case.sizes["width"], variant_or_mistakes).to(
+            self.dtype
+        )
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
         return [
@@ -168,7 +170,7 @@ class SinusoidalPositionsChecker(PartChecker):
         if convention is None:
             return []
         case = self.list_cases()[0]
-        table = self.run_user_code(convention, case, {})
+        table = self.run_user_code_in_reference_axes(convention, case, {})
         if table.shape != (case.sizes["length"], case.sizes["width"]) or table.shape[0] < 4:
             return []
         zero, one = table[0].abs() < 1e-5, (table[0] - 1).abs() < 1e-5

@@ -1,7 +1,7 @@
 """Compute reference attention, with an option to simulate every known mistake, or two mistakes together.
 
-`ReferenceOptions` lists the deviations from the paper. Empty options give the correct computation; the tests compare
-it with PyTorch's layers.
+A `ReferenceVariant` lists the deviations from the paper by name: a correct variant, simulated mistakes, or both. An
+empty one gives the paper's computation; the tests compare it with PyTorch's layers.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ReferenceOptions = Mapping[str, Any]
+ReferenceVariant = Mapping[str, Any]  # deviations from the paper: a correct variant, simulated mistakes, or both
 WeightsByRole = Mapping[str, Tensor | None]  # weights wq, wk, wv, wo and biases bq, bk, bv, bo
 
 
@@ -98,9 +98,9 @@ MISTAKE_OPTION_NAMES = {
 MASK_OPTION_NAMES = {"mask_change", "fill", "masked_weights", "ignored"}
 
 
-def has_no_attention_mistakes(options: ReferenceOptions) -> bool:
+def has_no_attention_mistakes(variant_or_mistakes: ReferenceVariant) -> bool:
     """Return whether the options simulate no mistake of attention."""
-    return not MISTAKE_OPTION_NAMES & options.keys()
+    return not MISTAKE_OPTION_NAMES & variant_or_mistakes.keys()
 
 
 def attend_with_simulated_mistakes(
@@ -108,72 +108,84 @@ def attend_with_simulated_mistakes(
     key: Tensor,
     value: Tensor,
     allowed_mask: Tensor | None,
-    options: ReferenceOptions,
+    variant_or_mistakes: ReferenceVariant,
     num_heads: int | None = None,
 ) -> Tensor:
     """(…, head, query, width), … -> (…, head, query, width).
 
     `allowed_mask` is True where a query may attend to a key; `num_heads` matters only for wrong scales."""
-    if has_no_attention_mistakes(options):
+    if has_no_attention_mistakes(variant_or_mistakes):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed_mask)
-    if options.get("swapped"):
+    if variant_or_mistakes.get("swapped"):
         query, key = key, query
     width = query.shape[-1]
-    if "features" in options:
-        return _attend_over_features(query, key, value, options)
-    if options.get("scale_width") == "full" and query.ndim > 2:
+    if "features" in variant_or_mistakes:
+        return _attend_over_features(query, key, value, variant_or_mistakes)
+    if variant_or_mistakes.get("scale_width") == "full" and query.ndim > 2:
         width *= query.shape[-3] if num_heads is None else num_heads
-    scores = query @ key.transpose(-2, -1) * _compute_scale(width, options)
-    axis = options.get("softmax", -1)
-    if allowed_mask is None or options.get("ignored"):
+    scores = query @ key.transpose(-2, -1) * _compute_scale(width, variant_or_mistakes)
+    axis = variant_or_mistakes.get("softmax", -1)
+    if allowed_mask is None or variant_or_mistakes.get("ignored"):
         return scores.softmax(dim=axis) @ value
     allowed_mask = {"not": ~allowed_mask, "transposed": allowed_mask.transpose(-2, -1)}.get(
-        options.get("mask_change", ""), allowed_mask
+        variant_or_mistakes.get("mask_change", ""), allowed_mask
     )
-    if "masked_weights" in options:
+    if "masked_weights" in variant_or_mistakes:
         maps = scores.softmax(dim=axis)
         return (
-            maps * allowed_mask if options["masked_weights"] == "zero" else maps.where(allowed_mask, -torch.inf)
+            maps * allowed_mask
+            if variant_or_mistakes["masked_weights"] == "zero"
+            else maps.where(allowed_mask, -torch.inf)
         ) @ value
-    method, fill = options.get("fill") or ("put", -torch.inf)
+    method, fill = variant_or_mistakes.get("fill") or ("put", -torch.inf)
     masked = scores.where(allowed_mask, fill if method == "put" else scores + fill)
     return masked.softmax(dim=axis) @ value
 
 
-def _compute_scale(width: int, options: ReferenceOptions) -> float:
-    return 1.0 if options.get("scale_missing") else width ** -options.get("scale_power", 0.5)
+def _compute_scale(width: int, variant_or_mistakes: ReferenceVariant) -> float:
+    return 1.0 if variant_or_mistakes.get("scale_missing") else width ** -variant_or_mistakes.get("scale_power", 0.5)
 
 
-def _attend_over_features(query: Tensor, key: Tensor, value: Tensor, options: ReferenceOptions) -> Tensor:
-    scores_transposed, map_transposed, scaled_by_tokens = FEATURE_ATTENTION_VARIANTS[options["features"]]
+def _attend_over_features(query: Tensor, key: Tensor, value: Tensor, variant_or_mistakes: ReferenceVariant) -> Tensor:
+    scores_transposed, map_transposed, scaled_by_tokens = FEATURE_ATTENTION_VARIANTS[variant_or_mistakes["features"]]
     scores = (key if scores_transposed else query).transpose(-2, -1) @ (query if scores_transposed else key)
-    maps = (scores * _compute_scale(query.shape[-2 if scaled_by_tokens else -1], options)).softmax(
-        dim=options.get("softmax", -1)
+    maps = (scores * _compute_scale(query.shape[-2 if scaled_by_tokens else -1], variant_or_mistakes)).softmax(
+        dim=variant_or_mistakes.get("softmax", -1)
     )
     return value @ (maps.transpose(-2, -1) if map_transposed else maps)
 
 
-def run_reference_multi_head_attention(
+def run_reference_multi_head_attention_variant(
     query_key_value: QueryKeyValue,
     weights: WeightsByRole,
     num_heads: int,
     allowed_mask: Tensor | None,
-    options: ReferenceOptions,
+    variant_or_mistakes: ReferenceVariant,
 ) -> Tensor:
     """(batch, token, feature) three times -> (batch, token, feature). Weights have shape output × input."""
     output_weight = weights.get("wo")
-    if has_no_attention_mistakes(options) and output_weight is not None and _can_use_torch_attention(weights):
+    if (
+        has_no_attention_mistakes(variant_or_mistakes)
+        and output_weight is not None
+        and _can_use_torch_attention(weights)
+    ):
         return _run_torch_multi_head_attention(query_key_value, weights, output_weight, num_heads, allowed_mask)
     query, key, value = (
-        project_or_keep_tokens(x, weights, role, options) for x, role in zip(query_key_value, "qkv", strict=True)
+        project_tokens_if_role_has_weight(x, weights, role, variant_or_mistakes)
+        for x, role in zip(query_key_value, "qkv", strict=True)
     )
     if query.shape[-1] % num_heads:
         raise RuntimeError("the width is not divisible by the number of heads")
-    query, key, value = (split_heads_by_options(x, num_heads, options) for x in (query, key, value))
-    joined = join_heads_by_options(
-        attend_with_simulated_mistakes(query, key, value, allowed_mask, options, num_heads), options
+    query, key, value = (split_heads_by_variant(x, num_heads, variant_or_mistakes) for x in (query, key, value))
+    joined = join_heads_by_variant(
+        attend_with_simulated_mistakes(query, key, value, allowed_mask, variant_or_mistakes, num_heads),
+        variant_or_mistakes,
     )
-    return joined if options.get("projected") is False else project_or_keep_tokens(joined, weights, "o", options)
+    return (
+        joined
+        if variant_or_mistakes.get("projected") is False
+        else project_tokens_if_role_has_weight(joined, weights, "o", variant_or_mistakes)
+    )
 
 
 def _can_use_torch_attention(weights: WeightsByRole) -> bool:
@@ -201,20 +213,22 @@ def _run_torch_multi_head_attention(
     return out.transpose(0, 1)
 
 
-def project_or_keep_tokens(tokens: Tensor, weights: WeightsByRole, qkv_role: str, options: ReferenceOptions) -> Tensor:
+def project_tokens_if_role_has_weight(
+    tokens: Tensor, weights: WeightsByRole, qkvo_role: str, variant_or_mistakes: ReferenceVariant
+) -> Tensor:
     """Apply the linear layer of a role (q, k, v or o); return the tokens unchanged if the user's code has none."""
-    weight = weights.get("w" + qkv_role)
+    weight = weights.get("w" + qkvo_role)
     if weight is None:
         return tokens
-    if qkv_role in options.get("untransposed", ""):
+    if qkvo_role in variant_or_mistakes.get("untransposed", ""):
         weight = weight.T
-    return F.linear(tokens, weight, weights.get("b" + qkv_role))
+    return F.linear(tokens, weight, weights.get("b" + qkvo_role))
 
 
-def split_heads_by_options(tokens: Tensor, num_heads: int, options: ReferenceOptions) -> Tensor:
+def split_heads_by_variant(tokens: Tensor, num_heads: int, variant_or_mistakes: ReferenceVariant) -> Tensor:
     """(batch, token, head · width) -> (batch, head, token, width)."""
     batch, count, width = tokens.shape
-    match options.get("split"):
+    match variant_or_mistakes.get("split"):
         case "left":
             return tokens.reshape(batch, count, num_heads, width // num_heads)
         case "cut":
@@ -225,14 +239,14 @@ def split_heads_by_options(tokens: Tensor, num_heads: int, options: ReferenceOpt
             return tokens.reshape(batch, count, num_heads, width // num_heads).transpose(1, 2)
 
 
-def join_heads_by_options(head_outputs: Tensor, options: ReferenceOptions) -> Tensor:
+def join_heads_by_variant(head_outputs: Tensor, variant_or_mistakes: ReferenceVariant) -> Tensor:
     """(batch, head, token, width) -> (batch, token, head · width)."""
-    if options.get("split") == "left":  # the head axis was not moved before
+    if variant_or_mistakes.get("split") == "left":  # the head axis was not moved before
         batch, count, heads, width = head_outputs.shape
-        moved = head_outputs.transpose(1, 2) if options.get("join") == "back" else head_outputs
+        moved = head_outputs.transpose(1, 2) if variant_or_mistakes.get("join") == "back" else head_outputs
         return moved.reshape(batch, count, heads * width)
     batch, heads, count, width = head_outputs.shape
-    order = options.get("join", "inside-out" if options.get("split") == "inside-out" else None)
+    order = variant_or_mistakes.get("join", "inside-out" if variant_or_mistakes.get("split") == "inside-out" else None)
     if order == "cut":
         return head_outputs.reshape(batch, count, heads * width)
     return (

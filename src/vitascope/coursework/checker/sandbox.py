@@ -64,17 +64,17 @@ def check_file_in_sandbox(
             log_file=str(log),
             timeout_seconds=20 * time_limit_seconds + STARTUP_SECONDS,
         )
-        exit_code = _run_task_in_child_process(task)
+        exit_code = _run_task_in_pooled_process(task)
         messages = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
         return _build_file_report(
             messages, exit_code, time_limit_seconds, log.read_text(encoding="utf-8", errors="replace")
         )
 
 
-def _run_task_in_child_process(task: CheckTask) -> int | None:
+def _run_task_in_pooled_process(task: CheckTask) -> int | None:
     """Return the exit code, or None if the process was killed after the timeout."""
     if not hasattr(os, "fork"):
-        return _run_task_without_fork(task)
+        return _run_task_in_new_process(task)
     server = IDLE_FORK_SERVERS.pop() if IDLE_FORK_SERVERS else ForkServer()
     exit_code = server.run_task(task)
     IDLE_FORK_SERVERS.append(server)
@@ -114,7 +114,7 @@ class ForkServer:
 IDLE_FORK_SERVERS: list[ForkServer] = []
 
 
-def _run_task_without_fork(task: CheckTask) -> int | None:
+def _run_task_in_new_process(task: CheckTask) -> int | None:
     """Start a new process for each file, where processes cannot fork (Windows)."""
     with Path(task["log_file"]).open("w", encoding="utf-8") as file:
         process = subprocess.Popen(

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from vitascope.coursework.checker.blocks import (
     find_missing_block_layer_mistakes,
     list_block_mistakes,
-    list_correct_block_options,
-    run_reference_block,
+    list_correct_block_variants,
+    run_reference_block_variant,
 )
 from vitascope.coursework.checker.dot_product import select_matching_or_first_tensor
 from vitascope.coursework.checker.image_embedding import (
@@ -21,10 +21,10 @@ from vitascope.coursework.checker.image_embedding import (
     PIXEL_ORDERS,
     POSITION_MISTAKES,
     assemble_tokens,
-    extract_patches_by_options,
+    extract_patches_by_variant,
     select_first_or_last_token,
 )
-from vitascope.coursework.checker.layers import ViTLayers, find_vit_layers, get_norm_weight_bias_eps
+from vitascope.coursework.checker.layers import ViTLayers, get_norm_weight_bias_eps, get_or_find_vit_layers
 from vitascope.coursework.checker.module_factory import ModuleFactory
 from vitascope.coursework.checker.part_checker import (
     IMAGES_DEPENDENT,
@@ -35,11 +35,11 @@ from vitascope.coursework.checker.part_checker import (
     MaskPolarity,
     NamedTensors,
     PartChecker,
-    draw_seeded_inputs,
+    draw_inputs_for_case,
     format_observation,
 )
 from vitascope.coursework.checker.recognition import UserCode
-from vitascope.coursework.checker.reference import ReferenceOptions, SimulatedMistake
+from vitascope.coursework.checker.reference import ReferenceVariant, SimulatedMistake
 
 CONSTRUCTOR_SIZES = {
     "width": 12,
@@ -65,9 +65,9 @@ class ViTChecker(PartChecker):
     def __init__(self, name: str, user_code: UserCode, mask_polarity: MaskPolarity | None = None) -> None:
         self.name = name
         self.module_factory = ModuleFactory(user_code, CONSTRUCTOR_SIZES | EXTRA_CONSTRUCTOR_SIZES, SIZE_ORDER)
-        self.sample_module = self.module_factory.get_module({})
-        layers = find_vit_layers(self.sample_module, self.width, 1)
-        self.patch_size = _infer_patch_size_or_default(layers.patch_projection)
+        self.sample_module = self.module_factory.get_or_build_module({})
+        layers = get_or_find_vit_layers(self.sample_module, self.width, 1)
+        self.patch_size = _infer_patch_size(layers.patch_projection, default=3)
         self.num_channels = (
             layers.patch_projection.in_channels
             if isinstance(layers.patch_projection, nn.Conv2d)
@@ -110,39 +110,44 @@ class ViTChecker(PartChecker):
         }
         return [Case("two images", sizes), Case("one image", sizes | {"batch": 1})]
 
-    def make_inputs(self, case: Case) -> NamedTensors:
+    def make_float64_inputs(self, case: Case) -> NamedTensors:
         s = case.sizes
-        return draw_seeded_inputs(case, {"images": (s["batch"], s["channels"], s["side"], s["side"])})
+        return draw_inputs_for_case(case, {"images": (s["batch"], s["channels"], s["side"], s["side"])})
 
     def list_convention_groups(self) -> list[list[CallConvention]]:
         return [[CallConvention(("the images have shape batch × channel × height × width",), {})]]
 
-    def get_module(self) -> nn.Module:
-        return self.module_factory.get_module({}, self.dtype, self.training)
+    def get_or_build_module(self) -> nn.Module:
+        return self.module_factory.get_or_build_module({}, self.dtype, self.training)
 
-    def run_user_code(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
-        module = self.get_module()
+    def run_user_code_in_reference_axes(self, convention: CallConvention, case: Case, inputs: NamedTensors) -> Tensor:
+        module = self.get_or_build_module()
         name = next(iter(inspect.signature(module.forward).parameters))
         return select_matching_or_first_tensor(module(**{name: inputs["images"]}), (case.sizes["batch"], 5))
 
-    def run_reference(
-        self, convention: CallConvention, case: Case, inputs: NamedTensors, options: ReferenceOptions
+    def run_reference_variant(
+        self, convention: CallConvention, case: Case, inputs: NamedTensors, variant_or_mistakes: ReferenceVariant
     ) -> Tensor:
-        layers = find_vit_layers(self.get_module(), self.width, self.patches_per_side**2)
-        order = {"order": options["patch_order"]} if "patch_order" in options else {}
-        patch_options = {name: options[name] for name in ("pixels", "cut") if name in options}
-        patches = extract_patches_by_options(inputs["images"], self.patch_size, patch_options | order)
-        tokens = assemble_tokens(layers.embed_patches(patches), layers.class_token, layers.position_table, options)
+        layers = get_or_find_vit_layers(self.get_or_build_module(), self.width, self.patches_per_side**2)
+        order = {"order": variant_or_mistakes["patch_order"]} if "patch_order" in variant_or_mistakes else {}
+        patch_options = {name: variant_or_mistakes[name] for name in ("pixels", "cut") if name in variant_or_mistakes}
+        patches = extract_patches_by_variant(inputs["images"], self.patch_size, patch_options | order)
+        tokens = assemble_tokens(
+            layers.normalize_and_project_patches(patches),
+            layers.class_token,
+            layers.position_table,
+            variant_or_mistakes,
+        )
         for block in layers.blocks:
-            if options.get("position") == "each-block" and layers.position_table is not None:
+            if variant_or_mistakes.get("position") == "each-block" and layers.position_table is not None:
                 tokens = tokens + layers.position_table[: tokens.shape[1]]
-            tokens = run_reference_block(tokens, block, self.num_heads, None, options)
-        if options.get("position") == "end" and layers.position_table is not None:
+            tokens = run_reference_block_variant(tokens, block, self.num_heads, None, variant_or_mistakes)
+        if variant_or_mistakes.get("position") == "end" and layers.position_table is not None:
             tokens = tokens + layers.position_table[: tokens.shape[1]]
-        return _normalize_pool_and_classify(tokens, layers, options)
+        return _normalize_pool_and_classify(tokens, layers, variant_or_mistakes)
 
     def list_correct_variants(self, convention: CallConvention) -> list[CorrectVariant]:
-        layers = find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
+        layers = get_or_find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
         pixel_variants = [CorrectVariant({"pixels": "chw"}, ())]
         if isinstance(layers.patch_projection, nn.Linear):
             pixel_variants = [
@@ -158,18 +163,20 @@ class ViTChecker(PartChecker):
                 (*assumptions, *block.assumptions, *pixels.assumptions, *pooling.assumptions),
             )
             for pooling, block, pixels in product(
-                _list_pooling_variants(layers), list_correct_block_options(layers.blocks[0], self.width), pixel_variants
+                _list_pooling_variants(layers),
+                list_correct_block_variants(layers.blocks[0], self.width),
+                pixel_variants,
             )
         ]
 
-    def find_missing_layers(self, convention: CallConvention) -> list[SimulatedMistake]:
+    def find_missing_layer_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
         return find_missing_block_layer_mistakes(
-            find_vit_layers(self.sample_module, self.width).blocks[0], self.width, self.module_factory.has_heads
+            get_or_find_vit_layers(self.sample_module, self.width).blocks[0], self.width, self.module_factory.has_heads
         )
 
     def list_simulated_mistakes(self, convention: CallConvention) -> list[SimulatedMistake]:
-        layers = find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
-        missing_ids = {mistake.mistake_id for mistake in self.find_missing_layers(convention)}
+        layers = get_or_find_vit_layers(self.sample_module, self.width, self.patches_per_side**2)
+        missing_ids = {mistake.mistake_id for mistake in self.find_missing_layer_mistakes(convention)}
         block_mistakes = [
             s for s in list_block_mistakes(layers.blocks[0], self.width) if s.mistake_id not in missing_ids
         ]
@@ -183,7 +190,7 @@ class ViTChecker(PartChecker):
         return [*patch, *tokens, *tables, *final, *block_mistakes]
 
     def get_user_parameters(self, convention: CallConvention, case: Case) -> list[Tensor]:
-        return list(self.get_module().parameters())
+        return list(self.get_or_build_module().parameters())
 
     def describe_evidence(self, convention: CallConvention, user_result: Tensor, reference_result: Tensor) -> list[str]:
         if user_result.shape != reference_result.shape:
@@ -193,10 +200,10 @@ class ViTChecker(PartChecker):
             lines.append(
                 "The outputs sum to 1, so the model ends with a softmax. The cross-entropy loss expects logits."
             )
-        single_result = self.run_user_code(
+        single_result = self.run_user_code_in_reference_axes(
             convention,
             self.list_cases()[0],
-            {"images": self.make_inputs(self.list_cases()[0])["images"][:1].to(self.dtype)},
+            {"images": self.make_float64_inputs(self.list_cases()[0])["images"][:1].to(self.dtype)},
         )
         is_independent = torch.allclose(single_result, user_result[:1], atol=1e-4)
         return [*lines, format_observation(is_independent, IMAGES_INDEPENDENT, IMAGES_DEPENDENT)]
@@ -214,28 +221,30 @@ def _list_pooling_variants(vit_layers: ViTLayers) -> list[CorrectVariant]:
     return variants
 
 
-def _normalize_pool_and_classify(tokens: Tensor, vit_layers: ViTLayers, options: ReferenceOptions) -> Tensor:
+def _normalize_pool_and_classify(
+    tokens: Tensor, vit_layers: ViTLayers, variant_or_mistakes: ReferenceVariant
+) -> Tensor:
     def normalize(x: Tensor) -> Tensor:
-        for norm in vit_layers.final_norms if options.get("final", True) else []:
+        for norm in vit_layers.final_norms if variant_or_mistakes.get("final", True) else []:
             x = F.layer_norm(x, x.shape[-1:], *get_norm_weight_bias_eps(norm))
         return x
 
-    if not options.get("norm_late"):
+    if not variant_or_mistakes.get("norm_late"):
         tokens = normalize(tokens)
-    if options["pool"] == "token":
-        pooled = select_first_or_last_token(tokens, options)
+    if variant_or_mistakes["pool"] == "token":
+        pooled = select_first_or_last_token(tokens, variant_or_mistakes)
     else:
-        pooled = tokens[:, 0 if options["pool"] == "all" else 1 :].mean(dim=1)
-    pooled = normalize(pooled) if options.get("norm_late") else pooled
+        pooled = tokens[:, 0 if variant_or_mistakes["pool"] == "all" else 1 :].mean(dim=1)
+    pooled = normalize(pooled) if variant_or_mistakes.get("norm_late") else pooled
     for index, layer in enumerate(vit_layers.head_layers):
         pooled = F.linear(pooled if index == 0 else torch.tanh(pooled), layer.weight, layer.bias)
     return pooled
 
 
-def _infer_patch_size_or_default(patch_projection: nn.Conv2d | nn.Linear) -> int:
+def _infer_patch_size(patch_projection: nn.Conv2d | nn.Linear, *, default: int) -> int:
     if isinstance(patch_projection, nn.Conv2d):
         return int(patch_projection.kernel_size[0])
     for size in (3, 4, 2, 7, 8, 16, 14, 5, 6):
         if patch_projection.in_features in (3 * size**2, size**2):
             return size
-    return 3
+    return default

@@ -24,7 +24,7 @@ SINGLE_RUN_QUICK_OVERRIDES = ["model.patch_size=14", "data.validation=0.1", "dat
 QUICK_OVERRIDES = [*PATCH_SIZES, "data.validation=0.1", "data.fraction=0.0186,0.05", "train.epochs=8"]
 
 
-def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet A's studies and fill the report."""
     overrides = QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES
     results = experiments.run_study(
@@ -42,7 +42,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
         cell.name: f"{count:,} images, {_describe_patches(cell.settings['model.patch_size'])}"
         for cell, count in zip(results.combinations, image_counts * 2, strict=True)
     }
-    report.add_figure("curves", draw_study_curves(results, labels))
+    report.save_and_add_figure("curves", draw_study_curves(results, labels))
     _add_conclusions(report, results, alone)
     _add_attention_map_and_questions(report, runs[-1])
 
@@ -137,7 +137,7 @@ def _add_attention_map_and_questions(report: SheetReport, run: Run) -> None:
     model = run.recipe.model
     report.add_heading(f"The attention map, {_describe_patches(model.patch_size)}")
     figure, maps = plot_sample_attention_map(run)
-    report.add_figure("map", figure)
+    report.save_and_add_figure("map", figure)
     tokens, self_attention = len(maps), maps.diagonal()
     strongest = int((maps.argmax(1) == maps.new_tensor(range(tokens)).long()).sum())
     report.add_text(
@@ -150,7 +150,7 @@ def _add_attention_map_and_questions(report: SheetReport, run: Run) -> None:
         token attends to itself is learnt, not built in."""
     )
     sizes = {"width": model.embed_dim, "root": model.embed_dim**0.5, "tokens": tokens, "edges": tokens**2}
-    report.add_questions(**sizes, largest=float(maps[0, 1:].max()))
+    report.add_questions_from_template(**sizes, largest=float(maps[0, 1:].max()))
 
 
 def _describe_overfitting_if_any(*cells: CombinationResults) -> str:

@@ -29,9 +29,9 @@ SMALL_MODEL_OVERRIDES += ["train.batch_size=64", "train.lr=1e-3"]
 QUICK_OVERRIDES = ["train.epochs=1,3,5", *SMALL_MODEL_OVERRIDES]
 
 
-def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet B's studies and fill the report."""
-    _add_attention_shapes_section(report)
+    _seed_and_add_attention_shape_tables(report)
     results = experiments.run_study(
         "epochs", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES, eval_split="test"
     )
@@ -42,7 +42,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
         held-out images. The accuracy is measured once,
         on the test images."""
     )
-    report.add_figure(
+    report.save_and_add_figure(
         "curves",
         draw_study_curves(
             results, {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in results.combinations}
@@ -63,11 +63,11 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     report.measurements |= {
         "accuracy": {cell.settings["train.epochs"]: cell.accuracies for cell in results.combinations}
     }
-    _add_input_sizes_section(report)
-    report.add_questions()
+    _seed_and_add_input_sizes_section(report)
+    report.add_questions_from_template()
 
 
-def _add_input_sizes_section(report: SheetReport) -> None:
+def _seed_and_add_input_sizes_section(report: SheetReport) -> None:
     """Try models for 32 × 32 images on other sizes."""
     sizes = (32, 40, 64)
     torch.manual_seed(0)
@@ -123,7 +123,7 @@ def _describe_rising_loss_if_any(cells: list[CombinationResults]) -> str:
     return f"The held-out loss is higher {' and '.join(found)}, {likely}" if found else ""
 
 
-def _add_attention_shapes_section(report: SheetReport) -> None:
+def _seed_and_add_attention_shape_tables(report: SheetReport) -> None:
     torch.manual_seed(0)
     columns, weights = torch.randn(768, 6), torch.randn(3, 768, 768) * 768**-0.5
     query, key, value = (weight @ columns for weight in weights)

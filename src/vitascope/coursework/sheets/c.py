@@ -28,12 +28,12 @@ FULL_OVERRIDES = ["train.epochs=30", "data.augment.shift=0,4"]
 QUICK_OVERRIDES = ["train.epochs=6", "data.augment.shift=0,4", *SMALL_MODEL_OVERRIDES]
 
 
-def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet C's studies and fill the report."""
-    _add_weight_shapes_section(report)
+    _seed_and_add_weight_shapes_section(report)
     report.add_heading("The causal mask for 5 tokens")
     report.add_code(format_additive_causal_mask(5))
-    report.add_figure("mask", plot_additive_causal_mask(5))
+    report.save_and_add_figure("mask", plot_additive_causal_mask(5))
     results = experiments.run_study("variation", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES)
     without, varied = results.combinations
     _add_cifar10_comparison_table(report, experiments.quick)
@@ -46,7 +46,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     report.measurements |= {"accuracy": varied.accuracies, "without_shift": without.accuracies}
 
 
-def _add_weight_shapes_section(report: SheetReport) -> None:
+def _seed_and_add_weight_shapes_section(report: SheetReport) -> None:
     single_head = SingleHeadAttention(256, key_width=64, value_width=256, bias=False)
     shapes = {name: format_shape(getattr(single_head, name).weight.T) for name in ("query", "key", "value")}
     torch.manual_seed(0)
@@ -137,7 +137,7 @@ def _add_training_section(report: SheetReport, cell: CombinationResults, curves_
                 f"{means['val_loss']:.3f}",
             ]
         )
-    report.add_figure("curves", curves_figure)
+    report.save_and_add_figure("curves", curves_figure)
     report.add_table(["epochs", "training accuracy", "held-out accuracy", "training loss", "held-out loss"], rows)
     report.add_text(
         f"""As in the sheet, the rows are epochs of the same runs ({len(curves)} seeds).
@@ -172,6 +172,6 @@ def _add_questions_about_shift(
         and train_accuracies["without"] > train_accuracies["varied"]
     )
     results["heart"] = ": without the shift the model overfits" if overfits else ""
-    report.add_questions(
+    report.add_questions_from_template(
         **results, learnt_without=train_accuracies["without"], learnt_varied=train_accuracies["varied"]
     )

@@ -112,7 +112,7 @@ EXPERIMENTS = {  # folder -> title, in the order of the sheet
 }
 
 
-def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet D's studies and fill the report."""
     weights = open_named_or_default_weights(experiments)
     plain = read_recipe("sheet-d", QUICK_OVERRIDES if experiments.quick else [])
@@ -125,7 +125,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
         test images are not used."""
     )
     report.add_heading("The position embedding")
-    report.add_figure("positions", plot_sinusoidal_positions([(100, 16), (1000, 160)]))
+    report.save_and_add_figure("positions", plot_sinusoidal_positions([(100, 16), (1000, 160)]))
     claims = " ".join(_run_study_and_add_section(experiments, report, name) for name in STUDIES)
     costs = _add_cost_and_return_exponents(experiments, report)
     _add_small_image_section(report)
@@ -133,7 +133,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     gains = _run_small_data_comparisons(experiments, report)
     unfused, fused = costs["written out"], costs["fused"]
     effects = "; ".join(f"{name} {gain.points} points ({gain.verdict})" for name, gain in gains.items())
-    report.add_questions(
+    report.add_questions_from_template(
         time=unfused["seconds"], memory=unfused["peak_bytes"], fused=fused["peak_bytes"], claims=claims, effects=effects
     )
 
@@ -143,7 +143,7 @@ def _run_study_and_add_section(experiments: SheetExperiments, report: SheetRepor
     override, claims = STUDIES[study_name]
     results = experiments.run_study(study_name, "sheet-d", [override, *(QUICK_OVERRIDES if experiments.quick else [])])
     report.add_heading(f"Study: {override}")
-    report.add_figure(study_name, draw_study_curves(results))
+    report.save_and_add_figure(study_name, draw_study_curves(results))
     report.add_table(*build_results_table(results))
     report.add_text(f"{results.conclusion} Every run has {results.max_epochs} epochs. {results.timing_note}")
     return _add_claims_and_summarize(report, study_name, claims, results)
@@ -179,7 +179,7 @@ def _explain_bonferroni_correction(subject: str, num_seeds: int, comparisons_tex
 
 def _add_cost_and_return_exponents(experiments: SheetExperiments, report: SheetReport) -> dict[str, dict[str, float]]:
     """Measure the cost of attention; return implementation -> exponents of seconds and peak_bytes."""
-    measurement = experiments.measure_once(
+    measurement = experiments.load_or_measure_and_store(
         "cost", lambda: _measure_attention_cost(choose_or_check_device(experiments.device))
     )
     costs = [AttentionCost(**cost) for cost in measurement["costs"]]
@@ -187,7 +187,7 @@ def _add_cost_and_return_exponents(experiments: SheetExperiments, report: SheetR
     exponents = fit_exponents_by_implementation(costs)
     report.measurements["cost"] = measurement
     report.add_heading("The cost of attention by the number of tokens")
-    report.add_figure("cost", draw_attention_costs(costs, "4 heads of width 64"))
+    report.save_and_add_figure("cost", draw_attention_costs(costs, "4 heads of width 64"))
     rows = [
         [implementation, f"tokens^{fit['seconds']:.1f}", f"tokens^{fit['peak_bytes']:.1f}"]
         for implementation, fit in exponents.items()

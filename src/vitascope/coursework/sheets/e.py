@@ -26,9 +26,9 @@ SINGLE_RUN_OVERRIDES, SINGLE_RUN_QUICK_OVERRIDES = ["train.epochs=30"], ["train.
 TARGET_ACCURACIES = (0.25, 0.50, 0.70)
 
 
-def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
+def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetReport) -> None:
     """Run sheet E's studies and fill the report."""
-    _add_torch_comparison_section(report)
+    _seed_and_add_torch_comparison_section(report)
     results = experiments.run_study("accuracy", "sheet-c", QUICK_OVERRIDES if experiments.quick else FULL_OVERRIDES)
     overrides = SINGLE_RUN_QUICK_OVERRIDES if experiments.quick else SINGLE_RUN_OVERRIDES
     [alone] = experiments.copy_for_single_run().run_study("alone", "sheet-c", overrides).combinations
@@ -41,7 +41,7 @@ def run_experiments(experiments: SheetExperiments, report: SheetReport) -> None:
     )
     _add_time_to_accuracy_table(report, results.combinations, alone)
     labels = {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in results.combinations}
-    report.add_figure("curves", draw_study_curves(results, labels))
+    report.save_and_add_figure("curves", draw_study_curves(results, labels))
     report.measurements |= {"accuracy": {cell.name: cell.accuracies for cell in results.combinations}}
     report.measurements |= {"seconds": _collect_seconds_to_accuracy(results.combinations, alone)}
     report.add_text(
@@ -83,7 +83,7 @@ def _collect_seconds_to_accuracy(
     }
 
 
-def _add_torch_comparison_section(report: SheetReport) -> None:
+def _seed_and_add_torch_comparison_section(report: SheetReport) -> None:
     """Compare the sheet's parts with PyTorch's layers, forward and gradient."""
     torch.manual_seed(0)
     rows = []

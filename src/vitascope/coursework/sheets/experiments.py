@@ -17,12 +17,12 @@ from vitascope.data.splits import draw_stratified_subset_indices, split_train_va
 from vitascope.errors import UserError
 from vitascope.recipe.schema import find_non_default_settings, hash_values
 from vitascope.run.directory import Run
-from vitascope.run.files import append_json_line, make_folder, read_json_or_empty, write_json
+from vitascope.run.files import append_json_line, make_folder, read_json_object_or_empty, write_json
 from vitascope.study.design import Design, EvalSplit, format_combination, parse_and_check_design
 from vitascope.study.queue import TrialQueue
 from vitascope.study.results import CombinationResults, StudyResults, collect_results
 from vitascope.study.storage import RunResult, Settings, make_sqlite_storage_url
-from vitascope.study.workers import print_outcome, run_trials, score_and_collect_run_result
+from vitascope.study.workers import print_trial_outcome, run_trials, score_and_collect_run_result
 
 QUICK_SEEDS = 2
 OTHER_FOLDER_HINT = "Choose another folder with --out."
@@ -82,10 +82,12 @@ class SheetExperiments:
         queue = TrialQueue(design, make_sqlite_storage_url(folder), study_name, OTHER_FOLDER_HINT)
         queue.requeue_failed_trials()  # the cause may be gone
         finished_runs = FinishedRuns(self.folder.parent, self.console)
-        finished_runs.reuse_results(queue, single_runs_only=self.max_batched_runs == 1, needs_weights=needs_weights)
+        finished_runs.finish_trials_with_earlier_results(
+            queue, single_runs_only=self.max_batched_runs == 1, needs_weights=needs_weights
+        )
         for outcome in run_trials(queue, folder, max_runs_per_batch=self.max_batched_runs):
             finished_runs.record_finished_runs(queue, folder)
-            print_outcome(outcome, self.console)
+            print_trial_outcome(outcome, self.console)
         finished_runs.record_finished_runs(queue, folder)  # also runs that finished just before an interruption
         results = collect_results(design, queue.trials)
         self._check_complete(study_name, results)
@@ -118,10 +120,10 @@ class SheetExperiments:
                 "when it has finished."
             )
 
-    def measure_once(self, measurement_name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def load_or_measure_and_store(self, measurement_name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Measure once and store the result, so that a page written again has the same numbers."""
         path = self.folder.with_name(f"{self.folder.name}-{measurement_name}.json")
-        measurement = read_json_or_empty(path)
+        measurement = read_json_object_or_empty(path)
         if not measurement:
             make_folder(path.parent, OTHER_FOLDER_HINT)
             measurement = measure()
@@ -197,7 +199,9 @@ class FinishedRuns:
     folder: Path
     console: Console
 
-    def reuse_results(self, queue: TrialQueue, *, single_runs_only: bool, needs_weights: bool) -> None:
+    def finish_trials_with_earlier_results(
+        self, queue: TrialQueue, *, single_runs_only: bool, needs_weights: bool
+    ) -> None:
         """Reuse the results of other studies. `single_runs_only`: only runs that were trained alone; `needs_weights`:
         only runs whose weights still exist."""
         records = self._read_records()
@@ -218,7 +222,7 @@ class FinishedRuns:
         trials = queue.take_matching_trials(queue.num_waiting, has_result)
         with ExitStack() as stack:
             for trial in trials:
-                stack.enter_context(queue.heartbeat(trial))
+                stack.enter_context(queue.send_heartbeats_while_open(trial))
             for index, trial in enumerate(trials):
                 label = format_combination(trial.settings, f"seed {trial.seeds[0]}")
                 try:
@@ -231,7 +235,7 @@ class FinishedRuns:
                     queue.requeue_trial(trial)
                     continue
                 trial.set_attribute("results", {str(trial.seeds[0]): result | {"run": ""}})  # of another study
-                queue.finish_trial(trial, result["accuracy"])
+                queue.mark_trial_finished(trial, result["accuracy"])
                 self.console.print(
                     f"{label}: reuses a finished run with the same settings", highlight=False, soft_wrap=True
                 )

@@ -17,7 +17,7 @@ from vitascope.draw.style import save_figure
 from vitascope.errors import UserError
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
 from vitascope.records.record import format_markdown_table
-from vitascope.run.files import make_folder, read_json_or_empty, write_atomically, write_json
+from vitascope.run.files import make_folder, read_json_object_or_empty, write_atomically, write_json
 from vitascope.run.machine import collect_machine_info
 from vitascope.training.hardware import choose_or_check_device
 
@@ -62,13 +62,13 @@ class SheetReport:
         self.sections.append(Section(format_markdown_table(header, rows), make_html_table(header, rows)))
         self.tables.append({"head": header, "rows": rows})
 
-    def add_figure(self, name: str, figure: Figure) -> None:
+    def save_and_add_figure(self, name: str, figure: Figure) -> None:
         make_folder(self.folder, "Choose another folder with --out.")
         file = f"{self.sheet_letter}-{name}.png"
         save_figure(figure, self.folder / file)
         self.sections.append(Section(f"![{name.replace('-', ' ')}]({file})", f"<p>{encode_figure_as_html(figure)}</p>"))
 
-    def add_questions(self, **placeholder_values: Any) -> None:
+    def add_questions_from_template(self, **placeholder_values: Any) -> None:
         """Add the sheet's questions and answers from questions/SHEET.md, with values for the {} placeholders."""
         self.add_heading("The questions")
         path = resources.files("vitascope.coursework.sheets") / "questions" / f"{self.sheet_letter}.md"
@@ -160,7 +160,7 @@ def run_sheet_and_write_report(
     sheet_letter = sheet_letter.upper()
     if weights_ref is not None and sheet_letter != "D":
         raise UserError(f"--weights is only for sheet D. Sheet {sheet_letter} uses no pretrained weights.")
-    if quick and read_json_or_empty(output_folder / f"{sheet_letter}.json").get("quick") is False:
+    if quick and read_json_object_or_empty(output_folder / f"{sheet_letter}.json").get("quick") is False:
         path = output_folder / f"{sheet_letter}.md"
         raise UserError(f"{path} is a full report. Choose another folder for the quick one with --out.")
     runs_folder = output_folder / f"{sheet_letter}-{'quick' if quick else 'full'}"
@@ -170,5 +170,5 @@ def run_sheet_and_write_report(
         runs_folder, num_seeds, quick, console, device, max_batched_runs, weights_ref, study_titles=sheet.EXPERIMENTS
     )
     report.measurements["seeds"] = num_seeds
-    sheet.run_experiments(experiments, report)
+    sheet.run_studies_and_fill_report(experiments, report)
     return report.write_pages(experiments.machine_names, git_commit)

@@ -23,13 +23,13 @@ from vitascope.errors import UserError
 ARRAY_NAMES = {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")}
 
 
-def open_npz(
-    path: Path, dataset_name: str | None = None, class_names: list[str] | None = None, *, for_training: bool = True
+def open_npz_data_source(
+    path: Path, dataset_name: str | None = None, class_names: list[str] | None = None, *, must_be_trainable: bool = True
 ) -> DataSource:
     """Open an .npz file. Without `class_names`, the classes are named by their index: 0 to the largest label."""
     array_names = _list_array_names(path)
     splits = tuple(split for split, keys in ARRAY_NAMES.items() if all(key in array_names for key in keys))
-    required = ARRAY_NAMES["train"] if for_training or "test" not in splits else ARRAY_NAMES["test"]
+    required = ARRAY_NAMES["train"] if must_be_trainable or "test" not in splits else ARRAY_NAMES["test"]
     if missing := [key for key in required if key not in array_names]:
         raise UserError(f"{path} has no {' and no '.join(missing)}; it contains {', '.join(array_names) or 'nothing'}.")
     key = ARRAY_NAMES[splits[0]][1]
@@ -37,7 +37,7 @@ def open_npz(
     if not np.issubdtype(labels.dtype, np.integer) or not labels.size:
         raise UserError(f"{key} in {path} must contain integers, one per image; its type is {labels.dtype}.")
     count = int(labels.max()) + 1
-    if count < 2 and for_training:
+    if count < 2 and must_be_trainable:
         raise UserError(f"{key} in {path} has only one class. Training needs at least two.")
     names = class_names or [str(index) for index in range(count)]
     return DataSource(

@@ -20,13 +20,13 @@ from vitascope.data.decoding import (
     MAX_INLINE_BYTES,
     ImageFormat,
     UnreadableImage,
-    convert_pil_image,
     convert_to_8bit_opaque,
+    crop_and_resize_pil_image_to_array,
     decode_image_or_error_reason,
 )
 from vitascope.data.sources.folder_dataset import (
     FolderDataset,
-    decode_or_raise,
+    decode_files_or_raise,
     fits_into_memory,
     load_or_scan_folder,
 )
@@ -80,20 +80,20 @@ class ImageFolderReader:
         paths, sizes = [file.path for file in files], [file.num_bytes for file in files]
         image_files = ImageFiles(paths, sizes, str(folder), self.config.fingerprint == "contents")
         if fits_into_memory(len(files), self.image_format, self.config.memory):
-            decoded = decode_or_raise(paths, self.image_format, use_workers=sum(sizes) > MAX_INLINE_BYTES)
-            readable = self._report_unreadable(paths, decoded.unreadable)
+            decoded = decode_files_or_raise(paths, self.image_format, use_workers=sum(sizes) > MAX_INLINE_BYTES)
+            readable = self._record_unreadable_and_list_readable(paths, decoded.unreadable)
             dataset: Dataset = MemoryDataset(torch.from_numpy(decoded.pixels), labels, self.class_names, image_files)
             dataset = dataset if len(readable) == len(files) else dataset.select(readable)
         else:
             scan = load_or_scan_folder(image_files, labels, self.image_format)
-            readable = self._report_unreadable(paths, scan.unreadable)
+            readable = self._record_unreadable_and_list_readable(paths, scan.unreadable)
             selected_files = image_files.select(readable.tolist())
             dataset = FolderDataset(selected_files, labels[readable], self.class_names, self.image_format)
             dataset.histogram = scan.histogram
         _check_no_empty_class(folder, self.class_names, dataset.labels)
         return dataset
 
-    def _report_unreadable(self, paths: list[str], unreadable: dict[int, UnreadableImage]) -> Tensor:
+    def _record_unreadable_and_list_readable(self, paths: list[str], unreadable: dict[int, UnreadableImage]) -> Tensor:
         """Record the files that cannot be read, or raise an error if `strict`. Return the indices of the others."""
         if unreadable and self.config.strict:
             index, error = next(iter(unreadable.items()))
@@ -113,7 +113,7 @@ def read_image_or_error_reason(path: Path, image_size: ImageSize, num_channels: 
 
 def crop_and_resize_pil_image(pil_image: Image.Image, image_size: ImageSize, num_channels: int) -> Tensor:
     """Rotate by EXIF, centre-crop to the aspect ratio, and resize (bicubic)."""
-    return torch.from_numpy(convert_pil_image(pil_image, ImageFormat(num_channels, *image_size)))
+    return torch.from_numpy(crop_and_resize_pil_image_to_array(pil_image, ImageFormat(num_channels, *image_size)))
 
 
 def read_image_size(path: Path) -> ImageSize:

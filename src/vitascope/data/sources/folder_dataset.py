@@ -41,7 +41,7 @@ class FolderDataset(Dataset):
 
     def fetch(self, indices: Indices) -> UInt8Images:
         paths = [self.image_files.paths[index] for index in self._list_positions(indices)]
-        decoded = decode_or_raise(paths, self.image_format, use_workers=True)
+        decoded = decode_files_or_raise(paths, self.image_format, use_workers=True)
         if decoded.unreadable:
             index, error = next(iter(decoded.unreadable.items()))
             raise UserError(f"{paths[index]} could be read before, but now it cannot ({error.reason}).")
@@ -103,14 +103,14 @@ def _scan_folder(files: ImageFiles, image_format: ImageFormat) -> FolderScan:
     unreadable: dict[int, UnreadableImage] = {}
     histogram = torch.zeros(image_format.channels, 256, dtype=torch.long)
     for start in range(0, len(files.paths), SCAN_BATCH_SIZE):
-        decoded = decode_or_raise(files.paths[start : start + SCAN_BATCH_SIZE], image_format, use_workers=True)
+        decoded = decode_files_or_raise(files.paths[start : start + SCAN_BATCH_SIZE], image_format, use_workers=True)
         unreadable |= {start + index: error for index, error in decoded.unreadable.items()}
         readable = [index for index in range(len(decoded.pixels)) if index not in decoded.unreadable]
         histogram += count_pixel_values(torch.from_numpy(decoded.pixels[readable]))
     return FolderScan(unreadable, histogram)
 
 
-def decode_or_raise(paths: list[str], image_format: ImageFormat, *, use_workers: bool) -> DecodedFiles:
+def decode_files_or_raise(paths: list[str], image_format: ImageFormat, *, use_workers: bool) -> DecodedFiles:
     try:
         return decode_files(paths, image_format, use_workers=use_workers)
     except (EOFError, BrokenPipeError) as error:

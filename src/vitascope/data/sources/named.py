@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitascope.data.dataset import DataSource, MemoryDataset, SplitName
-from vitascope.data.sources.arrays import find_complete_idx_folder, open_npz, read_idx_split
+from vitascope.data.sources.arrays import find_complete_idx_folder, open_npz_data_source, read_idx_split
 from vitascope.errors import UserError
 
 FASHION_MNIST_CLASSES = [
@@ -95,7 +95,7 @@ def open_or_download_published_dataset(dataset_name: str, data_folder: Path, *, 
     """Open the data set below `data_folder`. If it is missing and `download` is set, download it first."""
     source = open_published_dataset_if_found(dataset_name, data_folder)
     if source is None and download:
-        _download_dataset(dataset_name, data_folder)
+        _announce_and_download_dataset(dataset_name, data_folder)
         source = open_published_dataset_if_found(dataset_name, data_folder)
     if source is None:
         raise UserError(
@@ -108,7 +108,7 @@ def open_published_dataset_if_found(dataset_name: str, data_folder: Path) -> Dat
     """Open the data set if it is below `data_folder`, else return None."""
     dataset = PUBLISHED_DATASETS[dataset_name]
     if (data_folder / f"{dataset_name}.npz").is_file():
-        return open_npz(data_folder / f"{dataset_name}.npz", dataset_name, dataset.class_names)
+        return open_npz_data_source(data_folder / f"{dataset_name}.npz", dataset_name, dataset.class_names)
     if dataset_name in IDX_TORCHVISION_NAMES and (
         folder := find_complete_idx_folder(data_folder, dataset_name, IDX_TORCHVISION_NAMES[dataset_name])
     ):
@@ -117,7 +117,7 @@ def open_published_dataset_if_found(dataset_name: str, data_folder: Path) -> Dat
     if dataset_name in CIFAR_FOLDERS:
         for base in (data_folder, data_folder / dataset_name):
             if (base / CIFAR_FOLDERS[dataset_name]).is_dir():
-                names = _read_cifar_or_default_names(dataset_name, base)
+                names = _read_cifar_class_names_or_default(dataset_name, base)
                 return DataSource(
                     dataset_name,
                     names,
@@ -142,7 +142,7 @@ def _load_cifar_split(
     return MemoryDataset(pixels, torch.tensor(data.targets), class_names)
 
 
-def _read_cifar_or_default_names(dataset_name: str, parent_folder: Path) -> list[str]:
+def _read_cifar_class_names_or_default(dataset_name: str, parent_folder: Path) -> list[str]:
     try:
         return list(
             PUBLISHED_DATASETS[dataset_name]
@@ -153,7 +153,7 @@ def _read_cifar_or_default_names(dataset_name: str, parent_folder: Path) -> list
         return PUBLISHED_DATASETS[dataset_name].class_names
 
 
-def _download_dataset(dataset_name: str, data_folder: Path) -> None:
+def _announce_and_download_dataset(dataset_name: str, data_folder: Path) -> None:
     print(f"{dataset_name} is not in {data_folder}. Downloading it.", file=sys.stderr, flush=True)
     try:
         data_folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from vitascope.data.sampling import RandomDraws
-from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
+from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.training.engines.batchable import check_batchable, set_batchable_attention_kernels
 from vitascope.training.engines.batched_inputs import (
     BatchedInputs,
@@ -63,8 +63,8 @@ class BatchedTraining:
         self.step_in_epoch, self.step_in_run = (torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(2))
         self.metric_sums = self.weight_table.new_zeros(2, self.num_models)  # loss and accuracy, summed over an epoch
         hardware = self.first_state.hardware
-        self.prepare_batch, self.compute_losses_and_accuracies = (
-            hardware.compile(self._prepare_batch),
+        self.augment_batch, self.compute_losses_and_accuracies = (
+            hardware.compile(self._augment_batch),
             hardware.compile(self._compute_losses_and_accuracies),
         )
         self.update_weights = hardware.compile(self._update_weights)
@@ -162,7 +162,7 @@ class BatchedTraining:
 
     def start_epoch(self, epoch: int) -> None:
         """Copy the epoch's plan into the tensors that the CUDA graph reads. Start to draw the next epoch's plan."""
-        order, draws = self.planner.get_plan(epoch)
+        order, draws = self.planner.get_plan_and_start_next(epoch)
         if self.image_order is None:
             self.image_order = order.to(self.device)
             self.draws = {name: draw.to(self.device) for name, draw in draws.items()}
@@ -184,7 +184,9 @@ class BatchedTraining:
     def _capture_cuda_graph(self) -> None:
         """Warm up, capture the step and restore the state, as `CudaGraphEngine` does."""
         with self._restore_state_on_exit():
-            self.cuda_graph, _ = record_cuda_graph(self._run_step, repeat(self._run_warm_up_step, WARM_UP_STEPS))
+            self.cuda_graph, _ = warm_up_and_record_cuda_graph(
+                self._run_step, make_repeated_call(self._run_warm_up_step, WARM_UP_STEPS)
+            )
 
     def _run_warm_up_step(self) -> None:
         self.step_in_epoch.zero_()
@@ -212,7 +214,7 @@ class BatchedTraining:
         indices = self.image_order.index_select(0, self.step_in_epoch)[0]
         draws = {name: draw.index_select(0, self.step_in_epoch)[0] for name, draw in self.draws.items()}
         model = torch.arange(self.num_models, device=self.device)[:, None]
-        inputs = self.prepare_batch(self.images[model, indices], self.labels[model, indices], draws)
+        inputs = self.augment_batch(self.images[model, indices], self.labels[model, indices], draws)
         losses, accuracies = self.compute_losses_and_accuracies(self.weights, *inputs)
         gradients = torch.autograd.grad(losses.sum(), list(self.weights.values()))
         self.update_weights([gradient.detach() for gradient in gradients])
@@ -220,7 +222,7 @@ class BatchedTraining:
         self.step_in_epoch.add_(1)
         self.step_in_run.add_(1)
 
-    def _prepare_batch(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> BatchedInputs:
+    def _augment_batch(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> BatchedInputs:
         """Augment and mix a batch of every model, model × image (…). Only mixing depends on the model of an image."""
         first, dtype = self.first_state, self.weight_table.dtype
         pixels = self.preprocessing.augment(images.flatten(0, 1), flatten_draws(draws), first.recipe.data.augment)

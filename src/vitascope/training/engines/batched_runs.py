@@ -13,7 +13,8 @@ from vitascope.recipe.schema import Recipe
 from vitascope.run.checkpoint import save_weights
 from vitascope.run.directory import Run, create_run_folder
 from vitascope.run.metrics import save_run_curves_figure
-from vitascope.training.build_state import build_train_state
+from vitascope.run.wall_clock import TRAIN, record_task_start_in_this_process
+from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.batchable import check_batchable
 from vitascope.training.engines.batched import BatchedTraining
 from vitascope.training.hardware import DEFAULT_NUM_THREADS, choose_or_check_device, count_train_flops_per_image
@@ -58,7 +59,7 @@ def train_batched_runs(recipes: list[Recipe], runs_folder: Path) -> list[Run | U
     for recipe in recipes:
         recipe, data, _ = prepare_recipe_data_and_weights(recipe, quiet)
         first = states[0].hardware if states else None
-        states.append(build_train_state(recipe, data, first, num_batched_runs=len(recipes)))
+        states.append(seed_and_build_train_state(recipe, data, first, num_batched_runs=len(recipes)))
     batched_training = BatchedTraining(states)
     new_runs = [create_run_folder(state.recipe, runs_folder) for state in states]
     try:
@@ -75,6 +76,7 @@ def train_batched_runs(recipes: list[Recipe], runs_folder: Path) -> list[Run | U
 def _train_epochs_and_save_runs(batched_training: BatchedTraining, new_runs: list[Run]) -> list[Run | UserError]:
     runs: list[Run | UserError] = [*new_runs]
     for run, state in zip(new_runs, batched_training.states, strict=True):
+        record_task_start_in_this_process(TRAIN, run)
         write_model_and_machine_info(run, state)
     for epoch in range(batched_training.train_config.epochs):
         _train_validate_and_log_epoch(batched_training, runs, epoch)

@@ -10,7 +10,7 @@ a copy of the prefetched batch before every replay.
 import torch
 from torch import Tensor
 
-from vitascope.kernels.cuda_graph import record_cuda_graph, repeat
+from vitascope.kernels.cuda_graph import make_repeated_call, warm_up_and_record_cuda_graph
 from vitascope.training.loader import EpochPlan, Loader, StoredBatch
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
@@ -44,8 +44,8 @@ class CudaGraphEngine:
         self.phase = 0
 
     def start_epoch(self, epoch: int) -> None:
-        plan = self.loader.get_plan(epoch)
-        self._copy_plan(plan)
+        plan = self.loader.get_plan_and_start_next(epoch)
+        self._copy_plan_into_graph_tensors(plan)
         if not self.graphs:
             self._capture_all_phases(epoch, plan)
         self.phase = self.state.objective.get_phase(epoch)
@@ -56,7 +56,7 @@ class CudaGraphEngine:
 
     def run_next_step(self) -> None:
         if self.loader.prefetcher is not None:
-            self.image_buffer.copy_(self.loader.prefetcher.get_next_batch(), non_blocking=True)
+            self.image_buffer.copy_(self.loader.prefetcher.wait_for_next_batch(), non_blocking=True)
         self.graphs[self.phase].replay()
 
     def reset_step_counters(self) -> None:
@@ -67,7 +67,7 @@ class CudaGraphEngine:
     def close(self) -> None:
         self.loader.close()
 
-    def _copy_plan(self, plan: EpochPlan) -> None:
+    def _copy_plan_into_graph_tensors(self, plan: EpochPlan) -> None:
         """Copy an epoch's plan into the tensors that the graphs read."""
         device = self.state.hardware.device
         if self.plan is None:
@@ -89,11 +89,13 @@ class CudaGraphEngine:
             self.step_in_epoch.zero_()
             self.step_in_run.zero_()
             before = self.state.copy_state()
-            self.graphs[phase] = self._capture()
+            self.graphs[phase] = self._warm_up_and_capture_step()
             self.state.load_state_in_place(before)
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        return record_cuda_graph(self._run_step, repeat(self._run_warm_up_step, WARM_UP_STEPS))[0]
+    def _warm_up_and_capture_step(self) -> torch.cuda.CUDAGraph:
+        return warm_up_and_record_cuda_graph(self._run_step, make_repeated_call(self._run_warm_up_step, WARM_UP_STEPS))[
+            0
+        ]
 
     def _run_warm_up_step(self) -> None:
         self.step_in_epoch.zero_()

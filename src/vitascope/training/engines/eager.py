@@ -19,7 +19,7 @@ class EagerEngine:
         self.phase = self.step_in_epoch = 0
 
     def start_epoch(self, epoch: int) -> None:
-        plan = self.loader.get_plan(epoch)
+        plan = self.loader.get_plan_and_start_next(epoch)
         self.loader.start_prefetching(plan.image_order)
         self.plan, self.phase = plan.to(self.state.hardware.device), self.state.objective.get_phase(epoch)
         self.step_in_epoch = 0

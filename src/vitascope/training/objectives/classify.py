@@ -72,13 +72,13 @@ class Classify(Objective):
         num_epochs = self.state.recipe.train.num_patch_share_epochs
         return int(epoch >= num_epochs) if num_epochs else 0
 
-    def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
+    def draw_random_numbers_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         drops_patches = self.state.recipe.train.num_patch_share_epochs
-        return super().make_random_draws(num_steps, batch_size, epoch) | (
-            self.make_patch_noise(num_steps, batch_size, epoch) if drops_patches else {}
+        return super().draw_random_numbers_of_epoch(num_steps, batch_size, epoch) | (
+            self.draw_patch_noise_of_epoch(num_steps, batch_size, epoch) if drops_patches else {}
         )
 
-    def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
+    def augment_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         policy = self.state.recipe.data.augment
         inputs, target = self.state.preprocessing.augment_and_mix(images, labels, draws, policy)
         noise = [draws[name] for name in ("noise", "depth") if name in draws]

@@ -20,7 +20,9 @@ class Alarm:
     text: str
 
 
-def detect_collapse(metrics: dict[str, float], num_epochs: int, num_prototypes: int | None = None) -> Alarm | None:
+def detect_collapse_after_first_epochs(
+    metrics: dict[str, float], num_epochs: int, num_prototypes: int | None = None
+) -> Alarm | None:
     """Return an alarm if the model has collapsed. `num_prototypes`: None for other objectives than DINO."""
     if metrics["epoch"] <= max(1, IGNORED_EPOCH_FRACTION * num_epochs):
         return None

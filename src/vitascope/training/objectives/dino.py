@@ -22,7 +22,7 @@ from vitascope.model.pretraining import PrototypeHead, ResolutionAdapter
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.train import DinoConfig
 from vitascope.shapes import Logits
-from vitascope.training.objectives.collapse import Alarm, detect_collapse
+from vitascope.training.objectives.collapse import Alarm, detect_collapse_after_first_epochs
 from vitascope.training.objectives.feature_metrics import FeatureEvaluator
 from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
 from vitascope.training.optim.ema import AveragedModel
@@ -139,18 +139,18 @@ class Dino(Objective):
         self.view_policies = make_augment_config_per_view(state.recipe.data.augment, config)
         self.feature_evaluator = FeatureEvaluator(state)
 
-    def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
+    def draw_random_numbers_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         seed = self.state.recipe.train.seed
         return {
             f"{view}/{name}": draw
             for view, policy in enumerate(self.view_policies)
             for name, draw in (
                 draw_epoch_augmentation_parameters(policy, num_steps, batch_size, seed, epoch, view_index=view)
-                | self.make_depth_noise(num_steps, batch_size, epoch, view_index=view)
+                | self.draw_depth_noise_of_epoch(num_steps, batch_size, epoch, view_index=view)
             ).items()
         }
 
-    def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
+    def augment_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         """One tensor of crops per view; then, with stochastic depth, its noise per view."""
         size, preprocessing = (self.config.local_size, self.config.local_size), self.state.preprocessing
         crops = []
@@ -191,10 +191,13 @@ class Dino(Objective):
         self.heads.seen.zero_()
 
     def validate(self, epoch: int) -> dict[str, float]:
-        return {"uniform_loss": log(self.config.prototypes), **self.feature_evaluator.evaluate_features(epoch)}
+        return {
+            "uniform_loss": log(self.config.prototypes),
+            **self.feature_evaluator.evaluate_features_and_set_probe_heads(epoch),
+        }
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
-        return detect_collapse(metrics, self.state.recipe.train.epochs, self.config.prototypes)
+        return detect_collapse_after_first_epochs(metrics, self.state.recipe.train.epochs, self.config.prototypes)
 
 
 def _concat_or_none(tensors: Sequence[Tensor]) -> Tensor | None:

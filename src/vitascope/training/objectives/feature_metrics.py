@@ -15,7 +15,7 @@ from vitascope.data.dataset import Dataset, Labels
 from vitascope.data.splits import draw_stratified_subset_indices
 from vitascope.model.vit import VisionTransformer
 from vitascope.shapes import Features, Logits
-from vitascope.training.scoring import compute_outputs
+from vitascope.training.scoring import compute_outputs_in_eval_mode
 
 if TYPE_CHECKING:
     from vitascope.training.state import TrainState
@@ -103,7 +103,7 @@ class FeatureEvaluator:
             if isinstance(model, VisionTransformer):
                 model.head.requires_grad_(False)
 
-    def evaluate_features(self, epoch: int) -> dict[str, float]:
+    def evaluate_features_and_set_probe_heads(self, epoch: int) -> dict[str, float]:
         """Return feature_spread, knn_accuracy and val_accuracy; empty in epochs without evaluation."""
         config = self.state.recipe.train
         if epoch % config.probe_interval and epoch != config.epochs:
@@ -142,7 +142,9 @@ class FeatureEvaluator:
 def compute_features(state: "TrainState", split: Dataset) -> Features:
     """Compute the pooled features of the evaluated model for all images of the split."""
     model, hardware = state.eval_model, state.hardware
-    features = compute_outputs(model, model.compute_pooled_features, split, state.data.preprocessing, hardware)  # pyright: ignore
+    features = compute_outputs_in_eval_mode(
+        model, model.compute_pooled_features, split, state.data.preprocessing, hardware
+    )  # pyright: ignore
     return features.to(hardware.device)
 
 

@@ -18,7 +18,7 @@ from vitascope.model.pretraining import (
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import make_folder
 from vitascope.shapes import DepthNoise, Images, Patches, PatchNoise, TokenIndices
-from vitascope.training.objectives.collapse import Alarm, detect_collapse
+from vitascope.training.objectives.collapse import Alarm, detect_collapse_after_first_epochs
 from vitascope.training.objectives.feature_metrics import FeatureEvaluator
 from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
 from vitascope.training.optim.schedule import ScheduleValues
@@ -101,12 +101,12 @@ class Mae(Objective):
         self.compiled_autoencoder = state.hardware.compile(self.autoencoder)
         self.feature_evaluator = FeatureEvaluator(state)
 
-    def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
-        return super().make_random_draws(num_steps, batch_size, epoch) | self.make_patch_noise(
+    def draw_random_numbers_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
+        return super().draw_random_numbers_of_epoch(num_steps, batch_size, epoch) | self.draw_patch_noise_of_epoch(
             num_steps, batch_size, epoch
         )
 
-    def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
+    def augment_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         policy = self.state.recipe.data.augment
         noise = [draws[name] for name in ("noise", "depth") if name in draws]
         return self.state.preprocessing.augment(images, draws, policy), *noise
@@ -119,10 +119,10 @@ class Mae(Objective):
         return {"train_loss": mae_loss(predicted, target, patch_ranks, self.num_visible)}
 
     def validate(self, epoch: int) -> dict[str, float]:
-        return self.feature_evaluator.evaluate_features(epoch)
+        return self.feature_evaluator.evaluate_features_and_set_probe_heads(epoch)
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
-        return detect_collapse(metrics, self.state.recipe.train.epochs)
+        return detect_collapse_after_first_epochs(metrics, self.state.recipe.train.epochs)
 
     def save_figures(self, run_folder: Path, epoch: int) -> None:
         """Draw reconstructions, always of the same images with the same hidden patches."""

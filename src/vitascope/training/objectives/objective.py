@@ -41,18 +41,20 @@ class Objective:
         """Return the phase of an epoch. Both count from 0. Each phase has its own training step."""
         return 0
 
-    def make_random_draws(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
+    def draw_random_numbers_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         """Draw all random numbers of an epoch for augmentation and stochastic depth, step × image (…)."""
         policy, seed = self.state.recipe.data.augment, self.state.recipe.train.seed
         augmentation = draw_epoch_augmentation_parameters(policy, num_steps, batch_size, seed, epoch)
-        return augmentation | self.make_depth_noise(num_steps, batch_size, epoch)
+        return augmentation | self.draw_depth_noise_of_epoch(num_steps, batch_size, epoch)
 
-    def make_patch_noise(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
+    def draw_patch_noise_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         """Draw a random number per patch, step × image × patch; it decides which patches are used."""
         seed, patches = self.state.recipe.train.seed, self.state.model.config.num_patches
         return {"noise": draw_epoch_patch_noise(patches, num_steps, batch_size, seed, epoch)}
 
-    def make_depth_noise(self, num_steps: int, batch_size: int, epoch: int, *, view_index: int = 0) -> RandomDraws:
+    def draw_depth_noise_of_epoch(
+        self, num_steps: int, batch_size: int, epoch: int, *, view_index: int = 0
+    ) -> RandomDraws:
         """Draw a random number per residual branch, step × image × branch; nothing without stochastic depth."""
         seed, config = self.state.recipe.train.seed, self.state.model.config
         if not config.drop_path_rate:
@@ -60,7 +62,7 @@ class Objective:
         noise = draw_epoch_depth_noise(2 * config.depth, num_steps, batch_size, seed, epoch, view_index=view_index)
         return {"depth": noise}
 
-    def prepare_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
+    def augment_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
         """Augment the stored images of a step and return the inputs of the loss."""
         raise NotImplementedError
 

@@ -20,7 +20,7 @@ METRIC_RENAMES: list[Rename] = []  # Rename("batched_runs", old="together")
 ADDED_METRICS: frozenset[str] = frozenset()  # only the working tree writes them, and they are meant to be new
 REMOVED_METRICS: frozenset[str] = frozenset()  # only older trees write them, and they are meant to be gone
 
-CUDA_STEPS, CUDA_BATCH, CUDA_PASSES = 20, 528, 5  # cifar10-94 goes over its images five times an epoch
+CUDA_STEPS, CUDA_BATCH, CUDA_PASSES = 20, 528, 5  # passes per epoch, whatever the recipe has
 NUM_IMAGES = {"cpu": 320, "cuda": CUDA_STEPS * CUDA_BATCH // CUDA_PASSES}
 
 ON_CPU = {"train.device": "cpu", "train.precision": "float32", "train.threads": 1, "train.compile": "never"}
@@ -89,7 +89,7 @@ CPU_SETTINGS = [
     ),
     Setting("resume", "digits", DIGITS | MUON | {"train.epochs": 3, "model.proj_drop_rate": 0.1}, kind="resume"),
     Setting("colours", "cifar10", PHOTOS | COLOURS),
-    Setting("whiten", "cifar10-94", PHOTOS),
+    Setting("whiten", "cifar10-94", PHOTOS | {"data.passes_per_epoch": CUDA_PASSES}),
     Setting("balance", "digits", ADAMW | {"data.balance": "sampling", "model.tokenizer": "conv"}),
     Setting("patches", "digits", ADAMW | {"train.patch_share": 0.5, "model.initialize": "mimetic"}),
 ]

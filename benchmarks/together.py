@@ -21,7 +21,7 @@ from vitascope.model.anatomy import count_forward_flops_per_image, count_paramet
 from vitascope.recipe.reading import read_recipe
 from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.batched import BatchedTraining
-from vitascope.training.prepare import make_console, prepare_recipe_data_and_weights
+from vitascope.training.prepare import make_console, complete_recipe_and_load_data_and_weights
 
 MODEL_OVERRIDES = ["model.img_size=28", "model.patch_size=7", "model.in_chans=1", "model.embed_dim=64", "model.depth=4"]
 MODEL_OVERRIDES += ["model.num_heads=2", "model.class_token=false", "model.global_pool=avg", "train.batch_size=256"]
@@ -31,7 +31,7 @@ MODEL_OVERRIDES += ["data.augment.shift=0"]
 def measure_batched_models(num_models: int, compiled: bool, args: argparse.Namespace) -> dict[str, Any]:
     overrides = ["train.epochs=3", f"train.compile={'always' if compiled else 'never'}"]
     overrides += [] if args.recipe else [*MODEL_OVERRIDES, f"data.name={args.data}"]
-    base, data, _ = prepare_recipe_data_and_weights(
+    base, data, _ = complete_recipe_and_load_data_and_weights(
         read_recipe(args.recipe or "sheet-d", overrides), make_console(quiet=True)
     )
     states = []

@@ -16,7 +16,7 @@ from vitascope.explain.report import (
     PAGE_FOLDER,
     choose_errors_and_correct_examples,
     compute_quantised_maps_and_relevance,
-    evaluate_and_write_html_report,
+    write_html_report,
 )
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -29,7 +29,7 @@ def made(tmp_path_factory):
     run = tiny_run(tmp_path_factory.mktemp("reported"), **settings)
     model = load(run.path)
     images, words = choose_errors_and_correct_examples(model, model.evaluate("val", robust=False))
-    return evaluate_and_write_html_report(run.path), model, images, words
+    return write_html_report(run.path), model, images, words
 
 
 def test_maps_in_bytes_are_the_maps(made) -> None:

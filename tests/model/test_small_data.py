@@ -116,7 +116,7 @@ def test_locality_attention_fused_equals_explicit(masked, floats, first, qk_norm
         mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, float("-inf"))
     maps = layer.maps(tokens, mask)
     assert not maps.diagonal(dim1=-2, dim2=-1).any()
-    assert torch.allclose(layer.mix(maps, tokens)[:, :first], layer(tokens, mask, num_outputs=first), atol=1e-12)
+    assert torch.allclose(layer.mix(maps, tokens)[:, :first], layer(tokens, mask, num_output_tokens=first), atol=1e-12)
 
 
 def test_the_scale_is_trained_by_adamw_without_weight_decay() -> None:

@@ -67,7 +67,7 @@ def test_a_block_gives_its_first_tokens_alone_under_any_mask(first) -> None:
     block = model(qk_norm=True).blocks[0]
     tokens = torch.randn(2, 5, 16, dtype=torch.float64)
     for mask in (None, torch.rand(5, 5) > 0.3, torch.rand(2, 5, 5) > 0.3, torch.rand(2, 2, 5, 5) > 0.3):
-        torch.testing.assert_close(block(tokens, mask, num_outputs=first), block(tokens, mask)[:, :first])
+        torch.testing.assert_close(block(tokens, mask, num_output_tokens=first), block(tokens, mask)[:, :first])
 
 
 @given(settings=settings)

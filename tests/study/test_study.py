@@ -156,7 +156,7 @@ def test_a_smaller_study_beside_a_larger_one_takes_and_drops_nothing_of_it(tmp_p
     """Two workers, one told to run one seed, the other three; a trial that is put back is the last to wait."""
     large, small = (parse_and_check_design("digits", [*QUICK, "model.embed_dim=16,32"], seeds) for seeds in (3, 1))
     one = TrialQueue(large, make_sqlite_storage_url(tmp_path), "study")
-    one.requeue_trial(one.take_next_trial())
+    one.requeue_interrupted_trial(one.take_next_trial())
     other = TrialQueue(small, make_sqlite_storage_url(tmp_path), "study")
     taken = [other.take_next_trial() for _ in range(3)]
     assert [trial and trial.seeds for trial in taken] == [[1], [1], None]
@@ -170,7 +170,7 @@ def test_a_requeued_trial_of_a_search_keeps_its_suggested_settings(tmp_path) -> 
     )
     queue = TrialQueue(design, make_sqlite_storage_url(tmp_path), "search")
     first = queue.take_next_trial()
-    queue.requeue_trial(first)
+    queue.requeue_interrupted_trial(first)
     again = [queue.take_next_trial() for _ in range(2)][-1]
     queue.mark_trial_finished(again, 0.5)
     assert again.settings == first.settings
@@ -474,13 +474,13 @@ def test_differences_are_taken_seed_by_seed() -> None:
     """By hand: the seeds differ by 10 points, the cells by 1 with each seed: paired, that is no noise at all."""
     found = fake({"1": [0.50, 0.60, 0.70], "2": [0.51, 0.61, 0.712]})
     assert found.best_combination.settings == {"model.depth": "2"}
-    other = found.compare_with_best(found.combinations[0])
+    other = found.compute_corrected_difference_to_best(found.combinations[0])
     assert other.mean_difference == pytest.approx(-0.010667, abs=1e-5) and other.verdict == "worse"
     assert other.ci_half_width == pytest.approx(4.302653 * 0.0011547 / 3**0.5, rel=1e-3)
     assert found.combinations[0].ci_half_width > 0.2  # while each mean alone is unsure
     unsure = fake({"1": [0.50, 0.62, 0.69], "2": [0.51, 0.61, 0.71]})
     assert (
-        unsure.compare_with_best(unsure.combinations[0]).verdict == "no significant difference"
+        unsure.compute_corrected_difference_to_best(unsure.combinations[0]).verdict == "no significant difference"
         and "The other combination does not differ significantly" in unsure.conclusion
     )
     assert (
@@ -547,7 +547,7 @@ def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_tes
         and "The other combination does not differ significantly" in found.conclusion
     )
     even = fake({"1": [0.5, 0.6], "2": [0.51, 0.61]})  # exactly a point apart with both seeds
-    assert even.compare_with_best(even.combinations[0]).verdict == "not testable"
+    assert even.compute_corrected_difference_to_best(even.combinations[0]).verdict == "not testable"
     assert build_results_table(even)[1][0][3] == "-1.00, -1.00" and any(
         line.startswith("Not testable") for line in format_notes(even)
     )
@@ -556,7 +556,7 @@ def test_a_combination_with_fewer_seeds_is_not_the_best_and_no_spread_is_not_tes
     assert build_results_table(three)[1][0][3] == "-1.00 in every seed"
     assert not any("Not testable" in line for line in format_notes(fake({"1": [0.5, 0.62], "2": [0.51, 0.61]})))
     image = fake({"1": [61 / 90, 59 / 90], "2": [60 / 90, 58 / 90]})  # an image apart: equal but for rounding
-    other = image.compare_with_best(image.combinations[1])
+    other = image.compute_corrected_difference_to_best(image.combinations[1])
     assert other.ci_half_width > 0 and other.verdict == "not testable"
     assert "No other combination has finished" in collect_results(design, trials[1:]).conclusion
 
@@ -577,7 +577,7 @@ def test_equal_combinations_are_rarely_called_worse() -> None:
     for _ in range(1000):
         found = fake({str(cell): (0.9 + 0.02 * rng.normal(size=5)).tolist() for cell in range(1, 7)})
         called += any(
-            other is not None and other.verdict == "worse" for other in map(found.compare_with_best, found.combinations)
+            other is not None and other.verdict == "worse" for other in map(found.compute_corrected_difference_to_best, found.combinations)
         )
     assert 0.01 < called / 1000 < 0.05
 

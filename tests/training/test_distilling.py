@@ -20,7 +20,7 @@ from vitascope.run.checkpoint import LAST_WEIGHTS, read_model_info
 from vitascope.run.directory import open_run_or_newest
 from vitascope.training import train
 from vitascope.training.hardware import Hardware
-from vitascope.training.objectives.classify import Teacher, distillation_loss, open_and_check_teacher
+from vitascope.training.objectives.classify import Teacher, distillation_loss, open_teacher_for_classes
 from vitascope.weights.pretrained import open_timm_or_vitascope_model
 
 NAMES = [str(number) for number in range(10)]
@@ -179,7 +179,7 @@ HERE = Hardware("cpu", "float32", compiled=False, captured=False, threads=1)
 def order_of(folder, theirs, classes, **told):
     folder.mkdir(exist_ok=True)
     word = save_like_timm(folder, timm.create_model("test_resnet", num_classes=len(classes)), "test_resnet", theirs)
-    return open_and_check_teacher(
+    return open_teacher_for_classes(
         word, open_timm_or_vitascope_model(word).preprocessing, classes, HERE, **told
     ).class_order
 
@@ -213,7 +213,7 @@ def test_a_teacher_saved_by_timm_itself_is_asked_in_its_own_size_and_channels(na
     save_for_hf(model, tmp_path, model_args=settings)
     found = open_timm_or_vitascope_model(str(tmp_path))
     assert found.preprocessing.size == size and len(found.preprocessing.mean) == 1
-    assert open_and_check_teacher(str(tmp_path), found.preprocessing, NAMES, HERE)(torch.zeros(2, 1, *size)).shape == (
+    assert open_teacher_for_classes(str(tmp_path), found.preprocessing, NAMES, HERE)(torch.zeros(2, 1, *size)).shape == (
         2,
         10,
     )

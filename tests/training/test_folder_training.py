@@ -19,7 +19,7 @@ from vitascope.training import loop
 from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.eager import EagerEngine
 from vitascope.training.loader import Loader
-from vitascope.training.prepare import make_console, prepare_recipe_data_and_weights
+from vitascope.training.prepare import make_console, complete_recipe_and_load_data_and_weights
 from vitascope.training.state import World
 from vitascope.training.step import MetricSums
 
@@ -49,7 +49,7 @@ def train_photos(photos: Path, runs: Path, memory: float | None, **settings) -> 
 def build_state(photos: Path, memory: float | None, **settings):
     overrides = TINY | SETTINGS | {"data.name": photos, "model.in_chans": 3, "data.memory": memory} | settings
     words = [f"{key}={'null' if value is None else value}" for key, value in overrides.items()]
-    recipe, data, _ = prepare_recipe_data_and_weights(read_recipe("digits", words), make_console(quiet=True))
+    recipe, data, _ = complete_recipe_and_load_data_and_weights(read_recipe("digits", words), make_console(quiet=True))
     return seed_and_build_train_state(recipe, data)
 
 

@@ -109,9 +109,9 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete runs permanently, after confirmation."""
-    from vitascope.run.listing import delete_run, open_exact_run
+    from vitascope.run.listing import delete_run, open_run_for_deletion
 
-    runs_to_delete = [open_exact_run(run) for run in runs]
+    runs_to_delete = [open_run_for_deletion(run) for run in runs]
     count = format_count(len(runs_to_delete), "run")
     for run in runs_to_delete:
         print(run.path)

@@ -112,9 +112,9 @@ def open_and_summarize_all_splits(data_name: str, data_folder: str | None) -> Da
 
 
 def _summarize_split(
-    split_name: SplitName, split: Dataset, class_names: list[str], fingerprints: dict[SplitName, list[Fingerprint]]
+    split_name: SplitName, split: Dataset, class_names: list[str], fingerprints_by_split: dict[SplitName, list[Fingerprint]]
 ) -> SplitSummary:
-    """Describe one split; `fingerprints` has those of every split."""
+    """Describe one split; `fingerprints_by_split` has those of every split."""
     mean, std = split.statistics()
     counts = torch.bincount(split.labels, minlength=len(class_names)).tolist()
     channels, height, width = split.image_shape
@@ -127,10 +127,10 @@ def _summarize_split(
         per_class=per_class,
         mean=mean.tolist(),
         std=std.tolist(),
-        copies=count_duplicates(fingerprints[split_name]),
-        also_in_train=0 if split_name == "train" else _count_also_in("train", split_name, fingerprints),
-        copies_with_other_label=count_label_conflicts(fingerprints[split_name], split.labels.tolist()),
-        also_in_val=_count_also_in("val", split_name, fingerprints) if split_name == "test" else 0,
+        copies=count_duplicates(fingerprints_by_split[split_name]),
+        also_in_train=0 if split_name == "train" else _count_also_in("train", split_name, fingerprints_by_split),
+        copies_with_other_label=count_label_conflicts(fingerprints_by_split[split_name], split.labels.tolist()),
+        also_in_val=_count_also_in("val", split_name, fingerprints_by_split) if split_name == "test" else 0,
     )
 
 

@@ -46,7 +46,7 @@ CONTENT_SECURITY_POLICY = (
 )
 
 
-def evaluate_and_write_html_report(run_path: Path, split: str | None = None, output_path: Path | None = None) -> Path:
+def write_html_report(run_path: Path, split: str | None = None, output_path: Path | None = None) -> Path:
     """Write the report on the validation images; without them, no evaluation. Test images only with split="test"."""
     subject = open_model_to_explain(str(run_path))
     model = subject.trained_run_model

@@ -90,12 +90,12 @@ class SelfAttention(nn.Module):
         self.kernel = "default"
 
     def forward(
-        self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None, num_outputs: int | None = None
+        self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None, num_output_tokens: int | None = None
     ) -> OutputTokens:
-        """Attend. With `num_outputs`, only the first `num_outputs` tokens are queries and outputs."""
+        """Attend. With `num_output_tokens`, only the first `num_output_tokens` tokens are queries and outputs."""
         check_token_shape_and_dtype(tokens, self.embed_dim)
-        if num_outputs is not None:
-            return self.attend_and_project(*self.compute_queries_keys_values(tokens, rotation, num_outputs), mask)
+        if num_output_tokens is not None:
+            return self.attend_and_project(*self.compute_queries_keys_values(tokens, rotation, num_output_tokens), mask)
         packed = self.qkv(tokens)
         is_plain = mask is None and not self.causal and self.scale is None and not (self.training and self.attn_drop.p)
         if is_plain and self._can_use_triton_kernel(packed) and kernels.fits_short_attention(packed):

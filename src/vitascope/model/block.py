@@ -36,15 +36,15 @@ class Block(nn.Module):
         tokens: Tokens,
         mask: Tensor | None = None,
         rotation: RotaryTable | None = None,
-        num_outputs: int | None = None,
+        num_output_tokens: int | None = None,
         depth_noise: DepthNoise | None = None,
     ) -> OutputTokens:
-        """Apply the block. With `num_outputs`, compute and return only the first `num_outputs` tokens.
+        """Apply the block. With `num_output_tokens`, compute and return only the first `num_output_tokens` tokens.
 
         `depth_noise`: image × (attention, MLP), see `DropPath`."""
         attention_noise, mlp_noise = (None, None) if depth_noise is None else depth_noise.unbind(1)
-        attended = self.attn(self.norm1(tokens), mask, rotation, num_outputs)
-        tokens = self.drop_path1(tokens[:, :num_outputs], self.ls1(attended), attention_noise)
+        attended = self.attn(self.norm1(tokens), mask, rotation, num_output_tokens)
+        tokens = self.drop_path1(tokens[:, :num_output_tokens], self.ls1(attended), attention_noise)
         return self.drop_path2(tokens, self.ls2(self.mlp(self.norm2(tokens))), mlp_noise)
 
 

@@ -178,7 +178,7 @@ class ResolutionAdapter(nn.Module):
             raise UserError(
                 f"patch_size={config.patch_size} does not divide images of {image_size[0]}×{image_size[1]} pixels."
             )
-        self.num_outputs = 1 if config.global_pool == "token" else None
+        self.num_output_tokens = 1 if config.global_pool == "token" else None
         grid = (image_size[0] // config.patch_shape[0], image_size[1] // config.patch_shape[1])
         prefix = config.num_prefix_tokens
         self.register_buffer("resampling_matrix", _make_position_resampling_matrix(config, grid), persistent=False)
@@ -197,7 +197,7 @@ class ResolutionAdapter(nn.Module):
         tokens = to_autocast_dtype(
             model.pos_drop(prepend_prefix_and_add_positions(model.patch_embed(images), prefix, table))
         )
-        encoded = model.encode(tokens, num_outputs=self.num_outputs, rotation=self.rotation, depth_noise=depth_noise)
+        encoded = model.encode(tokens, num_output_tokens=self.num_output_tokens, rotation=self.rotation, depth_noise=depth_noise)
         return model.forward_head(encoded, pre_logits=True)
 
 

@@ -70,11 +70,11 @@ class ReducedTokens(NamedTuple):
     token_sizes: TokenSizes
 
 
-def encode_with_token_reduction(model: "VisionTransformer", tokens: Tokens, num_outputs: int | None) -> ReducedTokens:
+def encode_with_token_reduction(model: "VisionTransformer", tokens: Tokens, num_output_tokens: int | None) -> ReducedTokens:
     """Apply all blocks with token reduction and the final norm.
 
-    With `num_outputs`, the last block returns only the first `num_outputs` tokens."""
-    groups = run_blocks_with_token_reduction(model, _make_singleton_groups(tokens), num_outputs)
+    With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens."""
+    groups = run_blocks_with_token_reduction(model, _make_singleton_groups(tokens), num_output_tokens)
     return ReducedTokens(model.norm(groups.tokens), groups.sizes)
 
 
@@ -98,31 +98,31 @@ def _make_singleton_groups(tokens: Tokens) -> TokenGroups:
 
 
 def run_blocks_with_token_reduction(
-    model: "VisionTransformer", groups: TokenGroups, num_outputs: int | None
+    model: "VisionTransformer", groups: TokenGroups, num_output_tokens: int | None
 ) -> TokenGroups:
     """Return the groups that remain after all blocks."""
     for index, (block, num_removed) in enumerate(zip(model.blocks, model.config.num_removed_per_block, strict=True)):
-        outputs = num_outputs if index + 1 == len(model.blocks) else None
+        outputs = num_output_tokens if index + 1 == len(model.blocks) else None
         groups = _run_block_with_token_reduction(model, block, groups, num_removed, outputs)  # pyright: ignore[reportArgumentType]
     return groups
 
 
 def _run_block_with_token_reduction(
-    model: "VisionTransformer", block: "Block", groups: TokenGroups, num_removed: int, num_outputs: int | None
+    model: "VisionTransformer", block: "Block", groups: TokenGroups, num_removed: int, num_output_tokens: int | None
 ) -> TokenGroups:
-    """Apply one block and remove tokens between attention and MLP. With `num_outputs`, no token is removed."""
+    """Apply one block and remove tokens between attention and MLP. With `num_output_tokens`, no token is removed."""
     attn, prefix = block.attn, model.config.num_prefix_tokens
     rotation = None if model.rotation is None else model.rotation[:, groups.position_indices][:, :, None]
-    query, key, value = attn.compute_queries_keys_values(block.norm1(groups.tokens), rotation, num_outputs)
-    if model.config.drop_tokens and num_outputs is None:
+    query, key, value = attn.compute_queries_keys_values(block.norm1(groups.tokens), rotation, num_output_tokens)
+    if model.config.drop_tokens and num_output_tokens is None:
         maps = compute_attention_maps(query, key, attn.combine_with_causal_or_local_mask(None, key))
         groups = groups.add_residual(block.ls1(attn.concat_and_project_heads(maps @ value)))
         groups = drop_least_attended_patches(groups, maps, prefix, num_removed, model.config.global_pool == "token")
     else:
         is_unmerged = groups.tokens.shape[1] == model.config.num_tokens or bool(model.config.drop_tokens)
         attended = attn.attend_and_project(query, key, value, token_sizes=None if is_unmerged else groups.sizes)
-        groups = (groups if num_outputs is None else groups.keep_first(num_outputs)).add_residual(block.ls1(attended))
-        groups = merge_similar_patches(groups, key, prefix, num_removed) if num_outputs is None else groups
+        groups = (groups if num_output_tokens is None else groups.keep_first(num_output_tokens)).add_residual(block.ls1(attended))
+        groups = merge_similar_patches(groups, key, prefix, num_removed) if num_output_tokens is None else groups
     return groups.add_residual(block.ls2(block.mlp(block.norm2(groups.tokens))))
 
 

@@ -59,11 +59,11 @@ class VisionTransformer(nn.Module):
     def compute_pooled_features(self, images: Tensor, depth_noise: Tensor | None = None) -> Features:
         """Return the input of the classifier: one feature vector per image."""
         check_image_shape_and_dtype(images, self.config, next(self.patch_embed.parameters()).dtype)
-        num_outputs = 1 if self.config.global_pool == "token" else None
+        num_output_tokens = 1 if self.config.global_pool == "token" else None
         if not self.training and self.config.token_reduction:
-            tokens, token_sizes = encode_with_token_reduction(self, self.embed(images), num_outputs)
+            tokens, token_sizes = encode_with_token_reduction(self, self.embed(images), num_output_tokens)
             return self.forward_head(tokens, pre_logits=True, token_sizes=token_sizes)
-        tokens = self.encode(self.embed(images), num_outputs=num_outputs, depth_noise=depth_noise)
+        tokens = self.encode(self.embed(images), num_output_tokens=num_output_tokens, depth_noise=depth_noise)
         return self.forward_head(tokens, pre_logits=True)
 
     def forward_features(self, images: Tensor) -> Tokens:
@@ -81,13 +81,13 @@ class VisionTransformer(nn.Module):
         self,
         tokens: Tensor,
         mask: Tensor | None = None,
-        num_outputs: int | None = None,
+        num_output_tokens: int | None = None,
         rotation: Tensor | None = None,
         depth_noise: Tensor | None = None,
     ) -> OutputTokens:
         """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C).
 
-        With `num_outputs`, the last block returns only the first `num_outputs` tokens. `rotation` replaces the model's
+        With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens. `rotation` replaces the model's
         rotary table, for tokens at other positions. `depth_noise`: as in `forward`."""
         check_token_shape_and_dtype(tokens, self.config.embed_dim)
         table = self.rotation if rotation is None else rotation
@@ -99,7 +99,7 @@ class VisionTransformer(nn.Module):
         if depth_noise is not None:
             check_depth_noise_shape(depth_noise, len(tokens), 2 * len(self.blocks))
         for index, block in enumerate(self.blocks):
-            outputs = num_outputs if index + 1 == len(self.blocks) else None
+            outputs = num_output_tokens if index + 1 == len(self.blocks) else None
             block_noise = None if depth_noise is None else depth_noise[:, 2 * index : 2 * index + 2]
             tokens = self._run_block(block, tokens, mask, table, outputs, block_noise)
         return self.norm(tokens)
@@ -117,7 +117,7 @@ class VisionTransformer(nn.Module):
         tokens: Tokens,
         mask: Tensor | None,
         rotation: RotaryTable | None,
-        num_outputs: int | None,
+        num_output_tokens: int | None,
         depth_noise: DepthNoise | None,
     ) -> OutputTokens:
         if self.config.grad_checkpointing and self.training:
@@ -126,12 +126,12 @@ class VisionTransformer(nn.Module):
                 tokens,
                 mask,
                 rotation,
-                num_outputs,
+                num_output_tokens,
                 depth_noise,
                 use_reentrant=False,
                 preserve_rng_state=self.config.uses_dropout,
             )
-        return block(tokens, mask, rotation, num_outputs, depth_noise)
+        return block(tokens, mask, rotation, num_output_tokens, depth_noise)
 
     def _make_rotary_table(self) -> Tensor:
         config = self.config

@@ -81,7 +81,7 @@ class Recipe:
                     f"train.grad_accum_steps={train.grad_accum_steps} does not work with dino.batch_norm, which needs "
                     "the whole batch. Set train.grad_accum_steps=1 or dino.batch_norm=false."
                 )
-            _check_dino_crops(self.dino, model)
+            _check_dino_settings(self.dino, model)
         else:
             _check_mae_masking(model)
 
@@ -100,7 +100,7 @@ def _check_patch_share(train: TrainConfig, model: ModelConfig) -> None:
         raise UserError(f"{setting} keeps one token, but attention=lsa needs at least two. Choose a larger value.")
 
 
-def _check_dino_crops(dino: DinoConfig, model: ModelConfig) -> None:
+def _check_dino_settings(dino: DinoConfig, model: ModelConfig) -> None:
     size, (rows, columns) = dino.local_size, model.patch_shape
     if dino.local_crops:
         if size % rows or size % columns or size > min(model.image_shape):

@@ -188,7 +188,7 @@ RESULT_FORMATTERS: dict[str, ResultFormatter] = {  # kind of a results mark -> f
     "races": benchmark_tables.format_gpu_benchmark_table,
     "growth": benchmark_tables.format_scaling_exponent_table,
     "faithfulness": benchmark_tables.format_faithfulness_table,
-    "cost": benchmark_tables.format_attention_map_cost_factors,
+    "cost": benchmark_tables.join_attention_map_cost_factors,
     "pretrained": training_tables.format_pretrained_vs_scratch_table,
     "odd-size": benchmark_tables.format_other_image_size_table,
     "small-data": training_tables.format_small_data_ablation_table,

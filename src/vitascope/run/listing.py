@@ -74,7 +74,7 @@ def summarize_run(run: Run) -> RunSummary:
     )
 
 
-def open_exact_run(path: Path) -> Run:
+def open_run_for_deletion(path: Path) -> Run:
     """Return the run in exactly this folder, for deletion."""
     if path.is_symlink():
         raise UserError(f"{path} is a link. Give the run's own folder: {path.resolve()}")

@@ -76,7 +76,7 @@ def build_results_table(results: StudyResults) -> ResultsTable:
     ]
     rows = []
     for cell in results.combinations:
-        difference = results.compare_with_best(cell)
+        difference = results.compute_corrected_difference_to_best(cell)
         train_accuracy = cell.compute_mean_last_value("train_accuracy")
         rows.append(
             [
@@ -107,7 +107,7 @@ def format_notes(results: StudyResults) -> list[str]:
         f"Fixed settings: {fixed}. Accuracy is measured on {images} after the last epoch.{probe}",
         _explain_intervals_and_differences(results),
     ]
-    differences = [results.compare_with_best(cell) for cell in results.combinations]
+    differences = [results.compute_corrected_difference_to_best(cell) for cell in results.combinations]
     if any(difference is not None and difference.has_no_spread for difference in differences):
         lines.append("Not testable: the difference is equal in all seeds, so its significance cannot be tested.")
     if results.timing_note:

@@ -142,7 +142,7 @@ class StudyResults:
         complete = [cell for cell in self.combinations if len(cell.results) == num_seeds]
         return max(complete, key=lambda cell: cell.mean_accuracy)
 
-    def compare_with_best(self, combination: CombinationResults) -> PairedDifference | None:
+    def compute_corrected_difference_to_best(self, combination: CombinationResults) -> PairedDifference | None:
         """Compute the difference to the best; None for the best itself and without common seeds. The best is chosen
         afterwards, so intervals are corrected for all pairs of combinations (Bonferroni)."""
         if combination is self.best_combination:
@@ -153,7 +153,7 @@ class StudyResults:
     def not_worse_combinations(self) -> list[CombinationResults]:
         """The combinations that are not significantly worse than the best."""
         others = [cell for cell in self.combinations if cell is not self.best_combination]
-        compared = [(cell, self.compare_with_best(cell)) for cell in others]
+        compared = [(cell, self.compute_corrected_difference_to_best(cell)) for cell in others]
         return [cell for cell, difference in compared if difference is None or difference.verdict != "worse"]
 
     @property

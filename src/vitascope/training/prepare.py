@@ -46,7 +46,7 @@ def open_data_and_print_notes(recipe: Recipe, console: Console) -> TrainingData:
     return data
 
 
-def prepare_recipe_data_and_weights(recipe: Recipe, console: Console) -> PreparedRun:
+def complete_recipe_and_load_data_and_weights(recipe: Recipe, console: Console) -> PreparedRun:
     """Open the data, complete the recipe and load the pretrained weights, if it has any."""
     data = open_data_and_print_notes(recipe, console)
     recipe = complete_recipe_from_data_and_print_changes(recipe, data, console)

@@ -63,12 +63,12 @@ def _yield_records_printing_long_run_estimate(
             elif now - first[0] >= ESTIMATE_AFTER_SECONDS:
                 estimated, left = True, (num_epochs - done) * (now - first[0]) / (done - first[1])
                 if left > LONG_RUN_SECONDS:
-                    console.print(format_duration_estimate(left), style="yellow", soft_wrap=True, highlight=False)
+                    console.print(make_long_training_notice(left), style="yellow", soft_wrap=True, highlight=False)
         yield record
 
 
-def format_duration_estimate(remaining_seconds: float) -> str:
-    hours = remaining_seconds / 3600
+def make_long_training_notice(estimated_seconds: float) -> str:
+    hours = estimated_seconds / 3600
     duration = f"{hours:.0f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
     return (
         f"Estimated duration: about {duration}. For a quick trial, stop with Ctrl-C and run: "

@@ -17,7 +17,7 @@ from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.loader import Loader
 from vitascope.training.optim.build import set_learning_rates
 from vitascope.training.optim.schedule import ScheduleValues, compute_schedule_values
-from vitascope.training.prepare import prepare_recipe_data_and_weights
+from vitascope.training.prepare import complete_recipe_and_load_data_and_weights
 from vitascope.training.state import TrainState
 from vitascope.training.step import MetricSums, train_step
 
@@ -102,7 +102,7 @@ def measure_learning_rate_curve(recipe: Recipe, console: Console) -> LearningRat
             "lr-find does not support DINO: its loss also falls when the model collapses. "
             "Compare a few rates with vitascope study."
         )
-    recipe, data, adapted_model = prepare_recipe_data_and_weights(recipe, console)
+    recipe, data, adapted_model = complete_recipe_and_load_data_and_weights(recipe, console)
     recipe = replace(recipe, train=replace(recipe.train, cuda_graph="never"))  # the rate changes at every step
     state = seed_and_build_train_state(recipe, data, initial_weights=adapted_model.weights if adapted_model else None)
     rates, losses, average, best = [], [], 0.0, math.inf

@@ -69,7 +69,7 @@ class TrainState:
         self.scaler = torch.amp.GradScaler(device, enabled=self.hardware.precision == "float16")
 
     @cached_property
-    def fingerprints(self) -> dict[str, str]:
+    def input_fingerprints(self) -> dict[str, str]:
         """Hashes of recipe, training images and teacher. A checkpoint can be resumed only with the same."""
         recipe = hash_values(find_non_default_settings(_reset_memory_limit(self.recipe)))
         return {"recipe": recipe, "data": self.data.train.fingerprint(), "teacher": self.objective.fingerprint}
@@ -111,7 +111,7 @@ class TrainState:
             "best_epoch": self.best_epoch,
             "best": self.best_weights,
             "hardware": asdict(self.hardware),
-            "identity": self.fingerprints,
+            "identity": self.input_fingerprints,
             "model": self.model.state_dict(),
             "extra": self.objective.extra_module.state_dict(),
             "average": self.ema.model.state_dict() if self.ema else None,
@@ -168,7 +168,7 @@ class TrainState:
             "teacher": "the teacher's weights have",
         }
         for name, subject in changed.items():
-            if checkpoint["identity"].get(name, "") != self.fingerprints[name]:
+            if checkpoint["identity"].get(name, "") != self.input_fingerprints[name]:
                 raise UserError(
                     f"The run cannot be resumed: {subject} changed since then. Start a new run from its recipe.yaml."
                 )

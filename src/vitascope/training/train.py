@@ -43,7 +43,7 @@ from vitascope.training.prepare import (
     get_class_names,
     make_console,
     open_data_and_print_notes,
-    prepare_recipe_data_and_weights,
+    complete_recipe_and_load_data_and_weights,
 )
 from vitascope.training.progress import show_progress_and_yield_epochs
 from vitascope.training.state import TrainState
@@ -92,7 +92,7 @@ def train_recipe(
             first.recipe.model if recipe.model == ModelConfig() else recipe.model
         )  # the recipe may have no model section
         recipe = replace(recipe, weights=str(first.path), model=model)
-    recipe, data, adapted = prepare_recipe_data_and_weights(recipe, console)
+    recipe, data, adapted = complete_recipe_and_load_data_and_weights(recipe, console)
     state = seed_and_build_train_state(recipe, data, initial_weights=adapted.weights if adapted else None)
     run = create_run_folder(recipe, runs_folder)
     console.print(f"Run: {run.path}", highlight=False, soft_wrap=True)
@@ -108,7 +108,7 @@ def _train_or_reuse_first_stage(recipe: Recipe, runs_folder: Path, console: Cons
     A finished run is reused, an interrupted run is resumed."""
     first = make_first_stage_recipe(recipe)
     console.print(f"First stage: {first.name}", highlight=False)
-    complete_first, data, _ = prepare_recipe_data_and_weights(first, make_console(quiet=True))
+    complete_first, data, _ = complete_recipe_and_load_data_and_weights(first, make_console(quiet=True))
     for recipe_path in sorted((runs_folder / first.name).glob("*/recipe.yaml"), reverse=True):
         run = Run(recipe_path.parent)
         with suppress(UserError):  # another version's recipe
@@ -220,7 +220,7 @@ def _collect_or_extend_machine_info(run: Run, state: TrainState) -> dict[str, An
         return first_record | {"resumed": [*first_record.get("resumed", []), machine]}
     return machine | {
         "hardware": asdict(state.hardware),
-        "data_hash": state.fingerprints["data"],
+        "data_hash": state.input_fingerprints["data"],
         "whole_data_hash": state.data.full_train_fingerprint,
         "training_images": len(state.data.train),
     }

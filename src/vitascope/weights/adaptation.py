@@ -25,7 +25,7 @@ from vitascope.weights.pretrained import (
     IMAGENET_CLASSES,
     PretrainedModel,
     build_eval_model,
-    make_num_heads_note,
+    make_num_heads_override_warning,
     open_weights,
 )
 from vitascope.weights.resampling import (
@@ -92,7 +92,7 @@ def adapt(
         tensors, weights, config.num_classes, classes, keep_classifier=keep_classifier
     )
     if config.num_heads != old_config.num_heads:
-        notes = [*notes, make_num_heads_note(config.num_heads, old_config.num_heads)]
+        notes = [*notes, make_num_heads_override_warning(config.num_heads, old_config.num_heads)]
     report = replace(report, dropped=[*weights.dropped_names, *dropped], notes=[*weights.notes, *notes])
     new_names = _add_missing_random_weights_in_place(tensors, config, seed)
     report = _add_changes_to_report(report, tensors, [*changes, *reordered], new_names)

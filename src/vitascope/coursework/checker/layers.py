@@ -104,7 +104,7 @@ def assign_weights_by_variant(
 def select_attention_layers(linear_layers: list[LinearLayer], width: int) -> list[LinearLayer]:
     """Select a block's attention layers, by name or by shape; the other layers belong to the MLP."""
     packed = [layer for layer in linear_layers if is_packed(layer)]
-    named = [layer for layer in linear_layers if _is_attention_layer_name(layer.name)]
+    named = [layer for layer in linear_layers if _is_attention_or_qkv_layer_name(layer.name)]
     if named:
         others = [layer for layer in linear_layers if all(layer is not other for other in named)]
         outputs = [layer for layer in others if layer.shape == (width, width)]
@@ -114,7 +114,7 @@ def select_attention_layers(linear_layers: list[LinearLayer], width: int) -> lis
     return [*packed[:1], *squares[:1]] if packed else squares[:4]
 
 
-def _is_attention_layer_name(layer_name: str) -> bool:
+def _is_attention_or_qkv_layer_name(layer_name: str) -> bool:
     words = set(split_identifier_into_words(layer_name))
     if words & {"mlp", "ffn", "ff", "feedforward", "feed", "fc", "linear"} and not words & {"attn", "attention", "mha"}:
         return False

@@ -43,7 +43,7 @@ def run_studies_and_fill_report(experiments: SheetExperiments, report: SheetRepo
     labels = {cell.name: f"{cell.settings['train.epochs']} epochs" for cell in results.combinations}
     report.save_and_add_figure("curves", draw_study_curves(results, labels))
     report.measurements |= {"accuracy": {cell.name: cell.accuracies for cell in results.combinations}}
-    report.measurements |= {"seconds": _collect_seconds_to_accuracy(results.combinations, alone)}
+    report.measurements |= {"seconds": _collect_seconds_by_target_accuracy(results.combinations, alone)}
     report.add_text(
         """To check your own solution against PyTorch's layers and see which mistake it has: `vitascope check FILE.py`.
         To get skeletons with the sheet's points: `vitascope exercise start`."""
@@ -71,15 +71,15 @@ def _add_time_to_accuracy_table(
     report.add_table([*header, f"{num_epochs} epochs, a single run"], rows)
 
 
-def _collect_seconds_to_accuracy(
-    cells: list[CombinationResults], alone: CombinationResults
+def _collect_seconds_by_target_accuracy(
+    combinations: list[CombinationResults], alone: CombinationResults
 ) -> dict[str, list[list[float]]]:
     """Return target accuracy -> the seconds of all seeds, for each combination."""
     seconds = {
-        str(target): [compute_time_to_accuracy(cell, target).seconds for cell in cells] for target in TARGET_ACCURACIES
+        str(target): [compute_time_to_accuracy(cell, target).seconds for cell in combinations] for target in TARGET_ACCURACIES
     }
     return seconds | {
-        f"{target}, alone": [compute_time_to_accuracy(alone, target, "waited").seconds] for target in TARGET_ACCURACIES
+        f"{target}, alone": [compute_time_to_accuracy(combination_trained_alone, target, "waited").seconds] for target in TARGET_ACCURACIES
     }
 
 

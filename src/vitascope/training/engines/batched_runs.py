@@ -25,7 +25,7 @@ from vitascope.training.loop import (
     save_weight_snapshot_if_due,
 )
 from vitascope.training.messages import make_curves_title
-from vitascope.training.prepare import make_console, prepare_recipe_data_and_weights
+from vitascope.training.prepare import make_console, complete_recipe_and_load_data_and_weights
 from vitascope.training.state import TrainState
 from vitascope.training.train import write_model_and_machine_info
 
@@ -57,7 +57,7 @@ def train_batched_runs(recipes: list[Recipe], runs_folder: Path) -> list[Run | U
     quiet = make_console(quiet=True)
     states: list[TrainState] = []
     for recipe in recipes:
-        recipe, data, _ = prepare_recipe_data_and_weights(recipe, quiet)
+        recipe, data, _ = complete_recipe_and_load_data_and_weights(recipe, quiet)
         first = states[0].hardware if states else None
         states.append(seed_and_build_train_state(recipe, data, first, num_batched_runs=len(recipes)))
     batched_training = BatchedTraining(states)

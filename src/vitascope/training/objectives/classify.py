@@ -58,7 +58,7 @@ class Classify(Objective):
             )
         self.teacher: Teacher | None = None
         if config.train.distill:
-            self.teacher = open_and_check_teacher(
+            self.teacher = open_teacher_for_classes(
                 config.train.distill,
                 data.preprocessing,
                 data.classes,
@@ -152,7 +152,7 @@ class Teacher:
         return torch.tensor(self.class_order, device=next(self.network.parameters()).device)
 
 
-def open_and_check_teacher(
+def open_teacher_for_classes(
     model_ref: str,
     student_preprocessing: Preprocessing,
     class_names: list[str],

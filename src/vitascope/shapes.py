@@ -12,7 +12,7 @@ Images: TypeAlias = Float[Tensor, "batch channel height width"]
 Patches: TypeAlias = Float[Tensor, "batch patch pixel"]  # pixel = channel · patch rows · patch columns
 PatchTokens: TypeAlias = Float[Tensor, "batch patch feature"]
 Tokens: TypeAlias = Float[Tensor, "batch token feature"]  # class token, then registers, then patches
-OutputTokens: TypeAlias = Float[Tensor, "batch output_token feature"]  # all tokens, or the first num_output_tokens tokens
+OutputTokens: TypeAlias = Float[Tensor, "batch output_token feature"]  # all tokens, or the first num_output_tokens
 TokenSizes: TypeAlias = Float[Tensor, "batch merged_token"]  # number of patches merged into each token
 PatchMembership: TypeAlias = Float[Tensor, "batch output_token original_token"]  # 1 where the token contains the patch
 PrefixTokens: TypeAlias = Float[Tensor, "1 prefix_token feature"]  # class token and registers, without a batch

@@ -577,7 +577,8 @@ def test_equal_combinations_are_rarely_called_worse() -> None:
     for _ in range(1000):
         found = fake({str(cell): (0.9 + 0.02 * rng.normal(size=5)).tolist() for cell in range(1, 7)})
         called += any(
-            other is not None and other.verdict == "worse" for other in map(found.compute_corrected_difference_to_best, found.combinations)
+            other is not None and other.verdict == "worse"
+            for other in map(found.compute_corrected_difference_to_best, found.combinations)
         )
     assert 0.01 < called / 1000 < 0.05
 

@@ -213,7 +213,9 @@ def test_a_teacher_saved_by_timm_itself_is_asked_in_its_own_size_and_channels(na
     save_for_hf(model, tmp_path, model_args=settings)
     found = open_timm_or_vitascope_model(str(tmp_path))
     assert found.preprocessing.size == size and len(found.preprocessing.mean) == 1
-    assert open_teacher_for_classes(str(tmp_path), found.preprocessing, NAMES, HERE)(torch.zeros(2, 1, *size)).shape == (
+    assert open_teacher_for_classes(str(tmp_path), found.preprocessing, NAMES, HERE)(
+        torch.zeros(2, 1, *size)
+    ).shape == (
         2,
         10,
     )

@@ -19,7 +19,7 @@ from vitascope.training import loop
 from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.engines.eager import EagerEngine
 from vitascope.training.loader import Loader
-from vitascope.training.prepare import make_console, complete_recipe_and_load_data_and_weights
+from vitascope.training.prepare import complete_recipe_and_load_data_and_weights, make_console
 from vitascope.training.state import World
 from vitascope.training.step import MetricSums
 

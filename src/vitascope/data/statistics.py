@@ -112,7 +112,10 @@ def open_and_summarize_all_splits(data_name: str, data_folder: str | None) -> Da
 
 
 def _summarize_split(
-    split_name: SplitName, split: Dataset, class_names: list[str], fingerprints_by_split: dict[SplitName, list[Fingerprint]]
+    split_name: SplitName,
+    split: Dataset,
+    class_names: list[str],
+    fingerprints_by_split: dict[SplitName, list[Fingerprint]],
 ) -> SplitSummary:
     """Describe one split; `fingerprints_by_split` has those of every split."""
     mean, std = split.statistics()

@@ -90,7 +90,11 @@ class SelfAttention(nn.Module):
         self.kernel = "default"
 
     def forward(
-        self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None, num_output_tokens: int | None = None
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        rotation: Tensor | None = None,
+        num_output_tokens: int | None = None,
     ) -> OutputTokens:
         """Attend. With `num_output_tokens`, only the first `num_output_tokens` tokens are queries and outputs."""
         check_token_shape_and_dtype(tokens, self.embed_dim)

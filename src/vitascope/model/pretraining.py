@@ -197,7 +197,9 @@ class ResolutionAdapter(nn.Module):
         tokens = to_autocast_dtype(
             model.pos_drop(prepend_prefix_and_add_positions(model.patch_embed(images), prefix, table))
         )
-        encoded = model.encode(tokens, num_output_tokens=self.num_output_tokens, rotation=self.rotation, depth_noise=depth_noise)
+        encoded = model.encode(
+            tokens, num_output_tokens=self.num_output_tokens, rotation=self.rotation, depth_noise=depth_noise
+        )
         return model.forward_head(encoded, pre_logits=True)
 
 

@@ -70,7 +70,9 @@ class ReducedTokens(NamedTuple):
     token_sizes: TokenSizes
 
 
-def encode_with_token_reduction(model: "VisionTransformer", tokens: Tokens, num_output_tokens: int | None) -> ReducedTokens:
+def encode_with_token_reduction(
+    model: "VisionTransformer", tokens: Tokens, num_output_tokens: int | None
+) -> ReducedTokens:
     """Apply all blocks with token reduction and the final norm.
 
     With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens."""
@@ -121,7 +123,9 @@ def _run_block_with_token_reduction(
     else:
         is_unmerged = groups.tokens.shape[1] == model.config.num_tokens or bool(model.config.drop_tokens)
         attended = attn.attend_and_project(query, key, value, token_sizes=None if is_unmerged else groups.sizes)
-        groups = (groups if num_output_tokens is None else groups.keep_first(num_output_tokens)).add_residual(block.ls1(attended))
+        groups = (groups if num_output_tokens is None else groups.keep_first(num_output_tokens)).add_residual(
+            block.ls1(attended)
+        )
         groups = merge_similar_patches(groups, key, prefix, num_removed) if num_output_tokens is None else groups
     return groups.add_residual(block.ls2(block.mlp(block.norm2(groups.tokens))))
 

@@ -87,8 +87,8 @@ class VisionTransformer(nn.Module):
     ) -> OutputTokens:
         """Embeddings -> Tokens: the blocks and the final norm, for any number of tokens (sheet C).
 
-        With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens. `rotation` replaces the model's
-        rotary table, for tokens at other positions. `depth_noise`: as in `forward`."""
+        With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens. `rotation` replaces
+        the model's rotary table, for tokens at other positions. `depth_noise`: as in `forward`."""
         check_token_shape_and_dtype(tokens, self.config.embed_dim)
         table = self.rotation if rotation is None else rotation
         if table is not None and tokens.shape[1] != table.shape[-2]:

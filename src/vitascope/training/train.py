@@ -40,10 +40,10 @@ from vitascope.training.messages import (
 )
 from vitascope.training.optim.build import count_trainable_and_all_parameters
 from vitascope.training.prepare import (
+    complete_recipe_and_load_data_and_weights,
     get_class_names,
     make_console,
     open_data_and_print_notes,
-    complete_recipe_and_load_data_and_weights,
 )
 from vitascope.training.progress import show_progress_and_yield_epochs
 from vitascope.training.state import TrainState

@@ -200,7 +200,9 @@ def _open_file_without_config(weights_path: Path, model_ref: str, overrides: Use
     usual_heads = guess_num_heads(pretrained.info.model.embed_dim)
     if overrides.num_heads is None or usual_heads in (None, overrides.num_heads):
         return pretrained
-    return replace(pretrained, notes=[*pretrained.notes, make_num_heads_override_warning(overrides.num_heads, usual_heads)])
+    return replace(
+        pretrained, notes=[*pretrained.notes, make_num_heads_override_warning(overrides.num_heads, usual_heads)]
+    )
 
 
 def make_num_heads_override_warning(num_heads: int, pretrained_num_heads: int) -> str:

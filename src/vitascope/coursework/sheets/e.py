@@ -72,14 +72,16 @@ def _add_time_to_accuracy_table(
 
 
 def _collect_seconds_by_target_accuracy(
-    combinations: list[CombinationResults], alone: CombinationResults
+    combinations: list[CombinationResults], combination_trained_alone: CombinationResults
 ) -> dict[str, list[list[float]]]:
     """Return target accuracy -> the seconds of all seeds, for each combination."""
     seconds = {
-        str(target): [compute_time_to_accuracy(cell, target).seconds for cell in combinations] for target in TARGET_ACCURACIES
+        str(target): [compute_time_to_accuracy(cell, target).seconds for cell in combinations]
+        for target in TARGET_ACCURACIES
     }
     return seconds | {
-        f"{target}, alone": [compute_time_to_accuracy(combination_trained_alone, target, "waited").seconds] for target in TARGET_ACCURACIES
+        f"{target}, alone": [compute_time_to_accuracy(combination_trained_alone, target, "waited").seconds]
+        for target in TARGET_ACCURACIES
     }
 
 

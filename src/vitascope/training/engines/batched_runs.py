@@ -25,7 +25,7 @@ from vitascope.training.loop import (
     save_weight_snapshot_if_due,
 )
 from vitascope.training.messages import make_curves_title
-from vitascope.training.prepare import make_console, complete_recipe_and_load_data_and_weights
+from vitascope.training.prepare import complete_recipe_and_load_data_and_weights, make_console
 from vitascope.training.state import TrainState
 from vitascope.training.train import write_model_and_machine_info
 

@@ -156,7 +156,7 @@ def test_a_smaller_study_beside_a_larger_one_takes_and_drops_nothing_of_it(tmp_p
     """Two workers, one told to run one seed, the other three; a trial that is put back is the last to wait."""
     large, small = (parse_and_check_design("digits", [*QUICK, "model.embed_dim=16,32"], seeds) for seeds in (3, 1))
     one = TrialQueue(large, make_sqlite_storage_url(tmp_path), "study")
-    one.requeue_interrupted_trial(one.take_next_trial())
+    one.requeue_unfinished_trial(one.take_next_trial())
     other = TrialQueue(small, make_sqlite_storage_url(tmp_path), "study")
     taken = [other.take_next_trial() for _ in range(3)]
     assert [trial and trial.seeds for trial in taken] == [[1], [1], None]
@@ -170,7 +170,7 @@ def test_a_requeued_trial_of_a_search_keeps_its_suggested_settings(tmp_path) -> 
     )
     queue = TrialQueue(design, make_sqlite_storage_url(tmp_path), "search")
     first = queue.take_next_trial()
-    queue.requeue_interrupted_trial(first)
+    queue.requeue_unfinished_trial(first)
     again = [queue.take_next_trial() for _ in range(2)][-1]
     queue.mark_trial_finished(again, 0.5)
     assert again.settings == first.settings

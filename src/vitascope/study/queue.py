@@ -131,7 +131,7 @@ class TrialQueue:
     def mark_trial_pruned(self, trial: StudyTrial) -> None:
         self.optuna_study.tell(trial.optuna_trial, state=self.optuna.trial.TrialState.PRUNED)
 
-    def requeue_interrupted_trial(self, trial: StudyTrial) -> None:
+    def requeue_unfinished_trial(self, trial: StudyTrial) -> None:
         """Put a trial that the user interrupted back into the queue, with its unfinished run."""
         with self.lock:
             self._enqueue_again(trial.optuna_trial.number, trial.attributes, trial.optuna_trial.params)

@@ -89,7 +89,7 @@ def _run_single_trial(queue: TrialQueue, trial: StudyTrial, study_folder: Path) 
         failure_reason = "stopped early: worse than the other combinations at this epoch"
         queue.mark_trial_pruned(trial)
     except KeyboardInterrupt:
-        queue.requeue_interrupted_trial(trial)
+        queue.requeue_unfinished_trial(trial)
         raise
     except Exception as error:  # any training error: the other trials continue
         failure_reason = _format_error(error)
@@ -136,11 +136,11 @@ def _run_batched_or_requeue_trials(
                 num_other_workers = queue.count_other_workers()
     except KeyboardInterrupt:
         for trial in trials:
-            queue.requeue_interrupted_trial(trial)
+            queue.requeue_unfinished_trial(trial)
         raise
     if failure_reason is not None:
         for trial in trials:
-            queue.requeue_interrupted_trial(trial)
+            queue.requeue_unfinished_trial(trial)
         return failure_reason
     # Store all results before printing the first one, so that an interruption loses none.
     scores = [

@@ -229,10 +229,10 @@ class FinishedRuns:
                     result = loaders[label]()
                 except KeyboardInterrupt:
                     for remaining in trials[index:]:
-                        queue.requeue_interrupted_trial(remaining)
+                        queue.requeue_unfinished_trial(remaining)
                     raise
                 except Exception:  # a changed or incomplete run is trained again
-                    queue.requeue_interrupted_trial(trial)
+                    queue.requeue_unfinished_trial(trial)
                     continue
                 trial.set_attribute("results", {str(trial.seeds[0]): result | {"run": ""}})  # of another study
                 queue.mark_trial_finished(trial, result["accuracy"])

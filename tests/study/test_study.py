@@ -496,7 +496,7 @@ def test_a_combination_is_called_best_only_if_another_is_significantly_worse() -
         "Two seeds can show only very large differences."
     )
     head, rows = build_results_table(equal)
-    assert "difference to the highest mean" in head and [row[4] for row in rows] == [
+    assert "difference from the highest mean (points)" in head and [row[4] for row in rows] == [
         "highest mean",
         "no significant difference",
     ]

@@ -46,7 +46,7 @@ def show_anatomy(
     all_blocks: Annotated[bool, typer.Option("--all", help="Show every block, not only the first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure time and memory of attention over token counts.")
+        bool, typer.Option("--measure", help="Measure time and memory of attention for several numbers of tokens.")
     ] = False,
     out: Annotated[Path, typer.Option(help="File for the figure of --measure.")] = Path("attention-cost.png"),
 ) -> None:

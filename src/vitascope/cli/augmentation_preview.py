@@ -51,7 +51,9 @@ def draw_and_save_augmentation_preview(
     class_names = [data.classes[label] for label in samples.labels.tolist()]
     kind = "crops for DINO's student" if is_dino else "versions"
     augmentation = describe_augmentation(base_recipe, overrides, policy)
-    text = f"{data.source.name}: the original image, then {len(versions)} {kind} {augmentation}"
+    is_resized = (height, width) == PREVIEW_SIZE[0] and not data_name.endswith(".npz")  # images of a folder
+    original = f"the image resized to {height}×{width} pixels" if is_resized else "the original image"
+    text = f"{data.source.name}: {original}, then {len(versions)} {kind} {augmentation}"
     return save_figure(draw_gallery(rows, class_names, ["original", *titles], text), figure_path)
 
 

@@ -56,7 +56,9 @@ def preview(
         "preview.png"
     ),
 ) -> None:
-    """Draw some images and their augmented versions, as used in training.
+    """Draw some images and versions with this data's default augmentation, or with the settings you give.
+
+    A recipe can have its own augmentation. To see it, repeat the recipe's settings here.
 
     Example: vitascope data preview cifar10 data.augment.flip=0
     """

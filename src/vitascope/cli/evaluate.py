@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or runs/RECIPE for its newest run.")]
 ModelRef = Annotated[str, typer.Argument(metavar="RUN", help="A run, timm:NAME or a weights file.")]
 BestOption = Annotated[
-    bool, typer.Option("--best", help="Use the best epoch on validation images instead of the last.")
+    bool, typer.Option("--best", help="Use the epoch with the highest validation accuracy instead of the last.")
 ]
 ViewsOption = Annotated[
     int,

@@ -23,6 +23,17 @@ QueryOption = Annotated[
     typer.Option(help="ROW,COLUMN of the query patch, from 1. Default: the class token, or the mean over all patches."),
 ]
 MAX_LISTED_FILES = 30
+FIGURE_DESCRIPTIONS = {  # start of the file name -> what the figure shows
+    "explanations-": "heat maps of the methods",
+    "heads-": "attention maps of the heads",
+    "lens-": "logit lens: the class probability by block and patch",
+    "evidence": "faithfulness (deletion and insertion)",
+    "probes-blocks": "statistics of heads and blocks",
+    "probes-filters": "filters of the patch embedding",
+    "probes-positions": "position embeddings",
+    "probes-colours": "features of the patches, as colours",
+    "probes-map": "t-SNE of the features",
+}
 
 
 def explain(
@@ -130,10 +141,17 @@ def _print_faithfulness_and_files(report: "ExplainReport", num_images: int, out_
     )
     for row in report.faithfulness:
         print(f"  {get_method_label(row.method):<21}{DESCRIPTIONS[row.method]}")
-    files = [str(path) for path in report.files if path.suffix == ".png"]
+    files = [_describe_figure_file(path) for path in report.files if path.suffix == ".png"]
     num_unlisted = len(files) - MAX_LISTED_FILES
     print("\n".join(files[:MAX_LISTED_FILES]) + (f"\n… and {num_unlisted} more" if num_unlisted > 0 else ""))
     print(f"All figures (PNG and SVG) and numbers (explanations.json): {out_folder}")
+
+
+def _describe_figure_file(path: Path) -> str:
+    """Return the path and what the figure shows."""
+    matching = (text for prefix, text in FIGURE_DESCRIPTIONS.items() if path.stem.startswith(prefix))
+    description = next(matching, None)
+    return f"{path}: {description}" if description else str(path)
 
 
 def _parse_integers(comma_separated: str | None, option_name: str) -> list[int] | None:

@@ -197,14 +197,15 @@ def draw_and_save_token_reduction(model_ref: str, image_path: Path, tokens_per_b
         model.set_token_reduction(**({"merge_tokens": 0, "drop_tokens": 0} | {setting: tokens_per_block}))
         groups = assign_patches_to_tokens(model, model.info.preparation(raw_image))[0]
         group_maps.append(groups.unflatten(0, model.config.grid).numpy())
-        num_left = format_count(len(set(groups[groups >= 0].tolist())), "token")
+        num_left = format_count(len(set(groups[groups >= 0].tolist())), "patch token")
         titles.append(_predict_and_format_title(model, raw_image, f"{participle}: {num_left} left"))
     merged, dropped = group_maps
     image = _convert_to_numpy(pixels)
     text = (
-        f"Each of the {model.config.depth} blocks removes up to {format_count(tokens_per_block, 'token')} (merging at "
-        "most halves the tokens). Merged: patches with the same number form one token; patches without a number were "
-        "not merged. Dropped: hatched patches were removed. Below each title: the prediction and its probability."
+        f"Each of the {model.config.depth} blocks removes up to {format_count(tokens_per_block, 'patch token')}. When "
+        "merging, each block can at most halve the patch tokens. Merged: patches with the same number form one token; "
+        "patches without a number were not merged. Dropped: hatched patches were removed. Below each title: the "
+        "prediction and its probability."
     )
     figure = draw_image_tiles(
         [image, _tint_patch_groups(image, merged, patch_size), image], titles, text, num_columns=3

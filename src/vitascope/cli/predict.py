@@ -20,6 +20,11 @@ from vitascope.cli.evaluate import (
 )
 from vitascope.errors import UserError, format_count
 
+SPREAD_NOTE = (
+    "(0: collapsed, all images have the same features; 1: maximal)\n"
+    "It is the square root of the summed variance of the features, each scaled to length 1."
+)
+
 
 def predict(
     run: ModelRef,
@@ -144,7 +149,7 @@ def probe(
     create_console().print(
         create_table(title, ["classifier", "accuracy", "95 % confidence interval"], rows, right_aligned=("accuracy",))
     )
-    print(f"Feature spread: {result.spread:.3f} (0: collapsed, all images have the same features; 1: maximal)")
+    print(f"Feature spread: {result.spread:.3f} {SPREAD_NOTE}")
 
 
 def _format_interval(interval: tuple[float, float]) -> str:

@@ -78,9 +78,8 @@ def compare(
 ) -> None:
     """Compare runs: settings that differ, results, and learning curves in one figure."""
     from vitascope.draw.style import save_figure
-    from vitascope.recipe.schema import format_value
     from vitascope.run.directory import open_run_or_newest
-    from vitascope.run.listing import compare_runs
+    from vitascope.run.listing import compare_runs, format_setting_for_reading
 
     comparison = compare_runs([open_run_or_newest(run) for run in runs])
     figure_path = save_figure(comparison.draw_curves(), out)
@@ -90,7 +89,10 @@ def compare(
     labels = [f"run {index}" for index in range(1, len(runs) + 1)]
     for label, summary in zip(labels, comparison.run_summaries, strict=True):
         print(f"{label}: {summary.run}")
-    setting_rows = [[key, *map(format_value, values)] for key, values in comparison.differing_settings.items()]
+    setting_rows = [
+        [key, *(format_setting_for_reading(key, value) for value in values)]
+        for key, values in comparison.differing_settings.items()
+    ]
     cells = [_format_summary_cells(summary) for summary in comparison.run_summaries]
     result_names = ["validation accuracy", "test accuracy", "parameters", "epochs", "time"]
     result_rows = [[name, *(cells_of_run[name] for cells_of_run in cells)] for name in result_names]

@@ -39,7 +39,7 @@ def study(
     words: StudyArgument = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds per combination.")] = 5,
     search: Annotated[int, typer.Option(help="Try this many combinations, chosen by Optuna, instead of the grid.")] = 0,
-    split: Annotated[str, typer.Option(help="Images for the comparison: val (held-out) or test.")] = "val",
+    split: Annotated[str, typer.Option(help="Images for the comparison: val (validation images) or test.")] = "val",
     budget: Annotated[
         str | None, typer.Option(help="Start no new run after this time, such as 30m. Run again to continue.")
     ] = None,
@@ -170,8 +170,9 @@ def run_coursework_sheet(
 
     A: a minimal ViT on MNIST, and its attention map.
     B: shapes through attention; training for 10, 30 and 50 epochs (CIFAR-10).
-    C: heads and a causal mask; training with and without shift (CIFAR-10).
-    D: three studies, cost of attention, pretrained weights, little data (MNIST).
+    C: heads and a causal mask; training with and without randomly shifted images (CIFAR-10).
+    D: studies of width, patch size and depth; time and memory of attention;
+    pretrained weights; training on few images (MNIST).
     E: layers compared with PyTorch; 25, 50 and 70 % accuracy (CIFAR-10).
 
     To continue after an interruption, run the same command again. Finished runs are not repeated.

@@ -106,7 +106,8 @@ def run_demo(
 ) -> None:
     """Train a model on handwritten digits in under a minute and evaluate it.
 
-    Also compares four untrained test models with timm's."""
+    Also prints the largest absolute difference from timm's model with the same weights, for four test models.
+    """
     recipe = read_recipe("digits", settings or [])
     from vitascope.evaluation.figures import write_evaluation_json_and_figures
     from vitascope.evaluation.trained import load

@@ -57,6 +57,7 @@ def draw_seed_curve_bands(
         format_epoch_panel(panel, metric)
         panel.set_ylabel(metric_units[metric])
         if first > 1:
+            panel.set_ylabel("validation " + metric_units[metric])  # no curve of the training images
             panel.set_title(f"{metric}, second half, enlarged", fontsize=11, fontweight="bold")
     names = [
         Line2D([], [], color=colour, label=escape_mathtext(shorten_name(name, 40)))
@@ -73,6 +74,7 @@ def draw_accuracy_by_setting(
     accuracies_by_setting: dict[str, dict[str, list[float]]],
     caption_text: str,
     axis_scales: dict[str, str] | None = None,
+    score_name: str = "accuracy",
 ) -> Figure:
     """Draw one panel per setting, with the accuracies (fractions) of all runs by value. Dots: runs. Bars: means.
 
@@ -88,7 +90,7 @@ def draw_accuracy_by_setting(
         else:
             _draw_accuracy_by_value(axis, values)
         axis.grid(axis="y", alpha=0.25)
-        set_labels(axis, setting, setting, "accuracy in %")
+        set_labels(axis, setting, setting, f"{score_name} in %")
     add_caption(figure, caption_text)
     return figure
 
@@ -135,11 +137,13 @@ class ParetoPoint(NamedTuple):
     is_on_front: bool
 
 
-def draw_pareto_fronts(points_by_cost: dict[str, list[ParetoPoint]], caption_text: str) -> Figure:
+def draw_pareto_fronts(
+    points_by_cost: dict[str, list[ParetoPoint]], caption_text: str, score_name: str = "accuracy"
+) -> Figure:
     """Draw accuracy against each cost. All costs have the same points, in the same order; letters name them."""
     figure, axes = create_figure(len(points_by_cost), width=4.6 * len(points_by_cost), height=4.6)
     for axis, (cost_name, points) in zip(axes, points_by_cost.items(), strict=True):
-        _draw_pareto_panel(axis, cost_name, points)
+        _draw_pareto_panel(axis, cost_name, points, f"{score_name} in %")
     names = {number: point.name for number, point in enumerate(next(iter(points_by_cost.values())), 1)}
     if len(names) > MAX_LEGEND_NAMES:
         on_front = {n for points in points_by_cost.values() for n, point in enumerate(points, 1) if point.is_on_front}
@@ -153,7 +157,7 @@ def draw_pareto_fronts(points_by_cost: dict[str, list[ParetoPoint]], caption_tex
     return figure
 
 
-def _draw_pareto_panel(panel: Axes, cost_name: str, points: list[ParetoPoint]) -> None:
+def _draw_pareto_panel(panel: Axes, cost_name: str, points: list[ParetoPoint], y_label: str) -> None:
     for point in points:
         colour = COLOURS[1] if point.is_on_front else "#999999"
         error = 100 * point.ci_half_width if point.ci_half_width else None
@@ -168,7 +172,7 @@ def _draw_pareto_panel(panel: Axes, cost_name: str, points: list[ParetoPoint]) -
         panel, {number: (point.cost, 100 * point.accuracy) for number, point in labelled.items()}
     )
     panel.grid(alpha=0.25)
-    set_labels(panel, f"accuracy against {cost_name}", cost_name, "accuracy in %")
+    set_labels(panel, f"accuracy against {cost_name}", cost_name, y_label)
 
 
 def _format_cost_axis(panel: Axes, costs: list[float]) -> None:

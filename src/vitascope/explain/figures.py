@@ -273,10 +273,11 @@ def _format_attention_caption(layout: TokenLayout, query_patch: PatchPosition | 
     else:
         subject_text = "Attention each patch receives, averaged over all query patches"
     prefix_text = f" Attention to the {layout.prefix_name} is not shown." if layout.num_prefix_tokens else ""
+    uniform = 1 / (layout.num_prefix_tokens + layout.num_patches)
     return (
-        f"{subject_text}, by block and head. Each block has its own scale, from 0 to its largest "
-        "value (at least twice uniform attention), given at the end of the row. "
-        f"Uniform attention would be {1 / (layout.num_prefix_tokens + layout.num_patches):.3g}.{prefix_text}"
+        f"{subject_text}, by block and head. Each block has its own scale from 0, given at the end of the row. The "
+        f"scale ends at the block's largest value, or at twice uniform attention ({2 * uniform:.3g}) if that is "
+        f"larger. Uniform attention would be {uniform:.3g}.{prefix_text}"
     )
 
 

@@ -106,7 +106,8 @@ def write_model_statistics(
     files += _write_feature_pca_figure(subject, images, layout, output_folder)
     if labels is not None:
         text = (
-            f"One point per image ({images_text}). Nearby points have similar features; larger distances mean nothing."
+            f"One point per image ({images_text}). Nearby points have similar features; distances between far points "
+            "cannot be interpreted."
         )
         points, point_labels = project_with_pca_and_tsne(statistics.features), labels[: len(statistics.features)]
         figure = draw_tsne_points(points, point_labels, subject.classes, text)

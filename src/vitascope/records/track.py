@@ -13,7 +13,7 @@ from typing import Literal
 from vitascope.errors import UserError
 from vitascope.recipe.schema import Recipe
 from vitascope.run.directory import Run, is_run_folder
-from vitascope.run.listing import find_differing_settings
+from vitascope.run.listing import find_differing_settings, format_setting_for_reading
 from vitascope.run.machine import RunMachineInfo, get_run_device_name
 
 Track = Literal["pure", "tokenizer", "ssl", "teacher", "pretrained", "staged"]
@@ -87,15 +87,28 @@ def check_and_read_machine_info(run: Run) -> RunMachineInfo:
     return machine_info
 
 
+def _check_settings_equal(runs: list[Run], recipes: list[Recipe]) -> None:
+    """Reject runs whose recipes differ in more than the seed; name up to four settings, their values and runs."""
+    differing = find_differing_settings(recipes) if recipes else {}
+    differences = []
+    for key, values in differing.items():
+        first_run_by_value = {}
+        for run, value in zip(runs, values, strict=True):
+            first_run_by_value.setdefault(format_setting_for_reading(key, value), run.path)
+        listed = ", ".join(f"{value} ({path})" for value, path in first_run_by_value.items())
+        differences += [f"{key}: {listed}"] if key != "train.seed" else []
+    if differences:
+        raise UserError(f"The runs differ in {'; '.join(differences[:4])}. A record is one recipe with several seeds.")
+
+
 def check_runs_fit_one_record(runs: list[Run], machine_infos: list[RunMachineInfo], commit: str | None) -> None:
     """Reject runs that differ in more than their seed."""
     seeds = [run.recipe.train.seed for run in runs]
     if repeated := [seed for seed in set(seeds) if seeds.count(seed) > 1]:
         raise UserError(f"Seed {repeated[0]} is given more than once. A record has one run per seed.")
     stages = [stage for run in runs if (stage := find_previous_stage_run(run))]
-    for recipes in ([make_portable_recipe(run) for run in runs], [stage.recipe for stage in stages]):
-        if other := [key for key in find_differing_settings(recipes) if key != "train.seed"] if recipes else []:
-            raise UserError(f"The runs differ in {', '.join(other[:4])}. A record is one recipe with several seeds.")
+    _check_settings_equal(runs, [make_portable_recipe(run) for run in runs])
+    _check_settings_equal(stages, [stage.recipe for stage in stages])
     check_all_equal("machines", [get_run_device_name(info) for info in machine_infos])
     check_all_equal("commits", [str(info["commit"]) for info in machine_infos])
     check_all_equal("versions of torch", [str(info["versions"].get("torch")) for info in machine_infos])

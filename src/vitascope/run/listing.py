@@ -19,6 +19,13 @@ from vitascope.run.test_set_log import read_test_set_log
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+NULL_MEANINGS = {  # what null means, where it is not the default of the data
+    "data.memory": "automatic",
+    "model.init_values": "none",
+    "train.distill": "none",
+    "train.final_weight_decay": "constant",
+    "weights": "none",
+}
 MAX_NAME_LENGTH = 46
 # They depend on the machine and do not affect the result.
 MACHINE_SETTINGS = ("data.root", "data.download", "train.track", "train.save_seconds")
@@ -102,10 +109,13 @@ class RunComparison:
     @property
     def run_names(self) -> list[str]:
         """Short unique names: the settings that differ, else the folder names."""
-        keys = [key.split(".")[-1] for key in self.differing_settings]
         columns = zip(*self.differing_settings.values(), strict=True)  # one per run
         names = [
-            ", ".join(f"{key}={format_value(v)}" for key, v in zip(keys, values, strict=True)) for values in columns
+            ", ".join(
+                f"{key.split('.')[-1]}={format_setting_for_reading(key, value)}"
+                for key, value in zip(self.differing_settings, values, strict=True)
+            )
+            for values in columns
         ]
         is_short = all(len(name) <= MAX_NAME_LENGTH for name in names)
         return (
@@ -156,6 +166,14 @@ def find_differing_settings(recipes: list[Recipe]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for settings in flat for key in settings)
     columns = {key: [settings.get(key) for settings in flat] for key in keys}
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def format_setting_for_reading(key: str, value: Any) -> str:
+    """Format a setting's value for readers, not for the command line: words instead of null, and GiB."""
+    if value is None:
+        is_unused = key.startswith(tuple(f"{name}." for name in OBJECTIVE_SECTIONS))
+        return "not used" if is_unused else NULL_MEANINGS.get(key, "default")
+    return f"{value:g} GiB" if key == "data.memory" else format_value(value)
 
 
 def format_shortest_train_command(recipe: Recipe, seeds: list[int]) -> str:

@@ -67,7 +67,7 @@ def build_results_table(results: StudyResults) -> ResultsTable:
         *results.design.varied_settings,
         "seeds",
         f"{score_name} (seeds {two_seeds[0]}, {two_seeds[1]})" if two_seeds else score_name,
-        f"difference to the {results.best_label}",
+        f"difference from the {results.best_label} (points)",
         "verdict",
         "training accuracy",
         "parameters",
@@ -100,7 +100,7 @@ def build_results_table(results: StudyResults) -> ResultsTable:
 
 def format_notes(results: StudyResults) -> list[str]:
     """Explain how the combinations were compared, what the numbers mean, and what is missing."""
-    images = "held-out validation images" if results.design.eval_split == "val" else "test images"
+    images = "validation images" if results.design.eval_split == "val" else "test images"
     probe = " Training used no labels, so a linear probe measures the features." if results.uses_linear_probe else ""
     fixed = " ".join(results.design.fixed_overrides) or "those of the recipe"
     lines = [
@@ -131,7 +131,7 @@ def _explain_intervals_and_differences(results: StudyResults) -> str:
     sentences += ["With two seeds, both values are shown, in the order of the seeds."] if 2 in seed_counts else []
     if len(results.combinations) > 1:
         paired = " and paired by seed" if max(seed_counts) > 1 else ""
-        sentences.append(f"Differences from the {results.best_label} are in percentage points{paired}.")
+        sentences.append(f"Differences from the {results.best_label} are in percentage points (points){paired}.")
         if len(results.combinations) > 2 and paired:
             corrected = "Their intervals" if has_intervals else "The verdicts"
             sentences.append(f"{corrected} are corrected for multiple comparisons (Bonferroni).")
@@ -149,7 +149,9 @@ def draw_study_figures(results: StudyResults) -> dict[str, Figure]:
     caption = "Dots: all runs with this value. Bars: their means."
     if len(axis_scales) == len(results.design.varied_settings):
         caption = "Dots: runs." if len(axis_scales) == 1 else "Dots: runs, which differ in the other settings too."
-    figures["effects"] = draw_accuracy_by_setting(_group_accuracies_by_setting(results), caption, axis_scales)
+    figures["effects"] = draw_accuracy_by_setting(
+        _group_accuracies_by_setting(results), caption, axis_scales, results.design.score_name
+    )
     if len(results.design.values_by_setting) == 2 and not ranges:
         figures["grid"] = _draw_accuracy_grid(results)
     figures["pareto"] = _draw_accuracy_by_cost(results)
@@ -174,7 +176,7 @@ def _draw_accuracy_by_cost(results: StudyResults) -> Figure:
     caption = "Orange: Pareto front, the settings that no other beats in both accuracy and cost."
     if any(has_interval):
         caption += " Bars: 95 % confidence interval of the mean (three seeds or more)."
-    return draw_pareto_fronts(points, caption)
+    return draw_pareto_fronts(points, caption, results.design.score_name)
 
 
 def draw_study_curves(results: StudyResults, labels: dict[str, str] | None = None) -> Figure:

@@ -120,6 +120,9 @@ class PairedDifference:
         )
 
 
+STARTUP_TIME = "start-up (compilation, CUDA graph recording, set-up of the first batch)"
+
+
 class FailedTrial(NamedTuple):
     combination: str
     reason: str
@@ -219,7 +222,7 @@ class StudyResults:
         if not runs:
             return ""
         max_batched = max(run["together"] for run in runs)
-        note = f"{subject} ({', '.join(self.machine_names)}) exclude the start-up time of the first epoch."
+        note = f"{subject} ({', '.join(self.machine_names)}) exclude {STARTUP_TIME}."
         if len({run["compiled"] for run in runs}) > 1:
             names = [cell.name for cell in self.combinations if any(run["compiled"] for run in cell.results.values())]
             note += f" These runs were compiled, which shortens their epochs: {'; '.join(names)}."

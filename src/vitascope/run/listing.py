@@ -103,7 +103,12 @@ class RunComparison:
     def run_names(self) -> list[str]:
         """Short unique names: the settings that differ, else the folder names."""
         keys = [key.split(".")[-1] for key in self.differing_settings]
-        columns = zip(*self.differing_settings.values(), strict=True)  # one per run
+        settings = self.differing_settings | {
+            key: [Path(name).name for name in names]
+            for key, names in self.differing_settings.items()
+            if key == "data.name"
+        }
+        columns = zip(*settings.values(), strict=True)  # one per run
         names = [
             ", ".join(f"{key}={format_value(v)}" for key, v in zip(keys, values, strict=True)) for values in columns
         ]
@@ -136,9 +141,12 @@ def compare_runs(runs: list[Run]) -> RunComparison:
         raise UserError("Give at least two runs to compare.")
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise UserError("The same run is given twice.")
-    return RunComparison(
-        runs, [summarize_run(run) for run in runs], find_differing_settings([run.recipe for run in runs])
-    )
+    recipes = [run.recipe for run in runs]
+    differing = find_differing_settings(recipes)
+    data_names = [recipe.data.name for recipe in recipes]
+    if len(set(data_names)) > 1:  # with full paths: folders of one name may hold other images
+        differing |= {"data.name": data_names}
+    return RunComparison(runs, [summarize_run(run) for run in runs], differing)
 
 
 def flatten_comparable_settings(recipe: Recipe) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def test_recording_runs(vitascope, trained) -> None:
         (("evaluate", "runs/digits", "--data", "parts", "--split", "val"), "parts has no val split. Choose one with"),
         (("evaluate", "runs/digits", "--data", "photos", "--split", "val"), "has no splits. Omit --split"),
         (("evaluate", "runs/digits", "--data", "photos"), "classes unknown to the model: inner"),
-        (("evaluate", "runs/digits", "--data", "nothing"), "There is no data set and no folder named 'nothing'"),
+        (("evaluate", "runs/digits", "--data", "nothing"), "There is no data set and no folder named 'nothing' in "),
         (("predict", "runs/digits", "nothing.png"), "There is no file or folder nothing.png"),
         (("predict", "runs/digits", "torn.png"), "torn.png cannot be read as an image: unknown image format."),
         (("predict", "runs/digits", "empty"), "The folder empty contains no images"),

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -85,7 +86,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(vitascope, here, monkeypatch, sig
         (("train", "digits", "model.in_chans=4"), "Only 1 channel and 3 channels can be converted"),
         (("train", "digits", "name=../out"), "is not a valid folder name"),
         (("train", "mnist", "data.root=nowhere", "data.download=false"), "There is no mnist in nowhere"),
-        (("train", "digits", "data.name=nothing"), "There is no data set and no folder named 'nothing'"),
+        (("train", "digits", "data.name=nothing"), "There is no data set and no folder named 'nothing' in "),
         (("resume", "nothing"), "There is no run nothing"),
         (("evaluate", "nothing"), "There is no run nothing"),
         (("data", "describe", "cifar"), "Did you mean cifar10?"),
@@ -98,6 +99,22 @@ def test_a_mistake_is_one_line_and_exit_code_2(vitascope, here, words, sentence)
     answer = vitascope(*words)
     assert answer.code == 2, answer.out + answer.err
     assert sentence in answer.err and answer.err.count("\n") == 1
+
+
+def test_the_precision_of_the_validation_accuracy_is_named_where_it_is_not_float32(vitascope, here) -> None:
+    assert "computed in" not in vitascope("train", "digits", *WORDS, "train.precision=float32").out
+    answer = vitascope("train", "digits", *WORDS, "train.precision=bfloat16")
+    assert re.search(r"validation accuracy \d+\.\d\d% \(90 images, last epoch, computed in bfloat16\)", answer.out)
+    metrics = next(path for path in here.glob("runs/digits/*/metrics.jsonl") if "bfloat16" in _read_machine(path))
+    *rows, last = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([*rows, json.dumps(json.loads(last) | {"val_accuracy": 0.123})]) + "\n")
+    note = "Computed in float32; during training, in bfloat16, it was 12.30%."
+    assert note in vitascope("evaluate", str(metrics.parent), "--split", "val", "--quick").out
+    assert note not in vitascope("evaluate", str(metrics.parent), "--split", "train", "--quick").out
+
+
+def _read_machine(path: Path) -> str:
+    return (path.parent / "machine.json").read_text()
 
 
 def test_without_a_recipe_each_recipe_is_described(vitascope, here) -> None:
@@ -117,6 +134,11 @@ def test_resizing_images_of_a_folder_is_reported(vitascope, here) -> None:
     assert answer.code == 0, answer.err
     assert "Images are resized from 64×48 (size of the first image) to 8×8 (model.img_size=8)" in answer.out
     assert "and converted from colour to grayscale (model.in_chans=1)" in answer.out
+    note = "data.augment: defaults for this data (shift up to 2 pixels), because data.name is not digits.\n"
+    assert note in answer.out
+    answer = vitascope("train", "digits", *WORDS, "data.name=photos", "data.validation=0", "data.augment.shift=1")
+    note = "data.augment: missing settings are this data's defaults (shift up to 1 pixel), because data.name is not"
+    assert note in answer.out and "data.augment:" not in vitascope("train", "digits", *WORDS).out
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(vitascope, here) -> None:
@@ -191,7 +213,7 @@ def test_data_is_listed_described_and_previewed(vitascope, here) -> None:
     assert "digits         built in" in listed.out and "cifar10        not found" in listed.out
     found = json.loads(vitascope("data", "describe", "digits", "--json").out)
     assert found["splits"]["train"]["images"] == 898 and found["splits"]["test"]["also_in_train"] == 0
-    assert "898 images, 8×8, 1 channel" in vitascope("data", "describe", "digits").out
+    assert "898 images, 8×8 pixels, 1 channel\n" in vitascope("data", "describe", "digits").out
     assert vitascope("data", "preview", "digits").code == 0
     with Image.open("preview.png") as picture:
         assert picture.width > 1000

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vitascope.data.sources.folder import read_image_size
 from vitascope.data.statistics import count_label_conflicts, open_and_summarize_all_splits
 
 
@@ -16,6 +17,21 @@ def save_random_image(path: Path, seed: int) -> None:
 
 def test_label_conflicts_are_copies_with_another_label_than_the_first() -> None:
     assert count_label_conflicts([b"a", b"b", b"a", b"a"], [0, 1, 0, 1]) == 1
+
+
+def test_a_description_names_the_sizes_of_the_files_and_the_size_after_resizing(tmp_path) -> None:
+    for name, size in (("cat", (64, 64)), ("dog", (500, 416))):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", size).save(tmp_path / name / "0.png")
+    rotated = Image.Exif()
+    rotated[0x0112] = 6  # orientation: a quarter turn
+    Image.new("RGB", (300, 100)).save(tmp_path / "dog" / "1.jpg", exif=rotated)
+    summary = open_and_summarize_all_splits(str(tmp_path), None)
+    sizes = "64×64 to 416×500 pixels, 3 channels (statistics after resizing to 64×64)"
+    assert f"train: 3 images, {sizes}\n" in summary.format_text()
+    split = summary.as_dict()["splits"]["train"]
+    assert split["sizes"] == [(64, 64), (416, 500)] and (split["height"], split["width"]) == (64, 64)
+    assert read_image_size(tmp_path / "dog" / "1.jpg") == (300, 100)
 
 
 def test_a_description_counts_copies_in_train_and_val_and_under_different_labels(tmp_path) -> None:

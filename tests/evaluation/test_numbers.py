@@ -75,8 +75,16 @@ def test_the_calibration_error_of_a_worked_example() -> None:
 @pytest.mark.parametrize(
     ("shares", "right", "description"),
     [
-        ([0.95, 0.90, 0.70], [0, 0, 0], "expected calibration error 85.0%, over-confident in every bin"),
-        ([0.95, 0.90, 0.70], [1, 1, 1], "expected calibration error 15.0%, under-confident in every bin"),
+        (
+            [0.95, 0.90, 0.70],
+            [0, 0, 0],
+            "expected calibration error 85.0%, over-confident in all 3 non-empty bins (of 15)",
+        ),
+        (
+            [0.95, 0.90, 0.70],
+            [1, 1, 1],
+            "expected calibration error 15.0%, under-confident in all 3 non-empty bins (of 15)",
+        ),
         (
             [0.95, 0.90, 0.62, 0.64],
             [1, 0, 1, 0],
@@ -91,9 +99,10 @@ def test_the_calibration_error_of_a_worked_example() -> None:
         (
             [0.75, 0.75, 0.75, 0.75, 0.95, 0.95],
             [1, 1, 1, 0, 1, 1],
-            "expected calibration error 1.7%, under-confident in every bin",
+            "expected calibration error 1.7%, under-confident in all 2 non-empty bins (of 15)",
         ),
         ([0.9, 0.55, 0.55], [1, 1, 0], "expected calibration error 6.7%, over-confident in some bins and under"),
+        ([0.9], [1], "expected calibration error 10.0%, under-confident in the only non-empty bin (of 15)"),
         ([0.99999], [1], "expected calibration error 0.0%"),
     ],
 )

@@ -277,7 +277,10 @@ def test_mistakes_get_one_sentence() -> None:
     model = made()
     images = pictures(model)
     for call, words in (
-        (lambda: explain(model, images, "saliency"), "The method 'saliency' is unknown"),
+        (
+            lambda: explain(model, images, "saliency"),
+            "The method 'saliency' is unknown. Choose one of attention, attention-gradient, integ",
+        ),
         (lambda: explain(model, images, target=5), "There is no class 5: the model has classes 0 to 4"),
         (lambda: get_token_layout(model).get_token_index(4, 0), "There is no patch in row 4, column 0"),
         (lambda: rollout([torch.rand(1, 1, 2, 2)], fusion="sum"), "fusion='sum' is unknown"),

@@ -31,6 +31,7 @@ from vitascope.records.record import (
 from vitascope.records.tables import RESULT_FORMATTERS, TRAINING_RECORD_KINDS, compute_train_flops_per_image
 from vitascope.run.directory import create_run_folder, open_run_or_newest
 from vitascope.run.listing import (
+    compare_runs,
     find_differing_settings,
     flatten_comparable_settings,
     format_shortest_train_command,
@@ -127,6 +128,17 @@ def test_only_settings_that_differ_are_listed() -> None:
     one, two = read_recipe("digits", ["model.depth=2"]), read_recipe("digits", ["model.depth=3", "data.root=/x"])
     assert find_differing_settings([one, two]) == {"model.depth": [2, 3]}
     assert find_differing_settings([one, one]) == {}
+
+
+def test_runs_on_folders_are_compared_with_their_paths_and_named_without(tmp_path) -> None:
+    recipe = read_recipe("digits")
+    runs = [
+        create_run_folder(replace(recipe, data=replace(recipe.data, name=name)), tmp_path)
+        for name in ("/images/one/tiny10", "/images/two/tiny10", "digits")
+    ]
+    comparison = compare_runs(runs)
+    assert comparison.differing_settings["data.name"] == ["/images/one/tiny10", "/images/two/tiny10", "digits"]
+    assert compare_runs(runs[1:]).run_names == ["name=tiny10", "name=digits"]
 
 
 def test_records_of_one_name_from_different_machines_are_kept_apart(pair, tmp_path) -> None:

@@ -89,7 +89,7 @@ REFUSED = {
     ("model.depth=1,2", "data.validation=0"): "compares validation accuracy, but data.validation=0",
     ("depth",): "is not a setting",
     ("train.lr=a..b",): "train.lr=a..b is not a range. Write two numbers: low..high",
-    ("data.name=digits,nope",): "data.name=nope is not possible: There is no data set and no folder named 'nope'",
+    ("data.name=digits,nope",): "data.name=nope is not possible: There is no data set and no folder named 'nope' in ",
 }
 
 
@@ -525,8 +525,8 @@ def test_notes_and_captions_explain_only_what_is_shown() -> None:
         (True, True, True),
     ]
     assert [draw_study_figures(found)["pareto"].get_supxlabel() for found in (two, three)] == [
-        "Orange: Pareto front, the settings that no other beats in both accuracy and cost.",
-        "Orange: Pareto front, the settings that no other beats in both accuracy and cost. "
+        "Orange: Pareto front: no other setting is at least as good in both accuracy and cost and better in one.",
+        "Orange: Pareto front: no other setting is at least as good in both accuracy and cost and better in one. "
         "Bars: 95 % confidence interval of the mean (three seeds or more).",
     ]
     off = [f"data.augment.{name}=0" for name in ("shift", "rotate", "scale", "mixup")]

@@ -210,7 +210,7 @@ def test_without_a_network_the_error_names_the_files_to_download(monkeypatch, tm
     with pytest.raises(UserError, match=r"repository someone/some-vit could not be downloaded.*in one folder here"):
         open_weights("hf:someone/some-vit")
     with pytest.raises(
-        UserError, match=r"timm/vit_tiny_patch16_224\.\w+ on another machine.*use its path instead of timm:vit_tiny"
+        UserError, match=r"timm/vit_tiny_patch16_224\.\w+ on another machine.*instead of timm:vit_tiny.*weights=FOLDER"
     ):
         open_weights("timm:vit_tiny_patch16_224")
 

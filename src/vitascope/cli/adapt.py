@@ -113,7 +113,11 @@ def _print_adaptation_report(report: "AdaptationReport") -> None:
         ["patch grid", _format_shape(report.grid_before), _format_shape(report.grid_after)],
         ["tokens", str(report.tokens_before), str(report.tokens_after)],
         ["pixels used", "100%", f"{report.pixels_seen:.0%}"],
-        ["FLOPs per image", abbreviate_count(report.flops_before), abbreviate_count(report.flops_after)],
+        [
+            "FLOPs per image (2 per multiply-add)",
+            abbreviate_count(report.flops_before),
+            abbreviate_count(report.flops_after),
+        ],
     ]
     console = create_console()
     console.print(
@@ -166,7 +170,8 @@ def _describe_upscaling_alternative(report: "AdaptationReport") -> str:
     text = (
         f"Alternative without resampling: keep {sizes}, and upscale the images. This needs "
         f"{upscaling['tokens']} tokens and {abbreviate_count(upscaling['flops'])} FLOPs per image"
-        f"{f' with {changed}' if changed else ''} ({upscaling['times_flops']:g} times the FLOPs)."
+        f"{f' with {changed}' if changed else ''} ({upscaling['times_flops']:g} times those of the "
+        "adapted model)."
     )
     return text + (
         " The channels are still converted, with the relative error above." if upscaling["converts_channels"] else ""

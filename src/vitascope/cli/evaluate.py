@@ -96,6 +96,8 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
         f"{kind}{name} {evaluation.accuracy:.2%}{epoch}{reduction} on {num_images:,} images{views} "
         f"(95 % confidence interval {low:.2%} to {high:.2%})"
     )
+    if note := _describe_training_precision(evaluation):
+        print(note)
     before, after = evaluation.calibration, evaluation.temperature
     top = f"top-5 {evaluation.top5:.2%}, " if len(evaluation.classes) > 5 else ""
     print(f"{top}loss {before.loss:.3f}, {before.description}")
@@ -112,6 +114,23 @@ def print_evaluation_summary(evaluation: "Evaluation") -> None:
             "seeing a test result, later test results are too optimistic."
             + (" vitascope record uses the first evaluation with the same --views." if data.is_run_data else "")
         )
+
+
+def _describe_training_precision(evaluation: "Evaluation") -> str | None:
+    """Name the validation accuracy during training if it was computed in another precision and differs."""
+    run, data = evaluation.run, evaluation.eval_data
+    is_same_measurement = (
+        evaluation.weights_label == "last" and evaluation.views == 1 and not evaluation.is_linear_probe
+    )
+    if not (is_same_measurement and data.is_run_data and data.split == "val") or evaluation.reduction:
+        return None
+    precision, rows = run.training_precision, run.metrics
+    if precision in (None, "float32") or not rows or "val_accuracy" not in rows[-1]:
+        return None
+    accuracy = f"{rows[-1]['val_accuracy']:.2%}"
+    if accuracy == f"{evaluation.accuracy:.2%}":
+        return None
+    return f"Computed in float32; during training, in {precision}, it was {accuracy}."
 
 
 def print_unreadable_files(file_names: list[str]) -> None:

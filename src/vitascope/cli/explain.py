@@ -10,7 +10,7 @@ from rich.console import Console
 
 from vitascope.cli.console import create_console, create_table, print_notes_to_stderr
 from vitascope.cli.evaluate import BestOption, ModelRef, print_unreadable_files
-from vitascope.errors import UserError, format_count, suggest_choice
+from vitascope.errors import UserError, format_count
 
 if TYPE_CHECKING:
     from vitascope.evaluation.prediction import LoadedImages
@@ -87,15 +87,9 @@ def _parse_query(query: str | None) -> "PatchPosition | None":
 
 
 def _parse_methods(method_list: str | None) -> list[str]:
-    from vitascope.explain.attribution import METHOD_LABELS, METHODS
+    from vitascope.explain.attribution import METHODS, find_method
 
-    names = method_list.split(",") if method_list is not None else list(METHODS)
-    methods_by_label = {label: method for method, label in METHOD_LABELS.items()}
-    names = [methods_by_label.get(name, name) for name in names]
-    for name in names:
-        if name not in METHODS:
-            raise UserError(f"The method '{name}' is unknown. {suggest_choice(name, METHODS)}")
-    return names
+    return [find_method(name) for name in method_list.split(",")] if method_list is not None else list(METHODS)
 
 
 def _write_explanations_with_status(

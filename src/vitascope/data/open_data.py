@@ -30,7 +30,11 @@ def check_data_name_exists(config: DataConfig) -> None:
     ):
         kind = "file" if Path(config.name).suffix else "folder"
         suggestion = suggest_choice(config.name, ["digits", *PUBLISHED_DATASETS])
-        raise UserError(f"There is no data set and no {kind} named '{config.name}'. {suggestion}")
+        places = dict.fromkeys((str(Path.cwd()), str(resolve_data_root(config.root))))
+        raise UserError(
+            f"There is no data set and no {kind} named '{config.name}' in {' or '.join(places)}. {suggestion} "
+            f"To use your own data, set data.name to the path of the {kind}."
+        )
 
 
 def open_data_source(

@@ -2,15 +2,17 @@
 
 import hashlib
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import inf
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
 from vitascope.data.config import DataConfig
-from vitascope.data.dataset import Dataset, SplitName, UInt8Images
+from vitascope.data.dataset import Dataset, ImageSize, SplitName, UInt8Images
 from vitascope.data.open_data import open_data_source
+from vitascope.data.sources.folder import read_image_size
 from vitascope.errors import format_count
 
 Fingerprint: TypeAlias = bytes  # hash of one image's pixels
@@ -57,6 +59,16 @@ class SplitSummary:
     also_in_train: int
     copies_with_other_label: int = 0  # of the copies: those whose label differs from the first image's
     also_in_val: int = 0
+    sizes: list[ImageSize] = field(default_factory=list)  # smallest and largest image, before resizing
+
+    @property
+    def size_text(self) -> str:
+        """For example "28×28 pixels, 1 channel", or the sizes of the files and the size after resizing."""
+        sizes = self.sizes or [(self.height, self.width)]
+        text = f"{' to '.join(_format_size(size) for size in dict.fromkeys(sizes))} pixels"
+        text += f", {format_count(self.channels, 'channel')}"
+        resized = (self.height, self.width)
+        return text if set(sizes) == {resized} else f"{text} (statistics after resizing to {_format_size(resized)})"
 
 
 @dataclass(frozen=True)
@@ -80,8 +92,7 @@ class DataSummary:
             count_range = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
             imbalance = "" if max(counts) < 1.5 * min(counts) else " (imbalanced: try data.balance=loss or sampling)"
             lines += [
-                f"{split_name}: {split.images:,} images, {split.height}×{split.width}, "
-                f"{format_count(split.channels, 'channel')}",
+                f"{split_name}: {split.images:,} images, {split.size_text}",
                 f"  images per class: {count_range}{imbalance}",
                 f"  pixel values (0 to 1): mean {_format_values(split.mean)}, std {_format_values(split.std)}",
                 f"  exact duplicates: {self._format_duplicates(split_name)}",
@@ -134,7 +145,21 @@ def _summarize_split(
         also_in_train=0 if split_name == "train" else _count_also_in("train", split_name, fingerprints_by_split),
         copies_with_other_label=count_label_conflicts(fingerprints_by_split[split_name], split.labels.tolist()),
         also_in_val=_count_also_in("val", split_name, fingerprints_by_split) if split_name == "test" else 0,
+        sizes=_find_smallest_and_largest_size(split),
     )
+
+
+def _find_smallest_and_largest_size(split: Dataset) -> list[ImageSize]:
+    """Return rows and columns of the images with the fewest and the most pixels, before resizing."""
+    if not split.file_paths:
+        return [split.image_shape[1:]] * 2
+    sizes = [read_image_size(Path(path)) for path in split.file_paths]
+    ordered = sorted(set(sizes), key=lambda size: (size[0] * size[1], size))
+    return [ordered[0], ordered[-1]]
+
+
+def _format_size(size: ImageSize) -> str:
+    return "×".join(map(str, size))
 
 
 def _count_also_in(

@@ -143,7 +143,8 @@ def draw_neighbours(neighbours: Neighbours) -> Figure:
 def _draw_reliability_diagram(evaluation: Evaluation) -> Figure:
     calibration, scaling = evaluation.calibration, evaluation.temperature
     description = calibration.description
-    text = f"{_format_evaluation_title(evaluation)}. {description[0].upper()}{description[1:]} ({NUM_BINS} bins). "
+    text = f"{_format_evaluation_title(evaluation)}. {description[0].upper()}{description[1:]}. "
+    text += f"{NUM_BINS} bins; empty bins are not drawn. "
     scaled_bins, legend_names = None, ("model", "")
     if scaling:
         scaled_bins, legend_names = (

@@ -190,7 +190,9 @@ def _format_accuracy_section(model: TrainedTransformer) -> str:
             "epochs; chosen on these images)."
         )
     elif rows:
-        lines.append(f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch).")
+        precision = model.run.training_precision
+        note = f", computed in {precision}" if precision not in (None, "float32") else ""
+        lines.append(f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch{note}).")
     for entry in read_test_set_log(model.run):
         if entry.is_finished_classifier_result:
             data, split, views, weights = entry.settings

@@ -211,11 +211,18 @@ def get_method_label(method: str) -> str:
     return METHOD_LABELS.get(method, method)
 
 
+def find_method(name_or_label: str) -> str:
+    """Return the key in `METHODS` of a method's name or label. Raise an error if there is none."""
+    labels = {get_method_label(method): method for method in METHODS}
+    method = labels.get(name_or_label, name_or_label)
+    if method not in METHODS:
+        raise UserError(f"The method '{name_or_label}' is unknown. {suggest_choice(name_or_label, labels)}")
+    return method
+
+
 def explain(model: nn.Module, images: Images, method: str = "relevance", *, target: int | None = None) -> PatchHeatmap:
     """Importance of each patch for the class `target` (default: the predicted class): batch × row × column."""
-    if method not in METHODS:
-        raise UserError(f"The method {method!r} is unknown. {suggest_choice(method, METHODS)}")
-    return METHODS[method](build_attribution_inputs(model, images, target))
+    return METHODS[find_method(method)](build_attribution_inputs(model, images, target))
 
 
 @torch.no_grad()

@@ -58,6 +58,8 @@ def format_scaling_exponent_table(results_folder: Path, record_names: list[str])
 
 def format_faithfulness_table(results_folder: Path, record_names: list[str]) -> str:
     """Format deletion and insertion scores of each explanation method; random order is the baseline."""
+    from vitascope.explain.attribution import get_method_label  # imports torch
+
     rows = []
     for name in record_names:
         results = read_results_file(results_folder / f"{name}.json")
@@ -66,7 +68,7 @@ def format_faithfulness_table(results_folder: Path, record_names: list[str]) -> 
             rows.append(
                 [
                     f"`{results['recipe']}`, {results['images']} images",
-                    row["method"],
+                    get_method_label(row["method"]),
                     f"{row['insertion'] - row['deletion']:+.3f}",
                     f"{row['deletion']:.3f} ± {row['deletion_error']:.3f}",
                     f"{row['insertion']:.3f} ± {row['insertion_error']:.3f}",

@@ -45,6 +45,11 @@ class Run:
         return cast(RunMachineInfo, read_json_object_or_empty(self.get_path("machine.json")))
 
     @property
+    def training_precision(self) -> str | None:
+        """The precision of training and validation, such as bfloat16; None if it is not known."""
+        return self.machine.get("hardware", {}).get("precision")
+
+    @property
     def is_finished(self) -> bool:
         return self.get_path("model.safetensors").is_file()
 

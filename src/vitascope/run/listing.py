@@ -109,11 +109,16 @@ class RunComparison:
     @property
     def run_names(self) -> list[str]:
         """Short unique names: the settings that differ, else the folder names."""
-        columns = zip(*self.differing_settings.values(), strict=True)  # one per run
+        settings = self.differing_settings | {
+            key: [Path(str(name)).name for name in names]
+            for key, names in self.differing_settings.items()
+            if key == "data.name"
+        }
+        columns = zip(*settings.values(), strict=True)  # one per run
         names = [
             ", ".join(
                 f"{key.split('.')[-1]}={format_setting_for_reading(key, value)}"
-                for key, value in zip(self.differing_settings, values, strict=True)
+                for key, value in zip(settings, values, strict=True)
             )
             for values in columns
         ]
@@ -146,9 +151,12 @@ def compare_runs(runs: list[Run]) -> RunComparison:
         raise UserError("Give at least two runs to compare.")
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise UserError("The same run is given twice.")
-    return RunComparison(
-        runs, [summarize_run(run) for run in runs], find_differing_settings([run.recipe for run in runs])
-    )
+    recipes = [run.recipe for run in runs]
+    differing = find_differing_settings(recipes)
+    data_names = [recipe.data.name for recipe in recipes]
+    if len(set(data_names)) > 1:  # with full paths: folders of one name may hold other images
+        differing |= {"data.name": data_names}
+    return RunComparison(runs, [summarize_run(run) for run in runs], differing)
 
 
 def flatten_comparable_settings(recipe: Recipe) -> dict[str, Any]:

@@ -106,6 +106,7 @@ def format_notes(results: StudyResults) -> list[str]:
     lines = [
         f"Fixed settings: {fixed}. Accuracy is measured on {images} after the last epoch.{probe}",
         _explain_intervals_and_differences(results),
+        "FLOPs are those of the matrix products, 2 per multiply-add.",
     ]
     differences = [results.compute_corrected_difference_to_best(cell) for cell in results.combinations]
     if any(difference is not None and difference.has_no_spread for difference in differences):
@@ -173,7 +174,7 @@ def _draw_accuracy_by_cost(results: StudyResults) -> Figure:
             )
             for cell, draw_interval in zip(results.combinations, has_interval, strict=True)
         ]
-    caption = "Orange: Pareto front, the settings that no other beats in both accuracy and cost."
+    caption = "Orange: Pareto front: no other setting is at least as good in both accuracy and cost and better in one."
     if any(has_interval):
         caption += " Bars: 95 % confidence interval of the mean (three seeds or more)."
     return draw_pareto_fronts(points, caption, results.design.score_name)

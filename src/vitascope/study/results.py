@@ -233,7 +233,7 @@ class StudyResults:
         return note
 
     def compute_pareto_front(self, cost_name: ResultName) -> list[CombinationResults]:
-        """Return the combinations for which no other has both higher accuracy and lower cost."""
+        """Return the combinations to which no other is at least equal in both accuracy and cost and better in one."""
         return [
             cell
             for cell in self.combinations

@@ -6,6 +6,7 @@ random projection passes on little else. Whitening gives every direction the sam
 then trained as usual.
 """
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -78,11 +79,17 @@ def format_adaptation_report(report: AdaptationReport) -> str:
         lines.append(
             f"  image size {_format_size_change(report.image_before, report.image_after)}, patch size "
             f"{_format_size_change(report.patch_before, report.patch_after)} pixels, as in the recipe. "
-            f"The weights' own sizes: model.img_size={image} model.patch_size={patch}"
+            f"To keep the weights' own sizes, add model.img_size={image} model.patch_size={patch}."
         )
     lines += [
         f"  {_describe_tensor_change(change, report)}, relative error {change.lost:.0%}" for change in report.resampled
     ]
+    if report.resampled:
+        settings = [f"{name}={format_value(value)}" for name, value in report.settings.items()]
+        lines.append(
+            "  Relative error: norm of the difference / norm of the original. "
+            f"Details: {shlex.join(['vitascope', 'adapt', report.weights, *settings])}"
+        )
     if report.dropped:
         lines.append(f"  dropped: {', '.join(report.dropped)}")
     if report.new:

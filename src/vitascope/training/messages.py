@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from vitascope.data.config import AugmentConfig, resolve_augmentation
 from vitascope.data.sources.folder import image_file_has_colour, read_image_size
 from vitascope.data.splits import TrainingData
 from vitascope.draw import LOSS_NAMES
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
+from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.schema import Recipe, format_value
 from vitascope.run.directory import Run
 
@@ -45,6 +47,19 @@ def describe_incomplete_batch(recipe: Recipe, num_images: int) -> str | None:
         f"train.batch_size={batch_size}: {format_count(images // batch_size, 'step')} per epoch; "
         f"{images % batch_size:,} of {images:,} images are left out of each epoch."
     )
+
+
+def describe_default_augmentation(recipe: Recipe, completed: AugmentConfig) -> str | None:
+    """Say that a built-in recipe gets the default augmentation of other data; None if its defaults are the same."""
+    if recipe.name not in list_recipe_names():
+        return None
+    base, requested = read_recipe(recipe.name), recipe.data.augment
+    if base.data.name == recipe.data.name:
+        return None
+    if resolve_augmentation(requested, base.data.name, base.model.in_chans, recipe.train.objective) == completed:
+        return None
+    source = "defaults for this data" if requested == AugmentConfig() else "missing settings are this data's defaults"
+    return f"data.augment: {source} ({completed.description or 'none'}), because data.name is not {base.data.name}."
 
 
 def describe_teacher(recipe: Recipe) -> str | None:
@@ -93,7 +108,9 @@ def format_training_summary(run: Run, data: TrainingData, *, suggest_evaluation:
     text += "" if objective == "classify" else f" ({LOSS_NAMES[objective]})"
     if "val_accuracy" in last and data.validation is not None:
         metric = "validation accuracy" if "train_accuracy" in last else "linear-probe validation accuracy"
-        text += f", {metric} {last['val_accuracy']:.2%} ({format_count(len(data.validation), 'image')}, last epoch)"
+        text += f", {metric} {last['val_accuracy']:.2%} ({format_count(len(data.validation), 'image')}, last epoch"
+        precision = run.training_precision
+        text += f", computed in {precision})" if precision not in (None, "float32") else ")"
     text += f"\nCurves: {run.get_path('curves.png')}"
     if not suggest_evaluation:
         return text

@@ -18,7 +18,12 @@ from vitascope.training.initial_weights import (
     make_validation_leakage_warning,
     resolve_local_model_ref,
 )
-from vitascope.training.messages import describe_image_file_conversion, describe_image_shape, describe_incomplete_batch
+from vitascope.training.messages import (
+    describe_default_augmentation,
+    describe_image_file_conversion,
+    describe_image_shape,
+    describe_incomplete_batch,
+)
 from vitascope.weights.adaptation import AdaptedModel
 
 
@@ -73,6 +78,8 @@ def complete_recipe_from_data_and_print_changes(recipe: Recipe, data: TrainingDa
     """Complete the recipe: add the data set's augmentation policy, and set num_classes to match the data."""
     stored_shape = data.train.image_shape
     augment = resolve_augmentation(recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective)
+    if note := describe_default_augmentation(recipe, augment):
+        console.print(note, highlight=False, soft_wrap=True)
     recipe = replace(recipe, data=replace(resolve_paths_in_data_config(recipe.data), augment=augment))
     if recipe.model.num_classes != len(data.classes):
         console.print(f"model.num_classes: {recipe.model.num_classes} → {len(data.classes)}, as in the data")

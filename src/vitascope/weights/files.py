@@ -119,8 +119,8 @@ def download_timm_model(model_name: str) -> nn.Module:
         raise UserError(
             f"The timm weights {model_name} could not be downloaded ({_describe_download_error(error)}). To work "
             f"offline, download config.json and model.safetensors of the repository "
-            f"timm/{_get_timm_name_with_tag(model_name)} on another machine. Put both in one folder here, and use its "
-            f"path instead of timm:{model_name}."
+            f"timm/{_get_timm_name_with_tag(model_name)} on another machine. Put both in one folder here, and give "
+            f"that folder instead of timm:{model_name}; in a recipe: weights=FOLDER."
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from vitascope.data.config import DataConfig
@@ -34,6 +34,7 @@ from vitascope.errors import UserError, format_count
 
 SPLIT_FOLDER_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 MAX_GRAY_DIFFERENCE = 16  # of 255: channels of a gray image may differ by this much because of compression
+EXIF_QUARTER_TURNS = (5, 6, 7, 8)  # orientations that exchange rows and columns
 NON_IMAGE_SUFFIXES = (".csv", ".db", ".ini", ".json", ".md", ".txt", ".xml", ".yaml", ".yml")
 
 
@@ -119,8 +120,9 @@ def crop_and_resize_pil_image(pil_image: Image.Image, image_size: ImageSize, num
 def read_image_size(path: Path) -> ImageSize:
     """Return rows and columns of an image file, after rotation by EXIF."""
     with Image.open(path) as file:
-        width, height = ImageOps.exif_transpose(file).size
-    return height, width
+        width, height = file.size
+        is_rotated = file.getexif().get(ExifTags.Base.Orientation) in EXIF_QUARTER_TURNS
+    return (width, height) if is_rotated else (height, width)
 
 
 def image_file_has_colour(path: Path) -> bool:

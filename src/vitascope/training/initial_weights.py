@@ -18,7 +18,7 @@ from vitascope.data.splits import TrainingData
 from vitascope.errors import UserError
 from vitascope.model.patches import PatchEmbed, patchify
 from vitascope.recipe.reading import read_recipe
-from vitascope.recipe.schema import Recipe
+from vitascope.recipe.schema import Recipe, format_value
 from vitascope.run.directory import is_run_folder, open_run_or_newest
 from vitascope.shapes import Patches
 from vitascope.weights.adaptation import SETTINGS_WITHOUT_WEIGHTS, AdaptedModel, adapt

@@ -164,7 +164,7 @@ def test_captions_name_the_patch_from_1_and_only_what_is_drawn() -> None:
     )
     assert "Attention to the class and register tokens is not shown" in _format_attention_caption(registers, None)
     assert "Uniform attention would be 0.0526." in _format_attention_caption(registers, None)
-    assert "(at least twice uniform attention), given at the end of the row" in _format_attention_caption(plain, None)
+    assert "or at twice uniform attention (" in _format_attention_caption(plain, None)
     assert _describe_count(64, 90) == "the first 64 of 90" and _describe_count(64, 64) == "64"
     heat = torch.rand(4, 4)
     text = _format_explanation_caption("7", 0.5, {"rollout": heat, "relevance": heat, "occlusion": heat - 0.5})

@@ -1,5 +1,6 @@
 """Sentences about a run for the terminal and for its figures: images, batches, training values, and the result."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from vitascope.data.config import AugmentConfig, resolve_augmentation
@@ -56,8 +57,9 @@ def describe_default_augmentation(recipe: Recipe, completed: AugmentConfig) -> s
     base, requested = read_recipe(recipe.name), recipe.data.augment
     if base.data.name == recipe.data.name:
         return None
-    if resolve_augmentation(requested, base.data.name, base.model.in_chans, recipe.train.objective) == completed:
-        return None
+    with suppress(UserError):  # the requested settings may not be allowed for the recipe's own data
+        if resolve_augmentation(requested, base.data.name, base.model.in_chans, recipe.train.objective) == completed:
+            return None
     source = "defaults for this data" if requested == AugmentConfig() else "missing settings are this data's defaults"
     return f"data.augment: {source} ({completed.description or 'none'}), because data.name is not {base.data.name}."
 

@@ -1,8 +1,11 @@
 """Locate the folders of data sets on this machine."""
 
+import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def resolve_data_root(requested_folder: str | None) -> Path:
@@ -18,6 +21,15 @@ def get_cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "vitascope"
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vitascope"
+
+
+def try_write_cache_file(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file below the cache folder. If that is not possible, the content is computed again next time."""
+    partial_path = path.with_suffix(f".{os.getpid()}.part")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial_path.write_text(json.dumps(content))
+        partial_path.replace(path)
 
 
 def find_first_existing(paths: list[Path]) -> Path | None:

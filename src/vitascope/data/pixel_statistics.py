@@ -1,12 +1,11 @@
 """Compute mean and standard deviation of a data set's pixels from exact counts, and keep them on disk."""
 
 import json
-import os
 
 import torch
 from torch import Tensor
 
-from vitascope.data.data_root import get_cache_folder
+from vitascope.data.data_root import get_cache_folder, try_write_cache_file
 from vitascope.data.dataset import ChannelStatistics, Dataset, UInt8Images
 
 MIN_STD = 1e-3  # a constant channel must not divide by zero
@@ -39,11 +38,5 @@ def load_or_compute_statistics(dataset: Dataset) -> ChannelStatistics:
         return ChannelStatistics(torch.tensor(stored["mean"]), torch.tensor(stored["std"]))
     except (OSError, ValueError, KeyError, TypeError):
         statistics = compute_mean_and_std(dataset.count_pixel_values())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial_path = path.with_suffix(f".{os.getpid()}.part")
-        partial_path.write_text(json.dumps({"mean": statistics.mean.tolist(), "std": statistics.std.tolist()}))
-        partial_path.replace(path)
-    except OSError:  # the next run computes them again
-        pass
+    try_write_cache_file(path, {"mean": statistics.mean.tolist(), "std": statistics.std.tolist()})
     return statistics

@@ -5,7 +5,6 @@ Which files can be read, and the counts of their pixel values, are found in one 
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitascope.data.data_root import get_cache_folder
+from vitascope.data.data_root import get_cache_folder, try_write_cache_file
 from vitascope.data.dataset import Dataset, ImageFiles, ImageShape, Indices, Labels, UInt8Images
 from vitascope.data.decoding import DecodedFiles, ImageFormat, UnreadableImage, decode_files
 from vitascope.data.pixel_statistics import count_pixel_values
@@ -89,13 +88,7 @@ def load_or_scan_folder(files: ImageFiles, labels: Labels, image_format: ImageFo
     except (OSError, ValueError, KeyError, AttributeError):
         scan = _scan_folder(files, image_format)
     reasons = {index: error.reason for index, error in scan.unreadable.items()}
-    try:
-        cache_path.parent.mkdir(parents=True, exist_ok=True)
-        partial_path = cache_path.with_suffix(f".{os.getpid()}.part")
-        partial_path.write_text(json.dumps({"unreadable": reasons, "histogram": scan.histogram.tolist()}))
-        partial_path.replace(cache_path)
-    except OSError:  # the next run scans again
-        pass
+    try_write_cache_file(cache_path, {"unreadable": reasons, "histogram": scan.histogram.tolist()})
     return scan
 
 

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 QUIET_SECONDS = 0.25  # seconds: on a CPU, OpenMP threads of the previous process spin before they free the cores
 TASK_NAMES = {"step": "whole step", "recipe": "whole step of cifar10's network", "fast": "fast"}
@@ -59,29 +60,29 @@ def time_implementations(
 ) -> dict[str, ImplementationTimes]:
     """Start all implementations (on a CPU one after the other), then time them in rounds with alternating order."""
     times = {arm.name: ImplementationTimes() for arm in implementations}
-    runners = {}
-    for arm in implementations:
-        runners[arm.name] = _start_worker(shape_name, task, arm, batch_size, device, num_threads)
-        if device == "cpu":
-            _wait_until_ready(runners[arm.name], times[arm.name])
-    for name in runners if device != "cpu" else ():
-        _wait_until_ready(runners[name], times[name])
-    for round_index in range(num_rounds):
-        for name in list(runners)[:: 1 if round_index % 2 else -1]:
-            if times[name].failure_reason is None:
-                time.sleep(QUIET_SECONDS if device == "cpu" else 0)
-                reply = _send_line_and_read_json(runners[name], str(calls_per_round), times[name])
-                times[name].seconds_per_round.append(reply if isinstance(reply, float | int) else 0.0)
-    for name, runner in runners.items():
-        reply = None if times[name].failure_reason else _send_line_and_read_json(runner, "end", times[name])
-        times[name].peak_bytes = int(reply["peak_bytes"]) if isinstance(reply, dict) else 0
-        runner.communicate()
+    with TemporaryDirectory() as folder:
+        workers: dict[str, Worker] = {}
+        for index, arm in enumerate(implementations):
+            arguments = _make_worker_arguments(shape_name, task, arm, batch_size, device, num_threads)
+            log_path = Path(folder) / f"{index}.log"
+            workers[arm.name] = Worker(arguments, arm.source_tree or REPOSITORY_FOLDER, log_path, times[arm.name])
+            if device == "cpu":
+                workers[arm.name].wait_until_ready()
+        for worker in workers.values() if device != "cpu" else ():
+            worker.wait_until_ready()
+        for round_index in range(num_rounds):
+            for worker in list(workers.values())[:: 1 if round_index % 2 else -1]:
+                if worker.times.failure_reason is None:
+                    time.sleep(QUIET_SECONDS if device == "cpu" else 0)
+                    worker.time_one_round(calls_per_round)
+        for worker in workers.values():
+            worker.read_peak_bytes_and_end()
     return times
 
 
-def _start_worker(
+def _make_worker_arguments(
     shape_name: str, task: str, implementation: Implementation, batch_size: int, device: str, num_threads: int
-) -> subprocess.Popen[str]:
+) -> list[str]:
     arguments = [
         implementation.library,
         shape_name,
@@ -93,42 +94,62 @@ def _start_worker(
         "--threads",
         str(num_threads),
     ]
-    arguments += ["--precision", implementation.precision] + (["--compiled"] if implementation.compiled else [])
-    tree = implementation.source_tree or REPOSITORY_FOLDER
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.worker", *arguments],
-        cwd=tree,
-        env=os.environ | {"PYTHONPATH": str(tree / "src")},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    return arguments + ["--precision", implementation.precision] + (["--compiled"] if implementation.compiled else [])
 
 
-def _wait_until_ready(worker: subprocess.Popen[str], times: ImplementationTimes) -> None:
-    reply = _send_line_and_read_json(worker, None, times)
-    times.setup_seconds = reply["ready"] if isinstance(reply, dict) else 0.0
+class Worker:
+    """A process that times one implementation (`benchmarks.worker`). What it prints as errors goes to `log_path`."""
 
+    def __init__(self, arguments: list[str], tree: Path, log_path: Path, times: ImplementationTimes) -> None:
+        self.times, self.log_path = times, log_path
+        paths = [str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]  # packages may lie elsewhere
+        with log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.worker", *arguments],
+                cwd=tree,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
-def _send_line_and_read_json(
-    worker: subprocess.Popen[str], line: str | None, times: ImplementationTimes
-) -> WorkerReply:
-    """Send one line and read one reply; if the process has ended, `times.failure_reason` is set."""
-    if worker.stdin is None or worker.stdout is None:
-        return None
-    try:
-        if line is not None:
-            worker.stdin.write(line + "\n")
-            worker.stdin.flush()
-        reply = worker.stdout.readline()
-    except BrokenPipeError:
-        reply = ""
-    if not reply:
-        code = worker.wait()
-        times.failure_reason = f"stopped by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return None
-    return json.loads(reply)
+    def wait_until_ready(self) -> None:
+        reply = self._send_line_and_read_json(None)
+        self.times.setup_seconds = reply["ready"] if isinstance(reply, dict) else 0.0
+
+    def time_one_round(self, num_calls: int) -> None:
+        reply = self._send_line_and_read_json(str(num_calls))
+        self.times.seconds_per_round.append(reply if isinstance(reply, float | int) else 0.0)
+
+    def read_peak_bytes_and_end(self) -> None:
+        reply = None if self.times.failure_reason else self._send_line_and_read_json("end")
+        self.times.peak_bytes = int(reply["peak_bytes"]) if isinstance(reply, dict) else 0
+        self.process.communicate()
+
+    def _send_line_and_read_json(self, line: str | None) -> WorkerReply:
+        """Send one line and read one reply; if the process has ended, `times.failure_reason` is set."""
+        if self.process.stdin is None or self.process.stdout is None:
+            return None
+        try:
+            if line is not None:
+                self.process.stdin.write(line + "\n")
+                self.process.stdin.flush()
+            reply = self.process.stdout.readline()
+        except BrokenPipeError:
+            reply = ""
+        if not reply:
+            self.times.failure_reason = self._describe_end()
+            return None
+        return json.loads(reply)
+
+    def _describe_end(self) -> str:
+        """Say how the process ended, with the last line that it printed."""
+        code = self.process.wait()
+        end = f"stopped by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        log = self.log_path.read_text(encoding="utf-8", errors="replace")
+        last_line = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "no message")
+        return f"{end}: {last_line}"
 
 
 def compute_speedup(reference_times: ImplementationTimes, candidate_times: ImplementationTimes) -> float | None:

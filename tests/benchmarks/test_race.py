@@ -36,7 +36,7 @@ def test_every_implementation_is_timed_in_every_round() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_ends_is_left_out_and_the_others_continue() -> None:
+def test_a_worker_that_ends_says_why_is_left_out_and_the_others_continue() -> None:
     found = time_implementations(
         "16×2",
         "infer",
@@ -45,7 +45,9 @@ def test_a_worker_that_ends_is_left_out_and_the_others_continue() -> None:
         num_rounds=2,
         num_threads=1,
     )
-    assert found["timm, no_such_type"].failure_reason and len(found["ours"].seconds_per_round) == 2
+    reason = found["timm, no_such_type"].failure_reason
+    assert reason and reason.startswith("ended with code 1: AttributeError") and "no_such_type" in reason
+    assert len(found["ours"].seconds_per_round) == 2
     assert compute_speedup(found["timm, no_such_type"], found["ours"]) is None
 
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PYTHON = sorted((ROOT / "src").rglob("*.py"))
 CODE = [*PYTHON, *sorted((ROOT / "benchmarks").rglob("*.py"))]
-PAGES = sorted(path for path in (ROOT / "src").rglob("*") if path.suffix in (".js", ".html", ".txt"))
+PAGES = sorted(path for path in (ROOT / "src").rglob("*") if path.suffix in (".js", ".j2", ".txt"))
 # Personification, metaphors and words with a private meaning; docs/glossary.md has the terms to use instead.
 BANNED = re.compile(
     r"\b(nobody|whoever|somebody|told|crowd|spoilt|bend|by turns|by chance|by heart|be told|go(es)? on with|"

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SLOW = (
     "torch", "torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "triton", "sympy", "torchvision", "timm",
     "transformers", "sklearn", "scipy", "matplotlib", "tensorboard", "omegaconf", "optuna", "sqlalchemy", "pandas",
-    "onnx", "onnxruntime", "huggingface_hub",
+    "onnx", "onnxruntime", "huggingface_hub", "jinja2",
 )  # fmt: skip
 LIST_IMPORTS = f"""
 import json, sys

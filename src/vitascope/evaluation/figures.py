@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitascope.draw.document import Part, Picture, Table
 from vitascope.draw.evaluation import (
     CorruptionCurve,
     ReliabilityBin,
@@ -16,7 +17,6 @@ from vitascope.draw.evaluation import (
     draw_corruption_curves,
     draw_reliability_diagram,
 )
-from vitascope.draw.html import encode_figure_as_html, make_html_table
 from vitascope.draw.images import draw_image_tiles
 from vitascope.draw.style import save_figure, shorten_name
 from vitascope.errors import format_count
@@ -89,32 +89,29 @@ def draw_evaluation_figures(evaluation: Evaluation) -> dict[str, Figure]:
     return figures | ({"errors": _draw_worst_errors(evaluation)} if evaluation.worst_errors else {})
 
 
-def format_evaluation_html(evaluation: Evaluation, *, include_worst_errors: bool = True) -> str:
-    """Return tables and figures; `errors=False` leaves out the worst errors."""
+def list_evaluation_parts(evaluation: Evaluation, *, include_worst_errors: bool = True) -> list[Part]:
+    """Return the tables and figures of an evaluation, for a notebook or a report."""
     low, high = evaluation.accuracy_interval
-    views = format_count(evaluation.views, "view")
+    num_images, split = len(evaluation.eval_data.samples), spell_out_split_name(evaluation.eval_data.split)
     rows = [
         [evaluation.accuracy_name, f"{evaluation.accuracy:.2%} (95 % confidence interval {low:.2%} to {high:.2%})"],
         ["top-5 accuracy", f"{evaluation.top5:.2%}"],
         ["expected calibration error", f"{evaluation.calibration.ece:.2%}"],
-        [
-            "images",
-            f"{len(evaluation.eval_data.samples):,} {spell_out_split_name(evaluation.eval_data.split)} images, {views}",
-        ],
+        ["images", f"{num_images:,} {split} images, {format_count(evaluation.views, 'view')}"],
     ]
     classes = [
         [name, f"{row.images:,}", *("–" if score is None else f"{score:.1%}" for score in (row.precision, row.recall))]
         for name, row in evaluation.per_class.items()
     ]
-    tables = make_html_table([_format_evaluation_title(evaluation), ""], rows) + make_html_table(
-        ["class", "images", "precision", "recall"], classes
-    )
-    figures = {
-        name: figure
-        for name, figure in draw_evaluation_figures(evaluation).items()
-        if include_worst_errors or name != "errors"
-    }
-    return tables + "".join(encode_figure_as_html(figure) for figure in figures.values())
+    return [
+        Table([_format_evaluation_title(evaluation), ""], rows),
+        Table(["class", "images", "precision", "recall"], classes),
+        *(
+            Picture.from_figure(name, figure)
+            for name, figure in draw_evaluation_figures(evaluation).items()
+            if include_worst_errors or name != "errors"
+        ),
+    ]
 
 
 def draw_neighbours(neighbours: Neighbours) -> Figure:

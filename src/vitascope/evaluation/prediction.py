@@ -17,7 +17,8 @@ from vitascope.data.sources.folder import (
     list_possible_image_files,
     read_image_or_error_reason,
 )
-from vitascope.draw.html import encode_image_as_html, make_html_bar, make_html_table
+from vitascope.draw import COLOURS
+from vitascope.draw.html import render_template
 from vitascope.errors import UserError, format_count
 from vitascope.run.files import read_json_object_or_empty
 from vitascope.shapes import Logits
@@ -242,14 +243,17 @@ class Predictions(Sequence[Prediction]):
         return [item.label for item in self.items]
 
     def _repr_html_(self) -> str:
-        rows = []
-        for item, image in list(zip(self.items, self.images, strict=True))[:MAX_TABLE_ROWS]:
-            bars = "<br>".join(
-                make_html_bar(name, probability) for name, probability in item.classes_by_probability[:3]
-            )
-            rows.append([encode_image_as_html(image.permute(1, 2, 0).numpy()), item.file or "", bars])
-        more = f"<p>… and {len(self) - MAX_TABLE_ROWS} more</p>" if len(self) > MAX_TABLE_ROWS else ""
-        return make_html_table(["image", "file", "prediction"], rows, html_columns=("image", "prediction")) + more
+        shown = zip(self.items[:MAX_TABLE_ROWS], self.images[:MAX_TABLE_ROWS], strict=True)
+        rows = [
+            {
+                "image": image.permute(1, 2, 0).numpy(),
+                "file": item.file or "",
+                "classes": item.classes_by_probability[:3],
+            }
+            for item, image in shown
+        ]
+        num_more = max(0, len(self) - MAX_TABLE_ROWS)
+        return render_template("predictions.html.j2", rows=rows, num_more=num_more, colour=COLOURS[0])
 
 
 def build_predictions(logits: Logits, loaded_images: LoadedImages, classes: list[str]) -> Predictions:

@@ -182,6 +182,7 @@ class Evaluation:
         }
 
     def _repr_html_(self) -> str:
-        from vitascope.evaluation.figures import format_evaluation_html
+        from vitascope.draw.document import format_parts_for_notebook
+        from vitascope.evaluation.figures import list_evaluation_parts  # imports matplotlib
 
-        return format_evaluation_html(self)
+        return format_parts_for_notebook(list_evaluation_parts(self))

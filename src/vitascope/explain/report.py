@@ -8,7 +8,6 @@ import gzip
 import json
 import re
 from base64 import b64encode
-from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -23,11 +22,12 @@ from torch import Tensor, nn
 import vitascope
 from vitascope.data.dataset import UInt8Images
 from vitascope.draw import SEQUENTIAL
-from vitascope.draw.html import encode_image_as_html
+from vitascope.draw.document import Picture
+from vitascope.draw.html import render_template
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import load_verified_run_split
-from vitascope.evaluation.figures import describe_possible_mislabelling, describe_shown_errors, format_evaluation_html
-from vitascope.evaluation.report import Evaluation, spell_out_split_name
+from vitascope.evaluation.figures import describe_possible_mislabelling, describe_shown_errors, list_evaluation_parts
+from vitascope.evaluation.report import Evaluation, Misclassification, spell_out_split_name
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.explain.attribution import METHODS, build_attribution_inputs
 from vitascope.explain.maps import compute_logits
@@ -41,9 +41,6 @@ PAGE_FOLDER = Path(__file__).parent / "page"
 NUM_EXAMPLES = 8  # up to half of them errors
 NUM_SHOWN_ERRORS = 12  # shown with their relevance
 PageArrays = dict[str, NDArray]  # the keys are read by page/*.js
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:"
-)
 
 
 def write_html_report(run_path: Path, split: str | None = None, output_path: Path | None = None) -> Path:
@@ -61,41 +58,29 @@ def write_html_report(run_path: Path, split: str | None = None, output_path: Pat
 
 
 def render_html_report(subject: ExplainedModel, model: TrainedTransformer, evaluation: Evaluation | None) -> str:
-    name = f"{model.run.recipe.name}: {model.run.path.name}"
-    recipe_text = escape(format_recipe_yaml(model.run.recipe))
-    recipe_html = f"<details><summary>Recipe</summary><pre>{recipe_text}</pre></details>"
     examples = (
         choose_errors_and_correct_examples(model, evaluation) if evaluation else choose_first_training_examples(model)
     )
-    evaluation_html = (
-        f'<div class="wide">{format_evaluation_html(evaluation, include_worst_errors=False)}</div>'
-        if evaluation
-        else _render_newest_saved_evaluation(model)
+    num_errors = min(NUM_SHOWN_ERRORS, len(evaluation.worst_errors)) if evaluation else 0
+    curves = model.run.get_path("curves.png")
+    return render_template(
+        "report.html.j2",
+        title=f"{model.run.recipe.name}: {model.run.path.name}",
+        version=vitascope.__version__,
+        images_name=f"{spell_out_split_name(evaluation.eval_data.split)} images" if evaluation else "training images",
+        model_html=model._repr_html_(),
+        recipe=format_recipe_yaml(model.run.recipe),
+        curves=[Picture.from_file(curves)] if curves.is_file() else [],
+        page_data=make_page_data(subject, *examples),
+        stage_ratio=examples.images.shape[3] / examples.images.shape[2],
+        evaluation_parts=list_evaluation_parts(evaluation, include_worst_errors=False) if evaluation else None,
+        saved_evaluation=None if evaluation else _read_newest_saved_evaluation(model),
+        errors=_explain_worst_errors(subject, evaluation) if evaluation else [],
+        errors_description=describe_shown_errors(evaluation, num_errors).capitalize() if num_errors else "",
+        mislabelling_note=describe_possible_mislabelling(num_errors),
+        statistics=_draw_model_statistics(subject),
+        import_map=_build_javascript_import_map(),
     )
-    sections = [
-        ("Model", model._repr_html_() + recipe_html),
-        ("Training curves", _render_png_if_exists(model.run.get_path("curves.png"))),
-        ("Attention maps", _render_attention_viewer(subject, *examples)),
-        ("Evaluation", evaluation_html),
-        ("Worst errors", _render_worst_errors(subject, evaluation) if evaluation else ""),
-        ("Heads, blocks and features", _render_model_statistics_figures(subject)),
-    ]
-    body = "".join(f"<section><h2>{escape(title)}</h2>{content}</section>" for title, content in sections if content)
-    images_text = f"{spell_out_split_name(evaluation.eval_data.split)} images" if evaluation else "training images"
-    lines = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(name)} · Vitascope</title>",
-        f"<style>{(PAGE_FOLDER / 'page.css').read_text(encoding='utf-8')}</style>",
-        f'<script type="importmap">{_build_javascript_import_map()}</script></head><body>',
-        f"<h1>{escape(name)}</h1><p class='soft'>Written by vitascope report {vitascope.__version__}. The images are "
-        f"the run's {escape(images_text)}. This page is self-contained and makes no network requests.</p>",
-        body,
-        "<script type='module'>import 'page/main.js';</script></body></html>",
-    ]
-    return "\n".join(lines)
 
 
 class Examples(NamedTuple):
@@ -136,16 +121,19 @@ def choose_first_training_examples(model: TrainedTransformer) -> Examples:
     return Examples(images, captions)
 
 
-def _render_attention_viewer(subject: ExplainedModel, images: UInt8Images, captions: list[str]) -> str:
-    model = subject.model
-    layout = get_token_layout(model)
-    blocks = [
-        compress_arrays_to_base64(
-            compute_quantised_maps_and_relevance(model, subject.preprocessing(image[None]), image[None])
-        )
-        for image in images
+def make_page_data(subject: ExplainedModel, images: UInt8Images, captions: list[str]) -> dict[str, Any]:
+    """Return the data of the page's script: one JSON object, with the arrays of each image in base64."""
+    layout = get_token_layout(subject.model)
+    examples = [
+        {
+            "caption": caption,
+            "arrays": compress_arrays_to_base64(
+                compute_quantised_maps_and_relevance(subject.model, subject.preprocessing(image[None]), image[None])
+            ),
+        }
+        for image, caption in zip(images, captions, strict=True)
     ]
-    manifest: dict[str, Any] = {
+    return {
         "layout": {
             "prefix": layout.num_prefix_tokens,
             "rows": layout.rows,
@@ -153,38 +141,27 @@ def _render_attention_viewer(subject: ExplainedModel, images: UInt8Images, capti
             "reads_class": layout.reads_class_token,
             "prefix_name": layout.prefix_name,
         },
-        "examples": captions,
-        "table": (np.array(colormaps[SEQUENTIAL].colors) * 255).round().astype(int).flatten().tolist(),  # pyright: ignore
+        "examples": examples,
+        "colours": (np.array(colormaps[SEQUENTIAL].colors) * 255).round().astype(int).flatten().tolist(),  # pyright: ignore
     }
-    data = "".join(f'<script type="text/plain" class="example">{block}</script>' for block in blocks)
-    manifest_json = json.dumps(manifest).replace("</", "<\\/")
-    viewer_html = (PAGE_FOLDER / "viewer.html").read_text(encoding="utf-8")
-    ratio = images.shape[3] / images.shape[2]
-    style = f"<style>.stage{{--ratio:{ratio:g}}}</style>"
-    return f'{viewer_html}{style}<script type="application/json" id="manifest">{manifest_json}</script>{data}'
 
 
-def _render_worst_errors(subject: ExplainedModel, evaluation: Evaluation) -> str:
-    """Show each error beside the relevance (Chefer et al. 2021) for the predicted class."""
-    cards = []
+class ExplainedError(NamedTuple):
+    image: NDArray[np.uint8]
+    relevance: NDArray[np.uint8]  # drawn over the image, for the predicted class
+    error: Misclassification
+
+
+def _explain_worst_errors(subject: ExplainedModel, evaluation: Evaluation) -> list[ExplainedError]:
+    """Return the worst errors with their relevance (Chefer et al. 2021) for the predicted class."""
+    explained_errors = []
     for error in evaluation.worst_errors[:NUM_SHOWN_ERRORS]:
         stored = evaluation.eval_data.samples.images[error.index : error.index + 1]
-        image = subject.preprocessing(stored)
-        heatmap = METHODS["relevance"](build_attribution_inputs(subject.model, image))[0].numpy()
+        inputs = build_attribution_inputs(subject.model, subject.preprocessing(stored))
         picture = stored[0].permute(1, 2, 0).numpy()
-        caption = (
-            f"true: {error.label} ({error.probability_of_label:.1%}), predicted: {error.said} ({error.probability:.0%})"
-        )
-        pair = f"{encode_image_as_html(picture, 96)} {encode_image_as_html(_overlay_heatmap(picture, heatmap), 96)}"
-        cards.append(f"<figure>{pair}<figcaption>{escape(caption)}</figcaption></figure>")
-    if not cards:
-        return "<p>There are no errors on these images.</p>"
-    picture = describe_shown_errors(evaluation, len(cards)).capitalize()
-    text = (
-        f"<p>{picture}. Left: the image. Right: the relevance of each patch for the wrong prediction; yellow is the "
-        f"maximum. {describe_possible_mislabelling(len(cards))}</p>"
-    )
-    return f'{text}<div class="pairs">{"".join(cards)}</div>'
+        overlay = _overlay_heatmap(picture, METHODS["relevance"](inputs)[0].numpy())
+        explained_errors.append(ExplainedError(picture, overlay, error))
+    return explained_errors
 
 
 def _overlay_heatmap(image: np.ndarray, heatmap: np.ndarray) -> np.ndarray:
@@ -197,44 +174,43 @@ def _overlay_heatmap(image: np.ndarray, heatmap: np.ndarray) -> np.ndarray:
     return (0.6 * colours + 0.4 * grey).round().astype(np.uint8)
 
 
-def _render_newest_saved_evaluation(model: TrainedTransformer) -> str:
-    """Return the figures of the newest `vitascope evaluate`, if there is one."""
+class SavedEvaluation(NamedTuple):
+    accuracy: float
+    images_description: str
+    figures: list[Picture]
+
+
+def _read_newest_saved_evaluation(model: TrainedTransformer) -> SavedEvaluation | None:
+    """Return the accuracy and figures of the newest `vitascope evaluate`, if there is one."""
     reports = sorted(model.run.get_path("evaluation").glob("*/report.json"), key=lambda path: path.stat().st_mtime)
     if not reports:
-        return "<p>The run has no validation images (data.validation=0). Run vitascope evaluate first.</p>"
+        return None
     report = json.loads(reports[-1].read_text(encoding="utf-8"))
-    views = f", {report['views']} views" if report["views"] > 1 else ""
-    views += "" if report.get("weights", "last") == "last" else f", weights: {escape(report['weights'])}"
-    images = f"{report['images']:,} {escape(spell_out_split_name(report['split']))} images{views}"
-    text = f"<p>Accuracy {report['accuracy']:.2%} on {images}, from vitascope evaluate.</p>"
-    return text + "".join(_render_png_if_exists(path) for path in sorted(reports[-1].parent.glob("*.png")))
+    description = f"{report['images']:,} {spell_out_split_name(report['split'])} images"
+    description += f", {report['views']} views" if report["views"] > 1 else ""
+    description += "" if report.get("weights", "last") == "last" else f", weights: {report['weights']}"
+    figures = [Picture.from_file(path) for path in sorted(reports[-1].parent.glob("*.png"))]
+    return SavedEvaluation(report["accuracy"], description, figures)
 
 
-def _render_model_statistics_figures(subject: ExplainedModel) -> str:
+def _draw_model_statistics(subject: ExplainedModel) -> list[Picture]:
     run_images = load_preprocessed_run_images(subject)
     if run_images is None:
-        return ""
+        return []
     with TemporaryDirectory() as folder:
         files = write_model_statistics(
             subject, run_images.images, run_images.labels, run_images.description, Path(folder)
         )
-        return "".join(_render_png_if_exists(path) for path in files if path.suffix == ".png")
+        return [Picture.from_file(path) for path in files if path.suffix == ".png"]
 
 
-def _render_png_if_exists(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    data = b64encode(path.read_bytes()).decode()
-    return f'<figure><img alt="{escape(path.stem)}" src="data:image/png;base64,{data}"></figure>'
-
-
-def _build_javascript_import_map() -> str:
+def _build_javascript_import_map() -> dict[str, dict[str, str]]:
     """Return every page/*.js as a data: URL, so that the page needs no server. Imports use from './name.js'."""
     urls = {}
     for path in sorted(PAGE_FOLDER.glob("*.js")):
         source = re.sub(r"from '\./([\w-]+\.js)'", r"from 'page/\1'", path.read_text(encoding="utf-8"))
         urls[f"page/{path.name}"] = f"data:text/javascript;base64,{b64encode(source.encode()).decode()}"
-    return json.dumps({"imports": urls})
+    return {"imports": urls}
 
 
 def compute_quantised_maps_and_relevance(model: nn.Module, image: Images, stored_image: UInt8Images) -> PageArrays:

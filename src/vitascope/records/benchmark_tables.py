@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from vitascope.draw.html import format_markdown_table
 from vitascope.records.record import (
     BenchmarkRow,
-    format_markdown_table,
     format_thousands_or_millions,
     read_benchmark_rows,
     read_results_file,

@@ -12,12 +12,12 @@ from statistics import mean
 from typing import NamedTuple
 
 from vitascope.data.config import AugmentConfig
+from vitascope.draw.html import format_markdown_table
 from vitascope.errors import UserError, format_count, suggest_choice
 from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL
 from vitascope.records.record import (
     Record,
     find_record_files_by_name,
-    format_markdown_table,
     format_mean_test_accuracy,
     read_record,
     read_results_file,

@@ -254,11 +254,6 @@ def format_record_link(record_path: Path, record: Record) -> str:
     return f"[{record.name}]({{results}}/{record_path.name})"
 
 
-def format_markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def find_record_files_by_name(results_folder: Path) -> dict[str, list[Path]]:
     """Return record name -> its files, one per machine. A record has seeds and one test accuracy per seed."""
     paths_by_name: dict[str, list[Path]] = {}

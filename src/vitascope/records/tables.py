@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from vitascope.draw.html import format_markdown_table
 from vitascope.errors import format_count
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.schema import Recipe
@@ -14,7 +15,6 @@ from vitascope.records.ablation import CI_LABEL, MIN_SEEDS_FOR_INTERVAL, describ
 from vitascope.records.record import (
     Record,
     format_longest_wall_seconds,
-    format_markdown_table,
     format_mean_test_accuracy,
     format_record_link,
     format_seconds_range,

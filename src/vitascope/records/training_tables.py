@@ -3,6 +3,7 @@
 from pathlib import Path
 from statistics import mean
 
+from vitascope.draw.html import format_markdown_table
 from vitascope.records.ablation import (
     MIN_SEEDS_FOR_INTERVAL,
     ResidualNoise,
@@ -14,7 +15,6 @@ from vitascope.records.ablation import (
 )
 from vitascope.records.record import (
     BenchmarkRow,
-    format_markdown_table,
     format_thousands_or_millions,
     read_benchmark_rows,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from vitascope.data.config import AugmentConfig, DataConfig
-from vitascope.draw.html import encode_figure_as_html, make_html_table
+from vitascope.draw.document import Part, Picture, Table, format_parts_for_notebook
 from vitascope.errors import UserError
 from vitascope.model.config import ModelConfig
 from vitascope.recipe.reading import has_old_setting_names, read_recipe
@@ -63,12 +63,12 @@ class Run:
         rows = self.metrics
         last_metrics = {name: f"{value:.4g}" for name, value in (rows[-1] if rows else {}).items()}
         finished = "yes" if self.is_finished else "no"
-        table = make_html_table(
-            ["run", ""], [["run", str(self.path)], ["finished", finished], *map(list, last_metrics.items())]
-        )
-        if not rows:
-            return table
-        return table + encode_figure_as_html(draw_learning_curves(extract_curves(rows), self.recipe.name))
+        parts: list[Part] = [
+            Table(["run", ""], [["run", str(self.path)], ["finished", finished], *map(list, last_metrics.items())])
+        ]
+        if rows:
+            parts.append(Picture.from_figure("curves", draw_learning_curves(extract_curves(rows), self.recipe.name)))
+        return format_parts_for_notebook(parts)
 
     def __fspath__(self) -> str:
         return str(self.path)

@@ -1,15 +1,14 @@
 """Write a study's report.md, report.html and figures."""
 
-from html import escape
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from matplotlib.figure import Figure
 
 from vitascope.data.config import resolve_augmentation
 from vitascope.draw import LOSS_NAMES
 from vitascope.draw.curves import METRIC_UNITS
-from vitascope.draw.html import encode_figure_as_html, make_html_page, make_html_table
+from vitascope.draw.document import Document, Picture, Table, Text, write_picture
 from vitascope.draw.study import (
     ParetoPoint,
     draw_accuracy_by_setting,
@@ -17,10 +16,9 @@ from vitascope.draw.study import (
     draw_pareto_fronts,
     draw_seed_curve_bands,
 )
-from vitascope.draw.style import save_figure
 from vitascope.errors import format_count
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
-from vitascope.records.record import format_markdown_table, format_thousands_or_millions
+from vitascope.records.record import format_thousands_or_millions
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.study.design import Design
 from vitascope.study.results import CombinationResults, PairedDifference, ResultName, StudyResults
@@ -33,32 +31,25 @@ COST_NAMES: dict[str, ResultName] = {  # title of a panel -> name of the result
 }
 
 
-class ResultsTable(NamedTuple):
-    header: list[str]
-    rows: list[list[str]]
-
-
 def write_html_markdown_and_json_report(results: StudyResults, folder: Path) -> Path:
     """Write report.html (with the figures), report.md (with links to the PNG files) and answer.json (the numbers).
     Return the path of report.html."""
     make_folder(folder)
-    figures = draw_study_figures(results)
-    for name, figure in figures.items():
-        save_figure(figure, folder / f"{name}.png")
-    table = build_results_table(results)
+    pictures = [
+        Picture.from_figure(name, figure, f"{name}.png") for name, figure in draw_study_figures(results).items()
+    ]
+    for picture in pictures:
+        write_picture(picture, folder)
     title = f"Study: {results.design.recipe}, {' and '.join(results.design.varied_settings)}"
-    paragraphs = [results.conclusion, *format_notes(results)]
-    images = [f"![{name}]({name}.png)" for name in figures]
-    markdown = [f"# {title}", *paragraphs, format_markdown_table(*table), *images]
-    write_atomically(folder / "report.md", "\n\n".join(markdown) + "\n")
-    body = "".join(f"<p>{escape(line)}</p>" for line in paragraphs) + make_html_table(*table)
-    body += "".join(f"<p>{encode_figure_as_html(figure)}</p>" for figure in figures.values())
-    write_atomically(folder / "report.html", make_html_page(title, f"<h1>{escape(title)}</h1>{body}"))
+    paragraphs = [Text(line) for line in (results.conclusion, *format_notes(results))]
+    document = Document(title, [*paragraphs, build_results_table(results), *pictures])
+    write_atomically(folder / "report.md", document.format_markdown())
+    write_atomically(folder / "report.html", document.format_html_page())
     write_json(folder / "answer.json", convert_results_to_dict(results))
     return folder / "report.html"
 
 
-def build_results_table(results: StudyResults) -> ResultsTable:
+def build_results_table(results: StudyResults) -> Table:
     """Build a table with one row per combination."""
     seeds = {tuple(cell.results) for cell in results.combinations}
     two_seeds = next(iter(seeds)) if len(seeds) == 1 and len(min(seeds)) == 2 else ()  # both values are printed
@@ -95,7 +86,7 @@ def build_results_table(results: StudyResults) -> ResultsTable:
                 cell.formatted_seconds,
             ]
         )
-    return ResultsTable(header, rows)
+    return Table(header, rows)
 
 
 def format_notes(results: StudyResults) -> list[str]:

@@ -1,8 +1,9 @@
 """The result of checking one part or one file, as text, HTML and JSON, and the descriptions of the known mistakes."""
 
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any, NamedTuple, NotRequired, TypedDict
+
+from vitascope.draw.html import render_template
 
 
 class Mistake(NamedTuple):
@@ -188,7 +189,13 @@ class CheckReport:
         return f"{RESULT_SIGNS[self.passed]} {self.name} ({self.part}): {verdict}"
 
     def format_lines(self) -> list[str]:
-        """Return the lines below the headline."""
+        """Return the lines below the headline, with the table of checks."""
+        width = max((len(row.check) for row in self.table), default=0)
+        table = [f"{RESULT_SIGNS[row.passed]} {row.check:<{width}}  {row.note}".rstrip() for row in self.table]
+        return self.list_findings() + table
+
+    def list_findings(self) -> list[str]:
+        """Return the mistakes, the evidence for them and the hints."""
         lines = [f"{name}: {MISTAKES[name].description}" for name in self.mistakes if not self.verdict]
         lines += self.evidence
         if self.first_difference and not self.verdict:
@@ -197,19 +204,10 @@ class CheckReport:
             lines += ["Smallest failing example:", *("  " + line for line in self.example)]
         lines += [f"Hint: {hint}" for hint in self.hints]
         lines += [f"Assumed: {line}" for line in self.assumptions]
-        lines += [f"Note: {line}" for line in self.notes]
-        width = max((len(row.check) for row in self.table), default=0)
-        return lines + [f"{RESULT_SIGNS[row.passed]} {row.check:<{width}}  {row.note}".rstrip() for row in self.table]
+        return lines + [f"Note: {line}" for line in self.notes]
 
     def _repr_html_(self) -> str:
-        lines = "".join(
-            f"<li>{escape(line)}</li>" for line in self.format_lines()[: len(self.format_lines()) - len(self.table)]
-        )
-        rows = "".join(
-            f"<tr><td>{RESULT_SIGNS[row.passed]}</td><td>{escape(row.check)}</td><td>{escape(row.note)}</td></tr>"
-            for row in self.table
-        )
-        return f"<p><b>{escape(self.format_headline())}</b></p><ul>{lines}</ul><table>{rows}</table>"
+        return _format_reports_for_notebook([self])
 
 
 @dataclass
@@ -247,8 +245,11 @@ class FileReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        error = "" if self.error is None else f"<p>The file could not be checked. {escape(self.error)}</p>"
-        return "".join(part._repr_html_() for part in self.part_reports) + error
+        return _format_reports_for_notebook(self.part_reports, self.error)
+
+
+def _format_reports_for_notebook(reports: list[CheckReport], error: str | None = None) -> str:
+    return render_template("check_report.html.j2", reports=reports, signs=RESULT_SIGNS, error=error)
 
 
 def build_report_from_dict(report_fields: dict[str, Any]) -> CheckReport:

@@ -1,22 +1,18 @@
 """Run a coursework sheet, and write its report as Markdown and as a single HTML page."""
 
-import re
 from dataclasses import dataclass, field
-from html import escape
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor
 
 from vitascope.coursework.sheets.experiments import QUICK_SEEDS, SheetExperiments
-from vitascope.draw.html import encode_figure_as_html, make_html_page, make_html_table
-from vitascope.draw.style import save_figure
+from vitascope.draw.document import Code, Document, Heading, Part, Picture, Table, Text, write_picture
 from vitascope.errors import UserError
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
-from vitascope.records.record import format_markdown_table
 from vitascope.run.files import make_folder, read_json_object_or_empty, write_atomically, write_json
 from vitascope.run.machine import collect_machine_info
 from vitascope.training.hardware import choose_or_check_device
@@ -24,49 +20,39 @@ from vitascope.training.hardware import choose_or_check_device
 SHEET_LETTERS = ("A", "B", "C", "D", "E")  # each has a module of its name
 
 
-class Section(NamedTuple):
-    """A part of the report in two formats."""
-
-    markdown: str
-    html: str
-
-
-class StoredTable(TypedDict):
-    head: list[str]
-    rows: list[list[str]]
-
-
 @dataclass
 class SheetReport:
-    """The sections of a report in order, and the measurements that are stored as JSON."""
+    """The parts of a report in order, and the measurements that are stored as JSON."""
 
     sheet_letter: str
     title: str
     quick: bool
     folder: Path
-    sections: list[Section] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     measurements: dict[str, Any] = field(default_factory=dict)
-    tables: list[StoredTable] = field(default_factory=list)  # as printed on the page
+
+    @property
+    def tables(self) -> list[dict[str, Any]]:
+        """The tables as they are stored in SHEET.json."""
+        return [{"head": part.header, "rows": part.rows} for part in self.parts if isinstance(part, Table)]
 
     def add_heading(self, text: str) -> None:
-        self.sections.append(Section(f"## {text}", f"<h2>{escape(text)}</h2>"))
+        self.parts.append(Heading(text))
 
     def add_text(self, text: str) -> None:
-        text = " ".join(text.split())
-        self.sections.append(Section(text, f"<p>{_escape_html_and_mark_code(text)}</p>"))
+        self.parts.append(Text(text))
 
     def add_code(self, text: str) -> None:
-        self.sections.append(Section(f"```\n{text}\n```", f"<pre>{escape(text)}</pre>"))
+        self.parts.append(Code(text))
 
     def add_table(self, header: list[str], rows: list[list[str]]) -> None:
-        self.sections.append(Section(format_markdown_table(header, rows), make_html_table(header, rows)))
-        self.tables.append({"head": header, "rows": rows})
+        self.parts.append(Table(header, rows))
 
     def save_and_add_figure(self, name: str, figure: Figure) -> None:
         make_folder(self.folder, "Choose another folder with --out.")
-        file = f"{self.sheet_letter}-{name}.png"
-        save_figure(figure, self.folder / file)
-        self.sections.append(Section(f"![{name.replace('-', ' ')}]({file})", f"<p>{encode_figure_as_html(figure)}</p>"))
+        picture = Picture.from_figure(name.replace("-", " "), figure, f"{self.sheet_letter}-{name}.png")
+        write_picture(picture, self.folder)
+        self.parts.append(picture)
 
     def add_questions_from_template(self, **placeholder_values: Any) -> None:
         """Add the sheet's questions and answers from questions/SHEET.md, with values for the {} placeholders."""
@@ -74,29 +60,18 @@ class SheetReport:
         path = resources.files("vitascope.coursework.sheets") / "questions" / f"{self.sheet_letter}.md"
         for part in path.read_text(encoding="utf-8").split("## ")[1:]:
             question, _, answer = part.partition("\n")
-            question, answer = question.strip(), " ".join(answer.split()).format(**placeholder_values)
-            self.sections.append(
-                Section(
-                    f"**{question}** {answer}", f"<p><b>{escape(question)}</b> {_escape_html_and_mark_code(answer)}</p>"
-                )
-            )
+            self.parts.append(Text(answer.format(**placeholder_values), lead=question.strip()))
 
     def write_pages(self, machine_names: list[str], git_commit: str | None = None) -> Path:
         """Write SHEET.md, SHEET.html and SHEET.json and return the path of the HTML page. `machine_names`: the machines
         that trained the runs."""
         make_folder(self.folder, "Choose another folder with --out.")
-        machine, title = collect_machine_info(git_commit), f"Sheet {self.sheet_letter}: {self.title}"
+        machine = collect_machine_info(git_commit)
         provenance = _format_provenance(self.sheet_letter, self.quick, machine_names)
-        intro = f"{provenance} {_explain_seeds_or_interval(self.measurements.get('seeds'))}"
-        first = [
-            Section(f"# {title}", f"<h1>{escape(title)}</h1>"),
-            Section(intro, f"<p>{_escape_html_and_mark_code(intro)}</p>"),
-        ]
-        lines, body = zip(*first, *self.sections, strict=True)
-        write_atomically(self.folder / f"{self.sheet_letter}.md", "\n\n".join(lines) + "\n")
-        write_atomically(
-            self.folder / f"{self.sheet_letter}.html", make_html_page(f"Sheet {self.sheet_letter}", "".join(body))
-        )
+        intro = Text(f"{provenance} {_explain_seeds_or_interval(self.measurements.get('seeds'))}")
+        document = Document(f"Sheet {self.sheet_letter}: {self.title}", [intro, *self.parts])
+        write_atomically(self.folder / f"{self.sheet_letter}.md", document.format_markdown())
+        write_atomically(self.folder / f"{self.sheet_letter}.html", document.format_html_page())
         command = f"vitascope sheet {self.sheet_letter}{' --quick' if self.quick else ''}"
         content = {
             "sheet": self.sheet_letter,
@@ -125,11 +100,6 @@ def _explain_seeds_or_interval(num_seeds: int | None) -> str:
     if num_seeds is not None and num_seeds < MIN_SEEDS_FOR_INTERVAL:
         return "One seed." if num_seeds == 1 else "Two seeds: both values are shown, in the order of the seeds."
     return f"± is the 95 % confidence interval of the mean over {num_seeds or 'the'} seeds (Student's t)."
-
-
-def _escape_html_and_mark_code(text: str) -> str:
-    """Escape the text and mark `code`."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def format_shape(tensor: Tensor) -> str:

@@ -6,22 +6,21 @@ import { attentionMap, relevanceMap, rolloutMap } from './maps.js';
 import { makeStage } from './stage.js';
 import { makeStore } from './store.js';
 
-const manifest = JSON.parse(document.getElementById('manifest').textContent);
-const texts = [...document.querySelectorAll('script.example')].map((block) => block.textContent);
+const data = JSON.parse(document.getElementById('page-data').textContent);
 const openedExamples = new Map();
 
 async function openExample(index) {
   if (!openedExamples.has(index)) {
-    const arrays = await openArrays(texts[index]);
-    openedExamples.set(index, { ...arrays, table: manifest.table });
+    const arrays = await openArrays(data.examples[index].arrays);
+    openedExamples.set(index, { ...arrays, table: data.colours });
   }
   return openedExamples.get(index);
 }
 
 function computeMap(state) {
-  if (state.map === 'rollout') return rolloutMap(state.example, manifest.layout, state.block, state.query);
-  if (state.map === 'relevance') return relevanceMap(state.example, manifest.layout, state.query);
-  return attentionMap(state.example, manifest.layout, state.block, state.head, state.query);
+  if (state.map === 'rollout') return rolloutMap(state.example, data.layout, state.block, state.query);
+  if (state.map === 'relevance') return relevanceMap(state.example, data.layout, state.query);
+  return attentionMap(state.example, data.layout, state.block, state.head, state.query);
 }
 
 function addOptions(select, options) {
@@ -31,7 +30,7 @@ function addOptions(select, options) {
 async function start() {
   const root = document.getElementById('viewer');
   const [examples, block, head, map] = ['example', 'block', 'head', 'map'].map((name) => root.querySelector(`[name=${name}]`));
-  addOptions(examples, manifest.examples.map((text, index) => [index, text]));
+  addOptions(examples, data.examples.map(({ caption }, index) => [index, caption]));
   const example = await openExample(0);
   const [depth, heads] = example.maps.shape;
   addOptions(block, Array.from({ length: depth }, (_, index) => [index, `block ${index + 1}`]));
@@ -51,8 +50,8 @@ async function start() {
     head.disabled = state.map !== 'attention';
     block.disabled = state.map === 'relevance';
   });
-  makeStage(root, manifest.layout, store, computeMap);
-  makeHeads(root.querySelector('.heads'), manifest.layout, store, depth, heads);
+  makeStage(root, data.layout, store, computeMap);
+  makeHeads(root.querySelector('.heads'), data.layout, store, depth, heads);
   root.dataset.ready = 'yes';
 }
 

@@ -214,7 +214,7 @@ def test_a_folder_is_written_and_its_line_of_python_works(vitascope, weights, tm
     images = torch.randn(2, 3, 32, 32)
     logits = names["model"](images)
     assert compute_max_difference(getattr(logits, "logits", logits), load(weights)(images)) < 1e-5
-    assert "## Accuracy" in (tmp_path / "out" / "README.md").read_text()
+    assert "## Results" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_settings_that_another_library_lacks_are_refused(vitascope, weights, tmp_path) -> None:

@@ -1,7 +1,10 @@
 """A model saved for others: by the library it is for it answers the same, or nothing is written."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from vitascope import ModelConfig, UserError, VisionTransformer, load
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.evaluation import sharing
 from vitascope.evaluation.fast import FastInference
+from vitascope.evaluation.sharing import save_pretrained
 from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.run.checkpoint import save_model_folder
 from vitascope.weights.model_info import ModelInfo
@@ -189,3 +193,61 @@ def test_their_own_preparation_of_an_oblong_photo_gives_our_answer(tmp_path) -> 
     prepared = processor(images=photo, return_tensors="pt")
     theirs = transformers.ViTForImageClassification.from_pretrained(folder).eval()
     assert largest(theirs(**prepared).logits.softmax(1)[0], wanted) < 0.02
+
+
+ODD_NAMES = ["<script>alert(1)</script>", "a&b", "*x* _y_", "`q` | r", "plain"]
+
+
+def read_code_by_library(card: str) -> dict[str, str]:
+    """Return the Python code of a card by the library that it is for."""
+    return dict(re.findall(r"^With (\w+):\n\n```python\n(.*?)\n```$", card, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("library", CONVERTERS_BY_LIBRARY)
+@torch.no_grad()
+def test_the_code_of_a_card_predicts_the_class_of_a_photo(library, channels, tmp_path, monkeypatch, capsys) -> None:
+    from PIL import Image
+
+    model = ours(tmp_path / "ours", in_chans=channels)
+    pixels = torch.rand(6, 9, 3, generator=torch.Generator().manual_seed(1))
+    photo = Image.fromarray((255 * pixels.repeat_interleave(12, 0).repeat_interleave(12, 1)).byte().numpy())
+    photo.save(tmp_path / "photo.png")
+    expected = model.predict(photo).labels[0]
+    model.save_pretrained(tmp_path / "FOLDER", library=library)
+    monkeypatch.chdir(tmp_path)
+    code_by_library = read_code_by_library((tmp_path / "FOLDER/README.md").read_text(encoding="utf-8"))
+    assert list(code_by_library) == list(dict.fromkeys([library, "vitascope"]))
+    for code in code_by_library.values():
+        exec(code, {})
+        assert capsys.readouterr().out.strip().strip("[]'") == expected
+
+
+def test_class_names_in_a_card_stay_text(tmp_path) -> None:
+    from markdown_it import MarkdownIt
+
+    model = ours(tmp_path / "ours")
+    save_model_folder(tmp_path / "odd", replace(model.info, classes=ODD_NAMES), model.state_dict())
+    card = (load(tmp_path / "odd").save_pretrained(tmp_path / "out") / "README.md").read_text(encoding="utf-8")
+    _, header, text = card.split("---\n", 2)
+    assert header.splitlines()[:2] == ["library_name: vitascope", "pipeline_tag: image-classification"]
+    assert escape(f"It predicts one of 5 classes: {', '.join(ODD_NAMES)}.", quote=False) in MarkdownIt().render(text)
+
+
+def test_a_card_of_the_hub_names_the_repository_and_a_model_without_classes_gives_features(tmp_path) -> None:
+    model = ours(tmp_path / "ours", num_classes=0)
+    card = (save_pretrained(model, tmp_path / "out", repository="me/mine") / "README.md").read_text()
+    assert "pipeline_tag: image-feature-extraction" in card and "has no classifier; its output is features" in card
+    assert read_code_by_library(card) == {} and "Its probabilities" not in card
+    for library, code in (("timm", '"hf-hub:me/mine"'), ("transformers", '"me/mine"'), ("vitascope", '"hf:me/mine"')):
+        named = tmp_path / f"{library}-folder"
+        folder = save_pretrained(ours(tmp_path / library), named, library=library, repository="me/mine")
+        assert code in read_code_by_library((folder / "README.md").read_text())[library]
+
+
+def test_the_card_of_a_run_has_its_settings_and_its_data(run, tmp_path) -> None:
+    card = (load(run.path).save_pretrained(tmp_path / "out") / "README.md").read_text()
+    assert "| `model.depth` |" in card and "Augmentation: " in card and "## Intended use" in card
+    assert "The model was trained only on digits images of 8×8 pixels." in card and str(tmp_path) not in card
+    external = (load(tmp_path / "out").save_pretrained(tmp_path / "again") / "README.md").read_text()
+    assert "## Training" not in external and "Not measured." in external and "trained only" not in external

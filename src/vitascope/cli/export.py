@@ -66,10 +66,11 @@ def export_folder(
     ] = "vitascope",
 ) -> None:
     """Export to a folder with config.json, model.safetensors and a model card. The folder is verified."""
-    from vitascope.evaluation.sharing import format_loading_code
+    from vitascope.evaluation.model_card import format_usage_code
 
-    folder = load_model_and_print_notes(run).save_pretrained(out, library=target_library)
-    print(f"Folder: {folder}\n\n{format_loading_code(target_library, str(folder))}")
+    model = load_model_and_print_notes(run)
+    folder = model.save_pretrained(out, library=target_library)
+    print(f"Folder: {folder}\n\n{format_usage_code(target_library, str(folder), channels=model.config.in_chans)}")
 
 
 @app.command("hub")

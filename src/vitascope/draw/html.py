@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitascope.errors import format_count
+
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
@@ -55,6 +57,8 @@ def _load_environment() -> "Environment":
         "md_text": escape_markdown_except_code,
         "md_code": format_markdown_code,
         "md_table": format_markdown_table,
+        "count": format_count,
+        "decimals": "{:.4f}".format,
     }
     return environment
 

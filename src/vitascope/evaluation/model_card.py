@@ -1,0 +1,182 @@
+"""Write model cards as Markdown: of exported folders here, of records in `records/pages.py`."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitascope.data.config import AugmentConfig
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.draw.html import escape_markdown, format_markdown_code, render_template
+from vitascope.errors import format_count
+from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.model.anatomy import count_parameters
+from vitascope.run.directory import ExternalModel
+from vitascope.run.listing import flatten_comparable_settings
+from vitascope.run.test_set_log import read_test_set_log
+
+SHOWN_SETTINGS = (
+    *("model.img_size", "model.patch_size", "model.in_chans", "model.embed_dim", "model.depth", "model.num_heads"),
+    *("model.positions", "model.norm", "model.mlp", "model.global_pool", "model.qk_norm", "model.drop_path_rate"),
+    *("train.optimizer", "train.lr", "train.muon_lr", "train.weight_decay", "train.batch_size", "train.epochs"),
+    *("train.schedule", "train.label_smoothing", "train.ema", "data.validation", "data.fraction"),
+    *("data.passes_per_epoch", "model.initialize", "model.proj_bias", "train.whiten", "train.clip_grad"),
+    *("data.augment.flip_mode", "data.augment.shift_fill"),
+)
+MAX_CLASS_NAMES = 20
+PROBE_NOTE = "Trained without labels. The classifier is a linear probe on the frozen features."
+USAGE_CODE = {  # library -> code for a folder or repository, REF, and the Pillow mode of its images, MODE
+    "vitascope": 'from vitascope import load\n\nmodel = load("REF")\nprint(model.predict("photo.png").labels)',
+    "timm": (
+        "import timm\nfrom PIL import Image\n\n"
+        'model = timm.create_model("REF", pretrained=True).eval()\n'
+        "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
+        'logits = model(transform(Image.open("photo.png").convert("MODE"))[None])\n'
+        'print(model.pretrained_cfg["label_names"][logits.argmax()])'
+    ),
+    "transformers": (
+        "from PIL import Image\nfrom transformers import AutoImageProcessor, ViTForImageClassification\n\n"
+        'processor = AutoImageProcessor.from_pretrained("REF")\n'
+        'model = ViTForImageClassification.from_pretrained("REF").eval()\n'
+        'inputs = processor(images=Image.open("photo.png").convert("MODE"), return_tensors="pt")\n'
+        "print(model.config.id2label[model(**inputs).logits.argmax().item()])"
+    ),
+}
+# Prefix of a local folder and of a repository on the hub, where the library needs one.
+REF_PREFIXES = {"vitascope": ("", "hf:"), "timm": ("local-dir:", "hf-hub:"), "transformers": ("", "")}
+
+
+class UsageExample(NamedTuple):
+    library: str
+    code: str
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The facts of a model card. `results` and `origin` are Markdown; everything else is plain text."""
+
+    name: str
+    num_parameters: int
+    num_tokens: int
+    settings: dict[str, Any]  # by their full names, such as model.depth
+    classes: list[str]
+    results: list[str]  # paragraphs
+    origin: str
+    origin_code: str
+    origin_language: str  # of the code, such as bash
+    data_name: str = ""  # empty: the training data are not known
+    starts_from_weights: bool = False  # trained on other data before
+    kind: str = ""  # such as "pure ViT"
+    training: str = ""  # one sentence
+    record_file: str = ""  # for records: the file that all numbers come from
+    library: str = ""  # for exported models: the library that loads the folder
+    usage: list[UsageExample] = field(default_factory=list)
+    preprocessing: Preprocessing | None = None
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Rows and columns."""
+        size = self.settings["model.img_size"]
+        return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+    @property
+    def shown_settings(self) -> list[tuple[str, str]]:
+        return [(key, str(self.settings[key])) for key in SHOWN_SETTINGS if key in self.settings]
+
+    @property
+    def augmentation(self) -> str:
+        prefix = "data.augment."
+        policy = {k.removeprefix(prefix): v for k, v in self.settings.items() if k.startswith(prefix)}
+        return AugmentConfig(**policy).description or "none"
+
+    def format_markdown(self) -> str:
+        return render_template("model_card.md.j2", card=self, max_class_names=MAX_CLASS_NAMES)
+
+
+def make_exported_model_card(model: TrainedTransformer, library: str, reference: str, *, on_hub: bool) -> ModelCard:
+    """Collect the facts about an exported model from its run's files. `reference`: its folder or repository."""
+    is_external = isinstance(model.run, ExternalModel)
+    recipe = model.run.recipe
+    settings = flatten_comparable_settings(recipe)
+    if is_external:  # the recipe's other settings are not those of its training
+        settings = {key: value for key, value in settings.items() if key.startswith("model.")}
+    facts = {} if is_external else _collect_machine_facts(model)
+    libraries = dict.fromkeys([library, "vitascope"])  # Vitascope loads all of them
+    return ModelCard(
+        name=recipe.name,
+        num_parameters=count_parameters(model.config),
+        num_tokens=model.config.num_tokens,
+        settings=settings,
+        classes=model.classes,
+        results=_list_accuracies(model),
+        origin=_describe_origin(model),
+        origin_code=json.dumps(facts, indent=1, default=str) if facts else "",
+        origin_language="json",
+        data_name="" if is_external else Path(recipe.data.name).name,
+        starts_from_weights=bool(recipe.weights),
+        library=library,
+        usage=[
+            UsageExample(name, format_usage_code(name, reference, on_hub=on_hub, channels=model.config.in_chans))
+            for name in libraries
+            if model.classes
+        ],
+        preprocessing=model.info.preparation,
+    )
+
+
+def format_usage_code(library: str, reference: str, *, on_hub: bool = False, channels: int = 3) -> str:
+    """Return Python code that loads a folder or a repository of the hub and predicts the class of an image."""
+    code = USAGE_CODE[library].replace("MODE", "L" if channels == 1 else "RGB")
+    return code.replace("REF", REF_PREFIXES[library][on_hub] + reference)
+
+
+def _list_accuracies(model: TrainedTransformer) -> list[str]:
+    if isinstance(model.run, ExternalModel):
+        return ["Not measured."]
+    lines = [PROBE_NOTE] if model.info.probe else []
+    rows = [row for row in model.run.metrics if "val_accuracy" in row]
+    if rows and model.weights_label.startswith("best"):
+        best = max(rows, key=lambda row: row["knn_accuracy" if "knn_accuracy" in row else "val_accuracy"])
+        lines.append(
+            f"Validation accuracy {best['val_accuracy']:.2%} (epoch {best['epoch']}, the best of {len(rows)} "
+            "epochs; chosen on these images)."
+        )
+    elif rows:
+        precision = model.run.training_precision
+        note = f", computed in {precision}" if precision not in (None, "float32") else ""
+        lines.append(f"Validation accuracy {rows[-1]['val_accuracy']:.2%} (last epoch{note}).")
+    for entry in read_test_set_log(model.run):
+        if entry.is_finished_classifier_result:
+            data, split, views, weights = entry.settings
+            views_text = f", {format_count(views, 'view')}" if views > 1 else ""
+            evaluation_text = "first evaluation" if entry.use_count == 1 else f"evaluation number {entry.use_count}"
+            lines.append(
+                f"{split.capitalize()} accuracy on {escape_markdown(_keep_name_of_absolute_path(data))}: "
+                f"{entry.result['accuracy']:.2%} ({weights} epoch's weights{views_text}; {evaluation_text} on "
+                f"{'the test' if split == 'test' else 'these'} images)."
+            )
+    return ["\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."]
+
+
+def _describe_origin(model: TrainedTransformer) -> str:
+    if isinstance(model.run, ExternalModel):
+        weights = format_markdown_code(_keep_name_of_absolute_path(model.run.model_ref))
+        return f"Weights: {weights}. Converted by Vitascope."
+    recipe = model.run.recipe
+    weights = format_markdown_code(_keep_name_of_absolute_path(recipe.weights)) if recipe.weights else ""
+    return (
+        f"Trained by Vitascope: recipe {format_markdown_code(recipe.name)}, data "
+        f"{format_markdown_code(_keep_name_of_absolute_path(recipe.data.name))}, "
+        f"{recipe.train.epochs * recipe.data.passes_per_epoch} epochs, seed {recipe.train.seed}, "
+        f"{f'starting from {weights}' if weights else 'from scratch'}."
+    )
+
+
+def _collect_machine_facts(model: TrainedTransformer) -> dict[str, Any]:
+    machine = model.run.machine
+    return {name: value for name in ("commit", "versions", "training_images") if (value := machine.get(name))}
+
+
+def _keep_name_of_absolute_path(path_or_name: str) -> str:
+    """Return a path's last part: the full path exists only on this machine."""
+    return Path(path_or_name).name if Path(path_or_name).is_absolute() else path_or_name

@@ -22,6 +22,7 @@ from vitascope.coursework.checker.reference import (
     attend_with_simulated_mistakes,
     run_reference_multi_head_attention_variant,
 )
+from vitascope.coursework.checker.report import CheckReport, CheckRow, FileReport
 from vitascope.coursework.checker.sandbox_worker import enter_folder_and_import_file
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
@@ -183,6 +184,14 @@ def test_a_report_has_text_and_html_for_notebooks() -> None:
     report = vitascope.check(attention)
     assert "wrong: missing-scale" in repr(report) and "expected" in repr(report)
     assert "<table>" in report._repr_html_() and "missing-scale" in report._repr_html_()
+
+
+def test_text_like_markup_in_a_report_for_notebooks_stays_text() -> None:
+    rows = [CheckRow("<b>check</b>", False, "<script>alert(1)</script>")]
+    report = CheckReport("attention", "<img src=x>", False, hints=["a&b"], table=rows)
+    html = FileReport([report], error="SyntaxError: <string>")._repr_html_()
+    assert "<script" not in html and "<img" not in html and "<b>check" not in html and "&lt;string&gt;" in html
+    assert "Hint: a&amp;b" in html and "&lt;img src=x&gt; (attention)" in html
 
 
 def test_a_detached_gradient_fails() -> None:

@@ -35,10 +35,12 @@ class TextOf(HTMLParser):
         super().__init__()
         self.texts: list[str] = []
         self.tags: list[str] = []
+        self.attributes: list[list[tuple[str, str | None]]] = []
         self.feed(html)
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.attributes.append(attrs)
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)

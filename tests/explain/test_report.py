@@ -3,12 +3,15 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from matplotlib import colormaps
+from PIL import Image
 
+from tests.draw.test_templates import TextOf
 from tests.training.tiny import tiny_run
 from vitascope import load
 from vitascope.explain import attention_maps, get_token_layout, rollout
@@ -63,6 +66,36 @@ def test_the_report_makes_no_network_requests_and_holds_all_its_parts(made) -> N
         assert title in page
     assert page.count("class and register") == 0, "the model has no register tokens"
     assert len(read_page_data(page)["examples"]) == 8 and made[0].stat().st_size < 5 * 2**20
+
+
+ODD_NAMES = ["<img src=x onerror=alert(1)>", "<script>alert(1)<", "a&b", "&lt;"]
+
+
+def write_photos_of_odd_classes(folder: Path) -> Path:
+    generator = np.random.default_rng(0)
+    for name in ODD_NAMES:
+        (folder / name).mkdir(parents=True)
+        for index in range(12):
+            pixels = generator.integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+    return folder
+
+
+def test_class_and_file_names_like_markup_stay_text_on_every_page(tmp_path) -> None:
+    photos = write_photos_of_odd_classes(tmp_path / "photos")
+    run = tiny_run(tmp_path, **{"data.name": str(photos), "train.batch_size": 8, "data.validation": 0.5})
+    model = load(run.path)
+    page = write_html_report(run.path).read_text(encoding="utf-8")
+    predictions = model.predict(sorted((photos / ODD_NAMES[0]).iterdir()))
+    views = [page, *(view._repr_html_() for view in (model, predictions, model.evaluate("val", robust=False)))]
+    for html in views:
+        read = TextOf(html)
+        text = "".join(read.texts)
+        assert all(name in text for name in (ODD_NAMES if html is not views[2] else ODD_NAMES[:1]))
+        assert not any(name.startswith("on") for attributes in read.attributes for name, _ in attributes)
+    assert TextOf(page).tags.count("script") == 3, "import map, data, entry point"
+    captions = [example["caption"] for example in read_page_data(page)["examples"]]
+    assert any(name in caption for caption in captions for name in ODD_NAMES)
 
 
 def test_every_page_file_says_what_it_is_and_imports_only_its_neighbours() -> None:

@@ -363,17 +363,15 @@ def test_the_gain_of_an_arm_is_computed_in_pairs_of_seeds() -> None:
     ]
     rows += [{"arm": "once", "seed": 1, "accuracy": 0.9}]
     first, better, noise, once = compare_arms_with_baselines(rows)
-    assert (first.gain, first.verdict) == (None, "–")
-    assert (
-        better.gain == pytest.approx(0.01)
-        and better.ci_half_width == pytest.approx(0, abs=1e-9)
-        and better.verdict == "helps"
-    )
+    assert (first.difference, first.verdict) == (None, "–")
+    assert better.difference.mean_difference == pytest.approx(0.01)
+    assert better.difference.ci_half_width == pytest.approx(0, abs=1e-9)
+    assert better.verdict == "not testable", "equal in all seeds, as in a study"
     assert noise.verdict == "no significant difference"
-    assert noise.ci_half_width == pytest.approx(
+    assert noise.difference.ci_half_width == pytest.approx(
         4.3027 * 0.011372 / 3**0.5, rel=1e-3
     )  # Student's t with 2 degrees of freedom
-    assert once.gain == pytest.approx(0.08) and once.verdict == "one seed"
+    assert once.difference.mean_difference == pytest.approx(0.08) and once.verdict == "one seed"
 
 
 def test_the_pooled_noise_is_the_residual_of_arm_and_seed_effects() -> None:
@@ -385,13 +383,13 @@ def test_the_pooled_noise_is_the_residual_of_arm_and_seed_effects() -> None:
     noise = estimate_residual_noise(rows)
     assert noise.degrees_of_freedom == 8 and noise.std == pytest.approx((left**2).sum() ** 0.5 / 8**0.5)
     assert estimate_residual_noise([*rows, {"arm": "4", "seed": 9, "accuracy": 100.0}]).std == pytest.approx(noise.std)
-    assert compare_arms_with_baselines(rows, noise)[1].ci_half_width == pytest.approx(
+    assert compare_arms_with_baselines(rows, noise)[1].difference.ci_half_width == pytest.approx(
         2.3060 * noise.std * (2 / 3) ** 0.5, rel=1e-4
     )
     pair = rows[:6]
-    assert compare_arms_with_baselines(pair, estimate_residual_noise(pair))[1].ci_half_width == pytest.approx(
-        compare_arms_with_baselines(pair)[1].ci_half_width
-    )
+    assert compare_arms_with_baselines(pair, estimate_residual_noise(pair))[
+        1
+    ].difference.ci_half_width == pytest.approx(compare_arms_with_baselines(pair)[1].difference.ci_half_width)
     assert estimate_residual_noise(rows[::3]) is None, "one seed"
 
 

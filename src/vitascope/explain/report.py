@@ -61,7 +61,7 @@ def render_html_report(subject: ExplainedModel, model: TrainedTransformer, evalu
     examples = (
         choose_errors_and_correct_examples(model, evaluation) if evaluation else choose_first_training_examples(model)
     )
-    num_errors = min(NUM_SHOWN_ERRORS, len(evaluation.worst_errors)) if evaluation else 0
+    errors = _explain_worst_errors(subject, evaluation) if evaluation else []
     curves = model.run.get_path("curves.png")
     return render_template(
         "report.html.j2",
@@ -75,9 +75,9 @@ def render_html_report(subject: ExplainedModel, model: TrainedTransformer, evalu
         stage_ratio=examples.images.shape[3] / examples.images.shape[2],
         evaluation_parts=list_evaluation_parts(evaluation, include_worst_errors=False) if evaluation else None,
         saved_evaluation=None if evaluation else _read_newest_saved_evaluation(model),
-        errors=_explain_worst_errors(subject, evaluation) if evaluation else [],
-        errors_description=describe_shown_errors(evaluation, num_errors).capitalize() if num_errors else "",
-        mislabelling_note=describe_possible_mislabelling(num_errors),
+        errors=errors,
+        errors_description=describe_shown_errors(evaluation, len(errors)).capitalize() if evaluation else "",
+        mislabelling_note=describe_possible_mislabelling(len(errors)),
         statistics=_draw_model_statistics(subject),
         import_map=_build_javascript_import_map(),
     )

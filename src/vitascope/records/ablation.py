@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
@@ -12,6 +12,8 @@ from scipy.stats import t as student
 CI_LABEL = "± 95 % confidence interval of the mean"
 NOT_SIGNIFICANT = "no significant difference"
 MIN_SEEDS_FOR_INTERVAL = 3  # values: with fewer, the values are printed instead of an interval
+
+ROUNDING_TOLERANCE = 1e-9  # below this, the differences of all seeds are equal up to rounding
 
 AblationRow = dict[str, Any]  # one run: arm, seed, accuracy, parameters, steady_seconds, …
 
@@ -25,15 +27,52 @@ class GainInPoints(NamedTuple):
 
 
 @dataclass(frozen=True)
+class PairedDifference:
+    """A paired difference, seed by seed: the mean and the half-width of its 95 % confidence interval."""
+
+    mean_difference: float
+    ci_half_width: float | None  # None with one seed
+    differences: tuple[float, ...] = ()  # one per seed
+
+    @classmethod
+    def from_pairs(cls, differences: list[float], num_comparisons: int = 1) -> "PairedDifference":
+        """Compute mean and interval, with Bonferroni correction for `num_comparisons`."""
+        return cls(mean(differences), compute_ci_half_width(differences, num_comparisons), tuple(differences))
+
+    def format_with_interval(self, scale: float = 1.0) -> str:
+        """Format the mean with its interval; with one or two seeds, the differences themselves."""
+        return format_mean_difference_or_values(self.differences, self.ci_half_width, scale)
+
+    @property
+    def has_no_spread(self) -> bool:
+        """Whether the difference is equal in all seeds."""
+        return self.ci_half_width is not None and self.ci_half_width < ROUNDING_TOLERANCE
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference is significant at 5 %: better, worse or not."""
+        if self.ci_half_width is None:
+            return "one seed"
+        if self.has_no_spread:  # with few seeds, identical differences are a coincidence
+            return "not testable"
+        if abs(self.mean_difference) <= self.ci_half_width:
+            return NOT_SIGNIFICANT
+        return "better" if self.mean_difference > 0 else "worse"
+
+    @property
+    def effect(self) -> str:
+        """The verdict on a change: helps, hurts or not significant."""
+        return {"better": "helps", "worse": "hurts"}.get(self.verdict, self.verdict)
+
+
+@dataclass(frozen=True)
 class AblationArm:
-    """One arm of an ablation and its runs. Values are fractions, not percent. The baseline arm has no `gain`."""
+    """One arm of an ablation and its runs. Values are fractions, not percent."""
 
     name: str
     rows: list[AblationRow]
-    gain: float | None
-    ci_half_width: float | None  # half-width of the 95 % confidence interval of `gain`; None with one seed
-    baseline_name: str = ""  # name of the baseline arm
-    differences: tuple[float, ...] = ()  # differences to the baseline, one per common seed
+    baseline_name: str = ""
+    difference: PairedDifference | None = None  # to the baseline; None for the first arm and without common seeds
 
     @property
     def mean_accuracy(self) -> float:
@@ -41,14 +80,7 @@ class AblationArm:
 
     @property
     def verdict(self) -> str:
-        """Whether the difference to the baseline is significant at 5 %."""
-        if self.gain is None:
-            return "–"
-        if self.ci_half_width is None:
-            return "one seed"
-        if abs(self.gain) <= self.ci_half_width:
-            return NOT_SIGNIFICANT
-        return "helps" if self.gain > 0 else "hurts"
+        return "–" if self.difference is None else self.difference.effect
 
 
 @dataclass(frozen=True)
@@ -95,13 +127,12 @@ def compare_arms_with_baselines(rows: list[AblationRow], noise: ResidualNoise | 
         accuracies = {row["seed"]: row["accuracy"] for row in groups[baseline]}
         differences = [row["accuracy"] - accuracies[row["seed"]] for row in group if row["seed"] in accuracies]
         if name == names[0] or not differences:
-            arms.append(AblationArm(name, group, None, None))
+            arms.append(AblationArm(name, group))
             continue
+        difference = PairedDifference.from_pairs(differences)
         if noise and len(differences) > 1:
-            half_width = noise.compute_ci_half_width(len(differences))
-        else:
-            half_width = compute_ci_half_width(differences)
-        arms.append(AblationArm(name, group, mean(differences), half_width, baseline, tuple(differences)))
+            difference = replace(difference, ci_half_width=noise.compute_ci_half_width(len(differences)))
+        arms.append(AblationArm(name, group, baseline, difference))
     return arms
 
 
@@ -111,11 +142,11 @@ def list_gains_in_percentage_points(arms: list[AblationArm]) -> list[GainInPoint
     return [
         GainInPoints(
             arm.name if arm.baseline_name == first else f"{arm.name}\n(compared with {arm.baseline_name})",
-            100 * arm.gain,
-            100 * arm.ci_half_width if arm.ci_half_width else None,
+            100 * arm.difference.mean_difference,
+            100 * arm.difference.ci_half_width if arm.difference.ci_half_width else None,
         )
         for arm in arms
-        if arm.gain is not None
+        if arm.difference is not None
     ]
 
 

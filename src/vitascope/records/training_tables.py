@@ -10,7 +10,6 @@ from vitascope.records.ablation import (
     compare_arms_with_baselines,
     describe_mean_format,
     estimate_residual_noise,
-    format_mean_difference_or_values,
     format_percent_mean_or_values,
 )
 from vitascope.records.record import (
@@ -43,7 +42,7 @@ def format_small_data_ablation_table(results_folder: Path, record_names: list[st
     lines, counts = [], []
     for name in record_names:
         for arm in compare_arms_with_baselines(read_benchmark_rows(results_folder, [name])):
-            difference = format_mean_difference_or_values(arm.differences, arm.ci_half_width, 100) or "–"
+            difference = arm.difference.format_with_interval(100) if arm.difference else "–"
             parameters, num_seeds = format_thousands_or_millions(arm.rows[0]["parameters"]), len(arm.rows)
             accuracy = _format_column_mean(arm.rows, "accuracy")
             counts.append(num_seeds)

@@ -17,11 +17,11 @@ from vitascope.draw.study import (
     draw_seed_curve_bands,
 )
 from vitascope.errors import format_count
-from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
+from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL, PairedDifference
 from vitascope.records.record import format_thousands_or_millions
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.study.design import Design
-from vitascope.study.results import CombinationResults, PairedDifference, ResultName, StudyResults
+from vitascope.study.results import CombinationResults, ResultName, StudyResults
 
 MAX_CURVES = 12
 COST_NAMES: dict[str, ResultName] = {  # title of a panel -> name of the result

@@ -6,12 +6,7 @@ from functools import cached_property
 from statistics import mean
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
-from vitascope.records.ablation import (
-    NOT_SIGNIFICANT,
-    compute_ci_half_width,
-    format_mean_difference_or_values,
-    format_percent_mean_or_values,
-)
+from vitascope.records.ablation import PairedDifference, compute_ci_half_width, format_percent_mean_or_values
 from vitascope.study.design import Design, format_combination
 from vitascope.study.storage import RunResult, Settings, TrialAttributes
 
@@ -19,7 +14,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 ResultName = Literal["parameters", "flops", "seconds", "images_seen"]
-ROUNDING_TOLERANCE = 1e-9  # below this, the differences of all seeds are equal up to rounding
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class CombinationResults:
         machines = {result["machine"] for result in self.results.values()}
         return f"{self.compute_mean('seconds'):.1f}" if len(machines) == 1 else "–"
 
-    def compute_difference(self, other: "CombinationResults", num_comparisons: int) -> "PairedDifference | None":
+    def compute_difference(self, other: "CombinationResults", num_comparisons: int) -> PairedDifference | None:
         """Compute the difference in accuracy, seed by seed, with an interval corrected for the number of comparisons.
         None without common seeds."""
         common = [seed for seed in self.results if seed in other.results]
@@ -81,43 +75,6 @@ class CombinationResults:
         """Return one curve per seed that has it."""
         curves = [result["curves"] for result in self.results.values()]
         return [curves_of_seed[curve_name] for curves_of_seed in curves if curve_name in curves_of_seed]
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """A paired difference, seed by seed: the mean and the half-width of its 95 % confidence interval."""
-
-    mean_difference: float
-    ci_half_width: float | None
-    differences: tuple[float, ...] = ()  # one per seed
-
-    @classmethod
-    def from_pairs(cls, differences: list[float], num_comparisons: int) -> "PairedDifference":
-        """Compute mean and interval, with Bonferroni correction for `num_comparisons`."""
-        return cls(mean(differences), compute_ci_half_width(differences, num_comparisons), tuple(differences))
-
-    def format_with_interval(self, scale: float = 1.0) -> str:
-        """Format the mean with its interval; with one or two seeds, the differences themselves."""
-        return format_mean_difference_or_values(self.differences, self.ci_half_width, scale)
-
-    @property
-    def has_no_spread(self) -> bool:
-        """Whether the difference is equal in all seeds."""
-        return self.ci_half_width is not None and self.ci_half_width < ROUNDING_TOLERANCE
-
-    @property
-    def verdict(self) -> str:
-        if self.ci_half_width is None:
-            return "one seed"
-        if self.has_no_spread:  # with few seeds, identical differences are a coincidence
-            return "not testable"
-        return (
-            "worse"
-            if self.mean_difference < -self.ci_half_width
-            else "better"
-            if self.mean_difference > self.ci_half_width
-            else NOT_SIGNIFICANT
-        )
 
 
 STARTUP_TIME = "start-up (compilation, CUDA graph recording, set-up of the first batch)"

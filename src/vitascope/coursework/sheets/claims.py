@@ -7,8 +7,8 @@ from statistics import mean
 from typing import NamedTuple
 
 from vitascope.coursework.sheets.experiments import find_first_epoch_reaching_target
-from vitascope.records.ablation import NOT_SIGNIFICANT
-from vitascope.study.results import CombinationResults, PairedDifference, StudyResults
+from vitascope.records.ablation import NOT_SIGNIFICANT, PairedDifference
+from vitascope.study.results import CombinationResults, StudyResults
 from vitascope.study.storage import RunResult
 
 TARGET_ACCURACY = 0.9  # validation accuracy; slow convergence reaches it late
@@ -106,5 +106,4 @@ def format_accuracy_difference_and_verdict(
     difference = variant.compute_difference(baseline, num_comparisons)
     if difference is None:
         return AccuracyGain("–", "not compared")
-    verdict = {"better": "helps", "worse": "hurts"}.get(difference.verdict, difference.verdict)
-    return AccuracyGain(difference.format_with_interval(100), verdict)
+    return AccuracyGain(difference.format_with_interval(100), difference.effect)

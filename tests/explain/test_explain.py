@@ -31,7 +31,8 @@ from vitascope.explain.faithfulness import (
     sort_patches_by_importance,
     spearman_correlation_per_image,
 )
-from vitascope.explain.maps import AttentionRecorder, force_fused_attention_temporarily
+from vitascope.model import attention
+from vitascope.model.attention_recorder import AttentionRecorder
 
 KINDS = {
     "class token": {},
@@ -118,10 +119,8 @@ def test_a_transformers_model_s_maps_are_its_own(way) -> None:
 
 def test_maps_that_do_not_make_the_output_are_refused(monkeypatch) -> None:
     model = made()
-    from vitascope.explain import maps
-
     monkeypatch.setattr(
-        maps, "compute_attention_maps", lambda query, key, mask: torch.softmax(query @ key.mT, -1)
+        attention, "compute_attention_maps", lambda query, key, mask: torch.softmax(query @ key.mT, -1)
     )  # no scale
     with pytest.raises(UserError, match="Block 1: the attention maps do not reproduce the block's output"):
         attention_maps(model, pictures(model))
@@ -291,11 +290,3 @@ def test_mistakes_get_one_sentence() -> None:
     ):
         with pytest.raises(UserError, match=words):
             call()
-
-
-def test_what_was_changed_for_looking_is_put_back_even_after_a_mistake() -> None:
-    model = made()
-    model.blocks[0].attn.kernel = "own"
-    with pytest.raises(UserError), force_fused_attention_temporarily(model):
-        model(torch.zeros(1))
-    assert model.blocks[0].attn.kernel == "own"

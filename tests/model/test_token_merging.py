@@ -8,13 +8,8 @@ from torch.nn import functional as F
 
 from tests.model.combinations import TINY
 from vitascope import ModelConfig, VisionTransformer
-from vitascope.model.token_merging import (
-    TokenGroups,
-    assign_patches_to_tokens,
-    drop_least_attended_patches,
-    encode_with_token_reduction,
-    merge_similar_patches,
-)
+from vitascope.model.explicit_blocks import assign_patches_to_tokens, encode_with_token_reduction
+from vitascope.model.token_merging import TokenGroups, drop_least_attended_patches, merge_similar_patches
 
 GRID = replace(TINY, img_size=16, reg_tokens=1)  # 16 patches, class token, one register
 

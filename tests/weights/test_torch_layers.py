@@ -3,10 +3,14 @@
 import pytest
 import torch
 import torchvision
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from vitascope import ModelConfig, SelfAttention, UserError, VisionTransformer, from_torch, to_torch
+from vitascope.model.attention_variants import add_lora
 from vitascope.model.block import Block
+from vitascope.model.config import ATTENTIONS, MLPS, NORMS
 from vitascope.weights.parameter_names import convert_weights_to_timm_format
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
@@ -100,6 +104,37 @@ def test_the_model_is_torchvisions_vit(dtype) -> None:
     assert (ours(images) - theirs(images)).abs().max() < TOLERANCE[dtype]
 
 
+@given(
+    settings=st.fixed_dictionaries(
+        {
+            "attention": st.sampled_from(ATTENTIONS),
+            "norm": st.sampled_from(NORMS),
+            "mlp": st.sampled_from(MLPS),
+            "init_values": st.sampled_from([None, 0.1]),
+            **{
+                name: st.booleans()
+                for name in ("qk_norm", "causal", "output_projection", "qkv_bias", "proj_bias", "class_token")
+            },
+            "drop_path_rate": st.sampled_from([0.0, 0.1]),
+        }
+    )
+)
+def test_every_block_is_converted_or_refused_in_a_sentence(settings) -> None:
+    try:
+        block = randomize_weights(Block(ModelConfig(embed_dim=8, num_heads=2, global_pool="avg", **settings), 0.0))
+        theirs = to_torch(block)
+    except UserError:
+        return
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(theirs(x), block(x), atol=1e-4, rtol=1e-4)
+
+
+def make_lora_attention() -> SelfAttention:
+    layers = nn.ModuleList([SelfAttention(8, 2)])
+    add_lora(layers, 2, 1.0)
+    return layers[0]
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -116,6 +151,9 @@ def test_the_model_is_torchvisions_vit(dtype) -> None:
             "Without bias, nn.TransformerEncoderLayer's norms",
         ),
         (lambda: to_torch(SelfAttention(8, 2, qk_norm=True)), "supports neither QK-norm nor causal"),
+        (lambda: to_torch(SelfAttention(8, 2, local=True)), "does not support LSA"),
+        (lambda: to_torch(Block(ModelConfig(embed_dim=8, num_heads=2, attention="lsa"))), "does not support LSA"),
+        (lambda: to_torch(make_lora_attention()), "The projection is a LoraProjection"),
         (lambda: to_torch(SelfAttention(8, 2, qkv_bias=False)), "Make qkv_bias and proj_bias equal"),
         (lambda: to_torch(SelfAttention(8, 2, proj_drop_rate=0.5)), "no dropout after its projection"),
         (

@@ -41,9 +41,9 @@ from vitascope.model.attention_cost import (
 )
 from vitascope.model.block import Block
 from vitascope.model.config import ModelConfig
+from vitascope.model.explicit_blocks import assign_patches_to_tokens
 from vitascope.model.patches import concat_shifted_copies
 from vitascope.model.positions import make_rotary_table, make_sincos2d_table
-from vitascope.model.token_merging import assign_patches_to_tokens
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import open_run_or_newest
 

@@ -1,6 +1,8 @@
 """Attribution methods: importance of each patch for a class, by attention, rollout, relevance, gradients or occlusion.
 
-Every method returns batch × row × column, not normalised; larger is more important.
+Every method returns batch × row × column, not normalised; larger is more important. A model with merged or dropped
+tokens is explained as it predicts. Maps are spread over all tokens: the patches of a merged token share its attention
+equally, and a dropped patch has none from then on.
 """
 
 from collections.abc import Callable
@@ -12,14 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError, suggest_choice
-from vitascope.explain.maps import (
-    attention_maps,
-    compute_logits,
-    compute_logits_and_maps,
-    compute_logits_with_all_tokens,
-)
+from vitascope.explain.maps import MapsAndStates, compute_maps_and_states
 from vitascope.explain.subject import TokenLayout, get_token_layout
-from vitascope.shapes import AttentionMaps, Images, PatchHeatmap, Probabilities, TargetClasses, TokenRelevance
+from vitascope.model.attention_recorder import compute_logits
+from vitascope.model.replay import freeze_token_groups, replay
+from vitascope.model.token_merging import spread_map_gradients
+from vitascope.model.vit import VisionTransformer
+from vitascope.shapes import (
+    AttentionMaps,
+    Images,
+    PatchHeatmap,
+    Probabilities,
+    TargetClasses,
+    TokenRelevance,
+    TokenWeights,
+)
 
 HEAD_FUSIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.mean(1),
@@ -74,8 +83,22 @@ class AttributionInputs:
     layout: TokenLayout
 
     @cached_property
+    def maps_and_states(self) -> MapsAndStates:
+        return compute_maps_and_states(self.model, self.images)
+
+    @property
     def maps(self) -> list[AttentionMaps]:
-        return attention_maps(self.model, self.images)
+        return self.maps_and_states.maps
+
+    @cached_property
+    def query_weights(self) -> TokenWeights:
+        """The weight of each token in what the classifier reads."""
+        weights = self.maps_and_states.pool_weights
+        return _make_query_weights(self.layout, self.maps[-1]) if weights is None else weights
+
+    def average_query_rows(self, token_matrix: Tensor) -> Tensor:
+        """Average the rows of the tokens that the classifier reads, with its weights: image × query × key -> × key."""
+        return torch.einsum("bq,bqk->bk", self.query_weights, token_matrix)
 
     @cached_property
     def maps_and_gradients(self) -> MapsAndGradients:
@@ -88,6 +111,21 @@ class AttributionInputs:
         return total - torch.eye(total.shape[-1], dtype=total.dtype, device=total.device)
 
 
+def _make_query_weights(layout: TokenLayout, maps: AttentionMaps) -> TokenWeights:
+    """Return the weights of a class token, or equal weights of all patches."""
+    weights = maps.new_zeros(len(maps), maps.shape[-1])
+    if layout.reads_class_token:
+        weights[:, 0] = 1.0
+    else:
+        weights[:, layout.num_prefix_tokens :] = 1 / layout.num_patches
+    return weights
+
+
+def uses_sequence_pooling(model: nn.Module) -> bool:
+    """Return whether the classifier reads a mean of the patches with learned weights, which depend on the image."""
+    return isinstance(model, VisionTransformer) and model.config.global_pool == "seq"
+
+
 def build_attribution_inputs(model: nn.Module, images: Images, target: int | None = None) -> AttributionInputs:
     """Explain the class `target`, or by default each image's predicted class."""
     return AttributionInputs(model, images, choose_target_classes(model, images, target), get_token_layout(model))
@@ -95,36 +133,36 @@ def build_attribution_inputs(model: nn.Module, images: Images, target: int | Non
 
 def attribute_by_last_block_attention(inputs: AttributionInputs) -> PatchHeatmap:
     """Attention of the token that the classifier reads, last block, averaged over heads. Equal for all classes."""
-    return inputs.layout.reshape_to_grid(inputs.layout.select_classifier_row(inputs.maps[-1].mean(1)))
+    return inputs.layout.reshape_to_grid(inputs.average_query_rows(inputs.maps[-1].mean(1)))
 
 
 def attribute_by_rollout(inputs: AttributionInputs, fusion: str = "mean", discard: float = 0.0) -> PatchHeatmap:
     """Attention rollout of the token that the classifier reads. Equal for all classes."""
     return inputs.layout.reshape_to_grid(
-        inputs.layout.select_classifier_row(rollout(inputs.maps, fusion=fusion, discard=discard))
+        inputs.average_query_rows(rollout(inputs.maps, fusion=fusion, discard=discard))
     )
 
 
 def attribute_by_gradient_times_attention(inputs: AttributionInputs) -> PatchHeatmap:
     """Gradient times attention in the last block: mean over heads of (∇A · A)⁺."""
     maps, gradients = inputs.maps_and_gradients
-    return inputs.layout.reshape_to_grid(
-        inputs.layout.select_classifier_row((maps[-1] * gradients[-1]).clamp(min=0).mean(1))
-    )
+    return inputs.layout.reshape_to_grid(inputs.average_query_rows((maps[-1] * gradients[-1]).clamp(min=0).mean(1)))
 
 
 def attribute_by_relevance(inputs: AttributionInputs) -> PatchHeatmap:
-    return inputs.layout.reshape_to_grid(inputs.layout.select_classifier_row(inputs.relevance))
+    return inputs.layout.reshape_to_grid(inputs.average_query_rows(inputs.relevance))
 
 
 def compute_maps_and_gradients(model: nn.Module, images: Images, targets: TargetClasses) -> MapsAndGradients:
     """Return all maps and the gradient of each image's target logit with respect to them."""
     with torch.enable_grad():
         # The input requires gradients, because otherwise the first map of a frozen model has none.
-        logits, maps = compute_logits_and_maps(model, images.detach().requires_grad_())
-        target_logits = logits.gather(1, targets[:, None]).sum()
-        gradients = torch.autograd.grad(target_logits, maps)
-    return MapsAndGradients([block.detach() for block in maps], list(gradients))
+        result = replay(model, images.detach().requires_grad_())
+        target_logits = result.logits.gather(1, targets[:, None]).sum()
+        gradients = list(torch.autograd.grad(target_logits, result.maps))
+    if result.memberships is not None:
+        gradients = [spread_map_gradients(*pair) for pair in zip(gradients, result.memberships, strict=False)]
+    return MapsAndGradients([block.detach() for block in result.spread_maps_over_all_tokens()], gradients)
 
 
 def integrated_gradients(
@@ -133,13 +171,15 @@ def integrated_gradients(
     """Integrated gradients (Sundararajan 2017) of the class's logit, from a grey baseline image to this image.
 
     Per pixel and channel. With more steps, their sum approaches the difference of the logits. `baseline` is the
-    normalised value of the grey image: 0 is the mean of the training images."""
+    normalised value of the grey image: 0 is the mean of the training images. On the whole path the same tokens are
+    merged or dropped as for the image, so that the logit has a gradient everywhere."""
     difference = images - baseline
+    compute_frozen_logits = freeze_token_groups(model, images)
     total = torch.zeros_like(images)
     for step in range(steps):  # midpoints
         interpolated = (baseline + difference * ((step + 0.5) / steps)).detach().requires_grad_()
         with torch.enable_grad():
-            target_logits = compute_logits_with_all_tokens(model, interpolated).gather(1, targets[:, None]).sum()
+            target_logits = compute_frozen_logits(interpolated).gather(1, targets[:, None]).sum()
             total += torch.autograd.grad(target_logits, interpolated)[0]
     return difference * total / steps
 

@@ -20,6 +20,7 @@ from vitascope.explain.attribution import (
     build_attribution_inputs,
     get_method_label,
     predict_probabilities,
+    uses_sequence_pooling,
 )
 from vitascope.explain.faithfulness import (
     Faithfulness,
@@ -31,7 +32,6 @@ from vitascope.explain.faithfulness import (
 from vitascope.explain.model_statistics import (
     apply_logit_lens_per_token,
     describe_initial_tokens,
-    record_hidden_states,
 )
 from vitascope.explain.subject import ExplainedModel, PatchPosition, TokenLayout
 from vitascope.run.files import make_folder
@@ -147,9 +147,11 @@ def _draw_selected_maps(
 ) -> Figure:
     heads = [head - 1 for head in selection.heads]
     maps = torch.stack([inputs.maps[block - 1][image_index, heads] for block in selection.blocks])
-    maps = extract_query_or_classifier_attention(maps, inputs.layout, selection.query_patch)
+    maps = extract_query_or_classifier_attention(
+        maps, inputs.layout, selection.query_patch, inputs.query_weights[image_index]
+    )
     names = [f"block {block}" for block in selection.blocks], [f"head {head}" for head in selection.heads]
-    caption = _format_attention_caption(inputs.layout, selection.query_patch)
+    caption = _format_attention_caption(inputs.layout, selection.query_patch, uses_sequence_pooling(inputs.model))
     return draw_attention_heads(image, maps.numpy(), names, selection.query_patch, title, caption)
 
 
@@ -172,11 +174,11 @@ def _convert_patch_to_zero_based(one_based_row_column: PatchPosition, layout: To
 
 
 def extract_query_or_classifier_attention(
-    maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None
+    maps: Tensor, layout: TokenLayout, query_patch: PatchPosition | None, query_weights: Tensor
 ) -> Tensor:
-    """Return the attention of the query patch, or of the classifier's token, as (block, head, row, column)."""
+    """Return the attention of the query patch, or of what the classifier reads, as (block, head, row, column)."""
     row = (
-        layout.select_classifier_row(maps)
+        torch.einsum("q,bhqk->bhk", query_weights, maps)
         if query_patch is None
         else maps[..., layout.get_token_index(*query_patch), :]
     )
@@ -205,7 +207,7 @@ def _write_logit_lens_figures(
     subject: ExplainedModel, inputs: AttributionInputs, file_stems: list[str], output_folder: Path
 ) -> list[Path]:
     """Draw the class probability of every patch after every block (logit lens)."""
-    states = record_hidden_states(inputs.model, inputs.images)
+    states = inputs.maps_and_states.hidden_states
     probabilities = [apply_logit_lens_per_token(inputs.model, state).softmax(-1) for state in states]
     files = []
     for index, (name, image) in enumerate(zip(file_stems, subject.denormalize_images(inputs.images), strict=True)):
@@ -263,7 +265,9 @@ def _format_explanation_caption(target_class: str, probability: float, heatmaps:
     return text
 
 
-def _format_attention_caption(layout: TokenLayout, query_patch: PatchPosition | None) -> str:
+def _format_attention_caption(
+    layout: TokenLayout, query_patch: PatchPosition | None, uses_pool_weights: bool = False
+) -> str:
     """Describe the attention maps; `query` is counted from 0."""
     if query_patch is not None:
         row, column = query_patch.row + 1, query_patch.column + 1
@@ -272,6 +276,7 @@ def _format_attention_caption(layout: TokenLayout, query_patch: PatchPosition | 
         subject_text = "Attention from the class token to each patch"
     else:
         subject_text = "Attention each patch receives, averaged over all query patches"
+        subject_text += " with the weights of the sequence pooling" if uses_pool_weights else ""
     prefix_text = f" Attention to the {layout.prefix_name} is not shown." if layout.num_prefix_tokens else ""
     uniform = 1 / (layout.num_prefix_tokens + layout.num_patches)
     return (

@@ -1,6 +1,7 @@
 """Write figures and numbers about a model's heads, blocks, positions and features, over many images."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +23,8 @@ from vitascope.evaluation.eval_data import load_eval_data, sample_val_or_train_i
 from vitascope.evaluation.report import spell_out_split_name
 from vitascope.explain import model_statistics
 from vitascope.explain.figures import save_png_and_svg
-from vitascope.explain.maps import iterate_logits_and_maps
 from vitascope.explain.subject import ExplainedModel, TokenLayout, get_token_layout
+from vitascope.model.replay import replay
 from vitascope.run.files import make_folder, write_atomically
 from vitascope.shapes import Images
 
@@ -49,20 +50,18 @@ def compute_head_and_block_statistics(subject: ExplainedModel, images: Images) -
     distance, entropy, norms, agreement, features = [], [], [], [], []
     similarity: model_statistics.MinibatchCKA | None = None
     for batch in model_statistics.iterate_equal_batches_dropping_rest(images):
-        logits, maps = next(iterate_logits_and_maps(model, batch, batch=len(batch)))
-        distance.append(
-            torch.stack([model_statistics.compute_mean_attention_distance(block, layout).mean(0) for block in maps])
-        )
-        entropy.append(torch.stack([model_statistics.compute_attention_entropy(block).mean(0) for block in maps]))
-        states = model_statistics.record_hidden_states(model, batch)
-        token_norms = torch.stack([model_statistics.compute_token_norms(state).flatten() for state in states])
-        norms.append(torch.stack([token_norms.quantile(0.5, 1), token_norms.quantile(0.95, 1), token_norms.amax(1)], 1))
         with torch.no_grad():
-            is_equal = torch.stack(
-                [model_statistics.apply_logit_lens(model, state).argmax(1) == logits.argmax(1) for state in states]
-            )
-        agreement.append(is_equal.float().mean(1))
-        pooled = [model_statistics.pool_class_token_or_mean(state, layout) for state in states]
+            result = replay(model, batch)
+            sizes = result.token_sizes or [None] * len(result.hidden_states)
+            states = list(zip(result.hidden_states, sizes, strict=True))
+            lens_logits = [model_statistics.apply_logit_lens(model, *state) for state in states]
+        spread_maps = result.spread_maps_over_all_tokens()
+        distance.append(_average_per_head(model_statistics.compute_mean_attention_distance, spread_maps, layout))
+        entropy.append(_average_per_head(model_statistics.compute_attention_entropy, result.maps))
+        norms.append(torch.stack([_compute_norm_quantiles(tokens) for tokens in result.hidden_states]))
+        answers = result.logits.argmax(1)
+        agreement.append(torch.stack([(logits.argmax(1) == answers).float().mean() for logits in lens_logits]))
+        pooled = [model_statistics.pool_class_token_or_mean(tokens, layout, size) for tokens, size in states]
         features.append(pooled[-1])
         similarity = similarity or model_statistics.MinibatchCKA(len(states))
         similarity.add_batch(pooled)
@@ -72,6 +71,17 @@ def compute_head_and_block_statistics(subject: ExplainedModel, images: Images) -
     return ProbeStatistics(
         means[0], means[1], means[2], similarity.compute_matrix(), means[3], torch.cat(features).cpu()
     )
+
+
+def _average_per_head(compute_statistic: Callable[..., Tensor], maps: list[Tensor], *arguments: Any) -> Tensor:
+    """Return the mean over images of a statistic of each head: block × head."""
+    return torch.stack([compute_statistic(block, *arguments).mean(0) for block in maps])
+
+
+def _compute_norm_quantiles(tokens: Tensor) -> Tensor:
+    """Return the median, the 95 % quantile and the maximum of the token norms."""
+    token_norms = model_statistics.compute_token_norms(tokens).flatten()
+    return torch.stack([token_norms.quantile(0.5), token_norms.quantile(0.95), token_norms.amax()])
 
 
 def write_model_statistics(

@@ -8,29 +8,28 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
-from vitascope.explain.maps import (
-    BATCH_SIZE,
-    AttentionRecorder,
-    compute_logits_with_all_tokens,
-    force_fused_attention_temporarily,
-)
+from vitascope.explain.maps import BATCH_SIZE
 from vitascope.explain.subject import TokenLayout
+from vitascope.model.head import MeanPool
+from vitascope.model.replay import replay
 from vitascope.model.vit import VisionTransformer
-from vitascope.shapes import AttentionMaps, Features, Images, Logits, Tokens
+from vitascope.shapes import AttentionMaps, Features, Images, Logits, Tokens, TokenSizes
 
 
 def compute_mean_attention_distance(maps: AttentionMaps, layout: TokenLayout) -> Float[Tensor, "image head"]:
     """Mean attention distance of each head, in patches: image × head.
 
     Attention to class and register tokens is excluded and the rest normalised to sum to 1. Otherwise a head that mostly
-    attends to the class token would seem local (the well-known figure of Keras does not exclude them)."""
+    attends to the class token would seem local (the well-known figure of Keras does not exclude them). The mean is over
+    the queries that attend to a patch: the rows of dropped patches are zero."""
     rows = torch.arange(layout.rows, dtype=maps.dtype, device=maps.device)
     columns = torch.arange(layout.columns, dtype=maps.dtype, device=maps.device)
     positions = torch.cartesian_prod(rows, columns)
     distance = torch.cdist(positions, positions)
     patch_maps = maps[..., layout.num_prefix_tokens :, layout.num_prefix_tokens :]
-    patch_maps = patch_maps / patch_maps.sum(-1, keepdim=True).clamp(min=1e-12)
-    return (patch_maps * distance).sum(-1).mean(-1)
+    totals = patch_maps.sum(-1)
+    distances = (patch_maps / totals[..., None].clamp(min=1e-12) * distance).sum(-1)
+    return distances.sum(-1) / (totals > 0).sum(-1).clamp(min=1)
 
 
 def compute_attention_entropy(maps: AttentionMaps) -> Float[Tensor, "image head"]:
@@ -85,36 +84,13 @@ def compute_patch_filter_pca(model: nn.Module, num_components: int = 28) -> Filt
 
 @torch.no_grad()
 def record_hidden_states(model: nn.Module, images: Images) -> list[Tokens]:
-    """Return all tokens at the input of the first block and after each block."""
-    recorder, states, hooks = AttentionRecorder(), [], []
-    blocks = find_longest_module_list(model)
+    """Return all tokens at the input of the first block and after each block.
 
-    def record_input(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        states.append(inputs[0])
-
-    def record_output(_: nn.Module, __: object, output: Any) -> None:
-        states.append(output if isinstance(output, Tensor) else output[0])
-
-    hooks = [
-        blocks[0].register_forward_pre_hook(record_input),
-        *(block.register_forward_hook(record_output) for block in blocks),
-    ]
-    try:
-        with force_fused_attention_temporarily(model), recorder:
-            compute_logits_with_all_tokens(model, images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return states
-
-
-def find_longest_module_list(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks: the longest list of modules of one type."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential) and len(module)]
-    uniform_lists = [modules for modules in lists if len({type(module) for module in modules}) == 1]
-    if not uniform_lists:
+    The patches of a merged token have equal states; a dropped patch keeps its last state."""
+    states = replay(model, images).spread_hidden_states_over_all_tokens()
+    if not states:
         raise UserError(f"{type(model).__name__} has no list of blocks.")
-    return list(max(uniform_lists, key=len))
+    return states
 
 
 def compute_token_norms(tokens: Tokens) -> Tensor:
@@ -122,15 +98,20 @@ def compute_token_norms(tokens: Tokens) -> Tensor:
     return tokens.norm(dim=-1)
 
 
-def pool_class_token_or_mean(tokens: Tokens, layout: TokenLayout) -> Features:
-    """Return the input of the classifier: the class token, or the mean of the patches."""
-    return tokens[:, 0] if layout.reads_class_token else tokens[:, layout.num_prefix_tokens :].mean(1)
+def pool_class_token_or_mean(tokens: Tokens, layout: TokenLayout, token_sizes: TokenSizes | None = None) -> Features:
+    """Return the class token if the classifier reads it, else the mean of the patches."""
+    if layout.reads_class_token:
+        return tokens[:, 0]
+    return MeanPool(layout.num_prefix_tokens)(tokens, token_sizes)
 
 
-def apply_logit_lens(model: nn.Module, tokens: Tokens) -> Logits:
+def apply_logit_lens(model: nn.Module, tokens: Tokens, token_sizes: TokenSizes | None = None) -> Logits:
     """Logit lens: apply the final norm, pooling and head to an earlier block's tokens."""
     final_layers = _find_norm_and_classifier(model)
-    return final_layers.classify(final_layers.norm(tokens))
+    normalized_tokens = final_layers.norm(tokens)
+    if isinstance(model, VisionTransformer):
+        return model.forward_head(normalized_tokens, token_sizes=token_sizes)
+    return final_layers.classify(normalized_tokens)
 
 
 def apply_logit_lens_per_token(model: Any, tokens: Tokens) -> Tensor:

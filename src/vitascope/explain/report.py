@@ -29,10 +29,10 @@ from vitascope.evaluation.eval_data import load_verified_run_split
 from vitascope.evaluation.figures import describe_possible_mislabelling, describe_shown_errors, list_evaluation_parts
 from vitascope.evaluation.report import Evaluation, Misclassification, spell_out_split_name
 from vitascope.evaluation.trained import TrainedTransformer
-from vitascope.explain.attribution import METHODS, build_attribution_inputs
-from vitascope.explain.maps import compute_logits
+from vitascope.explain.attribution import METHODS, build_attribution_inputs, uses_sequence_pooling
 from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics
 from vitascope.explain.subject import ExplainedModel, get_token_layout, open_model_to_explain
+from vitascope.model.attention_recorder import compute_logits
 from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.files import write_atomically
 from vitascope.shapes import Images
@@ -139,6 +139,7 @@ def make_page_data(subject: ExplainedModel, images: UInt8Images, captions: list[
             "rows": layout.rows,
             "columns": layout.columns,
             "reads_class": layout.reads_class_token,
+            "has_pool_weights": uses_sequence_pooling(model),
             "prefix_name": layout.prefix_name,
         },
         "examples": examples,
@@ -222,6 +223,7 @@ def compute_quantised_maps_and_relevance(model: nn.Module, image: Images, stored
         logits = compute_logits(model, image)
     return {
         "logits": logits[0].float().cpu().numpy(),
+        "query_weights": inputs.query_weights[0].float().cpu().numpy(),  # of what the classifier reads
         "maps_scale": maps_scale,
         "relevance_scale": relevance_scale,
         "image": np.ascontiguousarray(stored_image[0].permute(1, 2, 0).cpu().numpy()),

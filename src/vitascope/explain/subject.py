@@ -11,7 +11,6 @@ from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.evaluation.prediction import StoredShape
 from vitascope.evaluation.trained import TrainedTransformer, load
-from vitascope.model.config import TOKEN_REDUCTION_SETTINGS
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.directory import ExternalModel
 from vitascope.shapes import Images, PatchHeatmap
@@ -59,14 +58,6 @@ class TokenLayout:
                 f"0 to {self.columns - 1}."
             )
         return self.num_prefix_tokens + row * self.columns + column
-
-    def select_classifier_row(self, token_matrix: Tensor) -> Tensor:
-        """Return the row of the token that the head reads, or the mean over patches: (…, query, key) -> (…, key)."""
-        return (
-            token_matrix[..., 0, :]
-            if self.reads_class_token
-            else token_matrix[..., self.num_prefix_tokens :, :].mean(-2)
-        )
 
     def reshape_to_grid(self, tokens: Tensor) -> PatchHeatmap:
         """Arrange tokens as (batch, row, column), without the prefix tokens."""
@@ -138,8 +129,6 @@ def open_model_to_explain(model_ref: str, *, best: bool = False) -> ExplainedMod
     if model_ref.startswith("timm:"):
         return _load_timm_model(model_ref.removeprefix("timm:"))
     model = load(model_ref, best=best)
-    if model.config.token_reduction:  # explanations use all tokens
-        model.set_token_reduction(**dict.fromkeys(TOKEN_REDUCTION_SETTINGS, 0))
     return ExplainedModel(model.name, model, model.classes, model.info.preparation, model.info.stored, model.notes)
 
 

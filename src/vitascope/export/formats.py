@@ -1,11 +1,11 @@
 """Write a model as one file, with torch.export (.pt2) or as ONNX: any batch size, metadata, verified when written."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ from vitascope.export.verify import (
     suppress_logs_and_warnings,
 )
 from vitascope.model.anatomy import count_parameters
-from vitascope.model.block import Block
+from vitascope.model.explicit_blocks import ExplicitAttention, run_blocks
+from vitascope.model.token_merging import make_singleton_groups
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import write_atomically
 from vitascope.shapes import AttentionMapsByBlock, Logits
@@ -48,14 +49,10 @@ class TransformerWithMaps(VisionTransformer):
     """The model with explicit attention, so that it also returns the attention maps."""
 
     def forward(self, images: Tensor) -> tuple[Logits, AttentionMapsByBlock]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        tokens, maps_by_block = self.embed(images), []
-        for block in cast("Iterable[Block]", self.blocks):
-            normed = block.norm1(tokens)
-            maps = block.attn.maps(normed, None, self.rotation)
-            tokens = block.drop_path1(tokens, block.ls1(block.attn.mix(maps, normed)))
-            tokens = block.drop_path2(tokens, block.ls2(block.mlp(block.norm2(tokens))))
-            maps_by_block.append(maps)
-        return self.forward_head(self.norm(tokens)), torch.stack(maps_by_block, dim=1)
+        explicit = ExplicitAttention(compare_with_fused=False)  # compared when the file is verified
+        results = run_blocks(self, make_singleton_groups(self.embed(images)), explicit=explicit)
+        maps_by_block = torch.stack([result.maps for result in results if result.maps is not None], dim=1)
+        return self.forward_head(self.norm(results[-1].groups.tokens)), maps_by_block
 
 
 def copy_model_for_export(model: VisionTransformer, *, maps: bool = False) -> VisionTransformer:

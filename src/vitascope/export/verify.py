@@ -20,7 +20,7 @@ from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
 from vitascope.evaluation.eval_data import RunSample
 from vitascope.evaluation.fast import compute_max_relative_error
-from vitascope.explain.maps import compute_logits_and_maps, compute_logits_with_all_tokens
+from vitascope.model.attention_recorder import compute_logits_with_all_tokens, record_attention
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.files import make_folder
 from vitascope.shapes import Images
@@ -92,8 +92,8 @@ def _compute_logits_and_optional_maps(model: VisionTransformer, images: Images, 
     with disable_tf32_for_float32(make_float32_inference_hardware(model)):
         if num_outputs == 1:
             return (compute_logits_with_all_tokens(model, images).cpu(),)
-        logits, maps = compute_logits_and_maps(model, images)
-        return logits.cpu(), torch.stack(maps, dim=1).cpu()
+        recording = record_attention(model, images)
+        return recording.logits.cpu(), torch.stack(recording.maps, dim=1).cpu()
 
 
 @dataclass(frozen=True)

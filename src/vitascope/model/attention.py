@@ -99,56 +99,67 @@ class SelfAttention(nn.Module):
         """Attend. With `num_output_tokens`, only the first `num_output_tokens` tokens are queries and outputs."""
         check_token_shape_and_dtype(tokens, self.embed_dim)
         if num_output_tokens is not None:
-            return self.attend_and_project(*self.compute_queries_keys_values(tokens, rotation, num_output_tokens), mask)
+            qkv = self.compute_queries_keys_values(tokens, rotation, num_output_tokens)
+            return self.concat_and_project_heads(self.attend(*qkv, mask))
         packed = self.qkv(tokens)
         is_plain = mask is None and not self.causal and self.scale is None and not (self.training and self.attn_drop.p)
         if is_plain and self._can_use_triton_kernel(packed) and kernels.fits_short_attention(packed):
             from vitascope.kernels.short_attention import short_attention
 
             return self.proj_drop(self.proj(short_attention(packed, *self._collect_kernel_args(rotation))))
-        return self.attend_and_project(*self._normalize_and_rotate_packed(packed, rotation), mask)
+        qkv = self._normalize_and_rotate_packed(packed, rotation)
+        return self.concat_and_project_heads(self.attend(*qkv, mask))
 
-    def attend_and_project(
+    def attend(
         self,
         query: Queries,
         key: HeadTokens,
         value: HeadTokens,
         mask: Tensor | None = None,
         token_sizes: TokenSizes | None = None,
-    ) -> OutputTokens:
-        """Attend with the fused kernel and project. `token_sizes`: number of patches merged into each key."""
+    ) -> Queries:
+        """Return each head's output, with the fused kernel. `token_sizes`: number of patches merged into each key."""
+        dropout = self.attn_drop.p if self.training else 0.0
+        if self.kernel == UNFUSED_KERNEL and not dropout:
+            return self.compute_maps(query, key, mask, token_sizes) @ value
         has_no_empty_row = mask is None and key.shape[2] > 1  # causal and local masks leave every query a key
+        score_mask = self.make_score_mask(query, key, mask, token_sizes)
+        with prefer_sdpa_backend(self.kernel):
+            return attend_fused(
+                query,
+                key,
+                value,
+                score_mask,
+                causal=self.causal and score_mask is None,
+                dropout_rate=dropout,
+                all_rows_have_a_key=has_no_empty_row,
+            )
+
+    def compute_maps(
+        self, query: Queries, key: HeadTokens, mask: Tensor | None = None, token_sizes: TokenSizes | None = None
+    ) -> AttentionMaps:
+        """Return the attention maps of these queries and keys; `attend` averages the values with them as weights."""
+        mask = self.make_score_mask(query, key, mask, token_sizes)
+        if mask is None and self.causal:
+            mask = causal_mask(key.shape[2], key.device)[: query.shape[2]]
+        return compute_attention_maps(query, key, mask)
+
+    def make_score_mask(
+        self, query: Queries, key: HeadTokens, mask: Tensor | None = None, token_sizes: TokenSizes | None = None
+    ) -> Tensor | None:
+        """Combine the caller's mask with the layer's, for these queries; None: no mask, or only the causal one."""
         mask = (
             self.combine_with_causal_or_local_mask(mask, key)
             if token_sizes is None
             else self.compute_size_bias(token_sizes, key)
         )
-        mask = mask if mask is None else mask[..., : query.shape[2], :]
-        dropout = self.attn_drop.p if self.training else 0.0
-        if self.kernel == UNFUSED_KERNEL and not dropout:
-            if self.causal and mask is None:
-                mask = causal_mask(key.shape[2], key.device)[: query.shape[2]]
-            return self.concat_and_project_heads(compute_attention_maps(query, key, mask) @ value)
-        with prefer_sdpa_backend(self.kernel):
-            head_outputs = attend_fused(
-                query,
-                key,
-                value,
-                mask,
-                causal=self.causal and mask is None,
-                dropout_rate=dropout,
-                all_rows_have_a_key=has_no_empty_row,
-            )
-        return self.concat_and_project_heads(head_outputs)
+        return mask if mask is None else mask[..., : query.shape[2], :]
 
     def maps(self, tokens: Tensor, mask: Tensor | None = None, rotation: Tensor | None = None) -> AttentionMaps:
         """Return the attention maps, (batch, head, query, key); rows sum to 1."""
         check_token_shape_and_dtype(tokens, self.embed_dim)
         query, key, _ = self.compute_queries_keys_values(tokens, rotation)
-        mask = self.combine_with_causal_or_local_mask(mask, key)
-        if mask is None and self.causal:
-            mask = causal_mask(tokens.shape[1], tokens.device)
-        return compute_attention_maps(query, key, mask)
+        return self.compute_maps(query, key, mask)
 
     def mix(self, maps: AttentionMaps, tokens: Tokens) -> Tokens:
         """Average the values with the maps as weights, concatenate the heads, project."""

@@ -28,6 +28,9 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 
+# Largest allowed difference between the explicit and the fused output, relative to its maximum.
+MAX_RELATIVE_ERRORS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
 
 def prefer_sdpa_backend(backend_name: str) -> AbstractContextManager[object]:
     """Return a context in which PyTorch uses this fused kernel, or another one if it is not available."""
@@ -76,6 +79,16 @@ def attend_fused(
     check_mask_dtype_and_shape(mask, torch.Size([*query.shape[:-1], key.shape[-2]]))
     mask, empty = unmask_empty_rows(mask, query.dtype)
     return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout_rate).masked_fill(empty, 0.0)
+
+
+def check_maps_reproduce_output(explicit_output: Tensor, fused_output: Tensor, block_index: int) -> None:
+    """Raise an error unless maps @ value is what the fused kernel computes."""
+    error = (explicit_output - fused_output).abs().max() / fused_output.abs().max().clamp(min=1e-12)
+    if not error <= MAX_RELATIVE_ERRORS.get(fused_output.dtype, 1e-4):
+        raise UserError(
+            f"Block {block_index + 1}: the attention maps do not reproduce the block's output "
+            f"(relative error {error:.1e})."
+        )
 
 
 def _check_qkv_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:

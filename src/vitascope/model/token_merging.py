@@ -8,27 +8,23 @@ else from all tokens (as Liang et al. 2022, without their fused token). Class an
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitascope.model.scaled_dot_product import compute_attention_maps
+from vitascope.model.config import ModelConfig
 from vitascope.shapes import (
+    AllTokenMaps,
+    AllTokens,
     AttentionMaps,
     HeadTokens,
-    Images,
     OutputTokens,
     PatchMembership,
     TokenIndices,
     Tokens,
     TokenSizes,
 )
-
-if TYPE_CHECKING:
-    from vitascope.model.block import Block
-    from vitascope.model.vit import VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -46,8 +42,10 @@ class TokenGroups:
         """Return the groups with `branch` added to the tokens."""
         return replace(self, tokens=self.tokens + branch)
 
-    def keep_first(self, num_tokens: int) -> "TokenGroups":
-        """Return the first `num_tokens` tokens, without membership."""
+    def keep_first(self, num_tokens: int | None) -> "TokenGroups":
+        """Return the first `num_tokens` tokens, without membership; None: all tokens."""
+        if num_tokens is None:
+            return self
         return TokenGroups(
             self.tokens[:, :num_tokens], self.sizes[:, :num_tokens], self.position_indices[:, :num_tokens]
         )
@@ -63,71 +61,22 @@ class TokenGroups:
         )
 
 
-class ReducedTokens(NamedTuple):
-    """Tokens after all blocks, and the number of patches merged into each."""
-
-    tokens: OutputTokens
-    token_sizes: TokenSizes
-
-
-def encode_with_token_reduction(
-    model: "VisionTransformer", tokens: Tokens, num_output_tokens: int | None
-) -> ReducedTokens:
-    """Apply all blocks with token reduction and the final norm.
-
-    With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens."""
-    groups = run_blocks_with_token_reduction(model, _make_singleton_groups(tokens), num_output_tokens)
-    return ReducedTokens(model.norm(groups.tokens), groups.sizes)
-
-
-@torch.no_grad()
-def assign_patches_to_tokens(model: "VisionTransformer", images: Images) -> TokenIndices:
-    """Return the index of the token that contains each patch after all blocks, batch × patch; -1: dropped."""
-    tokens = model.embed(images)
-    identity = torch.eye(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1, -1)
-    groups = run_blocks_with_token_reduction(
-        model, replace(_make_singleton_groups(tokens), patch_membership=identity), None
-    )
-    membership = identity if groups.patch_membership is None else groups.patch_membership
-    token_indices = torch.where(membership.sum(1) > 0, membership.argmax(1), -1)
-    return token_indices[:, model.config.num_prefix_tokens :]
-
-
-def _make_singleton_groups(tokens: Tokens) -> TokenGroups:
+def make_singleton_groups(tokens: Tokens, *, track_membership: bool = False) -> TokenGroups:
     """Return groups of one token each."""
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
-    return TokenGroups(tokens, torch.ones_like(positions, dtype=torch.float32), positions)
+    sizes = torch.ones_like(positions, dtype=torch.float32)
+    membership = torch.diag_embed(torch.ones_like(tokens[..., 0])) if track_membership else None
+    return TokenGroups(tokens, sizes, positions, membership)
 
 
-def run_blocks_with_token_reduction(
-    model: "VisionTransformer", groups: TokenGroups, num_output_tokens: int | None
+def remove_tokens(
+    groups: TokenGroups, criterion: HeadTokens | AttentionMaps, config: ModelConfig, num_removed: int
 ) -> TokenGroups:
-    """Return the groups that remain after all blocks."""
-    for index, (block, num_removed) in enumerate(zip(model.blocks, model.config.num_removed_per_block, strict=True)):
-        outputs = num_output_tokens if index + 1 == len(model.blocks) else None
-        groups = _run_block_with_token_reduction(model, block, groups, num_removed, outputs)  # pyright: ignore[reportArgumentType]
-    return groups
-
-
-def _run_block_with_token_reduction(
-    model: "VisionTransformer", block: "Block", groups: TokenGroups, num_removed: int, num_output_tokens: int | None
-) -> TokenGroups:
-    """Apply one block and remove tokens between attention and MLP. With `num_output_tokens`, no token is removed."""
-    attn, prefix = block.attn, model.config.num_prefix_tokens
-    rotation = None if model.rotation is None else model.rotation[:, groups.position_indices][:, :, None]
-    query, key, value = attn.compute_queries_keys_values(block.norm1(groups.tokens), rotation, num_output_tokens)
-    if model.config.drop_tokens and num_output_tokens is None:
-        maps = compute_attention_maps(query, key, attn.combine_with_causal_or_local_mask(None, key))
-        groups = groups.add_residual(block.ls1(attn.concat_and_project_heads(maps @ value)))
-        groups = drop_least_attended_patches(groups, maps, prefix, num_removed, model.config.global_pool == "token")
-    else:
-        is_unmerged = groups.tokens.shape[1] == model.config.num_tokens or bool(model.config.drop_tokens)
-        attended = attn.attend_and_project(query, key, value, token_sizes=None if is_unmerged else groups.sizes)
-        groups = (groups if num_output_tokens is None else groups.keep_first(num_output_tokens)).add_residual(
-            block.ls1(attended)
-        )
-        groups = merge_similar_patches(groups, key, prefix, num_removed) if num_output_tokens is None else groups
-    return groups.add_residual(block.ls2(block.mlp(block.norm2(groups.tokens))))
+    """Merge by the keys, or drop by the attention maps: `criterion` holds the ones that `config` needs."""
+    prefix = config.num_prefix_tokens
+    if config.drop_tokens:
+        return drop_least_attended_patches(groups, criterion, prefix, num_removed, config.global_pool == "token")
+    return merge_similar_patches(groups, criterion, prefix, num_removed)
 
 
 def merge_similar_patches(groups: TokenGroups, key: HeadTokens, num_prefix_tokens: int, num_merged: int) -> TokenGroups:
@@ -196,3 +145,26 @@ def _gather_tokens(tokens: Tokens, token_indices: TokenIndices) -> OutputTokens:
 
 def _expand_indices(token_indices: TokenIndices, tokens: Tokens) -> Tensor:
     return token_indices[..., None].expand(-1, -1, tokens.shape[-1])
+
+
+def spread_maps(maps: AttentionMaps, membership: PatchMembership) -> AllTokenMaps:
+    """Return the maps between the original tokens. The patches of a token share its attention equally.
+
+    Rows sum to 1 as before. Rows and columns of dropped patches are zero."""
+    shares = membership / membership.sum(-1, keepdim=True)
+    return membership.mT[:, None] @ maps @ shares[:, None]
+
+
+def spread_map_gradients(gradients: AttentionMaps, membership: PatchMembership) -> AllTokenMaps:
+    """Return the gradients with respect to the maps between the original tokens.
+
+    They are the gradients of a model without merging in which the patches of a token are equal: the gradient of a row
+    is divided among its patches."""
+    shares = membership / membership.sum(-1, keepdim=True)
+    return shares.mT[:, None] @ gradients @ membership[:, None]
+
+
+def spread_tokens(tokens: OutputTokens, membership: PatchMembership, earlier_tokens: AllTokens) -> AllTokens:
+    """Return one token per original token: that of its group; a dropped patch keeps its token of `earlier_tokens`."""
+    is_dropped = membership.sum(1) == 0
+    return torch.where(is_dropped[..., None], earlier_tokens, membership.mT @ tokens)

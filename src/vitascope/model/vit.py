@@ -8,13 +8,13 @@ from vitascope.errors import UserError
 from vitascope.model.attention import check_token_shape_and_dtype
 from vitascope.model.block import Block, check_depth_noise_shape
 from vitascope.model.config import ModelConfig
+from vitascope.model.explicit_blocks import encode_with_token_reduction
 from vitascope.model.head import POOLS
 from vitascope.model.initialize import INITIALIZERS
 from vitascope.model.norm import make_norm
 from vitascope.model.patches import TOKENIZERS, check_image_shape_and_dtype
 from vitascope.model.positions import make_absolute_position_table, make_rotary_table
 from vitascope.model.precision import to_autocast_dtype
-from vitascope.model.token_merging import encode_with_token_reduction
 from vitascope.model.tokens import concat_prefix_tokens, prepend_prefix_and_add_positions
 from vitascope.shapes import DepthNoise, Features, Images, Logits, OutputTokens, RotaryTable, Tokens, TokenSizes
 

@@ -56,6 +56,10 @@ def _convert_attention_to_torch(layer: SelfAttention) -> nn.MultiheadAttention:
         raise UserError(
             "nn.MultiheadAttention needs an output projection and supports neither QK-norm nor causal attention."
         )
+    if layer.scale is not None:
+        raise UserError("nn.MultiheadAttention does not support LSA, its mask and learned scale. Use attention=plain.")
+    if not isinstance(layer.qkv, nn.Linear):
+        raise UserError(f"The projection is a {type(layer.qkv).__name__}, not nn.Linear. Merge LoRA updates first.")
     bias = layer.qkv.bias is not None
     if bias != (layer.proj.bias is not None):
         raise UserError("nn.MultiheadAttention has one bias setting. Make qkv_bias and proj_bias equal.")

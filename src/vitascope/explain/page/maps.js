@@ -1,10 +1,11 @@
 // Compute one query's map from the stored maps: attention of a head, the mean over heads, rollout, or relevance.
 
-// Indices of the query tokens: one patch, or what the classifier reads (the class token, or all patches).
-function queryTokens(layout, query) {
-  if (query !== null) return [layout.prefix + query];
-  if (layout.reads_class) return [0];
-  return Array.from({ length: layout.rows * layout.columns }, (_, patch) => layout.prefix + patch);
+// Weights of the query tokens: one patch, or what the classifier reads (stored with the image).
+function queryWeights(example, layout, query) {
+  if (query === null) return Float64Array.from(example.query_weights.data);
+  const weights = new Float64Array(example.maps.shape[2]);
+  weights[layout.prefix + query] = 1;
+  return weights;
 }
 
 // One row of attention over all tokens, normalised to sum to 1.
@@ -23,29 +24,29 @@ function dequantiseRow(stored, scales, rowIndex) {
 
 // Relevance for the prediction, through all blocks (Chefer et al. 2021), as fractions of the total.
 export function relevanceMap(example, layout, query) {
-  const queries = queryTokens(layout, query);
   const total = new Float64Array(example.relevance.shape[1]);
-  for (const token of queries)
-    dequantiseRow(example.relevance, example.relevance_scale, token).forEach((value, key) => (total[key] += value / queries.length));
+  queryWeights(example, layout, query).forEach((weight, token) => {
+    if (weight) dequantiseRow(example.relevance, example.relevance_scale, token).forEach((value, key) => (total[key] += weight * value));
+  });
   return total;
 }
 
 // Attention of a head ('mean': of all heads), averaged over the query tokens.
 export function attentionMap(example, layout, block, head, query) {
   const heads = head === 'mean' ? [...Array(example.maps.shape[1]).keys()] : [head];
-  const queries = queryTokens(layout, query);
   const total = new Float64Array(example.maps.shape[2]);
-  for (const headIndex of heads)
-    for (const token of queries) attentionRow(example, block, headIndex, token).forEach((value, key) => (total[key] += value));
-  return total.map((value) => value / (heads.length * queries.length));
+  queryWeights(example, layout, query).forEach((weight, token) => {
+    if (!weight) return;
+    for (const headIndex of heads)
+      attentionRow(example, block, headIndex, token).forEach((value, key) => (total[key] += (weight * value) / heads.length));
+  });
+  return total;
 }
 
 // Attention rollout up to this block: the residual connection keeps half of each token.
 export function rolloutMap(example, layout, block, query) {
   const numTokens = example.maps.shape[2];
-  let weights = new Float64Array(numTokens);
-  const queries = queryTokens(layout, query);
-  for (const token of queries) weights[token] = 1 / queries.length;
+  let weights = queryWeights(example, layout, query);
   for (let step = block; step >= 0; step--) {
     const next = weights.map((value) => value / 2);
     for (let token = 0; token < numTokens; token++) {

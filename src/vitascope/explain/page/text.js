@@ -14,6 +14,7 @@ function describeQuery(layout, query) {
 }
 
 export function describeSelection(layout, state, values) {
+  const weighting = layout.has_pool_weights ? ' with the weights of the sequence pooling' : '';
   const patches = Array.from(values.subarray(layout.prefix));
   const order = patches.map((_, patch) => patch).sort((a, b) => patches[b] - patches[a]);
   const largest = order.slice(0, 3).map((patch) => `${formatFraction(patches[patch])} (${formatPatch(layout, patch)})`);
@@ -21,11 +22,11 @@ export function describeSelection(layout, state, values) {
   const query = describeQuery(layout, state.query);
   const head = state.head === 'mean' ? 'mean over heads' : `head ${state.head + 1}`;
   if (state.map === 'relevance') {
-    const finding = query ? `Largest contributions to ${query}` : 'Largest contributions, averaged over all patches';
+    const finding = query ? `Largest contributions to ${query}` : `Largest contributions, averaged over all patches${weighting}`;
     return `Relevance for the prediction, through all blocks. ${finding}: ${largest.join('; ')}.${prefixText}`;
   }
   const source = state.map === 'rollout' ? `Rollout up to block ${state.block + 1}` : `Block ${state.block + 1}, ${head}`;
   const uniform = formatFraction(1 / values.length);
-  const finding = query ? `Largest attention from ${query}` : 'Largest attention that patches receive, averaged over all query patches';
+  const finding = query ? `Largest attention from ${query}` : `Largest attention that patches receive, averaged over all query patches${weighting}`;
   return `${source}. ${finding}: ${largest.join('; ')}.${prefixText} Uniform attention would be ${uniform}.`;
 }

@@ -1,0 +1,134 @@
+"""Tokens -> Tokens: the blocks written out once, step by step: attention maps, and tokens merged or dropped between.
+
+`Block.forward` is the fast version for training and for full sequences; a test holds both equal.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitascope.model.attention import QueriesKeysValues, SelfAttention
+from vitascope.model.scaled_dot_product import attend_fused, check_maps_reproduce_output
+from vitascope.model.token_merging import TokenGroups, make_singleton_groups, remove_tokens
+from vitascope.shapes import AttentionMaps, Images, OutputTokens, RotaryTable, TokenIndices, Tokens, TokenSizes
+
+if TYPE_CHECKING:
+    from vitascope.model.vit import VisionTransformer
+
+MapEditor = Callable[[int, Tensor], Tensor]  # index of the block, maps -> edited maps
+
+
+class ExplicitAttention(NamedTuple):
+    """How attention maps are computed. The model uses the maps that `edit_maps` returns instead of its own."""
+
+    edit_maps: MapEditor | None = None
+    compare_with_fused: bool = True  # raise an error if the maps do not reproduce the fused kernel's output
+
+
+class BlockResult(NamedTuple):
+    groups: TokenGroups  # after the block
+    maps: AttentionMaps | None  # None: computed by the fused kernel, which does not return them
+    criterion: Tensor | None  # keys or maps that selected the tokens to merge or drop; None: none were removed
+
+
+class ReducedTokens(NamedTuple):
+    """Tokens after all blocks, and the number of patches merged into each."""
+
+    tokens: OutputTokens
+    token_sizes: TokenSizes
+
+
+def encode_with_token_reduction(
+    model: "VisionTransformer", tokens: Tokens, num_output_tokens: int | None
+) -> ReducedTokens:
+    """Apply all blocks with token reduction and the final norm, with the fused kernel.
+
+    With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens."""
+    groups = run_blocks(model, make_singleton_groups(tokens), num_output_tokens)[-1].groups
+    return ReducedTokens(model.norm(groups.tokens), groups.sizes)
+
+
+@torch.no_grad()
+def assign_patches_to_tokens(model: "VisionTransformer", images: Images) -> TokenIndices:
+    """Return the index of the token that contains each patch after all blocks, batch × patch; -1: dropped."""
+    groups = run_blocks(model, make_singleton_groups(model.embed(images), track_membership=True))[-1].groups
+    membership: Any = groups.patch_membership
+    token_indices = torch.where(membership.sum(1) > 0, membership.argmax(1), -1)
+    return token_indices[:, model.config.num_prefix_tokens :]
+
+
+def run_blocks(
+    model: "VisionTransformer",
+    groups: TokenGroups,
+    num_output_tokens: int | None = None,
+    *,
+    explicit: ExplicitAttention | None = None,
+    criteria: list[Tensor | None] | None = None,
+) -> list[BlockResult]:
+    """Apply all blocks; tokens are merged or dropped as the model's settings say. Without dropout.
+
+    With `explicit`, attention maps are computed and returned. `criteria`, of an earlier call: merge or drop the same
+    tokens again. With `num_output_tokens`, the last block returns only the first `num_output_tokens` tokens."""
+    results = []
+    for index, num_removed in enumerate(model.config.num_removed_per_block):
+        outputs = num_output_tokens if index + 1 == len(model.blocks) else None
+        criterion = None if criteria is None else criteria[index]
+        results.append(_run_block(model, index, groups, num_removed, outputs, explicit, criterion))
+        groups = results[-1].groups
+    return results
+
+
+def _run_block(
+    model: "VisionTransformer",
+    index: int,
+    groups: TokenGroups,
+    num_removed: int,
+    num_output_tokens: int | None,
+    explicit: ExplicitAttention | None,
+    criterion: Tensor | None,
+) -> BlockResult:
+    """Apply one block and remove tokens between attention and MLP. With `num_output_tokens`, no token is removed."""
+    block: Any = model.blocks[index]
+    attn: SelfAttention = block.attn
+    num_removed = num_removed if num_output_tokens is None else 0
+    qkv = attn.compute_queries_keys_values(
+        block.norm1(groups.tokens), _select_rotation(model, groups), num_output_tokens
+    )
+    has_merged_tokens = bool(model.config.merge_tokens) and groups.tokens.shape[1] < model.config.num_tokens
+    token_sizes = groups.sizes if has_merged_tokens else None
+    if model.config.drop_tokens and num_removed and criterion is None and explicit is None:
+        explicit = ExplicitAttention(compare_with_fused=False)  # the maps select the tokens to drop
+    maps = None if explicit is None else _compute_maps(attn, qkv, token_sizes, explicit, index)
+    head_outputs = attn.attend(*qkv, token_sizes=token_sizes) if maps is None else maps @ qkv.value
+    groups = groups.keep_first(num_output_tokens).add_residual(block.ls1(attn.concat_and_project_heads(head_outputs)))
+    if num_removed:
+        criterion = (maps if model.config.drop_tokens else qkv.key) if criterion is None else criterion
+        groups = remove_tokens(groups, criterion, model.config, num_removed)  # pyright: ignore[reportArgumentType]
+    return BlockResult(groups.add_residual(block.ls2(block.mlp(block.norm2(groups.tokens)))), maps, criterion)
+
+
+def _compute_maps(
+    attn: SelfAttention,
+    qkv: QueriesKeysValues,
+    token_sizes: TokenSizes | None,
+    explicit: ExplicitAttention,
+    block_index: int,
+) -> AttentionMaps:
+    query, key, value = qkv
+    maps = attn.compute_maps(query, key, token_sizes=token_sizes)
+    if explicit.compare_with_fused:
+        with torch.no_grad():
+            mask = attn.make_score_mask(query, key, token_sizes=token_sizes)
+            is_causal = attn.causal and mask is None
+            fused = attend_fused(query, key, value, mask, causal=is_causal, all_rows_have_a_key=True)
+            check_maps_reproduce_output(maps @ value, fused, block_index)
+    return maps if explicit.edit_maps is None else explicit.edit_maps(block_index, maps)
+
+
+def _select_rotation(model: "VisionTransformer", groups: TokenGroups) -> RotaryTable | None:
+    """Return the rotary table of the remaining tokens."""
+    if model.rotation is None or not model.config.token_reduction:
+        return model.rotation
+    return model.rotation[:, groups.position_indices][:, :, None]

@@ -6,6 +6,7 @@ from functools import cached_property
 from statistics import mean
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
+from vitascope.recipe.choices import LABELLED_OBJECTIVE
 from vitascope.records.ablation import (
     NOT_SIGNIFICANT,
     compute_ci_half_width,
@@ -199,7 +200,7 @@ class StudyResults:
     @property
     def uses_linear_probe(self) -> bool:
         """Whether all runs are trained without labels, so that a linear probe measures their accuracy."""
-        return self.design.objectives.isdisjoint({"classify"})
+        return self.design.objectives.isdisjoint({LABELLED_OBJECTIVE})
 
     @property
     def max_epochs(self) -> int:

@@ -31,6 +31,7 @@ TokenRelevance: TypeAlias = Float[Tensor, "batch token token"]  # contribution o
 TargetClasses: TypeAlias = Int[Tensor, "batch"]  # the class to explain, per image
 PatchMask: TypeAlias = Bool[Tensor, "batch patch"]  # True: this patch is hidden
 PatchNoise: TypeAlias = Float[Tensor, "batch patch"]  # a random number for every patch
+BlockNoise: TypeAlias = Float[Tensor, "batch block"]  # a random number for every block of patches
 DepthNoise: TypeAlias = Float[Tensor, "batch branch"]  # a random number for every residual branch: two per block
 BranchNoise: TypeAlias = Float[Tensor, "batch"]  # a random number for one residual branch
 TokenIndices: TypeAlias = Int[Tensor, "batch patch"]  # indices of patches or tokens, in any order

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training.test_captured import check_recorded_as_plain
-from tests.training.test_runs import build_state_and_run, check_goes_on_after_a_stop, check_refused
+from tests.training.test_runs import build_state_and_run, check_refused
 from tests.training.tiny import tiny_run
 from vitascope import ModelConfig, UserError, VisionTransformer
 from vitascope.data.config import AugmentConfig
@@ -202,10 +202,6 @@ def test_every_crop_of_an_image_has_its_own_draws(tmp_path) -> None:
     assert [tuple(crop.shape[2:]) for crop in crops] == [(8, 8), (8, 8), (4, 4), (4, 4)]
 
 
-def test_a_run_without_labels_goes_on_as_if_it_had_not_been_stopped(tmp_path) -> None:
-    check_goes_on_after_a_stop(tmp_path, **DINO)
-
-
 def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
     """RMSNorm, because a LayerNorm's last bias has no gradient behind a batch norm, and AdamW enlarges its rounding."""
     settings = {"train.final_weight_decay": 0.2, "dino.freeze_last": 0.2, "model.norm": "rmsnorm"}
@@ -273,12 +269,6 @@ REFUSED = {
 @pytest.mark.parametrize("word", REFUSED)
 def test_what_cannot_be_is_refused_in_one_sentence(word) -> None:
     check_refused("digits-dino", word, REFUSED[word])
-
-
-def test_without_batch_norm_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
-    settings = DINO | {"dino.batch_norm": False, "train.epochs": 1}
-    whole, parts = (tiny_run(tmp_path, **settings, **{"train.grad_accum_steps": count}) for count in (1, 4))
-    assert parts.metrics[0]["train_loss"] == pytest.approx(whole.metrics[0]["train_loss"], rel=1e-4)
 
 
 def test_a_rate_is_not_searched_by_a_loss_that_collapse_lowers(vitascope, tmp_path) -> None:

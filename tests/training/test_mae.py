@@ -192,13 +192,6 @@ def test_the_recorded_step_learns_what_the_plain_one_learns(tmp_path) -> None:
     check_recorded_as_plain(tmp_path, **(MAE | settings))
 
 
-def test_accumulating_gives_the_same_step_in_parts(tmp_path) -> None:
-    whole, parts = (
-        tiny_run(tmp_path, **MAE, **{"train.grad_accum_steps": count, "train.epochs": 1}) for count in (1, 4)
-    )
-    assert parts.metrics[0]["train_loss"] == pytest.approx(whole.metrics[0]["train_loss"], rel=1e-4)
-
-
 def test_mae_varies_by_crops_and_mirror_images_alone() -> None:
     photos = resolve_augmentation_for_objective(AugmentConfig(), "cifar10", 3, "mae").active_settings
     assert photos == {"flip": 0.5, "crop_scale": (0.2, 1.0)}

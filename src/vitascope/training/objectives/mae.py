@@ -18,7 +18,7 @@ from vitascope.model.pretraining import (
 )
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
-from vitascope.shapes import DepthNoise, Images, Patches, PatchNoise, TokenIndices
+from vitascope.shapes import BlockNoise, DepthNoise, Images, Patches, PatchNoise, TokenIndices
 from vitascope.training.objectives.masked_images import MaskedImageModelling, Reconstruction
 from vitascope.training.objectives.objective import Batch, StepMetrics
 from vitascope.training.optim.schedule import ScheduleValues
@@ -143,7 +143,7 @@ class Mae(MaskedImageModelling):
     def make_caption(self) -> str:
         return CAPTION.format(self.config.mask_ratio) + (NORM_PIX_CAPTION if self.config.norm_pix_loss else "")
 
-    def predict_pixels(self, images: Images, noise: PatchNoise) -> Reconstruction:
+    def predict_pixels(self, images: Images, noise: BlockNoise) -> Reconstruction:
         """With norm_pix_loss each reconstructed patch gets its true mean and standard deviation."""
         predicted, patch_ranks = self.autoencoder(images, noise)
         if self.config.norm_pix_loss:

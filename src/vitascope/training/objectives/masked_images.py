@@ -13,7 +13,7 @@ from vitascope.errors import UserError
 from vitascope.model.patches import patchify, unpatchify
 from vitascope.recipe.schema import Recipe
 from vitascope.run.files import make_folder
-from vitascope.shapes import Images, Patches, PatchMask, PatchNoise
+from vitascope.shapes import BlockNoise, Images, Patches, PatchMask
 from vitascope.training.objectives.objective import Batch
 from vitascope.training.objectives.self_supervised import SelfSupervised
 
@@ -85,7 +85,7 @@ class MaskedImageModelling(SelfSupervised):
         noise = [draws[name] for name in ("noise", "depth") if name in draws]
         return self.state.preprocessing.augment(images, draws, policy), *noise
 
-    def predict_pixels(self, images: Images, noise: PatchNoise) -> Reconstruction:
+    def predict_pixels(self, images: Images, noise: BlockNoise) -> Reconstruction:
         """Return the pixels that the current model predicts, for figures. It is in eval mode."""
         raise NotImplementedError
 

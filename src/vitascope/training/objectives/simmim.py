@@ -18,7 +18,7 @@ from vitascope.model.pretraining import count_visible_patches, select_visible_an
 from vitascope.model.tokens import concat_prefix_tokens, prepend_prefix_and_add_positions
 from vitascope.model.vit import VisionTransformer
 from vitascope.recipe.schema import Recipe
-from vitascope.shapes import DepthNoise, Images, Patches, PatchMask, PatchNoise
+from vitascope.shapes import BlockNoise, DepthNoise, Images, Patches, PatchMask
 from vitascope.training.objectives.masked_images import MaskedImageModelling, Reconstruction
 from vitascope.training.objectives.objective import Batch, StepMetrics
 from vitascope.training.optim.schedule import ScheduleValues
@@ -140,7 +140,7 @@ class SimMim(MaskedImageModelling):
             predicted = self.compiled_pixel_model(images, mask, *depth_noise)
         return {"train_loss": simmim_loss(predicted, patchify(images, self.state.model.config.patch_size), mask)}
 
-    def make_mask(self, noise: PatchNoise) -> PatchMask:
+    def make_mask(self, noise: BlockNoise) -> PatchMask:
         """Mask the blocks with the most noise. `noise`: a random number per block."""
         block_ranks = select_visible_and_restore_indices(noise, self.num_visible).restore_indices
         return expand_block_mask(block_ranks >= self.num_visible, self.block_grid, self.config.block_size)
@@ -148,6 +148,6 @@ class SimMim(MaskedImageModelling):
     def make_caption(self) -> str:
         return CAPTION.format(1 - self.num_visible / self.num_masked_units)
 
-    def predict_pixels(self, images: Images, noise: PatchNoise) -> Reconstruction:
+    def predict_pixels(self, images: Images, noise: BlockNoise) -> Reconstruction:
         mask = self.make_mask(noise)
         return Reconstruction(self.pixel_model(images, mask), mask)

@@ -1,6 +1,6 @@
 """`python -m benchmarks.pretraining`: the benefit of pretraining without labels, with 1, 10 and 100 % of the labels.
 
-One model starts from scratch, after DINO, or after MAE. All three are fine-tuned for equally many steps with each
+One model starts from scratch, or after DINO, MAE or SimMIM. All are fine-tuned for equally many steps with each
 fraction of the labels; learning rates differ by start. Training from scratch is repeated with the FLOPs of pretraining
 and fine-tuning (equal compute). Without `--tune`, all training images are used, and each run is evaluated once on the
 test images. Features are also evaluated by k-nearest neighbours and a linear probe. The record is written after each
@@ -25,10 +25,9 @@ from vitascope.run.directory import Run
 from vitascope.run.metrics import sum_epoch_seconds
 from vitascope.training.hardware import count_equivalent_forward_passes
 
-PRETRAINING_METHODS = ("dino", "mae")
 MAX_EPOCHS = 60  # with few images, an epoch has several passes to limit the overhead of validation
 SCRATCH_ARM, EQUAL_COMPUTE_ARM = "from scratch", "from scratch, as much compute"
-ARM_BY_METHOD = {"dino": "after DINO", "mae": "after MAE"}
+ARM_BY_METHOD = {"dino": "after DINO", "mae": "after MAE", "simmim": "after SimMIM"}
 
 
 def make_common_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def make_common_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def pretrain_or_find_run(pretraining_method: str, seed: int, args: argparse.Namespace) -> Run:
     """Pretrain without labels, or return an existing run."""
-    epochs = {"dino": args.dino_epochs, "mae": args.mae_epochs}[pretraining_method]
+    epochs = getattr(args, f"{pretraining_method}_epochs")
     folder = args.runs / f"{args.data}-{pretraining_method}"
     for path in sorted(folder.glob(f"*-seed{seed}/model.safetensors"), reverse=True):
         recipe = Run(path.parent).recipe
@@ -150,13 +149,13 @@ def measure_equal_compute(seed: int, label_fraction: float, args: argparse.Names
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="cifar10", help="data set; the recipes are DATA-dino and DATA-mae")
+    parser.add_argument("--data", default="cifar10", help="data set; the recipes are DATA-dino and so on")
     parser.add_argument("--images", type=int, default=50_000, help="number of training images of the data set")
-    parser.add_argument("--starts", nargs="*", choices=PRETRAINING_METHODS, default=list(PRETRAINING_METHODS))
+    parser.add_argument("--starts", nargs="*", choices=list(ARM_BY_METHOD), default=list(ARM_BY_METHOD))
     parser.add_argument("--labels", nargs="+", type=float, default=[0.01, 0.1, 1.0])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--dino-epochs", type=int)
-    parser.add_argument("--mae-epochs", type=int)
+    for method in ARM_BY_METHOD:
+        parser.add_argument(f"--{method}-epochs", type=int)
     parser.add_argument("--steps", type=int, default=3000, help="fine-tuning steps with all labels")
     parser.add_argument("--fewer", type=float, default=0.5, help="fraction of those steps with fewer labels")
     parser.add_argument(

@@ -14,9 +14,9 @@ from benchmarks.__main__ import RESULTS_FOLDER
 from benchmarks.arms import train_and_measure
 from benchmarks.figures import SettingEffect, TimePoint, draw_accuracy_over_time, draw_setting_effects
 from benchmarks.records import GrowingRecord, add_run_options
-from vitascope.data.config import resolve_augmentation
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError, suggest_choice
+from vitascope.recipe.augmentation import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe, format_value
 from vitascope.records.ablation import (
@@ -126,7 +126,9 @@ def make_row_name(arm_name: str, base_name: str) -> str:
 
 def _fill_in_augmentation(recipe: Recipe) -> Recipe:
     """The recipe with the data set's default augmentation filled in."""
-    augment = resolve_augmentation(recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective)
+    augment = resolve_augmentation_for_objective(
+        recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective
+    )
     return replace(recipe, data=replace(recipe.data, augment=augment))
 
 

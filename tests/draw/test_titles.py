@@ -9,6 +9,7 @@ from vitascope.draw.evaluation import draw_confusion_matrix
 from vitascope.draw.explanation import draw_heat_maps_over_image
 from vitascope.draw.images import draw_image_tiles
 from vitascope.draw.style import wrap_text
+from vitascope.recipe.choices import load_objective
 
 NAMES = ["African_elephant", "golden_retriever", "goldfish"]
 
@@ -88,11 +89,23 @@ def test_the_loss_axis_names_the_loss() -> None:
     labelled = {"loss": loss, "accuracy": accuracy}
     mae = {"loss": loss, "accuracy": accuracy | {"k-nearest neighbours": [(1, 0.5)]}}
     dino = mae | {"teacher": {"entropy": [(1, 1.0)]}}
-    axes = [draw_learning_curves(curves, "run").axes[0].get_ylabel() for curves in (labelled, mae, dino)]
+    runs = {"classify": labelled, "mae": mae, "dino": dino}
+    objectives = {name: load_objective(name) for name in runs}
+    figures = [
+        draw_learning_curves(curves, "run", objectives[name].loss_name, objectives[name].curve_panels)
+        for name, curves in runs.items()
+    ]
+    axes = [figure.axes[0].get_ylabel() for figure in figures]
     assert axes == [
         "cross-entropy",
         "training loss:\nmean squared error of hidden patches",
         "training loss:\ncross-entropy of teacher and student",
     ]
-    compared = draw_run_comparison({"a": labelled, "b": mae}, "two runs").axes[0].get_ylabel()
+    compared = (
+        draw_run_comparison(
+            {"a": labelled, "b": mae}, "two runs", [objectives["classify"].loss_name, objectives["mae"].loss_name]
+        )
+        .axes[0]
+        .get_ylabel()
+    )
     assert compared == "cross-entropy\nor mean squared error of hidden patches"

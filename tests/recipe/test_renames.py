@@ -14,8 +14,10 @@ from vitascope import UserError
 from vitascope.data.config import AugmentConfig, DataConfig
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
 from vitascope.recipe.reading import RENAMED, RENAMED_VALUES, convert_old_settings, read_recipe
-from vitascope.recipe.train import DinoConfig, MaeConfig, TrainConfig
+from vitascope.recipe.train import TrainConfig
 from vitascope.run.directory import Run
+from vitascope.training.objectives.dino import DinoConfig
+from vitascope.training.objectives.mae import MaeConfig
 
 SECTIONS = {
     "data": DataConfig, "data.augment": AugmentConfig, "model": ModelConfig, "train": TrainConfig, "dino": DinoConfig,

@@ -18,6 +18,7 @@ from vitascope.training.engines.batched import BatchedTraining
 VARIED = {"data.augment.cutmix": 1.0, "data.augment.mixup": 0.4, "data.augment.erase": 0.25, "train.device": "cpu"}
 DINO = {"train.objective": "dino", "train.ema": 0, "dino.prototypes": 32, "dino.local_size": 4, "dino.hidden": 32}
 OBJECTIVES = {"classify": VARIED, "mae": {"train.objective": "mae", "mae.pictures": 0}, "dino": DINO}
+OBJECTIVES["simmim"] = {"train.objective": "simmim", "simmim.pictures": 0}
 
 
 def train_single_runs(folder: Path, settings: dict, compiled: str) -> list[float]:

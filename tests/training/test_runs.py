@@ -14,9 +14,9 @@ import vitascope
 from tests.training.killing import kill_after_epoch
 from tests.training.tiny import EVERYTHING, TINY, shared_run, tiny_run, untimed
 from vitascope import UserError
-from vitascope.data.config import resolve_augmentation
 from vitascope.data.sources.arrays import open_builtin_digits
 from vitascope.data.splits import load_train_and_validation_data
+from vitascope.recipe.augmentation import resolve_augmentation_for_objective
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.directory import Run, create_run_folder, open_run_or_newest
@@ -66,7 +66,10 @@ def build_state_and_run(folder: Path, **settings):
     recipe = read_recipe("digits", words)
     objective = recipe.train.objective
     recipe = replace(
-        recipe, data=replace(recipe.data, augment=resolve_augmentation(recipe.data.augment, "digits", 1, objective))
+        recipe,
+        data=replace(
+            recipe.data, augment=resolve_augmentation_for_objective(recipe.data.augment, "digits", 1, objective)
+        ),
     )
     data = load_train_and_validation_data(recipe.data, (8, 8), 1, recipe.train.seed)
     return seed_and_build_train_state(recipe, data), create_run_folder(recipe, folder)

@@ -1,6 +1,6 @@
 """Settings of the data, and the default augmentation of each data set, checked on construction, without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from vitascope.errors import UserError, skip_beartype, suggest_choice
@@ -191,56 +191,27 @@ DATASETS_WITHOUT_FLIPS = ("digits", "mnist")
 
 
 def resolve_augmentation(
-    requested: AugmentConfig, dataset_name: str, num_channels: int = 3, objective: str = "classify"
+    requested: AugmentConfig,
+    dataset_name: str,
+    num_channels: int = 3,
+    adapt_policy: Callable[[AugmentConfig, int], AugmentConfig] | None = None,
 ) -> AugmentConfig:
-    """Complete the settings with the data set's policy; a user's own data gets the policy of photos or symbols."""
+    """Complete the settings with the data set's policy; a user's own data gets the policy of photos or symbols.
+
+    `adapt_policy` changes the policy for an objective, given the number of channels."""
     policy = POLICIES.get(dataset_name, PHOTO_POLICY if num_channels == 3 else SYMBOL_POLICY)
-    if objective != "classify":
-        _check_augmentation_suits_objective(requested, objective)
-        policy = _adapt_policy_to_self_supervision(policy, objective, num_channels)
-    settings = requested.fill_missing_from(policy)
+    settings = requested.fill_missing_from(adapt_policy(policy, num_channels) if adapt_policy else policy)
     if dataset_name in DATASETS_WITHOUT_FLIPS and settings.flip:
         raise UserError(
             f"data.augment.flip={settings.flip} is not allowed for {dataset_name}: "
             "a mirrored digit is a different symbol. Set it to 0."
         )
-    if settings.flip_mode == "alternating" and (objective == "dino" or settings.flip not in (0.0, 0.5)):
-        reason = (
-            "DINO draws a new crop each time"
-            if objective == "dino"
-            else f"data.augment.flip={settings.flip} is not 0.5"
-        )
-        raise UserError(
-            f"data.augment.flip_mode=alternating flips an image in every other pass, but {reason}. "
-            "Use flip_mode=random."
-        )
+    if settings.flip_mode == "alternating" and settings.flip not in (0.0, 0.5):
+        raise make_alternating_flip_error(f"data.augment.flip={settings.flip} is not 0.5")
     return settings
 
 
-def _adapt_policy_to_self_supervision(policy: AugmentConfig, objective: str, num_channels: int) -> AugmentConfig:
-    """Return the policy without mixing and erasing.
-
-    MAE uses only crops and flips (He et al. 2022, appendix A.1). DINO adds colour jitter (Caron et al. 2021), without
-    blur, which removes too much of 32 pixels. The `dino` settings define its crops."""
-    adapted = replace(policy, mixup=0.0, cutmix=0.0, erase=0.0, randaugment=0)
-    if num_channels != 3:
-        return adapted
-    adapted = replace(adapted, shift=0, brightness=0.0, contrast=0.0, saturation=0.0)
-    if objective == "mae":
-        return replace(adapted, crop_scale=(0.2, 1.0))
-    return replace(adapted, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2)
-
-
-def _check_augmentation_suits_objective(requested: AugmentConfig, objective: str) -> None:
-    if requested.mixup or requested.cutmix:
-        name = "mixup" if requested.mixup else "cutmix"
-        raise UserError(f"data.augment.{name} mixes labels, but train.objective={objective} uses none. Leave it out.")
-    for name in ("crop_scale",) if objective == "dino" else ("erase",):
-        if getattr(requested, name):
-            reason = (
-                "its crops are set by dino.global_crops_scale and dino.local_crops_scale"
-                if objective == "dino"
-                else "it would have to reconstruct erased pixels"
-            )
-            value = getattr(requested, name)
-            raise UserError(f"data.augment.{name}={value} cannot be used with train.objective={objective}: {reason}.")
+def make_alternating_flip_error(reason: str) -> UserError:
+    return UserError(
+        f"data.augment.flip_mode=alternating flips an image in every other pass, but {reason}. Use flip_mode=random."
+    )

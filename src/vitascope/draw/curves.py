@@ -1,5 +1,6 @@
 """Line figures: training curves, the curves of several runs, log-log panels."""
 
+from collections.abc import Iterable, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from vitascope.draw import COLOURS, LOSS_NAMES
+from vitascope.draw import COLOURS, CROSS_ENTROPY, CurvePanel
 from vitascope.draw.style import (
     add_caption,
     choose_colours,
@@ -20,20 +21,23 @@ from vitascope.draw.style import (
 
 CurvePoints = list[tuple[float, float]]  # epoch, value
 LearningCurves = dict[str, dict[str, CurvePoints]]  # metric -> split -> points
-METRIC_UNITS = {"loss": LOSS_NAMES["classify"], "accuracy": "accuracy in %", "teacher": "nats"}
-METRIC_TITLES = {"teacher": "teacher distribution"}
+METRIC_UNITS = {"loss": CROSS_ENTROPY, "accuracy": "accuracy in %"}
 SUPERVISED_CAPTION = "Training values are averaged over the epoch; validation values are measured at its end."
 SELF_SUPERVISED_CAPTION = (
     "Trained without labels. Validation accuracy is measured with a linear probe and with k-nearest neighbours. "
 )
-TEACHER_CAPTION = (
-    "Teacher distribution: its entropy, KL(teacher ‖ student), and ln K, the entropy of a uniform distribution over "
-    "the K prototypes (dino.prototypes). The loss is entropy plus KL divergence."
-)
 
 
-def draw_learning_curves(curves: LearningCurves, title: str) -> Figure:
-    """Draw one panel per metric and one line per split; accuracies are fractions."""
+def draw_learning_curves(
+    curves: LearningCurves,
+    title: str,
+    loss_name: str = CROSS_ENTROPY,
+    further_panels: Mapping[str, CurvePanel] | None = None,
+) -> Figure:
+    """Draw one panel per metric and one line per split; accuracies are fractions.
+
+    `further_panels`: titles, units and captions of the other metrics."""
+    further_panels = {name: panel for name, panel in (further_panels or {}).items() if name in curves}
     without_labels = "k-nearest neighbours" in curves["accuracy"]
     figure, panels = create_figure(len(curves), width=5.0 * len(curves), height=4.4)
     for panel, (metric, lines) in zip(panels, curves.items(), strict=True):
@@ -43,19 +47,13 @@ def draw_learning_curves(curves: LearningCurves, title: str) -> Figure:
             draw_metric_line(panel, metric, points, color=colour, label=name, marker=marker, markersize=4)
         if any(lines.values()):
             panel.legend(frameon=False)
-        format_epoch_panel(panel, metric)
+        format_epoch_panel(panel, metric, further_panels.get(metric))
     if without_labels:
-        panels[0].set_ylabel(f"training loss:\n{_get_loss_name(curves)}")
+        panels[0].set_ylabel(f"training loss:\n{loss_name}")
     text = SELF_SUPERVISED_CAPTION if without_labels else SUPERVISED_CAPTION
     title = f"{title}. " if title else ""
-    add_caption(figure, f"{title}{text}{TEACHER_CAPTION if 'teacher' in curves else ''}")
+    add_caption(figure, "".join([title, text, *(panel.caption for panel in further_panels.values())]))
     return figure
-
-
-def _get_loss_name(curves: LearningCurves) -> str:
-    """Return what the training loss is. Training without labels has k-NN curves, and DINO a teacher."""
-    without_labels = "k-nearest neighbours" in curves["accuracy"]
-    return LOSS_NAMES["dino" if "teacher" in curves else "mae" if without_labels else "classify"]
 
 
 def draw_metric_line(panel: Axes, metric: str, points: CurvePoints, **line_style: Any) -> None:
@@ -65,13 +63,16 @@ def draw_metric_line(panel: Axes, metric: str, points: CurvePoints, **line_style
         panel.plot(epochs, [value * (100 if metric == "accuracy" else 1) for value in values], **line_style)
 
 
-def format_epoch_panel(panel: Axes, metric: str) -> None:
+def format_epoch_panel(panel: Axes, metric: str, labels: CurvePanel | None = None) -> None:
     set_integer_ticks(panel.xaxis)
     panel.grid(alpha=0.25)
-    set_labels(panel, METRIC_TITLES.get(metric, metric), "epoch", METRIC_UNITS[metric])
+    title, unit = (labels.title, labels.unit) if labels else (metric, METRIC_UNITS[metric])
+    set_labels(panel, title, "epoch", unit)
 
 
-def draw_run_comparison(curves_by_run: dict[str, LearningCurves], caption_text: str) -> Figure:
+def draw_run_comparison(
+    curves_by_run: dict[str, LearningCurves], caption_text: str, loss_names: Iterable[str] = (CROSS_ENTROPY,)
+) -> Figure:
     """Draw loss and accuracy, one colour per run: validation solid, training thin and dashed."""
     figure, panels = create_figure(2, width=11.0, height=4.8)
     for panel, metric in zip(panels, ("loss", "accuracy"), strict=True):
@@ -90,8 +91,7 @@ def draw_run_comparison(curves_by_run: dict[str, LearningCurves], caption_text: 
                     markersize=4,
                 )
         format_epoch_panel(panel, metric)
-    loss_names = dict.fromkeys(_get_loss_name(curves) for curves in curves_by_run.values())
-    panels[0].set_ylabel("\nor ".join(loss_names))
+    panels[0].set_ylabel("\nor ".join(dict.fromkeys(loss_names)))
     lines = [
         Line2D([], [], color=colour, label=escape_mathtext(name))
         for colour, name in zip(cycle(COLOURS), curves_by_run, strict=False)

@@ -203,6 +203,42 @@ class ResolutionAdapter(nn.Module):
         return model.forward_head(encoded, pre_logits=True)
 
 
+class BackboneWithHead(nn.Module):
+    """Crops -> prototype logits: the model and the head. Local crops use resampled position embeddings."""
+
+    def __init__(self, model: VisionTransformer, head: nn.Module, local_crop_encoder: ResolutionAdapter | None) -> None:
+        super().__init__()
+        self.model, self.head, self.local_crop_encoder = model, head, local_crop_encoder
+
+    def forward(
+        self,
+        global_crops: Tensor,
+        local_crops: Tensor | None = None,
+        global_depth_noise: Tensor | None = None,
+        local_depth_noise: Tensor | None = None,
+    ) -> Logits:
+        features = self.model.compute_pooled_features(global_crops, global_depth_noise)
+        if local_crops is not None and self.local_crop_encoder is not None:
+            local_features = self.local_crop_encoder(self.model, local_crops, local_depth_noise)
+            features = torch.cat([features, local_features])
+        return self.head(features)
+
+
+class DinoHeads(nn.Module):
+    """The heads of student and teacher, and the centre of the teacher's logits."""
+
+    centre: Tensor
+    seen: Tensor
+
+    def __init__(self, student_head: PrototypeHead, teacher_head: nn.Module) -> None:
+        super().__init__()
+        self.student, self.teacher = student_head, teacher_head
+        self.register_buffer("centre", torch.zeros(len(student_head.prototypes)))
+        self.register_buffer(
+            "seen", torch.zeros(len(student_head.prototypes))
+        )  # mean teacher logits of the current step
+
+
 def _make_position_resampling_matrix(config: ModelConfig, new_grid: tuple[int, int]) -> Tensor | None:
     """Return the matrix of the resampling, 1 × new position × old position: the resampled identity."""
     if config.absolute_positions == "none":

@@ -1,14 +1,14 @@
 """Read a recipe by name or path, apply key=value overrides, and check the result; settings of older versions."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitascope.errors import UserError, suggest_choice
 from vitascope.model.config import OLD_INITIALIZERS, ModelConfig
+from vitascope.recipe.choices import OBJECTIVE_SECTIONS
 from vitascope.recipe.schema import Recipe, flatten_and_format_settings, flatten_sections
+from vitascope.recipe.sections import build_schema, find_objective_sections, make_recipe
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -108,13 +108,7 @@ SETTING_ALIASES = {  # names of other libraries -> the setting
     "dataset": "data.name",
     "val_split": "data.validation",
 }
-_SECTION_CLASSES = {
-    "model": "ModelConfig",
-    "data": "DataConfig",
-    "train": "TrainConfig",
-    "dino": "DinoConfig",
-    "mae": "MaeConfig",
-}
+SECTION_NAMES = ("model", "data", "train", *OBJECTIVE_SECTIONS)
 BOOLEAN_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
 RECIPES_FOLDER = Path(__file__).parent.parent / "recipes"
 
@@ -187,18 +181,20 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
             raise UserError(f"{override} must be a range, such as {override.partition('=')[0]}=[0.4,1].")
         if override.endswith("=???"):  # OmegaConf's marker for a missing value, which it would ignore
             raise UserError(f"{override} is not a value. Leave the setting out for its default.")
-    schema = _build_schema()
+    schema = build_schema()
     try:
         path = find_recipe_path(name_or_path) if name_or_path else None
         layers = [OmegaConf.create({"name": path.stem}), _load_recipe_file(path, convert_old_names)] if path else []
         file_settings = flatten_and_format_settings(OmegaConf.to_container(layers[1])) if layers else {}  # pyright: ignore[reportArgumentType]
         settings = [*file_settings.items(), *(_split_override(override) for override in overrides)]
         reject_outdated_settings(settings)
+        file_sections = [(str(name), "") for name in layers[1]] if layers else []  # also those without settings
+        schema = build_schema(find_objective_sections([*settings, *file_sections]))
         for key, value in settings:
             if isinstance(OmegaConf.select(schema, key), bool) and value.lower() not in BOOLEAN_VALUES:
                 raise UserError(f"{key} must be true or false, not {value or 'empty'}.")  # OmegaConf reads 2 as true
         merged = OmegaConf.merge(schema, *layers, OmegaConf.from_dotlist(list(overrides)))
-        return OmegaConf.to_object(merged)  # pyright: ignore[reportReturnType]
+        return make_recipe(OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise UserError(_format_config_error(error, schema)) from error
     except (OSError, UnicodeDecodeError, TypeError) as error:
@@ -207,14 +203,6 @@ def read_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, conv
         ) from error
     except YAMLError as error:
         raise UserError(f"This cannot be read as YAML: {' '.join(str(error).split())}") from error
-
-
-@cache
-def _build_schema() -> "DictConfig":
-    """Return the schema, built once. Merging does not change it."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.structured(Recipe)
 
 
 def has_old_setting_names(recipe_path: Path) -> bool:
@@ -232,8 +220,8 @@ def _load_recipe_file(path: Path, convert_old_names: bool = False) -> "DictConfi
     if not config:
         raise UserError(f"The recipe {path} is empty.")
     if not isinstance(config, DictConfig):
-        raise UserError(f"The recipe {path} must contain sections of settings: {', '.join(_SECTION_CLASSES)}.")
-    for name in _SECTION_CLASSES:
+        raise UserError(f"The recipe {path} must contain sections of settings: {', '.join(SECTION_NAMES)}.")
+    for name in SECTION_NAMES:
         if name in config and not isinstance(config[name], DictConfig):
             raise UserError(f"The recipe {path}: {name} must contain settings, one per line below it.")
     return _rename_old_settings(config) if convert_old_names else config
@@ -262,7 +250,7 @@ def _has_pair_value(override: str) -> bool:
 
 def read_model_config(name_or_path: str | None, overrides: Sequence[str] = ()) -> ModelConfig:
     """Return the model of a recipe. Model settings may omit the section: depth=8."""
-    sections = {field.name for field in fields(Recipe)}
+    sections = {"name", "weights", *SECTION_NAMES}
     full_overrides = [
         text if "=" not in text.lstrip("=") or text.split("=")[0].split(".")[0] in sections else f"model.{text}"
         for text in overrides
@@ -282,18 +270,21 @@ def _format_config_error(error: Exception, schema: "DictConfig") -> str:
         level = schema
         for parent in parents:
             level = level[parent]
-        for part in ("train", "model", "data", "data.augment", "dino", "mae"):
+        sections = [name for name in OBJECTIVE_SECTIONS if name in schema]
+        for part in ("train", "model", "data", "data.augment", *sections):
             if last in OmegaConf.select(schema, part):
                 return f"There is no setting '{key}'. Did you mean {part}.{last}?"
         if last in SETTING_ALIASES:
             return f"There is no setting '{key}'. Did you mean {SETTING_ALIASES[last]}?"
         section = "".join(f"{parent}." for parent in parents)
-        return f"There is no setting '{key}'. {suggest_choice(last, [str(name) for name in level], section)}"
+        names = {str(name) for name in level} | (set() if parents else set(OBJECTIVE_SECTIONS))
+        return f"There is no setting '{key}'. {suggest_choice(last, names, section)}"
     for kind, words in (("Integer", "a whole number"), ("Float", "a number")):
         if f"could not be converted to {kind}" in first:
             first = f"{first.split(chr(39))[1]} is not {words}"
     if "type hint" in first:  # Python's type hints do not help users
         value = first.split("'")[1] if "'" in first else "that"
-        first = f"{value} has the wrong type. See {_SECTION_CLASSES.get(key.split('.')[0], 'Recipe')}"
+        section_class = OmegaConf.get_type(schema, key.split(".")[0]) or Recipe
+        first = f"{value} has the wrong type. See {section_class.__name__}"
         first += ". Write a pair as [32,64]" if "size" in key else ""
     return f"{key}: {first}." if key else f"{first}."

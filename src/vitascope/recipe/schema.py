@@ -9,9 +9,8 @@ from typing import Any
 from vitascope.data.config import DataConfig
 from vitascope.errors import UserError, skip_beartype
 from vitascope.model.config import ModelConfig
-from vitascope.recipe.train import DinoConfig, MaeConfig, TrainConfig
-
-OBJECTIVE_SECTIONS = ("dino", "mae")  # each is for the objective of the same name
+from vitascope.recipe.choices import load_objective
+from vitascope.recipe.train import TrainConfig
 
 
 @skip_beartype
@@ -24,8 +23,7 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    dino: DinoConfig = field(default_factory=DinoConfig)  # for train.objective=dino
-    mae: MaeConfig = field(default_factory=MaeConfig)  # for train.objective=mae
+    objective_config: Any = None  # the section of an objective without labels, such as dino; None: its defaults
 
     def __post_init__(self) -> None:
         if not self.name or any(sign in self.name for sign in "/\\:") or self.name.startswith("."):
@@ -36,8 +34,7 @@ class Recipe:
             tune, freeze = self.train.tune, self.train.freeze
             setting = f"train.tune={tune}" if tune != "full" else f"train.freeze={freeze}"
             raise UserError(f"{setting} freezes pretrained weights, but there are none. Set weights=….")
-        if self.train.objective != "classify":
-            self._check_self_supervised()
+        self._complete_and_check_objective()
         if self.data.augment.flip_mode == "alternating" and self.data.balance == "sampling":
             raise UserError(
                 "data.augment.flip_mode=alternating does not work with data.balance=sampling, which draws images at "
@@ -49,41 +46,17 @@ class Recipe:
             raise UserError(
                 "train.whiten initializes the patch projection. It needs model.tokenizer=patch and no weights=…."
             )
-        for name, config, defaults in (("dino", self.dino, DinoConfig()), ("mae", self.mae, MaeConfig())):
-            if config != defaults and self.train.objective != name:
-                raise UserError(
-                    f"{name}.… needs train.objective={name}, but train.objective={self.train.objective} is set."
-                )
 
-    def _check_self_supervised(self) -> None:
-        train, model, objective = self.train, self.model, self.train.objective
-        defaults = {"patience": 0, "distill": None, "tune": "full", "freeze": 0, "patch_share": 1.0}
-        for name, default in defaults.items():
-            if getattr(train, name) != default:
-                raise UserError(
-                    f"train.{name}={getattr(train, name)} needs labels, but train.objective={objective} has none. "
-                    "Remove it."
-                )
-        if self.data.balance != "none":
-            raise UserError(
-                f"data.balance={self.data.balance} needs labels, but train.objective={objective} has none. Remove it."
-            )
-        if model.token_reduction:
-            setting = f"model.{next(iter(model.token_reduction))}"
-            raise UserError(f"{setting} is for inference, not for train.objective={objective}. Remove it.")
-        if objective == "dino":
-            if train.ema:
-                raise UserError(
-                    f"train.ema={train.ema} does not work with DINO: its teacher is the EMA. Set train.ema=0."
-                )
-            if train.grad_accum_steps > 1 and self.dino.batch_norm:
-                raise UserError(
-                    f"train.grad_accum_steps={train.grad_accum_steps} does not work with dino.batch_norm, which needs "
-                    "the whole batch. Set train.grad_accum_steps=1 or dino.batch_norm=false."
-                )
-            _check_dino_settings(self.dino, model)
-        else:
-            _check_mae_masking(model)
+    def _complete_and_check_objective(self) -> None:
+        """Fill in the defaults of the objective's section, and check it against the rest of the recipe."""
+        name, config = self.train.objective, self.objective_config
+        objective = None if self.train.uses_labels else load_objective(name)
+        if objective is not None and config is None:
+            object.__setattr__(self, "objective_config", objective.config_class())
+        elif config is not None and (objective is None or type(config) is not objective.config_class):
+            raise UserError(f"{type(config).__name__} does not belong to train.objective={name}. Leave it out.")
+        if objective is not None:
+            objective.check_recipe(self)
 
 
 def _check_patch_share(train: TrainConfig, model: ModelConfig) -> None:
@@ -100,67 +73,29 @@ def _check_patch_share(train: TrainConfig, model: ModelConfig) -> None:
         raise UserError(f"{setting} keeps one token, but attention=lsa needs at least two. Choose a larger value.")
 
 
-def _check_dino_settings(dino: DinoConfig, model: ModelConfig) -> None:
-    size, (rows, columns) = dino.local_size, model.patch_shape
-    if dino.local_crops:
-        if size % rows or size % columns or size > min(model.image_shape):
-            raise UserError(
-                f"dino.local_size={size} must be a multiple of patch_size={model.patch_size} and at most "
-                f"img_size={model.img_size}."
-            )
-        _check_model_accepts_crops(size, model)
-    if dino.teacher_momentum == 1:
-        raise UserError("dino.teacher_momentum=1 never updates the teacher. The default is 0.996.")
-
-
-def _check_model_accepts_crops(crop_size: int, model: ModelConfig) -> None:
-    """Check that the model works with crops that have fewer patches than its images."""
-    rows, columns = model.patch_shape
-    if model.absolute_positions == "sinusoidal":
-        raise UserError("positions=sinusoidal does not work with local crops. Choose positions=sincos2d or learned.")
-    if model.attention == "lsa" and (crop_size // rows) * (crop_size // columns) + model.num_prefix_tokens < 2:
-        raise UserError(
-            f"A crop of dino.local_size={crop_size} is one token, but attention=lsa needs two or more. "
-            "Choose a larger size."
-        )
-
-
-def _check_mae_masking(model: ModelConfig) -> None:
-    if model.tokenizer != "patch":
-        raise UserError(
-            f"train.objective=mae masks patches, but with tokenizer={model.tokenizer} tokens overlap. "
-            "Choose model.tokenizer=patch."
-        )
-    if model.causal:
-        raise UserError(
-            "train.objective=mae masks random patches, but causal=true needs all patches in order. Remove one of them."
-        )
-    if model.num_patches < 2:
-        raise UserError(
-            "train.objective=mae needs at least two patches, but the model has one. Choose a smaller model.patch_size."
-        )
-
-
 def format_recipe_yaml(recipe: Recipe) -> str:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_yaml(convert_recipe_to_dict(recipe))
 
 
-def convert_recipe_to_dict(recipe: Recipe, all_sections: bool = False) -> dict[str, Any]:
-    """Return all settings as plain values, without the sections of unused objectives unless `all_sections`."""
-    unused = [] if all_sections else [name for name in OBJECTIVE_SECTIONS if name != recipe.train.objective]
-    return {key: value for key, value in asdict(recipe).items() if key not in unused}
+def convert_recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Return all settings as plain values. The section of the objective has its name."""
+    settings = asdict(recipe)
+    section = settings.pop("objective_config")
+    return settings if section is None else settings | {recipe.train.objective: section}
 
 
-def find_non_default_settings(recipe: Recipe, all_sections: bool = False) -> dict[str, Any]:
+def find_non_default_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that differ from the defaults. They identify a run or a study across versions."""
-    return _remove_defaults(convert_recipe_to_dict(recipe, all_sections), _get_default_settings())
+    return _remove_defaults(convert_recipe_to_dict(recipe), _get_default_settings(recipe.train.objective))
 
 
 @cache
-def _get_default_settings() -> dict[str, Any]:
-    return convert_recipe_to_dict(Recipe(), all_sections=True)
+def _get_default_settings(objective_name: str) -> dict[str, Any]:
+    """Return the defaults, with the section of this objective."""
+    of_objective = convert_recipe_to_dict(Recipe(train=TrainConfig(objective=objective_name)))
+    return of_objective | convert_recipe_to_dict(Recipe())
 
 
 def flatten_sections(sections: dict[str, Any], prefix: str = "") -> dict[str, Any]:

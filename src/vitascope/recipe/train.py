@@ -1,14 +1,13 @@
-"""Settings of the training and of its objectives (DINO, MAE), checked on construction, without importing torch."""
+"""Settings of the training, checked on construction, without importing torch."""
 
 from dataclasses import dataclass, field
 
-from vitascope.data.config import NO_CROP, check_and_convert_crop_scale
 from vitascope.errors import UserError, skip_beartype, suggest_choice
+from vitascope.recipe.choices import LABELLED_OBJECTIVE, OBJECTIVES, OPTIMIZERS
 
-OBJECTIVES = ("classify", "dino", "mae")
 CHOICES = {
-    "objective": OBJECTIVES,
-    "optimizer": ("adamw", "muon"),
+    "objective": tuple(OBJECTIVES),
+    "optimizer": tuple(OPTIMIZERS),
     "distill_type": ("soft", "hard"),
     "tune": ("full", "head", "lora"),
     "schedule": ("cosine", "linear", "constant"),
@@ -25,15 +24,18 @@ TRACKER_NAMES = ("wandb", "mlflow")
 class TrainConfig:
     """The defaults train a small ViT from scratch on a small data set."""
 
-    objective: str = "classify"  # classify; without labels: dino (Caron et al. 2021), mae (He et al. 2022)
+    objective: str = LABELLED_OBJECTIVE  # classify; without labels: the other names in recipe/choices.py
     epochs: int = 100  # number of epochs, each with data.passes_per_epoch passes over the training images
     batch_size: int = 128  # images per optimizer step; the last, smaller batch of an epoch is dropped
     grad_accum_steps: int = 1  # gradient accumulation steps (less memory, same result)
-    optimizer: str = "adamw"  # adamw, muon (Muon for the matrices of the blocks, AdamW for the rest)
-    lr: float = 1e-3  # peak learning rate of AdamW
+    optimizer: str = "adamw"  # adamw, lion; for the matrices of the blocks, with AdamW for the rest: muon, soap
+    lr: float = 1e-3  # peak learning rate; of all optimizers but Muon. Lion needs a rate 3 to 10 times smaller
     muon_lr: float = 0.02  # peak learning rate of Muon
     momentum: float = 0.95  # momentum of Muon
-    betas: tuple[float, float] = (0.9, 0.999)  # betas of AdamW
+    betas: tuple[float, float] = (
+        0.9,
+        0.999,
+    )  # of all but Muon; Lion's paper has [0.9,0.99], SOAP's [0.95,0.95]
     weight_decay: float = 0.05  # for matrices only, not for biases, norms, tokens and positions
     final_weight_decay: float | None = None  # weight decay at the end of a cosine schedule; null: constant
     schedule: str = "cosine"  # learning rate after the warm-up: cosine, linear, constant
@@ -56,7 +58,7 @@ class TrainConfig:
     distill_type: str = "soft"  # soft (the teacher's probabilities), hard (its predicted class)
     distill_alpha: float = 0.5  # weight of distillation in the loss; the labels have the rest
     distill_temperature: float = 1.0  # temperature of teacher and student, for distill_type=soft
-    probe_every: int = 0  # dino, mae: epochs between evaluations by k-NN and linear probe; 0: about ten in total
+    probe_every: int = 0  # without labels: epochs between evaluations by k-NN and linear probe; 0: about ten in total
     patience: int = 0  # early stopping: epochs without a better validation accuracy; 0: off
     seed: int = 0  # random seed of the split, the initial weights, the order and the augmentation
     device: str = "auto"  # auto, cpu, cuda, mps
@@ -135,6 +137,11 @@ class TrainConfig:
             raise UserError(f"train.track={unknown[0]} is unknown. {suggest_choice(unknown[0], TRACKER_NAMES)}")
 
     @property
+    def uses_labels(self) -> bool:
+        """Whether the training has labels. Without them, a linear probe is fitted for the evaluation."""
+        return self.objective == LABELLED_OBJECTIVE
+
+    @property
     def probe_interval(self) -> int:
         """Epochs between two evaluations of the features."""
         return self.probe_every or max(1, self.epochs // 10)
@@ -158,73 +165,3 @@ class TrainConfig:
         return {
             round(1 + step * (self.epochs - 1) / (self.weight_snapshots - 1)) for step in range(self.weight_snapshots)
         }
-
-
-@skip_beartype
-@dataclass(frozen=True)
-class DinoConfig:
-    """train.objective=dino: a student predicts the output of its EMA, the teacher, on other crops (Caron 2021)."""
-
-    prototypes: int = 1024  # output width of the head; the paper has 65,536 for ImageNet
-    hidden: int = 512  # width of the head's two hidden layers; the paper has 2048
-    bottleneck: int = 256  # width of the normalised features before the prototypes
-    batch_norm: bool = True  # batch norm in the head's hidden layers; without it, small ViTs collapse (see docs)
-    local_crops: int = 4  # number of local crops besides the two global crops; 0: none
-    local_size: int = 16  # side of a local crop in pixels; a multiple of model.patch_size
-    global_crops_scale: tuple[float, float] = (0.4, 1.0)  # global crops: range of their area, as fractions of the image
-    local_crops_scale: tuple[float, float] = (0.15, 0.4)  # local crops: the same
-    student_temperature: float = 0.1  # softmax temperature of the student
-    teacher_temperature: float = 0.04  # softmax temperature of the teacher at the start
-    final_teacher_temperature: float = 0.07  # softmax temperature of the teacher after teacher_warmup
-    teacher_warmup: float = 0.1  # fraction of all steps in which the teacher's temperature rises linearly
-    teacher_momentum: float = 0.996  # EMA decay of the teacher; rises to 1 by a cosine
-    center_momentum: float = 0.9  # EMA decay of the center (the teacher's mean output, subtracted); 1: no centering
-    freeze_last: float = 0.01  # fraction of all steps in which the prototypes are frozen
-
-    def __post_init__(self) -> None:
-        for name in ("global_crops_scale", "local_crops_scale"):
-            object.__setattr__(self, name, check_and_convert_crop_scale(f"dino.{name}", getattr(self, name)))
-        if self.local_crops and self.local_crops_scale == NO_CROP:
-            raise UserError("dino.local_crops_scale=[1,1] uses the whole image. Choose a range such as [0.15,0.4].")
-        for name in ("prototypes", "hidden", "bottleneck", "local_size"):
-            if getattr(self, name) < (2 if name == "prototypes" else 1):
-                raise UserError(f"dino.{name}={getattr(self, name)} is too small.")
-        if self.local_crops < 0:
-            raise UserError(f"dino.local_crops={self.local_crops} is negative. It must be 0 or more.")
-        for name in ("student_temperature", "teacher_temperature", "final_teacher_temperature"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"dino.{name}={getattr(self, name)} must be greater than 0.")
-        _check_fractions("dino", self, ("teacher_warmup", "teacher_momentum", "center_momentum", "freeze_last"))
-
-
-@skip_beartype
-@dataclass(frozen=True)
-class MaeConfig:
-    """train.objective=mae: most patches are masked, and a small decoder reconstructs them (He et al. 2022)."""
-
-    mask_ratio: float = 0.75  # fraction of the patches that are masked
-    decoder_dim: int = 128  # width of the decoder
-    decoder_depth: int = 2  # number of decoder blocks
-    decoder_heads: int = 4  # attention heads of the decoder
-    norm_pix_loss: bool = True  # normalise the target pixels of each patch by its mean and standard deviation
-    pictures: int = 8  # number of reconstructions drawn after every epoch; 0: none
-
-    def __post_init__(self) -> None:
-        if not 0 < self.mask_ratio < 1:
-            raise UserError(f"mae.mask_ratio={self.mask_ratio} must be greater than 0 and below 1.")
-        for name in ("decoder_dim", "decoder_depth", "decoder_heads"):
-            if getattr(self, name) < 1:
-                raise UserError(f"mae.{name}={getattr(self, name)} must be at least 1.")
-        if self.decoder_dim % 4 or self.decoder_dim % self.decoder_heads:
-            raise UserError(
-                f"mae.decoder_dim={self.decoder_dim} must be a multiple of 4 (sin-cos positions) and of "
-                f"mae.decoder_heads={self.decoder_heads}."
-            )
-        if self.pictures < 0:
-            raise UserError(f"mae.pictures={self.pictures} is negative. It must be 0 or more.")
-
-
-def _check_fractions(section: str, config: object, setting_names: tuple[str, ...]) -> None:
-    for name in setting_names:
-        if not 0 <= getattr(config, name) <= 1:
-            raise UserError(f"{section}.{name}={getattr(config, name)} must be at least 0 and at most 1.")

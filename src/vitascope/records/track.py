@@ -52,7 +52,7 @@ def determine_training_track(run: Run) -> Track:
         return "staged" if stage_track in ("pure", "tokenizer") else stage_track
     if recipe.weights:
         return "pretrained"
-    if recipe.train.objective != "classify":
+    if not recipe.train.uses_labels:
         return "ssl"
     return "pure" if recipe.model.tokenizer == "patch" else "tokenizer"
 

@@ -15,7 +15,7 @@ from vitascope.recipe.reading import has_old_setting_names, read_recipe
 from vitascope.recipe.schema import Recipe, format_recipe_yaml
 from vitascope.run.files import make_folder, read_json_object_or_empty, write_atomically
 from vitascope.run.machine import RunMachineInfo
-from vitascope.run.metrics import MetricsRow, extract_curves, read_metrics
+from vitascope.run.metrics import MetricsRow, draw_run_curves, read_metrics
 
 _FLIP_AUGMENTATION = AugmentConfig(flip=0.5)
 
@@ -58,8 +58,6 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Show path, results and learning curves in a notebook."""
-        from vitascope.draw.curves import draw_learning_curves  # imports matplotlib
-
         rows = self.metrics
         last_metrics = {name: f"{value:.4g}" for name, value in (rows[-1] if rows else {}).items()}
         finished = "yes" if self.is_finished else "no"
@@ -67,7 +65,7 @@ class Run:
             Table(["run", ""], [["run", str(self.path)], ["finished", finished], *map(list, last_metrics.items())])
         ]
         if rows:
-            parts.append(Picture.from_figure("curves", draw_learning_curves(extract_curves(rows), self.recipe.name)))
+            parts.append(Picture.from_figure("curves", draw_run_curves(rows, self.recipe, self.recipe.name)))
         return format_parts_for_notebook(parts)
 
     def __fspath__(self) -> str:

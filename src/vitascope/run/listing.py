@@ -3,15 +3,16 @@
 import shlex
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitascope.data.config import resolve_augmentation
 from vitascope.errors import UserError
 from vitascope.model.anatomy import count_parameters
+from vitascope.recipe.augmentation import resolve_augmentation_for_objective
+from vitascope.recipe.choices import OBJECTIVE_SECTIONS, load_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
-from vitascope.recipe.schema import OBJECTIVE_SECTIONS, Recipe, flatten_sections, format_value
+from vitascope.recipe.schema import Recipe, convert_recipe_to_dict, flatten_sections, format_value
 from vitascope.run.directory import Run, is_run_folder
 from vitascope.run.metrics import extract_curves, sum_epoch_seconds
 from vitascope.run.test_set_log import read_test_set_log
@@ -77,7 +78,7 @@ def summarize_run(run: Run) -> RunSummary:
         seconds=sum_epoch_seconds(rows),
         val_accuracy=rows[-1].get("val_accuracy") if rows else None,
         test_accuracy=evaluations[0].result["accuracy"] if evaluations else None,
-        uses_linear_probe=recipe.train.objective != "classify",
+        uses_linear_probe=not recipe.train.uses_labels,
     )
 
 
@@ -138,7 +139,8 @@ class RunComparison:
         caption = f"{len(self.runs)} runs. Solid lines: validation images. Dashed lines: training images."
         if any(summary.uses_linear_probe for summary in self.run_summaries):
             caption += " Validation accuracy of runs without labels: linear probe."
-        return draw_run_comparison(curves, caption)
+        losses = [load_objective(run.recipe.train.objective).loss_name for run in self.runs]
+        return draw_run_comparison(curves, caption, losses)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison for JSON."""
@@ -161,11 +163,10 @@ def compare_runs(runs: list[Run]) -> RunComparison:
 
 def flatten_comparable_settings(recipe: Recipe) -> dict[str, Any]:
     """Return `{"model.depth": 8, …}` without unused settings and those of the machine; a path becomes its last name."""
-    settings = flatten_sections(asdict(recipe))
+    settings = flatten_sections(convert_recipe_to_dict(recipe))
     settings |= {key: list(value) for key, value in settings.items() if isinstance(value, tuple)}  # as in JSON
     settings["data.name"] = Path(settings["data.name"]).name
-    unused = tuple(f"{name}." for name in OBJECTIVE_SECTIONS if name != recipe.train.objective)
-    return {key: value for key, value in settings.items() if key not in MACHINE_SETTINGS and not key.startswith(unused)}
+    return {key: value for key, value in settings.items() if key not in MACHINE_SETTINGS}
 
 
 def find_differing_settings(recipes: list[Recipe]) -> dict[str, list[Any]]:
@@ -179,7 +180,7 @@ def find_differing_settings(recipes: list[Recipe]) -> dict[str, list[Any]]:
 def format_setting_for_reading(key: str, value: Any) -> str:
     """Format a setting's value for readers, not for the command line: words instead of null, and GiB."""
     if value is None:
-        is_unused = key.startswith(tuple(f"{name}." for name in OBJECTIVE_SECTIONS))
+        is_unused = key.partition(".")[0] in OBJECTIVE_SECTIONS
         return "not used" if is_unused else NULL_MEANINGS.get(key, "default")
     return f"{value:g} GiB" if key == "data.memory" else format_value(value)
 
@@ -203,7 +204,9 @@ def _find_changed_settings(base_recipe_name: str, recipe: Recipe) -> dict[str, A
     """Return the settings that turn the named recipe, with its default augmentation filled in, into this one."""
     base = read_recipe(base_recipe_name)
     data = replace(base.data, name=recipe.data.name)
-    augment = resolve_augmentation(base.data.augment, recipe.data.name, recipe.model.in_chans, base.train.objective)
+    augment = resolve_augmentation_for_objective(
+        base.data.augment, recipe.data.name, recipe.model.in_chans, base.train.objective
+    )
     base = replace(base, data=replace(data, augment=augment))
     changes = {key: values[1] for key, values in find_differing_settings([base, recipe]).items()}
     if read_recipe(base_recipe_name).data.name != recipe.data.name:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -10,15 +10,21 @@ from statistics import median
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from vitascope.draw import CurvePanel
 from vitascope.errors import UserError
+from vitascope.recipe.choices import load_objective
+from vitascope.recipe.schema import convert_recipe_to_dict
 from vitascope.run.files import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from vitascope.recipe.schema import Recipe
     from vitascope.run.directory import Run
 
 MetricsRow = dict[str, Any]  # one line of metrics.jsonl: metric -> value
 CurvePoints = list[tuple[float, float]]  # (epoch, value)
+LearningCurves = dict[str, dict[str, CurvePoints]]  # metric -> split -> points
 LOSS_AND_ACCURACY = ("loss", "accuracy")
 
 
@@ -70,27 +76,32 @@ class TensorBoardWriter:
         self.writer.close()
 
 
-def save_run_curves_figure(path: Path, rows: list[MetricsRow], title: str) -> None:
-    """Draw training and validation loss and accuracy over epochs."""
-    from vitascope.draw.curves import draw_learning_curves  # imports matplotlib
+def save_run_curves_figure(run_folder: Path, rows: list[MetricsRow], recipe: "Recipe", title: str) -> None:
+    """Draw training and validation loss and accuracy over epochs as curves.png."""
     from vitascope.draw.style import save_figure
 
-    save_figure(draw_learning_curves(extract_curves(rows), title), path)
+    save_figure(draw_run_curves(rows, recipe, title), run_folder / "curves.png")
 
 
-def extract_curves(rows: list[MetricsRow]) -> dict[str, dict[str, CurvePoints]]:
-    """Return `[loss or accuracy][train or validation]`; for DINO also `[teacher]`."""
+def draw_run_curves(rows: list[MetricsRow], recipe: "Recipe", title: str) -> "Figure":
+    """Draw loss and accuracy over epochs, and the further panels of the objective."""
+    from vitascope.draw.curves import draw_learning_curves  # imports matplotlib
+
+    objective = load_objective(recipe.train.objective)
+    curves = extract_curves(rows, objective.curve_panels)
+    return draw_learning_curves(curves, title, objective.loss_name, objective.curve_panels)
+
+
+def extract_curves(rows: list[MetricsRow], panels: Mapping[str, CurvePanel] | None = None) -> LearningCurves:
+    """Return `[loss or accuracy][train or validation]`, and the lines of each further panel."""
     curves = {
         quantity: _extract_metric_points(rows, {"train": f"train_{quantity}", "validation": f"val_{quantity}"})
         for quantity in LOSS_AND_ACCURACY
     }
     if any("knn_accuracy" in row for row in rows):
         curves["accuracy"] |= _extract_metric_points(rows, {"k-nearest neighbours": "knn_accuracy"})
-    if any("teacher_entropy" in row for row in rows):
-        curves["teacher"] = _extract_metric_points(
-            rows, {"entropy": "teacher_entropy", "KL divergence": "divergence", "ln K (uniform)": "uniform_loss"}
-        )
-    return curves
+    further = {name: _extract_metric_points(rows, panel.metric_by_label) for name, panel in (panels or {}).items()}
+    return curves | {name: lines for name, lines in further.items() if any(lines.values())}
 
 
 def _extract_metric_points(rows: list[MetricsRow], metric_by_label: dict[str, str]) -> dict[str, CurvePoints]:
@@ -136,7 +147,7 @@ class WandbTracker:
             name=run.path.name,
             id=run.path.name,
             resume="allow",
-            config=asdict(recipe),
+            config=convert_recipe_to_dict(recipe),
             dir=str(run.path),
         )
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from vitascope.data.open_data import check_data_name_exists
 from vitascope.errors import UserError, format_count
+from vitascope.recipe.choices import LABELLED_OBJECTIVE
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe, find_non_default_settings, flatten_and_format_settings, hash_values
 from vitascope.study.storage import Settings
@@ -66,12 +67,12 @@ class Design:
     @property
     def score_name(self) -> str:
         """The name of the compared accuracy: validation or test; of a linear probe if trained without labels."""
-        probed = "" if "classify" in self.objectives else "linear probe "
+        probed = "" if LABELLED_OBJECTIVE in self.objectives else "linear probe "
         return f"{'test' if self.eval_split == 'test' else 'validation'} {probed}accuracy"
 
     @property
     def objectives(self) -> set[str]:
-        """The training objectives: classify, dino, mae."""
+        """The training objectives."""
         return set(
             self.values_by_setting.get("train.objective")
             or [self.build_recipe(self._list_corner_combinations()[0], 0).train.objective]
@@ -119,7 +120,7 @@ class Design:
     def _get_fixed_settings(self) -> dict[str, Any]:
         """Return the fixed settings: any combination's recipe without the varied settings."""
         first = replace(self.build_recipe(self._list_corner_combinations()[0], 0), name="recipe")
-        common = find_non_default_settings(first, all_sections="train.objective" in self.varied_settings)
+        common = find_non_default_settings(first)
         for setting in [*self.varied_settings, "train.seed"]:
             *sections, name = setting.split(".")
             values = common

@@ -5,8 +5,6 @@ from typing import get_args
 
 from matplotlib.figure import Figure
 
-from vitascope.data.config import resolve_augmentation
-from vitascope.draw import LOSS_NAMES
 from vitascope.draw.curves import METRIC_UNITS
 from vitascope.draw.document import Document, Picture, Table, Text, write_picture
 from vitascope.draw.study import (
@@ -17,6 +15,8 @@ from vitascope.draw.study import (
     draw_seed_curve_bands,
 )
 from vitascope.errors import format_count
+from vitascope.recipe.augmentation import resolve_augmentation_for_objective
+from vitascope.recipe.choices import load_objective
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL, PairedDifference
 from vitascope.records.record import format_thousands_or_millions
 from vitascope.run.files import make_folder, write_atomically, write_json
@@ -181,7 +181,7 @@ def draw_study_curves(results: StudyResults, labels: dict[str, str] | None = Non
     if len(shown) < len(results.combinations):
         caption += f" The best {MAX_CURVES} of {len(results.combinations)} combinations are shown."
     units = METRIC_UNITS | ({"accuracy": "linear probe accuracy in %"} if results.uses_linear_probe else {})
-    units["loss"] = "\nor ".join(LOSS_NAMES[objective] for objective in sorted(results.design.objectives))
+    units["loss"] = "\nor ".join(load_objective(objective).loss_name for objective in sorted(results.design.objectives))
     curves = {(labels or {}).get(cell.name, cell.name): _collect_curves_by_name(cell) for cell in shown}
     return draw_seed_curve_bands(curves, caption, units)
 
@@ -191,7 +191,7 @@ def _format_augmentation_clause(design: Design, cells: list[CombinationResults])
     augmented = []
     for cell in cells:
         recipe = design.build_recipe(cell.settings, design.seeds[0])
-        policy = resolve_augmentation(
+        policy = resolve_augmentation_for_objective(
             recipe.data.augment, recipe.data.name, recipe.model.in_chans, recipe.train.objective
         )
         augmented.append(bool(policy.active_settings))

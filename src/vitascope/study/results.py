@@ -6,6 +6,7 @@ from functools import cached_property
 from statistics import mean
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
+from vitascope.recipe.choices import LABELLED_OBJECTIVE
 from vitascope.records.ablation import PairedDifference, compute_ci_half_width, format_percent_mean_or_values
 from vitascope.study.design import Design, format_combination
 from vitascope.study.storage import RunResult, Settings, TrialAttributes
@@ -156,7 +157,7 @@ class StudyResults:
     @property
     def uses_linear_probe(self) -> bool:
         """Whether all runs are trained without labels, so that a linear probe measures their accuracy."""
-        return self.design.objectives.isdisjoint({"classify"})
+        return self.design.objectives.isdisjoint({LABELLED_OBJECTIVE})
 
     @property
     def max_epochs(self) -> int:

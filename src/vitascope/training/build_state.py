@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vitascope.data.splits import TrainingData
 from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.choices import load_objective
 from vitascope.recipe.schema import Recipe
 from vitascope.training.hardware import Hardware, choose_hardware_and_set_threads, set_malloc_to_keep_memory
 from vitascope.training.initial_weights import fold_whitening_into_patch_embedding
 from vitascope.training.kernel_choice import KernelWorkload, choose_fastest_kernels, set_kernels
-from vitascope.training.objectives.dino import NUM_GLOBAL_CROPS
 from vitascope.training.optim.build import set_train_mode_except_frozen, set_trainable_and_add_lora
 from vitascope.training.state import TrainState
 
@@ -35,7 +35,7 @@ def _choose_or_reuse_and_set_cuda_kernels(
 def make_training_workload(recipe: Recipe, num_images: int, dtype: torch.dtype, compiled: bool) -> KernelWorkload:
     """Return the workload that the kernels of a training run are chosen for."""
     batch = min(recipe.train.batch_size, num_images) // recipe.train.grad_accum_steps
-    batch *= NUM_GLOBAL_CROPS if recipe.train.objective == "dino" else 1
+    batch *= load_objective(recipe.train.objective).num_whole_views
     return KernelWorkload(batch, dtype, training=True, compiled=compiled)
 
 

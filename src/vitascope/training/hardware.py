@@ -18,9 +18,9 @@ from torch import nn
 
 from vitascope.errors import UserError
 from vitascope.model.anatomy import count_forward_flops_per_image
-from vitascope.model.config import TOKEN_REDUCTION_SETTINGS, ModelConfig
+from vitascope.model.config import TOKEN_REDUCTION_SETTINGS
 from vitascope.model.precision import disable_tf32
-from vitascope.model.pretraining import make_decoder_config
+from vitascope.recipe.choices import load_objective, load_optimizer
 from vitascope.recipe.schema import Recipe
 from vitascope.run.machine import measure_bf16_training_speedup
 
@@ -28,8 +28,6 @@ CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 # FLOP/s of an uncompiled CUDA graph step on an H200, to estimate whether compilation saves time.
 EAGER_FLOPS_PER_SECOND = 1.4e14
 BATCHED_FLOPS_PER_SECOND = 7e13  # for five batched models of 256 × 6; lower for smaller models
-# Shortest duration of such a step; MAE's has many small kernels.
-MIN_EAGER_STEP_SECONDS = {"classify": 0.003, "dino": 0.003, "mae": 0.012}
 MIN_SECONDS_TO_COMPILE = 60.0  # estimated training time; compilation takes about 30 s and saves up to half of it
 MIN_BF16_SPEEDUP = 1.3
 RECOMPILE_LIMIT = 1024  # shapes that one process compiles
@@ -83,7 +81,7 @@ def choose_hardware_and_set_threads(
         precision = choose_precision(device, model)
     compiled = recipe.train.compile == "always"
     if recipe.train.compile == "auto" and device == "cuda":
-        batch, min_seconds = recipe.train.batch_size, MIN_EAGER_STEP_SECONDS[recipe.train.objective]
+        batch, min_seconds = recipe.train.batch_size, load_objective(recipe.train.objective).min_eager_step_seconds
         rate = EAGER_FLOPS_PER_SECOND if num_batched_runs == 1 else BATCHED_FLOPS_PER_SECOND
         compiled = (
             num_images_in_run / batch * max(min_seconds, flops * batch * num_batched_runs / rate)
@@ -91,9 +89,11 @@ def choose_hardware_and_set_threads(
         )
     # Loss scaling needs the host at every step; gradient checkpointing with dropout reads the generator's state.
     recomputes_dropout = recipe.model.grad_checkpointing and recipe.model.uses_dropout
-    can_capture = device == "cuda" and precision != "float16" and not recomputes_dropout
+    excluded = "no model.grad_checkpointing with dropout" if recomputes_dropout else "no float16"
+    is_capturable = load_optimizer(recipe.train.optimizer).is_capturable
+    excluded = excluded if is_capturable else f"no train.optimizer={recipe.train.optimizer}"
+    can_capture = device == "cuda" and precision != "float16" and not recomputes_dropout and is_capturable
     if recipe.train.cuda_graph == "always" and not can_capture:
-        excluded = "no float16" if not recomputes_dropout else "no model.grad_checkpointing with dropout"
         raise UserError(
             f"train.cuda_graph=always needs a CUDA device and {excluded}; this run uses {device} and {precision}."
         )
@@ -103,33 +103,18 @@ def choose_hardware_and_set_threads(
 
 def count_train_flops_per_image(recipe: Recipe) -> float:
     """Return the FLOPs per training image: the forward pass, and twice as much for the backward pass."""
-    return (
-        3
-        * count_forward_flops_per_image(_make_config_without_token_reduction(recipe))
-        * count_equivalent_forward_passes(recipe)
-    )
-
-
-def _make_config_without_token_reduction(recipe: Recipe) -> ModelConfig:
-    """Return the model config in training: tokens are merged or dropped only at inference."""
-    return replace(recipe.model, **dict.fromkeys(TOKEN_REDUCTION_SETTINGS, 0))
+    model = _disable_token_reduction(recipe).model
+    return 3 * count_forward_flops_per_image(model) * count_equivalent_forward_passes(recipe)
 
 
 def count_equivalent_forward_passes(recipe: Recipe) -> float:
-    """Return the number of forward passes of a full image per training image, without DINO's head."""
-    model = _make_config_without_token_reduction(recipe)
-    if recipe.train.objective == "dino":  # two large crops, also by the teacher, forward only; and the small ones
-        height, width = model.image_shape
-        return 2 + 2 / 3 + recipe.dino.local_crops * recipe.dino.local_size**2 / (height * width)
-    if recipe.train.objective == "mae":
-        mae = recipe.mae
-        decoder = make_decoder_config(model, mae.decoder_dim, mae.decoder_depth, mae.decoder_heads)
-        return 1 - mae.mask_ratio + count_forward_flops_per_image(decoder) / count_forward_flops_per_image(model)
-    train = recipe.train
-    if train.num_patch_share_epochs:
-        kept_flops = count_forward_flops_per_image(model, train.count_kept_patches(model.num_patches))
-        return 1 - train.num_patch_share_epochs / train.epochs * (1 - kept_flops / count_forward_flops_per_image(model))
-    return 1.0
+    """Return the number of forward passes of a whole image per training image."""
+    return load_objective(recipe.train.objective).count_equivalent_forward_passes(_disable_token_reduction(recipe))
+
+
+def _disable_token_reduction(recipe: Recipe) -> Recipe:
+    """Return the recipe as in training: tokens are merged or dropped only at inference."""
+    return replace(recipe, model=replace(recipe.model, **dict.fromkeys(TOKEN_REDUCTION_SETTINGS, 0)))
 
 
 def make_float32_inference_hardware(model: nn.Module) -> Hardware:

@@ -16,7 +16,7 @@ from vitascope.run.directory import Run
 from vitascope.run.files import append_json_line, make_folder
 from vitascope.training.engines import Engine
 from vitascope.training.engines.eager import make_engine
-from vitascope.training.objectives.collapse import Alarm
+from vitascope.training.objectives.objective import Alarm
 from vitascope.training.optim.build import set_train_mode_except_frozen
 from vitascope.training.optim.schedule import compute_lr_factor
 from vitascope.training.state import TrainState
@@ -180,7 +180,7 @@ def format_out_of_memory_error(state: TrainState) -> str:
     text = f"The memory of the {state.hardware.device} device is too small for {format_count(images_at_once, 'image')}"
     suggestions = []
     divisors = [count for count in range(train.grad_accum_steps + 1, batch + 1) if train.batch_size % count == 0]
-    if divisors and not (train.objective == "dino" and recipe.dino.batch_norm):
+    if divisors and state.objective.can_accumulate:
         suggestions.append(f"train.grad_accum_steps={divisors[0]} (less memory, same result)")
     if not recipe.model.grad_checkpointing:
         suggestions.append("model.grad_checkpointing=true (less memory, more time)")

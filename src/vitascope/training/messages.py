@@ -3,12 +3,13 @@
 from contextlib import suppress
 from pathlib import Path
 
-from vitascope.data.config import AugmentConfig, resolve_augmentation
+from vitascope.data.config import AugmentConfig
 from vitascope.data.sources.folder import image_file_has_colour, read_image_size
 from vitascope.data.splits import TrainingData
-from vitascope.draw import LOSS_NAMES
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
+from vitascope.recipe.augmentation import resolve_augmentation_for_objective
+from vitascope.recipe.choices import load_objective
 from vitascope.recipe.reading import list_recipe_names, read_recipe
 from vitascope.recipe.schema import Recipe, format_value
 from vitascope.run.directory import Run
@@ -58,7 +59,8 @@ def describe_default_augmentation(recipe: Recipe, completed: AugmentConfig) -> s
     if base.data.name == recipe.data.name:
         return None
     with suppress(UserError):  # the requested settings may not be allowed for the recipe's own data
-        if resolve_augmentation(requested, base.data.name, base.model.in_chans, recipe.train.objective) == completed:
+        objective = recipe.train.objective
+        if resolve_augmentation_for_objective(requested, base.data.name, base.model.in_chans, objective) == completed:
             return None
     source = "defaults for this data" if requested == AugmentConfig() else "missing settings are this data's defaults"
     return f"data.augment: {source} ({completed.description or 'none'}), because data.name is not {base.data.name}."
@@ -75,7 +77,7 @@ def describe_teacher(recipe: Recipe) -> str | None:
 def make_curves_title(recipe: Recipe) -> str:
     """Return the caption's first words for curves.png: recipe, seed, and what the training values include."""
     notes = ["Training loss includes class weights (data.balance=loss)"] if recipe.data.balance == "loss" else []
-    notes += [EMA_NOTE] if recipe.train.objective == "dino" else []
+    notes += [EMA_NOTE] if load_objective(recipe.train.objective).needs_ema else []
     notes += [note.rstrip(".")] if (note := explain_worse_training_metrics(recipe)) else []
     return ". ".join([f"{recipe.name}, seed {recipe.train.seed}", *notes])
 
@@ -83,7 +85,7 @@ def make_curves_title(recipe: Recipe) -> str:
 def explain_worse_training_metrics(recipe: Recipe) -> str | None:
     """Explain why training and validation values differ: augmentation, losses, EMA. None if there is no reason."""
     train, augment = recipe.train, recipe.data.augment
-    if train.objective != "classify":
+    if not train.uses_labels:
         return None
     ema_note = f"{EMA_NOTE}." if train.ema else None
     mixes = [name for name, value in (("mixup", augment.mixup), ("CutMix", augment.cutmix)) if value]
@@ -106,8 +108,8 @@ def format_training_summary(run: Run, data: TrainingData, *, suggest_evaluation:
         return f"{run.path} has no metrics."
     last, seconds = rows[-1], sum(row["seconds"] for row in rows)
     text = f"{format_count(last['epoch'], 'epoch')} in {seconds:.1f} s, training loss {last['train_loss']:.3f}"
-    objective = run.recipe.train.objective
-    text += "" if objective == "classify" else f" ({LOSS_NAMES[objective]})"
+    train = run.recipe.train
+    text += "" if train.uses_labels else f" ({load_objective(train.objective).loss_name})"
     if "val_accuracy" in last and data.validation is not None:
         metric = "validation accuracy" if "train_accuracy" in last else "linear-probe validation accuracy"
         text += f", {metric} {last['val_accuracy']:.2%} ({format_count(len(data.validation), 'image')}, last epoch"

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from vitascope.data.config import resolve_augmentation
 from vitascope.data.open_data import resolve_paths_in_data_config
 from vitascope.data.splits import TrainingData, load_train_and_validation_data
 from vitascope.errors import UserError, format_count
 from vitascope.model.config import ModelConfig
+from vitascope.recipe.augmentation import resolve_augmentation_for_objective
 from vitascope.recipe.schema import Recipe
 from vitascope.training.initial_weights import (
     format_adaptation_report,
@@ -77,7 +77,9 @@ def get_class_names(data: TrainingData) -> list[str] | None:
 def complete_recipe_from_data_and_print_changes(recipe: Recipe, data: TrainingData, console: Console) -> Recipe:
     """Complete the recipe: add the data set's augmentation policy, and set num_classes to match the data."""
     stored_shape = data.train.image_shape
-    augment = resolve_augmentation(recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective)
+    augment = resolve_augmentation_for_objective(
+        recipe.data.augment, recipe.data.name, stored_shape[0], recipe.train.objective
+    )
     if note := describe_default_augmentation(recipe, augment):
         console.print(note, highlight=False, soft_wrap=True)
     recipe = replace(recipe, data=replace(resolve_paths_in_data_config(recipe.data), augment=augment))

@@ -12,6 +12,7 @@ from vitascope.data.sampling import select_step_draws
 from vitascope.draw import COLOURS
 from vitascope.draw.style import add_caption, create_figure, save_figure, set_labels
 from vitascope.errors import UserError
+from vitascope.recipe.choices import load_objective
 from vitascope.recipe.schema import Recipe
 from vitascope.training.build_state import seed_and_build_train_state
 from vitascope.training.loader import Loader
@@ -97,9 +98,9 @@ class LearningRateCurve:
 
 def measure_learning_rate_curve(recipe: Recipe, console: Console) -> LearningRateCurve:
     """Raise the learning rate until the loss is far above its minimum, NaN or infinite."""
-    if recipe.train.objective == "dino":
+    if problem := load_objective(recipe.train.objective).lr_find_problem:
         raise UserError(
-            "lr-find does not support DINO: its loss also falls when the model collapses. "
+            f"lr-find does not support train.objective={recipe.train.objective}: {problem}. "
             "Compare a few rates with vitascope study."
         )
     recipe, data, adapted_model = complete_recipe_and_load_data_and_weights(recipe, console)

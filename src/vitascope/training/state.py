@@ -17,14 +17,14 @@ from vitascope.data.splits import TrainingData
 from vitascope.errors import UserError
 from vitascope.model.attention_variants import make_lora_merged_state_dict
 from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.choices import load_objective
 from vitascope.recipe.schema import Recipe, find_non_default_settings, hash_values
 from vitascope.run.checkpoint import Checkpoint
 from vitascope.training.hardware import Hardware
-from vitascope.training.objectives.build import OBJECTIVES
 from vitascope.training.objectives.objective import Batch, Objective
-from vitascope.training.optim.adamw import Optimizer
 from vitascope.training.optim.build import make_optimizers
 from vitascope.training.optim.ema import AveragedModel
+from vitascope.training.optim.optimizer import Optimizer
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TrainState:
 
     def __post_init__(self) -> None:
         train, device = self.recipe.train, self.hardware.device
-        objective_type = OBJECTIVES[train.objective]
+        objective_type = load_objective(train.objective)
         self.ema = AveragedModel(self.model) if train.ema or objective_type.needs_ema else None
         self.preprocessing = DevicePreprocessing.from_preprocessing(self.data.preprocessing, device)
         self.objective = objective_type(self)

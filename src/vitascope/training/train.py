@@ -192,7 +192,7 @@ def _train_and_write_run_files(
         events.close()
         for tracker in trackers:
             tracker.close()
-        save_run_curves_figure(run.get_path("curves.png"), run.metrics, make_curves_title(recipe))
+        save_run_curves_figure(run.path, run.metrics, recipe, make_curves_title(recipe))
     text = format_training_summary(run, data, suggest_evaluation=suggest_evaluation)
     console.print(text, highlight=False, soft_wrap=True)
     _write_wall_seconds_if_known(run)
@@ -208,7 +208,7 @@ def _write_wall_seconds_if_known(run: Run) -> None:
 def write_model_and_machine_info(run: Run, state: TrainState) -> None:
     """Write config.json and machine.json before the first step."""
     recipe, data = state.recipe, state.data
-    probe = recipe.train.objective != "classify"
+    probe = not recipe.train.uses_labels
     save_model_info(run, ModelInfo(recipe.model, data.classes, data.preprocessing, data.train.image_shape, probe))
     write_json(run.get_path("machine.json"), _collect_or_extend_machine_info(run, state))
 

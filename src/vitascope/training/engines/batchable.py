@@ -10,6 +10,8 @@ from vitascope.recipe.schema import Recipe
 from vitascope.training.kernel_choice import set_kernels
 from vitascope.training.state import TrainState
 
+BATCHABLE_OPTIMIZERS = ("adamw", "muon")  # their updates are written for all models at once in batched.py
+
 
 def check_batchable(recipes: list[Recipe]) -> None:
     """Raise an error unless the runs can be batched. They may differ only in seed, learning rates and weight decay."""
@@ -19,7 +21,7 @@ def check_batchable(recipes: list[Recipe]) -> None:
             "Runs can be batched only if they differ in nothing but train.seed, lr, muon_lr and weight_decay."
         )
     train, model = recipes[0].train, recipes[0].model
-    if train.objective != "classify" or train.distill or train.tune != "full" or train.freeze or recipes[0].weights:
+    if not train.uses_labels or train.distill or train.tune != "full" or train.freeze or recipes[0].weights:
         raise UserError("Batched runs must train from scratch with labels.")
     if model.uses_dropout:
         raise UserError("Batched runs do not support dropout and stochastic depth. Set their rates to 0.")
@@ -36,6 +38,8 @@ def check_batchable(recipes: list[Recipe]) -> None:
     for name, value in required.items():
         if getattr(train, name) != value:
             raise UserError(f"Batched runs do not support train.{name}={getattr(train, name)}.")
+    if train.optimizer not in BATCHABLE_OPTIMIZERS:
+        raise UserError(f"Batched runs do not support train.optimizer={train.optimizer}. Use adamw or muon.")
     if recipes[0].data.balance != "none" or model.grad_checkpointing or train.precision == "float16":
         raise UserError("Batched runs do not support data.balance, model.grad_checkpointing and float16.")
 

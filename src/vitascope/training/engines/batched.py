@@ -28,8 +28,9 @@ from vitascope.training.engines.batched_inputs import (
 from vitascope.training.engines.cuda_graph import WARM_UP_STEPS
 from vitascope.training.loader import EpochPlan, EpochPlanner, make_epoch_plan
 from vitascope.training.objectives.classify import LossAndAccuracy, soft_cross_entropy
-from vitascope.training.optim.build import has_weight_decay, is_block_matrix
+from vitascope.training.optim.build import has_weight_decay
 from vitascope.training.optim.muon import count_packed_matrices, orthogonalise_and_scale_updates
+from vitascope.training.optim.optimizer import is_block_matrix
 from vitascope.training.optim.schedule import compute_schedule_values
 from vitascope.training.state import TrainState
 

@@ -82,7 +82,7 @@ def _train_epochs_and_save_runs(batched_training: BatchedTraining, new_runs: lis
         _train_validate_and_log_epoch(batched_training, runs, epoch)
     for run, state in zip(runs, batched_training.states, strict=True):
         if isinstance(run, Run):
-            save_run_curves_figure(run.get_path("curves.png"), run.metrics, make_curves_title(state.recipe))
+            save_run_curves_figure(run.path, run.metrics, state.recipe, make_curves_title(state.recipe))
             save_weights(run.get_path("model.safetensors"), make_lora_merged_state_dict(state.eval_model))
     return runs
 

@@ -16,7 +16,9 @@ from vitascope.data.preprocessing import Preprocessing
 from vitascope.data.sampling import RandomDraws
 from vitascope.data.splits import compute_class_weights
 from vitascope.errors import UserError, shorten_error_message
+from vitascope.model.anatomy import count_forward_flops_per_image
 from vitascope.model.pretraining import PatchDropout
+from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
 from vitascope.shapes import Images, Logits
 from vitascope.training.hardware import Hardware
@@ -40,6 +42,7 @@ class LossAndAccuracy(NamedTuple):
 class Classify(Objective):
     """Cross-entropy with the labels, optionally mixed with the loss of distillation from a teacher."""
 
+    name = "classify"
     metric_names = ("train_loss", "train_accuracy")
 
     def __init__(self, state: "TrainState") -> None:
@@ -66,6 +69,15 @@ class Classify(Objective):
                 has_class_names=data.source.has_class_names,
             )
             self.fingerprint = self.teacher.fingerprint
+
+    @classmethod
+    def count_equivalent_forward_passes(cls, recipe: Recipe) -> float:
+        """Epochs with train.patch_share cost less."""
+        train, flops = recipe.train, count_forward_flops_per_image(recipe.model)
+        if not train.num_patch_share_epochs:
+            return 1.0
+        kept_flops = count_forward_flops_per_image(recipe.model, train.count_kept_patches(recipe.model.num_patches))
+        return 1 - train.num_patch_share_epochs / train.epochs * (1 - kept_flops / flops)
 
     def get_phase(self, epoch: int) -> int:
         """train.patch_share: 0 while only some patches are used, then 1."""

@@ -2,8 +2,7 @@
 
 The teacher is the exponential moving average of the student. The outputs are distributions over `prototypes`, which are
 trained without labels. Two operations prevent collapse to a constant output: the teacher's logits are centred (their
-running mean is subtracted, so that no prototype dominates) and sharpened by a low temperature (so that they do not
-become uniform).
+mean is subtracted, so that no prototype dominates) and sharpened by a low temperature (so that they are not uniform).
 """
 
 from collections.abc import Sequence
@@ -12,61 +11,76 @@ from math import log
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitascope.data.config import AugmentConfig
-from vitascope.data.dataset import Labels, UInt8Images
-from vitascope.data.sampling import RandomDraws, draw_epoch_augmentation_parameters
-from vitascope.model.pretraining import PrototypeHead, ResolutionAdapter
-from vitascope.model.vit import VisionTransformer
-from vitascope.recipe.train import DinoConfig
-from vitascope.shapes import Logits
-from vitascope.training.objectives.collapse import Alarm, detect_collapse_after_first_epochs
-from vitascope.training.objectives.feature_metrics import FeatureEvaluator
-from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
+from vitascope.data.config import NO_CROP, AugmentConfig, check_and_convert_crop_scale, make_alternating_flip_error
+from vitascope.data.dataset import Dataset, Labels, UInt8Images
+from vitascope.data.preprocessing import Preprocessing
+from vitascope.data.sampling import RandomDraws, draw_epoch_augmentation_parameters, select_step_draws
+from vitascope.draw import CurvePanel
+from vitascope.errors import UserError, skip_beartype
+from vitascope.model.anatomy import count_forward_flops_per_image
+from vitascope.model.config import ModelConfig
+from vitascope.model.pretraining import BackboneWithHead, DinoHeads, PrototypeHead, ResolutionAdapter
+from vitascope.recipe.schema import Recipe
+from vitascope.training.objectives.dino_loss import dino_loss
+from vitascope.training.objectives.objective import Alarm, Batch, StepMetrics, TitledVersions
+from vitascope.training.objectives.self_supervised import SelfSupervised, is_after_first_epochs
 from vitascope.training.optim.ema import AveragedModel
-from vitascope.training.optim.schedule import ScheduleValues
+from vitascope.training.optim.schedule import ScheduleValues, interpolate_cosine
 
 if TYPE_CHECKING:
     from vitascope.training.state import TrainState
 
 NUM_GLOBAL_CROPS = 2
-StudentLogits = Float[Tensor, "view image prototype"]
-TeacherLogits = Float[Tensor, "large image prototype"]
+UNIFORM_ENTROPY_RATIO, LOW_DIVERGENCE_RATIO = 0.998, 0.005  # collapse, as fractions of ln K for K prototypes
+MIN_PROTOTYPES_USED = 1.5  # effective number of prototypes over all images
+TEACHER_PANEL = CurvePanel(
+    "teacher distribution",
+    "nats",
+    {"entropy": "teacher_entropy", "KL divergence": "divergence", "ln K (uniform)": "uniform_loss"},
+    "Teacher distribution: its entropy, KL(teacher ‖ student), and ln K, the entropy of a uniform distribution over "
+    "the K prototypes (dino.prototypes). The loss is entropy plus KL divergence.",
+)
 
 
+@skip_beartype
 @dataclass(frozen=True)
-class DinoLoss:
-    """Means over images and views. `loss` = `teacher_entropy` + `divergence` (section 5.3), in nats."""
+class DinoConfig:
+    """train.objective=dino: a student predicts the output of its EMA, the teacher, on other crops (Caron 2021)."""
 
-    loss: Tensor
-    teacher_entropy: Tensor
-    divergence: Tensor  # KL(teacher ‖ student)
-    prototypes_used: Tensor  # exp of the entropy of the teacher's mean distribution
+    prototypes: int = 1024  # output width of the head; the paper has 65,536 for ImageNet
+    hidden: int = 512  # width of the head's two hidden layers; the paper has 2048
+    bottleneck: int = 256  # width of the normalised features before the prototypes
+    batch_norm: bool = True  # batch norm in the head's hidden layers; without it, small ViTs collapse (see docs)
+    local_crops: int = 4  # number of local crops besides the two global crops; 0: none
+    local_size: int = 16  # side of a local crop in pixels; a multiple of model.patch_size
+    global_crops_scale: tuple[float, float] = (0.4, 1.0)  # global crops: range of their area, as fractions of the image
+    local_crops_scale: tuple[float, float] = (0.15, 0.4)  # local crops: the same
+    student_temperature: float = 0.1  # softmax temperature of the student
+    teacher_temperature: float = 0.04  # softmax temperature of the teacher at the start
+    final_teacher_temperature: float = 0.07  # softmax temperature of the teacher after teacher_warmup
+    teacher_warmup: float = 0.1  # fraction of all steps in which the teacher's temperature rises linearly
+    teacher_momentum: float = 0.996  # EMA decay of the teacher; rises to 1 by a cosine
+    center_momentum: float = 0.9  # EMA decay of the center (the teacher's mean output, subtracted); 1: no centering
+    freeze_last: float = 0.01  # fraction of all steps in which the prototypes are frozen
 
-
-def dino_loss(
-    student_logits: StudentLogits,
-    teacher_logits: TeacherLogits,
-    centre: Tensor,
-    student_temperature: float,
-    teacher_temperature: float | Tensor,
-) -> DinoLoss:
-    """Return the mean cross-entropy of student and teacher over all pairs of different views, in float32.
-
-    With V views of the student and 2 of the teacher these are 2 (V - 1) pairs: the first views of both are the same
-    crops and not compared."""
-    student_log_probs = (student_logits.float() / student_temperature).log_softmax(-1)
-    teacher_log_probs = ((teacher_logits.float() - centre) / teacher_temperature).log_softmax(-1)
-    teacher_probs = teacher_log_probs.exp()
-    # For each view of the teacher, the sum over all other views of the student.
-    other_views = student_log_probs.sum(0) - student_log_probs[: len(teacher_logits)]
-    loss = -(teacher_probs * other_views).sum(-1).mean() / (len(student_logits) - 1)
-    entropy = -(teacher_probs * teacher_log_probs).sum(-1).mean()
-    mean_probs = teacher_probs.mean((0, 1))
-    used = torch.exp(-torch.xlogy(mean_probs, mean_probs).sum())
-    return DinoLoss(loss, entropy, loss - entropy, used)
+    def __post_init__(self) -> None:
+        for name in ("global_crops_scale", "local_crops_scale"):
+            object.__setattr__(self, name, check_and_convert_crop_scale(f"dino.{name}", getattr(self, name)))
+        if self.local_crops and self.local_crops_scale == NO_CROP:
+            raise UserError("dino.local_crops_scale=[1,1] uses the whole image. Choose a range such as [0.15,0.4].")
+        for name in ("prototypes", "hidden", "bottleneck", "local_size"):
+            if getattr(self, name) < (2 if name == "prototypes" else 1):
+                raise UserError(f"dino.{name}={getattr(self, name)} is too small.")
+        if self.local_crops < 0:
+            raise UserError(f"dino.local_crops={self.local_crops} is negative. It must be 0 or more.")
+        for name in ("student_temperature", "teacher_temperature", "final_teacher_temperature"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"dino.{name}={getattr(self, name)} must be greater than 0.")
+        for name in ("teacher_warmup", "teacher_momentum", "center_momentum", "freeze_last"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"dino.{name}={getattr(self, name)} must be at least 0 and at most 1.")
 
 
 def make_augment_config_per_view(augment: AugmentConfig, dino_config: DinoConfig) -> list[AugmentConfig]:
@@ -76,52 +90,24 @@ def make_augment_config_per_view(augment: AugmentConfig, dino_config: DinoConfig
     return [replace(global_crop, solarize=0.0), global_crop] + [local_crop] * dino_config.local_crops
 
 
-class BackboneWithHead(nn.Module):
-    """Crops -> prototype logits: the model and the head. Local crops use resampled position embeddings."""
-
-    def __init__(self, model: VisionTransformer, head: nn.Module, local_crop_encoder: ResolutionAdapter | None) -> None:
-        super().__init__()
-        self.model, self.head, self.local_crop_encoder = model, head, local_crop_encoder
-
-    def forward(
-        self,
-        global_crops: Tensor,
-        local_crops: Tensor | None = None,
-        global_depth_noise: Tensor | None = None,
-        local_depth_noise: Tensor | None = None,
-    ) -> Logits:
-        features = self.model.compute_pooled_features(global_crops, global_depth_noise)
-        if local_crops is not None and self.local_crop_encoder is not None:
-            local_features = self.local_crop_encoder(self.model, local_crops, local_depth_noise)
-            features = torch.cat([features, local_features])
-        return self.head(features)
-
-
-class DinoHeads(nn.Module):
-    """The heads of student and teacher, and the centre of the teacher's logits."""
-
-    centre: Tensor
-    seen: Tensor
-
-    def __init__(self, student_head: PrototypeHead, teacher_head: nn.Module) -> None:
-        super().__init__()
-        self.student, self.teacher = student_head, teacher_head
-        self.register_buffer("centre", torch.zeros(len(student_head.prototypes)))
-        self.register_buffer(
-            "seen", torch.zeros(len(student_head.prototypes))
-        )  # mean teacher logits of the current step
-
-
-class Dino(Objective):
+class Dino(SelfSupervised):
     """Self-distillation without labels. `extra_module` holds the heads and the centre."""
 
+    name = "dino"
+    config_class = DinoConfig
+    loss_name = "cross-entropy of teacher and student"
+    curve_panels = {"teacher": TEACHER_PANEL}  # noqa: RUF012
     metric_names = ("train_loss", "teacher_entropy", "divergence", "prototypes_used")
-    selection_metric = "knn_accuracy"
     needs_ema = True  # the teacher
+    num_whole_views = NUM_GLOBAL_CROPS
+    lr_find_problem = "its loss also falls when the model collapses"
+    preview_name = "crops for DINO's student"
+    preview_sections = ("dino.",)
 
     def __init__(self, state: "TrainState") -> None:
         super().__init__(state)
-        config, model, device = state.recipe.dino, state.model, state.hardware.device
+        config: DinoConfig = state.recipe.objective_config
+        model, device = state.model, state.hardware.device
         head = PrototypeHead(
             embed_dim=model.config.embed_dim,
             hidden_width=config.hidden,
@@ -137,7 +123,78 @@ class Dino(Objective):
         self.student_network = state.hardware.compile(BackboneWithHead(model, head, small))
         self.teacher_network = state.hardware.compile(BackboneWithHead(teacher, self.averaged_head.model, None))
         self.view_policies = make_augment_config_per_view(state.recipe.data.augment, config)
-        self.feature_evaluator = FeatureEvaluator(state)
+        self.can_accumulate = not config.batch_norm
+
+    @classmethod
+    def check_recipe(cls, recipe: Recipe) -> None:
+        super().check_recipe(recipe)
+        train, dino = recipe.train, recipe.objective_config
+        if train.ema:
+            raise UserError(f"train.ema={train.ema} does not work with DINO: its teacher is the EMA. Set train.ema=0.")
+        if train.grad_accum_steps > 1 and dino.batch_norm:
+            raise UserError(
+                f"train.grad_accum_steps={train.grad_accum_steps} does not work with dino.batch_norm, which needs "
+                "the whole batch. Set train.grad_accum_steps=1 or dino.batch_norm=false."
+            )
+        if dino.local_crops:
+            _check_model_accepts_crops(dino.local_size, recipe.model)
+        if dino.teacher_momentum == 1:
+            raise UserError("dino.teacher_momentum=1 never updates the teacher. The default is 0.996.")
+
+    @classmethod
+    def check_augmentation(cls, requested: AugmentConfig) -> None:
+        super().check_augmentation(requested)
+        if requested.crop_scale:
+            raise UserError(
+                f"data.augment.crop_scale={requested.crop_scale} cannot be used with train.objective=dino: its crops "
+                "are set by dino.global_crops_scale and dino.local_crops_scale."
+            )
+        if requested.flip_mode == "alternating":
+            raise make_alternating_flip_error("DINO draws a new crop each time")
+
+    @classmethod
+    def adapt_augmentation(cls, policy: AugmentConfig, num_channels: int) -> AugmentConfig:
+        """Photos get colour jitter (Caron et al. 2021) without blur, which removes too much of 32 pixels."""
+        policy = super().adapt_augmentation(policy, num_channels)
+        if num_channels != 3:
+            return policy
+        return replace(policy, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2, solarize=0.2)
+
+    @classmethod
+    def compute_schedule_values(cls, step: int, num_steps: int, recipe: Recipe) -> dict[str, float]:
+        dino: DinoConfig = recipe.objective_config
+        done = step / max(1, num_steps)
+        warm = min(1.0, done / dino.teacher_warmup) if dino.teacher_warmup else 1.0
+        rise = dino.final_teacher_temperature - dino.teacher_temperature
+        return {
+            "ema_decay": interpolate_cosine(dino.teacher_momentum, 1.0, done),
+            "teacher_temperature": dino.teacher_temperature + warm * rise,
+            "last_layer_grad_factor": float(step >= round(dino.freeze_last * num_steps)),
+        }
+
+    @classmethod
+    def count_equivalent_forward_passes(cls, recipe: Recipe) -> float:
+        """Two global crops, also through the teacher (forward only), and the local crops; all with the head."""
+        model, dino = recipe.model, recipe.objective_config
+        features = replace(model, num_classes=0)
+        head = 2 * (model.embed_dim + dino.hidden) * dino.hidden + 2 * (dino.hidden + dino.prototypes) * dino.bottleneck
+        flops = NUM_GLOBAL_CROPS * (1 + 1 / 3) * (count_forward_flops_per_image(features) + head)
+        if dino.local_crops:
+            local_crop = replace(features, img_size=dino.local_size)
+            flops += dino.local_crops * (count_forward_flops_per_image(local_crop) + head)
+        return flops / count_forward_flops_per_image(model)
+
+    @classmethod
+    def make_preview_versions(
+        cls, samples: Dataset, preprocessing: Preprocessing, recipe: Recipe, seed: int
+    ) -> TitledVersions:
+        """Return the two global crops, which the teacher gets too, and the local crops."""
+        crops, dino = [], recipe.objective_config
+        for view_index, policy in enumerate(make_augment_config_per_view(recipe.data.augment, dino)):
+            draws = draw_epoch_augmentation_parameters(policy, 1, len(samples), seed, 0, view_index=view_index)
+            size = (dino.local_size, dino.local_size) if view_index >= NUM_GLOBAL_CROPS else None
+            crops.append(preprocessing.augment(samples.images, select_step_draws(draws, 0), policy, size))
+        return TitledVersions(crops, ["global 1", "global 2", *(f"local {i + 1}" for i in range(dino.local_crops))])
 
     def draw_random_numbers_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
         seed = self.state.recipe.train.seed
@@ -191,13 +248,52 @@ class Dino(Objective):
         self.heads.seen.zero_()
 
     def validate(self, epoch: int) -> dict[str, float]:
-        return {
-            "uniform_loss": log(self.config.prototypes),
-            **self.feature_evaluator.evaluate_features_and_set_probe_heads(epoch),
-        }
+        return {"uniform_loss": log(self.config.prototypes), **super().validate(epoch)}
 
     def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
-        return detect_collapse_after_first_epochs(metrics, self.state.recipe.train.epochs, self.config.prototypes)
+        alarm = detect_teacher_collapse(metrics, self.state.recipe.train.epochs, self.config.prototypes)
+        return alarm or super().detect_collapse(metrics)
+
+
+def detect_teacher_collapse(metrics: dict[str, float], num_epochs: int, num_prototypes: int) -> Alarm | None:
+    """Return an alarm if the outputs are almost uniform, or the same prototype for every image."""
+    if not is_after_first_epochs(metrics, num_epochs):
+        return None
+    max_entropy, entropy = log(num_prototypes), metrics["teacher_entropy"]
+    has_low_divergence = abs(metrics["divergence"]) < LOW_DIVERGENCE_RATIO * max_entropy
+    if entropy > UNIFORM_ENTROPY_RATIO * max_entropy and has_low_divergence:
+        return Alarm(
+            "uniform",
+            "Collapse: the teacher's outputs are almost uniform, so the student cannot learn from them. Their entropy "
+            f"is {entropy:.3f} (maximum ln {num_prototypes} = {max_entropy:.3f}) and the loss is "
+            f"{metrics['train_loss']:.3f}. Lower dino.teacher_temperature and dino.final_teacher_temperature, for "
+            "example to 0.04 and 0.02. Keep dino.batch_norm=true. For short runs, lower dino.teacher_momentum.",
+        )
+    if metrics["prototypes_used"] < MIN_PROTOTYPES_USED:
+        return Alarm(
+            "one answer",
+            f"Collapse: every image has the same output. Only {metrics['prototypes_used']:.1f} of {num_prototypes} "
+            f"prototypes are used, and the loss is {metrics['train_loss']:.3f}. Lower dino.center_momentum, for "
+            "example to 0.9. Or raise dino.teacher_temperature, or lower train.lr or train.muon_lr.",
+        )
+    return None
+
+
+def _check_model_accepts_crops(crop_size: int, model: ModelConfig) -> None:
+    """Check that the model works with crops that have fewer patches than its images."""
+    rows, columns = model.patch_shape
+    if crop_size % rows or crop_size % columns or crop_size > min(model.image_shape):
+        raise UserError(
+            f"dino.local_size={crop_size} must be a multiple of patch_size={model.patch_size} and at most "
+            f"img_size={model.img_size}."
+        )
+    if model.absolute_positions == "sinusoidal":
+        raise UserError("positions=sinusoidal does not work with local crops. Choose positions=sincos2d or learned.")
+    if model.attention == "lsa" and (crop_size // rows) * (crop_size // columns) + model.num_prefix_tokens < 2:
+        raise UserError(
+            f"A crop of dino.local_size={crop_size} is one token, but attention=lsa needs two or more. "
+            "Choose a larger size."
+        )
 
 
 def _concat_or_none(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -1,31 +1,29 @@
 """Masked autoencoder: reconstruct hidden patches from visible ones (He et al. 2022, arXiv 2111.06377)."""
 
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitascope.data.dataset import Labels, UInt8Images
-from vitascope.data.sampling import RandomDraws
-from vitascope.model.patches import patchify, unpatchify
+from vitascope.errors import UserError, skip_beartype
+from vitascope.model.anatomy import count_forward_flops_per_image
+from vitascope.model.patches import patchify
 from vitascope.model.pretraining import (
     MaeDecoder,
     count_visible_patches,
     encode_visible_patches,
+    make_decoder_config,
     select_visible_and_restore_indices,
 )
 from vitascope.model.vit import VisionTransformer
-from vitascope.run.files import make_folder
-from vitascope.shapes import DepthNoise, Images, Patches, PatchNoise, TokenIndices
-from vitascope.training.objectives.collapse import Alarm, detect_collapse_after_first_epochs
-from vitascope.training.objectives.feature_metrics import FeatureEvaluator
-from vitascope.training.objectives.objective import Batch, Objective, StepMetrics
+from vitascope.recipe.schema import Recipe
+from vitascope.shapes import BlockNoise, DepthNoise, Images, Patches, PatchNoise, TokenIndices
+from vitascope.training.objectives.masked_images import MaskedImageModelling, Reconstruction
+from vitascope.training.objectives.objective import Batch, StepMetrics
 from vitascope.training.optim.schedule import ScheduleValues
 
 EPS = 1e-6
-FIGURE_FOLDER = "reconstructions"  # a folder of the run
-ROW_TITLES = ("image", "visible", "reconstructed")
 CAPTION = (
     "{:.0%} of the patches are hidden (grey). The encoder gets the visible patches; the decoder reconstructs the "
     "hidden ones."
@@ -39,19 +37,38 @@ if TYPE_CHECKING:
     from vitascope.training.state import TrainState
 
 
-class Reconstruction(NamedTuple):
+@skip_beartype
+@dataclass(frozen=True)
+class MaeConfig:
+    """train.objective=mae: most patches are masked, and a small decoder reconstructs them (He et al. 2022)."""
+
+    mask_ratio: float = 0.75  # fraction of the patches that are masked
+    decoder_dim: int = 128  # width of the decoder
+    decoder_depth: int = 2  # number of decoder blocks
+    decoder_heads: int = 4  # attention heads of the decoder
+    norm_pix_loss: bool = True  # normalise the target pixels of each patch by its mean and standard deviation
+    pictures: int = 8  # number of reconstructions drawn after every epoch; 0: none
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mask_ratio < 1:
+            raise UserError(f"mae.mask_ratio={self.mask_ratio} must be greater than 0 and below 1.")
+        for name in ("decoder_dim", "decoder_depth", "decoder_heads"):
+            if getattr(self, name) < 1:
+                raise UserError(f"mae.{name}={getattr(self, name)} must be at least 1.")
+        if self.decoder_dim % 4 or self.decoder_dim % self.decoder_heads:
+            raise UserError(
+                f"mae.decoder_dim={self.decoder_dim} must be a multiple of 4 (sin-cos positions) and of "
+                f"mae.decoder_heads={self.decoder_heads}."
+            )
+        if self.pictures < 0:
+            raise UserError(f"mae.pictures={self.pictures} is negative. It must be 0 or more.")
+
+
+class RankedPatches(NamedTuple):
     """The decoder's output for all patches, and each patch's rank in the random order. Small ranks are visible."""
 
     patches: Patches
     patch_ranks: TokenIndices
-
-
-class ReconstructionImages(NamedTuple):
-    """The rows of the figure (`ROW_TITLES`)."""
-
-    images: Images
-    visible: Images  # hidden patches are 0
-    reconstructed: Images
 
 
 def make_target_pixels(patches: Patches, normalise: bool) -> Patches:
@@ -78,38 +95,43 @@ class MaskedAutoencoder(nn.Module):
         super().__init__()
         self.model, self.decoder, self.num_visible = model, decoder, num_visible
 
-    def forward(self, images: Tensor, patch_noise: PatchNoise, depth_noise: DepthNoise | None = None) -> Reconstruction:
+    def forward(self, images: Tensor, patch_noise: PatchNoise, depth_noise: DepthNoise | None = None) -> RankedPatches:
         visible, patch_ranks = select_visible_and_restore_indices(patch_noise, self.num_visible)
         patches = self.decoder(encode_visible_patches(self.model, images, visible, depth_noise), patch_ranks)
-        return Reconstruction(patches, patch_ranks)
+        return RankedPatches(patches, patch_ranks)
 
 
-class Mae(Objective):
-    """Masked autoencoder. `extra_module` is the decoder. Augmentation: crops and mirror images (appendix A.1)."""
+class Mae(MaskedImageModelling):
+    """Masked autoencoder. `extra_module` is the decoder."""
 
-    selection_metric = "knn_accuracy"
+    name = "mae"
+    config_class = MaeConfig
+    loss_name = "mean squared error of hidden patches"
+    min_eager_step_seconds = 0.012  # many small kernels
 
     def __init__(self, state: "TrainState") -> None:
         super().__init__(state)
-        config, model = state.recipe.mae, state.model
+        config: MaeConfig = state.recipe.objective_config
+        model = state.model
         decoder = MaeDecoder(
             model.config, embed_dim=config.decoder_dim, depth=config.decoder_depth, num_heads=config.decoder_heads
         ).to(state.hardware.device)
         self.config, self.extra_module = config, decoder
+        self.num_pictures, self.num_masked_units = config.pictures, model.config.num_patches
         self.num_visible = count_visible_patches(model.config.num_patches, config.mask_ratio)
         self.autoencoder = MaskedAutoencoder(model, decoder, self.num_visible)
         self.compiled_autoencoder = state.hardware.compile(self.autoencoder)
-        self.feature_evaluator = FeatureEvaluator(state)
 
-    def draw_random_numbers_of_epoch(self, num_steps: int, batch_size: int, epoch: int) -> RandomDraws:
-        return super().draw_random_numbers_of_epoch(num_steps, batch_size, epoch) | self.draw_patch_noise_of_epoch(
-            num_steps, batch_size, epoch
-        )
-
-    def augment_batch(self, images: UInt8Images, labels: Labels, draws: RandomDraws) -> Batch:
-        policy = self.state.recipe.data.augment
-        noise = [draws[name] for name in ("noise", "depth") if name in draws]
-        return self.state.preprocessing.augment(images, draws, policy), *noise
+    @classmethod
+    def count_equivalent_forward_passes(cls, recipe: Recipe) -> float:
+        """The encoder with the visible patches, and the decoder, whose output layer counts like an embedding."""
+        model, mae = recipe.model, recipe.objective_config
+        num_visible = count_visible_patches(model.num_patches, mae.mask_ratio)
+        decoder = make_decoder_config(model, mae.decoder_dim, mae.decoder_depth, mae.decoder_heads)
+        encoder_flops = count_forward_flops_per_image(replace(model, num_classes=0), num_visible)
+        decoder_flops = count_forward_flops_per_image(replace(decoder, num_classes=0))
+        decoder_flops += 2 * (model.num_prefix_tokens + num_visible) * model.embed_dim * mae.decoder_dim
+        return (encoder_flops + decoder_flops) / count_forward_flops_per_image(model)
 
     def compute_loss_and_metrics(self, batch: Batch, schedule: ScheduleValues, phase: int = 0) -> StepMetrics:
         images, *noise = batch  # of patches, and of stochastic depth
@@ -118,50 +140,13 @@ class Mae(Objective):
         target = make_target_pixels(patchify(images, self.state.model.config.patch_size), self.config.norm_pix_loss)
         return {"train_loss": mae_loss(predicted, target, patch_ranks, self.num_visible)}
 
-    def validate(self, epoch: int) -> dict[str, float]:
-        return self.feature_evaluator.evaluate_features_and_set_probe_heads(epoch)
-
-    def detect_collapse(self, metrics: dict[str, float]) -> Alarm | None:
-        return detect_collapse_after_first_epochs(metrics, self.state.recipe.train.epochs)
-
-    def save_figures(self, run_folder: Path, epoch: int) -> None:
-        """Draw reconstructions, always of the same images with the same hidden patches."""
-        if not self.config.pictures:
-            return
-        from vitascope.draw.images import draw_gallery, save_mosaic  # imports matplotlib
-        from vitascope.draw.style import save_figure
-
-        data = self.state.data
-        split = (data.validation or data.train).select_evenly(self.config.pictures)
-        images = data.preprocessing(split.images.to(self.state.hardware.device))
-        rows = [
-            data.preprocessing.denormalize(part).permute(0, 2, 3, 1).cpu().numpy()
-            for part in self.reconstruct_images(images)
-        ]
-        make_folder(run_folder / FIGURE_FOLDER)
-        save_mosaic(rows, run_folder / FIGURE_FOLDER / f"epoch-{epoch:04d}.png")
-        if epoch == self.state.recipe.train.epochs:
-            gallery = draw_gallery([list(row) for row in rows], ROW_TITLES, [""] * len(images), self._make_caption())
-            save_figure(gallery, run_folder / "reconstructions.png")
-
-    def _make_caption(self) -> str:
+    def make_caption(self) -> str:
         return CAPTION.format(self.config.mask_ratio) + (NORM_PIX_CAPTION if self.config.norm_pix_loss else "")
 
-    @torch.no_grad()
-    def reconstruct_images(self, images: Images) -> ReconstructionImages:
-        """Hide random patches, always the same, and reconstruct them.
-
-        With norm_pix_loss each reconstructed patch gets its true mean and standard deviation."""
-        config = self.state.model.config
-        patches = patchify(images, config.patch_size)
-        noise = torch.rand(patches.shape[:2], generator=torch.Generator().manual_seed(0)).to(images.device)
-        was_training = self.autoencoder.training
-        predicted, patch_ranks = self.autoencoder.eval()(images, noise)
-        self.autoencoder.train(was_training)
+    def predict_pixels(self, images: Images, noise: BlockNoise) -> Reconstruction:
+        """With norm_pix_loss each reconstructed patch gets its true mean and standard deviation."""
+        predicted, patch_ranks = self.autoencoder(images, noise)
         if self.config.norm_pix_loss:
-            variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+            variance, mean = torch.var_mean(patchify(images, self.state.model.config.patch_size), -1, keepdim=True)
             predicted = predicted * (variance + EPS).sqrt() + mean
-        hidden = (patch_ranks >= self.num_visible)[..., None]
-        parts = (torch.where(hidden, 0.0, patches), torch.where(hidden, predicted, patches))
-        visible, reconstructed = (unpatchify(part, config.patch_size, config.grid) for part in parts)
-        return ReconstructionImages(images, visible, reconstructed)
+        return Reconstruction(predicted, patch_ranks >= self.num_visible)

@@ -1,57 +1,15 @@
-"""AdamW (Loshchilov & Hutter 2019) through PyTorch's fused kernel, and the optimizer base class that Muon shares.
+"""AdamW (Loshchilov & Hutter 2019) through PyTorch's fused kernel.
 
-`torch.optim` is not used: its first optimizer imports the compiler `torch._dynamo`, which takes seconds.
 Updates and state dicts are those of `torch.optim.AdamW(fused=True)`, bit by bit.
 """
 
 # pyright: reportPrivateImportUsage=false
 
-from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-ParamGroup = dict[str, Any]  # "params" and the group's settings
-
-
-class Optimizer:
-    """Parameter groups and a state per parameter, with the layout of `torch.optim.Optimizer`."""
-
-    def __init__(self, param_groups: list[ParamGroup], defaults: Mapping[str, Any]) -> None:
-        self.param_groups: list[ParamGroup] = [{**defaults, **group} for group in param_groups]
-        self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
-
-    def step(self) -> None:
-        raise NotImplementedError
-
-    @property
-    def params(self) -> list[nn.Parameter]:
-        """All parameters, in the order that state dicts count them."""
-        return [param for group in self.param_groups for param in group["params"]]
-
-    def zero_grad(self) -> None:
-        for param in self.params:
-            param.grad = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state with parameters as indices, as in PyTorch. Tensors are not copied."""
-        indices = {param: index for index, param in enumerate(self.params)}
-        groups = [group | {"params": [indices[param] for param in group["params"]]} for group in self.param_groups]
-        return {"state": {indices[param]: state for param, state in self.state.items()}, "param_groups": groups}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copy the saved tensors to the devices of their parameters."""
-        self.param_groups = [
-            old | {"params": group["params"]}
-            for group, old in zip(self.param_groups, state_dict["param_groups"], strict=True)
-        ]
-        params = self.params
-        self.state.clear()
-        for index, state in state_dict["state"].items():
-            device = params[index].device
-            self.state[params[index]] = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
+from vitascope.recipe.train import TrainConfig
+from vitascope.training.optim.optimizer import MakeGroups, NamedParams, Optimizer, ParamGroup, make_no_settings
 
 
 class AdamW(Optimizer):
@@ -61,6 +19,10 @@ class AdamW(Optimizer):
         self, param_groups: list[ParamGroup], lr: float, betas: tuple[float, float], weight_decay: float = 0.0
     ) -> None:
         super().__init__(param_groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": weight_decay})
+
+    @classmethod
+    def build(cls, named_params: NamedParams, config: TrainConfig, make_groups: MakeGroups) -> list[Optimizer]:
+        return [cls(make_groups(named_params, make_no_settings), config.lr, config.betas)]
 
     @torch.no_grad()
     def step(self) -> None:

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from vitascope.errors import UserError
 from vitascope.model.attention_variants import add_lora
 from vitascope.model.vit import VisionTransformer
+from vitascope.recipe.choices import load_optimizer
 from vitascope.recipe.train import TrainConfig
-from vitascope.training.optim.adamw import AdamW, Optimizer, ParamGroup
-from vitascope.training.optim.muon import Muon, count_packed_matrices
+from vitascope.training.optim.optimizer import NamedParams, Optimizer, ParamGroup
 
 NO_DECAY_NAMES = ("cls_token", "reg_token", "pos_embed", "mask_token", "prototypes")
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig, extra_module: nn.Module | None = None) -> list[Optimizer]:
-    """Create AdamW for all parameters, or Muon for the blocks' matrices and AdamW for the rest.
+    """Create the optimizers that train.optimizer names, for all trainable parameters.
 
     A group's `scale` is its learning rate factor. `decayed`: its weight decay changes from step to step and is applied
     by `apply_weight_decay`."""
@@ -27,23 +27,17 @@ def make_optimizers(model: nn.Module, config: TrainConfig, extra_module: nn.Modu
     extra_params = extra_module.named_parameters("extra") if extra_module is not None else ()
     named = [item for item in (*model.named_parameters(), *extra_params) if item[1].requires_grad]
     scales = {name: config.layer_decay ** (depth + 1 - get_layer_index(name, depth)) for name, _ in named}
-    muon = [item for item in named if config.optimizer == "muon" and is_block_matrix(*item)]
-    muon_names = {name for name, _ in muon}
-    rest = [item for item in named if item[0] not in muon_names]
     decay_changes = config.final_weight_decay is not None
     decay = 0.0 if decay_changes else config.weight_decay
 
-    def make_decay_settings(name: str, weight: nn.Parameter) -> dict[str, Any]:
-        decayed = has_weight_decay(name, weight)
-        return {"weight_decay": decay * decayed, "decayed": decay_changes and decayed}
+    def make_groups(named_params: NamedParams, make_settings: Callable[[str], dict[str, Any]]) -> list[ParamGroup]:
+        def make_all_settings(name: str, weight: nn.Parameter) -> dict[str, Any]:
+            decayed = has_weight_decay(name, weight)
+            return {"weight_decay": decay * decayed, "decayed": decay_changes and decayed} | make_settings(name)
 
-    groups = _make_param_groups(rest, scales, make_decay_settings)
-    optimizers: list[Optimizer] = [AdamW(groups, config.lr, config.betas)]
-    if muon:
-        groups = _make_param_groups(
-            muon, scales, lambda name, _: {"parts": count_packed_matrices(name), "decayed": decay_changes}
-        )
-        optimizers.append(Muon(groups, config.muon_lr, config.momentum, decay))
+        return _make_param_groups(named_params, scales, make_all_settings)
+
+    optimizers = load_optimizer(config.optimizer).build(named, config, make_groups)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"] * group["scale"]
@@ -59,10 +53,6 @@ def get_layer_index(param_name: str, depth: int) -> int:
 
 def has_weight_decay(param_name: str, weight: nn.Parameter) -> bool:
     return weight.ndim >= 2 and param_name.split(".")[-1] not in NO_DECAY_NAMES
-
-
-def is_block_matrix(param_name: str, weight: nn.Parameter) -> bool:
-    return ".blocks." in f".{param_name}" and weight.ndim == 2
 
 
 def set_learning_rates(optimizers: list[Optimizer], lr_factor: float | Tensor) -> None:

@@ -10,7 +10,9 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from vitascope.training.optim.adamw import Optimizer, ParamGroup
+from vitascope.recipe.train import TrainConfig
+from vitascope.training.optim.adamw import AdamW
+from vitascope.training.optim.optimizer import MakeGroups, NamedParams, Optimizer, ParamGroup, split_block_matrices
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic; singular values become about 0.7 to 1.2
 NEWTON_SCHULZ_STEPS = 5
@@ -34,6 +36,16 @@ class Muon(Optimizer):
 
     def __init__(self, param_groups: list[ParamGroup], lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(param_groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1})
+
+    @classmethod
+    def build(cls, named_params: NamedParams, config: TrainConfig, make_groups: MakeGroups) -> list[Optimizer]:
+        """Muon for the matrices of the blocks, AdamW for the rest."""
+        matrices, rest = split_block_matrices(named_params)
+        optimizers = AdamW.build(rest, config, make_groups)
+        if matrices:
+            groups = make_groups(matrices, lambda name: {"parts": count_packed_matrices(name)})
+            optimizers.append(cls(groups, config.muon_lr, config.momentum, 0.0))
+        return optimizers
 
     @torch.no_grad()
     def step(self) -> None:

@@ -1,16 +1,17 @@
-"""Compute the values that change from step to step: learning rate, EMA decay, weight decay, DINO's temperature."""
+"""Compute the values that change from step to step: learning rate, EMA decay, weight decay, and the objective's."""
 
 import math
 
 from torch import Tensor
 
+from vitascope.recipe.choices import load_objective
 from vitascope.recipe.schema import Recipe
 from vitascope.recipe.train import TrainConfig
 from vitascope.training.optim.ema import compute_ema_decay
 
 ScheduleValues = dict[str, float | Tensor]
-"""Values of one step by name: lr_factor and ema_decay, and where used weight_decay, teacher_temperature and
-last_layer_grad_factor. Numbers, or tensors on the device in a captured step."""
+"""Values of one step by name: lr_factor and ema_decay, where used weight_decay, and those of the objective. Numbers, or
+tensors on the device in a captured step."""
 
 
 def compute_lr_factor(step: int, num_steps: int, config: TrainConfig) -> float:
@@ -27,17 +28,11 @@ def compute_lr_factor(step: int, num_steps: int, config: TrainConfig) -> float:
 
 def compute_schedule_values(step: int, num_steps: int, recipe: Recipe) -> dict[str, float]:
     """Return the values of a step by name (see `ScheduleValues`)."""
-    train, dino, done = recipe.train, recipe.dino, step / max(1, num_steps)
+    train, done = recipe.train, step / max(1, num_steps)
     values = {"lr_factor": compute_lr_factor(step, num_steps, train), "ema_decay": compute_ema_decay(step, train.ema)}
     if train.final_weight_decay is not None:
         values["weight_decay"] = interpolate_cosine(train.weight_decay, train.final_weight_decay, done)
-    if train.objective == "dino":
-        warm = min(1.0, done / dino.teacher_warmup) if dino.teacher_warmup else 1.0
-        rise = dino.final_teacher_temperature - dino.teacher_temperature
-        values["ema_decay"] = interpolate_cosine(dino.teacher_momentum, 1.0, done)
-        values["teacher_temperature"] = dino.teacher_temperature + warm * rise
-        values["last_layer_grad_factor"] = float(step >= round(dino.freeze_last * num_steps))
-    return values
+    return values | load_objective(train.objective).compute_schedule_values(step, num_steps, recipe)
 
 
 def interpolate_cosine(start: float, end: float, progress: float) -> float:

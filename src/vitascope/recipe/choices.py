@@ -1,0 +1,42 @@
+"""The objectives and optimizers that a recipe can name. Each is one file, imported only when it is used.
+
+The files import torch, which takes seconds. So recipes with labels are read without them: the settings of
+`train.objective=classify` are in `train.…`, and only the other objectives have a section of their own.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitascope.training.objectives.objective import Objective
+    from vitascope.training.optim.optimizer import Optimizer
+
+LABELLED_OBJECTIVE = "classify"  # the only objective with labels, and the default
+OBJECTIVES = {
+    LABELLED_OBJECTIVE: "vitascope.training.objectives.classify.Classify",
+    "dino": "vitascope.training.objectives.dino.Dino",
+    "mae": "vitascope.training.objectives.mae.Mae",
+    "simmim": "vitascope.training.objectives.simmim.SimMim",
+}
+OPTIMIZERS = {
+    "adamw": "vitascope.training.optim.adamw.AdamW",
+    "muon": "vitascope.training.optim.muon.Muon",
+    "lion": "vitascope.training.optim.lion.Lion",
+    "soap": "vitascope.training.optim.soap.Soap",
+}
+OBJECTIVE_SECTIONS = tuple(name for name in OBJECTIVES if name != LABELLED_OBJECTIVE)
+
+
+def load_objective(name: str) -> "type[Objective]":
+    """Import the objective that `train.objective` names."""
+    return _import_class(OBJECTIVES[name])
+
+
+def load_optimizer(name: str) -> "type[Optimizer]":
+    """Import the optimizer that `train.optimizer` names."""
+    return _import_class(OPTIMIZERS[name])
+
+
+def _import_class(path: str) -> Any:
+    module_name, _, class_name = path.rpartition(".")
+    return getattr(import_module(module_name), class_name)

@@ -139,7 +139,7 @@ def make_page_data(subject: ExplainedModel, images: UInt8Images, captions: list[
             "rows": layout.rows,
             "columns": layout.columns,
             "reads_class": layout.reads_class_token,
-            "has_pool_weights": uses_sequence_pooling(model),
+            "has_pool_weights": uses_sequence_pooling(subject.model),
             "prefix_name": layout.prefix_name,
         },
         "examples": examples,

@@ -17,6 +17,8 @@ from benchmarks.records import GrowingRecord, add_run_options
 from vitascope.data.config import resolve_augmentation
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError, suggest_choice
+from vitascope.inference.hardware import choose_or_check_device
+from vitascope.inference.views import check_views_match_training
 from vitascope.recipe.reading import read_recipe
 from vitascope.recipe.schema import Recipe, format_value
 from vitascope.records.ablation import (
@@ -25,8 +27,6 @@ from vitascope.records.ablation import (
     list_gains_in_percentage_points,
 )
 from vitascope.records.record import read_record, read_results_file
-from vitascope.training.hardware import choose_or_check_device
-from vitascope.training.scoring import check_views_match_training
 
 BASELINE = "as it is"
 EFFECTS_CAPTION = (

@@ -9,11 +9,11 @@ import timm
 import torch
 import transformers
 
-from vitascope import ModelConfig, UserError, VisionTransformer, load
+from vitascope import ModelConfig, UserError, VisionTransformer, open_model
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.evaluation import sharing
-from vitascope.evaluation.fast import FastInference
-from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.fast import FastInference
 from vitascope.run.checkpoint import save_model_folder
 from vitascope.weights.model_info import ModelInfo
 from vitascope.weights.write_formats import CONVERTERS_BY_LIBRARY
@@ -22,7 +22,7 @@ SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_head
 DROPS = {"pos_drop_rate": 0.3, "proj_drop_rate": 0.3, "attn_drop_rate": 0.3, "drop_path_rate": 0.3, "drop_rate": 0.3}
 
 
-def ours(folder: Path, **settings) -> TrainedTransformer:
+def ours(folder: Path, **settings) -> Classifier:
     config = ModelConfig(**(SMALL | settings))
     model, colours = VisionTransformer(config), config.in_chans
     for weight in model.parameters():
@@ -31,7 +31,7 @@ def ours(folder: Path, **settings) -> TrainedTransformer:
     classes = [str(number) for number in range(config.num_classes)]
     facts = ModelInfo(config, classes, preparation, (colours, *config.image_shape))
     save_model_folder(folder, facts, model.state_dict())
-    return load(folder)
+    return open_model(folder)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -158,15 +158,15 @@ def test_a_card_tells_the_accuracy_of_the_weights_it_is_for(run, tmp_path) -> No
     rows[4]["val_accuracy"], rows[-1]["val_accuracy"] = 0.875, 0.25
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for best, there, elsewhere in ((True, "87.50% (epoch 5, the best of 20", "25.00%"), (False, "25.00%", "87.50%")):
-        folder = load(place, best=best).save_pretrained(tmp_path / str(best))
+        folder = open_model(place, best=best).save_pretrained(tmp_path / str(best))
         card = (folder / "README.md").read_text()
         assert f"Validation accuracy {there}" in card and elsewhere not in card
 
 
 def test_a_card_counts_the_evaluations_on_test_images(run, tmp_path) -> None:
-    load(run.path).evaluate(robust=False)
-    load(run.path).evaluate(robust=False)
-    card = (load(run.path).save_pretrained(tmp_path / "out") / "README.md").read_text()
+    open_model(run.path).evaluate(robust=False)
+    open_model(run.path).evaluate(robust=False)
+    card = (open_model(run.path).save_pretrained(tmp_path / "out") / "README.md").read_text()
     assert "first evaluation on the test images)." in card and "evaluation number 2 on the test images)." in card
 
 

@@ -9,7 +9,7 @@ import torch
 from matplotlib import colormaps
 
 from tests.training.tiny import tiny_run
-from vitascope import load
+from vitascope import open_model
 from vitascope.explain import attention_maps, get_token_layout, rollout
 from vitascope.explain.attribution import build_attribution_inputs
 from vitascope.explain.report import (
@@ -27,7 +27,7 @@ def made(tmp_path_factory):
     """A run, its report, its model and the images the report shows."""
     settings = {"train.epochs": 3, "model.class_token": True, "model.global_pool": "token"}
     run = tiny_run(tmp_path_factory.mktemp("reported"), **settings)
-    model = load(run.path)
+    model = open_model(run.path)
     images, words = choose_errors_and_correct_examples(model, model.evaluate("val", robust=False))
     return write_html_report(run.path), model, images, words
 
@@ -60,9 +60,8 @@ def test_the_report_makes_no_network_requests_and_holds_all_its_parts(made) -> N
 
 def test_a_class_named_like_markup_stays_text(made) -> None:
     from vitascope.explain.report import _render_attention_viewer
-    from vitascope.explain.subject import open_model_to_explain
 
-    subject = open_model_to_explain(str(made[1].run.path))
+    subject = open_model(str(made[1].run.path))
     told = _render_attention_viewer(subject, made[2][:1], ["</script><img src=x onerror=alert(1)>"])
     assert "</script><img" not in told and told.count("</script>") == 2
 

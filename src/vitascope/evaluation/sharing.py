@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError, shorten_error_message, suggest_choice
-from vitascope.evaluation.fast import compute_max_relative_error, copy_as_frozen_cpu_model
-from vitascope.evaluation.trained import TrainedTransformer
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.fast import compute_max_relative_error, copy_as_frozen_cpu_model
 from vitascope.model.anatomy import count_parameters
 from vitascope.run.checkpoint import LAST_WEIGHTS, save_weights
 from vitascope.run.directory import ExternalModel, check_not_run_folder
 from vitascope.run.files import make_folder, write_atomically, write_json
 from vitascope.run.test_set_log import read_test_set_log
-from vitascope.weights.pretrained import open_weights
+from vitascope.weights.pretrained import read_pretrained_model
 from vitascope.weights.write_formats import CONVERTERS_BY_LIBRARY
 
 TOLERANCE = 1e-5  # relative to the largest logit
 LogitsFunction = Callable[[Tensor], Tensor]  # prepared images -> logits
 
 
-def save_pretrained(model: TrainedTransformer, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:
+def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:
     """Write config.json, model.safetensors and README.md for `vitascope.load`, timm or transformers (`library`).
 
     The files are first written to a temporary folder and loaded by that library. They are moved to `folder` only if
@@ -37,7 +37,7 @@ def save_pretrained(model: TrainedTransformer, folder: str | os.PathLike[str], *
         raise UserError(f"--for {library} is unknown. {suggest_choice(library, CONVERTERS_BY_LIBRARY)}")
     target = Path(folder).resolve()
     check_not_run_folder(target)
-    weights = {temporary: tensor.detach().cpu() for temporary, tensor in model.state_dict().items()}
+    weights = {temporary: tensor.detach().cpu() for temporary, tensor in model.model.state_dict().items()}
     files, tensors = CONVERTERS_BY_LIBRARY[library](model.info, weights)
     make_folder(target.parent)
     try:
@@ -57,7 +57,7 @@ def save_pretrained(model: TrainedTransformer, folder: str | os.PathLike[str], *
 
 
 def push_to_hub(
-    model: TrainedTransformer,
+    model: Classifier,
     repository: str,
     *,
     library: str = "vitascope",
@@ -82,7 +82,7 @@ def push_to_hub(
 
 
 @torch.no_grad()
-def measure_and_check_saved_model_error(model: TrainedTransformer, folder: Path, library: str) -> float:
+def measure_and_check_saved_model_error(model: Classifier, folder: Path, library: str) -> float:
     """Return the largest relative difference between the saved and the original model's logits.
 
     Raise a UserError if it exceeds rounding. The original is computed in float32, in evaluation mode."""
@@ -95,7 +95,7 @@ def measure_and_check_saved_model_error(model: TrainedTransformer, folder: Path,
         raise UserError(
             f"{library} cannot load the saved model ({shorten_error_message(error)}). {NOT_WRITTEN_MESSAGE}"
         ) from error
-    error_size = compute_max_relative_error(logits, copy_as_frozen_cpu_model(model)(images))
+    error_size = compute_max_relative_error(logits, copy_as_frozen_cpu_model(model.vision_transformer)(images))
     if not error_size <= TOLERANCE:
         raise UserError(
             f"Loaded by {library}, the saved model's logits differ (relative error {error_size:.1e}). "
@@ -113,7 +113,7 @@ def _load_with_timm(folder: Path) -> LogitsFunction:
 def _load_with_transformers_or_vitascope(folder: Path) -> LogitsFunction:
     """Load with transformers, or with Vitascope if transformers is not installed."""
     if find_spec("transformers") is None:
-        return open_weights(str(folder)).build_model()
+        return read_pretrained_model(str(folder)).build_model()
     from transformers import ViTForImageClassification
 
     with redirect_stderr(StringIO()):  # its progress bar
@@ -123,7 +123,7 @@ def _load_with_transformers_or_vitascope(folder: Path) -> LogitsFunction:
 
 NOT_WRITTEN_MESSAGE = "Nothing was written. Please report this, with the model's settings."
 MODEL_LOADERS: dict[str, Callable[[Path], LogitsFunction]] = {
-    "vitascope": lambda folder: open_weights(str(folder)).build_model(),
+    "vitascope": lambda folder: read_pretrained_model(str(folder)).build_model(),
     "timm": _load_with_timm,
     "transformers": _load_with_transformers_or_vitascope,
 }
@@ -139,7 +139,7 @@ USAGE_CODE = {
 }
 
 
-def format_model_card(model: TrainedTransformer, library: str) -> str:
+def format_model_card(model: Classifier, library: str) -> str:
     """Return Markdown with the header that the Hugging Face hub reads; all numbers come from the run's files."""
     config = model.config
     header = ["---", f"library_name: {library}", "pipeline_tag: image-classification", "tags: [vitascope, vit]", "---"]
@@ -178,7 +178,7 @@ def format_loading_code(library: str, folder: str) -> str:
     return USAGE_CODE[library].replace("FOLDER", folder)
 
 
-def _format_accuracy_section(model: TrainedTransformer) -> str:
+def _format_accuracy_section(model: Classifier) -> str:
     if isinstance(model.run, ExternalModel):
         return "Not measured."
     lines = [PROBE_NOTE] if model.info.probe else []
@@ -206,7 +206,7 @@ def _format_accuracy_section(model: TrainedTransformer) -> str:
     return "\n".join(f"- {line}" for line in lines) or "Not measured yet. Measure it with `vitascope evaluate`."
 
 
-def _format_origin_section(model: TrainedTransformer) -> str:
+def _format_origin_section(model: Classifier) -> str:
     if isinstance(model.run, ExternalModel):
         return f"Weights: `{_keep_name_of_absolute_path(model.run.model_ref)}`. Converted by Vitascope."
     recipe, machine = model.run.recipe, model.run.machine

@@ -25,16 +25,17 @@ from vitascope.data.dataset import UInt8Images
 from vitascope.draw import SEQUENTIAL
 from vitascope.draw.html import encode_image_as_html
 from vitascope.errors import UserError
-from vitascope.evaluation.eval_data import load_verified_run_split
 from vitascope.evaluation.figures import describe_possible_mislabelling, describe_shown_errors, format_evaluation_html
 from vitascope.evaluation.report import Evaluation, spell_out_split_name
-from vitascope.evaluation.trained import TrainedTransformer
 from vitascope.explain.attribution import METHODS, build_attribution_inputs
 from vitascope.explain.maps import compute_logits
 from vitascope.explain.model_figures import load_preprocessed_run_images, write_model_statistics
-from vitascope.explain.subject import ExplainedModel, get_token_layout, open_model_to_explain
+from vitascope.explain.subject import get_token_layout
+from vitascope.inference.classifier import Classifier
+from vitascope.inference.open_model import open_model
 from vitascope.recipe.schema import format_recipe_yaml
 from vitascope.run.files import write_atomically
+from vitascope.run.images import load_verified_run_split
 from vitascope.shapes import Images
 
 PAGE_FOLDER = Path(__file__).parent / "page"
@@ -48,19 +49,18 @@ CONTENT_SECURITY_POLICY = (
 
 def write_html_report(run_path: Path, split: str | None = None, output_path: Path | None = None) -> Path:
     """Write the report on the validation images; without them, no evaluation. Test images only with split="test"."""
-    subject = open_model_to_explain(str(run_path))
-    model = subject.trained_run_model
-    if model is None:
+    model = open_model(run_path, merge_tokens=0, drop_tokens=0)  # explanations use all tokens
+    if not model.is_run:
         raise UserError(f"{run_path} is not a run. Reports can be written only for runs.")
     if split is None and model.run.recipe.data.validation > 0:
         split = "val"
     evaluation = model.evaluate(split, robust=False) if split else None
     path = output_path or model.run.get_path("report.html")
-    write_atomically(path, render_html_report(subject, model, evaluation))
+    write_atomically(path, render_html_report(model, evaluation))
     return path
 
 
-def render_html_report(subject: ExplainedModel, model: TrainedTransformer, evaluation: Evaluation | None) -> str:
+def render_html_report(model: Classifier, evaluation: Evaluation | None) -> str:
     name = f"{model.run.recipe.name}: {model.run.path.name}"
     recipe_text = escape(format_recipe_yaml(model.run.recipe))
     recipe_html = f"<details><summary>Recipe</summary><pre>{recipe_text}</pre></details>"
@@ -75,10 +75,10 @@ def render_html_report(subject: ExplainedModel, model: TrainedTransformer, evalu
     sections = [
         ("Model", model._repr_html_() + recipe_html),
         ("Training curves", _render_png_if_exists(model.run.get_path("curves.png"))),
-        ("Attention maps", _render_attention_viewer(subject, *examples)),
+        ("Attention maps", _render_attention_viewer(model, *examples)),
         ("Evaluation", evaluation_html),
-        ("Worst errors", _render_worst_errors(subject, evaluation) if evaluation else ""),
-        ("Heads, blocks and features", _render_model_statistics_figures(subject)),
+        ("Worst errors", _render_worst_errors(model, evaluation) if evaluation else ""),
+        ("Heads, blocks and features", _render_model_statistics_figures(model)),
     ]
     body = "".join(f"<section><h2>{escape(title)}</h2>{content}</section>" for title, content in sections if content)
     images_text = f"{spell_out_split_name(evaluation.eval_data.split)} images" if evaluation else "training images"
@@ -103,7 +103,7 @@ class Examples(NamedTuple):
     captions: list[str]  # shown in the page's list of images
 
 
-def choose_errors_and_correct_examples(model: TrainedTransformer, evaluation: Evaluation) -> Examples:
+def choose_errors_and_correct_examples(model: Classifier, evaluation: Evaluation) -> Examples:
     """Return the worst errors, then the first correct images, and the list entry of each."""
     samples = evaluation.eval_data.samples
     wrong = [
@@ -123,7 +123,7 @@ def choose_errors_and_correct_examples(model: TrainedTransformer, evaluation: Ev
     return Examples(samples.images[[index for index, _ in chosen]], [caption for _, caption in chosen])
 
 
-def choose_first_training_examples(model: TrainedTransformer) -> Examples:
+def choose_first_training_examples(model: Classifier) -> Examples:
     """Return the first training images, with their true and predicted classes."""
     samples = load_verified_run_split(model.run, model.info, "train")
     if samples is None:
@@ -136,7 +136,7 @@ def choose_first_training_examples(model: TrainedTransformer) -> Examples:
     return Examples(images, captions)
 
 
-def _render_attention_viewer(subject: ExplainedModel, images: UInt8Images, captions: list[str]) -> str:
+def _render_attention_viewer(subject: Classifier, images: UInt8Images, captions: list[str]) -> str:
     model = subject.model
     layout = get_token_layout(model)
     blocks = [
@@ -164,7 +164,7 @@ def _render_attention_viewer(subject: ExplainedModel, images: UInt8Images, capti
     return f'{viewer_html}{style}<script type="application/json" id="manifest">{manifest_json}</script>{data}'
 
 
-def _render_worst_errors(subject: ExplainedModel, evaluation: Evaluation) -> str:
+def _render_worst_errors(subject: Classifier, evaluation: Evaluation) -> str:
     """Show each error beside the relevance (Chefer et al. 2021) for the predicted class."""
     cards = []
     for error in evaluation.worst_errors[:NUM_SHOWN_ERRORS]:
@@ -197,7 +197,7 @@ def _overlay_heatmap(image: np.ndarray, heatmap: np.ndarray) -> np.ndarray:
     return (0.6 * colours + 0.4 * grey).round().astype(np.uint8)
 
 
-def _render_newest_saved_evaluation(model: TrainedTransformer) -> str:
+def _render_newest_saved_evaluation(model: Classifier) -> str:
     """Return the figures of the newest `vitascope evaluate`, if there is one."""
     reports = sorted(model.run.get_path("evaluation").glob("*/report.json"), key=lambda path: path.stat().st_mtime)
     if not reports:
@@ -210,7 +210,7 @@ def _render_newest_saved_evaluation(model: TrainedTransformer) -> str:
     return text + "".join(_render_png_if_exists(path) for path in sorted(reports[-1].parent.glob("*.png")))
 
 
-def _render_model_statistics_figures(subject: ExplainedModel) -> str:
+def _render_model_statistics_figures(subject: Classifier) -> str:
     run_images = load_preprocessed_run_images(subject)
     if run_images is None:
         return ""

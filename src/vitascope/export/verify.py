@@ -18,17 +18,17 @@ from torch import Tensor
 import vitascope
 from vitascope.data.preprocessing import Preprocessing
 from vitascope.errors import UserError
-from vitascope.evaluation.eval_data import RunSample
-from vitascope.evaluation.fast import compute_max_relative_error
 from vitascope.explain.maps import compute_logits_and_maps, compute_logits_with_all_tokens
-from vitascope.model.vit import VisionTransformer
-from vitascope.run.files import make_folder
-from vitascope.shapes import Images
-from vitascope.training.hardware import (
+from vitascope.inference.fast import compute_max_relative_error
+from vitascope.inference.hardware import (
     disable_tf32_for_float32,
     make_float32_inference_hardware,
     set_malloc_to_keep_memory,
 )
+from vitascope.model.vit import VisionTransformer
+from vitascope.run.files import make_folder
+from vitascope.run.images import RunSample
+from vitascope.shapes import Images
 from vitascope.weights.model_info import ModelInfo
 
 BATCH_SIZES = (1, 2, 7)  # several, to test the dynamic batch size

@@ -15,11 +15,11 @@ from vitascope.coursework.sheets.experiments import QUICK_SEEDS, SheetExperiment
 from vitascope.draw.html import encode_figure_as_html, make_html_page, make_html_table
 from vitascope.draw.style import save_figure
 from vitascope.errors import UserError
+from vitascope.inference.hardware import choose_or_check_device
 from vitascope.records.ablation import MIN_SEEDS_FOR_INTERVAL
 from vitascope.records.record import format_markdown_table
 from vitascope.run.files import make_folder, read_json_object_or_empty, write_atomically, write_json
 from vitascope.run.machine import collect_machine_info
-from vitascope.training.hardware import choose_or_check_device
 
 SHEET_LETTERS = ("A", "B", "C", "D", "E")  # each has a module of its name
 

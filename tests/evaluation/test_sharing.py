@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,12 +123,13 @@ def test_where_transformers_is_missing_our_own_reader_checks(tmp_path, monkeypat
 
 
 def test_a_model_that_trains_or_answers_faster_is_saved_as_its_weights_are(tmp_path) -> None:
-    model = ours(tmp_path / "ours", **DROPS).train()
+    model = ours(tmp_path / "ours", **DROPS)
+    model.model.train()
     model.save_pretrained(tmp_path / "training")
-    assert model.training and all(block.training for block in model.blocks)
-    model.eval()
-    model.fast = FastInference(lambda images: torch.zeros(len(images), 48), "very fast")
-    model.save_pretrained(tmp_path / "fast")
+    assert all(module.training for module in model.model.modules())
+    model.model.eval()
+    fast = FastInference(lambda images: torch.zeros(len(images), 48), "very fast")
+    replace(model, fast=fast).save_pretrained(tmp_path / "fast")
     before, after = (files_of(tmp_path / name)["model.safetensors"] for name in ("ours", "fast"))
     assert before == after
 
@@ -138,7 +140,7 @@ def test_a_run_is_never_overwritten(run, form, tmp_path) -> None:
     with pytest.raises(UserError, match=r"is a run, and its files would be overwritten\. Choose another folder"):
         model.save_pretrained(run.path, library=form)
     with pytest.raises(UserError, match="is a run, and its files would be overwritten"):
-        save_model_folder(run.path, model.info, model.state_dict())
+        save_model_folder(run.path, model.info, model.model.state_dict())
     assert files_of(run.path) == before
 
 

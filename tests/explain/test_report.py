@@ -35,8 +35,8 @@ def made(tmp_path_factory):
 def test_maps_in_bytes_are_the_maps(made) -> None:
     _, model, images, _ = made
     image = model.info.preparation(images[:1])
-    stored = compute_quantised_maps_and_relevance(model, image, images[:1])
-    maps = torch.cat(attention_maps(model, image)).numpy()
+    stored = compute_quantised_maps_and_relevance(model.model, image, images[:1])
+    maps = torch.cat(attention_maps(model.model, image)).numpy()
     back = stored["maps"] * stored["maps_scale"][..., None]
     assert np.abs(back - maps).max() <= 0.002 * maps.max()
     assert stored["image"].shape == (8, 8, 1) and stored["logits"].shape == (10,)
@@ -105,8 +105,8 @@ def read_cell_values(page) -> list[float]:
 
 def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None:
     _, model, images, _ = made
-    maps, page = attention_maps(model, model.info.preparation(images)), browser_page
-    layout = get_token_layout(model)
+    maps, page = attention_maps(model.model, model.info.preparation(images)), browser_page
+    layout = get_token_layout(model.model)
     for number, block, head, patch in ((0, 1, 0, 5), (0, 0, 1, 10), (3, 1, 1, 0)):
         page.locator("[name=example]").select_option(str(number))
         page.locator("[name=block]").select_option(str(block))
@@ -139,17 +139,17 @@ def test_hovering_a_patch_shows_what_python_computes(made, browser_page) -> None
 
 def test_rollout_in_the_page_is_rollout(made, browser_page) -> None:
     _, model, images, _ = made
-    layout = get_token_layout(model)
+    layout = get_token_layout(model.model)
     browser_page.locator("[name=map]").select_option("rollout")
     browser_page.locator(".stage-grid button").nth(6).hover()
     browser_page.wait_for_function("() => document.querySelector('.sentence').textContent.includes('row 2, column 3')")
-    through = rollout(attention_maps(model, model.info.preparation(images[:1])))[0, layout.num_prefix_tokens + 6]
+    through = rollout(attention_maps(model.model, model.info.preparation(images[:1])))[0, layout.num_prefix_tokens + 6]
     assert read_cell_values(browser_page) == pytest.approx(through[layout.num_prefix_tokens :].tolist(), abs=0.0015)
 
 
 def test_relevance_in_the_page_is_relevance(made, browser_page) -> None:
     _, model, images, _ = made
-    asked, page = build_attribution_inputs(model, model.info.preparation(images[:1])), browser_page
+    asked, page = build_attribution_inputs(model.model, model.info.preparation(images[:1])), browser_page
     page.locator("[name=example]").select_option("0")
     page.locator("[name=map]").select_option("relevance")
     layout, counts = asked.layout, asked.relevance[0]

@@ -159,7 +159,7 @@ def test_teachers_that_cannot_teach_are_refused_before_a_run_is_made(cnn, tmp_pa
     word = save_like_timm(other, model, "test_resnet", model_args={"in_chans": 1})
     for teacher, sentence in [
         (word, "has 7 classes, but the data has 10"),
-        (str(tmp_path / "nowhere"), "There are no weights"),
+        (str(tmp_path / "nowhere"), "There is no run .*, and no weights of this name"),
         ("timm:resnet19", "timm has no model 'resnet19'"),
     ]:
         with pytest.raises(UserError, match=sentence):

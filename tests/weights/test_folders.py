@@ -162,7 +162,7 @@ def test_a_run_s_file_is_read_with_the_run_s_config(tmp_path) -> None:
     wanted, found = open_model(run, best=True), open_model(run.path / "best.safetensors")
     images = torch.randn(2, 1, 8, 8)
     assert torch.equal(found(images), wanted(images)) and found.info == wanted.info
-    assert found.notes == [f"sizes, classes and normalisation are from {run.path / 'config.json'}"]
+    assert found.notes == (f"sizes, classes and normalisation are from {run.path / 'config.json'}",)
 
 
 def test_another_model_s_file_beside_a_config_says_so(tmp_path) -> None:

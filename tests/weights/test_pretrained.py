@@ -18,7 +18,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from tests.slow import slow_except
-from vitascope import UserError, VisionTransformer, load
+from vitascope import Classifier, UserError, load
 from vitascope.evaluation.sharing import save_pretrained
 from vitascope.weights.model_info import IMAGENET_MEAN, IMAGENET_STD, WeightsMetadata
 from vitascope.weights.pretrained import build_pretrained_from_state_dict, read_pretrained_model
@@ -306,7 +306,7 @@ def test_a_saved_model_is_loaded_unchanged(tmp_path) -> None:
     ours = load(tmp_path / "w.safetensors")
     folder = ours.save_pretrained(tmp_path / "saved")
     again = type(ours).from_pretrained(folder)
-    assert isinstance(again, VisionTransformer) and have_equal_tensors(again.state_dict(), ours.state_dict())
+    assert isinstance(again, Classifier) and have_equal_tensors(again.model.state_dict(), ours.model.state_dict())
     assert again.info == ours.info and "library_name: vitascope" in (folder / "README.md").read_text()
 
 

@@ -29,7 +29,7 @@ LogitsFunction = Callable[[Tensor], Tensor]  # prepared images -> logits
 
 
 def save_pretrained(model: Classifier, folder: str | os.PathLike[str], *, library: str = "vitascope") -> Path:
-    """Write config.json, model.safetensors and README.md for `vitascope.load`, timm or transformers (`library`).
+    """Write config.json, model.safetensors and README.md for `vitascope.open_model`, timm or transformers (`library`).
 
     The files are first written to a temporary folder and loaded by that library. They are moved to `folder` only if
     the outputs equal the model's."""

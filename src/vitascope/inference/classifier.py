@@ -187,8 +187,10 @@ class Classifier:
         verb = "merged" if config.merge_tokens else "dropped"
         return f"{limit}{format_count(max(removed), 'token')} {verb} per block"
 
-    def with_token_reduction(self, **tokens_per_block: int) -> "Classifier":
-        """Return a classifier with the same weights and other merge_tokens or drop_tokens, in float32."""
+    def with_token_reduction(self, *, merge_tokens: int | None = None, drop_tokens: int | None = None) -> "Classifier":
+        """Return a classifier in float32 with the same weights that merges or drops tokens. None: as it is."""
+        given = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
+        tokens_per_block = {name: count for name, count in given.items() if count is not None}
         if not any(tokens_per_block.values()) and not self.token_reduction_description:
             return self
         model = copy(self.vision_transformer)  # shares all weights

@@ -15,9 +15,9 @@ from vitascope.inference.hardware import choose_or_check_device
 from vitascope.model.config import ModelConfig
 from vitascope.model.vit import VisionTransformer
 from vitascope.run.checkpoint import load_run_weights_into_model, read_model_info
-from vitascope.run.directory import Run, make_external_model, open_run_or_newest
+from vitascope.run.directory import make_external_model, open_run_or_newest
 from vitascope.weights.files import WEIGHTS_SUFFIXES
-from vitascope.weights.pretrained import IMAGENET_CLASSES, MODEL_PREFIXES, PretrainedModel
+from vitascope.weights.pretrained import ACCEPTED_WEIGHTS_HELP, IMAGENET_CLASSES, MODEL_PREFIXES, PretrainedModel
 from vitascope.weights.timm_network import TimmNetwork, read_pretrained_model_or_timm_network
 
 _OPEN_LOCK = Lock()  # building a model draws from PyTorch's global generator, which is restored
@@ -43,11 +43,10 @@ def open_model(
     device = choose_or_check_device(device)
     model_ref = os.fspath(name)
     with _OPEN_LOCK, torch.random.fork_rng(devices=[]):
-        is_external = refers_to_external_weights(model_ref)
-        classifier = _open_external(model_ref, best) if is_external else _open_run(open_run_or_newest(model_ref), best)
-        overrides = {"merge_tokens": merge_tokens, "drop_tokens": drop_tokens}
-        if reduction := {setting: count for setting, count in overrides.items() if count is not None}:
-            classifier = classifier.with_token_reduction(**reduction)
+        open_any = _open_external if refers_to_external_weights(model_ref) else _open_run
+        classifier = open_any(model_ref, best)
+        if merge_tokens is not None or drop_tokens is not None:
+            classifier = classifier.with_token_reduction(merge_tokens=merge_tokens, drop_tokens=drop_tokens)
             _check_num_removed_tokens(classifier)
         classifier.model.to(device)
         return _add_fast_inference(classifier) if fast else classifier
@@ -66,7 +65,10 @@ def refers_to_external_weights(model_ref: str) -> bool:
     )
 
 
-def _open_run(run: Run, best: bool) -> Classifier:
+def _open_run(path: str, best: bool) -> Classifier:
+    if not Path(path).exists():
+        raise UserError(f"There is no run {path}, and no weights of this name. {ACCEPTED_WEIGHTS_HELP}")
+    run = open_run_or_newest(path)
     info = read_model_info(run)
     model = VisionTransformer(info.model)
     load_run_weights_into_model(model, run, use_best_epoch=best)

@@ -60,7 +60,7 @@ def list_calls(classifier: Classifier, folder: Path) -> list[Callable[[], Any]]:
         classifier.features,
     ]
     if isinstance(classifier.model, VisionTransformer):
-        methods.append(lambda images: classifier.with_token_reduction(drop_tokens=3).features(images))
+        methods.append(lambda images: classifier.with_token_reduction(merge_tokens=0, drop_tokens=3).features(images))
     if not classifier.token_reduction_description and type(classifier.model).__name__ != "ResNet":
         methods += [classifier.attention_maps, classifier.hidden_states]
     prepared = classifier.preprocessing(STORED)

@@ -94,7 +94,7 @@ class Classifier:
         """Settings, classes and preprocessing, as in config.json."""
         return ModelInfo(self.config, self.classes, self.preprocessing, self.stored_shape, self.is_linear_probe)
 
-    def __call__(self, images: Images) -> Logits:
+    def __call__(self, images: Tensor) -> Logits:
         """Return the logits of preprocessed images. Without gradients, the fast version computes them."""
         if isinstance(self.model, VisionTransformer):
             return self.model.head(self.compute_pooled_features(images))
@@ -104,7 +104,7 @@ class Classifier:
     def _head(self) -> nn.Module:
         return self.model.head if isinstance(self.model, VisionTransformer) else cast(Any, self.model).get_classifier()
 
-    def compute_pooled_features(self, images: Images) -> Features:
+    def compute_pooled_features(self, images: Tensor) -> Features:
         """Return the classifier's input for preprocessed images. Without gradients, the fast version computes it."""
         if self.fast and self.fast.compute_pooled and not torch.is_grad_enabled():
             return self.fast.compute_pooled(images)
